@@ -1,0 +1,48 @@
+# Everything runs from .venv, which the first target that needs it makes. See `make help`.
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Node and pyright both come out of wheels; this keeps pyright from asking the index for news.
+PYRIGHT := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check clean
+
+help:
+	@echo 'make demo    set up $(VENV) and run the demo            (ARGS="..." for `pccl demo`)'
+	@echo 'make test    set up $(VENV) and run all tests           (ARGS="..." for pytest)'
+	@echo 'make check   ruff, formatting, mypy and pyright, both strict'
+	@echo 'make clean   remove $(VENV), caches and what builds left behind'
+	@echo
+	@echo 'PYTHON=python3.12 chooses the interpreter (3.11 or newer) when $(VENV) is made.'
+	@echo 'PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu takes the small torch on Linux.'
+
+demo: $(STAMP)
+	$(BIN)/pccl demo $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/pytest $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(PYRIGHT)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov
+	find pccl transports bindings stress tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v '$(PYTHON)' >/dev/null || { \
+	  echo 'pccl needs Python 3.11 or newer and there is no "$(PYTHON)" here; name one: make PYTHON=python3.12' >&2; exit 1; }
+	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "pccl needs Python 3.11 or newer; $(PYTHON) is $$('$(PYTHON)' --version 2>&1 | head -n 1). Name another: make PYTHON=python3.12" >&2; exit 1; }
+	@'$(PYTHON)' -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo '$(PYTHON) lacks venv or ensurepip; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
+	'$(PYTHON)' -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,70 @@
+"""How a tensor splits: into one chunk per rank, and each chunk into segments.
+
+The first ``count mod world_size`` chunks are one element longer (as users of PCCL know it); with
+fewer elements than ranks the later chunks are empty. A segment is at most ``segment_bytes`` long
+and never splits an element. All members compute the same layout from the same descriptor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SEGMENT_BYTES_MIN = 64 << 10
+SEGMENT_BYTES_MAX = 512 << 10
+"""Large enough to make per-segment work in Python small, small enough to stay in a core's cache
+between being received, added, hashed and sent on."""
+
+_SEGMENTS_PER_CHUNK = 8
+
+
+def segment_bytes_for(tensor_bytes: int, world_size: int) -> int:
+    """Choose a segment size: a fixed part of a chunk, so that the ring's steps overlap."""
+    wanted = tensor_bytes // (world_size * _SEGMENTS_PER_CHUNK)
+    power_of_two = 1 << max(wanted, 1).bit_length()
+    return min(SEGMENT_BYTES_MAX, max(SEGMENT_BYTES_MIN, power_of_two))
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A contiguous part of the tensor: ``position`` in the whole tensor's list of segments."""
+
+    position: int
+    offset: int
+    """In bytes from the start of the tensor."""
+    length: int
+    """In bytes."""
+
+
+class Layout:
+    """The chunks and segments of one tensor.
+
+    Args:
+        count: number of elements, at least 1.
+        itemsize: bytes per element.
+        world_size: number of ranks, at least 1.
+        segment_bytes: upper bound of a segment; rounded down to whole elements.
+    """
+
+    def __init__(self, count: int, itemsize: int, world_size: int, segment_bytes: int) -> None:
+        if count < 1 or itemsize < 1 or world_size < 1 or segment_bytes < itemsize:
+            raise ValueError(f"no layout for {count=} {itemsize=} {world_size=} {segment_bytes=}")
+        self.nbytes = count * itemsize
+        self.world_size = world_size
+        step = segment_bytes // itemsize * itemsize
+        base, longer = divmod(count, world_size)
+        self._chunks: list[tuple[Segment, ...]] = []
+        position = offset = 0
+        for chunk in range(world_size):
+            end = offset + (base + (chunk < longer)) * itemsize
+            segments: list[Segment] = []
+            while offset < end:
+                length = min(step, end - offset)
+                segments.append(Segment(position, offset, length))
+                position += 1
+                offset += length
+            self._chunks.append(tuple(segments))
+        self.segment_count = position
+
+    def chunk(self, index: int) -> tuple[Segment, ...]:
+        """The segments of chunk ``index`` in order (empty for an empty chunk)."""
+        return self._chunks[index]

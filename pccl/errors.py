@@ -1,0 +1,47 @@
+"""The errors of the library (see the tree in :mod:`pccl.protocol.errors`, which defines them)."""
+
+from __future__ import annotations
+
+from pccl.protocol.errors import (
+    CollectiveAborted,
+    DeadlineExceeded,
+    DescriptorMismatch,
+    Evicted,
+    LinkError,
+    LocalProtocolError,
+    MasterLost,
+    MembershipError,
+    NotAdmitted,
+    NotConnected,
+    OutcomeUnknown,
+    PCCLError,
+    PendingOperations,
+    RemoteProtocolError,
+    Result,
+    ResyncRequired,
+    TooFewPeers,
+)
+
+__all__ = [
+    "CollectiveAborted",
+    "DeadlineExceeded",
+    "DescriptorMismatch",
+    "Evicted",
+    "LinkError",
+    "LocalProtocolError",
+    "MasterLost",
+    "MembershipError",
+    "NotAdmitted",
+    "NotConnected",
+    "OutcomeUnknown",
+    "PCCLError",
+    "PendingOperations",
+    "RemoteProtocolError",
+    "Result",
+    "ResyncRequired",
+    "TooFewPeers",
+]
+
+for _name in __all__:
+    globals()[_name].__module__ = __name__
+del _name

@@ -1,0 +1,16 @@
+"""The protocol as pure machines: events (with ``now_ns``) go in, effects come out.
+
+This room decides everything that matters about a run and touches nothing: no sockets, no clock,
+no threads, no randomness of its own.
+
+* ``types``: the vocabulary (ids, views, operations, rosters, enums).
+* ``errors``: the tree of errors a caller may see.
+* ``limits``: every deadline and every bound, each with its reason.
+* ``frame``: the fixed binary header of the data plane.
+* ``messages``, ``codec``: control messages and their strict MessagePack encoding.
+* ``operation``: the life cycle of one collective.
+* ``master``: ``MasterMachine``, which admits, decides and removes.
+* ``peer``: ``PeerMachine``, which turns calls into requests and decisions into results.
+* ``early_store``: bounded memory for frames that arrive before their operation.
+* ``history``: the bounded story that every machine keeps and prints when it fails.
+"""

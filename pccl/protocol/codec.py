@@ -1,0 +1,266 @@
+"""Control messages on the wire: a preamble, then length-prefixed MessagePack, strictly decoded.
+
+Each side first sends eight bytes: ``PCCL``, the protocol version (u16) and two reserved bytes.
+Then every message is a u32 length and a MessagePack array ``[code, field, ...]``; all integers
+of the framing are little-endian. Decoding accepts exactly what encoding produces: the right number
+of fields, the right types, integers in range, bounded text and lists, nothing behind the end.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import msgpack
+
+from pccl.protocol import messages
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.limits import (
+    CONTROL_MESSAGE_BYTES_MAX,
+    PROTOCOL_VERSION,
+    SEQUENCE_ITEMS_MAX,
+    TEXT_BYTES_MAX,
+)
+from pccl.protocol.messages import Below, Message
+
+_MAGIC = b"PCCL"
+_PREAMBLE = struct.Struct("<4sHH")
+_LENGTH = struct.Struct("<I")
+PREAMBLE_BYTES = _PREAMBLE.size
+_U64 = Below(1 << 64)
+
+_CODES: dict[type[Any], int] = {
+    messages.Register: 1,
+    messages.Resume: 2,
+    messages.Goodbye: 3,
+    messages.Heartbeat: 4,
+    messages.RoundRequest: 5,
+    messages.OperationRequest: 6,
+    messages.OperationDone: 7,
+    messages.Withdraw: 8,
+    messages.OutcomeQuery: 9,
+    messages.LinkReport: 10,
+    messages.Registered: 64,
+    messages.LinkPlan: 65,
+    messages.Resumed: 66,
+    messages.Refused: 67,
+    messages.Admitted: 68,
+    messages.RosterChanged: 69,
+    messages.RoundClosed: 70,
+    messages.OperationStarted: 71,
+    messages.OperationEnded: 72,
+    messages.MasterHeartbeat: 73,
+}
+
+
+class _Invalid(Exception):
+    """A value does not fit its field."""
+
+
+def preamble(version: int = PROTOCOL_VERSION) -> bytes:
+    """The eight bytes that open each direction of a control connection."""
+    return _PREAMBLE.pack(_MAGIC, version, 0)
+
+
+def encode(message: Message) -> bytes:
+    """Return the bytes of one message, length prefix included."""
+    body: bytes = msgpack.packb([_CODES[type(message)], *_plain_fields(message)], use_bin_type=True)
+    assert len(body) <= CONTROL_MESSAGE_BYTES_MAX, "message too large to be accepted"
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode(body: bytes) -> Message:
+    """Decode one message (without its length prefix).
+
+    Raises:
+        RemoteProtocolError: it is not exactly one well-formed message. Close the connection.
+    """
+    try:
+        value: Any = msgpack.unpackb(
+            body,
+            raw=False,
+            strict_map_key=True,
+            max_array_len=SEQUENCE_ITEMS_MAX,
+            max_map_len=0,
+            max_ext_len=0,
+        )
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise RemoteProtocolError(func="control", reason=f"not MessagePack: {error}") from error
+    if not isinstance(value, list) or not value or type(value[0]) is not int:
+        raise RemoteProtocolError(func="control", reason="not a control message")
+    decoder = _DECODERS.get(value[0])
+    if decoder is None:
+        raise RemoteProtocolError(func="control", reason=f"unknown message code {value[0]}")
+    name, decode_fields = decoder
+    try:
+        return typing.cast("Message", decode_fields(value[1:]))
+    except _Invalid as error:
+        raise RemoteProtocolError(func="control", reason=f"malformed {name}: {error}") from error
+
+
+class StreamDecoder:
+    """Takes the bytes of one direction in any split and gives messages.
+
+    Memory is bounded by one message: a longer announcement is refused at once.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self.version: int | None = None
+        """The other side's protocol version, once its preamble is here."""
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Message]:
+        """Add bytes; return the messages that are complete now.
+
+        Nothing is decoded of a foreign version; the caller looks at ``version`` and says so.
+
+        Raises:
+            RemoteProtocolError: these bytes do not follow the protocol. Close the connection.
+        """
+        self._buffer += data
+        if self.version is None:
+            if self._buffer[:4] != _MAGIC[: len(self._buffer)]:
+                raise RemoteProtocolError(func="control", reason="does not speak this protocol")
+            if len(self._buffer) < PREAMBLE_BYTES:
+                return []
+            self.version = _PREAMBLE.unpack_from(self._buffer)[1]
+            del self._buffer[:PREAMBLE_BYTES]
+        if self.version != PROTOCOL_VERSION:
+            self._buffer.clear()
+            return []
+        found: list[Message] = []
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer, start)
+            if length > CONTROL_MESSAGE_BYTES_MAX:
+                raise RemoteProtocolError(
+                    func="control",
+                    reason=f"message of {length} bytes; at most {CONTROL_MESSAGE_BYTES_MAX}",
+                )
+            end = start + _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            found.append(decode(bytes(self._buffer[start + _LENGTH.size : end])))
+            start = end
+        del self._buffer[:start]
+        return found
+
+
+# -- dataclasses to plain lists and back -------------------------------------------------------
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.IntEnum):
+        return int(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in typing.cast("tuple[Any, ...]", value)]
+    if is_dataclass(value):
+        return _plain_fields(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace")[:TEXT_BYTES_MAX].decode("utf-8", "ignore")
+    return value
+
+
+def _plain_fields(value: Any) -> list[Any]:
+    return [_plain(getattr(value, field.name)) for field in fields(value)]
+
+
+_Decoder = Callable[[Any], Any]
+
+
+def _decoder_of(hint: Any) -> _Decoder:
+    """Build the strict decoder of one annotated type."""
+    if isinstance(hint, typing.NewType):
+        return _decoder_of(hint.__supertype__)
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        base, annotation = typing.get_args(hint)
+        assert base is int and isinstance(annotation, Below)
+        return _integer_decoder(annotation)
+    if origin is tuple:
+        item, ellipsis = typing.get_args(hint)
+        assert ellipsis is ...
+        return _tuple_decoder(_decoder_of(item))
+    if origin is types.UnionType:
+        some, none = typing.get_args(hint)
+        assert none is type(None)
+        return _optional_decoder(_decoder_of(some))
+    if hint is int:
+        return _integer_decoder(_U64)
+    if hint is bool or hint is bytes or hint is str:
+        return _exact_decoder(hint)
+    if issubclass(hint, enum.IntEnum):
+        return _enum_decoder(hint)
+    assert is_dataclass(hint)
+    return _dataclass_decoder(typing.cast("type[Any]", hint))
+
+
+def _integer_decoder(limit: Below) -> _Decoder:
+    def decode_integer(value: Any) -> int:
+        if type(value) is not int or not 0 <= value < limit.bound:
+            raise _Invalid(f"{value!r:.40} is not an integer from 0 to {limit.bound - 1}")
+        return value
+
+    return decode_integer
+
+
+def _exact_decoder(kind: type[Any]) -> _Decoder:
+    def decode_exact(value: Any) -> Any:
+        if type(value) is not kind:
+            raise _Invalid(f"{value!r:.40} is not {kind.__name__}")
+        if kind is not bool and len(value) > TEXT_BYTES_MAX:
+            raise _Invalid(f"{kind.__name__} of {len(value)}; at most {TEXT_BYTES_MAX}")
+        return value
+
+    return decode_exact
+
+
+def _optional_decoder(decode_some: _Decoder) -> _Decoder:
+    def decode_optional(value: Any) -> Any:
+        return None if value is None else decode_some(value)
+
+    return decode_optional
+
+
+def _enum_decoder(kind: type[enum.IntEnum]) -> _Decoder:
+    members = {int(member): member for member in kind}
+
+    def decode_enum(value: Any) -> enum.IntEnum:
+        member = members.get(value) if type(value) is int else None
+        if member is None:
+            raise _Invalid(f"{value!r:.40} is not a {kind.__name__}")
+        return member
+
+    return decode_enum
+
+
+def _tuple_decoder(decode_item: _Decoder) -> _Decoder:
+    def decode_tuple(value: Any) -> tuple[Any, ...]:
+        if type(value) is not list:
+            raise _Invalid(f"{value!r:.40} is not a list")
+        return tuple(decode_item(item) for item in typing.cast("list[Any]", value))
+
+    return decode_tuple
+
+
+def _dataclass_decoder(kind: type[Any]) -> _Decoder:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    decoders = tuple(_decoder_of(hints[field.name]) for field in fields(kind))
+
+    def decode_dataclass(value: Any) -> Any:
+        if type(value) is not list:
+            raise _Invalid(f"{value!r:.40} is not a list")
+        values = typing.cast("list[Any]", value)
+        if len(values) != len(decoders):
+            raise _Invalid(f"{kind.__name__} has {len(decoders)} fields, not {len(values)}")
+        return kind(*(decoder(item) for decoder, item in zip(decoders, values, strict=True)))
+
+    return decode_dataclass
+
+
+_DECODERS = {code: (kind.__name__, _dataclass_decoder(kind)) for kind, code in _CODES.items()}

@@ -1,0 +1,160 @@
+"""The tree of errors, which users know as :mod:`pccl.errors`.
+
+It lives here so that every room may speak of it without depending on the API.
+
+    PCCLError                  everything the library raises about a run
+    ├── TooFewPeers            a reduce with nobody to reduce with
+    ├── CollectiveAborted      the collective ended without a result; inputs are intact, retry
+    │   └── DescriptorMismatch members asked for different things; inputs are intact, fix the call
+    ├── DeadlineExceeded       the caller's own time budget ran out (also a TimeoutError)
+    ├── OutcomeUnknown         the call was left after this peer had finished its part
+    ├── ResyncRequired         ... and it was committed without this peer taking the result
+    ├── PendingOperations      a joint call while own operations are still open
+    ├── NotConnected           a call that needs connect() first, or came after close()
+    ├── MembershipError        this process is not (or no longer) a member
+    │   ├── NotAdmitted        the master refused it
+    │   ├── Evicted            the run went on without it
+    │   └── MasterLost         no master answered within its deadline
+    ├── LinkError              a connection could not be made or broke
+    ├── LocalProtocolError     this process broke the protocol: a bug of ours
+    └── RemoteProtocolError    the other side sent what the protocol forbids
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Result(enum.IntEnum):
+    """Status codes, with the names and values that users of PCCL know."""
+
+    SUCCESS = 0
+    NOT_INITIALIZED = 1
+    INTERNAL_ERROR = 2
+    INVALID_ARGUMENT = 3
+    INVALID_USAGE = 4
+    TOO_FEW_PEERS = 5
+    MASTER_CONNECTION_FAILED = 6
+    RANK_CONNECTION_FAILED = 7
+    RANK_CONNECTION_LOST = 8
+    NO_SHARED_STATE_AVAILABLE = 9
+    PENDING_ASYNC_OPS = 10
+    UPDATE_TOPOLOGY_FAILED = 11
+    TOPOLOGY_OPTIMIZATION_FAILED = 12
+
+
+class PCCLError(Exception):
+    """Base of all errors about a run.
+
+    Attributes:
+        result: the status code, as scripts written for PCCL check it.
+        func: name of the call that failed.
+        reason: what happened, to whom, and what to do.
+    """
+
+    default_result = Result.INTERNAL_ERROR
+
+    def __init__(
+        self, result: Result | int | None = None, func: str = "", reason: str = ""
+    ) -> None:
+        self.result = self.default_result if result is None else Result(result)
+        self.func = func
+        self.reason = reason
+        super().__init__(result, func, reason)
+
+    def __str__(self) -> str:
+        where = f"{self.func}: " if self.func else ""
+        return f"{where}{self.reason or self.result.name} [{self.result.name} {int(self.result)}]"
+
+    def __reduce__(self) -> tuple[type[PCCLError], tuple[Result, str, str]]:
+        return (type(self), (self.result, self.func, self.reason))
+
+
+class TooFewPeers(PCCLError):
+    """A reduce needs at least two members in the group. Wait with ``update_topology``."""
+
+    default_result = Result.TOO_FEW_PEERS
+
+
+class CollectiveAborted(PCCLError):
+    """The collective ended without a result for every member alike. Inputs are intact: retry."""
+
+    default_result = Result.RANK_CONNECTION_LOST
+
+
+class DescriptorMismatch(CollectiveAborted):
+    """Members asked for different things in one collective. Make the calls agree."""
+
+    default_result = Result.INVALID_ARGUMENT
+
+
+class DeadlineExceeded(PCCLError, TimeoutError):
+    """The caller's time budget ran out; the operation was withdrawn for everybody."""
+
+    default_result = Result.RANK_CONNECTION_LOST
+
+
+class OutcomeUnknown(PCCLError):
+    """The call was left after this peer had finished; the others may have committed it."""
+
+    default_result = Result.RANK_CONNECTION_LOST
+
+
+class ResyncRequired(PCCLError):
+    """A collective that this peer had left was committed: its state differs from the others'."""
+
+    default_result = Result.INVALID_USAGE
+
+
+class PendingOperations(PCCLError):
+    """A joint call was made while operations of this peer were still open. Await them first."""
+
+    default_result = Result.PENDING_ASYNC_OPS
+
+
+class NotConnected(PCCLError):
+    """The call needs a connected communicator: call ``connect()`` first."""
+
+    default_result = Result.INVALID_USAGE
+
+
+class MembershipError(PCCLError):
+    """This process is not a member of the run."""
+
+    default_result = Result.INVALID_USAGE
+
+
+class NotAdmitted(MembershipError):
+    """The master refused this process; the reason says why."""
+
+    default_result = Result.MASTER_CONNECTION_FAILED
+
+
+class Evicted(MembershipError):
+    """The run went on without this process. Connect again to join as a newcomer."""
+
+    default_result = Result.RANK_CONNECTION_LOST
+
+
+class MasterLost(MembershipError):
+    """No master answered within the deadline. Local buffers are intact."""
+
+    default_result = Result.RANK_CONNECTION_LOST
+
+
+class LinkError(PCCLError):
+    """A connection could not be made, or broke."""
+
+    default_result = Result.RANK_CONNECTION_FAILED
+
+
+class LocalProtocolError(PCCLError):
+    """This process was about to break the protocol. Please report it: it is a bug."""
+
+    default_result = Result.INTERNAL_ERROR
+
+
+class RemoteProtocolError(PCCLError):
+    """The other side sent bytes that the protocol forbids; its connection is closed."""
+
+    default_result = Result.RANK_CONNECTION_LOST

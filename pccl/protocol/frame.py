@@ -1,0 +1,119 @@
+"""The fixed header of every frame on a lane (the data plane).
+
+A lane is a byte stream of frames: 48 bytes of header, then ``length`` bytes of payload. All
+integers are little-endian. The header names the operation completely, so that a frame of an
+aborted attempt, an older view or another term can never be taken for one of the present.
+
+    kind u8 | flags u8 | step u16 | length u32 | term u32 | group u32 | view u32 | n u32
+    tag u64 | offset u64 | reserved u64
+
+``offset`` counts bytes from the start of the tensor; ``step`` is the schedule's step number.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.types import OperationId
+
+_HEADER = struct.Struct("<BBHIIIIIQQQ")
+HEADER_BYTES = _HEADER.size
+assert HEADER_BYTES == 48
+
+PAYLOAD_BYTES_MAX = 16 << 20
+"""No frame is larger: segments are at most 1 MiB, maps of a huge operation a few MiB."""
+
+
+class FrameKind(enum.IntEnum):
+    """What a frame carries."""
+
+    HELLO = 1
+    """First frame on a lane in each direction; the payload is a ``LaneHello``."""
+    DATA = 2
+    """One segment of an operation."""
+    QUERY = 3
+    """Sender asks what the receiver still lacks of an operation (after a lane was lost)."""
+    HAVE = 4
+    """Answer to QUERY: the payload is the receiver's bitmap of received segments."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """A decoded header. ``operation`` is all zeros for HELLO."""
+
+    kind: FrameKind
+    operation: OperationId
+    step: int
+    offset: int
+    length: int
+
+
+_KINDS = {int(kind): kind for kind in FrameKind}
+NO_OPERATION = OperationId(0, 0, 0, 0, 0)
+
+
+def encode_header(header: FrameHeader) -> bytes:
+    """Return the 48 bytes of ``header``."""
+    op = header.operation
+    return _HEADER.pack(
+        header.kind, 0, header.step, header.length, op.term, op.group, op.view, op.n,
+        op.tag, header.offset, 0,
+    )  # fmt: skip
+
+
+def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
+    """Decode 48 bytes.
+
+    Raises:
+        RemoteProtocolError: the kind is unknown, a reserved field is set or the length is out of
+            bounds. Close the lane; nothing after this can be trusted.
+    """
+    kind, flags, step, length, term, group, view, n, tag, offset, reserved = _HEADER.unpack(data)
+    known = _KINDS.get(kind)
+    if known is None or flags or reserved:
+        raise RemoteProtocolError(func="lane", reason=f"not a frame header (kind {kind})")
+    if length > PAYLOAD_BYTES_MAX:
+        raise RemoteProtocolError(
+            func="lane", reason=f"frame of {length} bytes; at most {PAYLOAD_BYTES_MAX} are allowed"
+        )
+    return FrameHeader(known, OperationId(term, group, view, tag, n), step, offset, length)
+
+
+_HELLO = struct.Struct("<4sHHI16sQQ")
+HELLO_BYTES = _HELLO.size
+_MAGIC = b"PCCL"
+
+
+@dataclass(frozen=True, slots=True)
+class LaneHello:
+    """Who opens a lane to whom, in which run and term: the first frame in each direction."""
+
+    version: int
+    lane: int
+    term: int
+    run: bytes
+    source: int
+    target: int
+
+    def encode(self) -> bytes:
+        """Return the payload of a HELLO frame."""
+        return _HELLO.pack(
+            _MAGIC, self.version, self.lane, self.term, self.run, self.source, self.target
+        )
+
+    @staticmethod
+    def decode(payload: bytes | bytearray | memoryview) -> LaneHello:
+        """Decode the payload of a HELLO frame.
+
+        Raises:
+            RemoteProtocolError: it is not one. Close the lane.
+        """
+        if len(payload) != HELLO_BYTES:
+            raise RemoteProtocolError(func="lane", reason="malformed hello")
+        magic, *rest = _HELLO.unpack(payload)
+        if magic != _MAGIC:
+            raise RemoteProtocolError(func="lane", reason="does not speak this protocol")
+        return LaneHello(*rest)

@@ -1,0 +1,33 @@
+"""The bounded story of a machine: its last events and effects, printed when it fails."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from pccl.protocol.limits import HISTORY_EVENTS_MAX
+from pccl.protocol.types import NS_PER_S
+
+
+class History:
+    """Remembers the last events of one machine."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self._entries: deque[tuple[int, object]] = deque(maxlen=HISTORY_EVENTS_MAX)
+
+    def record(self, now_ns: int, entry: object) -> None:
+        """Remember ``entry``; it is turned into text only when somebody asks."""
+        self._entries.append((now_ns, entry))
+
+    def __str__(self) -> str:
+        lines = [f"history of {self.owner} ({len(self._entries)} last events):"]
+        lines += [f"  {now_ns / NS_PER_S:12.6f} {entry}" for now_ns, entry in self._entries]
+        return "\n".join(lines)
+
+
+class InvariantViolation(AssertionError):
+    """A machine found itself in a state that its own rules exclude: a bug. Carries the story."""
+
+    def __init__(self, what: str, history: History) -> None:
+        super().__init__(f"{what}\n{history}")
+        self.what = what

@@ -1,0 +1,69 @@
+"""Every deadline and every bound of the protocol, each with its reason.
+
+``Timing`` may be set per process; the constants are part of the protocol.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pccl.protocol.types import NS_PER_S
+
+PROTOCOL_VERSION = 1
+
+CONTROL_MESSAGE_BYTES_MAX = 1 << 20
+"""The largest control message is a roster: about 40 bytes a member, so thousands of members fit."""
+
+TEXT_BYTES_MAX = 4096
+"""Reasons and host names. Nobody reads more."""
+
+SEQUENCE_ITEMS_MAX = 65536
+"""Items in any list of a message; keeps a short message from unfolding into much memory."""
+
+EARLY_STORE_BYTES_MAX = 256 << 10
+"""Per link. Buffers are posted before an operation is requested, so hardly anything is early."""
+
+HISTORY_EVENTS_MAX = 256
+"""Enough to see a whole join or a whole aborted operation when a machine fails."""
+
+ROSTERS_KEPT_MAX = 256
+"""Rosters that a member who lost its connection can still be told one by one."""
+
+REMOVED_KEPT_MAX = 4096
+"""Removed peers that are still told why when they come back."""
+
+ACKNOWLEDGED_BATCH_MAX = 64
+"""Outcomes acknowledged in one message; more do not wait for the next heartbeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Deadlines of one process, in seconds. ``docs/protocol.md`` argues the defaults."""
+
+    heartbeat_s: float = 1.0
+    """Both ways on the control connection: cheap, and ten of them fit into the deadline."""
+    tick_s: float = 0.25
+    """How often a machine looks at its deadlines; a tick this late or more shifts them all."""
+    deadline_s: float = 10.0
+    """Silence after which a peer that others wait for is removed."""
+    resume_s: float = 2.0
+    """Time to resume a lost control connection while all lanes are fine."""
+    lane_stall_s: float = 10.0
+    """A lane that owes data of a running operation and delivers nothing is replaced."""
+    progress_s: float = 30.0
+    """No progress of a started operation at any member: longer than two tries of a stalled lane."""
+    link_s: float = 10.0
+    """Time a newcomer has to be linked to its neighbours before it is refused."""
+    dial_s: float = 5.0
+    """One attempt to connect; well over three round trips with a lost packet in each."""
+    redial_min_s: float = 0.02
+    redial_max_s: float = 0.5
+    """Back-off between attempts to reach somebody who should be there."""
+    connect_retry_s: float = 1.0
+    """Between the attempts of ``connect`` to find a master."""
+    master_lost_s: float = 60.0
+    """A master that does not come back within this time is lost."""
+
+    def ns(self, seconds: float) -> int:
+        """Seconds as integer nanoseconds."""
+        return round(seconds * NS_PER_S)

@@ -1,0 +1,73 @@
+"""What goes into a ``MasterMachine`` (events) and what comes out of it (effects)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pccl.protocol import messages as msg
+from pccl.protocol.types import PeerId
+
+# -- events ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ControlOpened:
+    """Somebody has connected from ``host``; the shell calls this connection by a new number."""
+
+    connection: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class ControlMessage:
+    """A decoded message has arrived."""
+
+    connection: int
+    message: msg.Message
+
+
+@dataclass(frozen=True, slots=True)
+class ControlClosed:
+    """The connection is gone, whoever closed it."""
+
+    connection: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; the shell sends one every ``Timing.tick_s``."""
+
+
+MasterEvent = ControlOpened | ControlMessage | ControlClosed | Tick
+
+# -- effects -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send ``message`` on a connection."""
+
+    connection: int
+    message: msg.MasterMessage
+
+
+@dataclass(frozen=True, slots=True)
+class CloseControl:
+    """Close a connection after what was sent on it; its ``ControlClosed`` is ignored."""
+
+    connection: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Something that operators want to know: one line for logs and event streams."""
+
+    what: str
+    peer: PeerId
+    group: int
+    text: str
+
+
+MasterEffect = Send | CloseControl | Announce

@@ -1,0 +1,205 @@
+"""What goes into a ``PeerMachine`` (events) and what comes out of it (effects)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pccl.protocol import errors
+from pccl.protocol import messages as msg
+from pccl.protocol.types import Descriptor, Member, OperationId, PeerId, RoundKind
+
+# -- events ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JoinCall:
+    """The caller wants to join; ``host`` empty: the address that the master sees."""
+
+    call: int
+    group: int
+    host: str
+    port: int
+    attempts: int
+    """How often to try to reach a master before giving up."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCall:
+    """The caller makes a joint call that all members answer together."""
+
+    call: int
+    kind: RoundKind
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceCall:
+    """The caller wants to all-reduce."""
+
+    call: int
+    tag: int
+    descriptor: Descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveCall:
+    """The caller does not wait any longer (cancelled, out of time, Ctrl-C)."""
+
+    call: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The communicator is closed: say goodbye, fail what is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlOpened:
+    """The shell has a connection to the master; preambles are exchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlMessage:
+    """The master has sent something."""
+
+    message: msg.Message
+
+
+@dataclass(frozen=True, slots=True)
+class ControlClosed:
+    """The connection to the master is gone, or an attempt to make one has failed."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkChanged:
+    """The link to a peer is up (``reason`` None) or not."""
+
+    peer: PeerId
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceDone:
+    """The own result of an operation is complete."""
+
+    operation: OperationId
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; ``progress`` is what the data plane knows about started operations."""
+
+    progress: tuple[msg.Progress, ...] = ()
+
+
+PeerEvent = (
+    JoinCall
+    | RoundCall
+    | ReduceCall
+    | LeaveCall
+    | Close
+    | ControlOpened
+    | ControlMessage
+    | ControlClosed
+    | LinkChanged
+    | ReduceDone
+    | Tick
+)
+
+# -- effects -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send ``message`` to the master."""
+
+    message: msg.PeerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class DialControl:
+    """Connect to the master after a delay; report ControlOpened or ControlClosed."""
+
+    delay_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseControl:
+    """Close the connection to the master after what was sent; its end is not reported."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetLinks:
+    """Keep links to exactly these peers: dial the elders among them, accept the others."""
+
+    peers: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Post the buffers of a call under this operation, for the ring of its view."""
+
+    call: int
+    operation: OperationId
+    descriptor: Descriptor
+    ring: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Everybody has posted: move the data."""
+
+    operation: OperationId
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The operation is over: detach its buffers, and restore the input unless committed.
+
+    ``data_needed``: others may still need what this peer had to send (it left after being done).
+    """
+
+    operation: OperationId
+    committed: bool
+    data_needed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetEarly:
+    """These views are closed: frames kept for them will never be asked for."""
+
+    open_views: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceResult:
+    """What a committed reduce tells its caller."""
+
+    operation: OperationId
+    contributors: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """A call returns. ``value``: ReduceResult for reduces, bool for PEERS_PENDING, else None."""
+
+    call: int
+    value: ReduceResult | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """A call raises."""
+
+    call: int
+    error: errors.PCCLError
+
+
+PeerEffect = (
+    Send | DialControl | CloseControl | SetLinks | Post | Begin | End | ForgetEarly | Return | Raise
+)

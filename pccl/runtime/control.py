@@ -1,0 +1,112 @@
+"""Control messages on one connection; both the master's and the peers' side use it.
+
+Sends the preamble first, decodes strictly, and bounds what waits to be sent: whoever does not read
+its control messages is cut off rather than kept in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pccl.protocol.codec import StreamDecoder, encode, preamble
+from pccl.protocol.errors import LinkError, RemoteProtocolError
+from pccl.protocol.limits import PROTOCOL_VERSION
+from pccl.protocol.messages import Message, Refused
+from pccl.transports.base import Connection
+
+_READ_BYTES = 16 << 10
+UNSENT_BYTES_MAX = 8 << 20
+"""Eight of the largest messages: far more than a reader in working order lets pile up."""
+
+
+class ControlStream:
+    """The receiver of a control connection.
+
+    Args:
+        connection: not started yet; it is started here.
+        on_message: called with each decoded message.
+        on_closed: called once with the reason; not after our own ``close``.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        on_message: Callable[[Message], None],
+        on_closed: Callable[[str], None],
+    ) -> None:
+        self.connection = connection
+        self._on_message = on_message
+        self._on_closed: Callable[[str], None] | None = on_closed
+        self._decoder = StreamDecoder()
+        self._buffer = memoryview(bytearray(_READ_BYTES))
+        self._unsent = bytearray(preamble())
+        self._waiting = False
+        self._closing = False
+        connection.start(self)
+        self._flush()
+
+    def send(self, message: Message) -> None:
+        """Queue a message."""
+        if self._closing:
+            return
+        self._unsent += encode(message)
+        if len(self._unsent) > UNSENT_BYTES_MAX:
+            self._end("it does not read its control messages")
+            self.connection.abort()
+            return
+        if not self._waiting:
+            self._flush()
+
+    def close(self) -> None:
+        """Close once everything queued is handed to the network; nothing is reported."""
+        self._on_closed = None
+        self._closing = True
+        if not self._unsent:
+            self.connection.close()
+
+    def _flush(self) -> None:
+        while self._unsent:
+            taken = self.connection.send([self._unsent])
+            del self._unsent[:taken]
+            if self._unsent:
+                self._waiting = True
+                self.connection.notify_writable()
+                return
+        if self._closing:
+            self.connection.close()
+
+    def _end(self, reason: str) -> None:
+        report, self._on_closed = self._on_closed, None
+        self._closing = True
+        self._unsent.clear()
+        if report is not None:
+            report(reason)
+
+    # -- what the connection calls ---------------------------------------------------------------
+
+    def get_buffer(self) -> memoryview:
+        """See ``Receiver``."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See ``Receiver``."""
+        messages = self._decoder.feed(self._buffer[:nbytes])
+        version = self._decoder.version
+        if version is not None and version != PROTOCOL_VERSION:
+            words = f"protocol version {version} there, {PROTOCOL_VERSION} here: install the same"
+            self.send(Refused(None, words))
+            messages = [Refused(None, words)]
+        for message in messages:
+            if self._on_closed is None:
+                return
+            self._on_message(message)
+
+    def writable(self) -> None:
+        """See ``Receiver``."""
+        self._waiting = False
+        self._flush()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See ``Receiver``."""
+        known = isinstance(error, LinkError | RemoteProtocolError)
+        self._end(error.reason if known else str(error))  # pyright: ignore

@@ -1,0 +1,135 @@
+"""The one thread per process that runs the loop, and the bridge that other threads use.
+
+The thread starts with its first user and ends with its last, so that a closed library leaves
+nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, ClassVar, Generic, TypeVar
+
+_T = TypeVar("_T")
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # no wheel for this platform
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+class Submission(Generic[_T]):
+    """Work handed to the I/O thread.
+
+    Unlike a bare concurrent future, ``finished`` completes only when the work has really ended:
+    after :meth:`cancel` that is when every buffer it had borrowed is free again.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, _T]) -> None:
+        self.finished: concurrent.futures.Future[_T] = concurrent.futures.Future()
+        self._loop = loop
+        self._work = work
+        self._task: asyncio.Task[_T] | None = None
+        self._cancelled = False
+        loop.call_soon_threadsafe(self._start)
+
+    def cancel(self) -> None:
+        """Ask the work to end; any thread."""
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    def wait(self) -> _T:
+        """Block until the work has ended.
+
+        An exception in this thread (Ctrl-C) cancels the work and is raised once it has ended.
+        """
+        try:
+            return self.finished.result()
+        except BaseException:
+            if not self.finished.done():
+                self.cancel()
+                concurrent.futures.wait([self.finished])
+            raise
+
+    def _start(self) -> None:
+        if self._cancelled:
+            self._work.close()
+            self.finished.set_exception(asyncio.CancelledError())
+            return
+        self._task = self._loop.create_task(self._work)
+        self._task.add_done_callback(self._done)
+
+    def _cancel(self) -> None:
+        self._cancelled = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def _done(self, task: asyncio.Task[_T]) -> None:
+        if task.cancelled():
+            self.finished.set_exception(asyncio.CancelledError())
+        elif (error := task.exception()) is not None:
+            self.finished.set_exception(error)
+        else:
+            self.finished.set_result(task.result())
+
+
+class IOThread:
+    """The process's I/O thread; take it with :meth:`acquire`, give it back with ``release``."""
+
+    _shared: ClassVar[IOThread | None] = None
+    _lock: ClassVar[threading.RLock] = threading.RLock()
+
+    def __init__(self) -> None:
+        self.loop = _new_loop()
+        self._users = 0
+        self._thread = threading.Thread(target=self._run, name="pccl-io", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def acquire(cls) -> IOThread:
+        """Start the thread if need be, and count one more user."""
+        with cls._lock:
+            if cls._shared is None:
+                cls._shared = cls()
+            cls._shared._users += 1
+            return cls._shared
+
+    def release(self) -> None:
+        """Count one user less; the last one ends the thread."""
+        with IOThread._lock:
+            self._users -= 1
+            if self._users:
+                return
+            IOThread._shared = None
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def submit(self, work: Coroutine[Any, Any, _T]) -> Submission[_T]:
+        """Run ``work`` on the I/O thread."""
+        return Submission(self.loop, work)
+
+    def call(self, function: Callable[[], _T]) -> _T:
+        """Run a short function on the I/O thread and return its value."""
+
+        async def run() -> _T:
+            return function()
+
+        return self.submit(run()).wait()
+
+    def owns_current_thread(self) -> bool:
+        """Whether the caller is the I/O thread itself, which must not block."""
+        return threading.current_thread() is self._thread
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            asyncio.set_event_loop(None)
+            self.loop.run_until_complete(self.loop.shutdown_default_executor())
+            self.loop.close()

@@ -1,0 +1,157 @@
+"""What the blocking and the asyncio communicator share: an engine on the I/O thread.
+
+A session owns the engine but not the other way round, and ``weakref.finalize`` closes it when the
+communicator is collected or the interpreter ends, so nobody has to call ``close``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pccl.addresses import parse_address
+from pccl.errors import NotConnected, PCCLError
+from pccl.protocol.limits import Timing
+from pccl.protocol.types import Attribute, PeerId, ReduceOp, Roster
+from pccl.runtime.clock import LoopClock
+from pccl.runtime.engine import PeerEngine, PeerOptions, ReduceReport
+from pccl.runtime.io_thread import IOThread, Submission
+from pccl.runtime.operand import borrow
+from pccl.transports.tcp import TcpTransport
+
+_T = TypeVar("_T")
+
+PEER_GROUP_MAX = 2**32 - 1
+TAG_MAX = 2**64 - 1
+CLOSE_TIMEOUT_S = 5.0
+"""A finalizer never blocks the interpreter for longer; closing takes milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceInfo:
+    """What a reduce did.
+
+    Attributes:
+        local_world_size: members of the own group whose values are in the result.
+        tx_bytes: payload bytes this peer sent.
+        rx_bytes: payload bytes this peer received.
+        contributors: ids of the members whose values are in the result, in ring order.
+        view: number of the view that the operation belonged to.
+    """
+
+    local_world_size: int
+    tx_bytes: int
+    rx_bytes: int
+    contributors: tuple[int, ...]
+    view: int
+
+
+class Session:
+    """An engine on the I/O thread, and the checks at the edge of the API."""
+
+    def __init__(self, owner: object, address: str, peer_group: int, timing: Timing | None) -> None:
+        master = parse_address(address)
+        _check_range("peer_group", peer_group, PEER_GROUP_MAX)
+        options = PeerOptions(timing=timing or Timing())
+        self._io = IOThread.acquire()
+        loop = self._io.loop
+
+        def make_engine() -> PeerEngine:
+            return PeerEngine(
+                loop, LoopClock(loop), TcpTransport(loop), master, peer_group, options
+            )
+
+        self.engine = self._io.call(make_engine)
+        self._finalizer = weakref.finalize(owner, _close, self._io, self.engine)
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return not self._finalizer.alive
+
+    def submit(self, work: Coroutine[Any, Any, _T], func: str) -> Submission[_T]:
+        """Start ``work`` on the I/O thread.
+
+        Raises:
+            NotConnected: the communicator is closed.
+        """
+        if self.closed:
+            work.close()
+            raise NotConnected(func=func, reason="the communicator is closed; make a new one")
+        return self._io.submit(work)
+
+    def reduce(
+        self, send: object, recv: object | None, op: ReduceOp, tag: int
+    ) -> Coroutine[Any, Any, ReduceReport]:
+        """Check the arguments of a reduce and prepare it."""
+        _check_range("tag", tag, TAG_MAX)
+        return self.engine.all_reduce(borrow(send, recv), ReduceOp(op), tag)
+
+    def attribute(self, attribute: Attribute) -> int:
+        """A size, as of the caller's last joint call."""
+        roster = self._roster("get_attribute")
+        match Attribute(attribute):
+            case Attribute.GLOBAL_WORLD_SIZE:
+                return roster.global_world_size
+            case Attribute.LOCAL_WORLD_SIZE:
+                return len(roster.members)
+            case Attribute.NUM_DISTINCT_PEER_GROUPS:
+                return roster.peer_groups
+            case Attribute.LARGEST_PEER_GROUP_WORLD_SIZE:
+                return roster.largest_group_size
+
+    def peer_id(self) -> PeerId:
+        """The own id."""
+        self._roster("peer_id")
+        return self.engine.machine.peer
+
+    def close(self) -> None:
+        """Leave the run and free everything; idempotent."""
+        self._finalizer()
+
+    def _roster(self, func: str) -> Roster:
+        roster = self.engine.roster
+        if roster is None:
+            raise NotConnected(func=func, reason="not a member of a run yet; call connect() first")
+        return roster
+
+
+def info_of(report: ReduceReport) -> ReduceInfo:
+    """The user's view of a report."""
+    return ReduceInfo(
+        local_world_size=len(report.contributors),
+        tx_bytes=report.tx_bytes,
+        rx_bytes=report.rx_bytes,
+        contributors=report.contributors,
+        view=report.operation.view,
+    )
+
+
+def named(error: PCCLError, func: str) -> PCCLError:
+    """A fresh copy of ``error`` that names the call that raises it."""
+    copy = type(error)(error.result, func, error.reason)
+    copy.__cause__ = error.__cause__
+    return copy
+
+
+def _close(io: IOThread, engine: PeerEngine) -> None:
+    submission = io.submit(engine.close())
+    if io.owns_current_thread():  # collected by chance on the I/O thread, which must not wait
+        submission.finished.add_done_callback(lambda _: io.release())
+        return
+    try:
+        submission.finished.result(CLOSE_TIMEOUT_S)
+    except (TimeoutError, asyncio.CancelledError):
+        pass
+    finally:
+        io.release()
+
+
+def _check_range(name: str, value: int, highest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    if not 0 <= value <= highest:
+        raise ValueError(f"{name} must be from 0 to {highest}, not {value}")

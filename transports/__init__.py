@@ -1,0 +1,8 @@
+"""Moving bytes: the only room with sockets.
+
+* ``base``: the seam. ``Transport`` listens and dials, ``Connection`` is one byte stream, and a
+  ``Receiver`` is asked for memory before every read.
+* ``tcp``: real sockets on an asyncio loop.
+* ``sim``: an in-memory network in virtual time, with seeded faults.
+* ``lane``: frames on one connection. ``link``: all lanes between two peers.
+"""

@@ -1,0 +1,433 @@
+"""The real network: TCP over raw non-blocking sockets, on any asyncio loop (uvloop included).
+
+It uses no asyncio transport or stream, because both queue and copy on the way out. Here ``send``
+is one ``sendmsg`` and a read is one ``recv_into`` of the receiver's own memory; what the kernel
+did not take stays with the caller. This module does not know what the bytes mean, and it redials
+nothing.
+
+Invariants:
+
+* A receiver is called from the loop only, never from within a call that it made itself, and its
+  ``connection_lost`` exactly once and last.
+* An ``OSError`` of the network leaves this module as a LinkError, and nowhere else is one made
+  of it.
+* Whatever ends (connection, listener, failed or cancelled dial) gives its descriptor back. Only
+  an orderly close keeps it, for at most :data:`LINGER_S`, until the other side has read all.
+* One busy connection or listener does a bounded amount of work per turn of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import struct
+import weakref
+from collections.abc import Callable, Sequence
+
+from pccl.protocol.errors import LinkError, LocalProtocolError, RemoteProtocolError
+from pccl.transports.base import Address, Connection, Listener, Receiver
+from pccl.transports.tcp_socket import (
+    Lingering,
+    Resolved,
+    SocketAddress,
+    reason_of,
+    resolve,
+    set_options,
+    to_address,
+)
+
+READ_BUDGET_BYTES = 4 << 20
+"""Read by one connection per turn of the loop: enough to amortise the turn (about 1 ms of
+copying), little enough that the other lanes do not wait for long."""
+
+ACCEPTS_PER_TURN = 64
+"""Connections taken by one listener per turn of the loop; a storm of dials starves nobody."""
+
+ACCEPT_BACKOFF_S = 0.5
+"""Pause of a listener that the system has no descriptors or memory for."""
+
+BACKLOG = 1024
+"""Dials that wait in the kernel: a whole run may come back at once after the master restarted."""
+
+_IOV_MAX = os.sysconf("SC_IOV_MAX")
+_MSG_NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # some programs restore SIGPIPE's default
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+_log = logging.getLogger("pccl.link")
+
+
+class _TcpConnection:
+    """See :class:`pccl.transports.base.Connection`."""
+
+    def __init__(
+        self, transport: TcpTransport, sock: socket.socket, local: Address, remote: Address
+    ) -> None:
+        self._transport = transport
+        self._loop = transport.loop
+        self._sock = sock
+        self._local = local
+        self._remote = remote
+        self._receiver: Receiver | None = None
+        self._started = False
+        self._open = True
+        self._awaits_writable = False
+        self._send_failure: LinkError | None = None
+
+    def __repr__(self) -> str:
+        return f"<TCP {self._local} to {self._remote}{'' if self._open else ' ended'}>"
+
+    @property
+    def remote(self) -> Address:
+        return self._remote
+
+    @property
+    def local(self) -> Address:
+        return self._local
+
+    def start(self, receiver: Receiver) -> None:
+        assert not self._started, "a connection is started once"
+        self._started = True
+        if self._open:
+            self._receiver = receiver
+            self._loop.add_reader(self._sock, self._on_readable)
+
+    def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
+        if not self._open or self._send_failure is not None:
+            return 0
+        if len(buffers) > _IOV_MAX:
+            buffers = buffers[:_IOV_MAX]
+        try:
+            return self._sock.sendmsg(buffers, (), _MSG_NOSIGNAL)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            # What the other side sent before it went is still to be read; then we are done.
+            self._send_failure = self._lost(error)
+            if self._started:
+                self._loop.call_soon(self._on_readable)
+            return 0
+
+    def notify_writable(self) -> None:
+        assert self._started, "a connection is started before anything else"
+        if self._open and not self._awaits_writable:
+            self._awaits_writable = True
+            self._loop.add_writer(self._sock, self._on_writable)
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        self._end(None)
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._sock.close()  # the network was faster
+        else:
+            self._transport.linger(self._sock)
+
+    def abort(self) -> None:
+        self._reset(None)
+
+    def _on_readable(self) -> None:
+        budget = READ_BUDGET_BYTES
+        try:
+            while self._open and budget > 0:
+                assert self._receiver is not None
+                buffer = self._receiver.get_buffer()
+                size = len(buffer)
+                assert size, "memory for a read must not be empty"
+                try:
+                    nbytes = self._sock.recv_into(buffer)
+                except BlockingIOError:
+                    if self._send_failure is not None:
+                        self._lose(self._send_failure)
+                    return
+                except OSError as error:
+                    self._lose(self._send_failure or self._lost(error))
+                    return
+                if not nbytes:
+                    self._lose(self._send_failure or self._closed_by_remote())
+                    return
+                self._receiver.buffer_updated(nbytes)
+                if nbytes < size and self._send_failure is None:
+                    return  # the kernel has no more; should the stream have ended, we are called
+                budget -= nbytes
+        except Exception as error:  # noqa: BLE001 - reported below
+            self._receiver_failed(error)
+        else:
+            if self._open and self._send_failure is not None:
+                self._loop.call_soon(self._on_readable)
+
+    def _on_writable(self) -> None:
+        if not self._open:
+            return
+        self._loop.remove_writer(self._sock)
+        self._awaits_writable = False
+        assert self._receiver is not None
+        try:
+            self._receiver.writable()
+        except Exception as error:  # noqa: BLE001 - reported below
+            self._receiver_failed(error)
+
+    def _receiver_failed(self, error: Exception) -> None:
+        if isinstance(error, RemoteProtocolError):
+            self._reset(error)
+            return
+        bug = LocalProtocolError(
+            func="connection", reason=f"the receiver of {self._remote} failed: {error!r}"
+        )
+        bug.__cause__ = error
+        self._reset(bug)
+        self._loop.call_exception_handler({"message": str(bug), "exception": error})
+
+    def _lost(self, error: OSError) -> LinkError:
+        return LinkError(func="connection", reason=f"lost {self._remote}: {reason_of(error)}")
+
+    def _closed_by_remote(self) -> LinkError:
+        return LinkError(func="connection", reason=f"{self._remote} closed the connection")
+
+    def _lose(self, error: LinkError) -> None:
+        self._end(error)
+        self._sock.close()
+
+    def _reset(self, error: Exception | None) -> None:
+        if self._open:
+            self._end(error)
+            with contextlib.suppress(OSError):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            self._sock.close()
+
+    def _end(self, error: Exception | None) -> None:
+        """Leave the loop and promise ``connection_lost``; the socket is the caller's."""
+        self._open = False
+        if self._loop.is_closed():
+            return
+        if self._started:
+            self._loop.remove_reader(self._sock)
+        if self._awaits_writable:
+            self._loop.remove_writer(self._sock)
+        if self._receiver is not None:
+            self._loop.call_soon(self._receiver.connection_lost, error)
+            self._receiver = None
+
+
+class _TcpListener:
+    """See :class:`pccl.transports.base.Listener`."""
+
+    def __init__(
+        self,
+        transport: TcpTransport,
+        sock: socket.socket,
+        on_connection: Callable[[Connection], None],
+    ) -> None:
+        self._transport = transport
+        self._loop = transport.loop
+        self._sock = sock
+        self._on_connection = on_connection
+        self._address = to_address(sock.getsockname())
+        self._open = True
+        self._pause: asyncio.TimerHandle | None = None
+        self._complained = False
+        self._loop.add_reader(sock, self._on_readable)
+
+    def __repr__(self) -> str:
+        return f"<TCP listener on {self._address}{'' if self._open else ' closed'}>"
+
+    @property
+    def address(self) -> Address:
+        return self._address
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._sock)
+        if self._pause is not None:
+            self._pause.cancel()
+        self._sock.close()
+
+    def _on_readable(self) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            if not self._open:
+                return
+            try:
+                sock, socket_address = self._sock.accept()
+            except BlockingIOError:
+                return
+            except ConnectionAbortedError:
+                continue  # gone before we came to it
+            except OSError as error:  # no descriptors or memory left, or the network is down
+                self._back_off(error)
+                return
+            self._complained = False
+            self._hand_over(sock, socket_address)
+
+    def _hand_over(self, sock: socket.socket, socket_address: SocketAddress) -> None:
+        sock.setblocking(False)
+        set_options(sock)
+        remote = to_address(socket_address)
+        try:
+            local = to_address(sock.getsockname())
+        except OSError:  # some systems have forgotten a connection that is gone already
+            sock.close()
+            return
+        connection = self._transport.adopt(sock, local, remote)
+        try:
+            self._on_connection(connection)
+        except Exception as error:  # noqa: BLE001 - a bug above must not stop the listener
+            connection.abort()
+            message = f"a connection from {remote} was not taken over: {error!r}"
+            self._loop.call_exception_handler({"message": message, "exception": error})
+
+    def _back_off(self, error: OSError) -> None:
+        if not self._complained:
+            self._complained = True
+            _log.warning("%s cannot accept: %s; will try again", self._address, reason_of(error))
+        self._loop.remove_reader(self._sock)
+        self._pause = self._loop.call_later(ACCEPT_BACKOFF_S, self._resume)
+
+    def _resume(self) -> None:
+        self._pause = None
+        if self._open:
+            self._loop.add_reader(self._sock, self._on_readable)
+
+
+class TcpTransport:
+    """TCP of this host. See :class:`pccl.transports.base.Transport`.
+
+    Attributes:
+        loop: the loop that everything of this transport lives on.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._lingering: weakref.WeakSet[Lingering] = weakref.WeakSet()
+
+    async def listen(
+        self, address: Address, on_connection: Callable[[Connection], None]
+    ) -> Listener:
+        """Listen on ``address``; of several addresses of a name, on the first that can be had.
+
+        An empty host or ``0.0.0.0`` is every IPv4 address, ``::`` every address.
+
+        Raises:
+            LinkError: the address cannot be used; the reason says why.
+        """
+        reason = "no such address"
+        try:
+            for resolved in await resolve(self.loop, address, socket.AI_PASSIVE):
+                try:
+                    return _TcpListener(self, self._bind(resolved), on_connection)
+                except OSError as error:
+                    reason = reason_of(error)
+        except (OSError, ValueError, OverflowError) as error:
+            reason = reason_of(error)
+        raise LinkError(func="listen", reason=f"cannot listen on {address}: {reason}")
+
+    async def dial(self, address: Address, timeout_s: float) -> Connection:
+        """Connect to ``address``; the addresses of a name are tried in order.
+
+        Each has an equal share of the time that is left, so that one behind a silent firewall
+        does not use up all of it.
+
+        Raises:
+            LinkError: nobody there, no way, or no answer within ``timeout_s``.
+        """
+        deadline = self.loop.time() + timeout_s
+        reasons: dict[str, None] = {}
+        try:
+            async with asyncio.timeout(timeout_s):
+                candidates = await resolve(self.loop, address, 0)
+            for index, resolved in enumerate(candidates):
+                share_s = (deadline - self.loop.time()) / (len(candidates) - index)
+                try:
+                    return await self._connect(resolved, share_s)
+                except OSError as error:
+                    reasons[reason_of(error)] = None
+        except TimeoutError:
+            reasons["its name was not resolved in time"] = None
+        except (OSError, ValueError, OverflowError) as error:
+            reasons[reason_of(error)] = None
+        raise LinkError(func="dial", reason=f"cannot reach {address}: {', '.join(reasons)}")
+
+    def abandon(self) -> None:
+        """Close every descriptor and do nothing else: for the child's copy after a fork.
+
+        The connections, which belong to the parent, do not notice; objects of this transport
+        must not be used afterwards in this process.
+        """
+        for sock in list(self._sockets):
+            if (fd := sock.detach()) >= 0:
+                os.close(fd)
+        for lingering in list(self._lingering):
+            lingering.forget()
+
+    def adopt(self, sock: socket.socket, local: Address, remote: Address) -> _TcpConnection:
+        """Make a connection of a connected socket. For this module."""
+        self._sockets.add(sock)
+        return _TcpConnection(self, sock, local, remote)
+
+    def linger(self, sock: socket.socket) -> None:
+        """Give the other side time to read what was sent on ``sock``. For this module."""
+        if self.loop.is_closed():
+            sock.close()
+        else:
+            self._lingering.add(Lingering(self.loop, sock.detach()))
+
+    def _bind(self, resolved: Resolved) -> socket.socket:
+        sock = socket.socket(resolved[0], socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            set_options(sock, listener=True)
+            sock.bind(resolved[4])
+            sock.listen(BACKLOG)
+        except BaseException:
+            sock.close()
+            raise
+        self._sockets.add(sock)
+        return sock
+
+    async def _connect(self, resolved: Resolved, timeout_s: float) -> _TcpConnection:
+        sock = socket.socket(resolved[0], socket.SOCK_STREAM)
+        self._sockets.add(sock)
+        try:
+            sock.setblocking(False)
+            set_options(sock)
+            try:
+                sock.connect(resolved[4])
+            except BlockingIOError:
+                await self._connected(sock, timeout_s)
+            local, remote = to_address(sock.getsockname()), to_address(resolved[4])
+            if local == remote:
+                # Nobody listens, and the kernel lent us the very port: we dialled ourselves.
+                raise ConnectionRefusedError("connection refused")
+            return self.adopt(sock, local, remote)
+        except BaseException:
+            sock.close()
+            raise
+
+    async def _connected(self, sock: socket.socket, timeout_s: float) -> None:
+        done: asyncio.Future[OSError | None] = self.loop.create_future()
+
+        def settle(error: OSError | None) -> None:
+            if not done.done():
+                done.set_result(error)
+
+        timer = self.loop.call_later(timeout_s, settle, TimeoutError("no answer in time"))
+        self.loop.add_writer(sock, settle, None)
+        try:
+            error = await done
+        finally:
+            self.loop.remove_writer(sock)
+            timer.cancel()
+        if error is not None:
+            raise error
+        if code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(code, os.strerror(code))
+
+
+__all__ = ["TcpTransport"]
