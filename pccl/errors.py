@@ -42,6 +42,5 @@ __all__ = [
     "TooFewPeers",
 ]
 
-for _name in __all__:
-    globals()[_name].__module__ = __name__
-del _name
+for _kind in (globals()[name] for name in __all__):
+    _kind.__module__ = __name__  # users know them by this name, also in tracebacks and pickles

@@ -14,7 +14,6 @@ from pccl.runtime.clock import LoopClock
 from pccl.runtime.io_thread import IOThread
 from pccl.runtime.master_server import MasterServer
 from pccl.session import named
-from pccl.transports.tcp import TcpTransport
 
 
 class MasterNode:
@@ -52,7 +51,7 @@ class MasterNode:
         loop = io.loop
 
         async def start() -> MasterServer:
-            server = MasterServer(LoopClock(loop), TcpTransport(loop), self._timing, os.urandom)
+            server = MasterServer(LoopClock(loop), io.transport, self._timing, os.urandom)
             await server.start(self._listen)
             return server
 
@@ -84,6 +83,9 @@ class MasterNode:
 
 
 def _stop(io: IOThread, server: MasterServer) -> None:
+    if io.abandoned:  # a copy that fork made
+        return
+
     async def stop() -> None:
         server.close()
         for _ in range(2):  # let the transport report the ends of what was closed

@@ -10,6 +10,7 @@ import asyncio
 import weakref
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any, TypeVar
 
 from pccl.addresses import parse_address
@@ -20,7 +21,7 @@ from pccl.runtime.clock import LoopClock
 from pccl.runtime.engine import PeerEngine, PeerOptions, ReduceReport
 from pccl.runtime.io_thread import IOThread, Submission
 from pccl.runtime.operand import borrow
-from pccl.transports.tcp import TcpTransport
+from pccl.transports.base import Address
 
 _T = TypeVar("_T")
 
@@ -55,13 +56,13 @@ class Session:
     def __init__(self, owner: object, address: str, peer_group: int, timing: Timing | None) -> None:
         master = parse_address(address)
         _check_range("peer_group", peer_group, PEER_GROUP_MAX)
-        options = PeerOptions(timing=timing or Timing())
+        options = PeerOptions(timing=timing or Timing(), listen=_listen_address(master))
         self._io = IOThread.acquire()
         loop = self._io.loop
 
         def make_engine() -> PeerEngine:
             return PeerEngine(
-                loop, LoopClock(loop), TcpTransport(loop), master, peer_group, options
+                loop, LoopClock(loop), self._io.transport, master, peer_group, options
             )
 
         self.engine = self._io.call(make_engine)
@@ -69,8 +70,8 @@ class Session:
 
     @property
     def closed(self) -> bool:
-        """Whether ``close`` was called."""
-        return not self._finalizer.alive
+        """Whether ``close`` was called, or this is a copy that fork made."""
+        return not self._finalizer.alive or self._io.abandoned
 
     def submit(self, work: Coroutine[Any, Any, _T], func: str) -> Submission[_T]:
         """Start ``work`` on the I/O thread.
@@ -80,7 +81,8 @@ class Session:
         """
         if self.closed:
             work.close()
-            raise NotConnected(func=func, reason="the communicator is closed; make a new one")
+            why = "belongs to the parent process" if self._io.abandoned else "is closed"
+            raise NotConnected(func=func, reason=f"the communicator {why}; make a new one")
         return self._io.submit(work)
 
     def reduce(
@@ -119,6 +121,19 @@ class Session:
         return roster
 
 
+def _listen_address(master: Address) -> Address:
+    """Where the own port listens: a run on this machine alone is not open to others."""
+    if master.host == "localhost":
+        return Address("127.0.0.1", 0)
+    try:
+        literal = ip_address(master.host)
+    except ValueError:  # a name
+        return Address("0.0.0.0", 0)
+    if literal.is_loopback:
+        return Address(master.host, 0)
+    return Address("::" if literal.version == 6 else "0.0.0.0", 0)
+
+
 def info_of(report: ReduceReport) -> ReduceInfo:
     """The user's view of a report."""
     return ReduceInfo(
@@ -138,6 +153,8 @@ def named(error: PCCLError, func: str) -> PCCLError:
 
 
 def _close(io: IOThread, engine: PeerEngine) -> None:
+    if io.abandoned:
+        return
     submission = io.submit(engine.close())
     if io.owns_current_thread():  # collected by chance on the I/O thread, which must not wait
         submission.finished.add_done_callback(lambda _: io.release())

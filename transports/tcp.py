@@ -136,8 +136,7 @@ class _TcpConnection:
             while self._open and budget > 0:
                 assert self._receiver is not None
                 buffer = self._receiver.get_buffer()
-                size = len(buffer)
-                assert size, "memory for a read must not be empty"
+                assert len(buffer), "memory for a read must not be empty"
                 try:
                     nbytes = self._sock.recv_into(buffer)
                 except BlockingIOError:
@@ -151,14 +150,13 @@ class _TcpConnection:
                     self._lose(self._send_failure or self._closed_by_remote())
                     return
                 self._receiver.buffer_updated(nbytes)
-                if nbytes < size and self._send_failure is None:
-                    return  # the kernel has no more; should the stream have ended, we are called
+                # On after a short read, too: uvloop calls only once when the stream has failed.
                 budget -= nbytes
         except Exception as error:  # noqa: BLE001 - reported below
             self._receiver_failed(error)
         else:
-            if self._open and self._send_failure is not None:
-                self._loop.call_soon(self._on_readable)
+            if self._open:
+                self._loop.call_soon(self._on_readable)  # there is more; the others come first
 
     def _on_writable(self) -> None:
         if not self._open:
@@ -357,8 +355,8 @@ class TcpTransport:
     def abandon(self) -> None:
         """Close every descriptor and do nothing else: for the child's copy after a fork.
 
-        The connections, which belong to the parent, do not notice; objects of this transport
-        must not be used afterwards in this process.
+        The connections, which belong to the parent, do not notice. Neither this transport nor
+        its loop, which watches the descriptors, may be used in this process any more.
         """
         for sock in list(self._sockets):
             if (fd := sock.detach()) >= 0:

@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgpack
 
@@ -91,14 +91,15 @@ def decode(body: bytes) -> Message:
         )
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise RemoteProtocolError(func="control", reason=f"not MessagePack: {error}") from error
-    if not isinstance(value, list) or not value or type(value[0]) is not int:
+    parts = value if _is_list(value) else []
+    if not parts or type(parts[0]) is not int:
         raise RemoteProtocolError(func="control", reason="not a control message")
-    decoder = _DECODERS.get(value[0])
+    decoder = _DECODERS.get(parts[0])
     if decoder is None:
-        raise RemoteProtocolError(func="control", reason=f"unknown message code {value[0]}")
+        raise RemoteProtocolError(func="control", reason=f"unknown message code {parts[0]}")
     name, decode_fields = decoder
     try:
-        return typing.cast("Message", decode_fields(value[1:]))
+        return typing.cast("Message", decode_fields(parts[1:]))
     except _Invalid as error:
         raise RemoteProtocolError(func="control", reason=f"malformed {name}: {error}") from error
 
@@ -124,7 +125,7 @@ class StreamDecoder:
         """
         self._buffer += data
         if self.version is None:
-            if self._buffer[:4] != _MAGIC[: len(self._buffer)]:
+            if bytes(self._buffer[:4]) != _MAGIC[: len(self._buffer)]:
                 raise RemoteProtocolError(func="control", reason="does not speak this protocol")
             if len(self._buffer) < PREAMBLE_BYTES:
                 return []
@@ -154,11 +155,19 @@ class StreamDecoder:
 # -- dataclasses to plain lists and back -------------------------------------------------------
 
 
+def _is_list(value: object) -> TypeGuard[list[Any]]:
+    return type(value) is list
+
+
+def _is_tuple(value: object) -> TypeGuard[tuple[Any, ...]]:
+    return type(value) is tuple
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, enum.IntEnum):
         return int(value)
-    if isinstance(value, tuple):
-        return [_plain(item) for item in typing.cast("tuple[Any, ...]", value)]
+    if _is_tuple(value):
+        return [_plain(item) for item in value]
     if is_dataclass(value):
         return _plain_fields(value)
     if isinstance(value, str):
@@ -180,7 +189,8 @@ def _decoder_of(hint: Any) -> _Decoder:
     origin = typing.get_origin(hint)
     if origin is typing.Annotated:
         base, annotation = typing.get_args(hint)
-        assert base is int and isinstance(annotation, Below)
+        assert base is int
+        assert isinstance(annotation, Below)
         return _integer_decoder(annotation)
     if origin is tuple:
         item, ellipsis = typing.get_args(hint)
@@ -241,9 +251,9 @@ def _enum_decoder(kind: type[enum.IntEnum]) -> _Decoder:
 
 def _tuple_decoder(decode_item: _Decoder) -> _Decoder:
     def decode_tuple(value: Any) -> tuple[Any, ...]:
-        if type(value) is not list:
+        if not _is_list(value):
             raise _Invalid(f"{value!r:.40} is not a list")
-        return tuple(decode_item(item) for item in typing.cast("list[Any]", value))
+        return tuple(decode_item(item) for item in value)
 
     return decode_tuple
 
@@ -253,12 +263,11 @@ def _dataclass_decoder(kind: type[Any]) -> _Decoder:
     decoders = tuple(_decoder_of(hints[field.name]) for field in fields(kind))
 
     def decode_dataclass(value: Any) -> Any:
-        if type(value) is not list:
+        if not _is_list(value):
             raise _Invalid(f"{value!r:.40} is not a list")
-        values = typing.cast("list[Any]", value)
-        if len(values) != len(decoders):
-            raise _Invalid(f"{kind.__name__} has {len(decoders)} fields, not {len(values)}")
-        return kind(*(decoder(item) for decoder, item in zip(decoders, values, strict=True)))
+        if len(value) != len(decoders):
+            raise _Invalid(f"{kind.__name__} has {len(decoders)} fields, not {len(value)}")
+        return kind(*(decoder(item) for decoder, item in zip(decoders, value, strict=True)))
 
     return decode_dataclass
 

@@ -211,6 +211,7 @@ class MasterMachine:
         self._send(peer, msg.Resumed())
         self._send(peer, msg.LinkPlan(self.membership.elders(peer)))
         if not peer.admitted:
+            self._admit_into_empty_run()
             return
         if message.roster_version == 0:  # it was admitted, but that news was lost
             self._send(peer, self._admission(peer))
@@ -504,7 +505,7 @@ class MasterMachine:
             ring = self.membership.ring(operation.group, operation.view)
             if ballot.phase.ended or operation in self._outcomes:
                 raise InvariantViolation(f"{operation} is decided and undecided", self.history)
-            if ring != ballot.members or any(peer not in members for peer in ring):
+            if ring != ballot.members or any(peer not in members for peer in ballot.members):
                 raise InvariantViolation(f"{operation} is open in a closed view", self.history)
         for kept in (*self._outcomes.values(), *self._answers.values()):
             strangers = [peer for peer in kept.unacknowledged if peer not in members]

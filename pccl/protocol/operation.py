@@ -36,7 +36,7 @@ class Phase(enum.Enum):
 
 TRANSITIONS: dict[Phase, tuple[Phase, ...]] = {
     Phase.REQUESTED: (Phase.STARTED, Phase.ABORTED),
-    Phase.STARTED: (Phase.DONE, Phase.ABORTED, Phase.COMMITTED),
+    Phase.STARTED: (Phase.DONE, Phase.ABORTED),
     Phase.DONE: (Phase.COMMITTED, Phase.ABORTED),
     Phase.COMMITTED: (),
     Phase.ABORTED: (),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pccl.protocol.codec import StreamDecoder, encode, preamble
-from pccl.protocol.errors import LinkError, RemoteProtocolError
+from pccl.protocol.errors import PCCLError
 from pccl.protocol.limits import PROTOCOL_VERSION
 from pccl.protocol.messages import Message, Refused
 from pccl.transports.base import Connection
@@ -108,5 +108,4 @@ class ControlStream:
 
     def connection_lost(self, error: Exception | None) -> None:
         """See ``Receiver``."""
-        known = isinstance(error, LinkError | RemoteProtocolError)
-        self._end(error.reason if known else str(error))  # pyright: ignore
+        self._end(error.reason if isinstance(error, PCCLError) else str(error or "closed"))

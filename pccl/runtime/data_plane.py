@@ -121,8 +121,8 @@ class DataPlane:
                 transfer.link_changed()
 
     def progress(self) -> tuple[Progress, ...]:
-        """How far the started operations are."""
-        return tuple(t.progress for t in self.transfers.values() if t.begun)
+        """How far the posted operations are."""
+        return tuple(transfer.progress for transfer in self.transfers.values())
 
     # -- what lanes do -------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class DataPlane:
             RemoteProtocolError: the sender may not send this.
         """
         lane.context = None
-        transfer = self.transfers.get(header.operation)
+        transfer = self._find(header.operation)
         match header.kind:
             case FrameKind.DATA if transfer is not None:
                 if transfer.upstream != peer:
@@ -191,6 +191,10 @@ class DataPlane:
         header = lane.receiving
         if isinstance(context, _Kept) and context.early is not None and header is not None:
             context.early.release(header)
+
+    def _find(self, operation: OperationId) -> Transfer | None:
+        """The transfer that a frame belongs to: the very operation, not one with its tag."""
+        return self.transfers.get(operation)
 
     def _answer_query(self, peer: PeerId, operation: OperationId) -> None:
         transfer = self.transfers.get(operation)

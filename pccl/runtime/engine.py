@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +58,7 @@ from pccl.runtime.data_plane import DataPlane
 from pccl.runtime.link_keeper import LinkKeeper
 from pccl.runtime.operand import Operand
 from pccl.transports.base import Address, Listener, Transport
+from pccl.transports.link import Link
 
 _log = logging.getLogger("pccl.peer")
 
@@ -66,7 +68,7 @@ class PeerOptions:
     """What a peer may be told."""
 
     timing: Timing = field(default_factory=Timing)
-    listen: Address = Address("0.0.0.0", 0)  # noqa: S104
+    listen: Address = field(default_factory=lambda: Address("0.0.0.0", 0))
     """Where its one port listens; port 0: any free one."""
     segment_bytes: int | None = None
     """Fixed segment size (tests); None: chosen. All members must agree."""
@@ -101,6 +103,7 @@ class PeerEngine:
         group: the peer group.
         options: deadlines and the like.
         observer: called with each event and its effects after they were carried out (traces).
+        make_link: makes the link to a peer (the simulator brings a faulty one).
     """
 
     def __init__(
@@ -112,6 +115,7 @@ class PeerEngine:
         group: int,
         options: PeerOptions,
         observer: Callable[[PeerEvent, list[PeerEffect]], None] | None = None,
+        make_link: Callable[[PeerId], Link] = Link,
     ) -> None:
         self.master = master
         self.group = group
@@ -121,6 +125,7 @@ class PeerEngine:
         self._options = options
         self._timing = options.timing
         self._observer = observer
+        self._make_link = make_link
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._listener: Listener | None = None
         self._control: ControlStream | None = None
@@ -144,6 +149,7 @@ class PeerEngine:
             self.machine,
             self._on_link_change,
             self._create_task,
+            self._make_link,
         )
         self.data_plane = DataPlane(
             self.keeper.link_to, self.machine.may_come, self._on_done, self._options.segment_bytes
@@ -194,6 +200,12 @@ class PeerEngine:
         assert isinstance(report, ReduceReport)
         return report
 
+    def operand_of(self, call: int) -> Operand:
+        """The buffers that an open call has lent (for observers)."""
+        operand = self._calls[call].operand
+        assert operand is not None
+        return operand
+
     async def close(self) -> None:
         """Say goodbye and let go of everything; idempotent."""
         if self._closed:
@@ -209,10 +221,8 @@ class PeerEngine:
         for task in list(self._tasks):
             task.cancel()
         for task in list(self._tasks):
-            try:
+            with suppress(asyncio.CancelledError):
                 await task
-            except asyncio.CancelledError:
-                pass
         for _ in range(2):  # let the transport report the ends of what was closed
             await _next_turn(self._loop)
 

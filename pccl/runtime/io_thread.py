@@ -1,16 +1,20 @@
 """The one thread per process that runs the loop, and the bridge that other threads use.
 
 The thread starts with its first user and ends with its last, so that a closed library leaves
-nothing behind.
+nothing behind. A child made by fork has no such thread: its copy is abandoned, which closes the
+descriptors and tells nobody, and whoever needs one in the child starts anew.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, Generic, TypeVar
+
+from pccl.transports.tcp import TcpTransport
 
 _T = TypeVar("_T")
 
@@ -78,13 +82,21 @@ class Submission(Generic[_T]):
 
 
 class IOThread:
-    """The process's I/O thread; take it with :meth:`acquire`, give it back with ``release``."""
+    """The process's I/O thread; take it with :meth:`acquire`, give it back with ``release``.
+
+    Attributes:
+        loop: what the thread runs.
+        transport: the network, for everybody on this thread.
+        abandoned: this is a forked child's copy, which nobody runs; do not use it.
+    """
 
     _shared: ClassVar[IOThread | None] = None
     _lock: ClassVar[threading.RLock] = threading.RLock()
 
     def __init__(self) -> None:
         self.loop = _new_loop()
+        self.transport = TcpTransport(self.loop)
+        self.abandoned = False
         self._users = 0
         self._thread = threading.Thread(target=self._run, name="pccl-io", daemon=True)
         self._thread.start()
@@ -108,6 +120,15 @@ class IOThread:
         self.loop.call_soon_threadsafe(self.loop.stop)
         if threading.current_thread() is not self._thread:
             self._thread.join()
+
+    @classmethod
+    def abandon(cls) -> None:
+        """Let go of a copy that fork made; the parent's connections do not notice."""
+        cls._lock = threading.RLock()  # some thread of the parent may have held it
+        copy, cls._shared = cls._shared, None
+        if copy is not None:
+            copy.abandoned = True
+            copy.transport.abandon()
 
     def submit(self, work: Coroutine[Any, Any, _T]) -> Submission[_T]:
         """Run ``work`` on the I/O thread."""
@@ -133,3 +154,7 @@ class IOThread:
             asyncio.set_event_loop(None)
             self.loop.run_until_complete(self.loop.shutdown_default_executor())
             self.loop.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=IOThread.abandon)

@@ -33,11 +33,19 @@ class Identity(Protocol):
     """Who we are; the peer machine knows."""
 
     @property
-    def peer(self) -> PeerId: ...
+    def peer(self) -> PeerId:
+        """The own id; 0 before registration."""
+        ...
+
     @property
-    def run(self) -> bytes: ...
+    def run(self) -> bytes:
+        """The run's id."""
+        ...
+
     @property
-    def term(self) -> int: ...
+    def term(self) -> int:
+        """The term that we follow."""
+        ...
 
 
 @dataclass(slots=True)
@@ -74,6 +82,8 @@ class LinkKeeper:
         data_plane: who understands the frames.
         on_change: called with a peer and None when its link is up (also when it was made anew),
             or with the reason when it is down or cannot be made.
+        create_task: runs a dial.
+        make_link: makes the link to a peer.
     """
 
     def __init__(
@@ -84,6 +94,7 @@ class LinkKeeper:
         identity: Identity,
         on_change: Callable[[PeerId, str | None], None],
         create_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        make_link: Callable[[PeerId], Link] = Link,
     ) -> None:
         self.data_plane: DataPlane | None = None
         self._clock = clock
@@ -92,6 +103,7 @@ class LinkKeeper:
         self._identity = identity
         self._on_change = on_change
         self._create_task = create_task
+        self._make_link = make_link
         self._links: dict[PeerId, Link] = {}
         self._wanted: dict[PeerId, Member] = {}
         self._dialling: dict[PeerId, _Dialling] = {}
@@ -103,7 +115,7 @@ class LinkKeeper:
         """The link to ``peer``, which may be down."""
         link = self._links.get(peer)
         if link is None:
-            link = self._links[peer] = Link(peer)
+            link = self._links[peer] = self._make_link(peer)
         return link
 
     def links(self) -> list[Link]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -68,7 +68,7 @@ def borrow(send: object, recv: object | None = None) -> Operand:
 
 def _as_array(buffer: object, name: str) -> Array:
     if isinstance(buffer, np.ndarray):
-        return buffer
+        return cast("Array", buffer)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(buffer, torch.Tensor):
         tensor: Any = buffer

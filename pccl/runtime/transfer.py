@@ -81,8 +81,8 @@ class Transfer:
         self._op = op
         self._operand = operand
         self._itemsize = operand.result.dtype.itemsize
-        self._result_bytes = memoryview(operand.result).cast("B")
-        self._send_bytes = memoryview(operand.send).cast("B")
+        self._result_bytes = operand.result.data.cast("B")
+        self._send_bytes = operand.send.data.cast("B")
         self._own = np.empty_like(operand.send) if operand.in_place else operand.send
         self._saved = bytearray(schedule.layout.segment_count if operand.in_place else 0)
         self._received = ReceivedSet(schedule.incoming_count)
@@ -174,7 +174,7 @@ class Transfer:
             reason = f"unexpected segment {header} of {self.operation}"
             raise RemoteProtocolError(func="lane", reason=reason)
         index, segment = found
-        if index in self._received:
+        if self._is_second_copy(index):
             return None
         self._save(segment)
         self._claims[index] = lane
@@ -236,6 +236,9 @@ class Transfer:
         self._claims.clear()
         if not committed:
             self._restore()
+
+    def _is_second_copy(self, index: int) -> bool:
+        return index in self._received
 
     def _save(self, segment: Segment) -> None:
         if self._operand.in_place and not self._saved[segment.position]:

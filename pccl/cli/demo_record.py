@@ -1,0 +1,319 @@
+"""What the demo's processes report, what becomes of it, and the judgement at the end.
+
+Pure bookkeeping: no process, no clock, no terminal. A worker writes one JSON object per line
+(:func:`encode`); the orchestrator reads them back (:func:`decode`), feeds them to a
+:class:`Record` together with the time, and asks :func:`judge` for the verdict.
+
+Who was lost is counted from what the survivors report, never from the orchestrator having killed
+somebody: a process that is killed but still counted as a member is a failure of the demo.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+ACCURACY_MIN = 0.95
+"""Held-out accuracy that the peers together must reach."""
+
+RATE_WINDOW_S = 2.0
+"""Bandwidth is shown as the mean over this long: short enough to see a change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The master admitted the worker."""
+
+    peer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The worker took one optimizer step.
+
+    Attributes:
+        step: counted from 1.
+        loss: mean training loss over everybody who took part, so the same for all.
+        contributors: ids of the peers whose gradients were averaged; empty when training alone.
+        tx_bytes: sent since the beginning.
+        rx_bytes: received since the beginning.
+    """
+
+    step: int
+    loss: float
+    contributors: tuple[int, ...]
+    tx_bytes: int
+    rx_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The worker took all its steps.
+
+    Attributes:
+        accuracy: share of the held-out digits that its weights get right.
+        digest: SHA-256 of its weights, in hexadecimal.
+    """
+
+    accuracy: float
+    digest: str
+
+
+Event: TypeAlias = Joined | Stepped | Finished
+
+_KINDS: dict[str, type[Event]] = {"joined": Joined, "stepped": Stepped, "finished": Finished}
+
+
+def encode(event: Event) -> str:
+    """One line of JSON for an event, without the line end."""
+    return json.dumps({"event": type(event).__name__.lower(), **dataclasses.asdict(event)})
+
+
+def decode(line: str) -> Event | None:
+    """The event that a line holds, or None for any other output."""
+    try:
+        values: Any = json.loads(line)
+        kind = _KINDS[values.pop("event")]
+        if "contributors" in values:
+            values["contributors"] = tuple(values["contributors"])
+        return kind(**values)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+@dataclass(slots=True)
+class Worker:
+    """One process of the demo and what it has reported so far.
+
+    Attributes:
+        shard: index of the part of the data that it trains on.
+        alone: it is the one that trains without the others, for comparison.
+        killed: the orchestrator has sent it SIGKILL.
+        lost: ids of peers that took part in its first step but not in its latest.
+    """
+
+    shard: int
+    alone: bool = False
+    pid: int = 0
+    peer_id: int | None = None
+    latest: Stepped | None = None
+    finished: Finished | None = None
+    killed: bool = False
+    first_contributors: frozenset[int] = frozenset()
+    lost: frozenset[int] = frozenset()
+    moved: collections.deque[tuple[float, int]] = field(
+        default_factory=collections.deque[tuple[float, int]]
+    )
+
+    @property
+    def label(self) -> str:
+        """What to call it: by its id as soon as it has one."""
+        if self.alone:
+            return f"shard {self.shard} alone"
+        return f"peer on shard {self.shard}" if self.peer_id is None else f"peer {self.peer_id}"
+
+    @property
+    def status(self) -> str:
+        """What it is doing, in a word."""
+        if self.killed:
+            return "killed"
+        if self.finished is not None:
+            return "finished"
+        if self.latest is not None:
+            return "training"
+        return "starting" if self.peer_id is None else "waiting"
+
+    @property
+    def world_size(self) -> int:
+        """Members that took part in its latest step; 0 before the first."""
+        return len(self.latest.contributors) if self.latest is not None else 0
+
+    def rate(self, now: float) -> float:
+        """Bytes per second, sent and received together, over the last moments."""
+        recent = [moved for moved in self.moved if now - moved[0] <= RATE_WINDOW_S]
+        if self.status != "training" or len(recent) < 2 or recent[-1][0] <= recent[0][0]:
+            return 0.0
+        return (recent[-1][1] - recent[0][1]) / (recent[-1][0] - recent[0][0])
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One step as the picture shows it."""
+
+    at_s: float
+    step: int
+    loss: float
+    world_size: int
+
+
+@dataclass(slots=True)
+class Record:
+    """Everything that is known about one demo.
+
+    Attributes:
+        workers: in the order in which they were started.
+        step_count: how many steps each takes.
+        points: one for each step, when the first peer reported it.
+        killed_at: when and after which step one was killed.
+        resumed_s: how long after that a survivor first reported a step without the killed one.
+    """
+
+    workers: list[Worker]
+    step_count: int
+    points: list[Point] = field(default_factory=list[Point])
+    killed_at: tuple[float, int] | None = None
+    resumed_s: float | None = None
+
+    @property
+    def peers(self) -> list[Worker]:
+        """The workers that train together."""
+        return [worker for worker in self.workers if not worker.alone]
+
+    @property
+    def survivors(self) -> list[Worker]:
+        """The peers that nobody has killed."""
+        return [worker for worker in self.peers if not worker.killed]
+
+    @property
+    def step(self) -> int:
+        """The latest step that any peer has taken."""
+        return self.points[-1].step if self.points else 0
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that all peers have sent, the killed one up to its last report."""
+        return sum(worker.latest.tx_bytes for worker in self.peers if worker.latest is not None)
+
+    def add(self, now: float, worker: Worker, event: Event) -> list[str]:
+        """Take one event in.
+
+        Args:
+            now: seconds since the demo began.
+            worker: who reported it.
+            event: what was reported.
+
+        Returns:
+            What is worth telling the user, in words.
+        """
+        match event:
+            case Joined(peer_id):
+                worker.peer_id = peer_id
+                return [f"{worker.label} joined (shard {worker.shard}, pid {worker.pid})"]
+            case Stepped():
+                return self._add_step(now, worker, event)
+            case Finished(accuracy):
+                worker.finished = event
+                return [f"{worker.label} finished, held-out accuracy {accuracy:.3f}"]
+
+    def add_kill(self, now: float, worker: Worker) -> str:
+        """Note that a worker was sent SIGKILL; returns what to tell the user."""
+        worker.killed = True
+        self.killed_at = (now, self.step)
+        return f"{worker.label} killed (SIGKILL to pid {worker.pid}) at step {self.step}"
+
+    def _add_step(self, now: float, worker: Worker, event: Stepped) -> list[str]:
+        first = worker.latest is None
+        worker.latest = event
+        if worker.alone:
+            return []
+        worker.moved.append((now, event.tx_bytes + event.rx_bytes))
+        while now - worker.moved[0][0] > RATE_WINDOW_S:
+            worker.moved.popleft()
+
+        told: list[str] = []
+        contributors = frozenset(event.contributors)
+        if first:
+            worker.first_contributors = contributors
+            if not self.points:
+                told.append(f"all {len(contributors)} train together")
+        known_lost = frozenset[int]().union(*(peer.lost for peer in self.peers))
+        worker.lost = worker.first_contributors - contributors
+        if news := sorted(worker.lost - known_lost):
+            told.append(f"{name_peers(news)} lost, continuing with {len(contributors)}")
+            if self.killed_at is not None:
+                self.resumed_s = now - self.killed_at[0]
+        if event.step > self.step:
+            self.points.append(Point(now, event.step, event.loss, len(contributors)))
+        return told
+
+
+def name_peers(peer_ids: Sequence[int]) -> str:
+    """``peer 3`` or ``peers 2, 3``."""
+    return f"peer{'s' if len(peer_ids) > 1 else ''} {', '.join(map(str, peer_ids))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How the demo went; ``failures`` is empty if all is well.
+
+    Attributes:
+        accuracy: held-out accuracy of the peers' common weights; None if they did not finish.
+        single_shard_accuracy: the same for the one that trained alone; None if it did not finish.
+        digests_equal: all survivors finished with the same weights, bit for bit.
+        lost_peers: how many the survivors saw leave.
+        joined_peers: how many were admitted.
+        seconds: from start to judgement.
+        failures: what was not as it should be, in words.
+    """
+
+    accuracy: float | None
+    single_shard_accuracy: float | None
+    digests_equal: bool
+    lost_peers: int
+    joined_peers: int
+    seconds: float
+    failures: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """The one object that ``--json`` prints."""
+        values = dataclasses.asdict(self)
+        del values["failures"]
+        return json.dumps(values)
+
+
+def judge(record: Record, *, seconds: float, lost_expected: int, problem: str = "") -> Verdict:
+    """Say whether a demo did what it set out to show.
+
+    Args:
+        record: what happened.
+        seconds: how long it took.
+        lost_expected: how many peers the survivors must have seen leave.
+        problem: why the demo was broken off, if it was.
+    """
+    finished = [peer.finished for peer in record.survivors if peer.finished is not None]
+    complete = bool(finished) and len(finished) == len(record.survivors)
+    digests_equal = complete and len({end.digest for end in finished}) == 1
+    accuracy = min(end.accuracy for end in finished) if complete else None
+    alone = [one.finished.accuracy for one in record.workers if one.alone and one.finished]
+    views = {peer.lost for peer in record.survivors if peer.latest is not None}
+    lost_peers = len(frozenset[int]().union(*views))
+    joined_peers = len({peer.peer_id for peer in record.peers} - {None})
+
+    failures = [problem] if problem else []
+    if joined_peers != len(record.peers):
+        failures.append(f"{joined_peers} of {len(record.peers)} peers joined")
+    if accuracy is None:
+        failures.append(f"{len(finished)} of {len(record.survivors)} survivors finished")
+    elif accuracy < ACCURACY_MIN:
+        failures.append(f"held-out accuracy {accuracy:.3f} is below {ACCURACY_MIN}")
+    if not alone:
+        failures.append("the one that trains alone did not finish")
+    if complete and not digests_equal:
+        failures.append("the survivors' weights differ")
+    if len(views) > 1:
+        failures.append("the survivors disagree on who was lost")
+    if lost_peers != lost_expected:
+        failures.append(f"{lost_peers} peers were lost, not {lost_expected}")
+    return Verdict(
+        accuracy=accuracy,
+        single_shard_accuracy=alone[0] if alone else None,
+        digests_equal=digests_equal,
+        lost_peers=lost_peers,
+        joined_peers=joined_peers,
+        seconds=round(seconds, 3),
+        failures=tuple(failures),
+    )

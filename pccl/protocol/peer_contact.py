@@ -1,0 +1,91 @@
+"""One peer's contact with the master: is it connected, when was the master heard, what it is owed.
+
+State only. Deadlines count from the last word of the master; a tick that comes late moves them,
+because then it was this process that slept.
+"""
+
+from __future__ import annotations
+
+from pccl.protocol import messages as msg
+from pccl.protocol.limits import ACKNOWLEDGED_BATCH_MAX, Timing
+from pccl.protocol.types import OperationId, RoundId
+
+
+class MasterContact:
+    """The control connection as one peer knows it.
+
+    Args:
+        timing: deadlines.
+        now_ns: the present.
+    """
+
+    def __init__(self, timing: Timing, now_ns: int) -> None:
+        self.connected = False
+        self.heard_ns = now_ns
+        """When the master was last heard."""
+        self._opened_ns = now_ns
+        self._timing = timing
+        self._beat_ns = now_ns
+        self._tick_ns = now_ns
+        self._redial_ns = timing.ns(timing.redial_min_s)
+        self._operations: list[OperationId] = []
+        self._rounds: list[RoundId] = []
+
+    def opened(self, now_ns: int) -> None:
+        """There is a connection. That is no word from the master: it may be frozen behind it."""
+        self.connected = True
+        self._opened_ns = now_ns
+
+    def heard(self, now_ns: int) -> None:
+        """The master has said something."""
+        self.heard_ns = now_ns
+        self._redial_ns = self._timing.ns(self._timing.redial_min_s)
+
+    def is_silent(self, now_ns: int) -> bool:
+        """Whether the present connection has brought nothing for the whole deadline."""
+        since_ns = max(self.heard_ns, self._opened_ns)
+        return now_ns - since_ns >= self._timing.ns(self._timing.deadline_s)
+
+    def is_lost(self, now_ns: int) -> bool:
+        """Whether the master has been silent for so long, on any connection, that it is lost."""
+        return now_ns - self.heard_ns >= self._timing.ns(self._timing.master_lost_s)
+
+    def redial_delay_ns(self) -> int:
+        """How long to wait before the next attempt to connect; grows with every attempt."""
+        delay_ns = self._redial_ns
+        self._redial_ns = min(2 * delay_ns, self._timing.ns(self._timing.redial_max_s))
+        return delay_ns
+
+    def is_tick_late(self, now_ns: int) -> bool:
+        """A tick has come; if it is late, shift the deadlines by the gap."""
+        gap_ns = now_ns - self._tick_ns
+        self._tick_ns = now_ns
+        late = gap_ns >= 2 * self._timing.ns(self._timing.tick_s)
+        if late:
+            self.heard_ns = min(self.heard_ns + gap_ns, now_ns)
+            self._opened_ns = min(self._opened_ns + gap_ns, now_ns)
+        return late
+
+    def is_beat_due(self, now_ns: int) -> bool:
+        """Whether it is time for a sign of life."""
+        return now_ns - self._beat_ns >= self._timing.ns(self._timing.heartbeat_s)
+
+    # -- acknowledgements ----------------------------------------------------------------------
+
+    def acknowledge(self, final: OperationId | RoundId) -> None:
+        """An outcome or an answer has arrived; the next heartbeat says so."""
+        if isinstance(final, RoundId):
+            self._rounds.append(final)
+        else:
+            self._operations.append(final)
+
+    def is_batch_full(self) -> bool:
+        """Whether there is so much to acknowledge that it should not wait."""
+        return len(self._operations) + len(self._rounds) >= ACKNOWLEDGED_BATCH_MAX
+
+    def beat(self, progress: tuple[msg.Progress, ...], now_ns: int) -> msg.Heartbeat:
+        """The sign of life to send now."""
+        self._beat_ns = now_ns
+        operations, self._operations = self._operations, []
+        rounds, self._rounds = self._rounds, []
+        return msg.Heartbeat(progress, tuple(operations), tuple(rounds))

@@ -1,0 +1,139 @@
+"""The operations that one peer has open: their numbers, their phases and who waits for them.
+
+State only: :class:`~pccl.protocol.peer.PeerMachine` decides what to send and what callers get.
+
+* Every member derives the same number for the n-th use of a tag in a view, and an outcome, also
+  one of an operation that was never asked for here, uses its number up.
+* Phases change along the table in :mod:`pccl.protocol.operation` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pccl.protocol import errors
+from pccl.protocol import messages as msg
+from pccl.protocol.history import History, InvariantViolation
+from pccl.protocol.operation import TRANSITIONS, Phase
+from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId
+
+
+@dataclass(slots=True)
+class OpenOperation:
+    """One operation that was posted here and has no outcome yet."""
+
+    id: OperationId
+    descriptor: Descriptor
+    ring: tuple[PeerId, ...]
+    call: int | None
+    """None once the caller has left."""
+    phase: Phase = Phase.REQUESTED
+    digest: bytes = b""
+    withdrawn: str | None = None
+    attempt: int = 0
+
+    def next_attempt(self, n: int) -> OpenOperation:
+        """The same once more, under the number ``n``."""
+        again = replace(self.id, n=n)
+        return OpenOperation(again, self.descriptor, self.ring, self.call, attempt=self.attempt + 1)
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the caller left after it was done here: the others may commit it."""
+        return self.call is None and self.withdrawn is None
+
+
+class OpenOperations:
+    """All open operations of one peer, in the order in which they were posted."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._open: dict[OperationId, OpenOperation] = {}
+        self._next_n: dict[tuple[int, int], int] = {}
+        """(view, tag) -> number of the next operation."""
+
+    def __iter__(self) -> Iterator[OpenOperation]:
+        return iter(self._open.values())
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def get(self, operation: OperationId) -> OpenOperation | None:
+        """The open operation of that id, if there is one."""
+        return self._open.get(operation)
+
+    def of_call(self, call: int) -> OpenOperation | None:
+        """The open operation that a call waits for, if there is one."""
+        return next((known for known in self if known.call == call), None)
+
+    def next_n(self, view: int, tag: int) -> int:
+        """Number of the next operation of ``tag`` in ``view``."""
+        return self._next_n.get((view, tag), 0)
+
+    def open(self, operation: OpenOperation) -> None:
+        """Add the next operation of its tag and view."""
+        self.use_up(operation.id)
+        self._open[operation.id] = operation
+
+    def use_up(self, operation: OperationId) -> None:
+        """Never derive this number (or a lower one of its tag and view) again."""
+        key = (operation.view, operation.tag)
+        self._next_n[key] = max(self._next_n.get(key, 0), operation.n + 1)
+
+    def enter(self, operation: OpenOperation, phase: Phase) -> None:
+        """Change the phase.
+
+        Raises:
+            InvariantViolation: the table does not allow it.
+        """
+        if phase not in TRANSITIONS[operation.phase]:
+            what = f"{operation.id} cannot go from {operation.phase.value} to {phase.value}"
+            raise InvariantViolation(what, self._history)
+        operation.phase = phase
+
+    def end(self, operation: OperationId, *, committed: bool) -> OpenOperation | None:
+        """Take an operation out with its final phase; None if it is not open (told twice).
+
+        Raises:
+            InvariantViolation: it was committed before it started.
+        """
+        known = self._open.pop(operation, None)
+        if known is not None:
+            self.enter(known, Phase.COMMITTED if committed else Phase.ABORTED)
+        return known
+
+    def forget_closed(self, open_views: tuple[int, ...]) -> None:
+        """Forget the numbering of views that are closed for good."""
+        self._next_n = {key: n for key, n in self._next_n.items() if key[0] in open_views}
+
+    def unanswered(self) -> Iterator[msg.PeerMessage]:
+        """What the master has to be told again after a reconnect."""
+        for known in self:
+            if known.withdrawn is not None:
+                yield msg.Withdraw(known.id, known.withdrawn)
+                continue
+            yield msg.OperationRequest(known.id, known.descriptor)
+            if known.phase is Phase.DONE:
+                yield msg.OperationDone(known.id, known.digest)
+
+    def clear(self) -> None:
+        """This peer is no longer a part of the run."""
+        self._open.clear()
+        self._next_n.clear()
+
+
+def abort_error(message: msg.OperationEnded, attempt: int) -> errors.PCCLError:
+    """What the caller of an aborted operation gets."""
+    tag = message.operation.tag
+    match message.abort:
+        case AbortCause.DESCRIPTOR_MISMATCH:
+            reason = f"{message.reason}; make the calls agree"
+            return errors.DescriptorMismatch(reason=reason)
+        case AbortCause.DIGEST_MISMATCH:
+            often = ", twice in a row" if attempt else ""
+            reason = f"tag {tag}: {message.reason}{often}; inputs are intact"
+            return errors.CollectiveAborted(errors.Result.INTERNAL_ERROR, reason=reason)
+        case _:
+            reason = f"tag {tag}: {message.reason}; inputs are intact, call again"
+            return errors.CollectiveAborted(reason=reason)

@@ -1,0 +1,164 @@
+"""What must hold in every run, written apart from the code that it checks.
+
+* A result equals the fold over the contributors that its outcome names, and is the same for all.
+* An operation has one outcome.
+* Inputs are intact after every failure, and separate inputs always.
+* Nothing is written into a buffer after its call has returned.
+* Nobody is removed without a cause, and without faults nobody is removed who is alive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pccl.protocol.types import OperationId, PeerId, ReduceOp
+from pccl.stress.sim.scenario import Scenario
+
+Array = npt.NDArray[Any]
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+def fold(contributions: list[Array], op: ReduceOp) -> Array:
+    """The result that a ring of these contributions (in ring order) must have, bit for bit.
+
+    Element by element, in the order in which partial sums travel: the chunk of rank c starts at
+    rank c. Written from the definition, without any of the library's own arithmetic.
+    """
+    world_size, count = len(contributions), len(contributions[0])
+    base, longer = divmod(count, world_size)
+    result = np.empty_like(contributions[0])
+    start = 0
+    for chunk in range(world_size):
+        end = start + base + (1 if chunk < longer else 0)
+        total = contributions[chunk][start:end].copy()
+        for hop in range(1, world_size):
+            total = total + contributions[(chunk + hop) % world_size][start:end]
+        if op is ReduceOp.AVG and np.issubdtype(total.dtype, np.floating):
+            total = total / total.dtype.type(world_size)
+        elif op is ReduceOp.AVG:
+            exact = [_divide_toward_zero(int(value), world_size) for value in total]
+            total = np.array(exact, dtype=total.dtype)
+        result[start:end] = total
+        start = end
+    return result
+
+
+def _divide_toward_zero(value: int, divisor: int) -> int:
+    quotient = abs(value) // divisor
+    return quotient if value >= 0 else -quotient
+
+
+@dataclass(slots=True)
+class _Returned:
+    """A buffer whose call has returned, and what was in it then."""
+
+    who: str
+    what: str
+    buffer: Array
+    content: bytes
+
+
+class Checkers:
+    """Hears of everything that the processes of one run do and see."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.reduces = 0
+        self.aborts = 0
+        self._scenario = scenario
+        self._inputs: dict[tuple[OperationId, PeerId], Array] = {}
+        self._results: dict[OperationId, tuple[tuple[PeerId, ...], bytes]] = {}
+        self._aborted: dict[OperationId, str] = {}
+        self._outcomes: dict[OperationId, object] = {}
+        self._returned: list[_Returned] = []
+        self._hosts: dict[PeerId, str] = {}
+        self._killed: set[str] = set()
+
+    # -- results -------------------------------------------------------------------------------
+
+    def posted(self, operation: OperationId, peer: PeerId, content: Array) -> None:
+        """A peer lends ``content`` (a copy of the input) to an operation."""
+        self._inputs[operation, peer] = content
+
+    def outcome(self, operation: OperationId, who: str, outcome: object) -> None:
+        """The master (or a peer) says how an operation has ended."""
+        known = self._outcomes.setdefault(operation, outcome)
+        if known != outcome:
+            raise Violation(f"{operation} ended as {known} and, for {who}, as {outcome}")
+
+    def succeeded(
+        self,
+        who: str,
+        operation: OperationId,
+        contributors: tuple[PeerId, ...],
+        op: ReduceOp,
+        result: Array,
+    ) -> None:
+        """A call returned with a result."""
+        self.reduces += 1
+        content = result.tobytes()
+        known = self._results.get(operation)
+        if known is None:
+            inputs = [self._inputs[operation, peer] for peer in contributors]
+            expected = fold(inputs, op)
+            if content != expected.tobytes():
+                wrong = int(np.flatnonzero(result != expected)[0]) if len(expected) else 0
+                raise Violation(
+                    f"{who}: wrong result of {operation} over {contributors}: element {wrong} is "
+                    f"{result[wrong]!r}, should be {expected[wrong]!r}"
+                )
+            self._results[operation] = (contributors, content)
+        elif known != (contributors, content):
+            raise Violation(f"{who}: {operation} differs from what another member got")
+
+    def failed(self, who: str, buffer: Array, original: Array) -> None:
+        """A call raised; its input must be what it was."""
+        self.aborts += 1
+        self.untouched(who, buffer, original)
+
+    def untouched(self, who: str, buffer: Array, original: Array) -> None:
+        """An input must be what it was."""
+        if buffer.tobytes() != original.tobytes():
+            wrong = np.flatnonzero(buffer != original)
+            raise Violation(f"{who}: input damaged in {len(wrong)} of {len(buffer)} elements")
+
+    # -- memory --------------------------------------------------------------------------------
+
+    def returned(self, who: str, what: str, buffer: Array) -> None:
+        """A call has returned: nobody but the caller may write into ``buffer`` from now on."""
+        self._returned.append(_Returned(who, what, buffer, buffer.tobytes()))
+        if len(self._returned) > 256:
+            self._look(self._returned.pop(0))
+
+    def look_at_memory(self) -> None:
+        """Look at every buffer whose call has returned."""
+        for entry in self._returned:
+            self._look(entry)
+
+    def _look(self, entry: _Returned) -> None:
+        if entry.buffer.tobytes() != entry.content:
+            raise Violation(f"{entry.who}: {entry.what} was written after its call had returned")
+
+    # -- membership ----------------------------------------------------------------------------
+
+    def registered(self, peer: PeerId, host: str) -> None:
+        """The master has given an id to the process on ``host``."""
+        self._hosts[peer] = host
+
+    def killed(self, host: str) -> None:
+        """The process on ``host`` was killed."""
+        self._killed.add(host)
+
+    def removed(self, peer: PeerId, why: str) -> None:
+        """The master has removed a peer."""
+        cause = why.split(":")[0]
+        killed = self._hosts[peer] in self._killed
+        if cause == "GOODBYE" or killed or not self._scenario.undisturbed:
+            return
+        raise Violation(f"peer {peer} was removed without a fault: {why}")

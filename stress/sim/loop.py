@@ -1,0 +1,177 @@
+"""An asyncio event loop in virtual time: its clock jumps to the next timer instead of waiting.
+
+It is a plain ``asyncio.BaseEventLoop``: tasks, futures, ``call_soon`` and ``call_at`` are
+asyncio's own. It does no I/O, runs no executors and belongs to one thread. All private methods of
+asyncio that the simulation depends on are in this file (checked with Python 3.11 to 3.13).
+
+Invariants:
+
+* Time is an integer number of nanoseconds. It moves only when nothing is ready, and then to the
+  next timer that was not cancelled: hours cost as much as the callbacks in them.
+* Timers run in order of time; those of one instant in the order in which they were set. No timer
+  runs early: in its callback ``time()`` is at least what ``call_at`` was given.
+* It never blocks. Where a real loop would wait for ever it raises :class:`Deadlock`; where a test
+  would run for ever, :class:`OutOfTime`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVarTuple
+
+from pccl.protocol.types import NS_PER_S
+
+TURNS_PER_INSTANT_MAX = 1_000_000
+"""Turns of the loop without a step in time after which something evidently spins."""
+
+_Ts = TypeVarTuple("_Ts")
+
+
+class Deadlock(Exception):
+    """Nothing is ready and nothing is scheduled: whoever still waits would wait for ever."""
+
+
+class OutOfTime(Exception):
+    """The virtual time that was granted is over, or time stands still while callbacks spin."""
+
+
+class _Jump:
+    """What ``BaseEventLoop`` takes for its selector."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+
+    def select(self, timeout: float | None) -> list[object]:
+        self._loop.let_time_pass(idle=timeout is None)
+        return []
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """An event loop in virtual time that starts at 0."""
+
+    _ready: deque[asyncio.Handle]
+
+    def __init__(self, *, limit_ns: int | None = None) -> None:
+        """Make a loop.
+
+        Args:
+            limit_ns: the last instant that may be reached; None for no limit.
+        """
+        super().__init__()
+        self._selector = _Jump(self)
+        self._now_ns = 0
+        self._limit_ns = limit_ns
+        self._turns = 0
+        # BaseEventLoop's own heap stays empty: it holds floats and orders ties at random.
+        self._timers: list[tuple[int, int, asyncio.TimerHandle]] = []
+        self._timers_made = 0
+        self._timers_cancelled = 0
+
+    def now_ns(self) -> int:
+        """Return the virtual time in nanoseconds."""
+        return self._now_ns
+
+    def time(self) -> float:
+        """Return the virtual time in seconds."""
+        return self._now_ns / NS_PER_S
+
+    def call_at_ns(
+        self,
+        when_ns: int,
+        callback: Callable[[*_Ts], object],
+        *args: *_Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Call ``callback`` at the virtual time ``when_ns``, or at once if that is over.
+
+        Raises:
+            RuntimeError: the loop is closed.
+        """
+        if self.is_closed():
+            raise RuntimeError("the virtual loop is closed")
+        timer = asyncio.TimerHandle(when_ns / NS_PER_S, callback, args, self, context)
+        heapq.heappush(self._timers, (when_ns, self._timers_made, timer))
+        self._timers_made += 1
+        return timer
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*_Ts], object],
+        *args: *_Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Call ``callback`` at the first nanosecond at which ``time()`` is at least ``when``."""
+        when_ns = round(when * NS_PER_S)
+        if when_ns / NS_PER_S < when:
+            when_ns += 1
+        return self.call_at_ns(when_ns, callback, *args, context=context)
+
+    def let_time_pass(self, *, idle: bool) -> None:
+        """Make ready what is due; if the loop is ``idle``, jump to the next timer first.
+
+        For the loop itself, once per turn.
+
+        Raises:
+            Deadlock: there is no next timer.
+            OutOfTime: it lies behind the limit, or time has stood still for too long.
+        """
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+            self._timers_cancelled -= 1
+        if idle:
+            if not timers:
+                raise Deadlock(f"at {self._now_ns} ns nothing is left to happen; {self._waiting()}")
+            self._jump(timers[0][0])
+        else:
+            self._turns += 1
+            if self._turns > TURNS_PER_INSTANT_MAX:
+                raise OutOfTime(f"callbacks spin at {self._now_ns} ns; {self._waiting()}")
+        while timers and timers[0][0] <= self._now_ns:
+            _, _, timer = heapq.heappop(timers)
+            if timer.cancelled():
+                self._timers_cancelled -= 1
+            else:
+                self._ready.append(timer)
+
+    def _jump(self, when_ns: int) -> None:
+        if self._limit_ns is not None and when_ns > self._limit_ns:
+            raise OutOfTime(f"the time is over at {self._limit_ns} ns; {self._waiting()}")
+        if when_ns > self._now_ns:
+            self._now_ns = when_ns
+            self._turns = 0
+
+    def _waiting(self) -> str:
+        names = sorted(
+            f"{task.get_name()} in {getattr(task.get_coro(), '__qualname__', '?')}"
+            for task in asyncio.all_tasks(self)
+        )
+        return f"waiting: {', '.join(names) or 'nobody'}"
+
+    def close(self) -> None:
+        """Close the loop; nothing runs any more."""
+        super().close()
+        self._timers.clear()
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        # Called by TimerHandle.cancel, also for a timer that is due and has left the heap. Timers
+        # that are set and cancelled for every message must not pile up until their time comes.
+        self._timers_cancelled += 1
+        if self._timers_cancelled > 100 and self._timers_cancelled > len(self._timers) // 2:
+            self._timers[:] = [entry for entry in self._timers if not entry[2].cancelled()]
+            heapq.heapify(self._timers)
+            self._timers_cancelled = 0
+
+    def _process_events(self, event_list: list[object]) -> None:
+        """There are none: the selector watches nothing."""
+
+    def _write_to_self(self) -> None:
+        """There is no other thread that the loop would have to be woken from."""
+
+
+__all__ = ["Deadlock", "OutOfTime", "VirtualLoop"]

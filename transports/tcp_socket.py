@@ -1,0 +1,165 @@
+"""What a TCP socket is given, and how it ends: options, addresses, the last bytes.
+
+The helpers of :mod:`pccl.transports.tcp`, which has the connections. Nothing here reads or writes
+what a connection carries.
+
+Invariant: how a socket is tuned is decided in :func:`set_options` only, each option with its
+reason (the SO_LINGER that turns a close into a reset is an act, not a setting).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Sequence
+
+from pccl.transports.base import Address
+
+LINGER_S = 5.0
+"""How long a closed connection's descriptor waits for the other side to read the rest."""
+
+SILENCE_MAX_S = 30
+"""How long the other side's kernel may acknowledge nothing before the connection is given up. It
+is longer than every deadline of the protocol, which act first; this one is for whoever has none.
+It must not be short: an application that holds the interpreter lock keeps its windows closed."""
+
+UNSENT_MAX_BYTES = 512 << 10
+"""Bytes that the kernel queues beyond those in flight. More would only delay what is sent later
+(control frames) and pin what could still be sent on another lane."""
+
+_DISCARD_BYTES = 256 << 10
+_DISCARDS_PER_TURN = 4
+
+
+def set_options(sock: socket.socket, *, listener: bool = False) -> None:
+    """Set every socket option we want, here and nowhere else.
+
+    Buffer sizes are left to the kernel, whose autotuning stops where a size is set by hand, and
+    congestion control to the system's choice. An option that is missing or refused is no error:
+    each makes a connection better, none makes it work.
+    """
+    options: list[tuple[int, str, int]]
+    if listener:
+        options = [
+            # A restarted process gets its port back while old connections are in TIME_WAIT.
+            (socket.SOL_SOCKET, "SO_REUSEADDR", 1),
+        ]
+        if sock.family == socket.AF_INET6:
+            # "::" means any address, not any IPv6 address.
+            options.append((socket.IPPROTO_IPV6, "IPV6_V6ONLY", 0))
+    else:
+        options = [
+            # Frames are handed over whole: to wait for more to fill a packet only adds delay.
+            (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
+            # Finds out on an idle connection that the other host is gone or was restarted, and
+            # keeps the entries of address translators on the way alive.
+            (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+            (socket.IPPROTO_TCP, "TCP_KEEPIDLE", SILENCE_MAX_S // 3),
+            (socket.IPPROTO_TCP, "TCP_KEEPALIVE", SILENCE_MAX_S // 3),  # its name on macOS
+            (socket.IPPROTO_TCP, "TCP_KEEPINTVL", SILENCE_MAX_S // 6),
+            (socket.IPPROTO_TCP, "TCP_KEEPCNT", 4),
+            # The same for a connection with bytes under way; the default is a quarter of an hour.
+            (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", SILENCE_MAX_S * 1000),
+            # Writable means "can be sent soon", not "fits into megabytes of queue".
+            (socket.IPPROTO_TCP, "TCP_NOTSENT_LOWAT", UNSENT_MAX_BYTES),
+        ]
+    for level, name, value in options:
+        if hasattr(socket, name):
+            with contextlib.suppress(OSError):
+                sock.setsockopt(level, getattr(socket, name), value)
+
+
+SocketAddress = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
+Resolved = tuple[socket.AddressFamily, socket.SocketKind, int, str, SocketAddress]
+
+
+def to_address(socket_address: SocketAddress) -> Address:
+    """Return what the system calls ``socket_address`` as we write it."""
+    host, port = str(socket_address[0]), int(socket_address[1])
+    if host.startswith("::ffff:") and "." in host:
+        host = host.removeprefix("::ffff:")  # IPv4, seen by an IPv6 listener
+    elif len(socket_address) == 4 and socket_address[3]:
+        host = f"{host.partition('%')[0]}%{socket_address[3]}"  # link-local: useless without
+    return Address(host, port)
+
+
+def reason_of(error: Exception) -> str:
+    """Say in words, to follow a colon, why the system refused."""
+    text = error.strerror if isinstance(error, OSError) else None
+    text = text or str(error) or type(error).__name__
+    return text[:1].lower() + text[1:]
+
+
+async def resolve(
+    loop: asyncio.AbstractEventLoop, address: Address, flags: int
+) -> Sequence[Resolved]:
+    """Return what ``address`` stands for, in the system's order of preference.
+
+    Raises:
+        OSError, ValueError, OverflowError: it stands for nothing.
+    """
+    host, port = address.host or None, address.port
+    try:  # a literal needs no thread
+        numeric = flags | socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=numeric)
+    except socket.gaierror:
+        pass
+    return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+
+
+class Lingering:
+    """What is left of a closed connection: its descriptor, until the other side has read all.
+
+    Were it closed at once, the kernel would answer whatever the other side still sends with a
+    reset, which discards our own last bytes. A bare descriptor, not a socket object, so that a
+    loop which is thrown away takes it along silently.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
+        self._loop = loop
+        self._fd = fd
+        # Only the loop refers to us, and we do not refer to what it holds of us: so that nothing
+        # but the loop's end is needed to end us (the timer, therefore, is not cancelled).
+        loop.call_later(LINGER_S, self._end)
+        loop.add_reader(fd, self._on_readable)
+
+    def __del__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Close the descriptor and touch nothing else."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def _on_readable(self) -> None:
+        try:
+            for _ in range(_DISCARDS_PER_TURN):
+                if self._fd < 0:
+                    return
+                if not os.read(self._fd, _DISCARD_BYTES):
+                    self._end()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._end()
+        else:
+            self._loop.call_soon(self._on_readable)  # uvloop calls only once after a failure
+
+    def _end(self) -> None:
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            self.forget()
+
+
+__all__ = [
+    "Lingering",
+    "Resolved",
+    "SocketAddress",
+    "reason_of",
+    "resolve",
+    "set_options",
+    "to_address",
+]
