@@ -79,9 +79,10 @@ def sim(seeds: range, jobs: int, bug: str | None, as_json: bool) -> None:
             f"{summary['aborts']} failed calls, {summary['events']} events, "
             f"{summary['virtual_s']:.0f} virtual s in {summary['seconds']:.1f} s",
             highlight=False,
+            soft_wrap=True,
         )
         kills = ", ".join(f"{count} {phase}" for phase, count in summary["kills"].items())
-        console.print(f"killed while: {kills}", highlight=False)
+        console.print(f"killed while: {kills}", highlight=False, soft_wrap=True)
     sys.exit(0 if not summary["failed"] else 1)
 
 

@@ -12,7 +12,7 @@ Invariants:
 * An ``OSError`` of the network leaves this module as a LinkError, and nowhere else is one made
   of it.
 * Whatever ends (connection, listener, failed or cancelled dial) gives its descriptor back. Only
-  an orderly close keeps it, for at most :data:`LINGER_S`, until the other side has read all.
+  an orderly close keeps it for a few seconds at most, until the other side has read all.
 * One busy connection or listener does a bounded amount of work per turn of the loop.
 """
 
@@ -74,6 +74,7 @@ class _TcpConnection:
         self._started = False
         self._open = True
         self._awaits_writable = False
+        self._reads_soon = False
         self._send_failure: LinkError | None = None
 
     def __repr__(self) -> str:
@@ -107,7 +108,7 @@ class _TcpConnection:
             # What the other side sent before it went is still to be read; then we are done.
             self._send_failure = self._lost(error)
             if self._started:
-                self._loop.call_soon(self._on_readable)
+                self._read_soon()
             return 0
 
     def notify_writable(self) -> None:
@@ -131,6 +132,17 @@ class _TcpConnection:
         self._reset(None)
 
     def _on_readable(self) -> None:
+        if not self._reads_soon:
+            self._read()
+
+    def _read_soon(self) -> None:
+        """Read in the next turn, whether or not the loop finds anything to read."""
+        if not self._reads_soon:
+            self._reads_soon = True
+            self._loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        self._reads_soon = False
         budget = READ_BUDGET_BYTES
         try:
             while self._open and budget > 0:
@@ -156,7 +168,7 @@ class _TcpConnection:
             self._receiver_failed(error)
         else:
             if self._open:
-                self._loop.call_soon(self._on_readable)  # there is more; the others come first
+                self._read_soon()  # there is more, but it is the others' turn
 
     def _on_writable(self) -> None:
         if not self._open:

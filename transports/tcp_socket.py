@@ -120,6 +120,7 @@ class Lingering:
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
         self._loop = loop
         self._fd = fd
+        self._reads_soon = False
         # Only the loop refers to us, and we do not refer to what it holds of us: so that nothing
         # but the loop's end is needed to end us (the timer, therefore, is not cancelled).
         loop.call_later(LINGER_S, self._end)
@@ -135,6 +136,11 @@ class Lingering:
             os.close(fd)
 
     def _on_readable(self) -> None:
+        if not self._reads_soon:
+            self._discard()
+
+    def _discard(self) -> None:
+        self._reads_soon = False
         try:
             for _ in range(_DISCARDS_PER_TURN):
                 if self._fd < 0:
@@ -146,7 +152,9 @@ class Lingering:
         except OSError:
             self._end()
         else:
-            self._loop.call_soon(self._on_readable)  # uvloop calls only once after a failure
+            # As with connections: there is more, and uvloop calls only once after a failure.
+            self._reads_soon = True
+            self._loop.call_soon(self._discard)
 
     def _end(self) -> None:
         if self._fd >= 0:

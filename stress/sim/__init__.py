@@ -1,7 +1,10 @@
-"""The simulation: the production runtime in one thread, in virtual time, from one seed.
+"""The deterministic simulation: the production runtime in virtual time, from one seed.
 
-The same seed gives the same trace, byte for byte, across hash seeds and Python versions. The
-network with its faults is :mod:`pccl.transports.sim`; here is what drives it.
-
-* ``loop``: the event loop whose clock jumps to the next timer instead of waiting for it.
+* ``loop``: an asyncio loop whose clock jumps; ``trace``: what happened, as a hash and a story.
+* ``scenario``: what a seed means; ``faults``: carries out its kills, resets and stalls.
+* ``process``: the production classes, each behind a clock and a host that can die.
+* ``workload``: what the application of a peer does.
+* ``checkers``: what must hold, written apart from the code that it checks.
+* ``runner``: one seed, from its draw to its verdict.
+* ``planted``: known bugs, to prove that all this can see.
 """

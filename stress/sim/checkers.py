@@ -15,10 +15,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pccl.protocol.types import OperationId, PeerId, ReduceOp
+from pccl.protocol.types import OperationId, PeerId, ReduceOp, RemovalCause
 from pccl.stress.sim.scenario import Scenario
 
 Array = npt.NDArray[Any]
+
+_BY_DEADLINE = (
+    RemovalCause.SILENT.name,
+    RemovalCause.NO_PROGRESS.name,
+    RemovalCause.UNREACHABLE.name,
+)
+"""A live process may be removed for these only if something kept its bytes from moving."""
 
 
 class Violation(AssertionError):
@@ -158,7 +165,9 @@ class Checkers:
     def removed(self, peer: PeerId, why: str) -> None:
         """The master has removed a peer."""
         cause = why.split(":")[0]
-        killed = self._hosts[peer] in self._killed
-        if cause == "GOODBYE" or killed or not self._scenario.undisturbed:
+        if cause == RemovalCause.GOODBYE.name or self._hosts[peer] in self._killed:
             return
-        raise Violation(f"peer {peer} was removed without a fault: {why}")
+        if cause in _BY_DEADLINE and not self._scenario.stalls:
+            raise Violation(f"peer {peer} was removed though nothing stood still: {why}")
+        if self._scenario.undisturbed:
+            raise Violation(f"peer {peer} was removed without a fault: {why}")

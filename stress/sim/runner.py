@@ -6,6 +6,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -123,9 +124,12 @@ class Simulation:
         ]
         early = scenario.peers - scenario.late_peers
         for index, workload in enumerate(workloads):
-            self._workloads.append(loop.create_task(self._start(workload, index, index >= early)))
+            task = loop.create_task(self._start(workload, index, index >= early))
+            task.add_done_callback(partial(self._on_workload_done, self._processes[index]))
+            self._workloads.append(task)
         for index, task in enumerate(self._workloads):
-            await self._finish(self._processes[index], task)
+            with suppress(asyncio.CancelledError, Exception):  # _on_workload_done has judged it
+                await task
             ending = workloads[index].ended_with if self._processes[index].alive else "killed"
             self.verdict.endings[str(ending)] = self.verdict.endings.get(str(ending), 0) + 1
         self.checkers.look_at_memory()
@@ -137,15 +141,12 @@ class Simulation:
         await workload.sleep(wait_ns)
         await workload.run()
 
-    async def _finish(self, process: PeerProcess, task: asyncio.Task[None]) -> None:
-        try:
-            await task
-        except asyncio.CancelledError:
-            if process.alive:
-                raise
-        except Exception as error:
-            if process.alive or isinstance(error, Violation):
-                raise Violation(f"{process.name}: {type(error).__name__}: {error}") from error
+    def _on_workload_done(self, process: PeerProcess, task: asyncio.Task[None]) -> None:
+        """Whatever goes wrong in a workload ends the run at once, before others wait in vain."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and (process.alive or isinstance(error, Violation)):
+            self._errors.append(error)
+            self._loop.stop()
 
     def _check_liveness(self, workloads: list[Workload]) -> None:
         if not self.scenario.undisturbed:

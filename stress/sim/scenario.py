@@ -87,6 +87,8 @@ class Scenario:
     master_dies_ns: int | None
     repeats: float
     """Probability that a segment is sent twice, as a sender may that has lost a lane."""
+    asks_pending: bool
+    """Whether members ask if anybody is pending, and admit only then."""
 
     @property
     def undisturbed(self) -> bool:
@@ -146,6 +148,7 @@ def draw(seed: int) -> Scenario:
         stalls=tuple(stalls),
         master_dies_ns=rng.randrange(stop_ns) if rng.random() < 0.06 else None,
         repeats=rng.choice((0.0, 0.0, 0.02, 0.3)),
+        asks_pending=rng.random() < 0.3,
     )
 
 

@@ -75,8 +75,15 @@ class Workload:
 
     async def _work(self) -> None:
         lonely_turns = 0
+        newcomer = True
         while True:
-            await self._engine.update_topology()
+            # A newcomer's first update_topology is satisfied by the round that admitted it; where
+            # members ask first, it must not ask either.
+            if not self._scenario.asks_pending or (
+                not newcomer and await self._engine.are_peers_pending()
+            ):
+                await self._engine.update_topology()
+            newcomer = False
             self._iteration += 1
             if self._world_size < 2:
                 lonely_turns += 1

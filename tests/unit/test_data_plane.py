@@ -1,0 +1,340 @@
+"""The data plane with hand-made frames: placement, fencing, exactly once, early frames, the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.types import DataType, Descriptor, OperationId, PeerId, ReduceOp
+from pccl.runtime.data_plane import DataPlane
+from pccl.runtime.operand import borrow
+from pccl.transports.link import Link
+
+ME, OTHER, STRANGER = PeerId(1), PeerId(2), PeerId(9)
+OPERATION = OperationId(term=1, group=0, view=3, tag=5, n=0)
+NEXT = OperationId(term=1, group=0, view=3, tag=5, n=1)
+STALE = OperationId(term=1, group=0, view=2, tag=5, n=0)
+
+
+class FakeLane:
+    """What the data plane sees of a lane, and a sender's way to push frames through it."""
+
+    def __init__(self) -> None:
+        self.context: object = None
+        self.receiving: FrameHeader | None = None
+
+
+class FakeLink(Link):
+    """Remembers what was sent, as bytes at the moment of sending."""
+
+    def __init__(self, peer: PeerId) -> None:
+        super().__init__(peer)
+        self.sent: list[tuple[FrameHeader, bytes]] = []
+        self.is_up = True
+        self.revoked: list[OperationId] = []
+        self.closed = False
+
+    @property
+    def up(self) -> bool:
+        return self.is_up
+
+    def send(self, header: FrameHeader, payload: memoryview | bytes = b"") -> None:
+        self.sent.append((header, bytes(payload)))
+
+    def revoke(self, operation: OperationId) -> None:
+        self.revoked.append(operation)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Bench:
+    """A data plane of peer 1 in a ring with peer 2: 8 int32, segments of 2 elements."""
+
+    coming: set[OperationId] = field(default_factory=set[OperationId])
+    done: list[tuple[OperationId, bytes]] = field(default_factory=list[tuple[OperationId, bytes]])
+
+    def __post_init__(self) -> None:
+        self.link = FakeLink(OTHER)
+        self.plane = DataPlane(
+            lambda peer: self.link,
+            lambda operation: operation in self.coming,
+            lambda operation, digest: self.done.append((operation, digest)),
+            segment_bytes=8,
+        )
+
+    def post(self, operation: OperationId, send: Any, recv: Any = None) -> None:
+        operand = borrow(send, recv)
+        descriptor = Descriptor(DataType.INT32, ReduceOp.SUM, operand.send.size)
+        self.plane.post(operation, descriptor, operand, (ME, OTHER), ME)
+
+    def start(self, lane: Any, header: FrameHeader, peer: PeerId = OTHER) -> None:
+        lane.receiving = header
+        self.plane.frame_started(peer, lane, header)
+
+    def read(self, lane: Any, header: FrameHeader, payload: bytes, received: int) -> int:
+        """One read; returns how many bytes there are now."""
+        memory = self.plane.frame_buffer(lane, header, received)
+        take = min(len(memory), len(payload) - received)
+        memory[:take] = payload[received : received + take]
+        return received + take
+
+    def finish(self, lane: Any, header: FrameHeader, peer: PeerId = OTHER) -> None:
+        lane.receiving = None
+        self.plane.frame_received(peer, lane, header)
+
+    def frame(self, lane: Any, header: FrameHeader, payload: bytes) -> None:
+        """A whole frame."""
+        self.start(lane, header)
+        received = 0
+        while received < len(payload):
+            received = self.read(lane, header, payload, received)
+        self.finish(lane, header)
+
+
+def data(
+    step: int, offset: int, length: int = 8, operation: OperationId = OPERATION
+) -> FrameHeader:
+    return FrameHeader(FrameKind.DATA, operation, step, offset, length)
+
+
+def ints(*values: int) -> bytes:
+    return np.array(values, np.int32).tobytes()
+
+
+# Rank 0 of 2 with 8 elements: chunk 0 is elements 0..3, chunk 1 is 4..7. It sends chunk 0 first,
+# receives partials of chunk 1 at step 0 (and owns it), and takes the final chunk 0 at step 1.
+
+
+def test_a_reduce_of_two() -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    send, recv = np.arange(8, dtype=np.int32), np.full(8, -1, np.int32)
+    bench.post(OPERATION, send, recv)
+    bench.plane.begin(OPERATION)
+    assert bench.link.sent == [(data(0, 0), ints(0, 1)), (data(0, 8), ints(2, 3))]
+    bench.frame(lane, data(0, 24), ints(600, 700))  # any order
+    bench.frame(lane, data(0, 16), ints(400, 500))
+    assert bench.link.sent[2:] == [
+        (data(1, 24), ints(606, 707)),
+        (data(1, 16), ints(404, 505)),
+    ]
+    bench.frame(lane, data(1, 0), ints(1000, 1001))
+    assert bench.done == []
+    bench.frame(lane, data(1, 8), ints(1002, 1003))
+    assert [operation for operation, _ in bench.done] == [OPERATION]
+    transfer = bench.plane.end(OPERATION, committed=True, data_needed=False)
+    assert recv.tolist() == [1000, 1001, 1002, 1003, 404, 505, 606, 707]
+    assert send.tolist() == list(range(8))
+    assert (transfer.tx_bytes, transfer.rx_bytes) == (32, 32)
+
+
+def test_payload_is_read_into_the_result_itself() -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    recv = np.zeros(8, np.int32)
+    bench.post(OPERATION, np.ones(8, np.int32), recv)
+    bench.start(lane, data(0, 16))
+    memory = bench.plane.frame_buffer(lane, data(0, 16), 3)
+    assert len(memory) == 5
+    assert np.frombuffer(memory, np.uint8).ctypes.data == recv.ctypes.data + 16 + 3
+
+
+def test_second_copies_count_once() -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    recv = np.zeros(8, np.int32)
+    bench.post(OPERATION, np.ones(8, np.int32), recv)
+    for _ in range(2):
+        bench.frame(lane, data(0, 16), ints(10, 20))
+    assert recv.tolist() == [0, 0, 0, 0, 11, 21, 0, 0]
+    assert len(bench.link.sent) == 1
+
+
+def test_of_two_lanes_with_the_same_segment_the_newest_has_the_place() -> None:
+    bench, old, new = Bench(), FakeLane(), FakeLane()
+    recv = np.zeros(8, np.int32)
+    bench.post(OPERATION, np.ones(8, np.int32), recv)
+    header, payload = data(0, 16), ints(10, 20)
+    bench.start(old, header)
+    bench.read(old, header, payload[:3], 0)
+    bench.frame(new, header, payload)
+    bench.read(old, header, b"\xff" * 8, 3)  # what the old lane still brings counts no more
+    bench.finish(old, header)
+    assert recv.tolist() == [0, 0, 0, 0, 11, 21, 0, 0]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_nothing_is_written_after_the_end_and_the_input_is_restored(in_place: bool) -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    send = np.arange(8, dtype=np.int32)
+    recv = send if in_place else np.zeros(8, np.int32)
+    bench.post(OPERATION, send, recv)
+    bench.plane.begin(OPERATION)
+    bench.frame(lane, data(0, 24), ints(600, 700))
+    header, payload = data(0, 16), ints(400, 500)
+    bench.start(lane, header)
+    received = bench.read(lane, header, payload[:5], 0)
+    bench.plane.end(OPERATION, committed=False, data_needed=False)
+    assert send.tolist() == list(range(8))
+    assert bench.link.revoked == [OPERATION]
+    after = recv.copy()
+    bench.read(lane, header, payload, received)
+    bench.finish(lane, header)
+    assert recv.tolist() == after.tolist()
+    assert bench.done == []
+
+
+def test_restored_also_after_the_own_part_was_complete() -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    buffer = np.arange(8, dtype=np.int32)
+    bench.post(OPERATION, buffer)
+    for header in (data(0, 16), data(0, 24), data(1, 0), data(1, 8)):
+        bench.frame(lane, header, ints(7, 7))
+    assert len(bench.done) == 1
+    assert buffer.tolist() != list(range(8))
+    bench.plane.end(OPERATION, committed=False, data_needed=False)
+    assert buffer.tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("operation", [STALE, NEXT])
+def test_frames_of_another_attempt_are_drained(operation: OperationId) -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    recv = np.zeros(8, np.int32)
+    bench.post(OPERATION, np.ones(8, np.int32), recv)
+    bench.frame(lane, data(0, 16, operation=operation), ints(9, 9))
+    assert recv.tolist() == [0] * 8
+
+
+@pytest.mark.parametrize(
+    ("header", "peer"),
+    [
+        (data(0, 16), STRANGER),
+        (data(0, 0), OTHER),  # chunk 0 is not received at step 0
+        (data(0, 17), OTHER),
+        (data(0, 16, length=4), OTHER),
+        (data(0, 24, length=16), OTHER),
+        (data(2, 0), OTHER),
+        (data(0, 1 << 60), OTHER),
+        (data(0, 16, length=0), OTHER),
+        (FrameHeader(FrameKind.HELLO, OPERATION, 0, 0, 0), OTHER),
+        (FrameHeader(FrameKind.QUERY, OPERATION, 0, 0, 1), OTHER),
+        (FrameHeader(FrameKind.HAVE, OPERATION, 0, 0, 2 << 20), OTHER),
+    ],
+)
+def test_frames_that_nobody_may_send(header: FrameHeader, peer: PeerId) -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    bench.post(OPERATION, np.ones(8, np.int32), np.zeros(8, np.int32))
+    with pytest.raises(RemoteProtocolError):
+        bench.start(lane, header, peer)
+
+
+def test_early_frames_wait_for_their_operation() -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    bench.coming.add(OPERATION)
+    bench.frame(lane, data(0, 16), ints(400, 500))
+    half = data(0, 24)
+    bench.start(lane, half)
+    received = bench.read(lane, half, ints(600, 700)[:3], 0)
+    send, recv = np.arange(8, dtype=np.int32), np.zeros(8, np.int32)
+    bench.post(OPERATION, send, recv)
+    assert recv.tolist() == [0, 0, 0, 0, 404, 505, 0, 0]
+    bench.read(lane, half, ints(600, 700), received)  # it had begun before the post
+    bench.finish(lane, half)
+    assert recv.tolist() == [0, 0, 0, 0, 404, 505, 606, 707]
+
+
+def test_early_frames_are_bounded() -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    bench.coming.add(OPERATION)
+    chunk = 64 << 10
+    for number in range(3):
+        bench.frame(lane, data(0, number * chunk, chunk), bytes(chunk))
+    with pytest.raises(RemoteProtocolError, match="ahead of operation"):
+        bench.start(lane, data(0, 3 * chunk, chunk))
+
+
+def test_early_frames_of_closed_views_are_forgotten() -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    bench.coming.add(OPERATION)
+    chunk = 200 << 10
+    bench.frame(lane, data(0, 0, chunk), bytes(chunk))
+    bench.coming = {NEXT}
+    bench.plane.forget_early()
+    bench.frame(lane, data(0, 0, chunk, NEXT), bytes(chunk))
+
+
+def test_an_early_frame_cut_off_gives_its_memory_back() -> None:
+    bench = Bench()
+    bench.coming.add(OPERATION)
+    chunk = 200 << 10
+    for _ in range(3):
+        lane: Any = FakeLane()
+        bench.start(lane, data(0, 0, chunk))
+        bench.plane.lane_lost(lane)
+
+
+def test_early_frames_that_make_no_sense_close_the_link() -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    bench.coming.add(OPERATION)
+    bench.frame(lane, data(0, 17), ints(1, 2))
+    bench.post(OPERATION, np.ones(8, np.int32), np.zeros(8, np.int32))
+    assert bench.link.closed
+
+
+def test_after_a_lost_link_only_what_is_lacking_is_sent_again() -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    bench.post(OPERATION, np.arange(8, dtype=np.int32), np.zeros(8, np.int32))
+    bench.plane.begin(OPERATION)
+    bench.link.sent.clear()
+    bench.link.is_up = False
+    bench.plane.link_changed(OTHER)
+    bench.frame(lane, data(0, 16), ints(400, 500))  # ready for step 1, but there is no link
+    assert bench.link.sent == []
+    bench.link.is_up = True
+    bench.plane.link_changed(OTHER)
+    query = FrameHeader(FrameKind.QUERY, OPERATION, 0, 0, 0)
+    assert bench.link.sent == [(query, b"")]
+    bench.link.sent.clear()
+    # the other side lacks number 1 (step 0, second segment), 2 and 3 (step 1); 3 is not ready yet
+    have = FrameHeader(FrameKind.HAVE, OPERATION, 0, 0, 1)
+    bench.frame(lane, have, bytes([0b0001]))
+    assert bench.link.sent == [(data(0, 8), ints(2, 3)), (data(1, 16), ints(404, 505))]
+    bench.frame(lane, data(0, 24), ints(600, 700))
+    assert bench.link.sent[2:] == [(data(1, 24), ints(606, 707))]
+
+
+def test_a_query_is_answered_with_what_is_here() -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    bench.post(OPERATION, np.ones(8, np.int32), np.zeros(8, np.int32))
+    bench.frame(lane, data(0, 24), ints(1, 1))
+    bench.link.sent.clear()
+    bench.frame(lane, FrameHeader(FrameKind.QUERY, OPERATION, 0, 0, 0), b"")
+    assert bench.link.sent == [(FrameHeader(FrameKind.HAVE, OPERATION, 0, 0, 1), bytes([0b0010]))]
+
+
+def test_a_link_that_comes_up_before_the_start_is_asked_at_the_start() -> None:
+    bench = Bench()
+    bench.link.is_up = False
+    bench.post(OPERATION, np.ones(8, np.int32), np.zeros(8, np.int32))
+    bench.link.is_up = True
+    bench.plane.link_changed(OTHER)
+    assert bench.link.sent == []
+    bench.plane.begin(OPERATION)
+    assert [header.kind for header, _ in bench.link.sent] == [FrameKind.QUERY]
