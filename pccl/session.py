@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import Any, TypeVar
 
 from pccl.addresses import parse_address
-from pccl.errors import NotConnected, PCCLError
+from pccl.errors import Evicted, MasterLost, NotConnected, PCCLError, Result
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Attribute, PeerId, ReduceOp, Roster
 from pccl.runtime.clock import LoopClock
@@ -81,8 +81,7 @@ class Session:
         """
         if self.closed:
             work.close()
-            why = "belongs to the parent process" if self._io.abandoned else "is closed"
-            raise NotConnected(func=func, reason=f"the communicator {why}; make a new one")
+            raise self._closed_error(func)
         return self._io.submit(work)
 
     def reduce(
@@ -115,10 +114,16 @@ class Session:
         self._finalizer()
 
     def _roster(self, func: str) -> Roster:
+        if self.closed:
+            raise self._closed_error(func)
         roster = self.engine.roster
         if roster is None:
             raise NotConnected(func=func, reason="not a member of a run yet; call connect() first")
         return roster
+
+    def _closed_error(self, func: str) -> NotConnected:
+        why = "belongs to the parent process" if self._io.abandoned else "is closed"
+        return NotConnected(func=func, reason=f"the communicator {why}; make a new one")
 
 
 def _listen_address(master: Address) -> Address:
@@ -145,9 +150,19 @@ def info_of(report: ReduceReport) -> ReduceInfo:
     )
 
 
+_RESULTS_OF_LOSS = {
+    "update_topology": Result.UPDATE_TOPOLOGY_FAILED,
+    "are_peers_pending": Result.INVALID_USAGE,
+    "all_reduce": Result.RANK_CONNECTION_LOST,
+}
+"""The status code with which each call says that this process is no longer a member."""
+
+
 def named(error: PCCLError, func: str) -> PCCLError:
     """A fresh copy of ``error`` that names the call that raises it."""
-    copy = type(error)(error.result, func, error.reason)
+    lost = isinstance(error, Evicted | MasterLost)
+    result = _RESULTS_OF_LOSS.get(func, error.result) if lost else error.result
+    copy = type(error)(result, func, error.reason)
     copy.__cause__ = error.__cause__
     return copy
 

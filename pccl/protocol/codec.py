@@ -85,7 +85,7 @@ def decode(body: bytes) -> Message:
             body,
             raw=False,
             strict_map_key=True,
-            max_array_len=SEQUENCE_ITEMS_MAX,
+            max_array_len=min(SEQUENCE_ITEMS_MAX, len(body)),  # they are allocated at once
             max_map_len=0,
             max_ext_len=0,
         )
@@ -182,6 +182,12 @@ def _plain_fields(value: Any) -> list[Any]:
 _Decoder = Callable[[Any], Any]
 
 
+def _named(value: Any) -> str:
+    """A value in a few words; a hostile one is too large, or too deep, to be shown."""
+    shown = value is None or isinstance(value, int | float)
+    return repr(value) if shown else f"a {type(value).__name__}"
+
+
 def _decoder_of(hint: Any) -> _Decoder:
     """Build the strict decoder of one annotated type."""
     if isinstance(hint, typing.NewType):
@@ -213,7 +219,7 @@ def _decoder_of(hint: Any) -> _Decoder:
 def _integer_decoder(limit: Below) -> _Decoder:
     def decode_integer(value: Any) -> int:
         if type(value) is not int or not 0 <= value < limit.bound:
-            raise _Invalid(f"{value!r:.40} is not an integer from 0 to {limit.bound - 1}")
+            raise _Invalid(f"{_named(value)} is not an integer from 0 to {limit.bound - 1}")
         return value
 
     return decode_integer
@@ -222,7 +228,7 @@ def _integer_decoder(limit: Below) -> _Decoder:
 def _exact_decoder(kind: type[Any]) -> _Decoder:
     def decode_exact(value: Any) -> Any:
         if type(value) is not kind:
-            raise _Invalid(f"{value!r:.40} is not {kind.__name__}")
+            raise _Invalid(f"{_named(value)} is not {kind.__name__}")
         if kind is not bool and len(value) > TEXT_BYTES_MAX:
             raise _Invalid(f"{kind.__name__} of {len(value)}; at most {TEXT_BYTES_MAX}")
         return value
@@ -243,7 +249,7 @@ def _enum_decoder(kind: type[enum.IntEnum]) -> _Decoder:
     def decode_enum(value: Any) -> enum.IntEnum:
         member = members.get(value) if type(value) is int else None
         if member is None:
-            raise _Invalid(f"{value!r:.40} is not a {kind.__name__}")
+            raise _Invalid(f"{_named(value)} is not a {kind.__name__}")
         return member
 
     return decode_enum
@@ -252,7 +258,7 @@ def _enum_decoder(kind: type[enum.IntEnum]) -> _Decoder:
 def _tuple_decoder(decode_item: _Decoder) -> _Decoder:
     def decode_tuple(value: Any) -> tuple[Any, ...]:
         if not _is_list(value):
-            raise _Invalid(f"{value!r:.40} is not a list")
+            raise _Invalid(f"{_named(value)} is not a list")
         return tuple(decode_item(item) for item in value)
 
     return decode_tuple
@@ -264,7 +270,7 @@ def _dataclass_decoder(kind: type[Any]) -> _Decoder:
 
     def decode_dataclass(value: Any) -> Any:
         if not _is_list(value):
-            raise _Invalid(f"{value!r:.40} is not a list")
+            raise _Invalid(f"{_named(value)} is not a list")
         if len(value) != len(decoders):
             raise _Invalid(f"{kind.__name__} has {len(decoders)} fields, not {len(value)}")
         return kind(*(decoder(item) for decoder, item in zip(decoders, value, strict=True)))

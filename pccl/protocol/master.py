@@ -89,6 +89,8 @@ class MasterMachine:
         """Who has made the call that the present round of each kind waits for."""
         self._round_counts: dict[RoundKind, int] = dict.fromkeys(RoundKind, 0)
         self._ballots: dict[OperationId, Ballot] = {}
+        self._next_n: dict[tuple[int, int, int], int] = {}
+        """(group, open view, tag) -> number of the next operation that may be asked for."""
         self._outcomes: dict[OperationId, _Kept] = {}
         self._answers: dict[RoundId, _Kept] = {}
         self._tick_ns = now_ns
@@ -142,19 +144,15 @@ class MasterMachine:
             case msg.OperationRequest():
                 self._on_operation_request(peer, message)
             case msg.OperationDone(operation, digest):
-                ballot = self._ballots.get(operation)
-                if ballot is None:
-                    self._repeat_outcome(peer, operation)
-                else:
+                ballot = self._find_ballot(peer, operation, opens=False)
+                if ballot is not None:
                     self._decide(ballot, ballot.done(peer.id, digest, self._now_ns))
             case msg.Withdraw(operation, reason):
-                ballot = self._ballots.get(operation)
-                if ballot is None:
-                    self._repeat_outcome(peer, operation)
-                elif peer.id in ballot.survivors:
+                ballot = self._find_ballot(peer, operation, opens=True)
+                if ballot is not None:
                     self._decide(ballot, ballot.withdraw(peer.id, reason))
             case msg.OutcomeQuery(operation):
-                self._repeat_outcome(peer, operation)
+                self._find_ballot(peer, operation, opens=False)
             case msg.LinkReport(other, up, reason):
                 self._on_link_report(peer, other, None if up else reason)
             case msg.Goodbye():
@@ -238,7 +236,9 @@ class MasterMachine:
     def _on_link_report(self, peer: RegisteredPeer, other: PeerId, why: str | None) -> None:
         self.membership.report_link(peer.id, other, why)
         accused = self.membership.peers.get(other)
-        if why is not None and accused is not None and accused.connection is None:
+        if why is None or accused is None or not self.membership.may_accuse(peer.id):
+            return
+        if accused.connection is None:
             self._remove(accused, RemovalCause.CONNECTIONS_LOST, f"peer {peer.id}: {why}")
 
     # -- rounds --------------------------------------------------------------------------------
@@ -281,6 +281,7 @@ class MasterMachine:
         informed = self.membership.members()
         busy = {(ballot.group, ballot.view) for ballot in self._ballots}
         self.membership.admit(newcomers, busy)
+        self._forget_numbers()
         self._tell_rosters(informed)
         for peer in newcomers:
             self._announce("admitted", peer, f"world size {len(self.membership.members())}")
@@ -301,25 +302,51 @@ class MasterMachine:
     # -- operations ----------------------------------------------------------------------------
 
     def _on_operation_request(self, peer: RegisteredPeer, message: msg.OperationRequest) -> None:
-        operation = message.operation
-        if operation in self._outcomes:
-            self._repeat_outcome(peer, operation)
-            return
+        ballot = self._find_ballot(peer, message.operation, opens=True)
+        if ballot is not None:
+            self._repeat_start(peer, ballot)
+            self._decide(ballot, ballot.request(peer.id, message.descriptor, self._now_ns))
+
+    def _find_ballot(
+        self, peer: RegisteredPeer, operation: OperationId, *, opens: bool
+    ) -> Ballot | None:
+        """The ballot that a member's message is about; a new one if that message ``opens`` it.
+
+        None if the operation has ended; ``peer`` is told how. A withdrawal too may be the first
+        that is heard of an operation (its request got lost with a connection), and it must end for
+        everybody: all members have to count the same numbers.
+
+        Raises:
+            RemoteProtocolError: ``peer`` has no part in it, or it is not the next of its tag.
+        """
+        kept = self._outcomes.get(operation)
+        if kept is not None:
+            if peer.id not in kept.unacknowledged:
+                raise RemoteProtocolError(reason=f"the outcome of {operation} was acknowledged")
+            self._send(peer, kept.message)
+            return None
+        if not peer.admitted or operation.term != self.term or operation.group != peer.group:
+            raise RemoteProtocolError(reason=f"operation {operation} is not of this run")
+        if operation.view > self.membership.newest_view(operation.group):
+            raise RemoteProtocolError(reason=f"operation {operation} of a future view")
+        ring = self.membership.ring(operation.group, operation.view)
+        if ring is None:
+            self._send(peer, self._ended_by_closed_view(operation))
+            return None
+        if peer.id not in ring:
+            raise RemoteProtocolError(reason=f"not a member of view {operation.view}")
         ballot = self._ballots.get(operation)
         if ballot is None:
-            if operation.term != self.term or operation.group != peer.group:
-                raise RemoteProtocolError(reason=f"operation {operation} is not of this run")
-            ring = self.membership.ring(operation.group, operation.view)
-            if ring is None:
-                if operation.view > self.membership.newest_view(operation.group):
-                    raise RemoteProtocolError(reason=f"operation {operation} of a future view")
-                self._send(peer, self._ended_by_closed_view(operation))
-                return
+            tag = (operation.group, operation.view, operation.tag)
+            if not opens or operation.n != self._next_n.get(tag, 0):
+                raise RemoteProtocolError(reason=f"operation {operation} is not the next one")
             ballot = self._ballots[operation] = Ballot(operation, ring, self._now_ns)
-        if peer.id not in ballot.survivors:
-            raise RemoteProtocolError(reason=f"not a member of view {operation.view}")
-        self._repeat_start(peer, ballot)
-        self._decide(ballot, ballot.request(peer.id, message.descriptor, self._now_ns))
+        return ballot
+
+    def _forget_numbers(self) -> None:
+        """Nothing is counted any more in views that are closed."""
+        ring = self.membership.ring
+        self._next_n = {tag: n for tag, n in self._next_n.items() if ring(tag[0], tag[1])}
 
     def _ended_by_closed_view(self, operation: OperationId) -> msg.OperationEnded:
         return msg.OperationEnded(
@@ -339,7 +366,10 @@ class MasterMachine:
             for peer in concerned:
                 self._send(peer, msg.OperationStarted(ballot.operation))
             return
-        del self._ballots[ballot.operation]
+        operation = ballot.operation
+        del self._ballots[operation]
+        if self.membership.ring(operation.group, operation.view) is not None:
+            self._next_n[operation.group, operation.view, operation.tag] = operation.n + 1
         committed = isinstance(decision, Commit)
         ended = msg.OperationEnded(
             ballot.operation,
@@ -357,13 +387,6 @@ class MasterMachine:
         if ballot.phase is Phase.STARTED:
             self._send(peer, msg.OperationStarted(ballot.operation))
 
-    def _repeat_outcome(self, peer: RegisteredPeer, operation: OperationId) -> None:
-        kept = self._outcomes.get(operation)
-        if kept is not None:
-            self._send(peer, kept.message)
-        elif operation not in self._ballots:
-            self._send(peer, self._ended_by_closed_view(operation))
-
     # -- removal -------------------------------------------------------------------------------
 
     def _remove(self, peer: RegisteredPeer, cause: RemovalCause, reason: str) -> None:
@@ -380,6 +403,7 @@ class MasterMachine:
             self._by_connection.pop(peer.connection, None)
             peer.connection = None
         closed = self.membership.remove(peer)
+        self._forget_numbers()
         if peer.admitted:
             self._tell_rosters(self.membership.members())
         for younger in self.membership.peers.values():
@@ -401,16 +425,16 @@ class MasterMachine:
     # -- time ----------------------------------------------------------------------------------
 
     def _on_tick(self) -> None:
+        if self._now_ns - self._beat_ns >= self.timing.ns(self.timing.heartbeat_s):
+            self._beat_ns = self._now_ns
+            for connection in self._by_connection:
+                self._effects.append(Send(connection, msg.MasterHeartbeat()))
         gap = self._now_ns - self._tick_ns
         self._tick_ns = self._now_ns
         if gap >= 2 * self.timing.ns(self.timing.tick_s):
             # We slept, not the others: read what has come in meanwhile before judging anybody.
             self._shift_deadlines(gap)
             return
-        if self._now_ns - self._beat_ns >= self.timing.ns(self.timing.heartbeat_s):
-            self._beat_ns = self._now_ns
-            for connection in self._by_connection:
-                self._effects.append(Send(connection, msg.MasterHeartbeat()))
         self._note_who_is_waited_for()
         for peer in list(self.membership.peers.values()):
             if peer.id in self.membership.peers:

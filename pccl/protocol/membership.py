@@ -79,11 +79,19 @@ class Membership:
             self._links[reporter, other] = down_reason
 
     def link_trouble(self, peer: PeerId) -> str | None:
-        """What a live peer reports of its broken link to ``peer``; None if nobody does."""
+        """What a live member reports of its broken link to ``peer``; None if nobody does."""
         for (reporter, other), reason in self._links.items():
-            if other == peer and reason is not None and self.peers[reporter].connection is not None:
+            if other == peer and reason is not None and self.may_accuse(reporter):
                 return f"peer {reporter}: {reason}"
         return None
+
+    def may_accuse(self, reporter: PeerId) -> bool:
+        """Whether a broken link that ``reporter`` reports may cost the other side its place.
+
+        Newcomers may not: that they reach nobody says more about them than about the members.
+        """
+        peer = self.peers[reporter]
+        return peer.admitted and peer.connection is not None
 
     def admissible(self) -> list[RegisteredPeer]:
         """The newcomers whose links to their future neighbours are up."""

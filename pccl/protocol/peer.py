@@ -17,35 +17,24 @@ from __future__ import annotations
 
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
+from pccl.protocol import peer_events as ev
 from pccl.protocol.history import History, InvariantViolation
 from pccl.protocol.limits import Timing
 from pccl.protocol.operation import Phase
 from pccl.protocol.peer_contact import MasterContact
 from pccl.protocol.peer_events import (
     Begin,
-    Close,
     CloseControl,
-    ControlClosed,
-    ControlMessage,
-    ControlOpened,
     DialControl,
     End,
     ForgetEarly,
-    JoinCall,
-    LeaveCall,
-    LinkChanged,
     PeerEffect,
-    PeerEvent,
     Post,
     Raise,
-    ReduceCall,
-    ReduceDone,
     ReduceResult,
     Return,
-    RoundCall,
     Send,
     SetLinks,
-    Tick,
 )
 from pccl.protocol.peer_membership import (
     KnownMembership,
@@ -58,6 +47,7 @@ from pccl.protocol.peer_operations import OpenOperation, OpenOperations, abort_e
 from pccl.protocol.peer_rounds import OpenRound, OpenRounds
 from pccl.protocol.types import (
     AbortCause,
+    Descriptor,
     OperationId,
     PeerId,
     RemovalCause,
@@ -88,7 +78,7 @@ class PeerMachine:
         self.group = 0
         self._now_ns = now_ns
         self._effects: list[PeerEffect] = []
-        self._join: JoinCall | None = None
+        self._join: ev.JoinCall | None = None
         self._join_failures = 0
         self._token = b""
         self._contact = MasterContact(timing, now_ns)
@@ -98,7 +88,7 @@ class PeerMachine:
         self._operations = OpenOperations(self.history)
         self._lost: errors.PCCLError | None = None
         self._resync: str | None = None
-        self._deferred: list[RoundCall | ReduceCall] = []
+        self._deferred: list[ev.RoundCall | ev.ReduceCall] = []
         """Calls that wait for the outcome of an operation that the caller had left."""
 
     @property
@@ -133,33 +123,33 @@ class PeerMachine:
             and operation.n >= self._operations.next_n(operation.view, operation.tag)
         )
 
-    def handle(self, event: PeerEvent, now_ns: int) -> list[PeerEffect]:
+    def handle(self, event: ev.PeerEvent, now_ns: int) -> list[PeerEffect]:
         """Take one event; return what must be done, in order."""
         self._now_ns = now_ns
         self.history.record(now_ns, event)
         match event:
-            case JoinCall():
+            case ev.JoinCall():
                 self._on_join_call(event)
-            case RoundCall():
+            case ev.RoundCall():
                 self._on_round_call(event)
-            case ReduceCall():
+            case ev.ReduceCall():
                 self._on_reduce_call(event)
-            case LeaveCall():
+            case ev.LeaveCall():
                 self._on_leave_call(event)
-            case Close():
+            case ev.Close():
                 self._on_close()
-            case ControlOpened():
+            case ev.ControlOpened():
                 self._on_control_opened()
-            case ControlMessage(message):
+            case ev.ControlMessage(message):
                 self._contact.heard(now_ns)
                 self._on_message(message)
-            case ControlClosed(reason):
+            case ev.ControlClosed(reason):
                 self._on_control_closed(reason)
-            case LinkChanged(peer, reason):
+            case ev.LinkChanged(peer, reason):
                 self._on_link_changed(peer, reason)
-            case ReduceDone(operation, digest):
+            case ev.ReduceDone(operation, digest):
                 self._on_reduce_done(operation, digest)
-            case Tick(progress):
+            case ev.Tick(progress):
                 self._on_tick(progress)
         effects, self._effects = self._effects, []
         for effect in effects:
@@ -168,7 +158,7 @@ class PeerMachine:
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def _on_join_call(self, event: JoinCall) -> None:
+    def _on_join_call(self, event: ev.JoinCall) -> None:
         if self.standing is not Standing.OUTSIDE:
             self._raise(event.call, errors.PCCLError(errors.Result.INVALID_USAGE,
                         reason="this communicator is connected already"))  # fmt: skip
@@ -179,7 +169,7 @@ class PeerMachine:
         self._contact.heard(self._now_ns)  # the time to wait for a master begins now
         self._effects.append(DialControl(0))
 
-    def _on_round_call(self, event: RoundCall) -> None:
+    def _on_round_call(self, event: ev.RoundCall) -> None:
         if not self._may_call(event):
             return
         if event.kind is RoundKind.UPDATE_TOPOLOGY:
@@ -204,7 +194,7 @@ class PeerMachine:
             if current.answer is not None:
                 self._return_round(current, current.answer)
 
-    def _on_reduce_call(self, event: ReduceCall) -> None:
+    def _on_reduce_call(self, event: ev.ReduceCall) -> None:
         if not self._may_call(event):
             return
         self._admission_unused = False
@@ -222,6 +212,9 @@ class PeerMachine:
         elif len(self.seen.members) < 2:
             reason = "alone in the group; wait for others with update_topology()"
             self._raise(event.call, errors.TooFewPeers(reason=reason))
+        elif (missed := self._operations.take_missed(self.seen.view, event.tag)) is not None:
+            self._membership.see(missed.roster_version)
+            self._raise(event.call, abort_error(missed, attempt=0))
         else:
             self._request(event.call, event.tag, event.descriptor, self.seen)
 
@@ -237,7 +230,7 @@ class PeerMachine:
         self._effects.append(Post(operation.call, operation.id, what, operation.ring))
         self._send(msg.OperationRequest(operation.id, what))
 
-    def _on_leave_call(self, event: LeaveCall) -> None:
+    def _on_leave_call(self, event: ev.LeaveCall) -> None:
         operation = self._operations.of_call(event.call)
         if operation is not None:
             self._leave_operation(event, operation)
@@ -255,7 +248,7 @@ class PeerMachine:
         if self._join is not None and self._join.call == event.call:
             self._lose(errors.NotAdmitted(reason=event.reason), goodbye=True)
 
-    def _leave_operation(self, event: LeaveCall, operation: OpenOperation) -> None:
+    def _leave_operation(self, event: ev.LeaveCall, operation: OpenOperation) -> None:
         operation.call = None
         done = operation.phase is Phase.DONE
         self._effects.append(End(operation.id, committed=False, data_needed=done))
@@ -273,7 +266,7 @@ class PeerMachine:
             self._lose(errors.NotConnected(reason=reason), goodbye=True)
             self.standing = Standing.CLOSED
 
-    def _may_call(self, event: RoundCall | ReduceCall) -> bool:
+    def _may_call(self, event: ev.RoundCall | ev.ReduceCall) -> bool:
         if self.standing is Standing.MEMBER and self._resync is None:
             in_doubt = any(operation.in_doubt for operation in self._operations)
             if in_doubt:
@@ -292,7 +285,7 @@ class PeerMachine:
     def _retry_deferred(self) -> None:
         deferred, self._deferred = self._deferred, []
         for event in deferred:
-            if isinstance(event, RoundCall):
+            if isinstance(event, ev.RoundCall):
                 self._on_round_call(event)
             else:
                 self._on_reduce_call(event)
@@ -322,7 +315,7 @@ class PeerMachine:
             return
         self._effects.append(DialControl(self._contact.redial_delay_ns()))
 
-    def _on_join_failed(self, join: JoinCall, reason: str) -> None:
+    def _on_join_failed(self, join: ev.JoinCall, reason: str) -> None:
         self._join_failures += 1
         if self._join_failures < join.attempts:
             delay_s = self.timing.connect_retry_s
@@ -486,6 +479,8 @@ class PeerMachine:
         if ended.group == self.group and ended.term == self.term:
             newest = self.newest
             if newest is not None and ended.view in newest.open_views:
+                if message.abort is AbortCause.DESCRIPTOR_MISMATCH:
+                    self._operations.miss(message)
                 self._operations.use_up(ended)
         self._acknowledge(ended)
         committed = message.abort is None

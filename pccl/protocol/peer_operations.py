@@ -4,6 +4,8 @@ State only: :class:`~pccl.protocol.peer.PeerMachine` decides what to send and wh
 
 * Every member derives the same number for the n-th use of a tag in a view, and an outcome, also
   one of an operation that was never asked for here, uses its number up.
+* If that outcome is a mismatch, the call that would have asked for it gets it: the others have had
+  a failed call, too, and stay in step.
 * Phases change along the table in :mod:`pccl.protocol.operation` only.
 """
 
@@ -52,6 +54,8 @@ class OpenOperations:
         self._open: dict[OperationId, OpenOperation] = {}
         self._next_n: dict[tuple[int, int], int] = {}
         """(view, tag) -> number of the next operation."""
+        self._missed: dict[tuple[int, int], list[msg.OperationEnded]] = {}
+        """(view, tag) -> mismatches among the others, before this peer's caller came to them."""
 
     def __iter__(self) -> Iterator[OpenOperation]:
         return iter(self._open.values())
@@ -81,6 +85,17 @@ class OpenOperations:
         key = (operation.view, operation.tag)
         self._next_n[key] = max(self._next_n.get(key, 0), operation.n + 1)
 
+    def miss(self, message: msg.OperationEnded) -> None:
+        """Keep an outcome for the call that would have asked for the operation."""
+        ended = message.operation
+        if ended.n >= self.next_n(ended.view, ended.tag):
+            self._missed.setdefault((ended.view, ended.tag), []).append(message)
+
+    def take_missed(self, view: int, tag: int) -> msg.OperationEnded | None:
+        """Take the oldest outcome that is kept for the callers of ``tag``."""
+        kept = self._missed.get((view, tag))
+        return kept.pop(0) if kept else None
+
     def enter(self, operation: OpenOperation, phase: Phase) -> None:
         """Change the phase.
 
@@ -106,6 +121,7 @@ class OpenOperations:
     def forget_closed(self, open_views: tuple[int, ...]) -> None:
         """Forget the numbering of views that are closed for good."""
         self._next_n = {key: n for key, n in self._next_n.items() if key[0] in open_views}
+        self._missed = {key: kept for key, kept in self._missed.items() if key[0] in open_views}
 
     def unanswered(self) -> Iterator[msg.PeerMessage]:
         """What the master has to be told again after a reconnect."""
@@ -121,6 +137,7 @@ class OpenOperations:
         """This peer is no longer a part of the run."""
         self._open.clear()
         self._next_n.clear()
+        self._missed.clear()
 
 
 def abort_error(message: msg.OperationEnded, attempt: int) -> errors.PCCLError:

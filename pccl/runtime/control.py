@@ -6,13 +6,16 @@ its control messages is cut off rather than kept in memory.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from pccl.protocol.codec import StreamDecoder, encode, preamble
-from pccl.protocol.errors import PCCLError
+from pccl.protocol.errors import PCCLError, RemoteProtocolError
 from pccl.protocol.limits import PROTOCOL_VERSION
 from pccl.protocol.messages import Message, Refused
 from pccl.transports.base import Connection
+
+_log = logging.getLogger("pccl.link")
 
 _READ_BYTES = 16 << 10
 UNSENT_BYTES_MAX = 8 << 20
@@ -108,4 +111,8 @@ class ControlStream:
 
     def connection_lost(self, error: Exception | None) -> None:
         """See ``Receiver``."""
+        if isinstance(error, RemoteProtocolError):
+            _log.warning(
+                "closed a control connection with %s: %s", self.connection.remote, error.reason
+            )
         self._end(error.reason if isinstance(error, PCCLError) else str(error or "closed"))

@@ -194,7 +194,16 @@ class PeerEngine:
         return bool(await self._call(lambda call: RoundCall(call, RoundKind.PEERS_PENDING)))
 
     async def all_reduce(self, operand: Operand, op: ReduceOp, tag: int) -> ReduceReport:
-        """Joint call of all members of the group: reduce ``operand``."""
+        """Joint call of all members of the group: reduce ``operand``.
+
+        Raises:
+            ValueError: another call of this peer still uses the memory.
+        """
+        for call in self._calls.values():
+            if call.operand is not None and operand.collides_with(call.operand):
+                raise ValueError(
+                    "another collective still uses this memory; wait for it, or pass a copy()"
+                )
         descriptor = Descriptor(operand.data_type, op, operand.send.size)
         report = await self._call(lambda call: ReduceCall(call, tag, descriptor), operand)
         assert isinstance(report, ReduceReport)

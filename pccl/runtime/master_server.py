@@ -18,11 +18,15 @@ from pccl.protocol.master_events import (
     Send,
     Tick,
 )
-from pccl.runtime.clock import Clock, Ticker
+from pccl.runtime.clock import Clock, Ticker, Timer
 from pccl.runtime.control import ControlStream
 from pccl.transports.base import Address, Connection, Listener, Transport
 
 _log = logging.getLogger("pccl.master")
+
+GREETINGS_MAX = 1024
+"""Connections that have said nothing yet; more are closed, the oldest first. So many, because a
+whole run may come back at once."""
 
 
 class MasterServer:
@@ -46,11 +50,14 @@ class MasterServer:
     ) -> None:
         self._clock = clock
         self._transport = transport
+        self._timing = timing
         self._observer = observer
         self.machine = MasterMachine(timing, random_bytes(16), 1, random_bytes, clock.now_ns())
         self._ticker = Ticker(clock, timing.ns(timing.tick_s), self._tick)
         self._listener: Listener | None = None
         self._streams: dict[int, ControlStream] = {}
+        self._silent: dict[int, Timer] = {}
+        """Connections that have said nothing yet, the oldest first."""
         self._last_connection = 0
         self._events: list[MasterEvent] = []
         self._busy = False
@@ -76,6 +83,8 @@ class MasterServer:
         self._ticker.stop()
         if self._listener is not None:
             self._listener.close()
+        for number in list(self._silent):
+            self._silent.pop(number).cancel()
         for stream in list(self._streams.values()):
             stream.close()
         self._streams.clear()
@@ -88,13 +97,31 @@ class MasterServer:
         self._feed(ControlOpened(number, connection.remote.host))
 
         def on_message(message: msg.Message) -> None:
+            self._has_spoken(number)
             self._feed(ControlMessage(number, message))
 
         def on_closed(reason: str) -> None:
+            self._has_spoken(number)
             self._streams.pop(number, None)
             self._feed(ControlClosed(number, reason))
 
         self._streams[number] = ControlStream(connection, on_message, on_closed)
+        if len(self._silent) >= GREETINGS_MAX:
+            self._dismiss(next(iter(self._silent)), "too many others came")
+        when_ns = self._clock.now_ns() + self._timing.ns(self._timing.dial_s)
+        timer = self._clock.call_at_ns(when_ns, self._dismiss, number, "it said nothing in time")
+        self._silent[number] = timer
+
+    def _has_spoken(self, number: int) -> None:
+        timer = self._silent.pop(number, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _dismiss(self, number: int, reason: str) -> None:
+        self._has_spoken(number)
+        self._streams.pop(number).close()
+        self._feed(ControlClosed(number, reason))
+        _log.info("closed control connection %d: %s", number, reason)
 
     def _tick(self) -> None:
         self._feed(Tick())

@@ -30,6 +30,14 @@ class Operand:
     data_type: DataType
     in_place: bool
 
+    def collides_with(self, other: Operand) -> bool:
+        """Whether one of the two would write what the other one uses."""
+        return (
+            np.may_share_memory(self.result, other.result)
+            or np.may_share_memory(self.result, other.send)
+            or np.may_share_memory(self.send, other.result)
+        )
+
 
 def borrow(send: object, recv: object | None = None) -> Operand:
     """Check the buffers of a reduce.

@@ -1,0 +1,168 @@
+"""A run to test with: a real master and real members in this process, with threads to call from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import pccl
+from pccl import Attribute, Timing
+from pccl.protocol.master import MasterMachine
+
+Array = npt.NDArray[Any]
+T = TypeVar("T")
+
+LIMIT_S = 60.0
+QUICK = Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01)
+
+
+def world_size(comm: pccl.Communicator) -> int:
+    return comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE)
+
+
+class Run:
+    """A master, members in this process, and threads for them to call from."""
+
+    def __init__(self, timing: Timing = QUICK) -> None:
+        self.timing = timing
+        self.members: list[pccl.Communicator] = []
+        self._made: list[pccl.Communicator] = []
+        self._threads = ThreadPoolExecutor(32)
+        self.master = pccl.MasterNode("127.0.0.1:0", timing=timing)
+        self.master.run()
+
+    def close(self) -> None:
+        for member in self._made:
+            member.close()
+        self.master.interrupt()
+        self._threads.shutdown()
+
+    # -- what the master knows -----------------------------------------------------------------
+
+    @property
+    def requests(self) -> int:
+        """How many members have asked for an operation that has not started."""
+        ballots = list(self._machine._ballots.values())  # pyright: ignore[reportPrivateUsage]
+        return sum(len(ballot.members) - len(ballot.waiting_for()) for ballot in ballots)
+
+    @property
+    def round_requests(self) -> int:
+        """How many members have asked for a round that is open."""
+        rounds = self._machine._rounds  # pyright: ignore[reportPrivateUsage]
+        return sum(len(requested) for requested in rounds.values())
+
+    @property
+    def registered(self) -> int:
+        """How many peers there are, admitted or not."""
+        return len(self._machine.membership.peers)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    @property
+    def _machine(self) -> MasterMachine:
+        server = self.master._server  # pyright: ignore[reportPrivateUsage]
+        assert server is not None
+        return server.machine
+
+    # -- members -------------------------------------------------------------------------------
+
+    def join(self, group: int = 0) -> pccl.Communicator:
+        """One more member."""
+        newcomer = self.newcomer(group)
+        self.admit(newcomer.connect)
+        self.members.append(newcomer)
+        return newcomer
+
+    def newcomer(self, group: int = 0) -> pccl.Communicator:
+        """A communicator that has not connected yet; it is closed with the run."""
+        self._made.append(pccl.Communicator(self.master.address, group, timing=self.timing))
+        return self._made[-1]
+
+    def admit(self, connect: Callable[[], T]) -> T:
+        """Let the members make joint calls until somebody has joined who is not among them."""
+        size = max(map(world_size, self.members), default=0) + 1
+        joining = self.start(connect)
+        results_of([self.start(_grow, member, size) for member in self.members])
+        return joining.result(LIMIT_S)
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def start(self, call: Callable[..., T], *arguments: Any, **options: Any) -> Future[T]:
+        """Call from a thread."""
+        return self._threads.submit(call, *arguments, **options)
+
+    def each(self, call: Callable[[pccl.Communicator], T]) -> list[T]:
+        """Every member makes a joint call."""
+        return results_of([self.start(call, member) for member in self.members])
+
+    def reduce(
+        self, sends: list[Any], results: list[Any] | None = None, **options: Any
+    ) -> list[pccl.ReduceInfo]:
+        """All members in this process reduce, in place unless there are ``results``."""
+        into: list[Any] = results or [None] * len(sends)
+        return results_of(
+            [
+                self.start(member.all_reduce, send, recv, **options)
+                for member, send, recv in zip(self.members, sends, into, strict=True)
+            ]
+        )
+
+    def check(self) -> None:
+        """The members can still work together."""
+        arrays: list[Array] = [np.full(10, 1.0) for _ in self.members]
+        self.reduce(arrays)
+        assert all((array == len(arrays)).all() for array in arrays)
+
+
+def _grow(member: pccl.Communicator, size: int) -> None:
+    while world_size(member) < size:
+        member.update_topology()
+
+
+def results_of(futures: list[Future[T]]) -> list[T]:
+    return [future.result(LIMIT_S) for future in futures]
+
+
+@pytest.fixture
+def new_run() -> Iterator[Callable[..., Run]]:
+    """Make a run of so many members, with such a timing."""
+    runs: list[Run] = []
+
+    def make(size: int = 0, timing: Timing = QUICK) -> Run:
+        run = Run(timing)
+        runs.append(run)
+        for _ in range(size):
+            run.join()
+        return run
+
+    yield make
+    for run in runs:
+        run.close()
+
+
+@pytest.fixture(scope="module")
+def run_of() -> Iterator[Callable[..., Run]]:
+    """Find the run of a size, shared by tests that leave its members as they were."""
+    runs: dict[tuple[int, Timing], Run] = {}
+
+    def find(size: int, timing: Timing = QUICK) -> Run:
+        run = runs.get((size, timing))
+        if run is None:
+            run = runs[size, timing] = Run(timing)
+            for _ in range(size):
+                run.join()
+        return run
+
+    yield find
+    for run in runs.values():
+        run.close()

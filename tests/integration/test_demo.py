@@ -1,0 +1,124 @@
+"""The demo as users run it: real processes, a real SIGKILL, a few steps."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+for module in ("torch", "sklearn", "matplotlib"):
+    pytest.importorskip(module)
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = (sys.executable, "-m", "pccl.cli.main", "demo")
+LIMIT_S = 110.0
+"""Far more than it takes; a machine that is busy with other things must not fail the test."""
+
+
+def test_demo_survives_a_kill(tmp_path: Path) -> None:
+    picture = tmp_path / "picture.png"
+    run = subprocess.run(
+        [*COMMAND, "--json", "--steps", "150", "--out", str(picture)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    verdict = json.loads(run.stdout)
+    assert set(verdict) == {
+        "accuracy",
+        "single_shard_accuracy",
+        "digests_equal",
+        "lost_peers",
+        "joined_peers",
+        "seconds",
+    }
+    assert verdict["accuracy"] >= 0.95
+    assert 0.5 < verdict["single_shard_accuracy"] <= 1.0
+    assert verdict["digests_equal"] is True
+    assert verdict["lost_peers"] == 1
+    assert verdict["joined_peers"] == 4
+    assert 0 < verdict["seconds"] < LIMIT_S
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def pids_when_training(demo: subprocess.Popen[str]) -> list[int]:
+    """Read until the peers train, and collect their process ids from what is said."""
+    assert demo.stdout is not None
+    pids: list[int] = []
+    for line in demo.stdout:
+        if found := re.search(r"joined \(shard \d+, pid (\d+)\)", line):
+            pids.append(int(found[1]))
+        if "train together" in line:
+            return pids
+    raise AssertionError("the peers never trained")
+
+
+@pytest.mark.parametrize("wanted", ["SIGINT", "SIGTERM", "death of a peer"])
+def test_no_process_is_left(wanted: str, tmp_path: Path) -> None:
+    demo = subprocess.Popen(
+        [*COMMAND, "--peers", "2", "--no-kill", "--steps", "100000", "--out", "picture.png"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        pids = pids_when_training(demo)
+        assert len(pids) == 2
+        began = time.monotonic()
+        if wanted.startswith("SIG"):
+            demo.send_signal(signal.Signals[wanted])
+        else:
+            os.kill(pids[0], signal.SIGKILL)
+        said, _ = demo.communicate(timeout=LIMIT_S)
+        if wanted.startswith("SIG"):
+            assert time.monotonic() - began < 10.0
+    finally:
+        demo.kill()
+        demo.wait()
+    assert [pid for pid in pids if is_there(pid)] == []
+    assert demo.returncode != 0
+    assert "Traceback" not in said
+    if not wanted.startswith("SIG"):
+        assert re.search(r"FAILED: peer \d ended unexpectedly at step \d+: signal SIGKILL", said)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--peers", "2"], "--peers must be 3 or more"),
+        (["--out", "no/such/folder.png"], "there is no folder"),
+        (["--out", "demo.jpeg"], "does not end in .png"),
+        (["--steps", "0"], "--steps"),
+    ],
+)
+def test_options_are_checked_first(options: list[str], words: str, tmp_path: Path) -> None:
+    run = subprocess.run(
+        [*COMMAND, *options],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert run.returncode == 2
+    assert words in run.stderr
+    assert "Traceback" not in run.stderr

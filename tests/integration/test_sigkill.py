@@ -1,0 +1,421 @@
+"""A peer is killed in the middle of an in-place 64 MiB reduce of three; the others lose nothing.
+
+The master lives in the test's process, which watches its events; the peers are processes of their
+own: two survivors that live as long as a test, and a fresh victim for every trial. This file is
+also the peers' program, so it imports only what they need.
+
+Verdicts do not depend on luck. Values are small integers, exact in every dtype; each survivor
+compares every element with a sum that it computes by itself from the contributors that the outcome
+names. Where a trial needs a certain situation (a survivor is done, nothing is committed), the
+victim holds it open, and it has been seen by the master before the victim is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+import pccl
+from pccl.errors import CollectiveAborted
+from pccl.protocol.frame import FrameHeader
+from pccl.protocol.limits import Timing
+from pccl.protocol.master_events import ControlMessage, MasterEvent, Send
+from pccl.protocol.messages import OperationDone, OperationEnded, OperationStarted
+from pccl.protocol.types import OperationId, PeerId
+from pccl.runtime.clock import LoopClock
+from pccl.runtime.io_thread import IOThread
+from pccl.runtime.master_server import MasterServer
+from pccl.runtime.transfer import Transfer
+from pccl.transports.base import Address
+from pccl.transports.link import Link
+from pccl.transports.tcp import TcpTransport
+
+COUNT = (64 << 20) // 4
+DTYPES = ("float32", "int32")
+LIMIT_S = 60.0
+SEED = 20240229
+
+Array = npt.NDArray[Any]
+
+
+# -- the peers' program --------------------------------------------------------------------------
+
+
+PERIOD = 65521
+"""No divisor of anything, so that no segment looks like another."""
+
+
+def contribution(peer: int, trial: int, buffer: int, dtype: str) -> Array:
+    """What ``peer`` brings: this, repeated."""
+    draw = np.random.default_rng((SEED, peer, trial, buffer))
+    return draw.integers(-(2**20), 2**20, PERIOD).astype(dtype)
+
+
+def fill(array: Array, period: Array) -> None:
+    whole = COUNT // PERIOD * PERIOD
+    array[:whole].reshape(-1, PERIOD)[:] = period
+    array[whole:] = period[: COUNT - whole]
+
+
+def is_filled(array: Array, period: Array) -> bool:
+    whole = COUNT // PERIOD * PERIOD
+    return bool(
+        (array[:whole].reshape(-1, PERIOD) == period).all()
+        and (array[whole:] == period[: COUNT - whole]).all()
+    )
+
+
+class Peer:
+    """A member that does what it is told on stdin and reports on stdout."""
+
+    def __init__(self, address: str) -> None:
+        self.comm = pccl.Communicator(address)
+        self.arrays = [np.zeros(COUNT, np.float32), np.zeros(COUNT, np.float32)]
+        self.digests = [xxhash.xxh3_64_intdigest(array.data) for array in self.arrays]
+
+    def attempt(self, trial: int, buffer: int, dtype: str) -> dict[str, Any]:
+        """Reduce in place, once; compare everything afterwards."""
+        array = self.arrays[buffer].view(dtype)
+        own = contribution(self.comm.peer_id, trial, buffer, dtype)
+        fill(array, own)
+        contributors: tuple[int, ...] = ()
+        reason = ""
+        try:
+            contributors = self.comm.all_reduce(array).contributors
+        except CollectiveAborted as error:
+            reason = str(error)
+        brought = [contribution(peer, trial, buffer, dtype) for peer in contributors]
+        expected = np.sum(brought, axis=0, dtype=dtype) if brought else own
+        self.digests[buffer] = xxhash.xxh3_64_intdigest(array.data)
+        return {
+            "contributors": list(contributors),
+            "exact": is_filled(array, expected),
+            "reason": reason,
+            "world": self.comm.get_attribute(pccl.Attribute.LOCAL_WORLD_SIZE),
+        }
+
+    def survive(self, trial: int, dtype: str) -> dict[str, Any]:
+        """The reduce that the victim is in, then one on another buffer until it succeeds."""
+        outcomes = [self.attempt(trial, 0, dtype)]
+        late = self._changed(1)  # what the last trial left there
+        while len(outcomes) < 2 or not outcomes[-1]["contributors"]:
+            outcomes.append(self.attempt(trial, 1, dtype))
+        return {"outcomes": outcomes, "late": late or self._changed(0)}
+
+    def _changed(self, buffer: int) -> bool:
+        return xxhash.xxh3_64_intdigest(self.arrays[buffer].data) != self.digests[buffer]
+
+    def grow(self, size: int) -> dict[str, Any]:
+        while self.comm.get_attribute(pccl.Attribute.LOCAL_WORLD_SIZE) < size:
+            self.comm.update_topology()
+        return {"world": size}
+
+    def connect(self) -> dict[str, Any]:
+        self.comm.connect()
+        return {"peer": self.comm.peer_id}
+
+    def kill_after_segments(self, fraction: float) -> dict[str, Any]:
+        """End by SIGKILL when this part of all incoming segments is here."""
+        complete = Transfer.complete
+
+        def complete_or_die(transfer: Transfer, *arguments: Any) -> None:
+            complete(transfer, *arguments)
+            if transfer.progress.received >= fraction * transfer.schedule.incoming_count:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        mock.patch.object(Transfer, "complete", complete_or_die).start()
+        return {}
+
+    def withhold_done(self) -> dict[str, Any]:
+        """Do everything except to tell the master that it is done."""
+        data_plane = self.comm._session.engine.data_plane  # pyright: ignore[reportPrivateUsage]
+        mock.patch.object(data_plane, "_on_done").start()
+        return {}
+
+    def withhold_last_segment(self) -> dict[str, Any]:
+        """Send everything but the very last segment, which only the next in the ring needs."""
+        transmit = Link.send
+
+        def send(link: Link, header: FrameHeader, payload: memoryview | bytes = b"") -> None:
+            if not (header.step == 3 and header.offset + header.length == 4 * COUNT):
+                transmit(link, header, payload)
+
+        mock.patch.object(Link, "send", send).start()
+        return {}
+
+
+def serve(address: str) -> None:
+    peer = Peer(address)
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        answer = getattr(peer, name)(*arguments)
+        print(json.dumps(answer), flush=True)  # noqa: T201
+    peer.comm.close()
+
+
+# -- the test's side -----------------------------------------------------------------------------
+
+
+class Process:
+    """A peer, as the test sees it."""
+
+    def __init__(self, address: str) -> None:
+        self.id = 0
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def tell(self, name: str, *arguments: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([name, *arguments]) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self._answers.get(timeout=LIMIT_S))
+        return answer
+
+    def ask(self, name: str, *arguments: object) -> dict[str, Any]:
+        self.tell(name, *arguments)
+        return self.answer()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait_killed(self) -> None:
+        assert self._process.wait(LIMIT_S) == -signal.SIGKILL
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._answers.put(line)
+
+
+class WatchedMaster:
+    """A master whose decisions the test can wait for."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._started: dict[OperationId, float] = {}
+        self._done: dict[OperationId, set[PeerId]] = {}
+        self._ended: dict[OperationId, float] = {}
+        self._io = IOThread.acquire()
+        self.server = self._io.submit(self._start()).wait()
+        self.address = str(self.server.address)
+
+    async def _start(self) -> MasterServer:
+        loop = self._io.loop
+        transport = TcpTransport(loop)
+        server = MasterServer(LoopClock(loop), transport, Timing(), os.urandom, self._observe)
+        await server.start(Address("127.0.0.1", 0))
+        return server
+
+    def _observe(self, event: MasterEvent, effects: list[object]) -> None:
+        now = time.monotonic()
+        with self._changed:
+            if isinstance(event, ControlMessage) and isinstance(event.message, OperationDone):
+                peers = self.server.machine._by_connection  # pyright: ignore[reportPrivateUsage]
+                done = self._done.setdefault(event.message.operation, set())
+                done.add(peers[event.connection].id)
+            for effect in effects:
+                if isinstance(effect, Send) and isinstance(effect.message, OperationStarted):
+                    self._started.setdefault(effect.message.operation, now)
+                if isinstance(effect, Send) and isinstance(effect.message, OperationEnded):
+                    self._ended.setdefault(effect.message.operation, now)
+            self._changed.notify_all()
+
+    def started(self) -> set[OperationId]:
+        with self._changed:
+            return set(self._started)
+
+    def wait_started(self, known: set[OperationId]) -> OperationId:
+        """Wait for an operation that is not among ``known`` and return it."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._started.keys() - known, LIMIT_S)
+            (operation,) = self._started.keys() - known
+            return operation
+
+    def wait_ended(self, operation: OperationId) -> float:
+        """Wait for the outcome; return how many seconds it took from the start."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: operation in self._ended, LIMIT_S)
+            return self._ended[operation] - self._started[operation]
+
+    def wait_done(self, operation: OperationId, peers: set[int]) -> None:
+        """Wait until exactly ``peers`` have reported done while nothing is decided."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._done.get(operation) == peers, LIMIT_S)
+            assert operation not in self._ended
+
+    def done(self, operation: OperationId) -> set[PeerId]:
+        with self._changed:
+            return set(self._done.get(operation, ()))
+
+    def close(self) -> None:
+        self._io.call(self.server.close)
+        self._io.release()
+
+
+class Arena:
+    """A master, two survivors and the next victims."""
+
+    def __init__(self) -> None:
+        self.master = WatchedMaster()
+        self.processes: list[Process] = []
+        self.survivors: list[Process] = []
+        self._trial = 0
+
+    def __enter__(self) -> Arena:
+        try:
+            self.survivors = [self._start(), self._start()]
+            self._next_victim = self._start()
+            for size, survivor in enumerate(self.survivors, 1):
+                for member in self.survivors[: size - 1]:
+                    member.tell("grow", size)
+                survivor.id = survivor.ask("connect")["peer"]
+                for member in self.survivors[: size - 1]:
+                    member.answer()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for process in self.processes:
+            process.end()
+        self.master.close()
+
+    @property
+    def ids(self) -> list[int]:
+        return [survivor.id for survivor in self.survivors]
+
+    def victim(self) -> Process:
+        """Let a victim join; it is the last in the ring of three."""
+        victim, self._next_victim = self._next_victim, self._start()
+        for survivor in self.survivors:
+            survivor.tell("grow", 3)
+        victim.id = victim.ask("connect")["peer"]
+        for survivor in self.survivors:
+            survivor.answer()
+        assert victim.id > max(self.ids)
+        return victim
+
+    def reduce(self, victim: Process) -> OperationId:
+        """Begin a trial; returns when the master has started the operation."""
+        self._trial += 1
+        known = self.master.started()
+        dtype = DTYPES[self._trial % 2]
+        for survivor in self.survivors:
+            survivor.tell("survive", self._trial, dtype)
+        victim.tell("attempt", self._trial, 0, dtype)
+        return self.master.wait_started(known)
+
+    def verdict(self, victim: Process) -> bool:
+        """Check all that the survivors report; return whether the victim's reduce succeeded."""
+        reports = [survivor.answer() for survivor in self.survivors]
+        for report in reports:
+            assert not report["late"], "something was written after a call had returned"
+            for outcome in report["outcomes"]:
+                assert outcome["exact"], outcome
+                assert outcome["contributors"] or f"peer {victim.id}" in outcome["reason"]
+        first, *others = [
+            [outcome["contributors"] for outcome in report["outcomes"]] for report in reports
+        ]
+        assert all(other == first for other in others), "not the same outcome for all"
+        assert first[0] in ([], [*self.ids, victim.id])
+        assert first[-1] == self.ids, "the last one is over the survivors"
+        assert all(report["outcomes"][-1]["world"] == 2 for report in reports)
+        return bool(first[0])
+
+    def _start(self) -> Process:
+        process = Process(self.master.address)
+        self.processes.append(process)
+        return process
+
+
+def test_after_some_segments() -> None:
+    """The victim dies by itself when a part of its segments, drawn with a seed, is there."""
+    draw = random.Random(SEED)
+    with Arena() as arena:
+        for trial in range(10):
+            victim = arena.victim()
+            victim.ask("kill_after_segments", (trial + draw.random()) / 10)
+            arena.reduce(victim)
+            victim.wait_killed()
+            arena.verdict(victim)
+
+
+def test_at_any_time() -> None:
+    """The test kills the victim at some time of a reduce, drawn with a seed."""
+    draw = random.Random(SEED)
+    with Arena() as arena:
+        victim = arena.victim()
+        duration_s = arena.master.wait_ended(arena.reduce(victim))
+        victim.kill()
+        assert arena.verdict(victim), "nobody was killed before the outcome"
+        for _ in range(6):
+            victim = arena.victim()
+            arena.reduce(victim)
+            time.sleep(draw.uniform(0.0, duration_s))
+            victim.kill()
+            victim.wait_killed()
+            arena.verdict(victim)
+
+
+def test_after_one_survivor_was_done() -> None:
+    """One survivor holds the whole result, the other one never will: both get their input back."""
+    with Arena() as arena:
+        for _ in range(6):
+            victim = arena.victim()
+            victim.ask("withhold_last_segment")
+            operation = arena.reduce(victim)
+            arena.master.wait_done(operation, {arena.ids[1], victim.id})
+            victim.kill()
+            victim.wait_killed()
+            assert not arena.verdict(victim)
+            assert arena.ids[0] not in arena.master.done(operation)
+
+
+def test_after_all_survivors_were_done() -> None:
+    """Nothing is missing but the victim's word: the survivors keep the sum over all three."""
+    with Arena() as arena:
+        for _ in range(4):
+            victim = arena.victim()
+            victim.ask("withhold_done")
+            operation = arena.reduce(victim)
+            arena.master.wait_done(operation, set(arena.ids))
+            victim.kill()
+            victim.wait_killed()
+            assert arena.verdict(victim)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

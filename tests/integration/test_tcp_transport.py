@@ -1,0 +1,365 @@
+"""What only the real network has: addresses, descriptors, time that passes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import sys
+from collections.abc import Coroutine, Generator, Iterator
+from typing import Any
+
+import pytest
+
+import pccl.transports.tcp as tcp_module
+from pccl.protocol.errors import LinkError
+from pccl.transports.base import Address, Connection, Listener
+from pccl.transports.tcp import TcpTransport
+from pccl.transports.tcp_socket import Resolved
+
+LOOPBACK = Address("127.0.0.1", 0)
+
+
+class Sink:
+    """A receiver of no interest."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.lost = asyncio.get_running_loop().create_future()
+        self.connection = connection
+        connection.start(self)
+
+    def get_buffer(self) -> memoryview:
+        return memoryview(bytearray(1000))
+
+    def buffer_updated(self, nbytes: int) -> None:
+        pass
+
+    def writable(self) -> None:
+        pass
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost.set_result(error)
+
+
+class Tcp:
+    """A transport and the loop that it runs on."""
+
+    def __init__(self, kind: str) -> None:
+        if kind == "uvloop":
+            self.loop: asyncio.AbstractEventLoop = pytest.importorskip("uvloop").new_event_loop()
+        else:
+            self.loop = asyncio.SelectorEventLoop()
+        self.transport = TcpTransport(self.loop)
+        self.accepted: list[Connection] = []
+        self._arrival = asyncio.Event()
+
+    def run(self, main: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(main)
+        guard = self.loop.call_later(20.0, task.cancel)
+        self.loop.run_until_complete(task)
+        guard.cancel()
+
+    async def listen(self, address: Address = LOOPBACK) -> Listener:
+        return await self.transport.listen(address, self._accept)
+
+    def _accept(self, connection: Connection) -> None:
+        self.accepted.append(connection)
+        self._arrival.set()
+
+    async def dial(self, address: Address, timeout_s: float = 5.0) -> Connection:
+        return await self.transport.dial(address, timeout_s)
+
+    async def link(self) -> tuple[Sink, Sink]:
+        listener = await self.listen()
+        dialled = Sink(await self.dial(listener.address))
+        listener_side = Sink(await self.next_accepted())
+        listener.close()
+        return dialled, listener_side
+
+    async def next_accepted(self) -> Connection:
+        while not self.accepted:
+            self._arrival.clear()
+            await self._arrival.wait()
+        return self.accepted.pop()
+
+
+def open_descriptors() -> set[str]:
+    if sys.platform != "linux":
+        return set()
+    return {fd for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def tcp(request: pytest.FixtureRequest) -> Iterator[Tcp]:
+    Tcp(request.param).loop.close()  # the first uvloop of a process opens a pipe for good
+    before = open_descriptors()
+    tcp = Tcp(request.param)
+    yield tcp
+    tcp.loop.close()
+    assert open_descriptors() <= before
+
+
+@contextlib.contextmanager
+def no_descriptors_left() -> Generator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_busy_connection_leaves_room_for_others(
+    tcp: Tcp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_module, "READ_BUDGET_BYTES", 3000)
+    per_turn: list[int] = [0]
+
+    class Counting(Sink):
+        def buffer_updated(self, nbytes: int) -> None:
+            per_turn[-1] += nbytes
+
+    def tick() -> None:
+        per_turn.append(0)
+        if sum(per_turn) < 100_000:
+            tcp.loop.call_soon(tick)
+        else:
+            over.set_result(None)
+
+    async def main() -> None:
+        listener = await tcp.listen()
+        a = Sink(await tcp.dial(listener.address))
+        b = Counting(await tcp.next_accepted())
+        assert a.connection.send([bytes(100_000)]) == 100_000
+        tick()
+        await over
+        for sink in (a, b):
+            sink.connection.abort()
+        listener.close()
+
+    over = tcp.loop.create_future()
+    tcp.run(main())
+    assert max(per_turn) <= 3000
+
+
+def test_a_dial_that_nobody_answers(tcp: Tcp) -> None:
+    if sys.platform != "linux":
+        pytest.skip("how a full backlog behaves differs")
+
+    async def main() -> None:
+        with socket.socket() as deaf, socket.socket() as full:
+            deaf.bind(("127.0.0.1", 0))
+            deaf.listen(0)
+            full.connect(deaf.getsockname())
+            with pytest.raises(LinkError, match="no answer in time"):
+                await tcp.dial(Address(*deaf.getsockname()), 0.02)
+
+    tcp.run(main())
+
+
+def test_a_name_that_is_not_resolved_in_time(tcp: Tcp, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def resolve(*_: object) -> list[Resolved]:
+        await asyncio.sleep(3600)
+        return []
+
+    monkeypatch.setattr(tcp_module, "resolve", resolve)
+
+    async def main() -> None:
+        with pytest.raises(LinkError, match="cannot reach name:1: its name was not resolved in"):
+            await tcp.dial(Address("name", 1), 0.01)
+
+    tcp.run(main())
+
+
+def test_all_addresses_of_a_name_are_tried(tcp: Tcp, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Resolved] = []
+
+    async def resolve(*_: object) -> list[Resolved]:
+        return found
+
+    async def main() -> None:
+        good, closed = await tcp.listen(), await tcp.listen()
+        closed.close()
+        for listener in (closed, good):
+            to = (listener.address.host, listener.address.port)
+            found.append((socket.AF_INET, socket.SOCK_STREAM, 6, "", to))
+        monkeypatch.setattr(tcp_module, "resolve", resolve)
+        name = Address("name", 1)
+        end = Sink(await tcp.dial(name))
+        assert end.connection.remote == good.address
+        end.connection.abort()
+        (await tcp.next_accepted()).close()
+        found.reverse()
+        del found[1]
+        with pytest.raises(LinkError, match="address already in use"):
+            await tcp.listen(name)
+        good.close()
+        with pytest.raises(LinkError, match="cannot reach name:1: connection refused"):
+            await tcp.dial(name)
+        found.insert(0, (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 1)))
+        second = await tcp.listen(name)
+        assert second.address == good.address
+        second.close()
+
+    tcp.run(main())
+
+
+@pytest.mark.parametrize(
+    ("listen_on", "dial_to"), [("::1", "::1"), ("::", "127.0.0.1"), ("", "localhost")]
+)
+def test_families(tcp: Tcp, listen_on: str, dial_to: str) -> None:
+    async def main() -> None:
+        try:
+            listener = await tcp.listen(Address(listen_on, 0))
+        except LinkError as error:
+            pytest.skip(str(error))
+        a = await tcp.dial(Address(dial_to, listener.address.port))
+        b = await tcp.next_accepted()
+        assert b.remote == a.local
+        assert b.local == a.remote
+        a.abort()
+        b.abort()
+        listener.close()
+
+    tcp.run(main())
+
+
+def test_no_descriptors_left_to_accept(
+    tcp: Tcp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tcp_module, "ACCEPT_BACKOFF_S", 0.001)
+
+    async def main() -> None:
+        listener = await tcp.listen()
+        with socket.socket() as client:
+            with no_descriptors_left():
+                client.connect((listener.address.host, listener.address.port))
+                for _ in range(5):
+                    await asyncio.sleep(0.002)
+                assert not tcp.accepted
+            (await tcp.next_accepted()).abort()
+        assert [record.name for record in caplog.records] == ["pccl.link"]
+        assert "too many open files" in caplog.text
+        listener.close()
+
+    tcp.run(main())
+
+
+def test_a_listener_without_descriptors_can_be_closed(tcp: Tcp) -> None:
+    async def main() -> None:
+        listener = await tcp.listen()
+        with socket.socket() as client, no_descriptors_left():
+            client.connect((listener.address.host, listener.address.port))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            listener.close()
+
+    tcp.run(main())
+
+
+def test_no_descriptors_left_to_dial(tcp: Tcp) -> None:
+    async def main() -> None:
+        listener = await tcp.listen()
+        with no_descriptors_left(), pytest.raises(LinkError, match="too many open files"):
+            await tcp.dial(listener.address)
+        with no_descriptors_left(), pytest.raises(LinkError, match="too many open files"):
+            await tcp.listen()
+        listener.close()
+
+    tcp.run(main())
+
+
+def test_closing_the_loop_cuts_an_orderly_end_short(tcp: Tcp) -> None:
+    """The fixture checks that no descriptor is left; a warning would be an error."""
+
+    async def main() -> None:
+        listener = await tcp.listen()
+        client.connect((listener.address.host, listener.address.port))
+        end = Sink(await tcp.next_accepted())
+        end.connection.send([b"bye"])
+        end.connection.close()
+        assert await end.lost is None
+        again = Sink(await tcp.dial(listener.address))
+        ends.extend([again.connection, await tcp.next_accepted()])
+        listeners.append(listener)
+
+    ends: list[Connection] = []
+    listeners: list[Listener] = []
+    with socket.socket() as client:
+        tcp.run(main())
+        tcp.loop.close()
+        assert client.recv(10) == b"bye"
+        for end in ends:
+            end.close()
+        listeners[0].close()
+
+
+def test_an_end_that_the_other_side_ignores(tcp: Tcp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl.transports.tcp_socket.LINGER_S", 0.001)
+
+    async def main() -> None:
+        listener = await tcp.listen()
+        before = open_descriptors()
+        with socket.create_connection((listener.address.host, listener.address.port)) as client:
+            client.sendall(b"hello")
+            end = Sink(await tcp.next_accepted())
+            end.connection.send([b"bye"])
+            end.connection.close()
+            assert await end.lost is None
+            for _ in range(100):
+                client.send(b"never mind")
+                await asyncio.sleep(0.001)
+                if len(open_descriptors()) <= len(before) + 1:
+                    break
+            else:
+                pytest.fail("the descriptor was never given back")
+            assert client.recv(100) == b"bye"
+        listener.close()
+
+    tcp.run(main())
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # is multi-threaded
+def test_the_child_of_a_fork_lets_go_silently(tcp: Tcp) -> None:
+    async def main() -> None:
+        listener = await tcp.listen()
+        to = (listener.address.host, listener.address.port)
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(socket.create_connection(to)) for _ in range(2)]
+            ends = [Sink(await tcp.next_accepted()) for _ in clients]
+            ends.sort(key=lambda end: end.connection.remote != Address(*clients[0].getsockname()))
+            ends[0].connection.close()  # lingers
+            tell, told = socket.socketpair()
+            child = os.fork()
+            children.append(child)
+            if not child:
+                try:
+                    tell.close()
+                    tcp.transport.abandon()
+                    for client in clients:
+                        client.close()
+                    told.send(b"x")
+                    told.recv(1)
+                finally:
+                    os._exit(0)  # without a look at the loop, which belongs to the parent
+            told.close()
+            assert tell.recv(1) == b"x"
+            assert clients[0].recv(1) == b""
+            assert ends[1].connection.send([b"still here"]) == 10
+            assert clients[1].recv(10) == b"still here"
+            ends[1].connection.close()
+            listener.close()
+            for client in clients:
+                client.close()
+            await asyncio.sleep(0.01)
+            # The child has no copy, though it lives: nothing holds the port.
+            (await tcp.listen(listener.address)).close()
+            tell.close()
+
+    children: list[int] = []
+    tcp.run(main())
+    assert os.waitpid(children[0], 0)[1] == 0

@@ -1,0 +1,536 @@
+"""What crosses the wire: everything valid survives any split, nothing invalid does harm."""
+
+from __future__ import annotations
+
+import enum
+import random
+import struct
+import tracemalloc
+import types
+import typing
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from pccl.protocol import messages as msg
+from pccl.protocol.codec import PREAMBLE_BYTES, StreamDecoder, decode, encode, preamble
+from pccl.protocol.early_store import EarlyStore
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.frame import (
+    HEADER_BYTES,
+    HELLO_BYTES,
+    PAYLOAD_BYTES_MAX,
+    FrameHeader,
+    FrameKind,
+    LaneHello,
+    decode_header,
+    encode_header,
+)
+from pccl.protocol.limits import (
+    CONTROL_MESSAGE_BYTES_MAX,
+    PROTOCOL_VERSION,
+    SEQUENCE_ITEMS_MAX,
+    TEXT_BYTES_MAX,
+)
+from pccl.protocol.types import Member, OperationId, PeerId, RemovalCause, RoundId, RoundKind
+
+MESSAGE_TYPES: list[type[Any]] = [
+    *typing.get_args(msg.PeerMessage),
+    *typing.get_args(msg.MasterMessage),
+]
+
+# -- strategies built from the dataclasses' hints ----------------------------------------------
+
+
+def integers_below(bound: int) -> SearchStrategy[int]:
+    edges = st.sampled_from([0, 1, bound - 1])
+    return edges | st.integers(0, bound - 1)
+
+
+def values_of(hint: Any) -> SearchStrategy[Any]:
+    if isinstance(hint, typing.NewType):
+        return values_of(hint.__supertype__)
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        _, below = typing.get_args(hint)
+        return integers_below(below.bound)
+    if origin is tuple:
+        item, _ = typing.get_args(hint)
+        return st.lists(values_of(item), max_size=3).map(tuple)
+    if origin is types.UnionType:
+        return st.one_of(*(values_of(choice) for choice in typing.get_args(hint)))
+    if hint is type(None):
+        return st.none()
+    if hint is int:
+        return integers_below(1 << 64)
+    if hint is bool:
+        return st.booleans()
+    if hint is bytes:
+        return st.binary(max_size=40)
+    if hint is str:
+        return st.text(st.characters(codec="utf-8"), max_size=40)
+    if issubclass(hint, enum.Enum):
+        return st.sampled_from(hint)
+    assert is_dataclass(hint)
+    return instances_of(typing.cast("type[Any]", hint))
+
+
+def instances_of(kind: type[Any]) -> SearchStrategy[Any]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    names = [field.name for field in fields(kind)]
+    return st.tuples(*(values_of(hints[name]) for name in names)).map(lambda v: kind(*v))
+
+
+MESSAGES = st.one_of(*(values_of(kind) for kind in MESSAGE_TYPES))
+
+
+def frame(body: bytes) -> bytes:
+    return struct.pack("<I", len(body)) + body
+
+
+def pack(*parts: object) -> bytes:
+    packed: bytes = msgpack.packb(list(parts))
+    return packed
+
+
+# -- control messages --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", MESSAGE_TYPES, ids=lambda kind: kind.__name__)
+@settings(max_examples=30)
+@given(data=st.data())
+def test_every_message_type_round_trips(kind: type[Any], data: st.DataObject) -> None:
+    message = data.draw(values_of(kind))
+    wire = encode(message)
+    assert struct.unpack("<I", wire[:4]) == (len(wire) - 4,)
+    again = decode(wire[4:])
+    assert type(again) is kind
+    assert again == message
+
+
+def test_a_message_on_the_wire_byte_by_byte() -> None:
+    message = msg.RoundRequest(RoundId(RoundKind.PEERS_PENDING, 300))
+    assert encode(message) == bytes.fromhex("07000000 92 05 92 02 cd012c")
+    refused = msg.Refused(RemovalCause.SILENT, "é")
+    assert encode(refused) == bytes.fromhex("06000000 93 43 04 a2 c3a9")
+    assert preamble() == b"PCCL" + struct.pack("<HH", PROTOCOL_VERSION, 0)
+
+
+@settings(max_examples=100)
+@given(st.lists(MESSAGES, max_size=5), st.data())
+def test_any_split_of_the_bytes_gives_the_same_messages(
+    messages: list[msg.Message], data: st.DataObject
+) -> None:
+    wire = preamble() + b"".join(encode(message) for message in messages)
+    cuts = data.draw(st.lists(st.integers(0, len(wire)), max_size=12).map(sorted))
+    decoder, found = StreamDecoder(), list[msg.Message]()
+    for start, end in zip([0, *cuts], [*cuts, len(wire)], strict=True):
+        found += decoder.feed(memoryview(wire)[start:end])
+    assert found == messages
+    assert decoder.version == PROTOCOL_VERSION
+
+
+@settings(max_examples=30)
+@given(st.lists(MESSAGES, min_size=1, max_size=3))
+def test_byte_by_byte(messages: list[msg.Message]) -> None:
+    wire = preamble() + b"".join(encode(message) for message in messages)
+    decoder = StreamDecoder()
+    assert [m for byte in wire for m in decoder.feed(bytes([byte]))] == messages
+
+
+def feed_expecting_only_protocol_errors(data: bytes, step: int) -> list[msg.Message]:
+    decoder, found = StreamDecoder(), list[msg.Message]()
+    try:
+        for start in range(0, len(data), step):
+            found += decoder.feed(data[start : start + step])
+    except RemoteProtocolError as error:
+        refusal = error
+    else:
+        return found
+    assert refusal.reason
+    assert len(refusal.reason) < 2000
+    return found
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200), st.booleans(), st.integers(1, 200))
+def test_garbage_does_no_harm(data: bytes, after_preamble: bool, step: int) -> None:
+    opening = preamble() if after_preamble else b""
+    feed_expecting_only_protocol_errors(opening + data, step)
+
+
+@settings(max_examples=300)
+@given(MESSAGES, st.data())
+def test_bit_flips_and_truncation_do_no_harm(message: msg.Message, data: st.DataObject) -> None:
+    body = bytearray(encode(message)[4:])
+    for position in data.draw(st.lists(st.integers(0, 8 * len(body) - 1), max_size=4)):
+        body[position // 8] ^= 1 << position % 8
+    body = body[: data.draw(st.integers(0, len(body)))]
+    for decoded in feed_expecting_only_protocol_errors(preamble() + frame(bytes(body)), 7):
+        assert decode(encode(decoded)[4:]) == decoded
+
+
+@settings(max_examples=100)
+@given(MESSAGES, st.data())
+def test_truncated_bodies_are_never_a_message(message: msg.Message, data: st.DataObject) -> None:
+    body = encode(message)[4:]
+    with pytest.raises(RemoteProtocolError):
+        decode(body[: data.draw(st.integers(0, len(body) - 1))])
+    with pytest.raises(RemoteProtocolError):
+        decode(body + data.draw(st.binary(min_size=1, max_size=3)))
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats()
+    | st.binary(max_size=4) | st.text(st.characters(codec="utf-8"), max_size=4),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=1), inner,
+                                                                max_size=2),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(st.sampled_from([*range(1, 11), *range(64, 74)]), st.lists(PLAIN, max_size=5))
+def test_wrong_types_and_field_counts_do_no_harm(code: int, parts: list[Any]) -> None:
+    try:
+        message = decode(pack(code, *parts))
+    except RemoteProtocolError:
+        return
+    assert decode(encode(message)[4:]) == message
+
+
+@pytest.mark.parametrize("kind", MESSAGE_TYPES, ids=lambda kind: kind.__name__)
+def test_a_missing_or_an_extra_field_is_refused(kind: type[Any]) -> None:
+    sample = SAMPLES[kind]
+    parts: list[Any] = msgpack.unpackb(encode(sample)[4:])
+    assert decode(pack(*parts)) == sample
+    for wrong in ([*parts, None], [*parts, 0], *([parts[:-1]] if len(parts) > 1 else [])):
+        with pytest.raises(RemoteProtocolError, match=f"{kind.__name__} has"):
+            decode(pack(*wrong))
+
+
+OPERATION = OperationId(1, 2, 3, 4, 5)
+SAMPLES: dict[type[Any], msg.Message] = {}
+
+
+def _fill_samples() -> None:
+    roster = [7, 2, 1, [[1, "h", 9]], [1], 1, 1, 1]
+    op = [1, 2, 3, 4, 5]
+    bodies: dict[type[Any], list[Any]] = {
+        msg.Register: [1, 0, "h", 9],
+        msg.Resume: [2, 1, b"t", 0],
+        msg.Goodbye: [3],
+        msg.Heartbeat: [4, [[op, 1, 2]], [op], [[1, 0]]],
+        msg.RoundRequest: [5, [1, 0]],
+        msg.OperationRequest: [6, op, [10, 0, 8]],
+        msg.OperationDone: [7, op, b"d"],
+        msg.Withdraw: [8, op, "why"],
+        msg.OutcomeQuery: [9, op],
+        msg.LinkReport: [10, 1, False, "down"],
+        msg.Registered: [64, 1, 1, b"run", b"token"],
+        msg.LinkPlan: [65, [[1, "h", 9]]],
+        msg.Resumed: [66],
+        msg.Refused: [67, None, "why"],
+        msg.Admitted: [68, roster, [[1, 0]]],
+        msg.RosterChanged: [69, roster],
+        msg.RoundClosed: [70, [1, 0], 7, True],
+        msg.OperationStarted: [71, op],
+        msg.OperationEnded: [72, op, None, "", [1], 7],
+        msg.MasterHeartbeat: [73],
+    }
+    for kind, body in bodies.items():
+        SAMPLES[kind] = decode(pack(*body))
+        assert type(SAMPLES[kind]) is kind
+
+
+_fill_samples()
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (pack(1, -1, "h", 9), "not an integer from 0 to 4294967295"),
+        (pack(1, 1 << 32, "h", 9), "not an integer from 0 to 4294967295"),
+        (pack(1, 0, "h", 1 << 16), "not an integer from 0 to 65535"),
+        (pack(1, True, "h", 9), "not an integer"),
+        (pack(1, 1.0, "h", 9), "not an integer"),
+        (pack(1, 0, b"h", 9), "not str"),
+        (pack(1, 0, None, 9), "not str"),
+        (pack(2, 1, "token", 0), "not bytes"),
+        (pack(2, -1, b"t", 0), "not an integer"),
+        (pack(10, 1, 1, ""), "not bool"),
+        (pack(5, [3, 0]), "not a RoundKind"),
+        (pack(5, [True, 0]), "not a RoundKind"),
+        (pack(5, 3), "not a list"),
+        (pack(6, [1, 2, 3, 4, 5], [0, 0, 8]), "not a DataType"),
+        (pack(67, 99, "why"), "not a RemovalCause"),
+        (pack(65, "members"), "not a list"),
+        (pack(65, [[1, "h"]]), "Member has 3 fields, not 2"),
+        (pack(10, 1, False, "x" * (TEXT_BYTES_MAX + 1)), "at most 4096"),
+        (pack(7, [1, 2, 3, 4, 5], b"x" * (TEXT_BYTES_MAX + 1)), "at most 4096"),
+        (pack(4, [], [], [[1, 0]] * (SEQUENCE_ITEMS_MAX + 1)), "not MessagePack"),
+        (pack(0), "unknown message code 0"),
+        (pack(11), "unknown message code 11"),
+        (pack(1 << 63), "unknown message code"),
+        (pack(-1), "unknown message code -1"),
+        (pack(), "not a control message"),
+        (pack(None), "not a control message"),
+        (pack("x"), "not a control message"),
+        (pack(True), "not a control message"),
+        (b"", "not MessagePack"),
+        (b"\x01", "not a control message"),
+        (b"\xc1", "not MessagePack"),
+        (b"\x80", "not a control message"),
+        (b"\x92\x03\xd6\xff\x00\x00\x00\x01", "not MessagePack"),  # a timestamp
+        (b"\x92\x03\xd4\x01\x01", "not MessagePack"),  # an extension
+        (b"\x92\x0a\x81\x01\x02", "not MessagePack"),  # a map
+        (b"\x94\x01\x00\xa2\xff\xfe\x09", "not MessagePack"),  # text that is not UTF-8
+    ],
+)
+def test_each_breach_is_named(body: bytes, says: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=says):
+        decode(body)
+
+
+@pytest.mark.parametrize("depth", [10, 500, 980, 1000, 1019, 1024, 5000, 500_000])
+def test_deep_nesting_does_no_harm(depth: int) -> None:
+    for opening in (b"", b"\x94\x01", b"\x92\x05", b"\x92\x44"):
+        with pytest.raises(RemoteProtocolError):
+            decode(opening + b"\x91" * depth + b"\x01" + b"\xa0\x01")
+
+
+def test_a_short_message_does_not_unfold_into_much_memory() -> None:
+    bodies = [
+        b"\xdc\xff\xff" * 1000,
+        b"\xdc\x07\xff" * 1000,
+        b"\xdd\x00\x00\x0f\xff" * 1000,
+        b"\xdd\x00\x01\x00\x00" * 1000 + b"\xc0" * 1000,
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdb\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+    ]
+    tracemalloc.start()
+    try:
+        for body in bodies:
+            tracemalloc.reset_peak()
+            with pytest.raises(RemoteProtocolError):
+                decode(body)
+            assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_oversized_length_is_refused_before_anything_is_kept() -> None:
+    decoder = StreamDecoder()
+    decoder.feed(preamble())
+    with pytest.raises(RemoteProtocolError, match="1048577 bytes; at most 1048576"):
+        decoder.feed(struct.pack("<I", CONTROL_MESSAGE_BYTES_MAX + 1))
+
+
+def test_memory_is_bounded_by_one_message() -> None:
+    chunk = bytes(16 << 10)
+    tracemalloc.start()
+    try:
+        decoder = StreamDecoder()
+        decoder.feed(preamble() + struct.pack("<I", CONTROL_MESSAGE_BYTES_MAX))
+        for _ in range(CONTROL_MESSAGE_BYTES_MAX // len(chunk) - 1):
+            assert decoder.feed(chunk) == []
+        with pytest.raises(RemoteProtocolError):
+            decoder.feed(chunk)
+        assert tracemalloc.get_traced_memory()[1] < 6 * CONTROL_MESSAGE_BYTES_MAX
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("start", [b"G", b"PCCX", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n"])
+def test_another_protocol_is_refused_at_its_first_bytes(start: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="does not speak this protocol"):
+        StreamDecoder().feed(start)
+
+
+@pytest.mark.parametrize("version", [0, PROTOCOL_VERSION + 1, 0xFFFF])
+def test_nothing_of_a_foreign_version_is_decoded_or_kept(version: int) -> None:
+    decoder = StreamDecoder()
+    assert decoder.feed(preamble(version)[:-1]) == []
+    assert decoder.version is None
+    assert decoder.feed(preamble(version)[-1:] + encode(msg.Goodbye())) == []
+    assert decoder.version == version
+    for _ in range(64):
+        assert decoder.feed(b"\xff" * 4096) == []
+
+
+def test_the_preamble_is_eight_bytes() -> None:
+    assert PREAMBLE_BYTES == 8
+
+
+@settings(max_examples=50)
+@given(st.text(max_size=20), st.integers(0, 3 * TEXT_BYTES_MAX))
+def test_long_or_odd_text_is_cut_and_never_refused(text: str, length: int) -> None:
+    reason = (text or "x") * (length // max(len(text), 1) + 1)
+    message = decode(encode(msg.LinkReport(PeerId(1), False, reason))[4:])
+    assert isinstance(message, msg.LinkReport)
+    assert len(message.reason.encode()) <= TEXT_BYTES_MAX
+    kept = reason.encode("utf-8", "replace").decode()
+    assert kept.startswith(message.reason)
+    assert (
+        len(kept.encode()) - len(message.reason.encode()) < 4
+        or len(message.reason.encode()) > TEXT_BYTES_MAX - 4
+    )
+
+
+def test_a_large_roster_fits() -> None:
+    members = tuple(Member(PeerId(n), "2001:db8::ffff:ffff:ffff", 65535) for n in range(20_000))
+    plan = msg.LinkPlan(members)
+    assert decode(encode(plan)[4:]) == plan
+
+
+# -- frame headers and hellos ------------------------------------------------------------------
+
+U32 = integers_below(1 << 32)
+U64 = integers_below(1 << 64)
+HEADERS = st.builds(
+    FrameHeader,
+    st.sampled_from(FrameKind),
+    st.builds(OperationId, U32, U32, U32, U64, U32),
+    integers_below(1 << 16),
+    U64,
+    integers_below(PAYLOAD_BYTES_MAX + 1),
+)
+
+
+@settings(max_examples=200)
+@given(HEADERS)
+def test_frame_headers_round_trip(header: FrameHeader) -> None:
+    data = encode_header(header)
+    assert len(data) == HEADER_BYTES == 48
+    for form in (data, bytearray(data), memoryview(data)):
+        assert decode_header(form) == header
+
+
+def test_a_header_on_the_wire() -> None:
+    header = FrameHeader(FrameKind.DATA, OperationId(1, 2, 3, 4, 5), 6, 7, 8)
+    expected = bytes.fromhex(
+        "02 00 0600 08000000 01000000 02000000 03000000 05000000"
+        "0400000000000000 0700000000000000 0000000000000000"
+    )
+    assert encode_header(header) == expected
+
+
+@settings(max_examples=300)
+@given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
+def test_garbage_for_a_header(data: bytes) -> None:
+    try:
+        header = decode_header(data)
+    except RemoteProtocolError:
+        return
+    assert encode_header(header) == data
+
+
+@settings(max_examples=300)
+@given(HEADERS, st.integers(0, 8 * HEADER_BYTES - 1))
+def test_a_flipped_bit_in_a_header_is_seen_or_refused(header: FrameHeader, bit: int) -> None:
+    data = bytearray(encode_header(header))
+    data[bit // 8] ^= 1 << bit % 8
+    with suppress(RemoteProtocolError):
+        assert decode_header(data) != header
+
+
+@pytest.mark.parametrize("kind", [0, 5, 255])
+def test_unknown_kinds_are_refused(kind: int) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"kind {kind}"):
+        decode_header(bytes([kind]) + bytes(47))
+
+
+def test_a_frame_beyond_the_limit_is_refused() -> None:
+    data = bytearray(48)
+    data[0] = FrameKind.DATA
+    data[4:8] = struct.pack("<I", PAYLOAD_BYTES_MAX + 1)
+    with pytest.raises(RemoteProtocolError, match="16777217"):
+        decode_header(data)
+
+
+HELLOS = st.builds(
+    LaneHello, integers_below(1 << 16), integers_below(1 << 16), U32,
+    st.binary(min_size=16, max_size=16), U64, U64,
+)  # fmt: skip
+
+
+@given(HELLOS)
+def test_hellos_round_trip(hello: LaneHello) -> None:
+    data = hello.encode()
+    assert len(data) == HELLO_BYTES
+    assert LaneHello.decode(memoryview(data)) == hello
+    assert data[:4] == b"PCCL"
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=HELLO_BYTES + 2) | st.binary(min_size=HELLO_BYTES, max_size=HELLO_BYTES))
+def test_garbage_for_a_hello(data: bytes) -> None:
+    for hello in (data, b"PCCL" + data[4:]):
+        try:
+            assert LaneHello.decode(hello).encode() == hello
+        except RemoteProtocolError:
+            assert len(hello) != HELLO_BYTES or hello[:4] != b"PCCL"
+
+
+# -- the early store ---------------------------------------------------------------------------
+
+
+@settings(max_examples=150)
+@given(st.integers(0, 2**32), st.integers(HEADER_BYTES, 2000))
+def test_the_early_store_is_bounded_and_loses_nothing(seed: int, bytes_max: int) -> None:
+    """Against a twin that keeps plain lists: order, content and the exact bound."""
+    rng = random.Random(seed)
+    store = EarlyStore(bytes_max)
+    operations = [OperationId(1, 0, 1, tag, 0) for tag in range(4)]
+    reading: list[tuple[FrameHeader, bytearray]] = []
+    kept: list[tuple[FrameHeader, bytearray]] = []
+    for number in range(60):
+        held = sum(HEADER_BYTES + len(payload) for _, payload in reading + kept)
+        assert held <= bytes_max
+        match rng.choice(["reserve", "reserve", "put", "put", "release", "take", "discard"]):
+            case "reserve":
+                length = rng.choice([0, 1, rng.randrange(bytes_max), bytes_max - HEADER_BYTES])
+                operation = rng.choice(operations)
+                header = FrameHeader(FrameKind.DATA, operation, 0, number, length)
+                if held + HEADER_BYTES + length > bytes_max:
+                    with pytest.raises(RemoteProtocolError, match=f"more than {bytes_max}"):
+                        store.reserve(header)
+                else:
+                    memory = store.reserve(header)
+                    assert len(memory) == length
+                    memory[:] = rng.randbytes(length)
+                    reading.append((header, memory))
+            case "put" if reading:
+                entry = reading.pop(rng.randrange(len(reading)))
+                store.put(*entry)
+                kept.append(entry)
+            case "release" if reading:
+                store.release(reading.pop(rng.randrange(len(reading)))[0])
+            case "take":
+                operation = rng.choice(operations)
+                expected = [entry for entry in kept if entry[0].operation == operation]
+                assert store.take(operation) == expected
+                kept = [entry for entry in kept if entry[0].operation != operation]
+            case "discard":
+                operation = rng.choice(operations)
+                store.discard(operation)
+                kept = [entry for entry in kept if entry[0].operation != operation]
+            case _:
+                pass
+        assert set(store.operations()) == {header.operation for header, _ in kept}
+    for header, _ in reading:
+        store.release(header)
+    for operation in store.operations():
+        store.discard(operation)
+    whole = FrameHeader(FrameKind.DATA, operations[0], 0, 0, bytes_max - HEADER_BYTES)
+    assert len(store.reserve(whole)) == bytes_max - HEADER_BYTES  # so the count is back at zero
+    with pytest.raises(RemoteProtocolError):
+        store.reserve(FrameHeader(FrameKind.DATA, operations[0], 0, 0, 0))

@@ -1,0 +1,877 @@
+"""The machines against everything that may happen to them: alone, in a closed loop, and twins."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pccl.protocol import errors
+from pccl.protocol import master_events as me
+from pccl.protocol import messages as msg
+from pccl.protocol import peer_events as pe
+from pccl.protocol.limits import Timing
+from pccl.protocol.master import MasterMachine
+from pccl.protocol.peer import PeerMachine, Standing
+from pccl.protocol.types import (
+    AbortCause,
+    DataType,
+    Descriptor,
+    Member,
+    OperationId,
+    PeerId,
+    ReduceOp,
+    Roster,
+    RoundId,
+    RoundKind,
+)
+
+SECOND = 1_000_000_000
+TIMING = Timing()
+DESCRIPTORS = [
+    Descriptor(DataType.FLOAT, ReduceOp.SUM, 8),
+    Descriptor(DataType.FLOAT, ReduceOp.AVG, 8),
+]
+SEEDS = st.integers(0, (1 << 32) - 1)
+
+
+def new_master(now_ns: int = 0) -> MasterMachine:
+    tokens = count(1)
+    return MasterMachine(
+        TIMING, b"r" * 16, 1, lambda size: next(tokens).to_bytes(size, "big"), now_ns
+    )
+
+
+# -- what must be true of everything that a master does ------------------------------------------
+
+
+class MasterWitness:
+    """Watches a master from outside: keeps the facts, and holds each effect against them."""
+
+    def __init__(self) -> None:
+        self.open: set[int] = set()
+        self.peer_of: dict[int, PeerId] = {}
+        self.connection_of: dict[PeerId, int] = {}
+        self.tokens: dict[PeerId, bytes] = {}
+        self.group_of: dict[PeerId, int] = {}
+        self.members: set[PeerId] = set()
+        self.new_members: set[PeerId] = set()
+        """Those that were admitted by the present event."""
+        self.resuming = False
+        """Whether the present event resumes a connection."""
+        self.removed: set[PeerId] = set()
+        self.shown: dict[PeerId, list[int]] = {}
+        """Versions of the rosters that each peer was sent."""
+        self.rings: dict[tuple[int, int], tuple[PeerId, ...]] = {}
+        self.rosters: dict[tuple[int, int], Roster] = {}
+        self.requests: dict[OperationId, dict[PeerId, Descriptor]] = {}
+        self.started: set[OperationId] = set()
+        self.digests: dict[OperationId, dict[PeerId, bytes]] = {}
+        self.outcomes: dict[OperationId, tuple[AbortCause | None, tuple[PeerId, ...]]] = {}
+        self.owed: dict[PeerId, set[OperationId]] = {}
+        self.acknowledged: set[tuple[PeerId, OperationId]] = set()
+        self.rounds = dict.fromkeys(RoundKind, 0)
+        self.round_requests: dict[RoundId, set[PeerId]] = {}
+        self.answers: dict[RoundId, msg.RoundClosed] = {}
+
+    def before(self, event: me.MasterEvent) -> None:
+        match event:
+            case me.ControlOpened(connection):
+                assert connection not in self.open
+                self.open.add(connection)
+            case me.ControlClosed(connection):
+                self.open.discard(connection)
+                self._forget(connection)
+            case me.ControlMessage(connection, message) if connection in self.peer_of:
+                self._note(self.peer_of[connection], message)
+            case _:
+                pass
+
+    def _forget(self, connection: int) -> None:
+        peer = self.peer_of.pop(connection, None)
+        if peer is not None and self.connection_of.get(peer) == connection:
+            del self.connection_of[peer]
+
+    def _note(self, peer: PeerId, message: msg.Message) -> None:
+        match message:
+            case msg.OperationRequest(operation, descriptor):
+                self.requests.setdefault(operation, {}).setdefault(peer, descriptor)
+            case msg.OperationDone(operation, digest) if operation in self.started:
+                self.digests.setdefault(operation, {}).setdefault(peer, digest)
+            case msg.RoundRequest(round_id):
+                self.round_requests.setdefault(round_id, set()).add(peer)
+            case msg.Heartbeat(_, operations, _):
+                for operation in operations:
+                    if operation in self.outcomes:
+                        self.acknowledged.add((peer, operation))
+                        self.owed.get(peer, set()).discard(operation)
+            case _:
+                pass
+
+    def after(self, event: me.MasterEvent, effects: list[me.MasterEffect]) -> None:
+        self.new_members = set[PeerId]()
+        self.resuming = False
+        told: dict[OperationId, set[PeerId]] = {}
+        fresh: set[OperationId] = set()
+        resumed: PeerId | None = None
+        gone: set[PeerId] = set()
+        for effect in effects:
+            match effect:
+                case me.Announce("removed", peer):
+                    assert peer not in self.removed, "removed twice"
+                    self.removed.add(peer)
+                    self.members.discard(peer)
+                    self.owed.pop(peer, None)
+                    gone.add(peer)
+                case me.Announce("admitted", peer):
+                    self.members.add(peer)
+                    self.new_members.add(peer)
+                case me.Announce():
+                    pass
+                case me.CloseControl(connection):
+                    assert connection in self.open, "closed twice"
+                    self.open.discard(connection)
+                    self._forget(connection)
+                case me.Send(connection, message):
+                    assert connection in self.open, f"sent to a closed connection: {message}"
+                    if isinstance(message, msg.Registered):
+                        assert isinstance(event, me.ControlMessage)
+                        assert isinstance(event.message, msg.Register)
+                        self.peer_of[connection] = message.peer
+                        self.connection_of[message.peer] = connection
+                        self.tokens[message.peer] = message.token
+                        self.group_of[message.peer] = event.message.group
+                    elif isinstance(message, msg.Resumed):
+                        assert isinstance(event, me.ControlMessage)
+                        assert isinstance(event.message, msg.Resume)
+                        resumed = event.message.peer
+                        self.resuming = True
+                        assert event.message.token == self.tokens[resumed]
+                        self.peer_of[connection] = resumed
+                        self.connection_of[resumed] = connection
+                    receiver = self.peer_of.get(connection)
+                    if receiver in self.removed or receiver is None:
+                        assert isinstance(message, msg.Refused), f"{message} to a stranger"
+                    else:
+                        self._on_send(receiver, message, told, fresh)
+        for operation in fresh:
+            survivors = set(self.rings[operation.group, operation.view]) - self.removed
+            connected = {peer for peer in survivors if peer in self.connection_of}
+            assert told[operation] >= connected, f"{operation} was not told to all"
+        if resumed is not None:
+            received = {operation for operation, peers in told.items() if resumed in peers}
+            assert received >= self.owed.get(resumed, set()), "an outcome is lost"
+
+    def _on_send(
+        self,
+        peer: PeerId,
+        message: msg.MasterMessage,
+        told: dict[OperationId, set[PeerId]],
+        fresh: set[OperationId],
+    ) -> None:
+        match message:
+            case msg.Admitted(roster) | msg.RosterChanged(roster):
+                assert roster.group == self.group_of[peer]
+                assert peer in roster.ring
+                self.shown.setdefault(peer, [0]).append(roster.version)
+                ring = self.rings.setdefault((roster.group, roster.view), roster.ring)
+                assert ring == roster.ring, "a view has changed"
+                known = self.rosters.setdefault((roster.group, roster.version), roster)
+                assert known == roster, "a version has changed"
+            case msg.RoundClosed(round_id):
+                known_answer = self.answers.get(round_id)
+                if known_answer is None:
+                    # Equal, but for answers that nobody was connected to hear.
+                    assert round_id.n >= self.rounds[round_id.kind]
+                    self.rounds[round_id.kind] = round_id.n + 1
+                    self.answers[round_id] = message
+                    if not self.resuming:  # otherwise it is old, and so were its members
+                        assert self.round_requests[round_id] >= self.members - self.new_members
+                else:
+                    assert message == known_answer, "a round was answered in two ways"
+            case msg.OperationStarted(operation):
+                ring = self.rings[operation.group, operation.view]
+                asked = self.requests[operation]
+                assert set(asked) >= set(ring), "started before everyone had asked"
+                assert len({asked[member] for member in ring}) == 1
+                assert operation not in self.outcomes
+                self.started.add(operation)
+            case msg.OperationEnded(operation, abort, _, contributors, version):
+                assert version <= max(v for _, v in self.rosters)
+                if (peer, operation) in self.acknowledged:
+                    return  # it asks again what it has acknowledged: its own fault
+                told.setdefault(operation, set()).add(peer)
+                ring = self.rings.get((operation.group, operation.view), ())
+                if peer not in ring:
+                    assert abort is AbortCause.VIEW_CLOSED
+                    return
+                outcome = (abort, contributors)
+                if operation not in self.outcomes:
+                    self.outcomes[operation] = outcome
+                    if abort is not AbortCause.VIEW_CLOSED:
+                        fresh.add(operation)
+                        for member in set(ring) - self.removed:
+                            self.owed.setdefault(member, set()).add(operation)
+                    if abort is None:
+                        self._commit_is_justified(operation, ring, contributors)
+                assert self.outcomes[operation] == outcome, "two outcomes"
+            case _:
+                pass
+
+    def _commit_is_justified(
+        self, operation: OperationId, ring: tuple[PeerId, ...], contributors: tuple[PeerId, ...]
+    ) -> None:
+        assert operation in self.started
+        assert contributors == ring
+        done = self.digests[operation]
+        survivors = [peer for peer in ring if peer not in self.removed]
+        assert survivors
+        assert len({done[peer] for peer in survivors}) == 1
+
+
+# -- (a) the master alone ------------------------------------------------------------------------
+
+
+class MasterAlone:
+    """Feeds one master with whatever several connections might send, in any order."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.master = new_master()
+        self.witness = MasterWitness()
+        self.now_ns = 0
+        self.last_connection = 0
+
+    def feed(self, event: me.MasterEvent) -> None:
+        self.witness.before(event)
+        effects = self.master.handle(event, self.now_ns)
+        self.witness.after(event, effects)
+        self.master.check()
+
+    def step(self) -> None:
+        rng = self.rng
+        self.now_ns += int(rng.choice([0, 0.001, 0.05, 0.2]) * SECOND)
+        connections = sorted(self.witness.open)
+        choice = rng.random()
+        if choice < 0.10 or not connections:
+            self.last_connection += 1
+            self.feed(me.ControlOpened(self.last_connection, "host"))
+            if rng.random() < 0.9:
+                self.feed(me.ControlMessage(self.last_connection, self._greeting()))
+        elif choice < 0.14:
+            self.feed(me.ControlClosed(rng.choice(connections), "reset"))
+        elif choice < 0.15:
+            self.feed(me.ControlClosed(rng.randint(1, self.last_connection), "late"))
+        elif choice < 0.28:
+            gap_s = rng.choice([0.1, 0.25, 0.25, 0.25, 0.4, 1, 12, 40])
+            for _ in range(rng.choice([1, 1, 1, 4, 44]) if gap_s < 0.5 else 1):
+                self.now_ns += int(gap_s * SECOND)
+                self.feed(me.Tick())
+        elif choice < 0.62:
+            self._together()
+        else:
+            connection = rng.choice(connections)
+            for _ in range(rng.choice([1, 1, 3])):
+                self.feed(me.ControlMessage(connection, self._message(connection)))
+
+    def _greeting(self) -> msg.Message:
+        rng, witness = self.rng, self.witness
+        if not witness.tokens or rng.random() < 0.4:
+            return msg.Register(rng.choice([0, 0, 0, 1]), rng.choice(["", "me"]), 9)
+        peer = rng.choice(sorted(witness.tokens))
+        token = witness.tokens[peer] if rng.random() < 0.95 else b"wrong"
+        return msg.Resume(peer, token, rng.choice(witness.shown.get(peer, [0])))
+
+    def _together(self) -> None:
+        """What well-behaved members do: everyone who can makes the same call."""
+        rng, witness = self.rng, self.witness
+        peers = [peer for peer in sorted(witness.connection_of) if peer not in witness.removed]
+        rng.shuffle(peers)
+        what = rng.choice(["link", "round", "round", "operation", "operation", "done"])
+        round_id = RoundId(RoundKind.UPDATE_TOPOLOGY, witness.rounds[RoundKind.UPDATE_TOPOLOGY])
+        for peer in peers:
+            if peer not in witness.connection_of or rng.random() < 0.02:
+                continue
+            messages: list[msg.Message] = []
+            if what == "link":
+                messages += [msg.LinkReport(other, True, "") for other in peers if other != peer]
+            elif what == "done":
+                messages += [
+                    msg.OperationDone(operation, b"same" if rng.random() < 0.97 else b"other")
+                    for operation in sorted(witness.started - set(witness.outcomes))
+                    if peer in witness.rings[operation.group, operation.view]
+                ]
+            elif peer in witness.members and what == "round":
+                messages.append(msg.RoundRequest(round_id))
+            elif peer in witness.members:
+                operation = self._next_operation(witness.group_of[peer], tag=0)
+                messages.append(msg.OperationRequest(operation, DESCRIPTORS[0]))
+            for message in messages:
+                if peer in witness.connection_of:
+                    self.feed(me.ControlMessage(witness.connection_of[peer], message))
+
+    def _next_operation(self, group: int, tag: int) -> OperationId:
+        view = max((view for g, view in self.witness.rings if g == group), default=0)
+        key = (group, view, tag)
+        ended = [o.n for o in self.witness.outcomes if (o.group, o.view, o.tag) == key]
+        return OperationId(1, group, view, tag, max(ended, default=-1) + 1)
+
+    def _some_peer(self) -> PeerId:
+        return PeerId(self.rng.randint(0, len(self.witness.tokens) + 1))
+
+    def _operation(self, peer: PeerId | None) -> OperationId:
+        rng, witness = self.rng, self.witness
+        group = witness.group_of.get(peer, 0) if peer is not None else 0
+        operation = self._next_operation(group, rng.choice([0, 0, 1]))
+        view = operation.view + rng.choice([0] * 6 + [-1, -2, 1])
+        n = operation.n + rng.choice([0] * 6 + [-1, 1])
+        operation = replace(operation, view=max(view, 0), n=max(n, 0))
+        return replace(operation, term=2) if rng.random() < 0.01 else operation
+
+    def _message(self, connection: int) -> msg.Message:
+        rng, witness = self.rng, self.witness
+        peer = witness.peer_of.get(connection)
+        operation = self._operation(peer)
+        if rng.random() < 0.01:
+            misplaced: list[msg.Message] = [msg.Resumed(), msg.OperationStarted(operation)]
+            return rng.choice(misplaced)
+        kind = rng.choice(["request"] * 8 + ["done"] * 8 + ["round"] * 6 + ["link"] * 4 + [
+            "beat"] * 3 + ["withdraw", "query", "goodbye", "greeting"])  # fmt: skip
+        match kind:
+            case "request":
+                return msg.OperationRequest(operation, DESCRIPTORS[rng.random() < 0.03])
+            case "done":
+                running = sorted(witness.started - set(witness.outcomes))
+                if running and rng.random() < 0.9:
+                    operation = rng.choice(running)
+                return msg.OperationDone(operation, rng.choice([b"same"] * 9 + [b"other"]))
+            case "round":
+                round_kind = rng.choice([RoundKind.UPDATE_TOPOLOGY] * 3 + [RoundKind.PEERS_PENDING])
+                n = witness.rounds[round_kind] + rng.choice([0] * 8 + [-1, 1])
+                return msg.RoundRequest(RoundId(round_kind, max(n, 0)))
+            case "link":
+                up = rng.random() < 0.85
+                return msg.LinkReport(self._some_peer(), up, "" if up else "gone")
+            case "beat":
+                progress = msg.Progress(operation, rng.randint(0, 9), rng.randint(0, 9))
+                ended = tuple(sorted(witness.outcomes)[:3])
+                answered = tuple(witness.answers)[:2]
+                return msg.Heartbeat((progress,), ended, answered)
+            case "withdraw":
+                return msg.Withdraw(operation, "out of time")
+            case "query":
+                return msg.OutcomeQuery(operation)
+            case "goodbye":
+                return msg.Goodbye()
+            case _:
+                return self._greeting()
+
+
+@settings(max_examples=300)
+@given(SEEDS)
+def test_a_master_survives_anything_that_peers_may_send(seed: int) -> None:
+    world = MasterAlone(seed)
+    for _ in range(120):
+        world.step()
+
+
+# -- (b) a master and its peers in a closed loop ---------------------------------------------------
+
+
+@dataclass
+class Wire:
+    """One control connection. What is on its way when it breaks may be lost from any point on."""
+
+    number: int
+    up: deque[msg.PeerMessage | None] = field(default_factory=deque[msg.PeerMessage | None])
+    """To the master; None is its end."""
+    down: deque[msg.MasterMessage | None] = field(default_factory=deque[msg.MasterMessage | None])
+
+
+@dataclass
+class Posted:
+    call: int
+    ring: tuple[PeerId, ...]
+    begun: bool = False
+    done: bool = False
+
+
+class Process:
+    """A peer machine and what its shell would keep, with everything held against the promises."""
+
+    def __init__(self, world: World, group: int) -> None:
+        self.world = world
+        self.group = group
+        self.machine = PeerMachine(TIMING, world.now_ns)
+        self.wire: Wire | None = None
+        self.dial_ns: int | None = None
+        self.wanted: tuple[Member, ...] = ()
+        self.up: set[PeerId] = set()
+        self.posted: dict[OperationId, Posted] = {}
+        self.left: set[OperationId] = set()
+        self.calls: dict[int, pe.PeerEvent] = {}
+        self.results: dict[int, pe.ReduceResult | bool | errors.PCCLError | None] = {}
+        self.frozen = False
+        self.dead = False
+        self.latest = 0
+        """The last call of the program that it follows."""
+        self.latest_was_reduce = True
+
+    @property
+    def id(self) -> PeerId:
+        return self.machine.peer
+
+    @property
+    def member(self) -> bool:
+        return not self.dead and self.machine.standing is Standing.MEMBER
+
+    def call(self, event: pe.PeerEvent, number: int) -> None:
+        self.calls[number] = event
+        self.feed(event)
+
+    def feed(self, event: pe.PeerEvent) -> None:
+        assert not self.dead
+        seen = self.machine.seen
+        effects = self.machine.handle(event, self.world.now_ns)
+        self.machine.check()
+        returned = False
+        for effect in effects:
+            returned |= isinstance(effect, pe.Return | pe.Raise)
+            self._carry_out(effect)
+        if self.machine.seen != seen:
+            assert returned, "the caller sees another membership, but no call has returned"
+        for operation in self.posted:
+            assert self.machine.phase_of(operation) is not None
+            assert not self.machine.may_come(operation)
+
+    def _carry_out(self, effect: pe.PeerEffect) -> None:
+        match effect:
+            case pe.Send(message):
+                if self.wire is not None:
+                    if isinstance(message, msg.OperationRequest | msg.OperationDone):
+                        known = message.operation in self.posted or message.operation in self.left
+                        assert known, "requested before it was posted"
+                    self.wire.up.append(message)
+            case pe.DialControl(delay_ns):
+                assert self.dial_ns is None, "two dials at once"
+                self.dial_ns = self.world.now_ns + delay_ns
+            case pe.CloseControl():
+                self.dial_ns = None
+                if self.wire is not None:
+                    self.wire.up.append(None)
+                    self.wire.down.clear()
+                    self.wire = None
+            case pe.SetLinks(peers):
+                self.wanted = peers
+                self.up &= {member.peer for member in peers}
+            case pe.Post(call, operation, _, ring):
+                assert operation not in self.world.every_post.setdefault(self, set())
+                self.world.every_post[self].add(operation)
+                assert self.id in ring
+                self.posted[operation] = Posted(call, ring)
+            case pe.Begin(operation):
+                assert not self.posted[operation].begun
+                self.posted[operation].begun = True
+                self.world.begun.setdefault(operation, set()).add(self.id)
+            case pe.End(operation, committed, data_needed):
+                posted = self.posted.pop(operation)
+                self.left.add(operation)
+                assert not (committed and not posted.done)
+                assert not data_needed or posted.done
+            case pe.ForgetEarly():
+                pass
+            case pe.Return(call, value):
+                self._answer(call, value)
+                if isinstance(value, pe.ReduceResult):
+                    assert self.world.witness.outcomes[value.operation] == (
+                        None,
+                        value.contributors,
+                    )
+            case pe.Raise(call, error):
+                assert error.reason
+                assert not isinstance(error, errors.LocalProtocolError)
+                self._answer(call, error)
+
+    def _answer(self, call: int, value: pe.ReduceResult | bool | errors.PCCLError | None) -> None:
+        del self.calls[call]  # exactly once
+        assert all(posted.call != call for posted in self.posted.values()), "returned before End"
+        self.results[call] = value
+
+
+class World:
+    """One master, some processes, and in-memory queues between them."""
+
+    def __init__(self, seed: int, processes: int, groups: int) -> None:
+        self.rng = random.Random(seed)
+        self.now_ns = SECOND
+        self.master = new_master(self.now_ns)
+        self.witness = MasterWitness()
+        self.wires: list[Wire] = []
+        self.last_number = 0
+        self.last_call = 0
+        self.begun: dict[OperationId, set[PeerId]] = {}
+        self.every_post: dict[Process, set[OperationId]] = {}
+        self.processes = [Process(self, index % groups) for index in range(processes)]
+
+    # -- the master's shell ------------------------------------------------------------------
+
+    def feed_master(self, event: me.MasterEvent) -> None:
+        self.witness.before(event)
+        effects = self.master.handle(event, self.now_ns)
+        self.witness.after(event, effects)
+        self.master.check()
+        by_number = {wire.number: wire for wire in self.wires}
+        for effect in effects:
+            match effect:
+                case me.Send(number, message):
+                    by_number[number].down.append(message)
+                case me.CloseControl(number):
+                    by_number[number].down.append(None)
+                    by_number[number].up.clear()
+                    self.wires.remove(by_number[number])
+                case me.Announce():
+                    pass
+
+    # -- single steps ------------------------------------------------------------------------
+
+    def new_call(self) -> int:
+        self.last_call += 1
+        return self.last_call
+
+    def alive(self) -> list[Process]:
+        return [p for p in self.processes if not p.dead]
+
+    def responsive(self) -> list[Process]:
+        return [p for p in self.processes if not p.dead and not p.frozen]
+
+    def deliver_up(self, wire: Wire) -> None:
+        message = wire.up.popleft()
+        if message is None:
+            self.wires.remove(wire)
+            self.feed_master(me.ControlClosed(wire.number, "closed by peer"))
+        else:
+            self.feed_master(me.ControlMessage(wire.number, message))
+
+    def deliver_down(self, process: Process) -> None:
+        assert process.wire is not None
+        message = process.wire.down.popleft()
+        if message is None:
+            process.wire = None
+            process.feed(pe.ControlClosed("closed by master"))
+        else:
+            process.feed(pe.ControlMessage(message))
+
+    def dial(self, process: Process) -> None:
+        process.dial_ns = None
+        self.last_number += 1
+        process.wire = Wire(self.last_number)
+        self.wires.append(process.wire)
+        self.feed_master(me.ControlOpened(self.last_number, "host"))
+        process.feed(pe.ControlOpened())
+
+    def drop(self, wire: Wire) -> None:
+        """The network breaks a connection; each side keeps a prefix of what was on its way."""
+        for queue in (wire.up, wire.down):
+            keep = self.rng.randint(0, len(queue))
+            while len(queue) > keep:
+                queue.pop()
+            queue.append(None)
+
+    def link(self, process: Process) -> None:
+        """Make, or fail to make, one link that this (the younger) process wants."""
+        missing = [m.peer for m in process.wanted if m.peer < process.id
+                   and m.peer not in process.up]  # fmt: skip
+        if not missing:
+            return
+        peer = self.rng.choice(missing)
+        other = next((p for p in self.alive() if p.id == peer), None)
+        if other is None or other.machine.standing in (Standing.LOST, Standing.CLOSED):
+            process.feed(pe.LinkChanged(peer, "refused"))
+        elif not other.frozen:
+            process.up.add(peer)
+            other.up.add(process.id)
+            process.feed(pe.LinkChanged(peer, None))
+            other.feed(pe.LinkChanged(process.id, None))
+
+    def break_link(self, process: Process) -> None:
+        if process.up:
+            peer = self.rng.choice(sorted(process.up))
+            process.up.discard(peer)
+            process.feed(pe.LinkChanged(peer, "reset"))
+            other = next((p for p in self.alive() if p.id == peer), None)
+            if other is not None and process.id in other.up:
+                other.up.discard(process.id)
+                if not other.frozen:
+                    other.feed(pe.LinkChanged(process.id, "reset"))
+
+    def kill(self, process: Process) -> None:
+        process.dead = True
+        if process.wire is not None:
+            process.wire.up.append(None)
+        for other in self.responsive():
+            if process.id in other.up:
+                other.up.discard(process.id)
+                other.feed(pe.LinkChanged(process.id, "reset"))
+
+    def may_finish(self, process: Process, operation: OperationId) -> bool:
+        posted = process.posted[operation]
+        others = set(posted.ring) - {process.id}
+        return not posted.done and self.begun.get(operation, set()) >= others
+
+    def finish(self, process: Process, operation: OperationId, digest: bytes) -> None:
+        process.posted[operation].done = True
+        process.feed(pe.ReduceDone(operation, digest))
+
+    def finishable(self) -> list[tuple[Process, OperationId]]:
+        return [(p, o) for p in self.responsive() for o in p.posted if self.may_finish(p, o)]
+
+    def tick(self) -> None:
+        self.feed_master(me.Tick())
+        for process in self.responsive():
+            progress = tuple(
+                msg.Progress(operation, 0, 1) for operation in process.posted
+                if process.posted[operation].begun
+            )  # fmt: skip
+            process.feed(pe.Tick(progress))
+
+    # -- anything may happen ---------------------------------------------------------------------
+
+    def random_step(self) -> None:
+        rng = self.rng
+        self.now_ns += int(rng.choice([0, 0.0001, 0.002]) * SECOND)
+        processes = self.responsive()
+        choice = rng.random()
+        if choice < 0.50:
+            for _ in range(rng.choice([1, 3, 12])):
+                self._deliver_something()
+        elif choice < 0.66:
+            for process in self.alive():
+                process.frozen = process.frozen and rng.random() < 0.9
+            for process in processes:
+                if rng.random() < 0.5:
+                    self._call_something(process)
+        elif choice < 0.82:
+            for process, operation in self.finishable():
+                if rng.random() < 0.3:
+                    continue
+                digest = b"right" if rng.random() < 0.97 else b"wrong"
+                self.finish(process, operation, digest)
+                if rng.random() < 0.04 and operation in process.posted:
+                    process.feed(pe.LeaveCall(process.posted[operation].call, "Ctrl-C"))
+        elif choice < 0.88:
+            for process in processes:
+                self.link(process)
+        elif choice < 0.93:
+            gap_s = rng.choice([0.1, 0.25, 0.25, 0.4, 3])
+            for _ in range(48 if gap_s == 0.25 and rng.random() < 0.03 else 1):
+                self.now_ns += int(gap_s * SECOND)
+                self.tick()
+        elif choice < 0.94 and self.wires:
+            self.drop(rng.choice(self.wires))
+        elif choice < 0.945 and processes:
+            self.break_link(rng.choice(processes))
+        elif choice < 0.95 and len(self.alive()) > 2:
+            self.kill(rng.choice(self.alive()))
+        elif choice < 0.956:
+            process = rng.choice(self.processes)
+            process.frozen = True
+            for _ in range(rng.choice([0, 0, 48])):
+                self.now_ns += SECOND // 4
+                self.tick()
+
+    def _deliver_something(self) -> None:
+        ups = [wire for wire in self.wires if wire.up]
+        downs = [p for p in self.responsive() if p.wire is not None and p.wire.down]
+        dials = [p for p in self.responsive()
+                 if p.dial_ns is not None and p.dial_ns <= self.now_ns]  # fmt: skip
+        number = self.rng.randrange(max(len(ups) + len(downs) + len(dials), 1))
+        if number < len(ups):
+            self.deliver_up(ups[number])
+        elif number < len(ups) + len(downs):
+            self.deliver_down(downs[number - len(ups)])
+        elif dials:
+            self.dial(dials[number - len(ups) - len(downs)])
+
+    def _call_something(self, process: Process) -> None:
+        rng, number = self.rng, self.new_call()
+        if process.machine.standing is Standing.OUTSIDE:
+            process.call(pe.JoinCall(number, process.group, "", 9, 5), number)
+            return
+        if rng.random() < 0.95:
+            self._follow_program(process)
+            return
+        match rng.choice(["reduce"] * 6 + ["update"] * 4 + ["pending"] + ["leave"] * 6):
+            case "reduce":
+                tag, descriptor = rng.choice([0, 0, 1]), DESCRIPTORS[rng.random() < 0.02]
+                process.call(pe.ReduceCall(number, tag, descriptor), number)
+            case "update":
+                process.call(pe.RoundCall(number, RoundKind.UPDATE_TOPOLOGY), number)
+            case "pending":
+                process.call(pe.RoundCall(number, RoundKind.PEERS_PENDING), number)
+            case _:
+                joined = [n for n, e in process.calls.items() if not isinstance(e, pe.JoinCall)]
+                done = [posted.call for posted in process.posted.values() if posted.done]
+                if joined:
+                    process.feed(pe.LeaveCall(rng.choice([*done, *done, *joined]), "out of time"))
+
+    def _follow_program(self, process: Process) -> None:
+        """What training loops do: update, then reduce two tensors; after a failure, update."""
+        if process.calls:
+            return
+        latest = process.results.get(process.latest)
+        if isinstance(latest, errors.PCCLError) or process.latest_was_reduce:
+            process.latest_was_reduce = False
+            process.latest = self.new_call()
+            kind = (
+                RoundKind.PEERS_PENDING if self.rng.random() < 0.05 else RoundKind.UPDATE_TOPOLOGY
+            )
+            process.call(pe.RoundCall(process.latest, kind), process.latest)
+            return
+        process.latest_was_reduce = True
+        for tag in (0, 1):
+            process.latest = self.new_call()
+            process.call(pe.ReduceCall(process.latest, tag, DESCRIPTORS[0]), process.latest)
+
+    # -- the storm is over -------------------------------------------------------------------
+
+    def settle(self, seconds: float = 4.0) -> None:
+        """No more faults: deliver everything, make every link, finish what can be finished."""
+        end_ns = self.now_ns + int(seconds * SECOND)
+        while self.now_ns < end_ns:
+            self._settle_now()
+            self.now_ns += SECOND // 4
+            self.tick()
+        self._settle_now()
+
+    def _settle_now(self) -> None:
+        while True:
+            moved = False
+            for wire in list(self.wires):
+                while wire.up and wire in self.wires:
+                    self.deliver_up(wire)
+                    moved = True
+            for process in self.responsive():
+                while process.wire is not None and process.wire.down:
+                    self.deliver_down(process)
+                    moved = True
+                if process.dial_ns is not None and process.dial_ns <= self.now_ns:
+                    self.dial(process)
+                    moved = True
+            for process, operation in self.finishable():
+                if operation in process.posted:
+                    self.finish(process, operation, b"right")
+                    moved = True
+            if not moved:
+                break
+        for process in self.responsive():
+            for _ in range(len(process.wanted)):
+                self.link(process)
+
+    def members(self) -> list[Process]:
+        return [process for process in self.processes if process.member]
+
+    def nobody_waits_for_nothing(self) -> None:
+        """Whoever made a call that all others have made too has an answer."""
+        members = self.members()
+        for kind in RoundKind:
+            waiting = [
+                p for p in members
+                if any(isinstance(e, pe.RoundCall) and e.kind is kind for e in p.calls.values())
+            ]  # fmt: skip
+            assert not waiting or len(waiting) < len(members), f"all wait in {kind.name}"
+        for process in members:
+            for operation, posted in process.posted.items():
+                absent = [peer for peer in posted.ring if not any(
+                    p.id == peer and operation in p.posted for p in members)]  # fmt: skip
+                assert absent, f"{operation} was asked for by everyone and stands still"
+
+    def recover(self) -> None:
+        """The processes that are left do what a sensible program does, and must succeed."""
+        for process in self.alive():
+            process.frozen = False
+        self.settle()
+        self.nobody_waits_for_nothing()
+        for process in self.alive():
+            for number, event in list(process.calls.items()):
+                if number in process.calls and not isinstance(event, pe.JoinCall):
+                    process.feed(pe.LeaveCall(number, "starting over"))
+        self.settle()
+        survivors = [self._restarted(process) for process in self.alive()]
+        self.processes = survivors
+        for _ in range(16):
+            for process in survivors:
+                if not process.calls:
+                    number = self.new_call()
+                    if process.member:
+                        process.call(pe.RoundCall(number, RoundKind.UPDATE_TOPOLOGY), number)
+                    elif process.machine.standing is Standing.OUTSIDE:
+                        process.call(pe.JoinCall(number, process.group, "", 9, 5), number)
+            self.settle(1.0)
+            views = {p.machine.seen.version if p.machine.seen else 0 for p in survivors}
+            if all(p.member and not p.calls for p in survivors) and len(views) == 1:
+                break
+        assert all(p.member and not p.calls for p in survivors), "they never came together"
+        assert len({p.machine.seen.version for p in survivors if p.machine.seen}) == 1
+        for process in survivors:
+            assert process.machine.seen is not None
+            assert set(process.machine.seen.ring) == {
+                p.id for p in survivors if p.group == process.group
+            }
+            assert process.machine.seen.global_world_size == len(survivors)
+        self._reduce_together(survivors)
+        self.settle(2.5)
+        for process in survivors:
+            assert not self.witness.owed.get(process.id), "an outcome was never acknowledged"
+
+    def _restarted(self, process: Process) -> Process:
+        """Whoever was thrown out, or must resync, begins anew as another peer."""
+        if process.machine.standing is Standing.MEMBER:
+            number = self.new_call()
+            process.call(pe.ReduceCall(number, 7, DESCRIPTORS[0]), number)
+            error = process.results.get(number)
+            if not isinstance(error, errors.ResyncRequired):
+                if number in process.calls:
+                    process.feed(pe.LeaveCall(number, "only asking"))
+                return process
+        elif process.machine.standing is not Standing.LOST:
+            return process
+        if process.machine.standing is not Standing.LOST:
+            process.feed(pe.Close())
+        return Process(self, process.group)
+
+    def _reduce_together(self, survivors: list[Process]) -> None:
+        """After at most one error each, one reduce of each group commits for all alike."""
+        for group in {process.group for process in survivors}:
+            peers = [process for process in survivors if process.group == group]
+            for _ in range(2):
+                numbers = {process: self.new_call() for process in peers}
+                for process, number in numbers.items():
+                    process.call(pe.ReduceCall(number, 3, DESCRIPTORS[0]), number)
+                self.settle(0.5)
+                results = [process.results[number] for process, number in numbers.items()]
+                if len(peers) == 1:
+                    assert isinstance(results[0], errors.TooFewPeers)
+                    continue
+                assert len(set(map(repr, results))) == 1
+                assert isinstance(results[0], pe.ReduceResult), results[0]
+                assert set(results[0].contributors) == {process.id for process in peers}
+
+
+@settings(max_examples=800)
+@given(SEEDS, st.integers(2, 5), st.sampled_from([1, 1, 2]))
+def test_a_run_keeps_its_promises_and_recovers_from_anything(
+    seed: int, processes: int, groups: int
+) -> None:
+    world = World(seed, processes, groups)
+    if seed % 2:
+        for process in world.processes:
+            number = world.new_call()
+            process.call(pe.JoinCall(number, process.group, "", 9, 5), number)
+        world.settle(1.0)
+    for _ in range(seed % 7 * 60 + 40):
+        world.random_step()
+    world.recover()

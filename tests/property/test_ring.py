@@ -1,0 +1,427 @@
+"""The ring against an independently written fold, and the arithmetic of collectives."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pccl.collectives.digest import DIGEST_BYTES, ResultDigest
+from pccl.collectives.layout import (
+    SEGMENT_BYTES_MAX,
+    SEGMENT_BYTES_MIN,
+    Layout,
+    Segment,
+    segment_bytes_for,
+)
+from pccl.collectives.received_set import ReceivedSet
+from pccl.collectives.reductions import accumulate, data_type_of, finish, numpy_dtype
+from pccl.collectives.ring import RingSchedule
+from pccl.protocol.types import DataType, ReduceOp
+
+Array = npt.NDArray[Any]
+
+# -- the expectation, written without the code under test --------------------------------------
+
+
+def chunk_bounds(count: int, world_size: int) -> list[tuple[int, int]]:
+    """The first ``count mod world_size`` chunks are one element longer."""
+    sizes = [count // world_size] * world_size
+    for index in range(count % world_size):
+        sizes[index] += 1
+    ends = list(itertools.accumulate(sizes))
+    return [(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def folded(inputs: list[Array], op: ReduceOp) -> Array:
+    """Element by element: what arrives plus the own, starting at the rank of the chunk."""
+    world_size = len(inputs)
+    result = np.empty_like(inputs[0])
+    for chunk, (start, end) in enumerate(chunk_bounds(len(inputs[0]), world_size)):
+        for element in range(start, end):
+            incoming = inputs[chunk][element]
+            with np.errstate(all="ignore"):
+                for hop in range(1, world_size):
+                    incoming = incoming + inputs[(chunk + hop) % world_size][element]
+                if op is ReduceOp.AVG and result.dtype.kind == "f":
+                    incoming = incoming / result.dtype.type(world_size)
+            if op is ReduceOp.AVG and result.dtype.kind == "i":
+                quotient = abs(int(incoming)) // world_size
+                incoming = quotient if incoming >= 0 else -quotient
+            result[element] = incoming
+    return result
+
+
+def expected_traffic(count: int, itemsize: int, world_size: int, rank: int) -> tuple[int, int]:
+    """Bytes (sent, received): every chunk twice, except the ones that need not travel."""
+    sizes = [(end - start) * itemsize for start, end in chunk_bounds(count, world_size)]
+    owned = (rank + 1) % world_size
+    # Reduce-scatter: all chunks are sent but the one that ends here; all received but the own.
+    # All-gather: all are sent but the one whose owner is next; all received but the owned one.
+    sent = (sum(sizes) - sizes[owned]) + (sum(sizes) - sizes[(rank + 2) % world_size])
+    received = (sum(sizes) - sizes[rank]) + (sum(sizes) - sizes[owned])
+    return sent, received
+
+
+# -- a rank, as a runtime binds it to memory, but with lists instead of links --------------------
+
+
+class Rank:
+    def __init__(self, schedule: RingSchedule, own: Array, op: ReduceOp) -> None:
+        self.schedule = schedule
+        self.own = own
+        self.op = op
+        self.result = np.full_like(own, 77)
+        self.received = ReceivedSet(schedule.incoming_count)
+        self.digest = ResultDigest(schedule.layout.segment_count)
+        self.finals: set[int] = set()
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.outbox: list[tuple[int, Segment, Array]] = []
+        """Descriptors, as in a send queue: memory is read when a segment leaves, not before."""
+        self.sent_indices: list[int] = []
+
+    def begin(self) -> None:
+        for segment in self.schedule.initial_sends():
+            self._send(0, segment, self.own)
+
+    def _slice(self, array: Array, segment: Segment) -> Array:
+        itemsize = array.dtype.itemsize
+        start, stop = segment.offset // itemsize, (segment.offset + segment.length) // itemsize
+        part: Array = array[start:stop]
+        return part
+
+    def _send(self, step: int, segment: Segment, source: Array) -> None:
+        self.outbox.append((step, segment, self._slice(source, segment)))
+        self.sent_indices.append(self.schedule.outgoing_index(step, segment))
+        self.sent_bytes += segment.length
+
+    def take(self, step: int, offset: int, data: bytes) -> None:
+        """A segment arrives for the first time."""
+        found = self.schedule.incoming(step, offset, len(data))
+        assert found is not None
+        index, segment = found
+        assert index not in self.received
+        assert self.received.add(index)
+        causes = self.schedule.arrival(step)
+        place = self._slice(self.result, segment)
+        place[:] = np.frombuffer(data, place.dtype)
+        if causes.reduce:
+            accumulate(place, self._slice(self.own, segment))
+        if causes.finish:
+            finish(place, self.op, self.schedule.world_size)
+        if causes.final:
+            assert segment.position not in self.finals
+            self.finals.add(segment.position)
+            self.digest.add(segment.position, memoryview(place.tobytes()))
+        if causes.forward:
+            self._send(step + 1, segment, self.result)
+        self.received_bytes += segment.length
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[list[Array], int, ReduceOp]:
+    world_size = draw(st.integers(2, 12))
+    count = draw(st.integers(1, world_size) | st.integers(1, 4 * world_size + 5))
+    dtype = np.dtype(draw(st.sampled_from(["float32", "int64", "float64", "int32"])))
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    magnitudes = draw(st.sampled_from([[1.0], [1e-30, 1.0, 1e30], [1e-7, 1.0, 3e7], [3e38]]))
+    inputs: list[Array] = []
+    for _ in range(world_size):
+        if dtype.kind == "f":
+            scale = rng.choice(magnitudes, count)
+            with np.errstate(all="ignore"):
+                inputs.append((rng.standard_normal(count) * scale).astype(dtype))
+        else:
+            info = np.iinfo(np.int64 if dtype.itemsize == 8 else np.int32)
+            inputs.append(rng.integers(info.min, info.max, count, info.dtype, endpoint=True))
+            if draw(st.booleans()):
+                inputs[-1] //= 1 << (dtype.itemsize * 8 - 8)
+    segment_bytes = dtype.itemsize * draw(st.integers(1, 5)) + draw(st.integers(0, 3))
+    return inputs, segment_bytes, draw(st.sampled_from(ReduceOp))
+
+
+@settings(max_examples=150)
+@given(cases(), st.randoms(use_true_random=False), st.floats(0, 0.5))
+def test_every_rank_holds_the_fold_whatever_the_order_of_arrival(
+    case: tuple[list[Array], int, ReduceOp], rng: random.Random, repeat: float
+) -> None:
+    inputs, segment_bytes, op = case
+    world_size, count, itemsize = len(inputs), len(inputs[0]), inputs[0].dtype.itemsize
+    ranks = [
+        Rank(RingSchedule(rank, Layout(count, itemsize, world_size, segment_bytes)), own, op)
+        for rank, own in enumerate(inputs)
+    ]
+    for rank in ranks:
+        rank.begin()
+    copies: list[tuple[int, tuple[int, int, bytes]]] = []
+    while True:
+        ready: list[Rank] = [rank for rank in ranks if rank.outbox]
+        if not ready and not copies:
+            break
+        if copies and (not ready or rng.random() < 0.3):
+            target, message = copies.pop(rng.randrange(len(copies)))
+            found = ranks[target].schedule.incoming(message[0], message[1], len(message[2]))
+            assert found is not None
+            assert found[0] in ranks[target].received  # a second copy: dropped before any memory
+            assert not ranks[target].received.add(found[0])
+            continue
+        sender = ready[rng.randrange(len(ready))]
+        step, segment, memory = sender.outbox.pop(rng.randrange(len(sender.outbox)))
+        message = (step, segment.offset, memory.tobytes())
+        downstream = sender.schedule.downstream
+        assert ranks[downstream].schedule.upstream == sender.schedule.rank
+        ranks[downstream].take(*message)
+        if rng.random() < repeat:
+            copies.append((downstream, message))
+
+    expected = folded(inputs, op).tobytes()
+    for rank in ranks:
+        assert rank.result.tobytes() == expected
+        assert rank.received.missing == 0
+        assert len(rank.finals) == rank.schedule.layout.segment_count
+        assert sorted(rank.sent_indices) == list(range(rank.schedule.outgoing_count))
+        traffic = (rank.sent_bytes, rank.received_bytes)
+        assert traffic == expected_traffic(count, itemsize, world_size, rank.schedule.rank)
+    assert len({rank.digest.value() for rank in ranks}) == 1
+
+
+def test_the_order_of_the_fold_matters_in_these_tests() -> None:
+    """Three magnitudes at which another order would give other bits."""
+    inputs = [np.array([value], np.float32) for value in (1e8, 1.0, -1e8)]
+    assert folded(inputs, ReduceOp.SUM)[0] == 0.0  # (1e8 + 1) - 1e8
+    turned = [inputs[0], inputs[2], inputs[1]]
+    assert folded(turned, ReduceOp.SUM)[0] == 1.0  # (1e8 - 1e8) + 1
+
+
+# -- the schedule ------------------------------------------------------------------------------
+
+SHAPES = st.tuples(
+    st.integers(2, 12), st.integers(1, 80), st.sampled_from([1, 2, 4, 8]), st.integers(1, 40)
+)
+
+
+@settings(max_examples=150)
+@given(SHAPES)
+def test_neighbours_agree_on_every_number(shape: tuple[int, int, int, int]) -> None:
+    world_size, count, itemsize, per_segment = shape
+    layout = Layout(count, itemsize, world_size, itemsize * per_segment)
+    schedules = [RingSchedule(rank, layout) for rank in range(world_size)]
+    for sender in schedules:
+        receiver = schedules[(sender.rank + 1) % world_size]
+        assert (sender.downstream, receiver.upstream) == (receiver.rank, sender.rank)
+        outgoing = list(sender.outgoing())
+        assert sender.outgoing_count == receiver.incoming_count == len(outgoing)
+        for index, (step, segment) in enumerate(outgoing):
+            assert sender.outgoing_index(step, segment) == index
+            assert receiver.incoming(step, segment.offset, segment.length) == (index, segment)
+        initial = [segment for step, segment in outgoing if step == 0]
+        assert list(sender.initial_sends()) == initial
+        partial = sum(1 for step, _ in outgoing if step < world_size - 1)
+        assert receiver.first_gather_index == partial
+
+
+@settings(max_examples=200)
+@given(SHAPES, st.data())
+def test_what_is_not_expected_is_not_found(
+    shape: tuple[int, int, int, int], data: st.DataObject
+) -> None:
+    world_size, count, itemsize, per_segment = shape
+    layout = Layout(count, itemsize, world_size, itemsize * per_segment)
+    receiver = RingSchedule(data.draw(st.integers(0, world_size - 1)), layout)
+    upstream = RingSchedule(receiver.upstream, layout)
+    expected = {
+        (step, s.offset, s.length): (i, s) for i, (step, s) in enumerate(upstream.outgoing())
+    }
+    nbytes = count * itemsize
+    for _ in range(20):
+        claim = (
+            data.draw(st.integers(0, 2 * world_size + 1) | st.just(65535)),
+            data.draw(st.integers(0, nbytes + 9) | st.just((1 << 64) - 1)),
+            data.draw(st.integers(0, nbytes + 9)),
+        )
+        assert receiver.incoming(*claim) == expected.get(claim)
+
+
+def test_a_ring_needs_two_and_a_rank_in_it() -> None:
+    layout = Layout(4, 4, 2, 16)
+    for rank in (-1, 2):
+        with pytest.raises(ValueError, match="no ring"):
+            RingSchedule(rank, layout)
+    with pytest.raises(ValueError, match="no ring"):
+        RingSchedule(0, Layout(4, 4, 1, 16))
+
+
+# -- the layout --------------------------------------------------------------------------------
+
+
+@settings(max_examples=200)
+@given(SHAPES, st.integers(0, 7))
+def test_the_layout_partitions_exactly(shape: tuple[int, int, int, int], odd: int) -> None:
+    world_size, count, itemsize, per_segment = shape
+    segment_bytes = itemsize * per_segment + odd % itemsize
+    layout = Layout(count, itemsize, world_size, segment_bytes)
+    offset = position = 0
+    for index, (start, end) in enumerate(chunk_bounds(count, world_size)):
+        assert offset == start * itemsize
+        segments = layout.chunk(index)
+        assert len(segments) == math.ceil((end - start) / per_segment)
+        for segment in segments:
+            assert (segment.position, segment.offset) == (position, offset)
+            assert 0 < segment.length <= segment_bytes
+            assert segment.length % itemsize == 0
+            position += 1
+            offset += segment.length
+        assert offset == end * itemsize
+    assert offset == layout.nbytes == count * itemsize
+    assert position == layout.segment_count
+
+
+@pytest.mark.parametrize("wrong", [(0, 4, 2, 64), (1, 0, 2, 64), (1, 4, 0, 64), (1, 8, 2, 7)])
+def test_impossible_layouts(wrong: tuple[int, int, int, int]) -> None:
+    with pytest.raises(ValueError, match="no layout"):
+        Layout(*wrong)
+
+
+@given(st.integers(1, 1 << 40), st.integers(2, 1000))
+def test_segments_have_a_sensible_size(tensor_bytes: int, world_size: int) -> None:
+    size = segment_bytes_for(tensor_bytes, world_size)
+    assert SEGMENT_BYTES_MIN <= size <= SEGMENT_BYTES_MAX <= 1 << 20
+    assert size.bit_count() == 1
+    chunk = tensor_bytes / world_size
+    if chunk >= 16 * SEGMENT_BYTES_MIN:
+        assert chunk / size >= 4  # a few segments a chunk: the steps overlap
+
+
+# -- reductions --------------------------------------------------------------------------------
+
+
+@settings(max_examples=200)
+@given(
+    st.sampled_from(["int32", "int64"]),
+    st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=30),
+    st.integers(1, 1000),
+)
+def test_integer_averages_truncate_toward_zero(name: str, sums: list[int], n: int) -> None:
+    dtype = np.dtype(name)
+    info = np.iinfo(dtype)
+    edges = [info.min, info.min + 1, -n, -n - 1, 1 - n, -1, 0, 1, n - 1, n, n + 1, info.max]
+    sums = [max(info.min, min(info.max, value)) for value in sums + edges]
+    values = np.array(sums, dtype)
+    finish(values, ReduceOp.AVG, n)
+    expected = [abs(value) // n * (1 if value >= 0 else -1) for value in sums]
+    assert values.dtype == dtype
+    assert values.tolist() == expected
+
+
+@settings(max_examples=200)
+@given(st.lists(st.floats(width=32), min_size=1, max_size=30), st.integers(1, 1000), st.booleans())
+def test_float_averages_are_one_division(sums: list[float], n: int, double: bool) -> None:
+    values: Array = np.array(sums, np.float64 if double else np.float32)
+    with np.errstate(all="ignore"):
+        expected = values / values.dtype.type(n)
+    finish(values, ReduceOp.AVG, n)
+    assert values.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("data_type", DataType)
+def test_a_sum_is_left_alone(data_type: DataType) -> None:
+    values = np.array([-7, 0, 7], numpy_dtype(data_type))
+    finish(values, ReduceOp.SUM, 5)
+    assert values.tolist() == [-7, 0, 7]
+
+
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_overflow_and_nan_are_results_not_warnings(name: str) -> None:
+    big = np.finfo(name).max
+    values = np.array([big, -big, np.inf, np.nan, 1.0], name)
+    accumulate(values, np.array([big, -big, -np.inf, 1.0, np.nan], name))
+    assert values[:2].tolist() == [math.inf, -math.inf]
+    assert np.isnan(values[2:]).all()
+    finish(values, ReduceOp.AVG, 3)
+    assert values[:2].tolist() == [math.inf, -math.inf]
+    tiny = np.array([np.finfo(name).smallest_subnormal], name)
+    finish(tiny, ReduceOp.AVG, 4)
+    assert tiny.tolist() == [0.0]
+
+
+def test_integer_sums_wrap() -> None:
+    values = np.array([2**31 - 1, -(2**31)], np.int32)
+    accumulate(values, np.array([1, -1], np.int32))
+    assert values.tolist() == [-(2**31), 2**31 - 1]
+
+
+@pytest.mark.parametrize("data_type", DataType)
+def test_dtypes_map_both_ways(data_type: DataType) -> None:
+    assert data_type_of(numpy_dtype(data_type)) is data_type
+    assert numpy_dtype(data_type).itemsize == data_type.itemsize
+
+
+@pytest.mark.parametrize("name", [">f4", "uint8", "float16", "complex64", "bool"])
+def test_other_dtypes_are_not_carried(name: str) -> None:
+    assert data_type_of(np.dtype(name)) is None
+
+
+# -- the received set --------------------------------------------------------------------------
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 70), st.data())
+def test_the_received_set_and_its_bitmap(size: int, data: st.DataObject) -> None:
+    numbers = st.integers(0, max(size - 1, 0))
+    added = data.draw(st.lists(numbers, max_size=100)) if size else []
+    received, twin = ReceivedSet(size), set[int]()
+    for index in added:
+        assert received.add(index) == (index not in twin)
+        twin.add(index)
+        assert (len(received), received.missing) == (len(twin), size - len(twin))
+    assert [index for index in range(size) if index in received] == sorted(twin)
+    bitmap = received.to_bitmap()
+    number = sum(1 << index for index in twin)
+    assert bitmap == number.to_bytes((size + 7) // 8, "little")
+    missing = [index for index in range(size) if index not in twin]
+    assert ReceivedSet.missing_in(memoryview(bitmap), size) == missing
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 70), st.binary(max_size=12))
+def test_foreign_bitmaps(size: int, bitmap: bytes) -> None:
+    if len(bitmap) != (size + 7) // 8:
+        with pytest.raises(ValueError, match="bitmap of"):
+            ReceivedSet.missing_in(bitmap, size)
+    else:
+        assert all(0 <= index < size for index in ReceivedSet.missing_in(bitmap, size))
+
+
+# -- the digest --------------------------------------------------------------------------------
+
+
+@given(st.lists(st.binary(max_size=5), min_size=1, max_size=8), st.randoms(use_true_random=False))
+def test_a_digest_depends_on_positions_and_not_on_the_order_of_arrival(
+    parts: list[bytes], rng: random.Random
+) -> None:
+    straight, shuffled = ResultDigest(len(parts)), ResultDigest(len(parts))
+    for position, part in enumerate(parts):
+        straight.add(position, memoryview(part))
+    order = list(enumerate(parts))
+    rng.shuffle(order)
+    for position, part in order:
+        shuffled.add(position, memoryview(part))
+    assert straight.value() == shuffled.value()
+    assert len(straight.value()) == DIGEST_BYTES
+    if parts != parts[::-1]:
+        turned = ResultDigest(len(parts))
+        for position, part in enumerate(parts[::-1]):
+            turned.add(position, memoryview(part))
+        assert turned.value() != straight.value()
+    flipped = ResultDigest(len(parts))
+    for position, part in enumerate(parts):
+        flipped.add(position, memoryview(part + b"!" if position == 0 else part))
+    assert flipped.value() != straight.value()

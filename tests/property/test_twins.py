@@ -1,0 +1,271 @@
+"""Deliberately dumb twins of a ballot and of the membership: same facts, same conclusions."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pccl.protocol.membership import Membership, RegisteredPeer
+from pccl.protocol.operation import Abort, Ballot, Commit, Decision, Start
+from pccl.protocol.types import (
+    AbortCause,
+    DataType,
+    Descriptor,
+    Member,
+    OperationId,
+    PeerId,
+    ReduceOp,
+    Roster,
+)
+
+DESCRIPTORS = [
+    Descriptor(DataType.FLOAT, ReduceOp.SUM, 8),
+    Descriptor(DataType.FLOAT, ReduceOp.AVG, 8),
+]
+SEEDS = st.integers(0, (1 << 32) - 1)
+
+# -- a ballot -----------------------------------------------------------------
+
+Fact = tuple[str, PeerId, object]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was decided; ``named``: whom the reason must name."""
+
+    what: object
+    named: tuple[object, ...] = ()
+
+
+STARTED = Verdict("start")
+
+
+def verdict_of(members: tuple[PeerId, ...], facts: list[Fact]) -> list[Verdict]:
+    """Everything decided by these facts, from scratch: each prefix is judged by itself."""
+    decided: list[Verdict] = []
+    for length in range(1, len(facts) + 1):
+        now = _judge_prefix(members, facts[:length], started=STARTED in decided)
+        if now is not None:
+            decided.append(now)
+            if now != STARTED:
+                break
+    return decided
+
+
+def _judge_prefix(
+    members: tuple[PeerId, ...], facts: list[Fact], *, started: bool
+) -> Verdict | None:
+    lost = {peer for kind, peer, _ in facts if kind == "lose"}
+    present = [peer for peer in members if peer not in lost]
+    asked = dict[PeerId, object]()
+    done = dict[PeerId, object]()
+    everyone_asked = False
+    for kind, peer, value in facts:
+        if kind == "request":
+            asked.setdefault(peer, value)
+        if kind == "done" and everyone_asked:
+            done.setdefault(peer, value)
+        everyone_asked = set(asked) >= set(members)
+    kind, peer, _ = facts[-1]
+    if kind == "withdraw":
+        return Verdict(AbortCause.WITHDRAWN, (peer,))
+    if not started and len(set(asked.values())) > 1:
+        return Verdict(AbortCause.DESCRIPTOR_MISMATCH, tuple(sorted(asked)))
+    if not started and set(asked) >= set(present) and kind == "request":
+        return STARTED
+    if started and present and all(peer in done for peer in present):
+        results = [done[peer] for peer in present]
+        most = max(results.count(result) for result in results)
+        if most == len(results):
+            return Verdict("commit")
+        winner = next(result for result in results if results.count(result) == most)
+        minority = [peer for peer in present if done[peer] != winner]
+        return Verdict(AbortCause.DIGEST_MISMATCH, tuple(sorted(minority)))
+    if kind == "lose":
+        return Verdict(AbortCause.MEMBER_LOST, (peer,))
+    return None
+
+
+def as_verdict(decision: Decision) -> tuple[object, str]:
+    match decision:
+        case Start():
+            return "start", ""
+        case Commit():
+            return "commit", ""
+        case Abort(cause, reason):
+            return cause, reason
+
+
+@settings(max_examples=300)
+@given(SEEDS, st.integers(1, 5))
+def test_a_ballot_decides_as_its_dumb_twin_does(seed: int, size: int) -> None:
+    rng = random.Random(seed)
+    members = tuple(PeerId(n) for n in sorted(rng.sample(range(1, 30), size)))
+    ballot = Ballot(OperationId(1, 0, 1, 0, 0), members, 0)
+    facts: list[Fact] = []
+    decisions: list[Decision] = []
+    careless = rng.random() < 0.5
+    while not ballot.phase.ended and len(facts) < 60:
+        assert ballot.survivors == [m for m in members if ("lose", m, "gone") not in facts]
+        peer = rng.choice(ballot.survivors)
+        kind = rng.choice(["request"] * 6 + ["done"] * 6 + ["lose", "withdraw"][: 1 + careless])
+        decision: Decision | None
+        match kind:
+            case "request":
+                descriptor = DESCRIPTORS[rng.random() < 0.04]
+                facts.append((kind, peer, descriptor))
+                decision = ballot.request(peer, descriptor, 1)
+            case "done":
+                digest = rng.choice([b"a"] * 8 + [b"b", b"c"])
+                facts.append((kind, peer, digest))
+                decision = ballot.done(peer, digest, 1)
+            case "lose":
+                if rng.random() < 0.7:
+                    continue
+                facts.append((kind, peer, "gone"))
+                decision = ballot.lose(peer, "gone")
+            case _:
+                facts.append((kind, peer, "bye"))
+                decision = ballot.withdraw(peer, "bye")
+        if decision is not None:
+            decisions.append(decision)
+        expected = verdict_of(members, facts)
+        assert len(decisions) == len(expected)
+        for made, wanted in zip(decisions, expected, strict=True):
+            what, reason = as_verdict(made)
+            assert what == wanted.what
+            assert all(str(peer) in reason for peer in wanted.named)
+
+
+# -- membership ---------------------------------------------------------------
+
+
+class DumbMembership:
+    """Keeps every view that ever was, and works everything out anew."""
+
+    def __init__(self) -> None:
+        self.groups: dict[PeerId, int] = {}
+        self.admitted: list[PeerId] = []
+        self.views: list[tuple[int, int, list[PeerId]]] = []
+        """(group, number, ring) of all views, oldest first."""
+        self.closed: set[tuple[int, int]] = set()
+        self.version = 0
+        self.links: list[tuple[PeerId, PeerId, bool]] = []
+
+    def ring(self, group: int) -> list[PeerId]:
+        return sorted(peer for peer in self.admitted if self.groups[peer] == group)
+
+    def open_view(self, group: int) -> None:
+        number = 1 + sum(1 for g, _, _ in self.views if g == group)
+        self.views.append((group, number, self.ring(group)))
+
+    def open_views(self, group: int) -> list[tuple[int, list[PeerId]]]:
+        return [(n, r) for g, n, r in self.views if g == group and (g, n) not in self.closed]
+
+    def admit(self, peers: list[PeerId], busy: set[tuple[int, int]]) -> None:
+        self.admitted += peers
+        for group in {self.groups[peer] for peer in peers}:
+            self.open_view(group)
+            still_open = [number for number, _ in self.open_views(group)]
+            for number in still_open[: max(len(still_open) - 2, 0)]:
+                if (group, number) not in busy:
+                    self.closed.add((group, number))
+        self.version += 1
+
+    def remove(self, peer: PeerId) -> list[int]:
+        group = self.groups.pop(peer)
+        self.links = [link for link in self.links if peer not in link[:2]]
+        if peer not in self.admitted:
+            return []
+        self.admitted.remove(peer)
+        closing = [number for number, ring in self.open_views(group) if peer in ring]
+        self.closed |= {(group, number) for number in closing}
+        if self.ring(group):
+            self.open_view(group)
+        self.version += 1
+        return closing
+
+    def linked(self, one: PeerId, other: PeerId) -> bool:
+        last = {(reporter, target): up for reporter, target, up in self.links}
+        return last.get((one, other), False) or last.get((other, one), False)
+
+    def admissible(self, connected: set[PeerId]) -> list[PeerId]:
+        ready: list[PeerId] = []
+        for peer in sorted(set(self.groups) - set(self.admitted)):
+            group = self.groups[peer]
+            ring = self.ring(group) + [p for p in ready if self.groups[p] == group]
+            if peer in connected and (
+                not ring or (self.linked(peer, ring[0]) and self.linked(peer, ring[-1]))
+            ):
+                ready.append(peer)
+        return ready
+
+    def roster(self, group: int) -> Roster:
+        sizes = [len(self.ring(g)) for g in {self.groups[peer] for peer in self.admitted}]
+        numbers = [number for g, number, _ in self.views if g == group]
+        return Roster(
+            version=self.version,
+            group=group,
+            view=max(numbers),
+            members=tuple(Member(peer, "h", 9) for peer in self.ring(group)),
+            open_views=tuple(number for number, _ in self.open_views(group)),
+            global_world_size=len(self.admitted),
+            peer_groups=len(sizes),
+            largest_group_size=max(sizes),
+        )
+
+
+@settings(max_examples=150)
+@given(SEEDS)
+def test_membership_agrees_with_its_dumb_twin(seed: int) -> None:
+    rng = random.Random(seed)
+    real, dumb = Membership(), DumbMembership()
+    published: dict[int, list[Roster]] = {}
+    for last in range(1, 50):
+        match rng.choice(["register"] * 3 + ["link"] * 6 + ["admit"] * 3 + ["remove", "cut"]):
+            case "register":
+                peer, group = PeerId(last), rng.choice([0, 0, 1, 5])
+                real.peers[peer] = RegisteredPeer(
+                    peer, group, Member(peer, "h", 9), b"", connection=1
+                )
+                dumb.groups[peer] = group
+            case "link" if len(real.peers) > 1:
+                for _ in range(3):
+                    one, other = rng.sample([*real.peers], 2)
+                    up = rng.random() < 0.85
+                    real.report_link(one, other, None if up else "no")
+                    dumb.links.append((one, other, up))
+            case "admit":
+                ready = real.admissible()
+                busy = {(rng.choice([0, 1]), rng.randint(1, 6))}
+                if ready:
+                    real.admit(ready, busy)
+                    dumb.admit([p.id for p in ready], busy)
+            case "remove" if real.peers:
+                peer = rng.choice([*real.peers])
+                assert real.remove(real.peers[peer]) == dumb.remove(peer)
+            case "cut" if real.peers:
+                peer = rng.choice([*real.peers])
+                real.peers[peer].connection = rng.choice([None, 1])
+            case _:
+                pass
+        connected = {p.id for p in real.peers.values() if p.connection is not None}
+        assert [p.id for p in real.admissible()] == dumb.admissible(connected)
+        assert [p.id for p in real.members()] == sorted(dumb.admitted)
+        assert real.version == dumb.version
+        for group in {dumb.groups[peer] for peer in dumb.admitted}:
+            roster = dumb.roster(group)
+            assert real.roster(group) == roster
+            assert real.newest_view(group) == roster.view
+            rosters = published.setdefault(group, [])
+            if not rosters or rosters[-1].version < roster.version:
+                rosters.append(roster)
+            for known in (0, roster.version - 2, roster.version):
+                newer = [r for r in rosters if r.version > known]
+                assert real.rosters_after(group, known) == newer
+            for _, number, ring in [view for view in dumb.views if view[0] == group]:
+                expected = None if (group, number) in dumb.closed else tuple(ring)
+                assert real.ring(group, number) == expected

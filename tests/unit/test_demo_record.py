@@ -1,0 +1,178 @@
+"""The demo's bookkeeping: what is read from the workers, and how the end is judged."""
+
+import dataclasses
+import json
+
+import pytest
+
+from pccl.cli.demo_record import (
+    ACCURACY_MIN,
+    Event,
+    Finished,
+    Joined,
+    Record,
+    Stepped,
+    Verdict,
+    Worker,
+    decode,
+    encode,
+    judge,
+    name_peers,
+)
+
+GOOD = ACCURACY_MIN + 0.02
+
+
+def step(number: int, *contributors: int) -> Stepped:
+    return Stepped(number, 0.5, contributors, 1000 * number, 1000 * number)
+
+
+def story(*, lost_from: int = 3, accuracy: float = GOOD) -> Record:
+    """Three peers take four steps; peer 2 is killed after the second."""
+    peers = [Worker(shard) for shard in range(3)]
+    alone = Worker(0, alone=True)
+    record = Record([*peers, alone], step_count=4)
+    for index, peer in enumerate(peers):
+        record.add(1.0, peer, Joined(index + 1))
+    for number in range(1, 5):
+        if number == 3:
+            record.add_kill(2.5, peers[1])
+        for peer in peers:
+            if not peer.killed:
+                who = (1, 3) if number >= lost_from else (1, 2, 3)
+                record.add(float(number), peer, step(number, *who))
+    for peer in (peers[0], peers[2]):
+        record.add(5.0, peer, Finished(accuracy, "aa"))
+    record.add(4.0, alone, step(4))
+    record.add(5.0, alone, Finished(0.9, "bb"))
+    return record
+
+
+def judged(record: Record, lost_expected: int = 1, problem: str = "") -> Verdict:
+    return judge(record, seconds=5.0, lost_expected=lost_expected, problem=problem)
+
+
+@pytest.mark.parametrize("event", [Joined(3), step(7, 1, 2, 4), step(7), Finished(0.98, "ab12")])
+def test_events_survive_the_pipe(event: Event) -> None:
+    line = encode(event)
+    assert "\n" not in line
+    assert decode(line + "\n") == event
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "Traceback (most recent call last):", "3", "[]", "{}", '{"event": "left"}',
+     '{"event": "joined"}', '{"event": "joined", "peer_id": 1, "more": 2}', '{"event": []}'],
+)  # fmt: skip
+def test_other_output_is_no_event(line: str) -> None:
+    assert decode(line) is None
+
+
+def test_a_good_end() -> None:
+    verdict = judged(story())
+    assert verdict == Verdict(GOOD, 0.9, True, 1, 3, 5.0, ())
+    assert json.loads(verdict.to_json()) == {
+        "accuracy": GOOD,
+        "single_shard_accuracy": 0.9,
+        "digests_equal": True,
+        "lost_peers": 1,
+        "joined_peers": 3,
+        "seconds": 5.0,
+    }
+
+
+def test_nobody_lost_where_nobody_should_be() -> None:
+    record = story(lost_from=9)
+    assert judged(record, lost_expected=0).failures == ()
+
+
+def test_a_kill_that_the_survivors_did_not_see_is_a_failure() -> None:
+    verdict = judged(story(lost_from=9))
+    assert verdict.lost_peers == 0
+    assert verdict.failures == ("0 peers were lost, not 1",)
+
+
+def test_low_accuracy_is_a_failure() -> None:
+    verdict = judged(story(accuracy=ACCURACY_MIN - 0.01))
+    assert verdict.failures == ("held-out accuracy 0.940 is below 0.95",)
+
+
+def test_different_weights_are_a_failure() -> None:
+    record = story()
+    record.survivors[0].finished = Finished(GOOD, "cc")
+    verdict = judged(record)
+    assert not verdict.digests_equal
+    assert verdict.failures == ("the survivors' weights differ",)
+
+
+def test_a_survivor_that_did_not_finish_is_a_failure() -> None:
+    record = story()
+    record.survivors[0].finished = None
+    verdict = judged(record, problem="peer 1 ended unexpectedly")
+    assert verdict.accuracy is None
+    assert not verdict.digests_equal
+    assert verdict.failures == ("peer 1 ended unexpectedly", "1 of 2 survivors finished")
+
+
+def test_survivors_must_agree_on_who_was_lost() -> None:
+    record = story()
+    record.survivors[0].lost = frozenset()
+    verdict = judged(record)
+    assert verdict.failures == ("the survivors disagree on who was lost",)
+
+
+def test_more_lost_than_killed_is_a_failure() -> None:
+    record = story()
+    for survivor in record.survivors:
+        survivor.lost |= {3}
+    assert judged(record).failures == ("2 peers were lost, not 1",)
+
+
+def test_an_empty_record_can_be_judged() -> None:
+    verdict = judged(Record([Worker(0), Worker(1)], step_count=4), problem="nothing was heard")
+    assert (verdict.accuracy, verdict.single_shard_accuracy) == (None, None)
+    assert verdict.failures[:2] == ("nothing was heard", "0 of 2 peers joined")
+
+
+def test_a_loss_is_told_once_and_by_name() -> None:
+    first, second, third = peers = [Worker(shard, pid=10 + shard) for shard in range(3)]
+    record = Record(peers, step_count=4)
+    assert record.add(0.1, third, Joined(1)) == ["peer 1 joined (shard 2, pid 12)"]
+    assert record.add(1.0, first, step(1, 1, 2, 3)) == ["all 3 train together"]
+    assert record.add(1.0, second, step(1, 1, 2, 3)) == []
+    assert record.add_kill(1.5, third) == "peer 1 killed (SIGKILL to pid 12) at step 1"
+    assert record.add(1.75, second, step(2, 2, 3)) == ["peer 1 lost, continuing with 2"]
+    assert record.add(1.9, first, step(2, 2, 3)) == []
+    assert record.resumed_s == 0.25
+    assert [(point.step, point.world_size) for point in record.points] == [(1, 3), (2, 2)]
+    assert record.moved_bytes == 2 * 2000
+
+
+def test_peers_are_named() -> None:
+    assert name_peers([3]) == "peer 3"
+    assert name_peers([2, 3]) == "peers 2, 3"
+
+
+def test_bandwidth_is_that_of_the_last_moments() -> None:
+    peer = Worker(0)
+    record = Record([peer], step_count=100)
+    assert peer.rate(0.0) == 0.0
+    for number in range(1, 11):
+        record.add(float(number), peer, step(number, 1))
+    assert peer.rate(10.0) == 2000.0
+    assert peer.rate(60.0) == 0.0
+    assert len(peer.moved) <= 3
+
+
+def test_a_worker_says_what_it_is_doing() -> None:
+    peer = Worker(0)
+    states = [peer.status]
+    for change in (
+        {"peer_id": 1},
+        {"latest": step(1, 1)},
+        {"finished": Finished(1.0, "aa")},
+        {"killed": True},
+    ):
+        peer = dataclasses.replace(peer, **change)
+        states.append(peer.status)
+    assert states == ["starting", "waiting", "training", "finished", "killed"]

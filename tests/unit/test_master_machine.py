@@ -1,0 +1,624 @@
+"""Scenarios of one master, with the peers' messages written out."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from pccl.protocol import messages as msg
+from pccl.protocol.limits import Timing
+from pccl.protocol.master import MasterMachine
+from pccl.protocol.master_events import (
+    Announce,
+    CloseControl,
+    ControlClosed,
+    ControlMessage,
+    ControlOpened,
+    MasterEffect,
+    MasterEvent,
+    Send,
+    Tick,
+)
+from pccl.protocol.types import (
+    AbortCause,
+    DataType,
+    Descriptor,
+    Member,
+    OperationId,
+    PeerId,
+    ReduceOp,
+    RemovalCause,
+    Roster,
+    RoundId,
+    RoundKind,
+)
+
+SECOND = 1_000_000_000
+SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
+AVG = Descriptor(DataType.FLOAT, ReduceOp.AVG, 8)
+UPDATE, PENDING = RoundKind.UPDATE_TOPOLOGY, RoundKind.PEERS_PENDING
+ONE, TWO, THREE = PeerId(1), PeerId(2), PeerId(3)
+
+
+def where(peer: int) -> Member:
+    return Member(PeerId(peer), f"10.0.0.{peer}", 4000 + peer)
+
+
+def roster(version: int, view: int, *peers: int, views: tuple[int, ...] | None = None) -> Roster:
+    members = tuple(where(peer) for peer in peers)
+    size = len(peers)
+    return Roster(version, 0, view, members, views or (view,), size, 1, size)
+
+
+def operation(n: int = 0, *, view: int = 2, tag: int = 5) -> OperationId:
+    return OperationId(1, 0, view, tag, n)
+
+
+def token(peer: int) -> bytes:
+    return bytes([peer] * 16)
+
+
+def counts(update: int, pending: int = 0) -> tuple[msg.RoundCount, ...]:
+    return (msg.RoundCount(UPDATE, update), msg.RoundCount(PENDING, pending))
+
+
+class Master:
+    """A machine and its clock. Peer n speaks on connection n, unless it is said otherwise."""
+
+    def __init__(self, members: int = 0) -> None:
+        numbers = count(1)
+        self.machine = MasterMachine(
+            Timing(), b"run", 1, lambda size: bytes([next(numbers)] * size), 0
+        )
+        self.now_ns = 0
+        for peer in range(1, members + 1):
+            self.register(peer)
+        if members > 1:
+            self.link_all(range(1, members + 1))
+            self.hear(1, msg.RoundRequest(RoundId(UPDATE, 0)))
+            self.hear(1, msg.Heartbeat((), (), (RoundId(UPDATE, 0),)))
+
+    def do(self, event: MasterEvent) -> list[MasterEffect]:
+        effects = self.machine.handle(event, self.now_ns)
+        self.machine.check()
+        return effects
+
+    def hear(self, connection: int, message: msg.Message) -> list[MasterEffect]:
+        return self.do(ControlMessage(connection, message))
+
+    def register(self, peer: int) -> list[MasterEffect]:
+        self.do(ControlOpened(peer, f"10.0.0.{peer}"))
+        return self.hear(peer, msg.Register(0, "", 4000 + peer))
+
+    def resume(self, peer: int, connection: int, version: int) -> list[MasterEffect]:
+        self.do(ControlOpened(connection, f"10.0.0.{peer}"))
+        return self.hear(connection, msg.Resume(PeerId(peer), token(peer), version))
+
+    def link_all(self, peers: range) -> None:
+        for younger in peers:
+            for elder in range(1, younger):
+                self.hear(younger, msg.LinkReport(PeerId(elder), True, ""))
+
+    def wait(self, seconds: float, speaking: tuple[int, ...] = ()) -> list[MasterEffect]:
+        """Let time pass with punctual ticks; give all effects but the master's heartbeats."""
+        effects: list[MasterEffect] = []
+        end_ns = self.now_ns + int(seconds * SECOND)
+        while self.now_ns < end_ns:
+            self.now_ns += SECOND // 4
+            for connection in speaking:
+                effects += self.hear(connection, msg.Heartbeat())
+            effects += self.do(Tick())
+        return [
+            e
+            for e in effects
+            if not (isinstance(e, Send) and isinstance(e.message, msg.MasterHeartbeat))
+        ]
+
+    def start(self, *peers: int, what: OperationId | None = None) -> OperationId:
+        what = what or operation()
+        effects: list[MasterEffect] = []
+        for peer in peers:
+            effects = self.hear(peer, msg.OperationRequest(what, SUM))
+        assert effects == [Send(peer, msg.OperationStarted(what)) for peer in peers]
+        return what
+
+
+def sent(effects: list[MasterEffect]) -> list[tuple[int, msg.MasterMessage]]:
+    return [(e.connection, e.message) for e in effects if isinstance(e, Send)]
+
+
+def removals(effects: list[MasterEffect]) -> list[tuple[int, str]]:
+    return [(e.peer, e.text) for e in effects if isinstance(e, Announce) and e.what == "removed"]
+
+
+# -- joining -----------------------------------------------------------------------------------
+
+
+def test_the_first_peer_is_admitted_at_once() -> None:
+    master = Master()
+    assert master.do(ControlOpened(1, "10.0.0.1")) == []
+    assert master.hear(1, msg.Register(0, "", 4001)) == [
+        Send(1, msg.Registered(ONE, 1, b"run", token(1))),
+        Send(1, msg.LinkPlan(())),
+        Announce("registered", ONE, 0, "from 10.0.0.1:4001"),
+        Announce("admitted", ONE, 0, "world size 1"),
+        Send(1, msg.Admitted(roster(1, 1, 1), counts(0))),
+    ]
+
+
+def test_a_peer_may_name_its_own_host() -> None:
+    master = Master(1)
+    master.do(ControlOpened(2, "10.0.0.2"))
+    effects = master.hear(2, msg.Register(0, "example.org", 9))
+    assert Announce("registered", TWO, 0, "from example.org:9") in effects
+
+
+def test_a_round_admits_who_is_linked() -> None:
+    master = Master(1)
+    assert master.register(2) == [
+        Send(2, msg.Registered(TWO, 1, b"run", token(2))),
+        Send(2, msg.LinkPlan((where(1),))),
+        Announce("registered", TWO, 0, "from 10.0.0.2:4002"),
+    ]
+    assert master.hear(1, msg.RoundRequest(RoundId(PENDING, 0))) == [
+        Send(1, msg.RoundClosed(RoundId(PENDING, 0), 1, False))
+    ]
+    assert master.hear(2, msg.LinkReport(ONE, True, "")) == []
+    assert master.hear(1, msg.LinkReport(TWO, True, "")) == []
+    assert master.hear(1, msg.RoundRequest(RoundId(PENDING, 1))) == [
+        Send(1, msg.RoundClosed(RoundId(PENDING, 1), 1, True))
+    ]
+    both = roster(2, 2, 1, 2, views=(1, 2))
+    assert master.hear(1, msg.RoundRequest(RoundId(UPDATE, 0))) == [
+        Send(1, msg.RosterChanged(both)),
+        Announce("admitted", TWO, 0, "world size 2"),
+        Send(1, msg.RoundClosed(RoundId(UPDATE, 0), 2, True)),
+        Send(2, msg.Admitted(both, counts(1, 2))),
+    ]
+
+
+def test_a_round_waits_for_all_members() -> None:
+    master = Master(2)
+    assert master.hear(1, msg.RoundRequest(RoundId(UPDATE, 1))) == []
+    assert master.hear(1, msg.RoundRequest(RoundId(UPDATE, 1))) == []
+    closed = msg.RoundClosed(RoundId(UPDATE, 1), 2, False)
+    effects = master.hear(2, msg.RoundRequest(RoundId(UPDATE, 1)))
+    assert effects == [Send(1, closed), Send(2, closed)]
+
+
+def test_a_newcomer_that_cannot_be_linked_is_refused_and_members_carry_on() -> None:
+    master = Master(2)
+    master.register(3)
+    master.hear(3, msg.LinkReport(ONE, True, ""))
+    master.hear(3, msg.LinkReport(TWO, False, "connection refused"))
+    master.hear(1, msg.RoundRequest(RoundId(UPDATE, 1)))
+    effects = master.hear(2, msg.RoundRequest(RoundId(UPDATE, 1)))
+    assert effects[-1] == Send(2, msg.RoundClosed(RoundId(UPDATE, 1), 2, False))
+    assert master.wait(9.75, speaking=(1, 2, 3)) == []
+    reason = (
+        "it could not be linked to peer 2: connection refused; open its port (10.0.0.3:4003) "
+        "to the other members"
+    )
+    assert master.wait(0.25, speaking=(1, 2, 3)) == [
+        Announce("removed", THREE, 0, f"UNREACHABLE: {reason}"),
+        Send(3, msg.Refused(RemovalCause.UNREACHABLE, reason)),
+        CloseControl(3, reason),
+    ]
+    master.start(1, 2)
+
+
+def test_a_newcomer_that_reaches_nobody_costs_no_member_its_place() -> None:
+    master = Master(2)
+    master.register(3)
+    master.hear(3, msg.LinkReport(TWO, False, "connection refused"))
+    assert master.do(ControlClosed(2, "reset")) == []
+    assert master.hear(3, msg.LinkReport(TWO, False, "timed out")) == []
+    assert sent(master.resume(2, 12, 2))[0] == (12, msg.Resumed())
+
+
+def test_the_last_member_leaves_and_the_next_newcomer_is_admitted() -> None:
+    master = Master(1)
+    master.register(2)
+    master.hear(1, msg.RoundRequest(RoundId(PENDING, 0)))
+    effects = master.hear(1, msg.Goodbye())
+    assert (2, msg.Admitted(roster(3, 2, 2), counts(0, 1))) in sent(effects)
+    assert master.hear(2, msg.RoundRequest(RoundId(PENDING, 1))) == [
+        Send(2, msg.RoundClosed(RoundId(PENDING, 1), 3, False))
+    ]
+
+
+def test_a_newcomer_that_was_away_when_the_run_became_empty() -> None:
+    master = Master(1)
+    master.register(2)
+    master.do(ControlClosed(2, "reset"))
+    master.hear(1, msg.Goodbye())
+    assert sent(master.resume(2, 12, 0))[-1] == (12, msg.Admitted(roster(3, 2, 2), counts(0)))
+
+
+# -- operations --------------------------------------------------------------------------------
+
+
+def ended(
+    what: OperationId, abort: AbortCause | None = None, reason: str = "",
+    contributors: tuple[PeerId, ...] = (), version: int = 2,
+) -> msg.OperationEnded:  # fmt: skip
+    return msg.OperationEnded(what, abort, reason, contributors, version)
+
+
+def test_all_or_nothing() -> None:
+    master = Master(2)
+    assert master.hear(2, msg.OperationRequest(operation(), SUM)) == []
+    assert master.hear(1, msg.OperationRequest(operation(), SUM)) == [
+        Send(1, msg.OperationStarted(operation())),
+        Send(2, msg.OperationStarted(operation())),
+    ]
+    assert master.hear(1, msg.OperationDone(operation(), b"x")) == []
+    committed = ended(operation(), contributors=(ONE, TWO))
+    assert master.hear(2, msg.OperationDone(operation(), b"x")) == [
+        Send(1, committed),
+        Send(2, committed),
+    ]
+
+
+def test_descriptor_mismatch_names_who_asked_for_what() -> None:
+    master = Master(2)
+    master.hear(1, msg.OperationRequest(operation(), SUM))
+    reason = "tag 5: peer 1 asked for SUM of 8 x FLOAT; peer 2 asked for AVG of 8 x FLOAT"
+    aborted = ended(operation(), AbortCause.DESCRIPTOR_MISMATCH, reason)
+    effects = master.hear(2, msg.OperationRequest(operation(), AVG))
+    assert effects == [Send(1, aborted), Send(2, aborted)]
+
+
+def test_digest_mismatch_names_the_minority_and_the_next_number_may_follow() -> None:
+    master = Master(3)
+    # Master(3) admits both newcomers by one round: view 2 is {1, 2, 3}.
+    what = master.start(1, 2, 3)
+    master.hear(1, msg.OperationDone(what, b"x"))
+    master.hear(2, msg.OperationDone(what, b"y"))
+    reason = "results differ: peer 2 computed something else than the others"
+    effects = master.hear(3, msg.OperationDone(what, b"x"))
+    aborted = ended(what, AbortCause.DIGEST_MISMATCH, reason)
+    assert effects == [Send(peer, aborted) for peer in (1, 2, 3)]
+    master.start(1, 2, 3, what=operation(1))
+
+
+def test_a_withdrawal_ends_it_for_all() -> None:
+    master = Master(2)
+    what = master.start(1, 2)
+    aborted = ended(what, AbortCause.WITHDRAWN, "peer 2 withdrew: Ctrl-C")
+    assert master.hear(2, msg.Withdraw(what, "Ctrl-C")) == [Send(1, aborted), Send(2, aborted)]
+
+
+def test_a_withdrawal_whose_request_got_lost_still_uses_the_number_up() -> None:
+    """Otherwise the one who left would ask for number 1 and the others wait in number 0."""
+    master = Master(2)
+    aborted = ended(operation(), AbortCause.WITHDRAWN, "peer 2 withdrew: Ctrl-C")
+    effects = master.hear(2, msg.Withdraw(operation(), "Ctrl-C"))
+    assert effects == [Send(1, aborted), Send(2, aborted)]
+    assert master.hear(1, msg.OperationRequest(operation(), SUM)) == [Send(1, aborted)]
+    master.start(1, 2, what=operation(1))
+
+
+def test_a_death_commits_if_all_survivors_are_done() -> None:
+    master = Master(3)
+    what = master.start(1, 2, 3)
+    master.hear(1, msg.OperationDone(what, b"x"))
+    master.hear(2, msg.OperationDone(what, b"x"))
+    left = roster(3, 3, 1, 2, views=(1, 3))
+    committed = ended(what, contributors=(ONE, TWO, THREE), version=3)
+    assert sent(master.hear(3, msg.Goodbye())) == [
+        (1, msg.RosterChanged(left)),
+        (2, msg.RosterChanged(left)),
+        (1, committed),
+        (2, committed),
+    ]
+
+
+def test_a_death_aborts_if_a_survivor_is_not_done() -> None:
+    master = Master(3)
+    what = master.start(1, 2, 3)
+    master.hear(1, msg.OperationDone(what, b"x"))
+    reason = "peer 3 lost: goodbye, it left"
+    aborted = ended(what, AbortCause.MEMBER_LOST, reason, version=3)
+    assert sent(master.hear(3, msg.Goodbye()))[2:] == [(1, aborted), (2, aborted)]
+
+
+def test_a_request_that_crosses_a_death() -> None:
+    master = Master(3)
+    master.hear(3, msg.Goodbye())
+    closed = "a member was lost before this call"
+    assert master.hear(1, msg.OperationRequest(operation(), SUM)) == [
+        Send(1, ended(operation(), AbortCause.VIEW_CLOSED, closed, version=3))
+    ]
+    master.start(1, 2, what=operation(view=3))
+
+
+def test_an_older_view_stays_open_until_the_next_admission_but_one() -> None:
+    master = Master(2)  # view 2 is {1, 2}
+    effects: list[MasterEffect] = []
+    for newcomer, n in ((3, 1), (4, 2)):
+        if newcomer == 4:  # view 2 is busy and must survive the second admission too
+            master.hear(1, msg.OperationRequest(operation(), SUM))
+        master.register(newcomer)
+        master.link_all(range(newcomer, newcomer + 1))
+        for peer in range(1, newcomer):
+            effects = master.hear(peer, msg.RoundRequest(RoundId(UPDATE, n)))
+    admitted = sent(effects)[-1][1]
+    assert isinstance(admitted, msg.Admitted)
+    assert admitted.roster.open_views == (2, 3, 4)
+    master.hear(2, msg.OperationRequest(operation(), SUM))
+    master.hear(1, msg.OperationDone(operation(), b"x"))
+    effects = master.hear(2, msg.OperationDone(operation(), b"x"))
+    assert sent(effects)[0] == (1, ended(operation(), contributors=(ONE, TWO), version=4))
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (msg.OperationRequest(operation(1), SUM), "t1/g0/v2/tag5#1 is not the next one"),
+        (msg.OperationRequest(operation(view=3), SUM), "of a future view"),
+        (msg.OperationRequest(operation(view=1), SUM), "not a member of view 1"),
+        (msg.OperationRequest(OperationId(2, 0, 2, 5, 0), SUM), "is not of this run"),
+        (msg.OperationRequest(OperationId(1, 1, 2, 5, 0), SUM), "is not of this run"),
+        (msg.OperationDone(operation(), b"x"), "is not the next one"),
+        (msg.OutcomeQuery(operation()), "is not the next one"),
+        (msg.RoundRequest(RoundId(UPDATE, 2)), "is not open"),
+        (msg.RoundRequest(RoundId(UPDATE, 0)), "was acknowledged"),
+        (msg.Register(0, "", 9), "unexpected Register"),
+        (msg.MasterHeartbeat(), "unexpected MasterHeartbeat"),
+    ],
+)
+def test_what_the_protocol_forbids_costs_the_connection_and_nothing_else(
+    message: msg.Message, reason: str
+) -> None:
+    master = Master(2)
+    (effect,) = master.hear(2, message)
+    assert isinstance(effect, CloseControl)
+    assert effect.connection == 2
+    assert reason in effect.reason
+    assert master.hear(2, msg.Goodbye()) == []  # what it still had on its way
+    assert master.do(ControlClosed(2, "closed")) == []
+    master.resume(2, 12, 2)
+    master.hear(1, msg.OperationRequest(operation(), SUM))
+    assert master.hear(12, msg.OperationRequest(operation(), SUM)) == [
+        Send(1, msg.OperationStarted(operation())),
+        Send(12, msg.OperationStarted(operation())),
+    ]
+
+
+def test_a_stranger_must_introduce_itself() -> None:
+    master = Master(1)
+    master.do(ControlOpened(9, "10.0.0.9"))
+    assert master.hear(9, msg.Heartbeat()) == [
+        CloseControl(9, "did not begin with Register or Resume")
+    ]
+
+
+def test_a_newcomer_has_no_operations() -> None:
+    master = Master(2)
+    master.register(3)
+    (effect,) = master.hear(3, msg.OperationRequest(operation(), SUM))
+    assert isinstance(effect, CloseControl)
+    master.start(1, 2)
+
+
+# -- losing and resuming connections -------------------------------------------------------------
+
+
+def test_control_and_a_link_lost_removes_at_once_whichever_comes_first() -> None:
+    for first, second in ((0, 1), (1, 0)):
+        master = Master(2)
+        events: list[MasterEvent] = [
+            ControlClosed(2, "reset"),
+            ControlMessage(1, msg.LinkReport(TWO, False, "lane reset")),
+        ]
+        assert master.do(events[first]) == []
+        effects = master.do(events[second])
+        assert [peer for peer, _ in removals(effects)] == [2]
+        assert removals(effects)[0][1].startswith("CONNECTIONS_LOST: ")
+        assert sent(effects) == [(1, msg.RosterChanged(roster(3, 3, 1, views=(1, 3))))]
+
+
+def test_a_link_alone_costs_nobody_its_place() -> None:
+    master = Master(2)
+    master.hear(1, msg.LinkReport(TWO, False, "lane reset"))
+    master.hear(2, msg.LinkReport(ONE, False, "lane reset"))
+    assert master.wait(60, speaking=(1, 2)) == []
+
+
+def test_control_loss_alone_has_two_seconds() -> None:
+    master = Master(2)
+    master.do(ControlClosed(2, "reset"))
+    assert master.wait(1.75, speaking=(1,)) == []
+    effects = master.wait(0.25, speaking=(1,))
+    assert removals(effects) == [(2, "CONTROL_LOST: its connection was not resumed")]
+
+
+def test_resuming_in_time_keeps_everything() -> None:
+    master = Master(2)
+    what = master.start(1, 2)
+    master.hear(1, msg.OperationDone(what, b"x"))
+    master.do(ControlClosed(2, "reset"))
+    master.wait(1.75, speaking=(1,))
+    assert master.resume(2, 12, 2) == [
+        Send(12, msg.Resumed()),
+        Send(12, msg.LinkPlan((where(1),))),
+        Send(12, msg.OperationStarted(what)),
+    ]
+    assert master.hear(12, msg.OperationRequest(what, SUM)) == [
+        Send(12, msg.OperationStarted(what))
+    ]
+    committed = ended(what, contributors=(ONE, TWO))
+    effects = master.hear(12, msg.OperationDone(what, b"x"))
+    assert effects == [Send(1, committed), Send(12, committed)]
+    assert master.wait(60, speaking=(1, 12)) == []
+
+
+def test_a_superseded_connection_means_nothing_any_more() -> None:
+    master = Master(2)
+    assert master.resume(2, 12, 2)[0] == CloseControl(2, "superseded")
+    assert master.do(ControlClosed(2, "reset")) == []
+    assert master.hear(2, msg.Goodbye()) == []
+    assert master.wait(60, speaking=(1, 12)) == []
+
+
+def test_an_outcome_is_repeated_after_each_resume_until_it_is_acknowledged() -> None:
+    master = Master(2)
+    what = master.start(1, 2)
+    master.hear(1, msg.OperationDone(what, b"x"))
+    master.do(ControlClosed(2, "reset"))
+    master.resume(2, 12, 2)
+    master.hear(12, msg.OperationDone(what, b"x"))
+    committed = ended(what, contributors=(ONE, TWO))
+    for connection in (22, 32):
+        assert sent(master.resume(2, connection, 2))[-1] == (connection, committed)
+        assert master.hear(connection, msg.OutcomeQuery(what)) == [Send(connection, committed)]
+        effects = master.hear(connection, msg.OperationDone(what, b"x"))
+        assert effects == [Send(connection, committed)]
+    master.hear(32, msg.Heartbeat((), (what,), ()))
+    assert sent(master.resume(2, 42, 2)) == [
+        (42, msg.Resumed()),
+        (42, msg.LinkPlan((where(1),))),
+    ]
+    assert sent(master.resume(1, 11, 2))[-1] == (11, committed)
+
+
+def test_an_answer_is_repeated_until_it_is_acknowledged() -> None:
+    master = Master(2)
+    round_id = RoundId(PENDING, 0)
+    master.hear(1, msg.RoundRequest(round_id))
+    master.hear(2, msg.RoundRequest(round_id))
+    closed = msg.RoundClosed(round_id, 2, False)
+    assert sent(master.resume(2, 12, 2))[-1] == (12, closed)
+    assert master.hear(12, msg.RoundRequest(round_id)) == [Send(12, closed)]
+    master.hear(12, msg.Heartbeat((), (), (round_id,)))
+    assert closed not in [message for _, message in sent(master.resume(2, 22, 2))]
+
+
+def test_rosters_that_were_missed_come_one_by_one() -> None:
+    master = Master(3)
+    master.do(ControlClosed(1, "reset"))
+    master.hear(3, msg.Goodbye())
+    master.hear(2, msg.Goodbye())
+    assert sent(master.resume(1, 11, 2))[2:] == [
+        (11, msg.RosterChanged(roster(3, 3, 1, 2, views=(1, 3)))),
+        (11, msg.RosterChanged(roster(4, 4, 1, views=(1, 4)))),
+    ]
+
+
+def test_an_admission_that_got_lost_is_repeated() -> None:
+    master = Master(1)
+    admission = msg.Admitted(roster(1, 1, 1), counts(0))
+    assert sent(master.resume(1, 11, 0))[-1] == (11, admission)
+
+
+def test_who_was_removed_is_told_why() -> None:
+    master = Master(2)
+    master.do(ControlClosed(2, "reset"))
+    master.wait(2, speaking=(1,))
+    reason = "its connection was not resumed"
+    assert master.resume(2, 12, 2) == [
+        Send(12, msg.Refused(RemovalCause.CONTROL_LOST, reason)),
+        CloseControl(12, reason),
+    ]
+
+
+def test_a_wrong_token_and_an_unknown_peer() -> None:
+    master = Master(1)
+    for connection, resume in enumerate(
+        [msg.Resume(ONE, b"wrong", 1), msg.Resume(PeerId(99), token(99), 1)], start=7
+    ):
+        master.do(ControlOpened(connection, "10.0.0.9"))
+        assert master.hear(connection, resume) == [
+            Send(connection, msg.Refused(None, "this master does not know you")),
+            CloseControl(connection, "this master does not know you"),
+        ]
+    assert master.wait(60, speaking=(1,)) == []
+
+
+# -- time --------------------------------------------------------------------------------------
+
+
+def test_silence_alone_removes_no_member() -> None:
+    assert Master(2).wait(120) == []
+
+
+def test_a_silent_peer_is_removed_when_it_is_awaited_and_only_after_the_deadline() -> None:
+    master = Master(2)
+    master.wait(30, speaking=(1,))
+    master.hear(1, msg.RoundRequest(RoundId(UPDATE, 1)))
+    assert master.wait(10, speaking=(1,)) == []  # awaited since the first of these ticks
+    effects = master.wait(0.25, speaking=(1,))
+    assert removals(effects) == [(2, "SILENT: silent for 40.2 s while awaited")]
+    reason = "silent for 40.2 s while awaited"
+    assert (2, msg.Refused(RemovalCause.SILENT, reason)) in sent(effects)
+    assert CloseControl(2, reason) in effects
+    assert (1, msg.RoundClosed(RoundId(UPDATE, 1), 3, False)) in sent(effects)
+
+
+def test_who_speaks_is_waited_for() -> None:
+    master = Master(2)
+    master.hear(1, msg.OperationRequest(operation(), SUM))
+    assert master.wait(300, speaking=(1, 2)) == []
+
+
+@pytest.mark.parametrize("sleep_s", [0.5, 30, 3600])
+def test_never_after_a_late_tick(sleep_s: float) -> None:
+    master = Master(2)
+    master.hear(1, msg.OperationRequest(operation(), SUM))
+    master.wait(9.75)
+    master.now_ns += int(sleep_s * SECOND)
+    effects = master.do(Tick())
+    assert removals(effects) == []
+    assert removals(master.wait(0.25)) == []
+    assert removals(master.wait(0.25)) != []  # the deadline has moved by the gap and no further
+
+
+def test_a_late_tick_moves_the_time_to_resume_as_well() -> None:
+    master = Master(2)
+    master.do(ControlClosed(2, "reset"))
+    master.wait(1.75)
+    master.now_ns += 60 * SECOND
+    master.do(Tick())
+    assert master.resume(2, 12, 2)[0] == Send(12, msg.Resumed())
+
+
+def test_signs_of_life() -> None:
+    master = Master(2)
+    beats: list[int] = []
+    for _ in range(8):
+        master.now_ns += SECOND // 4
+        beats += [connection for connection, _ in sent(master.do(Tick()))]
+    assert beats == [1, 2, 1, 2]
+    master.now_ns += 5 * SECOND  # also when the master itself was late
+    assert [connection for connection, _ in sent(master.do(Tick()))] == [1, 2]
+
+
+def test_no_progress_is_charged_to_the_furthest_upstream() -> None:
+    master = Master(3)
+    what = master.start(1, 2, 3)
+    stuck = [msg.Progress(what, 4, 4), msg.Progress(what, 2, 2), msg.Progress(what, 2, 2)]
+
+    def stand_still(seconds: float) -> list[MasterEffect]:
+        effects: list[MasterEffect] = []
+        for _ in range(int(seconds * 4)):
+            for peer, progress in enumerate(stuck, start=1):
+                effects += master.hear(peer, msg.Heartbeat((progress,)))
+            effects += master.wait(0.25)
+        return effects
+
+    assert stand_still(29.75) == []
+    effects = stand_still(0.5)
+    assert removals(effects) == [(1, "NO_PROGRESS: t1/g0/v2/tag5#0 stands still for 30.0 s")]
+    assert (2, msg.RosterChanged(roster(3, 3, 2, 3))) in sent(effects)
+
+
+def test_a_slow_reduce_that_progresses_is_left_alone() -> None:
+    master = Master(2)
+    what = master.start(1, 2)
+    for number in range(10):
+        for peer in (1, 2):
+            progress = msg.Progress(what, number, number + 2)
+            assert master.hear(peer, msg.Heartbeat((progress,))) == []
+        assert master.wait(25, speaking=(1, 2)) == []

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from pccl.protocol.messages import Progress
+from pccl.protocol.operation import (
+    TRANSITIONS,
+    Abort,
+    Ballot,
+    Commit,
+    Phase,
+    Start,
+    name_peers,
+)
+from pccl.protocol.types import AbortCause, DataType, Descriptor, OperationId, PeerId, ReduceOp
+
+OPERATION = OperationId(1, 0, 2, 7, 3)
+SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
+AVG = Descriptor(DataType.FLOAT, ReduceOp.AVG, 8)
+A, B, C = PeerId(4), PeerId(5), PeerId(9)
+
+
+def ballot(*, requested: bool = False) -> Ballot:
+    made = Ballot(OPERATION, (A, B, C), 0)
+    if requested:
+        assert made.request(A, SUM, 0) is None
+        assert made.request(B, SUM, 0) is None
+        assert made.request(C, SUM, 0) == Start()
+    return made
+
+
+def test_the_life_cycle() -> None:
+    requested, started, done, committed, aborted = Phase
+    allowed = {
+        (requested, started),
+        (requested, aborted),
+        (started, done),
+        (started, aborted),
+        (done, committed),
+        (done, aborted),
+    }
+    for before, after in product(Phase, Phase):
+        assert (after in TRANSITIONS[before]) == ((before, after) in allowed)
+    assert [phase for phase in Phase if phase.ended] == [committed, aborted]
+
+
+def test_names_of_peers() -> None:
+    assert name_peers([C]) == "peer 9"
+    assert name_peers([C, A]) == "peers 4, 9"
+
+
+def test_it_starts_when_the_last_member_has_asked() -> None:
+    made = ballot()
+    assert made.waiting_for() == [A, B, C]
+    assert made.request(B, SUM, 5) is None
+    assert made.request(B, AVG, 6) is None  # a second request of the same member changes nothing
+    assert made.waiting_for() == [A, C]
+    assert made.request(C, SUM, 7) is None
+    assert made.request(A, SUM, 8) == Start()
+    assert made.waiting_for() == [A, B, C]  # now for their results
+    assert made.progress_ns == 8
+    assert made.request(A, SUM, 9) is None
+
+
+def test_it_commits_when_all_results_are_equal() -> None:
+    made = ballot(requested=True)
+    assert [made.done(peer, b"x", 1) for peer in (B, A, C)] == [None, None, Commit()]
+    assert made.phase is Phase.COMMITTED
+    assert made.done(A, b"x", 2) is None
+
+
+def test_a_result_before_the_start_does_not_count() -> None:
+    made = ballot()
+    assert made.done(A, b"x", 1) is None
+    assert made.waiting_for() == [A, B, C]
+
+
+def test_differing_requests_end_at_once_and_name_who_asked_for_what() -> None:
+    made = ballot()
+    assert made.request(A, SUM, 0) is None
+    assert made.request(C, SUM, 0) is None
+    assert made.request(B, AVG, 0) == Abort(
+        AbortCause.DESCRIPTOR_MISMATCH,
+        "tag 7: peers 4, 9 asked for SUM of 8 x FLOAT; peer 5 asked for AVG of 8 x FLOAT",
+    )
+
+
+@pytest.mark.parametrize(
+    ("digests", "minority"),
+    [((b"x", b"x", b"y"), "peer 9"), ((b"y", b"x", b"x"), "peer 4"),
+     ((b"x", b"y", b"z"), "peers 5, 9")],
+)  # fmt: skip
+def test_differing_results_name_the_minority(digests: tuple[bytes, ...], minority: str) -> None:
+    made = ballot(requested=True)
+    decisions = [made.done(peer, d, 0) for peer, d in zip((A, B, C), digests, strict=True)]
+    reason = f"results differ: {minority} computed something else than the others"
+    assert decisions == [None, None, Abort(AbortCause.DIGEST_MISMATCH, reason)]
+
+
+def test_a_loss_before_the_start_aborts() -> None:
+    made = ballot()
+    assert made.lose(B, "gone") == Abort(AbortCause.MEMBER_LOST, "peer 5 lost: gone")
+    assert made.survivors == [A, C]
+    assert made.phase is Phase.ABORTED
+
+
+def test_a_loss_while_a_survivor_is_not_done_aborts() -> None:
+    made = ballot(requested=True)
+    made.done(A, b"x", 0)
+    assert made.lose(B, "gone") == Abort(AbortCause.MEMBER_LOST, "peer 5 lost: gone")
+
+
+def test_a_loss_after_all_survivors_were_done_commits() -> None:
+    made = ballot(requested=True)
+    made.done(A, b"x", 0)
+    made.done(C, b"x", 0)
+    assert made.lose(B, "gone") == Commit()
+    assert made.members == (A, B, C)
+
+
+def test_the_last_member_is_lost() -> None:
+    made = Ballot(OPERATION, (A,), 0)
+    assert made.request(A, SUM, 0) == Start()
+    assert made.lose(A, "gone") == Abort(AbortCause.MEMBER_LOST, "peer 4 lost: gone")
+    assert made.survivors == []
+
+
+def test_a_withdrawal_aborts() -> None:
+    made = ballot(requested=True)
+    made.done(B, b"x", 0)
+    assert made.withdraw(A, "Ctrl-C") == Abort(AbortCause.WITHDRAWN, "peer 4 withdrew: Ctrl-C")
+
+
+def progress(received: int, ready: int) -> Progress:
+    return Progress(OPERATION, received, ready)
+
+
+def test_no_progress_is_charged_to_whom_the_inputs_have_reached() -> None:
+    """B has received everything so far and could send 6; C has got 2 of them. The others wait."""
+    made = ballot(requested=True)
+    made.report(A, progress(2, 4), 0)
+    made.report(B, progress(4, 6), 0)
+    made.report(C, progress(2, 2), 0)
+    assert made.culprit() == B
+
+
+def test_the_larger_backlog_is_further_upstream() -> None:
+    made = ballot(requested=True)
+    made.report(A, progress(5, 8), 0)
+    made.report(B, progress(1, 6), 0)  # lacks 7 of A's
+    made.report(C, progress(5, 6), 0)  # lacks 1 of B's
+    assert made.culprit() == A
+
+
+def test_nobody_is_charged_without_evidence() -> None:
+    made = ballot(requested=True)
+    assert made.culprit() is None
+    made.report(A, progress(0, 4), 0)
+    assert made.culprit() is None  # B may have all of it
+    made.report(B, progress(4, 4), 0)
+    made.report(C, progress(4, 4), 0)
+    made.report(A, progress(4, 4), 0)
+    assert made.culprit() is None
+
+
+def test_who_is_done_lacks_nothing() -> None:
+    made = ballot(requested=True)
+    made.report(A, progress(0, 9), 0)
+    made.report(B, progress(0, 0), 0)
+    made.done(B, b"x", 0)
+    assert made.culprit() is None
+
+
+def test_only_progress_is_progress() -> None:
+    made = ballot(requested=True)
+    made.report(A, progress(1, 1), 10)
+    made.report(A, progress(1, 2), 20)
+    assert made.progress_ns == 10
+    made.report(A, progress(2, 2), 30)
+    assert made.progress_ns == 30

@@ -1,0 +1,686 @@
+"""Scenarios of one peer, with the master's messages written out."""
+
+from __future__ import annotations
+
+import pytest
+
+from pccl.protocol import errors
+from pccl.protocol import messages as msg
+from pccl.protocol.history import InvariantViolation
+from pccl.protocol.limits import Timing
+from pccl.protocol.operation import Phase
+from pccl.protocol.peer import PeerMachine, Standing
+from pccl.protocol.peer_events import (
+    Begin,
+    Close,
+    CloseControl,
+    ControlClosed,
+    ControlMessage,
+    ControlOpened,
+    DialControl,
+    End,
+    ForgetEarly,
+    JoinCall,
+    LeaveCall,
+    LinkChanged,
+    PeerEffect,
+    PeerEvent,
+    Post,
+    Raise,
+    ReduceCall,
+    ReduceDone,
+    ReduceResult,
+    Return,
+    RoundCall,
+    Send,
+    SetLinks,
+    Tick,
+)
+from pccl.protocol.types import (
+    AbortCause,
+    DataType,
+    Descriptor,
+    Member,
+    OperationId,
+    PeerId,
+    ReduceOp,
+    RemovalCause,
+    Roster,
+    RoundId,
+    RoundKind,
+)
+
+MS = 1_000_000
+SECOND = 1000 * MS
+ME = PeerId(2)
+ELDER, ME_MEMBER, YOUNGER = (Member(PeerId(n), f"10.0.0.{n}", 4000 + n) for n in (1, 2, 3))
+SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
+UPDATE, PENDING = RoundKind.UPDATE_TOPOLOGY, RoundKind.PEERS_PENDING
+
+
+def roster(
+    version: int, view: int, *members: Member, views: tuple[int, ...] | None = None
+) -> Roster:
+    size = len(members)
+    return Roster(version, 0, view, members, views or (view,), size, 1, size)
+
+
+def operation(n: int = 0, *, view: int = 1, tag: int = 5) -> OperationId:
+    return OperationId(1, 0, view, tag, n)
+
+
+def ended(
+    what: OperationId, abort: AbortCause | None = None, reason: str = "", version: int = 1
+) -> msg.OperationEnded:
+    return msg.OperationEnded(what, abort, reason, () if abort else (PeerId(1), ME), version)
+
+
+class Peer:
+    """A machine, and the clock that it is told."""
+
+    def __init__(self) -> None:
+        self.machine = PeerMachine(Timing(), 0)
+        self.now_ns = 0
+
+    def do(self, event: PeerEvent) -> list[PeerEffect]:
+        effects = self.machine.handle(event, self.now_ns)
+        self.machine.check()
+        return effects
+
+    def hear(self, message: msg.Message) -> list[PeerEffect]:
+        return self.do(ControlMessage(message))
+
+    def wait(self, seconds: float, step_s: float = 0.25) -> list[PeerEffect]:
+        """Let time pass, with a tick at every step; give all effects but heartbeats."""
+        effects: list[PeerEffect] = []
+        end_ns = self.now_ns + int(seconds * SECOND)
+        while self.now_ns < end_ns:
+            self.now_ns += int(step_s * SECOND)
+            effects += self.do(Tick())
+        return [
+            e for e in effects if not (isinstance(e, Send) and isinstance(e.message, msg.Heartbeat))
+        ]
+
+
+def registered() -> Peer:
+    peer = Peer()
+    peer.do(JoinCall(1, 0, "", 4002, 5))
+    peer.do(ControlOpened())
+    peer.hear(msg.Registered(ME, 1, b"run", b"token"))
+    return peer
+
+
+def member(*members: Member) -> Peer:
+    """A member of view 1 whose first update_topology is used up."""
+    peer = registered()
+    counts = (msg.RoundCount(UPDATE, 1), msg.RoundCount(PENDING, 0))
+    peer.hear(msg.Admitted(roster(1, 1, *(members or (ELDER, ME_MEMBER))), counts))
+    assert peer.do(RoundCall(2, UPDATE)) == [Return(2, None)]
+    return peer
+
+
+def only_error(effects: list[PeerEffect]) -> errors.PCCLError:
+    raised = [effect.error for effect in effects if isinstance(effect, Raise)]
+    assert len(raised) == 1
+    return raised[0]
+
+
+def running(call: int = 9, *, done: bool = False) -> Peer:
+    peer = member()
+    peer.do(ReduceCall(call, 5, SUM))
+    peer.hear(msg.OperationStarted(operation()))
+    if done:
+        peer.do(ReduceDone(operation(), b"digest"))
+    return peer
+
+
+# -- joining -----------------------------------------------------------------------------------
+
+
+def test_join_alone() -> None:
+    peer = Peer()
+    assert peer.do(JoinCall(1, 0, "", 4002, 5)) == [DialControl(0)]
+    assert peer.do(ControlOpened()) == [Send(msg.Register(0, "", 4002))]
+    assert peer.hear(msg.Registered(ME, 1, b"run", b"token")) == []
+    assert peer.hear(msg.LinkPlan(())) == []
+    assert peer.machine.standing.name == "PENDING"
+    assert peer.hear(msg.Admitted(roster(1, 1, ME_MEMBER), ())) == [
+        ForgetEarly((1,)),
+        Return(1, None),
+    ]
+    assert peer.machine.standing is Standing.MEMBER
+    assert peer.machine.seen == roster(1, 1, ME_MEMBER)
+    assert (peer.machine.peer, peer.machine.term, peer.machine.run) == (ME, 1, b"run")
+
+
+def test_join_a_run() -> None:
+    peer = registered()
+    assert peer.hear(msg.LinkPlan((ELDER,))) == [SetLinks((ELDER,))]
+    assert peer.do(LinkChanged(PeerId(1), "refused")) == [
+        Send(msg.LinkReport(PeerId(1), False, "refused"))
+    ]
+    assert peer.do(LinkChanged(PeerId(1), "refused")) == []
+    assert peer.do(LinkChanged(PeerId(1), None)) == [Send(msg.LinkReport(PeerId(1), True, ""))]
+    assert peer.hear(msg.Admitted(roster(2, 2, ELDER, ME_MEMBER), ())) == [
+        ForgetEarly((2,)),
+        Return(1, None),
+    ]
+
+
+def test_the_round_that_admitted_a_newcomer_satisfies_its_first_update() -> None:
+    peer = registered()
+    counts = (msg.RoundCount(UPDATE, 7), msg.RoundCount(PENDING, 3))
+    peer.hear(msg.Admitted(roster(1, 1, ELDER, ME_MEMBER), counts))
+    assert peer.do(RoundCall(2, UPDATE)) == [Return(2, None)]
+    assert peer.do(RoundCall(3, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 7)))]
+    assert peer.do(RoundCall(4, PENDING)) == [Send(msg.RoundRequest(RoundId(PENDING, 3)))]
+
+
+@pytest.mark.parametrize(
+    "first", [RoundCall(2, PENDING), ReduceCall(2, 5, SUM)], ids=["pending", "reduce"]
+)
+def test_another_joint_call_uses_the_admission_up(first: PeerEvent) -> None:
+    peer = registered()
+    peer.hear(msg.Admitted(roster(1, 1, ELDER, ME_MEMBER), (msg.RoundCount(UPDATE, 7),)))
+    peer.do(first)
+    if isinstance(first, ReduceCall):
+        peer.hear(ended(operation(), AbortCause.WITHDRAWN, "peer 1 withdrew: x"))
+    assert peer.do(RoundCall(3, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 7)))]
+
+
+def test_no_master() -> None:
+    peer = Peer()
+    peer.do(JoinCall(1, 0, "", 4002, 3))
+    assert peer.do(ControlClosed("refused")) == [DialControl(SECOND)]
+    assert peer.do(ControlClosed("refused")) == [DialControl(SECOND)]
+    effects = peer.do(ControlClosed("refused"))
+    error = only_error(effects)
+    assert isinstance(error, errors.MasterLost)
+    assert error.result == 6
+    assert error.reason == "no master after 3 attempts: refused; is it running there?"
+    assert peer.machine.standing is Standing.LOST
+
+
+def test_a_master_that_accepts_and_says_nothing_costs_an_attempt() -> None:
+    peer = Peer()
+    peer.do(JoinCall(1, 0, "", 4002, 2))
+    peer.do(ControlOpened())
+    assert peer.wait(9.75) == []
+    assert peer.wait(0.25) == [CloseControl("the master is silent"), DialControl(SECOND)]
+    peer.do(ControlOpened())
+    assert isinstance(only_error(peer.wait(10)), errors.MasterLost)
+
+
+def test_refused_newcomer() -> None:
+    peer = registered()
+    effects = peer.hear(msg.Refused(RemovalCause.UNREACHABLE, "open its port"))
+    error = only_error(effects)
+    assert isinstance(error, errors.NotAdmitted)
+    assert error.reason == "refused by the master: open its port"
+    assert effects == [CloseControl(error.reason), Raise(1, error), SetLinks(())]
+
+
+def test_a_second_join() -> None:
+    error = only_error(member().do(JoinCall(8, 0, "", 4002, 5)))
+    assert (error.result, error.reason) == (4, "this communicator is connected already")
+
+
+# -- rounds ------------------------------------------------------------------------------------
+
+
+def test_a_round_shows_the_membership_that_its_answer_names() -> None:
+    peer = member(ELDER, ME_MEMBER)
+    peer.do(RoundCall(3, UPDATE))
+    grown = roster(2, 2, ELDER, ME_MEMBER, YOUNGER, views=(1, 2))
+    assert peer.hear(msg.RosterChanged(grown)) == [
+        ForgetEarly((1, 2)),
+        SetLinks((ELDER, YOUNGER)),
+    ]
+    assert peer.machine.seen == roster(1, 1, ELDER, ME_MEMBER)
+    assert peer.machine.newest == grown
+    lost = roster(3, 3, ELDER, ME_MEMBER)
+    peer.hear(msg.RosterChanged(lost))
+    assert peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 2, True)) == [Return(3, None)]
+    assert peer.machine.seen == grown
+
+
+def test_peers_pending_changes_nothing_that_the_caller_sees() -> None:
+    peer = member()
+    peer.do(RoundCall(3, PENDING))
+    peer.hear(msg.RosterChanged(roster(2, 2, ELDER, ME_MEMBER, YOUNGER)))
+    assert peer.hear(msg.RoundClosed(RoundId(PENDING, 0), 2, True)) == [Return(3, True)]
+    assert peer.machine.seen == roster(1, 1, ELDER, ME_MEMBER)
+    assert peer.do(RoundCall(4, PENDING)) == [Send(msg.RoundRequest(RoundId(PENDING, 1)))]
+
+
+def test_the_next_caller_takes_over_a_round_that_was_left() -> None:
+    peer = member()
+    peer.do(RoundCall(3, PENDING))
+    error = only_error(peer.do(LeaveCall(3, "0.5 s are over")))
+    assert isinstance(error, errors.DeadlineExceeded)
+    assert not peer.machine.in_round
+    assert peer.do(RoundCall(4, PENDING)) == []  # the request stands
+    assert peer.machine.in_round
+    peer.do(LeaveCall(4, "again"))
+    assert peer.hear(msg.RoundClosed(RoundId(PENDING, 0), 1, True)) == []
+    assert peer.do(RoundCall(5, PENDING)) == [Return(5, True)]
+
+
+def test_two_threads_in_one_round() -> None:
+    peer = member()
+    peer.do(RoundCall(3, UPDATE))
+    error = only_error(peer.do(RoundCall(4, UPDATE)))
+    assert isinstance(error, errors.PendingOperations)
+    assert "another thread" in error.reason
+
+
+def test_no_update_while_a_reduce_is_open() -> None:
+    peer = running()
+    error = only_error(peer.do(RoundCall(10, UPDATE)))
+    assert isinstance(error, errors.PendingOperations)
+    assert error.result == 10
+    assert peer.do(RoundCall(11, PENDING)) == [Send(msg.RoundRequest(RoundId(PENDING, 0)))]
+
+
+# -- reduces -----------------------------------------------------------------------------------
+
+
+def test_a_reduce() -> None:
+    peer = member()
+    ring = (PeerId(1), ME)
+    assert peer.do(ReduceCall(9, 5, SUM)) == [
+        Post(9, operation(), SUM, ring),
+        Send(msg.OperationRequest(operation(), SUM)),
+    ]
+    assert peer.machine.phase_of(operation()) is Phase.REQUESTED
+    assert peer.hear(msg.OperationStarted(operation())) == [Begin(operation())]
+    assert peer.hear(msg.OperationStarted(operation())) == []
+    assert peer.do(ReduceDone(operation(), b"digest")) == [
+        Send(msg.OperationDone(operation(), b"digest"))
+    ]
+    assert peer.hear(ended(operation())) == [
+        End(operation(), True),
+        Return(9, ReduceResult(operation(), ring)),
+    ]
+    assert peer.hear(ended(operation())) == []  # told twice
+    assert peer.machine.phase_of(operation()) is None
+    assert peer.do(ReduceCall(10, 5, SUM))[0] == Post(10, operation(1), SUM, ring)
+
+
+def test_data_may_be_faster_than_the_start() -> None:
+    peer = member()
+    peer.do(ReduceCall(9, 5, SUM))
+    peer.do(ReduceDone(operation(), b"digest"))
+    assert peer.hear(msg.OperationStarted(operation())) == []
+    assert peer.hear(ended(operation()))[0] == End(operation(), True)
+
+
+def test_an_outcome_that_was_not_asked_for_uses_its_number_up() -> None:
+    peer = member()
+    assert peer.machine.may_come(operation())
+    assert peer.hear(ended(operation(), AbortCause.WITHDRAWN, "peer 1 withdrew: x")) == []
+    assert not peer.machine.may_come(operation())
+    effects = peer.do(ReduceCall(9, 5, SUM))
+    assert effects[1] == Send(msg.OperationRequest(operation(1), SUM))
+
+
+def test_what_may_come() -> None:
+    peer = member()
+    may_come = peer.machine.may_come
+    assert may_come(operation(7, tag=99))
+    assert not may_come(operation(view=2))
+    assert not may_come(OperationId(2, 0, 1, 5, 0))
+    assert not may_come(OperationId(1, 1, 1, 5, 0))
+    peer.do(ReduceCall(9, 5, SUM))
+    assert not may_come(operation())
+    assert may_come(operation(1))
+    peer.hear(msg.RosterChanged(roster(2, 2, ELDER, ME_MEMBER)))
+    assert not may_come(operation(1))
+    assert not Peer().machine.may_come(operation())
+
+
+def test_one_open_collective_per_tag() -> None:
+    peer = running()
+    error = only_error(peer.do(ReduceCall(10, 5, SUM)))
+    assert error.result == 3
+    assert "tag 5 is in use" in error.reason
+    other = peer.do(ReduceCall(11, 6, SUM))
+    assert other[1] == Send(msg.OperationRequest(operation(tag=6), SUM))
+
+
+def test_alone() -> None:
+    error = only_error(member(ME_MEMBER).do(ReduceCall(9, 5, SUM)))
+    assert isinstance(error, errors.TooFewPeers)
+    assert error.result == 5
+
+
+def test_an_unseen_death_raises_exactly_once_and_then_proceeds() -> None:
+    peer = member(ELDER, ME_MEMBER, YOUNGER)
+    peer.hear(msg.RosterChanged(roster(2, 2, ELDER, ME_MEMBER)))
+    assert peer.machine.seen == roster(1, 1, ELDER, ME_MEMBER, YOUNGER)
+    effects = peer.do(ReduceCall(9, 5, SUM))
+    error = only_error(effects)
+    assert effects == [Raise(9, error)]
+    assert isinstance(error, errors.CollectiveAborted)
+    assert error.result == 8
+    assert error.reason == (
+        "the run lost peer 3 before this call; the world size is now 2; call again"
+    )
+    assert peer.machine.seen == roster(2, 2, ELDER, ME_MEMBER)
+    again = peer.do(ReduceCall(10, 5, SUM))
+    assert again[0] == Post(10, operation(view=2), SUM, (PeerId(1), ME))
+
+
+def test_a_view_that_admissions_left_behind_names_nobody() -> None:
+    peer = member(ELDER, ME_MEMBER)
+    peer.hear(msg.RosterChanged(roster(4, 3, ELDER, ME_MEMBER, YOUNGER, views=(2, 3))))
+    error = only_error(peer.do(ReduceCall(9, 5, SUM)))
+    assert error.reason == (
+        "the run went on to another view before this call; the world size is now 3; call again"
+    )
+
+
+def test_a_death_during_the_reduce() -> None:
+    peer = running()
+    peer.hear(msg.RosterChanged(roster(2, 2, ME_MEMBER)))
+    effects = peer.hear(ended(operation(), AbortCause.MEMBER_LOST, "peer 1 lost: gone", version=2))
+    error = only_error(effects)
+    assert effects == [End(operation(), False), Raise(9, error)]
+    assert type(error) is errors.CollectiveAborted
+    assert error.reason == "tag 5: peer 1 lost: gone; inputs are intact, call again"
+    assert peer.machine.seen == roster(2, 2, ME_MEMBER)
+
+
+def test_different_descriptors() -> None:
+    peer = running()
+    effects = peer.hear(ended(operation(), AbortCause.DESCRIPTOR_MISMATCH, "tag 5: who: what"))
+    error = only_error(effects)
+    assert isinstance(error, errors.DescriptorMismatch)
+    assert error.result == 3
+    assert error.reason == "tag 5: who: what; make the calls agree"
+
+
+def test_different_digests_are_tried_once_more_and_then_raised() -> None:
+    peer = running(done=True)
+    first = ended(operation(), AbortCause.DIGEST_MISMATCH, "results differ: peer 1 computed ...")
+    assert peer.hear(first) == [
+        End(operation(), False),
+        Post(9, operation(1), SUM, (PeerId(1), ME)),
+        Send(msg.OperationRequest(operation(1), SUM)),
+    ]
+    peer.hear(msg.OperationStarted(operation(1)))
+    peer.do(ReduceDone(operation(1), b"other"))
+    second = ended(operation(1), AbortCause.DIGEST_MISMATCH, "results differ: peer 1 computed ...")
+    effects = peer.hear(second)
+    error = only_error(effects)
+    assert effects == [End(operation(1), False), Raise(9, error)]
+    assert error.result == 2
+    assert error.reason == (
+        "tag 5: results differ: peer 1 computed ..., twice in a row; inputs are intact"
+    )
+
+
+def test_the_second_try_stays_in_the_view_of_the_first() -> None:
+    """Another call may have shown the caller a newer view meanwhile, but not on every member."""
+    peer = member()
+    peer.do(RoundCall(3, UPDATE))
+    peer.do(ReduceCall(9, 5, SUM))
+    peer.hear(msg.RosterChanged(roster(2, 2, ELDER, ME_MEMBER, YOUNGER, views=(1, 2))))
+    peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 2, True))
+    effects = peer.hear(ended(operation(), AbortCause.DIGEST_MISMATCH, "results differ", 2))
+    assert effects[1] == Post(9, operation(1), SUM, (PeerId(1), ME))
+
+
+def test_no_second_try_in_a_closed_view() -> None:
+    peer = running(done=True)
+    peer.hear(msg.RosterChanged(roster(2, 2, ELDER, ME_MEMBER)))
+    effects = peer.hear(ended(operation(), AbortCause.DIGEST_MISMATCH, "results differ: x", 2))
+    error = only_error(effects)
+    assert error.reason == "tag 5: results differ: x; inputs are intact"
+    assert peer.do(ReduceCall(10, 5, SUM))[0] == Post(
+        10, operation(view=2), SUM, (PeerId(1), ME)
+    )  # fmt: skip
+
+
+def test_commit_before_done_is_a_bug_that_tells_its_story() -> None:
+    peer = running()
+    with pytest.raises(InvariantViolation, match="cannot go from started to committed") as caught:
+        peer.hear(ended(operation()))
+    assert "OperationStarted" in str(caught.value)
+
+
+# -- leaving a call ----------------------------------------------------------------------------
+
+
+def test_withdraw() -> None:
+    peer = running()
+    effects = peer.do(LeaveCall(9, "Ctrl-C"))
+    error = only_error(effects)
+    assert effects == [
+        End(operation(), False),
+        Send(msg.Withdraw(operation(), "Ctrl-C")),
+        Raise(9, error),
+    ]
+    assert error.reason == "Ctrl-C"
+    again = peer.do(ReduceCall(10, 5, SUM))  # need not wait for the outcome
+    assert again[1] == Send(msg.OperationRequest(operation(1), SUM))
+    assert peer.hear(ended(operation(), AbortCause.WITHDRAWN, "peer 2 withdrew: Ctrl-C")) == []
+    assert peer.machine.phase_of(operation(1)) is Phase.REQUESTED
+
+
+def test_leave_after_done_then_committed() -> None:
+    peer = running(done=True)
+    effects = peer.do(LeaveCall(9, "Ctrl-C"))
+    error = only_error(effects)
+    assert effects == [End(operation(), False, data_needed=True), Raise(9, error)]
+    assert isinstance(error, errors.OutcomeUnknown)
+    assert peer.do(ReduceCall(10, 5, SUM)) == []  # waits for the outcome
+    assert peer.do(RoundCall(11, UPDATE)) == []
+    gave_up = only_error(peer.do(LeaveCall(11, "no more time")))
+    assert isinstance(gave_up, errors.DeadlineExceeded)
+    resync = only_error(peer.hear(ended(operation())))
+    assert isinstance(resync, errors.ResyncRequired)
+    assert "tag 5" in resync.reason
+    for number, event in ((12, ReduceCall(12, 6, SUM)), (13, RoundCall(13, UPDATE))):
+        effects = peer.do(event)
+        assert effects == [Raise(number, only_error(effects))]
+        assert isinstance(only_error(effects), errors.ResyncRequired)
+
+
+def test_leave_after_done_then_aborted() -> None:
+    peer = running(done=True)
+    peer.do(LeaveCall(9, "Ctrl-C"))
+    peer.do(ReduceCall(10, 5, SUM))
+    effects = peer.hear(ended(operation(), AbortCause.WITHDRAWN, "peer 1 withdrew: x"))
+    assert effects == [
+        Post(10, operation(1), SUM, (PeerId(1), ME)),
+        Send(msg.OperationRequest(operation(1), SUM)),
+    ]
+
+
+def test_an_empty_reason_to_leave_is_still_a_withdrawal() -> None:
+    peer = running()
+    peer.do(LeaveCall(9, ""))
+    assert peer.do(ReduceCall(10, 5, SUM)) != []
+
+
+def test_leave_while_joining() -> None:
+    peer = registered()
+    effects = peer.do(LeaveCall(1, "no time"))
+    error = only_error(effects)
+    assert isinstance(error, errors.NotAdmitted)
+    assert effects == [
+        Send(msg.Goodbye()), CloseControl("no time"), Raise(1, error), SetLinks(()),
+    ]  # fmt: skip
+
+
+def test_leaving_a_call_that_has_returned_changes_nothing() -> None:
+    assert member().do(LeaveCall(1, "late")) == []
+
+
+# -- the connection ----------------------------------------------------------------------------
+
+
+def test_a_lost_connection_is_resumed_and_unanswered_requests_are_repeated() -> None:
+    peer = running(done=True)
+    peer.do(LinkChanged(PeerId(1), None))
+    peer.do(ReduceCall(10, 6, SUM))
+    peer.do(RoundCall(11, PENDING))
+    assert peer.do(ControlClosed("reset")) == [DialControl(20 * MS)]
+    assert peer.do(ReduceCall(12, 7, SUM)) == [Post(12, operation(tag=7), SUM, (PeerId(1), ME))]
+    assert peer.do(LeaveCall(12, "x"))[0] == End(operation(tag=7), False)
+    assert peer.do(LinkChanged(PeerId(1), "reset")) == []
+    assert peer.do(ControlOpened()) == [Send(msg.Resume(ME, b"token", 1))]
+    assert peer.hear(msg.Resumed()) == [
+        Send(msg.LinkReport(PeerId(1), False, "reset")),
+        Send(msg.RoundRequest(RoundId(PENDING, 0))),
+        Send(msg.OperationRequest(operation(), SUM)),
+        Send(msg.OperationDone(operation(), b"digest")),
+        Send(msg.OperationRequest(operation(tag=6), SUM)),
+        Send(msg.Withdraw(operation(tag=7), "x")),
+    ]
+    assert peer.hear(ended(operation()))[0] == End(operation(), True)
+
+
+def test_attempts_to_reconnect_become_rarer_until_the_master_speaks() -> None:
+    peer = member()
+    delays = [effect for _ in range(7) for effect in peer.do(ControlClosed("reset"))]
+    assert delays == [DialControl(ms * MS) for ms in (20, 40, 80, 160, 320, 500, 500)]
+    peer.do(ControlOpened())
+    assert peer.do(ControlClosed("reset")) == [DialControl(500 * MS)]
+    peer.do(ControlOpened())
+    peer.hear(msg.Resumed())
+    assert peer.do(ControlClosed("reset")) == [DialControl(20 * MS)]
+
+
+def test_master_lost_restores_before_it_raises() -> None:
+    peer = running(done=True)
+    peer.do(ControlClosed("reset"))
+    assert peer.wait(59.75) == []
+    effects = peer.wait(0.25)
+    error = only_error(effects)
+    assert isinstance(error, errors.MasterLost)
+    assert error.result == 8
+    assert error.reason.startswith("no word from the master for 60.0 s (cannot reconnect)")
+    assert effects == [
+        CloseControl(error.reason), End(operation(), False), Raise(9, error), SetLinks(()),
+    ]  # fmt: skip
+    assert peer.machine.standing is Standing.LOST
+    assert isinstance(only_error(peer.do(RoundCall(20, UPDATE))), errors.NotConnected)
+
+
+def test_a_frozen_master_is_lost_too_although_its_kernel_accepts_connections() -> None:
+    peer = running()
+    effects: list[PeerEffect] = []
+    for _ in range(10):
+        effects += peer.wait(10)
+        if peer.machine.standing is Standing.LOST:
+            break
+        assert effects[-2:] == [CloseControl("the master is silent"), effects[-1]]
+        peer.do(ControlOpened())
+    assert isinstance(only_error(effects), errors.MasterLost)
+    assert 60 <= peer.now_ns / SECOND <= 70
+
+
+def test_a_loss_that_nobody_waited_for_is_raised_by_the_next_call_once() -> None:
+    peer = member()
+    effects = peer.hear(msg.Refused(RemovalCause.SILENT, "silent for 10.0 s while awaited"))
+    assert [type(effect) for effect in effects] == [CloseControl, SetLinks]
+    error = only_error(peer.do(ReduceCall(9, 5, SUM)))
+    assert isinstance(error, errors.Evicted)
+    assert error.reason == (
+        "the run went on without this peer: silent for 10.0 s while awaited; "
+        "connect() again to rejoin"
+    )
+    assert isinstance(only_error(peer.do(ReduceCall(10, 5, SUM))), errors.NotConnected)
+
+
+def test_evicted_while_it_waits() -> None:
+    peer = running()
+    peer.do(ControlClosed("reset"))
+    peer.do(ControlOpened())
+    effects = peer.hear(msg.Refused(RemovalCause.CONTROL_LOST, "not resumed"))
+    error = only_error(effects)
+    assert isinstance(error, errors.Evicted)
+    assert effects[1:3] == [End(operation(), False), Raise(9, error)]
+
+
+def test_another_master_answers() -> None:
+    error = only_error(running().hear(msg.Refused(None, "this master does not know you")))
+    assert isinstance(error, errors.MasterLost)
+
+
+def test_a_silent_master_is_only_left_while_somebody_waits() -> None:
+    peer = member()
+    assert peer.wait(30) == []
+    peer.do(RoundCall(3, UPDATE))
+    assert peer.wait(0.25) == [CloseControl("the master is silent"), DialControl(20 * MS)]
+    peer.do(ControlOpened())
+    assert peer.wait(9.75) == []  # each connection has the whole deadline to bring something
+    assert peer.wait(0.25) == [CloseControl("the master is silent"), DialControl(40 * MS)]
+
+
+def test_a_late_tick_blames_nobody() -> None:
+    peer = running()
+    assert peer.wait(9.5) == []
+    assert peer.wait(20, step_s=20) == []
+    assert peer.wait(0.25) == []
+    assert peer.wait(0.25) == [CloseControl("the master is silent"), DialControl(20 * MS)]
+
+
+def test_signs_of_life_are_sent_also_by_a_starved_process() -> None:
+    peer = member()
+    for _ in range(4):
+        peer.now_ns += 2 * SECOND
+        assert [type(effect) for effect in peer.do(Tick())] == [Send]
+
+
+def test_heartbeats_carry_progress_and_acknowledgements() -> None:
+    peer = running()
+    peer.do(RoundCall(3, PENDING))
+    peer.hear(msg.RoundClosed(RoundId(PENDING, 0), 1, False))
+    peer.hear(ended(operation(4, tag=8), AbortCause.VIEW_CLOSED, "x"))
+    report = msg.Progress(operation(), 1, 2)
+    peer.now_ns = SECOND
+    assert peer.do(Tick((report,))) == [
+        Send(msg.Heartbeat((report,), (operation(4, tag=8),), (RoundId(PENDING, 0),)))
+    ]
+    peer.now_ns += 250 * MS
+    assert peer.do(Tick((report,))) == []
+    peer.now_ns = 2 * SECOND
+    assert peer.do(Tick()) == [Send(msg.Heartbeat())]
+
+
+def test_a_full_batch_of_acknowledgements_does_not_wait() -> None:
+    peer = member()
+    outcomes = [ended(operation(n), AbortCause.WITHDRAWN, "x") for n in range(64)]
+    effects = [effect for outcome in outcomes for effect in peer.hear(outcome)]
+    assert effects == [Send(msg.Heartbeat((), tuple(operation(n) for n in range(64)), ()))]
+
+
+# -- closing -----------------------------------------------------------------------------------
+
+
+def test_close_says_goodbye_and_fails_what_is_open() -> None:
+    peer = running()
+    peer.do(RoundCall(10, PENDING))
+    effects = peer.do(Close())
+    reason = "the communicator was closed"
+    assert [effect for effect in effects if not isinstance(effect, Raise)] == [
+        Send(msg.Goodbye()), CloseControl(reason), End(operation(), False), SetLinks(()),
+    ]  # fmt: skip
+    raised = [effect for effect in effects if isinstance(effect, Raise)]
+    assert [(r.call, type(r.error), r.error.reason) for r in raised] == [
+        (9, errors.NotConnected, reason), (10, errors.NotConnected, reason),
+    ]  # fmt: skip
+    assert peer.machine.standing is Standing.CLOSED
+    assert peer.do(Close()) == []
+    assert peer.hear(msg.MasterHeartbeat()) == []
+    assert peer.do(ControlOpened()) == [CloseControl("not needed any more")]
+    assert peer.wait(100) == []
+    assert isinstance(only_error(peer.do(RoundCall(11, UPDATE))), errors.NotConnected)
+
+
+def test_a_master_that_speaks_like_a_peer() -> None:
+    with pytest.raises(errors.RemoteProtocolError, match="the master sent Goodbye"):
+        member().hear(msg.Goodbye())
