@@ -24,7 +24,7 @@ HEADER_BYTES = _HEADER.size
 assert HEADER_BYTES == 48
 
 PAYLOAD_BYTES_MAX = 16 << 20
-"""No frame is larger: segments are at most 1 MiB, maps of a huge operation a few MiB."""
+"""No frame is larger. Segments are far smaller; the bound keeps a forged length from mattering."""
 
 
 class FrameKind(enum.IntEnum):

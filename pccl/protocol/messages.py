@@ -158,8 +158,7 @@ class Resumed:
 class Refused:
     """Not (or no longer) welcome, in words; the master closes the connection.
 
-    The encoding of this message never changes, so that any version can read it. ``cause`` is None
-    if this peer was never part of the run.
+    ``cause`` is None if this peer was never part of the run.
     """
 
     cause: RemovalCause | None

@@ -268,7 +268,9 @@ class PeerMachine:
 
     def _may_call(self, event: ev.RoundCall | ev.ReduceCall) -> bool:
         if self.standing is Standing.MEMBER and self._resync is None:
-            in_doubt = any(operation.in_doubt for operation in self._operations)
+            in_doubt = [operation.id for operation in self._operations if operation.in_doubt]
+            for operation in in_doubt:
+                self._send(msg.OutcomeQuery(operation))
             if in_doubt:
                 self._deferred.append(event)
             return not in_doubt
@@ -491,7 +493,8 @@ class PeerMachine:
             if committed:
                 self._resync = (
                     f"the others committed tag {ended.tag}, which this peer had left; its state "
-                    "differs from theirs: connect anew and take over their state"
+                    "differs from theirs: close this communicator, connect a new one and take over "
+                    "their state"
                 )
             self._retry_deferred()
             return

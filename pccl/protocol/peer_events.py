@@ -55,7 +55,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class ControlOpened:
-    """The shell has a connection to the master; preambles are exchanged."""
+    """The shell has a connection to the master."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,8 @@ class RemovalCause(enum.IntEnum):
     CONTROL_LOST = 3
     """Its control connection is gone and was not resumed in time."""
     SILENT = 4
-    """A round or an operation waited for it, and it sent nothing for the whole deadline."""
+    """It sent nothing for the whole deadline while a round or an operation waited for it, or while
+    it was a newcomer."""
     NO_PROGRESS = 5
     """An operation waited for data that it had the inputs for and did not send."""
     UNREACHABLE = 6

@@ -69,6 +69,8 @@ class MasterWitness:
         self.rings: dict[tuple[int, int], tuple[PeerId, ...]] = {}
         self.rosters: dict[tuple[int, int], Roster] = {}
         self.requests: dict[OperationId, dict[PeerId, Descriptor]] = {}
+        self.fresh_request: tuple[OperationId, PeerId] | None = None
+        """The request that the present event brings."""
         self.started: set[OperationId] = set()
         self.digests: dict[OperationId, dict[PeerId, bytes]] = {}
         self.outcomes: dict[OperationId, tuple[AbortCause | None, tuple[PeerId, ...]]] = {}
@@ -79,6 +81,7 @@ class MasterWitness:
         self.answers: dict[RoundId, msg.RoundClosed] = {}
 
     def before(self, event: me.MasterEvent) -> None:
+        self.fresh_request = None
         match event:
             case me.ControlOpened(connection):
                 assert connection not in self.open
@@ -99,7 +102,10 @@ class MasterWitness:
     def _note(self, peer: PeerId, message: msg.Message) -> None:
         match message:
             case msg.OperationRequest(operation, descriptor):
-                self.requests.setdefault(operation, {}).setdefault(peer, descriptor)
+                asked = self.requests.setdefault(operation, {})
+                if peer not in asked:
+                    asked[peer] = descriptor
+                    self.fresh_request = (operation, peer)
             case msg.OperationDone(operation, digest) if operation in self.started:
                 self.digests.setdefault(operation, {}).setdefault(peer, digest)
             case msg.RoundRequest(round_id):
@@ -134,6 +140,11 @@ class MasterWitness:
                     pass
                 case me.CloseControl(connection):
                     assert connection in self.open, "closed twice"
+                    if (
+                        self.fresh_request is not None
+                        and self.peer_of.get(connection) == (self.fresh_request[1])
+                    ):  # it was refused, and does not count
+                        del self.requests[self.fresh_request[0]][self.fresh_request[1]]
                     self.open.discard(connection)
                     self._forget(connection)
                 case me.Send(connection, message):

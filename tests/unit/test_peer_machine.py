@@ -474,8 +474,9 @@ def test_leave_after_done_then_committed() -> None:
     error = only_error(effects)
     assert effects == [End(operation(), False, data_needed=True), Raise(9, error)]
     assert isinstance(error, errors.OutcomeUnknown)
-    assert peer.do(ReduceCall(10, 5, SUM)) == []  # waits for the outcome
-    assert peer.do(RoundCall(11, UPDATE)) == []
+    # the next call waits for the outcome, and asks for it
+    assert peer.do(ReduceCall(10, 5, SUM)) == [Send(msg.OutcomeQuery(operation()))]
+    assert peer.do(RoundCall(11, UPDATE)) == [Send(msg.OutcomeQuery(operation()))]
     gave_up = only_error(peer.do(LeaveCall(11, "no more time")))
     assert isinstance(gave_up, errors.DeadlineExceeded)
     resync = only_error(peer.hear(ended(operation())))
