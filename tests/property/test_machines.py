@@ -139,14 +139,7 @@ class MasterWitness:
                 case me.Announce():
                     pass
                 case me.CloseControl(connection):
-                    assert connection in self.open, "closed twice"
-                    if (
-                        self.fresh_request is not None
-                        and self.peer_of.get(connection) == (self.fresh_request[1])
-                    ):  # it was refused, and does not count
-                        del self.requests[self.fresh_request[0]][self.fresh_request[1]]
-                    self.open.discard(connection)
-                    self._forget(connection)
+                    self._on_close(connection)
                 case me.Send(connection, message):
                     assert connection in self.open, f"sent to a closed connection: {message}"
                     if isinstance(message, msg.Registered):
@@ -176,6 +169,15 @@ class MasterWitness:
         if resumed is not None:
             received = {operation for operation, peers in told.items() if resumed in peers}
             assert received >= self.owed.get(resumed, set()), "an outcome is lost"
+
+    def _on_close(self, connection: int) -> None:
+        assert connection in self.open, "closed twice"
+        if self.fresh_request is not None:
+            operation, peer = self.fresh_request
+            if self.peer_of.get(connection) == peer:  # it was refused, and does not count
+                del self.requests[operation][peer]
+        self.open.discard(connection)
+        self._forget(connection)
 
     def _on_send(
         self,
