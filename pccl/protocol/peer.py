@@ -197,6 +197,14 @@ class PeerMachine:
     def _on_reduce_call(self, event: ev.ReduceCall) -> None:
         if not self._may_call(event):
             return
+        left = self._rounds.get(RoundKind.UPDATE_TOPOLOGY)
+        if left is not None and left.call is None:
+            # The caller left a round that the others have had, or will have, with him: he must see
+            # what they see, or their collectives would wait for each other in different views.
+            if left.answer is None:
+                self._deferred.append(event)
+                return
+            self._take_answer(left, left.answer)
         self._admission_unused = False
         assert self.seen is not None
         if any(o.id.tag == event.tag and o.call is not None for o in self._operations):
@@ -444,16 +452,20 @@ class PeerMachine:
             self._acknowledge(message.round)
         elif current.call is not None:
             self._return_round(current, message)
+        else:
+            self._retry_deferred()
 
     def _return_round(self, current: OpenRound, answer: msg.RoundClosed) -> None:
         assert current.call is not None
+        self._take_answer(current, answer)
+        asked = current.id.kind is RoundKind.PEERS_PENDING
+        self._effects.append(Return(current.call, answer.pending if asked else None))
+
+    def _take_answer(self, current: OpenRound, answer: msg.RoundClosed) -> None:
         self._rounds.close(current)
         self._acknowledge(current.id)
         if current.id.kind is RoundKind.UPDATE_TOPOLOGY:
             self._membership.see(answer.roster_version)
-            self._effects.append(Return(current.call, None))
-        else:
-            self._effects.append(Return(current.call, answer.pending))
 
     # -- operations ----------------------------------------------------------------------------
 

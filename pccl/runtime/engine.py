@@ -130,6 +130,7 @@ class PeerEngine:
         self._listener: Listener | None = None
         self._control: ControlStream | None = None
         self._dial_timer: Timer | None = None
+        self._control_dial: asyncio.Task[None] | None = None
         self._ticker = Ticker(clock, self._timing.ns(self._timing.tick_s), self._tick)
         self._calls: dict[int, _Call] = {}
         self._posted: dict[OperationId, int] = {}
@@ -328,7 +329,7 @@ class PeerEngine:
 
     def _dial_control(self) -> None:
         self._dial_timer = None
-        self._create_task(self._connect_control())
+        self._control_dial = self._create_task(self._connect_control())
 
     async def _connect_control(self) -> None:
         try:
@@ -354,6 +355,9 @@ class PeerEngine:
         if self._dial_timer is not None:
             self._dial_timer.cancel()
             self._dial_timer = None
+        if self._control_dial is not None:
+            self._control_dial.cancel()
+            self._control_dial = None
         if self._control is not None:
             _log.info("closing the control connection: %s", reason)
             self._control.close()

@@ -685,3 +685,17 @@ def test_close_says_goodbye_and_fails_what_is_open() -> None:
 def test_a_master_that_speaks_like_a_peer() -> None:
     with pytest.raises(errors.RemoteProtocolError, match="the master sent Goodbye"):
         member().hear(msg.Goodbye())
+
+
+def test_a_reduce_after_a_left_update_sees_what_the_others_see() -> None:
+    peer = member()
+    peer.do(RoundCall(9, UPDATE))
+    assert isinstance(only_error(peer.do(LeaveCall(9, "no more time"))), errors.DeadlineExceeded)
+    assert peer.do(ReduceCall(10, 5, SUM)) == []  # the others return with the answer, not before
+    newer = roster(3, 2, ELDER, ME_MEMBER, YOUNGER, views=(1, 2))
+    peer.hear(msg.RosterChanged(newer))
+    assert peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 3, True)) == [
+        Post(10, operation(view=2), SUM, (PeerId(1), ME, PeerId(3))),
+        Send(msg.OperationRequest(operation(view=2), SUM)),
+    ]
+    assert peer.machine.seen == newer
