@@ -24,4 +24,6 @@ def parse_address(text: str) -> Address:
             f"{text!r} is not an address; write HOST:PORT, such as '127.0.0.1:{DEFAULT_PORT}' "
             f"or '[::1]:{DEFAULT_PORT}'"
         )
+    if host == "localhost":
+        host = "127.0.0.1"  # one meaning for all: resolvers differ in which loopback comes first
     return Address(host.strip("[]"), int(port))

@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
 from pccl.errors import PCCLError
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Attribute, ReduceOp
-from pccl.session import ReduceInfo, Session, info_of, named
+from pccl.session import (
+    ATTEMPTS_MAX,
+    POOL_SIZE_MAX,
+    ReduceInfo,
+    Session,
+    check_range,
+    info_of,
+    named,
+)
 
 _T = TypeVar("_T")
 
@@ -36,11 +45,15 @@ class Communicator:
         *,
         timing: Timing | None = None,
     ) -> None:
+        pool_size = check_range(
+            "p2p_connection_pool_size", p2p_connection_pool_size, 0, POOL_SIZE_MAX
+        )
         self._session = Session(self, address, peer_group, timing)
-        self.p2p_connection_pool_size = p2p_connection_pool_size
+        self.p2p_connection_pool_size = pool_size
 
     async def connect(self, n_attempts: int = 5) -> None:
         """Join the run; see :meth:`pccl.Communicator.connect`."""
+        n_attempts = check_range("n_attempts", n_attempts, 1, ATTEMPTS_MAX)
         await self._run(self._session.engine.connect(n_attempts), "connect")
 
     async def update_topology(self) -> None:
@@ -89,14 +102,17 @@ class Communicator:
 
     async def _run(self, work: Coroutine[Any, Any, _T], func: str) -> _T:
         submission = self._session.submit(work, func)
-        ended = asyncio.wrap_future(submission.finished)
+        ended = asyncio.wrap_future(submission.start().finished)
         try:
             return await asyncio.shield(ended)
         except PCCLError as error:
             raise named(error, func) from None
         except asyncio.CancelledError:
             submission.cancel()
-            await asyncio.wait([ended])  # until the buffers are free
+            while not ended.done():  # until the buffers are free, however often we are cancelled
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([ended])
             if not ended.cancelled():
                 ended.exception()
+            self._session.settle_left(submission)
             raise

@@ -9,7 +9,15 @@ from typing import Any, TypeVar
 from pccl.errors import PCCLError
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Attribute, ReduceOp
-from pccl.session import ReduceInfo, Session, info_of, named
+from pccl.session import (
+    ATTEMPTS_MAX,
+    POOL_SIZE_MAX,
+    ReduceInfo,
+    Session,
+    check_range,
+    info_of,
+    named,
+)
 
 _T = TypeVar("_T")
 
@@ -43,8 +51,11 @@ class Communicator:
         *,
         timing: Timing | None = None,
     ) -> None:
+        pool_size = check_range(
+            "p2p_connection_pool_size", p2p_connection_pool_size, 0, POOL_SIZE_MAX
+        )
         self._session = Session(self, address, peer_group, timing)
-        self.p2p_connection_pool_size = p2p_connection_pool_size
+        self.p2p_connection_pool_size = pool_size
 
     def connect(self, n_attempts: int = 5) -> None:
         """Join the run. Returns when admitted, which takes a joint call of the members.
@@ -57,6 +68,7 @@ class Communicator:
             NotAdmitted: the master refused; the reason says what to change.
             LinkError: the own port could not be opened.
         """
+        n_attempts = check_range("n_attempts", n_attempts, 1, ATTEMPTS_MAX)
         self._run(self._session.engine.connect(n_attempts), "connect")
 
     def update_topology(self) -> None:
@@ -156,3 +168,6 @@ class Communicator:
             return submission.wait()
         except PCCLError as error:
             raise named(error, func) from None
+        except BaseException:  # Ctrl-C
+            self._session.settle_left(submission)
+            raise

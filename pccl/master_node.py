@@ -91,7 +91,7 @@ def _stop(io: IOThread, server: MasterServer) -> None:
         for _ in range(2):  # let the transport report the ends of what was closed
             await asyncio.sleep(0)
 
-    submission = io.submit(stop())
+    submission = io.submit(stop()).start()
     if io.owns_current_thread():
         submission.finished.add_done_callback(lambda _: io.release())
         return

@@ -7,11 +7,12 @@ communicator is collected or the interpreter ends, so nobody has to call ``close
 from __future__ import annotations
 
 import asyncio
+import operator
 import weakref
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar, cast
 
 from pccl.addresses import parse_address
 from pccl.errors import Evicted, MasterLost, NotConnected, PCCLError, Result
@@ -27,6 +28,8 @@ _T = TypeVar("_T")
 
 PEER_GROUP_MAX = 2**32 - 1
 TAG_MAX = 2**64 - 1
+ATTEMPTS_MAX = 2**31 - 1
+POOL_SIZE_MAX = 1024
 CLOSE_TIMEOUT_S = 5.0
 """A finalizer never blocks the interpreter for longer; closing takes milliseconds."""
 
@@ -55,7 +58,9 @@ class Session:
 
     def __init__(self, owner: object, address: str, peer_group: int, timing: Timing | None) -> None:
         master = parse_address(address)
-        _check_range("peer_group", peer_group, PEER_GROUP_MAX)
+        peer_group = check_range("peer_group", peer_group, 0, PEER_GROUP_MAX)
+        if not isinstance(timing, Timing | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"timing must be a pccl.Timing, not {timing!r}")
         options = PeerOptions(timing=timing or Timing(), listen=_listen_address(master))
         self._io = IOThread.acquire()
         loop = self._io.loop
@@ -65,7 +70,11 @@ class Session:
                 loop, LoopClock(loop), self._io.transport, master, peer_group, options
             )
 
-        self.engine = self._io.call(make_engine)
+        try:
+            self.engine = self._io.call(make_engine)
+        except BaseException:
+            self._io.release()
+            raise
         self._finalizer = weakref.finalize(owner, _close, self._io, self.engine)
 
     @property
@@ -84,12 +93,18 @@ class Session:
             raise self._closed_error(func)
         return self._io.submit(work)
 
+    def settle_left(self, submission: Submission[Any]) -> None:
+        """The caller left; if his call had succeeded all the same, the engine must know."""
+        finished = submission.finished
+        if finished.done() and not finished.cancelled() and finished.exception() is None:
+            self._io.loop.call_soon_threadsafe(self.engine.left_unnoticed, finished.result())
+
     def reduce(
         self, send: object, recv: object | None, op: ReduceOp, tag: int
     ) -> Coroutine[Any, Any, ReduceReport]:
         """Check the arguments of a reduce and prepare it."""
-        _check_range("tag", tag, TAG_MAX)
-        return self.engine.all_reduce(borrow(send, recv), ReduceOp(op), tag)
+        tag = check_range("tag", tag, 0, TAG_MAX)
+        return self.engine.all_reduce(borrow(send, recv), _check_op(op), tag)
 
     def attribute(self, attribute: Attribute) -> int:
         """A size, as of the caller's last joint call."""
@@ -128,12 +143,10 @@ class Session:
 
 def _listen_address(master: Address) -> Address:
     """Where the own port listens: a run on this machine alone is not open to others."""
-    if master.host == "localhost":
-        return Address("127.0.0.1", 0)
     try:
         literal = ip_address(master.host)
-    except ValueError:  # a name
-        return Address("0.0.0.0", 0)
+    except ValueError:  # a name, which may stand for an address of either family
+        return Address("::", 0)
     if literal.is_loopback:
         return Address(master.host, 0)
     return Address("::" if literal.version == 6 else "0.0.0.0", 0)
@@ -170,7 +183,7 @@ def named(error: PCCLError, func: str) -> PCCLError:
 def _close(io: IOThread, engine: PeerEngine) -> None:
     if io.abandoned:
         return
-    submission = io.submit(engine.close())
+    submission = io.submit(engine.close()).start()
     if io.owns_current_thread():  # collected by chance on the I/O thread, which must not wait
         submission.finished.add_done_callback(lambda _: io.release())
         return
@@ -182,8 +195,27 @@ def _close(io: IOThread, engine: PeerEngine) -> None:
         io.release()
 
 
-def _check_range(name: str, value: int, highest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+def _check_op(op: ReduceOp) -> ReduceOp:
+    try:
+        return ReduceOp(op)
+    except ValueError:
+        known = ", ".join(f"ReduceOp.{known.name}" for known in ReduceOp)
+        raise ValueError(f"op must be one of {known}, not {op!r}") from None
+
+
+def check_range(name: str, value: object, lowest: int, highest: int) -> int:
+    """Check an integer argument and return it.
+
+    Raises:
+        TypeError: not an integer.
+        ValueError: out of range.
+    """
+    if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, not {value!r}")
-    if not 0 <= value <= highest:
-        raise ValueError(f"{name} must be from 0 to {highest}, not {value}")
+    try:
+        number = operator.index(cast("SupportsIndex", value))  # NumPy's integers too
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {value!r}") from None
+    if not lowest <= number <= highest:
+        raise ValueError(f"{name} must be from {lowest} to {highest}, not {value}")
+    return number

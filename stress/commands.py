@@ -108,7 +108,7 @@ def _tell(console: Console, verdict: Verdict, bug: str | None) -> None:
         f"seed {seed}: {verdict.violation}",
         f"options: {verdict.scenario}",
         f"the last events:\n{story}",
-        f"replay: python -m pccl.stress sim --seeds {seed}{with_bug}",
+        f"replay: {sys.executable} -m pccl.stress sim --seeds {seed}{with_bug}",
     ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

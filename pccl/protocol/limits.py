@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from pccl.protocol.types import NS_PER_S
 
@@ -14,8 +14,14 @@ PROTOCOL_VERSION = 1
 CONTROL_MESSAGE_BYTES_MAX = 1 << 20
 """The largest control message is a roster: about 40 bytes a member, so thousands of members fit."""
 
+PEERS_MAX = 4096
+"""Registered at one master: a roster of so many, with long host names, still fits a message."""
+
 TEXT_BYTES_MAX = 4096
-"""Reasons and host names. Nobody reads more."""
+"""Reasons. Nobody reads more."""
+
+HOST_CHARACTERS_MAX = 253
+"""A host name can't be longer (RFC 1035)."""
 
 SEQUENCE_ITEMS_MAX = 65536
 """Items in any list of a message; keeps a short message from unfolding into much memory."""
@@ -31,6 +37,15 @@ ROSTERS_KEPT_MAX = 256
 
 REMOVED_KEPT_MAX = 4096
 """Removed peers that are still told why when they come back."""
+
+JOIN_REASONS_MAX = 3
+"""Different reasons that a failed ``connect`` names, the last ones."""
+
+MISSED_KEPT_MAX = 16
+"""Mismatches per view and tag that a late caller is still told."""
+
+SECONDS_MAX = 10 * 365 * 24 * 3600
+"""Of any deadline: ten years, for those who want none."""
 
 ACKNOWLEDGED_BATCH_MAX = 64
 """Outcomes acknowledged in one message; more do not wait for the next heartbeat."""
@@ -63,6 +78,14 @@ class Timing:
     """Between the attempts of ``connect`` to find a master."""
     master_lost_s: float = 60.0
     """A master that does not come back within this time is lost."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"{field.name} must be a number of seconds, not {value!r}")
+            if not 0 < value <= SECONDS_MAX:
+                raise ValueError(f"{field.name} must be above 0 and at most {SECONDS_MAX}")
 
     def ns(self, seconds: float) -> int:
         """Seconds as integer nanoseconds."""

@@ -21,7 +21,7 @@ from typing import TypeVar
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.history import History, InvariantViolation
-from pccl.protocol.limits import REMOVED_KEPT_MAX, Timing
+from pccl.protocol.limits import HOST_CHARACTERS_MAX, PEERS_MAX, REMOVED_KEPT_MAX, Timing
 from pccl.protocol.master_events import (
     Announce,
     CloseControl,
@@ -172,6 +172,10 @@ class MasterMachine:
             self._remove(peer, RemovalCause.CONNECTIONS_LOST, f"{reason}; {trouble}")
 
     def _register(self, connection: int, message: msg.Register) -> None:
+        if len(self.membership.peers) >= PEERS_MAX or len(message.host) > HOST_CHARACTERS_MAX:
+            full = len(self.membership.peers) >= PEERS_MAX
+            self._refuse(connection, None, "the run is full" if full else "host name too long")
+            return
         self._last_peer = PeerId(self._last_peer + 1)
         host = message.host or self._hosts[connection]
         peer = RegisteredPeer(
@@ -194,9 +198,7 @@ class MasterMachine:
         peer = self.membership.peers.get(message.peer)
         if peer is None or peer.token != message.token:
             cause, reason = self._removed.get(message.peer, (None, "this master does not know you"))
-            self._effects.append(Send(connection, msg.Refused(cause, reason)))
-            self._effects.append(CloseControl(connection, reason))
-            self._hosts.pop(connection, None)
+            self._refuse(connection, cause, reason)
             return
         if peer.connection is not None:  # superseded: the old one's end means nothing any more
             self._effects.append(CloseControl(peer.connection, "superseded"))
@@ -222,6 +224,11 @@ class MasterMachine:
         for kept in (*self._outcomes.values(), *self._answers.values()):
             if peer.id in kept.unacknowledged:
                 self._send(peer, kept.message)
+
+    def _refuse(self, connection: int, cause: RemovalCause | None, reason: str) -> None:
+        self._effects.append(Send(connection, msg.Refused(cause, reason)))
+        self._effects.append(CloseControl(connection, reason))
+        self._hosts.pop(connection, None)
 
     def _on_heartbeat(self, peer: RegisteredPeer, message: msg.Heartbeat) -> None:
         for progress in message.progress:
@@ -481,7 +488,8 @@ class MasterMachine:
             silent_since = max(silent_since, peer.waited_for_ns)
         if now_ns - silent_since >= timing.ns(timing.deadline_s):
             silence_s = (now_ns - peer.heard_ns) / 1e9
-            self._remove(peer, RemovalCause.SILENT, f"silent for {silence_s:.1f} s while awaited")
+            awaited = " while awaited" if peer.admitted else ""
+            self._remove(peer, RemovalCause.SILENT, f"silent for {silence_s:.1f} s{awaited}")
             return
         missing = None if peer.admitted else self.membership.missing_link(peer)
         if missing is None:

@@ -100,7 +100,7 @@ class Ballot:
             return None
         self._descriptors[peer] = descriptor
         self.progress_ns = now_ns
-        if len(set(self._descriptors.values())) > 1:
+        if descriptor != next(iter(self._descriptors.values())):
             return self._end(Abort(AbortCause.DESCRIPTOR_MISMATCH, self._who_asked_what()))
         return self._start_if_complete()
 

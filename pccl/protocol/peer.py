@@ -19,7 +19,7 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol import peer_events as ev
 from pccl.protocol.history import History, InvariantViolation
-from pccl.protocol.limits import Timing
+from pccl.protocol.limits import JOIN_REASONS_MAX, Timing
 from pccl.protocol.operation import Phase
 from pccl.protocol.peer_contact import MasterContact
 from pccl.protocol.peer_events import (
@@ -80,6 +80,7 @@ class PeerMachine:
         self._effects: list[PeerEffect] = []
         self._join: ev.JoinCall | None = None
         self._join_failures = 0
+        self._join_reasons: dict[str, None] = {}
         self._token = b""
         self._contact = MasterContact(timing, now_ns)
         self._membership = KnownMembership()
@@ -123,6 +124,11 @@ class PeerMachine:
             and operation.n >= self._operations.next_n(operation.view, operation.tag)
         )
 
+    @property
+    def needs_resync(self) -> bool:
+        """Whether the others have committed something that this peer's caller had left."""
+        return self._resync is not None
+
     def handle(self, event: ev.PeerEvent, now_ns: int) -> list[PeerEffect]:
         """Take one event; return what must be done, in order."""
         self._now_ns = now_ns
@@ -149,6 +155,8 @@ class PeerMachine:
                 self._on_link_changed(peer, reason)
             case ev.ReduceDone(operation, digest):
                 self._on_reduce_done(operation, digest)
+            case ev.LeftCommitted(operation):
+                self._require_resync(operation)
             case ev.Tick(progress):
                 self._on_tick(progress)
         effects, self._effects = self._effects, []
@@ -327,11 +335,14 @@ class PeerMachine:
 
     def _on_join_failed(self, join: ev.JoinCall, reason: str) -> None:
         self._join_failures += 1
+        self._join_reasons[reason] = None
         if self._join_failures < join.attempts:
             delay_s = self.timing.connect_retry_s
             self._effects.append(DialControl(self.timing.ns(delay_s)))
             return
-        text = f"no master after {join.attempts} attempts: {reason}; is it running there?"
+        reasons = "; ".join(list(self._join_reasons)[-JOIN_REASONS_MAX:])
+        tries = f"{join.attempts} attempt{'s' if join.attempts > 1 else ''}"
+        text = f"no master after {tries}: {reasons}; is it running there?"
         error = errors.MasterLost(errors.Result.MASTER_CONNECTION_FAILED, reason=text)
         self._lose(error, goodbye=False)
 
@@ -398,7 +409,7 @@ class PeerMachine:
     def _on_roster(self, roster: Roster) -> None:
         if self._membership.learn(roster):
             self._operations.forget_closed(roster.open_views)
-            self._effects.append(ForgetEarly(roster.open_views))
+            self._effects.append(ForgetEarly())
             self._want_links()
 
     def _want_links(self) -> None:
@@ -503,11 +514,7 @@ class PeerMachine:
             return  # told twice, or never asked for
         if operation.call is None:
             if committed:
-                self._resync = (
-                    f"the others committed tag {ended.tag}, which this peer had left; its state "
-                    "differs from theirs: close this communicator, connect a new one and take over "
-                    "their state"
-                )
+                self._require_resync(ended)
             self._retry_deferred()
             return
         self._effects.append(End(ended, committed))
@@ -527,6 +534,12 @@ class PeerMachine:
         is_open = newest is not None and operation.id.view in newest.open_views
         return is_open and operation.attempt == 0
 
+    def _require_resync(self, operation: OperationId) -> None:
+        self._resync = (
+            f"the others committed tag {operation.tag}, which this peer had left; its state "
+            "differs from theirs: connect() again to rejoin, and take over their state"
+        )
+
     # -- time ----------------------------------------------------------------------------------
 
     def _on_tick(self, progress: tuple[msg.Progress, ...]) -> None:
@@ -541,14 +554,14 @@ class PeerMachine:
                 self._give_up_on_master("cannot reconnect")
             return
         waiting = len(self._operations) or len(self._rounds) or self._join
-        if waiting and self._contact.is_silent(self._now_ns):
+        if waiting and self._contact.is_silent(self._now_ns, known=bool(self._token)):
             self._effects.append(CloseControl("the master is silent"))
-            self._on_control_closed("it is silent")
+            self._on_control_closed("it takes connections but does not answer as a master does")
 
     def _acknowledge(self, final: OperationId | RoundId) -> None:
         self._contact.acknowledge(final)
         if self._contact.is_batch_full() and self._contact.connected:
-            self._send(self._contact.beat((), self._now_ns))
+            self._send(self._contact.batch())
 
     # -- helpers -------------------------------------------------------------------------------
 

@@ -41,10 +41,14 @@ class MasterContact:
         self.heard_ns = now_ns
         self._redial_ns = self._timing.ns(self._timing.redial_min_s)
 
-    def is_silent(self, now_ns: int) -> bool:
-        """Whether the present connection has brought nothing for the whole deadline."""
+    def is_silent(self, now_ns: int, *, known: bool) -> bool:
+        """Whether the present connection has brought nothing for the whole deadline.
+
+        Whoever is not ``known`` to be a master has less time: a master speaks at once.
+        """
         since_ns = max(self.heard_ns, self._opened_ns)
-        return now_ns - since_ns >= self._timing.ns(self._timing.deadline_s)
+        patience_s = self._timing.deadline_s if known else self._timing.dial_s
+        return now_ns - since_ns >= self._timing.ns(patience_s)
 
     def is_lost(self, now_ns: int) -> bool:
         """Whether the master has been silent for so long, on any connection, that it is lost."""
@@ -86,6 +90,10 @@ class MasterContact:
     def beat(self, progress: tuple[msg.Progress, ...], now_ns: int) -> msg.Heartbeat:
         """The sign of life to send now."""
         self._beat_ns = now_ns
+        return self.batch(progress)
+
+    def batch(self, progress: tuple[msg.Progress, ...] = ()) -> msg.Heartbeat:
+        """All acknowledgements so far, ahead of the next sign of life (which is sent as well)."""
         operations, self._operations = self._operations, []
         rounds, self._rounds = self._rounds, []
         return msg.Heartbeat(progress, tuple(operations), tuple(rounds))

@@ -89,6 +89,13 @@ class ReduceDone:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftCommitted:
+    """The caller left without noticing that the operation had been committed."""
+
+    operation: OperationId
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; ``progress`` is what the data plane knows about started operations."""
 
@@ -106,6 +113,7 @@ PeerEvent = (
     | ControlClosed
     | LinkChanged
     | ReduceDone
+    | LeftCommitted
     | Tick
 )
 
@@ -171,9 +179,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class ForgetEarly:
-    """These views are closed: frames kept for them will never be asked for."""
-
-    open_views: tuple[int, ...]
+    """Views were closed: forget the frames that are kept for operations which can't come now."""
 
 
 @dataclass(frozen=True, slots=True)

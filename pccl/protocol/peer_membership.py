@@ -86,7 +86,10 @@ class KnownMembership:
         """A link is up (None) or down; return False if it was before."""
         if self._links.get(peer, "") == why:
             return False
-        self._links[peer] = why
+        if why is None or any(member.peer == peer for member in self._links_wanted):
+            self._links[peer] = why
+        else:
+            self._links.pop(peer, None)  # a newcomer that never became a member
         return True
 
     def link_reports(self) -> list[msg.LinkReport]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.history import History, InvariantViolation
+from pccl.protocol.limits import MISSED_KEPT_MAX
 from pccl.protocol.operation import TRANSITIONS, Phase
 from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId
 
@@ -89,7 +90,9 @@ class OpenOperations:
         """Keep an outcome for the call that would have asked for the operation."""
         ended = message.operation
         if ended.n >= self.next_n(ended.view, ended.tag):
-            self._missed.setdefault((ended.view, ended.tag), []).append(message)
+            kept = self._missed.setdefault((ended.view, ended.tag), [])
+            kept.append(message)
+            del kept[:-MISSED_KEPT_MAX]
 
     def take_missed(self, view: int, tag: int) -> msg.OperationEnded | None:
         """Take the oldest outcome that is kept for the callers of ``tag``."""

@@ -120,6 +120,18 @@ class DataPlane:
             if transfer.downstream.peer == peer:
                 transfer.link_changed()
 
+    def waits_for(self, peer: PeerId) -> bool:
+        """Whether a running transfer needs something from ``peer``: segments, or an answer."""
+        return any(
+            (t.begun and t.upstream == peer and t.lacking) or t.awaits_answer_from(peer)
+            for t in self.transfers.values()
+        )
+
+    def ask_if_idle(self, now_ns: int, patience_ns: int) -> None:
+        """Make sure that what idle transfers have sent has arrived; called at every tick."""
+        for transfer in self.transfers.values():
+            transfer.ask_if_idle(now_ns, patience_ns)
+
     def progress(self) -> tuple[Progress, ...]:
         """How far the posted operations are."""
         return tuple(transfer.progress for transfer in self.transfers.values())
@@ -177,9 +189,9 @@ class DataPlane:
         elif isinstance(context, _Kept):
             if context.early is not None:
                 context.early.put(header, context.payload)
-                self._replay_if_posted(header.operation)
+                self._settle_early(context.early, header.operation)
             else:
-                transfer = self.transfers.get(header.operation)
+                transfer = self._find(header.operation)
                 if transfer is not None and transfer.downstream.peer == peer:
                     transfer.have(memoryview(context.payload))
         elif header.kind is FrameKind.QUERY:
@@ -197,7 +209,7 @@ class DataPlane:
         return self.transfers.get(operation)
 
     def _answer_query(self, peer: PeerId, operation: OperationId) -> None:
-        transfer = self.transfers.get(operation)
+        transfer = self._find(operation)
         if transfer is not None and transfer.upstream == peer:
             bitmap = transfer.bitmap()
             header = FrameHeader(FrameKind.HAVE, operation, 0, 0, len(bitmap))
@@ -205,10 +217,13 @@ class DataPlane:
 
     # -- early frames --------------------------------------------------------------------------
 
-    def _replay_if_posted(self, operation: OperationId) -> None:
-        transfer = self.transfers.get(operation)
+    def _settle_early(self, store: EarlyStore, operation: OperationId) -> None:
+        """A frame that began early is complete: its operation may be posted by now, or over."""
+        transfer = self._find(operation)
         if transfer is not None:
             self._replay_early(transfer)
+        elif not self._may_come(operation):
+            store.discard(operation)
 
     def _replay_early(self, transfer: Transfer) -> None:
         store = self._early.get(transfer.upstream)

@@ -30,6 +30,7 @@ from pccl.protocol.peer_events import (
     ForgetEarly,
     JoinCall,
     LeaveCall,
+    LeftCommitted,
     LinkChanged,
     PeerEffect,
     PeerEvent,
@@ -138,6 +139,7 @@ class PeerEngine:
         self._events: deque[PeerEvent] = deque()
         self._busy = False
         self._closed = False
+        self._broken: errors.LocalProtocolError | None = None
         self._enter_run()
 
     def _enter_run(self) -> None:
@@ -177,14 +179,27 @@ class PeerEngine:
         """
         if self._closed:
             raise errors.NotConnected(reason="the communicator was closed; make a new one")
-        if self.machine.standing is Standing.LOST:
+        if self.machine.standing is Standing.LOST or self.machine.needs_resync or self._broken:
+            if self._broken is None:
+                self._feed(Close())
             self.keeper.close()
+            self._broken = None
             self._enter_run()
         if self._listener is None:
-            self._listener = await self._transport.listen(self._options.listen, self._accept)
+            self._listener = await self._listen()
             self._ticker.start()
         port = self._listener.address.port
         await self._call(lambda call: JoinCall(call, self.group, "", port, n_attempts))
+
+    async def _listen(self) -> Listener:
+        wanted = self._options.listen
+        try:
+            return await self._transport.listen(wanted, self._accept)
+        except errors.LinkError:
+            if wanted.host != "::":
+                raise
+            everywhere = Address("0.0.0.0", wanted.port)  # a machine without IPv6
+            return await self._transport.listen(everywhere, self._accept)
 
     async def update_topology(self) -> None:
         """Joint call of all members: admit newcomers that are ready."""
@@ -210,6 +225,11 @@ class PeerEngine:
         assert isinstance(report, ReduceReport)
         return report
 
+    def left_unnoticed(self, result: object) -> None:
+        """The caller left without noticing that his call had returned this."""
+        if isinstance(result, ReduceReport):
+            self._feed(LeftCommitted(result.operation))
+
     def operand_of(self, call: int) -> Operand:
         """The buffers that an open call has lent (for observers)."""
         operand = self._calls[call].operand
@@ -220,7 +240,8 @@ class PeerEngine:
         """Say goodbye and let go of everything; idempotent."""
         if self._closed:
             return
-        self._feed(Close())
+        if self._broken is None:
+            self._feed(Close())
         self._closed = True
         self._ticker.stop()
         if self._dial_timer is not None:
@@ -239,15 +260,19 @@ class PeerEngine:
     async def _call(
         self, make_event: Callable[[int], PeerEvent], operand: Operand | None = None
     ) -> object:
+        if self._broken is not None:
+            raise self._broken
         self._last_call += 1
         number = self._last_call
         call = self._calls[number] = _Call(self._loop.create_future(), operand)
-        self._feed(make_event(number))
         try:
+            self._feed(make_event(number))
             return await call.future
         except asyncio.CancelledError:
             if number in self._calls:
                 self._feed(LeaveCall(number, "the caller left"))
+            elif not call.future.cancelled() and call.future.exception() is None:
+                self.left_unnoticed(call.future.result())
             raise
         finally:
             self._calls.pop(number, None)
@@ -256,6 +281,8 @@ class PeerEngine:
 
     def _feed(self, event: PeerEvent) -> None:
         """Handle an event, after those that are being handled."""
+        if self._broken is not None:
+            return
         self._events.append(event)
         if self._busy:
             return
@@ -263,8 +290,29 @@ class PeerEngine:
         try:
             while self._events:
                 self._step(self._events.popleft())
+        except Exception as error:  # noqa: BLE001 - reported below
+            self._break_down(error)
         finally:
             self._busy = False
+
+    def _break_down(self, error: Exception) -> None:
+        """A bug of ours: give back every buffer, fail every call, and let the run go on without us.
+
+        Anything else would leave the caller, or the other members, waiting for ever.
+        """
+        self._events.clear()
+        reason = f"internal error, please report it: {error!r}; connect() again to rejoin"
+        self._broken = errors.LocalProtocolError(reason=reason)
+        self._broken.__cause__ = error
+        for operation in list(self.data_plane.transfers):
+            self.data_plane.end(operation, committed=False, data_needed=False)
+        self._posted.clear()
+        for call in self._calls.values():
+            if not call.future.done():
+                call.future.set_exception(self._broken)
+        self._close_control("internal error")
+        self.keeper.close()
+        self._loop.call_exception_handler({"message": reason, "exception": error})
 
     def _step(self, event: PeerEvent) -> None:
         effects = self.machine.handle(event, self._clock.now_ns())
@@ -322,6 +370,10 @@ class PeerEngine:
             call.future.set_result(value)
 
     def _tick(self) -> None:
+        if self._broken is not None:
+            return
+        patience_ns = self._timing.ns(self._timing.lane_stall_s) // 2
+        self.data_plane.ask_if_idle(self._clock.now_ns(), patience_ns)
         self.keeper.replace_stalled_lanes()
         self._feed(Tick(self.data_plane.progress()))
 

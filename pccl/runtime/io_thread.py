@@ -12,11 +12,15 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, ClassVar, Generic, TypeVar
 
 from pccl.transports.tcp import TcpTransport
 
 _T = TypeVar("_T")
+
+INTERRUPT_POLL_S = 0.2
+"""A blocked thread looks up this often: a signal that comes just before it blocks wakes nobody."""
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -39,38 +43,52 @@ class Submission(Generic[_T]):
         self._loop = loop
         self._work = work
         self._task: asyncio.Task[_T] | None = None
-        self._cancelled = False
-        loop.call_soon_threadsafe(self._start)
+
+    def start(self) -> Submission[_T]:
+        """Let the work begin."""
+        self._loop.call_soon_threadsafe(self._start)
+        return self
 
     def cancel(self) -> None:
         """Ask the work to end; any thread."""
         self._loop.call_soon_threadsafe(self._cancel)
 
     def wait(self) -> _T:
-        """Block until the work has ended.
+        """Start the work and block until it has ended.
 
-        An exception in this thread (Ctrl-C) cancels the work and is raised once it has ended.
+        An exception in this thread (Ctrl-C) cancels the work and is raised once it has ended; more
+        of them, while it ends, change nothing.
         """
         try:
+            self.start()
+            while not self._ended_within(INTERRUPT_POLL_S):
+                pass
             return self.finished.result()
         except BaseException:
-            if not self.finished.done():
-                self.cancel()
-                concurrent.futures.wait([self.finished])
+            while not self.finished.done():
+                with suppress(BaseException):
+                    self.cancel()
+                    concurrent.futures.wait([self.finished], INTERRUPT_POLL_S)
             raise
 
+    def _ended_within(self, timeout_s: float) -> bool:
+        try:
+            self.finished.exception(timeout_s)
+        except concurrent.futures.TimeoutError:
+            return False
+        return True
+
     def _start(self) -> None:
-        if self._cancelled:
-            self._work.close()
-            self.finished.set_exception(asyncio.CancelledError())
-            return
-        self._task = self._loop.create_task(self._work)
-        self._task.add_done_callback(self._done)
+        if not self.finished.done():
+            self._task = self._loop.create_task(self._work)
+            self._task.add_done_callback(self._done)
 
     def _cancel(self) -> None:
-        self._cancelled = True
         if self._task is not None:
             self._task.cancel()
+        elif not self.finished.done():  # it has not begun, and now never will
+            self._work.close()
+            self.finished.set_exception(asyncio.CancelledError())
 
     def _done(self, task: asyncio.Task[_T]) -> None:
         if task.cancelled():
@@ -105,10 +123,9 @@ class IOThread:
     def acquire(cls) -> IOThread:
         """Start the thread if need be, and count one more user."""
         with cls._lock:
-            if cls._shared is None:
-                cls._shared = cls()
-            cls._shared._users += 1
-            return cls._shared
+            shared = cls._shared = cls._shared or cls()
+            shared._users += 1
+            return shared
 
     def release(self) -> None:
         """Count one user less; the last one ends the thread."""
@@ -131,7 +148,7 @@ class IOThread:
             copy.transport.abandon()
 
     def submit(self, work: Coroutine[Any, Any, _T]) -> Submission[_T]:
-        """Run ``work`` on the I/O thread."""
+        """Prepare ``work`` for the I/O thread; ``start`` or ``wait`` lets it begin."""
         return Submission(self.loop, work)
 
     def call(self, function: Callable[[], _T]) -> _T:

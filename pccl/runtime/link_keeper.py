@@ -64,6 +64,8 @@ class _Dialling:
 
     member: Member
     backoff_ns: int
+    up_since_ns: int = 0
+    """When the link last came up."""
     task: asyncio.Task[None] | None = None
     timer: Timer | None = None
 
@@ -144,22 +146,28 @@ class LinkKeeper:
 
     def accept(self, connection: Connection) -> None:
         """Somebody has connected to our port."""
-        if len(self._greetings) >= GREETINGS_MAX:
-            next(iter(self._greetings)).abort()
+        strangers = [lane for lane, greeting in self._greetings.items() if not greeting.expected]
+        if len(strangers) >= GREETINGS_MAX:
+            self._greetings.pop(strangers[0]).timer.cancel()
+            strangers[0].abort()
         self._greet(connection, None)
 
     def replace_stalled_lanes(self) -> None:
         """Abort lanes that owe progress and make none; called at every tick.
 
-        A lane owes progress while it has something to send, or a frame that began to arrive.
+        A lane owes progress while it has something to send, a frame that began to arrive, or a
+        running transfer that lacks segments from the other side. That side may have nothing to
+        send, but it may also have handed everything to a connection that is dead: a replacement
+        costs one question and its answer, and finds out.
         """
         now_ns = self._clock.now_ns()
         late = now_ns - self._looked_ns >= 2 * self._timing.ns(self._timing.tick_s)
         self._looked_ns = now_ns
         for link in self._links.values():
+            awaited = self.data_plane is not None and self.data_plane.waits_for(link.peer)
             for lane in list(link.lanes):
                 sent, received, since_ns = lane.watched
-                owes = lane.backlog_bytes or lane.receiving is not None
+                owes = awaited or lane.backlog_bytes or lane.receiving is not None
                 moved = (sent, received) != (lane.sent_bytes, lane.received_bytes)
                 if late or moved or not owes:
                     lane.watched = (lane.sent_bytes, lane.received_bytes, now_ns)
@@ -239,7 +247,9 @@ class LinkKeeper:
         own, source = self._identity, PeerId(hello.source)
         known = (hello.version, hello.run, hello.term, hello.target)
         if known != (PROTOCOL_VERSION, own.run, own.term, own.peer):
-            raise RemoteProtocolError(func="lane", reason="a hello of another run, term or version")
+            raise RemoteProtocolError(
+                func="lane", reason="a hello of another run, or for another peer"
+            )
         if greeting.expected is None:
             if source <= own.peer:
                 raise RemoteProtocolError(func="lane", reason=f"peer {source} should be dialled")
@@ -260,7 +270,7 @@ class LinkKeeper:
             old.abort()
         dialling = self._dialling.get(peer)
         if dialling is not None:
-            dialling.backoff_ns = self._first_backoff_ns
+            dialling.up_since_ns = self._clock.now_ns()
         self._on_change(peer, None)
 
     # -- what lanes call -------------------------------------------------------------------------
@@ -314,5 +324,17 @@ class LinkKeeper:
         if isinstance(link, Link) and lane in link.lanes:
             link.lanes.remove(lane)
             if not link.up and not self._closed:
-                self._on_change(link.peer, reason)
+                self._on_link_down(link, reason)
+
+    def _on_link_down(self, link: Link, reason: str) -> None:
+        self._on_change(link.peer, reason)
+        dialling = self._dialling.get(link.peer)
+        if dialling is not None:
+            lived_ns = self._clock.now_ns() - dialling.up_since_ns
+            if lived_ns < self._timing.ns(self._timing.redial_max_s):
+                self._dial_later(link.peer)  # it ends as soon as it is made: do not spin
+            else:
+                dialling.backoff_ns = self._first_backoff_ns
                 self._dial(link.peer)
+        elif link.peer not in self._wanted:
+            self._links.pop(link.peer, None)  # a newcomer that never became a member

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 
 from pccl.protocol import messages as msg
@@ -59,7 +60,7 @@ class MasterServer:
         self._silent: dict[int, Timer] = {}
         """Connections that have said nothing yet, the oldest first."""
         self._last_connection = 0
-        self._events: list[MasterEvent] = []
+        self._events: deque[MasterEvent] = deque()
         self._busy = False
 
     @property
@@ -135,7 +136,7 @@ class MasterServer:
         self._busy = True
         try:
             while self._events:
-                self._step(self._events.pop(0))
+                self._step(self._events.popleft())
         finally:
             self._busy = False
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from pccl.collectives.reductions import data_type_of
+from pccl.collectives.reductions import data_type_of, numpy_dtype
 from pccl.protocol.types import DataType
 
 Array = npt.NDArray[Any]
@@ -27,6 +27,9 @@ class Operand:
     """Shape (n,)."""
     result: Array
     """Shape (n,), same dtype, writable."""
+    own: Array
+    """The own contribution while the result is being written: ``send``, or in place a buffer of its
+    own, into which each part of the input is saved before it is overwritten."""
     data_type: DataType
     in_place: bool
 
@@ -49,13 +52,14 @@ def borrow(send: object, recv: object | None = None) -> Operand:
     Raises:
         TypeError: not an array, or a dtype that is not supported.
         ValueError: a buffer that cannot be used as it is; the message says how to mend it.
+        MemoryError: in place, there is no room for a copy of the input.
     """
     source = _as_array(send, "send")
     in_place = recv is None or recv is send
     target = source if in_place else _as_array(recv, "recv")
     data_type = data_type_of(source.dtype)
     if data_type is None:
-        supported = ", ".join(kind.name for kind in DataType)
+        supported = ", ".join(str(numpy_dtype(kind)) for kind in DataType)
         raise TypeError(f"dtype {source.dtype} is not supported by collectives (use {supported})")
     if target.dtype != source.dtype:
         raise ValueError(f"recv has dtype {target.dtype}, send has {source.dtype}; make them equal")
@@ -71,12 +75,15 @@ def borrow(send: object, recv: object | None = None) -> Operand:
         if flat_send.ctypes.data != flat_result.ctypes.data:
             raise ValueError("send and recv overlap; use the same buffer or two separate ones")
         in_place = True
-    return Operand(flat_send, flat_result, data_type, in_place)
+    own = np.empty_like(flat_send) if in_place else flat_send
+    return Operand(flat_send, flat_result, own, data_type, in_place)
 
 
 def _as_array(buffer: object, name: str) -> Array:
+    if isinstance(buffer, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array, and masks are not reduced; pass its filled()")
     if isinstance(buffer, np.ndarray):
-        return cast("Array", buffer)
+        return np.asarray(cast("Array", buffer))  # of a subclass: the same memory, without frills
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(buffer, torch.Tensor):
         tensor: Any = buffer

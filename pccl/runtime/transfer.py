@@ -83,13 +83,16 @@ class Transfer:
         self._itemsize = operand.result.dtype.itemsize
         self._result_bytes = operand.result.data.cast("B")
         self._send_bytes = operand.send.data.cast("B")
-        self._own = np.empty_like(operand.send) if operand.in_place else operand.send
+        self._own = operand.own
         self._saved = bytearray(schedule.layout.segment_count if operand.in_place else 0)
         self._received = ReceivedSet(schedule.incoming_count)
         self._claims: dict[int, Lane | None] = {}
         self._ready = ReceivedSet(schedule.outgoing_count)
         self._flowing = downstream.up
         """Whether segments go out as soon as they are ready (not while the link is being mended)"""
+        self._asked = False
+        self._watched = (0, 0)
+        """(bytes sent, since when) as last looked at."""
         self._digest = ResultDigest(schedule.layout.segment_count)
         self._on_done = on_done
 
@@ -97,6 +100,11 @@ class Transfer:
     def progress(self) -> Progress:
         """How far this peer is."""
         return Progress(self.operation, len(self._received), len(self._ready))
+
+    @property
+    def lacking(self) -> int:
+        """How many segments are still to come."""
+        return self._received.missing
 
     @property
     def phase(self) -> str:
@@ -124,12 +132,31 @@ class Transfer:
         if self.begun:
             self._query()
 
+    def ask_if_idle(self, now_ns: int, patience_ns: int) -> None:
+        """Ask the downstream peer what it has if nothing was sent for ``patience_ns``.
+
+        Everything may have been handed to a connection that is dead, and the other side cannot
+        always say so: only the younger of two peers dials. The answer, or that none comes, shows.
+        """
+        idle = self.begun and not self._asked and not self.downstream.backlog_bytes
+        if not idle or self.tx_bytes != self._watched[0]:
+            self._watched = (self.tx_bytes, now_ns)
+        elif now_ns - self._watched[1] >= patience_ns:
+            self._query()
+
+    def awaits_answer_from(self, peer: PeerId) -> bool:
+        """Whether ``peer`` was asked what it has and has not answered."""
+        return self._asked and self.downstream.peer == peer
+
     def _query(self) -> None:
         if self.downstream.up:
+            self._asked = True
             self.downstream.send(FrameHeader(FrameKind.QUERY, self.operation, 0, 0, 0))
 
     def have(self, bitmap: memoryview) -> None:
         """The downstream peer says which segments it has; send it the others that are ready.
+
+        Only in answer to a query: nobody else decides what is sent twice.
 
         Raises:
             RemoteProtocolError: not a bitmap of this operation's segments.
@@ -138,6 +165,9 @@ class Transfer:
             missing = ReceivedSet.missing_in(bitmap, self.schedule.outgoing_count)
         except ValueError as error:
             raise RemoteProtocolError(func="lane", reason=str(error)) from error
+        if not self._asked:
+            return
+        self._asked = False
         self._flowing = True
         outgoing = list(self.schedule.outgoing())
         for index in missing:

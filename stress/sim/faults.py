@@ -49,6 +49,8 @@ class Faults:
                 self._loop.call_at_ns(kill.delay_ns, self._kill, processes[kill.victim])
         for reset in self._scenario.resets:
             self._loop.call_at_ns(reset.when_ns, self._reset, reset.choice)
+        for dead in self._scenario.dead_lanes:
+            self._loop.call_at_ns(dead.when_ns, self._kill_lane, dead.choice)
         for stall in self._scenario.stalls:
             a, b = ("master" if i < 0 else processes[i].name for i in (stall.a, stall.b))
             self._loop.call_at_ns(stall.when_ns, self._stall, a, b, stall)
@@ -81,6 +83,13 @@ class Faults:
         elif polls < _POLLS_MAX:
             when_ns = self._loop.now_ns() + max(1000, self._scenario.latency_ns // 20)
             self._loop.call_at_ns(when_ns, self._await_gather, kill, process, polls + 1)
+
+    def _kill_lane(self, choice: int) -> None:
+        lanes = [
+            end for end in self._network.ends if "master" not in (end.local.host, end.remote.host)
+        ]
+        if lanes:
+            lanes[choice % len(lanes)].stall(None)
 
     def _stall(self, a: str, b: str, stall: Stall) -> None:
         self._network.stall(a, b, stall.duration_ns, one_way=stall.one_way)

@@ -64,6 +64,14 @@ class Stall:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLane:
+    """One connection delivers nothing more one way; new ones between the same two peers work."""
+
+    when_ns: int
+    choice: int
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """One run."""
 
@@ -89,11 +97,12 @@ class Scenario:
     """Probability that a segment is sent twice, as a sender may that has lost a lane."""
     asks_pending: bool
     """Whether members ask if anybody is pending, and admit only then."""
+    dead_lanes: tuple[DeadLane, ...]
 
     @property
     def undisturbed(self) -> bool:
         """Whether nobody may be removed who was not killed."""
-        return not (self.resets or self.stalls or self.master_dies_ns)
+        return not (self.resets or self.stalls or self.dead_lanes or self.master_dies_ns)
 
 
 _TARGETS = (
@@ -149,6 +158,10 @@ def draw(seed: int) -> Scenario:
         master_dies_ns=rng.randrange(stop_ns) if rng.random() < 0.06 else None,
         repeats=rng.choice((0.0, 0.0, 0.02, 0.3)),
         asks_pending=rng.random() < 0.3,
+        dead_lanes=tuple(
+            DeadLane(rng.randrange(stop_ns), rng.randrange(1 << 16))
+            for _ in range(rng.choice((0, 0, 0, 0, 0, 1, 2)))
+        ),
     )
 
 

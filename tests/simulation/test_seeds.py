@@ -17,7 +17,7 @@ PHASES = ("connecting", "round", "reduce_scatter", "gather", "done_before_commit
 
 CAUGHT_BY = {
     "commit_before_all_reported": 0,
-    "no_fencing": 101,
+    "no_fencing": 484,
     "no_restore_after_completion": 36,
     "second_copy_added": 5,
     "write_after_return": 58,
@@ -81,7 +81,9 @@ def test_the_same_command_replays_a_failure() -> None:
 SEEDS_THAT_FOUND_BUGS = {
     1489: "a newcomer that resumed after all members had left was never admitted",
     499: "a peer whose result was complete before its start never sent what a lost lane had held",
-    352: "the same, with lack of progress charged to nobody",
+    363: "a dead lane that the elder noticed was never redialled by the younger",
+    83: "the same in a larger ring",
+    352: "the same as 499, with lack of progress charged to nobody",
 }
 
 

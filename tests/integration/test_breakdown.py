@@ -1,0 +1,163 @@
+"""What must hold when something of ours fails, or the caller leaves in a hurry."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+import pccl
+import pccl.aio
+from pccl.errors import CollectiveAborted, LocalProtocolError, ResyncRequired
+from pccl.runtime.data_plane import DataPlane
+
+WAIT_S = 30.0
+
+
+def in_thread(function: Callable[[], Any]) -> Future[Any]:
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except Exception as error:  # noqa: BLE001 - the future carries it
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def pair(node: pccl.MasterNode) -> tuple[pccl.Communicator, pccl.Communicator]:
+    """Two members."""
+    one, other = pccl.Communicator(node.address), pccl.Communicator(node.address)
+    one.connect()
+    joined = in_thread(other.connect)
+    while one.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
+        one.update_topology()
+    joined.result(WAIT_S)
+    return one, other
+
+
+def test_an_internal_error_fails_the_call_and_frees_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    post = DataPlane.post
+    broken: list[int] = []
+
+    def failing(plane: DataPlane, *arguments: Any) -> None:
+        own = arguments[-1]
+        if own == 2 and not broken:
+            broken.append(own)
+            raise RuntimeError("planted")
+        post(plane, *arguments)
+
+    with pccl.MasterNode("127.0.0.1:0") as node:
+        one, other = pair(node)
+        x, y = np.arange(4.0), np.arange(4.0)
+        with patch.object(DataPlane, "post", failing):
+            theirs = in_thread(lambda: other.all_reduce(y))
+            with pytest.raises(CollectiveAborted):
+                one.all_reduce(x)
+            with pytest.raises(LocalProtocolError, match="planted"):
+                theirs.result(WAIT_S)
+        assert x.tolist() == y.tolist() == [0.0, 1.0, 2.0, 3.0]
+        with pytest.raises(LocalProtocolError):
+            other.all_reduce(y)
+        again = in_thread(other.connect)
+        while one.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
+            one.update_topology()
+        again.result(WAIT_S)
+        theirs = in_thread(lambda: other.all_reduce(y))
+        one.all_reduce(x)
+        assert theirs.result(WAIT_S).contributors == (1, 3)
+        assert x.tolist() == y.tolist() == [0.0, 2.0, 4.0, 6.0]
+        other.close()
+        one.close()
+    assert "planted" in caplog.text
+
+
+def test_cancelled_twice_the_buffer_is_still_the_callers() -> None:
+    async def scenario(node: pccl.MasterNode) -> None:
+        one, other = pair(node)
+        one.close()
+        while other.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) > 1:
+            other.update_topology()
+        async with pccl.aio.Communicator(node.address) as mine:
+            joining = asyncio.create_task(mine.connect())
+            await asyncio.sleep(0)
+            loop = asyncio.get_running_loop()
+            while other.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
+                await loop.run_in_executor(None, other.update_topology)
+            await joining
+            x = np.ones(8_000_000, np.float32)
+            theirs = in_thread(lambda: other.all_reduce(np.ones(8_000_000, np.float32)))
+            call = asyncio.create_task(mine.all_reduce(x))
+            await asyncio.sleep(0.005)
+            call.cancel()
+            await asyncio.sleep(0)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            left = x.copy()
+            await mine.close()  # the other one may have called after the withdrawal: it waits
+            outcome = await asyncio.wrap_future(in_thread(lambda: theirs.exception(WAIT_S)))
+            if outcome is not None:  # otherwise it was committed before the cancellation came
+                assert isinstance(outcome, CollectiveAborted)
+                assert float(left.min()) == float(left.max()) == 1.0
+            assert np.array_equal(x, left)
+            other.close()
+
+    with pccl.MasterNode("127.0.0.1:0") as node:
+        asyncio.run(scenario(node))
+
+
+def test_leaving_after_an_unnoticed_commit_requires_a_resync_and_connect_rejoins() -> None:
+    async def scenario(node: pccl.MasterNode) -> None:
+        one, other = pair(node)
+        one.close()
+        while other.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) > 1:
+            other.update_topology()
+        async with pccl.aio.Communicator(node.address) as mine:
+            joining = asyncio.create_task(mine.connect())
+            await asyncio.sleep(0)
+            loop = asyncio.get_running_loop()
+            while other.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
+                await loop.run_in_executor(None, other.update_topology)
+            await joining
+            x, y = np.ones(8), np.ones(8)
+            call = asyncio.create_task(mine.all_reduce(x))
+            await asyncio.sleep(0)
+            # This loop is busy while the I/O thread commits; the commit cannot be noticed.
+            in_thread(lambda: other.all_reduce(y)).result(WAIT_S)
+            in_thread(lambda: _until(lambda: bool(x[0] == 2.0))).result(WAIT_S)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            with pytest.raises(ResyncRequired, match="rejoin"):
+                await mine.all_reduce(x)
+            rejoining = asyncio.create_task(mine.connect())
+            await asyncio.sleep(0)
+            with pytest.raises(CollectiveAborted):  # it has left
+                other.all_reduce(y)
+            while other.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
+                await loop.run_in_executor(None, other.update_topology)
+            await rejoining
+            theirs = in_thread(lambda: other.all_reduce(y))
+            await mine.all_reduce(x)
+            theirs.result(WAIT_S)
+            assert x.tolist() == y.tolist() == [4.0] * 8
+            other.close()
+
+    with pccl.MasterNode("127.0.0.1:0") as node:
+        asyncio.run(scenario(node))
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        threading.Event().wait(0.001)
