@@ -91,7 +91,9 @@ class Transfer:
         self._flowing = downstream.up
         """Whether segments go out as soon as they are ready (not while the link is being mended)"""
         self._asked = False
-        self._watched = (0, 0)
+        self._sent_since_asked: set[int] = set()
+        """Of the outgoing segments; the answer, which may be older, says nothing about them."""
+        self._watched = (-1, 0)
         """(bytes sent, since when) as last looked at."""
         self._digest = ResultDigest(schedule.layout.segment_count)
         self._on_done = on_done
@@ -151,6 +153,7 @@ class Transfer:
     def _query(self) -> None:
         if self.downstream.up:
             self._asked = True
+            self._sent_since_asked.clear()
             self.downstream.send(FrameHeader(FrameKind.QUERY, self.operation, 0, 0, 0))
 
     def have(self, bitmap: memoryview) -> None:
@@ -171,11 +174,14 @@ class Transfer:
         self._flowing = True
         outgoing = list(self.schedule.outgoing())
         for index in missing:
-            if index in self._ready:
+            if index in self._ready and index not in self._sent_since_asked:
                 self._transmit(*outgoing[index])
 
     def _offer(self, step: int, segment: Segment) -> None:
-        if self._ready.add(self.schedule.outgoing_index(step, segment)) and self._flowing:
+        index = self.schedule.outgoing_index(step, segment)
+        if self._ready.add(index) and self._flowing:
+            if self._asked:
+                self._sent_since_asked.add(index)
             self._transmit(step, segment)
 
     def _transmit(self, step: int, segment: Segment) -> None:

@@ -338,3 +338,24 @@ def test_a_link_that_comes_up_before_the_start_is_asked_at_the_start() -> None:
     assert bench.link.sent == []
     bench.plane.begin(OPERATION)
     assert [header.kind for header, _ in bench.link.sent] == [FrameKind.QUERY]
+
+
+def test_an_idle_transfer_asks_and_repeats_nothing_that_it_sent_since() -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    bench.post(OPERATION, np.arange(8, dtype=np.int32), np.zeros(8, np.int32))
+    bench.plane.begin(OPERATION)
+    query = (FrameHeader(FrameKind.QUERY, OPERATION, 0, 0, 0), b"")
+    for now_ns in (10_000, 10_400, 10_999):  # it has just sent; patience begins at the first look
+        bench.plane.ask_if_idle(now_ns, 1000)
+    assert query not in bench.link.sent
+    assert not bench.plane.waits_for(STRANGER)
+    bench.plane.ask_if_idle(11_000, 1000)
+    assert bench.link.sent.pop() == query
+    bench.frame(lane, data(0, 16), ints(400, 500))  # number 2 is sent while the question travels
+    bench.link.sent.clear()
+    have = FrameHeader(FrameKind.HAVE, OPERATION, 0, 0, 1)
+    bench.frame(lane, have, bytes([0b0001]))  # lacks 1, 2 and 3
+    assert bench.link.sent == [(data(0, 8), ints(2, 3))]
+    bench.frame(lane, have, bytes([0b0000]))  # nobody has asked
+    assert len(bench.link.sent) == 1
