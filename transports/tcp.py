@@ -26,6 +26,7 @@ import socket
 import struct
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 
 from pccl.protocol.errors import LinkError, LocalProtocolError, RemoteProtocolError
 from pccl.transports.base import Address, Connection, Listener, Receiver
@@ -310,10 +311,12 @@ class TcpTransport:
 
     Attributes:
         loop: the loop that everything of this transport lives on.
+        executor: where names are looked up, which blocks; None: the loop's own.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, executor: Executor | None = None) -> None:
         self.loop = loop
+        self.executor = executor
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._lingering: weakref.WeakSet[Lingering] = weakref.WeakSet()
 
@@ -329,7 +332,7 @@ class TcpTransport:
         """
         reason = "no such address"
         try:
-            for resolved in await resolve(self.loop, address, socket.AI_PASSIVE):
+            for resolved in await resolve(self.loop, self.executor, address, socket.AI_PASSIVE):
                 try:
                     return _TcpListener(self, self._bind(resolved), on_connection)
                 except OSError as error:
@@ -351,7 +354,7 @@ class TcpTransport:
         reasons: dict[str, None] = {}
         try:
             async with asyncio.timeout(timeout_s):
-                candidates = await resolve(self.loop, address, 0)
+                candidates = await resolve(self.loop, self.executor, address, 0)
             for index, resolved in enumerate(candidates):
                 share_s = (deadline - self.loop.time()) / (len(candidates) - index)
                 try:

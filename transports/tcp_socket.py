@@ -14,6 +14,8 @@ import contextlib
 import os
 import socket
 from collections.abc import Sequence
+from concurrent.futures import Executor
+from functools import partial
 
 from pccl.transports.base import Address
 
@@ -93,9 +95,11 @@ def reason_of(error: Exception) -> str:
 
 
 async def resolve(
-    loop: asyncio.AbstractEventLoop, address: Address, flags: int
+    loop: asyncio.AbstractEventLoop, executor: Executor | None, address: Address, flags: int
 ) -> Sequence[Resolved]:
     """Return what ``address`` stands for, in the system's order of preference.
+
+    Names are looked up on ``executor`` (None: the loop's), because the system blocks for that.
 
     Raises:
         OSError, ValueError, OverflowError: it stands for nothing.
@@ -106,7 +110,8 @@ async def resolve(
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=numeric)
     except socket.gaierror:
         pass
-    return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, flags=flags)
+    return await loop.run_in_executor(executor, look_up)
 
 
 class Lingering:

@@ -9,6 +9,7 @@ import resource
 import socket
 import sys
 from collections.abc import Coroutine, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -173,6 +174,30 @@ def test_a_name_that_is_not_resolved_in_time(tcp: Tcp, monkeypatch: pytest.Monke
             await tcp.dial(Address("name", 1), 0.01)
 
     tcp.run(main())
+
+
+def test_names_are_looked_up_on_the_given_executor(tcp: Tcp) -> None:
+    class Recording(ThreadPoolExecutor):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            asked.append(fn.args[0])
+            return super().submit(fn, *args, **kwargs)
+
+    asked: list[str] = []
+
+    async def main() -> None:
+        listener = await tcp.listen()
+        port = listener.address.port
+        end = Sink(await tcp.dial(Address("localhost", port)))
+        other = Sink(await tcp.dial(Address("127.0.0.1", port)))  # a literal needs no look-up
+        for sink in (end, other):
+            sink.connection.abort()
+            (await tcp.next_accepted()).close()
+        listener.close()
+
+    with Recording(1) as executor:
+        tcp.transport.executor = executor
+        tcp.run(main())
+    assert asked == ["localhost"]
 
 
 def test_all_addresses_of_a_name_are_tried(tcp: Tcp, monkeypatch: pytest.MonkeyPatch) -> None:
