@@ -290,6 +290,8 @@ class PeerEngine:
         try:
             while self._events:
                 self._step(self._events.popleft())
+        except errors.RemoteProtocolError:
+            raise  # not our fault: whoever handed over the bytes closes that connection
         except Exception as error:  # noqa: BLE001 - reported below
             self._break_down(error)
         finally:
