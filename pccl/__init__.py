@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pccl.communicator import Communicator, ReduceInfo
-    from pccl.errors import PCCLError, Result
+    from pccl.errors import PCCLError
+    from pccl.errors import Result as Result
     from pccl.master_node import MasterNode
-    from pccl.protocol.limits import Timing
+    from pccl.protocol.limits import Timing as Timing
     from pccl.protocol.types import Attribute, DataType, ReduceOp
 
 __version__ = "0.1.0"
@@ -32,8 +33,6 @@ __all__ = [
     "PCCLError",
     "ReduceInfo",
     "ReduceOp",
-    "Result",
-    "Timing",
 ]
 
 _HOMES = {
@@ -59,4 +58,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOMES})

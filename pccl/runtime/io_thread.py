@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, ClassVar, Generic, TypeVar
 
+from pccl.protocol.errors import NotConnected
 from pccl.transports.tcp import TcpTransport
 
 _T = TypeVar("_T")
@@ -35,23 +36,32 @@ class Submission(Generic[_T]):
     """Work handed to the I/O thread.
 
     Unlike a bare concurrent future, ``finished`` completes only when the work has really ended:
-    after :meth:`cancel` that is when every buffer it had borrowed is free again.
+    after :meth:`cancel` that is when every buffer it had borrowed is free again. Work that has
+    begun is a user of the thread, which therefore does not end before it.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, _T]) -> None:
+    def __init__(self, io: IOThread, work: Coroutine[Any, Any, _T]) -> None:
         self.finished: concurrent.futures.Future[_T] = concurrent.futures.Future()
-        self._loop = loop
+        self._io = io
+        self._held = False
         self._work = work
         self._task: asyncio.Task[_T] | None = None
 
     def start(self) -> Submission[_T]:
-        """Let the work begin."""
-        self._loop.call_soon_threadsafe(self._start)
+        """Let the work begin; it fails with NotConnected if the thread has ended meanwhile."""
+        self._held = self._io.hold()
+        if self._held:
+            self._io.loop.call_soon_threadsafe(self._start)
+        else:
+            self._work.close()
+            reason = "closed by another thread just before this call"
+            self.finished.set_exception(NotConnected(reason=reason))
         return self
 
     def cancel(self) -> None:
         """Ask the work to end; any thread."""
-        self._loop.call_soon_threadsafe(self._cancel)
+        if self._held:
+            self._io.loop.call_soon_threadsafe(self._cancel)
 
     def wait(self) -> _T:
         """Start the work and block until it has ended.
@@ -65,7 +75,7 @@ class Submission(Generic[_T]):
                 pass
             return self.finished.result()
         except BaseException:
-            while not self.finished.done():
+            while self._held and not self.finished.done():
                 with suppress(BaseException):
                     self.cancel()
                     concurrent.futures.wait([self.finished], INTERRUPT_POLL_S)
@@ -80,7 +90,7 @@ class Submission(Generic[_T]):
 
     def _start(self) -> None:
         if not self.finished.done():
-            self._task = self._loop.create_task(self._work)
+            self._task = self._io.loop.create_task(self._work)
             self._task.add_done_callback(self._done)
 
     def _cancel(self) -> None:
@@ -88,9 +98,11 @@ class Submission(Generic[_T]):
             self._task.cancel()
         elif not self.finished.done():  # it has not begun, and now never will
             self._work.close()
+            self._io.release()
             self.finished.set_exception(asyncio.CancelledError())
 
     def _done(self, task: asyncio.Task[_T]) -> None:
+        self._io.release()
         if task.cancelled():
             self.finished.set_exception(asyncio.CancelledError())
         elif (error := task.exception()) is not None:
@@ -127,6 +139,13 @@ class IOThread:
             shared._users += 1
             return shared
 
+    def hold(self) -> bool:
+        """Count one more user, unless the thread has ended (False)."""
+        with IOThread._lock:
+            if self._users:
+                self._users += 1
+            return self._users > 0
+
     def release(self) -> None:
         """Count one user less; the last one ends the thread."""
         with IOThread._lock:
@@ -149,7 +168,7 @@ class IOThread:
 
     def submit(self, work: Coroutine[Any, Any, _T]) -> Submission[_T]:
         """Prepare ``work`` for the I/O thread; ``start`` or ``wait`` lets it begin."""
-        return Submission(self.loop, work)
+        return Submission(self, work)
 
     def call(self, function: Callable[[], _T]) -> _T:
         """Run a short function on the I/O thread and return its value."""

@@ -14,8 +14,9 @@ import pytest
 
 import pccl
 import pccl.aio
-from pccl.errors import CollectiveAborted, LocalProtocolError, ResyncRequired
+from pccl.errors import CollectiveAborted, LocalProtocolError, NotConnected, ResyncRequired
 from pccl.runtime.data_plane import DataPlane
+from pccl.session import Session
 
 WAIT_S = 30.0
 
@@ -42,6 +43,39 @@ def pair(node: pccl.MasterNode) -> tuple[pccl.Communicator, pccl.Communicator]:
         one.update_topology()
     joined.result(WAIT_S)
     return one, other
+
+
+async def admit(member: pccl.Communicator) -> None:
+    loop = asyncio.get_running_loop()
+    while member.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
+        await loop.run_in_executor(None, member.update_topology)
+
+
+async def join(newcomer: pccl.aio.Communicator, member: pccl.Communicator) -> None:
+    joining = asyncio.create_task(newcomer.connect())
+    await admit(member)
+    await joining
+
+
+def test_a_call_that_another_thread_closes_under_says_so() -> None:
+    """The interleaving, made certain: the call has found it open, then it is closed."""
+    submit = Session.submit
+
+    def closing(session: Session, work: Any, func: str) -> Any:
+        submission = submit(session, work, func)
+        in_thread(session.close).result(WAIT_S)
+        return submission
+
+    async def with_asyncio() -> None:
+        comm = pccl.aio.Communicator("127.0.0.1:1")
+        with pytest.raises(NotConnected, match="closed by another thread"):
+            await asyncio.wait_for(comm.update_topology(), WAIT_S)
+
+    with patch.object(Session, "submit", closing):
+        blocking = pccl.Communicator("127.0.0.1:1")
+        with pytest.raises(NotConnected, match="closed by another thread"):
+            in_thread(blocking.update_topology).result(WAIT_S)
+        asyncio.run(with_asyncio())
 
 
 def test_an_internal_error_fails_the_call_and_frees_the_others(
@@ -84,17 +118,10 @@ def test_an_internal_error_fails_the_call_and_frees_the_others(
 
 def test_cancelled_twice_the_buffer_is_still_the_callers() -> None:
     async def scenario(node: pccl.MasterNode) -> None:
-        one, other = pair(node)
-        one.close()
-        while other.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) > 1:
-            other.update_topology()
+        other = pccl.Communicator(node.address)
+        other.connect()
         async with pccl.aio.Communicator(node.address) as mine:
-            joining = asyncio.create_task(mine.connect())
-            await asyncio.sleep(0)
-            loop = asyncio.get_running_loop()
-            while other.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
-                await loop.run_in_executor(None, other.update_topology)
-            await joining
+            await join(mine, other)
             x = np.ones(8_000_000, np.float32)
             theirs = in_thread(lambda: other.all_reduce(np.ones(8_000_000, np.float32)))
             call = asyncio.create_task(mine.all_reduce(x))
@@ -119,17 +146,10 @@ def test_cancelled_twice_the_buffer_is_still_the_callers() -> None:
 
 def test_leaving_after_an_unnoticed_commit_requires_a_resync_and_connect_rejoins() -> None:
     async def scenario(node: pccl.MasterNode) -> None:
-        one, other = pair(node)
-        one.close()
-        while other.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) > 1:
-            other.update_topology()
+        other = pccl.Communicator(node.address)
+        other.connect()
         async with pccl.aio.Communicator(node.address) as mine:
-            joining = asyncio.create_task(mine.connect())
-            await asyncio.sleep(0)
-            loop = asyncio.get_running_loop()
-            while other.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
-                await loop.run_in_executor(None, other.update_topology)
-            await joining
+            await join(mine, other)
             x, y = np.ones(8), np.ones(8)
             call = asyncio.create_task(mine.all_reduce(x))
             await asyncio.sleep(0)
@@ -145,8 +165,7 @@ def test_leaving_after_an_unnoticed_commit_requires_a_resync_and_connect_rejoins
             await asyncio.sleep(0)
             with pytest.raises(CollectiveAborted):  # it has left
                 other.all_reduce(y)
-            while other.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
-                await loop.run_in_executor(None, other.update_topology)
+            await admit(other)
             await rejoining
             theirs = in_thread(lambda: other.all_reduce(y))
             await mine.all_reduce(x)
