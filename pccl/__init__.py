@@ -2,9 +2,7 @@
 
     import pccl
     with pccl.Communicator("127.0.0.1:48148") as comm:
-        comm.connect()                                    # returns when admitted
-        while comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
-            comm.update_topology()
+        comm.connect(min_peers=2)                         # returns when admitted
         info = comm.all_reduce(x, op=pccl.ReduceOp.AVG)   # in place unless recv= is given
 
 Names are loaded when they are first used, so that ``import pccl`` costs next to nothing.
@@ -16,39 +14,87 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pccl.communicator import Communicator, ReduceInfo
+    from pccl import aio as aio
+    from pccl import cuda as cuda
+    from pccl import errors as errors
+    from pccl.communicator import Communicator
+    from pccl.descriptors import DeviceType as DeviceType
+    from pccl.descriptors import (
+        DistributionHint,
+        QuantizationOptions,
+        ReduceDescriptor,
+        ReduceOpDescriptor,
+        ReduceOperandDescriptor,
+    )
     from pccl.errors import PCCLError
     from pccl.errors import Result as Result
+    from pccl.handles import AsyncReduceHandle
     from pccl.master_node import MasterNode
     from pccl.protocol.limits import Timing as Timing
-    from pccl.protocol.types import Attribute, DataType, ReduceOp
+    from pccl.protocol.types import Attribute, DataType, QuantizationAlgorithm, ReduceOp
+    from pccl.reports import MemberInfo as MemberInfo
+    from pccl.reports import ReduceInfo
+    from pccl.shared_state import (
+        SharedState,
+        SharedStateSyncInfo,
+        SharedStateSyncStrategy,
+        TensorInfo,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncReduceHandle",
     "Attribute",
     "Communicator",
     "DataType",
+    "DistributionHint",
     "MasterNode",
     "PCCLError",
+    "QuantizationAlgorithm",
+    "QuantizationOptions",
+    "ReduceDescriptor",
     "ReduceInfo",
     "ReduceOp",
+    "ReduceOpDescriptor",
+    "ReduceOperandDescriptor",
+    "SharedState",
+    "SharedStateSyncInfo",
+    "SharedStateSyncStrategy",
+    "TensorInfo",
 ]
 
-_HOMES = {
-    "Attribute": "pccl.protocol.types",
-    "Communicator": "pccl.communicator",
-    "DataType": "pccl.protocol.types",
-    "MasterNode": "pccl.master_node",
-    "PCCLError": "pccl.errors",
-    "ReduceInfo": "pccl.communicator",
-    "ReduceOp": "pccl.protocol.types",
-    "Result": "pccl.errors",
-    "Timing": "pccl.protocol.limits",
+_NAMES_OF_HOMES = {
+    "pccl.communicator": ("Communicator",),
+    "pccl.descriptors": (
+        "DeviceType",
+        "DistributionHint",
+        "QuantizationOptions",
+        "ReduceDescriptor",
+        "ReduceOpDescriptor",
+        "ReduceOperandDescriptor",
+    ),
+    "pccl.errors": ("PCCLError", "Result"),
+    "pccl.handles": ("AsyncReduceHandle",),
+    "pccl.master_node": ("MasterNode",),
+    "pccl.protocol.limits": ("Timing",),
+    "pccl.protocol.types": ("Attribute", "DataType", "QuantizationAlgorithm", "ReduceOp"),
+    "pccl.reports": ("MemberInfo", "ReduceInfo"),
+    "pccl.shared_state": (
+        "SharedState",
+        "SharedStateSyncInfo",
+        "SharedStateSyncStrategy",
+        "TensorInfo",
+    ),
 }
+_HOMES = {name: home for home, names in _NAMES_OF_HOMES.items() for name in names}
+_MODULES = ("aio", "cuda", "errors")
+"""Modules that come with ``import pccl``."""
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"pccl.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'pccl' has no attribute {name!r}")
@@ -58,4 +104,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, *_MODULES})

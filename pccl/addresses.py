@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from pccl.protocol.limits import HOST_CHARACTERS_MAX
 from pccl.transports.base import Address
 
 DEFAULT_PORT = 48148
+PORT_MAX = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Advertised:
+    """Where a peer says that it can be reached.
+
+    Attributes:
+        host: what the others are told; empty: the address from which the master sees the peer.
+        ports: the peer listens on the first free one from first to last; None: on any.
+    """
+
+    host: str = ""
+    ports: tuple[int, int] | None = None
 
 
 def parse_address(text: str) -> Address:
@@ -17,13 +35,75 @@ def parse_address(text: str) -> Address:
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"an address is a string such as '127.0.0.1:{DEFAULT_PORT}', not {text!r}")
     host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    good_port = port.isascii() and port.isdigit() and int(port) < 65536
-    if not colon or not host or not good_port or (":" in host and not bracketed):
+    number = _port(port)
+    if not colon or number is None or not _is_host(host):
         raise ValueError(
             f"{text!r} is not an address; write HOST:PORT, such as '127.0.0.1:{DEFAULT_PORT}' "
             f"or '[::1]:{DEFAULT_PORT}'"
         )
+    return Address(_canonical(host), number)
+
+
+def parse_advertised(text: str) -> Advertised:
+    """Parse ``HOST``, ``HOST:PORT``, ``HOST:FIRST-LAST``, ``:PORT`` or ``:FIRST-LAST``.
+
+    Raises:
+        TypeError: not a string.
+        ValueError: none of these.
+    """
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"advertise is a string such as 'HOST:PORT', not {text!r}")
+    if _is_host(text) and (":" not in text or text.endswith("]")):
+        return Advertised(_canonical(text))
+    host, _, ports = text.rpartition(":")
+    first, dash, last = ports.partition("-")
+    lowest = _port(first)
+    highest = _port(last) if dash else lowest
+    if (host and not _is_host(host)) or not lowest or not highest or lowest > highest:
+        raise ValueError(
+            f"{text!r} is not an address to advertise; write HOST, HOST:PORT, HOST:FIRST-LAST, "
+            f":PORT or :FIRST-LAST (ports from 1 to {PORT_MAX}), an IPv6 address in brackets"
+        )
+    return Advertised(_canonical(host), (lowest, highest))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``; of names, that is known of localhost alone."""
+    try:
+        return ip_address(_canonical(host)).is_loopback
+    except ValueError:
+        return False
+
+
+def listen_address(master: Address, advertised: Advertised) -> Address:
+    """Where a peer's own port listens: a run on this machine alone is not open to others."""
+    host = advertised.host or master.host
+    try:
+        literal = ip_address(host)
+    except ValueError:  # a name, which may stand for an address of either family
+        return Address("::", 0)
+    if literal.is_loopback:
+        return Address(host, 0)
+    return Address("::" if literal.version == 6 else "0.0.0.0", 0)
+
+
+def _canonical(host: str) -> str:
     if host == "localhost":
-        host = "127.0.0.1"  # one meaning for all: resolvers differ in which loopback comes first
-    return Address(host.strip("[]"), int(port))
+        return "127.0.0.1"  # one meaning for all: resolvers differ in which loopback comes first
+    return host.strip("[]")
+
+
+def _is_host(text: str) -> bool:
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    if (
+        not bare
+        or len(bare.encode()) > HOST_CHARACTERS_MAX
+        or any(c.isspace() or c in "[]/" for c in bare)
+    ):
+        return False
+    return ":" not in bare or bare != text
+
+
+def _port(text: str) -> int | None:
+    good = text.isascii() and text.isdigit() and len(text) <= len(str(PORT_MAX))
+    return int(text) if good and int(text) <= PORT_MAX else None

@@ -8,61 +8,53 @@ the buffers any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from pccl.errors import PCCLError
-from pccl.protocol.limits import Timing
-from pccl.protocol.types import Attribute, ReduceOp
-from pccl.session import (
-    ATTEMPTS_MAX,
-    POOL_SIZE_MAX,
-    ReduceInfo,
-    Session,
-    check_range,
-    info_of,
-    named,
-)
+from pccl.base import CommunicatorBase
+from pccl.descriptors import QuantizationOptions, ReduceOpDescriptor, ReduceOperandDescriptor
+from pccl.errors import PCCLError, named
+from pccl.handles import AsyncReduceHandle
+from pccl.protocol.types import ReduceOp
+from pccl.reports import MemberInfo, ReduceInfo, info_of
+from pccl.runtime.io_thread import ended
+from pccl.session import Call
 
 _T = TypeVar("_T")
 
-__all__ = ["Communicator", "ReduceInfo"]
+__all__ = ["AsyncReduceHandle", "Communicator", "MemberInfo", "ReduceInfo"]
 
 
-class Communicator:
+class Communicator(CommunicatorBase):
     """One process's membership in a run; see :class:`pccl.Communicator` for all details.
 
-    Use with ``async with``, or call ``await close()``.
+    Use with ``async with``, or call ``await close()``. For the arguments see
+    :class:`pccl.base.CommunicatorBase`.
     """
 
-    def __init__(
+    async def connect(
         self,
-        address: str,
-        peer_group: int = 0,
-        p2p_connection_pool_size: int = 0,
+        n_attempts: int = 5,
         *,
-        timing: Timing | None = None,
+        min_peers: int | None = None,
+        timeout_s: float | None = None,
     ) -> None:
-        pool_size = check_range(
-            "p2p_connection_pool_size", p2p_connection_pool_size, 0, POOL_SIZE_MAX
-        )
-        self._session = Session(self, address, peer_group, timing)
-        self.p2p_connection_pool_size = pool_size
-
-    async def connect(self, n_attempts: int = 5) -> None:
         """Join the run; see :meth:`pccl.Communicator.connect`."""
-        n_attempts = check_range("n_attempts", n_attempts, 1, ATTEMPTS_MAX)
-        await self._run(self._session.engine.connect(n_attempts), "connect")
+        await self._run(self._session.connect(n_attempts, min_peers, timeout_s))
 
-    async def update_topology(self) -> None:
+    async def update_topology(self, *, timeout_s: float | None = None) -> None:
         """Admit newcomers; see :meth:`pccl.Communicator.update_topology`."""
-        await self._run(self._session.engine.update_topology(), "update_topology")
+        await self._run(self._session.update_topology(timeout_s))
 
-    async def are_peers_pending(self) -> bool:
+    async def are_peers_pending(self, *, timeout_s: float | None = None) -> bool:
         """Whether newcomers wait; see :meth:`pccl.Communicator.are_peers_pending`."""
-        return await self._run(self._session.engine.are_peers_pending(), "are_peers_pending")
+        return await self._run(self._session.are_peers_pending(timeout_s))
+
+    async def optimize_topology(self, *, timeout_s: float | None = None) -> None:
+        """Settle the order of the rings; see :meth:`pccl.Communicator.optimize_topology`."""
+        await self._run(self._session.optimize_topology(timeout_s))
 
     async def all_reduce(
         self,
@@ -71,19 +63,58 @@ class Communicator:
         *,
         op: ReduceOp = ReduceOp.SUM,
         tag: int = 0,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        quantization_options: QuantizationOptions | None = None,
+        retry: bool = False,
+        timeout_s: float | None = None,
     ) -> ReduceInfo:
         """Reduce over the group; see :meth:`pccl.Communicator.all_reduce`."""
-        work = self._session.reduce(send, recv, op, tag)
-        return info_of(await self._run(work, "all_reduce"))
+        call = self._session.all_reduce(
+            send, recv, op, tag, operand_descriptor, quantization_options, retry, timeout_s
+        )
+        return info_of(await self._run(call))
 
-    def get_attribute(self, attribute: Attribute) -> int:
-        """A world size; see :meth:`pccl.Communicator.get_attribute`."""
-        return self._session.attribute(attribute)
+    async def all_reduce_async(
+        self,
+        send: object,
+        recv: object | None = None,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        tag: int = 0,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        quantization_options: QuantizationOptions | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncReduceHandle:
+        """Start a reduce; await the handle for its outcome.
 
-    @property
-    def peer_id(self) -> int:
-        """This incarnation's id."""
-        return self._session.peer_id()
+        See :meth:`pccl.Communicator.all_reduce_async`. Unlike a task around ``all_reduce``, the
+        reduce is launched when this returns, and cancelling a wait for it does not withdraw it.
+        """
+        call = self._session.launch(
+            send, recv, op, tag, operand_descriptor, quantization_options, timeout_s
+        )
+        return AsyncReduceHandle(self._session, await self._run(call))
+
+    async def all_reduce_multiple_with_retry(
+        self,
+        descriptors: Iterable[ReduceOpDescriptor],
+        *,
+        max_in_flight: int = 4,
+        timeout_s: float | None = None,
+    ) -> ReduceInfo:
+        """Reduce several; see :meth:`pccl.Communicator.all_reduce_multiple_with_retry`."""
+        call = self._session.all_reduce_multiple(descriptors, max_in_flight, timeout_s)
+        return info_of(await self._run(call))
+
+    async def broadcast(
+        self, tensor: object, *, root: int = 0, tag: int = 0, timeout_s: float | None = None
+    ) -> ReduceInfo:
+        """Take over one member's values; see :meth:`pccl.Communicator.broadcast`."""
+        return info_of(await self._run(self._session.broadcast(tensor, root, tag, timeout_s)))
+
+    async def barrier(self, *, tag: int = 0, timeout_s: float | None = None) -> None:
+        """Wait for the group; see :meth:`pccl.Communicator.barrier`."""
+        await self._run(self._session.barrier(tag, timeout_s))
 
     async def close(self) -> None:
         """Say goodbye and free everything; idempotent."""
@@ -100,19 +131,24 @@ class Communicator:
     ) -> None:
         await self.close()
 
-    async def _run(self, work: Coroutine[Any, Any, _T], func: str) -> _T:
-        submission = self._session.submit(work, func)
-        ended = asyncio.wrap_future(submission.start().finished)
-        try:
-            return await asyncio.shield(ended)
-        except PCCLError as error:
-            raise named(error, func) from None
-        except asyncio.CancelledError:
-            submission.cancel()
-            while not ended.done():  # until the buffers are free, however often we are cancelled
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([ended])
-            if not ended.cancelled():
-                ended.exception()
-            self._session.settle_left(submission)
-            raise
+    async def _run(self, call: Call[_T]) -> _T:
+        task = asyncio.current_task()
+        assert task is not None
+        submission = self._session.submit(call)
+        with self._session.inside(call, task):
+            finished = submission.start().finished
+            try:
+                await ended(finished)
+                return finished.result()
+            except PCCLError as error:
+                raise named(error, call.func) from error.__cause__
+            except asyncio.CancelledError:
+                submission.cancel()
+                while not finished.done():  # until the buffers are free, however often cancelled
+                    with suppress(asyncio.CancelledError):
+                        await ended(finished)
+                self._session.settle_left(call, submission)
+                raise
+            except GeneratorExit:  # the loop was closed with this task still waiting
+                submission.cancel()
+                raise

@@ -2,97 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import threading
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from pccl.errors import PCCLError
-from pccl.protocol.limits import Timing
-from pccl.protocol.types import Attribute, ReduceOp
-from pccl.session import (
-    ATTEMPTS_MAX,
-    POOL_SIZE_MAX,
-    ReduceInfo,
-    Session,
-    check_range,
-    info_of,
-    named,
-)
+from pccl.base import CommunicatorBase
+from pccl.descriptors import QuantizationOptions, ReduceOpDescriptor, ReduceOperandDescriptor
+from pccl.errors import PCCLError, named
+from pccl.handles import AsyncReduceHandle
+from pccl.protocol.types import ReduceOp
+from pccl.reports import MemberInfo, ReduceInfo, info_of
+from pccl.session import Call
 
 _T = TypeVar("_T")
 
-__all__ = ["Communicator", "ReduceInfo"]
+__all__ = ["Communicator", "MemberInfo", "ReduceInfo"]
 
 
-class Communicator:
+class Communicator(CommunicatorBase):
     """One process's membership in a run.
 
     Any thread may call. Joint calls block until all members concerned have made them; Ctrl-C
     leaves them promptly, with the buffers as they were. Leaving the ``with`` block, ``close`` and
     garbage collection all say goodbye to the run.
 
-    Args:
-        address: the master, ``"host:port"``.
-        peer_group: collectives stay inside a group; admission spans the run.
-        p2p_connection_pool_size: connections per link; 0: chosen by the library. (Links have one
-            connection for now, whatever is asked for.)
-        timing: deadlines; None: the defaults.
+    ``timeout_s`` is the budget of a whole call, in seconds; None: as long as the run lives. When
+    it runs out, the call raises DeadlineExceeded, or OutcomeUnknown if this peer had finished its
+    part of a reduce; either way the buffers are what they were.
 
-    Raises:
-        ValueError: not an address, or a number out of range.
-        TypeError: an argument of the wrong type.
+    All joint calls may raise these, besides what they list:
+
+        Evicted, MasterLost: no longer a member (raised once). ``update_topology`` joins again.
+        ResyncRequired: the others took a result that this peer had left. ``connect`` again.
+        LockstepError: the members waited for different things. Mend the program.
+        NotConnected: ``connect`` was not called.
+
+    For the arguments see :class:`pccl.base.CommunicatorBase`.
     """
 
-    def __init__(
+    def connect(
         self,
-        address: str,
-        peer_group: int = 0,
-        p2p_connection_pool_size: int = 0,
+        n_attempts: int = 5,
         *,
-        timing: Timing | None = None,
+        min_peers: int | None = None,
+        timeout_s: float | None = None,
     ) -> None:
-        pool_size = check_range(
-            "p2p_connection_pool_size", p2p_connection_pool_size, 0, POOL_SIZE_MAX
-        )
-        self._session = Session(self, address, peer_group, timing)
-        self.p2p_connection_pool_size = pool_size
-
-    def connect(self, n_attempts: int = 5) -> None:
         """Join the run. Returns when admitted, which takes a joint call of the members.
 
         Args:
             n_attempts: how often to try to reach the master, one second apart.
+            min_peers: how many members the run must have, this one included, before this peer is
+                admitted; None: what ``PCCL_MIN_PEERS`` says, otherwise 1.
+            timeout_s: budget.
 
         Raises:
             MasterLost: no master was found. Start it, or correct the address, and call again.
             NotAdmitted: the master refused; the reason says what to change.
             LinkError: the own port could not be opened.
+            DeadlineExceeded: the budget ran out. Call again.
+            PCCLError: it is connected already (INVALID_USAGE).
         """
-        n_attempts = check_range("n_attempts", n_attempts, 1, ATTEMPTS_MAX)
-        self._run(self._session.engine.connect(n_attempts), "connect")
+        self._run(self._session.connect(n_attempts, min_peers, timeout_s))
 
-    def update_topology(self) -> None:
+    def update_topology(self, *, timeout_s: float | None = None) -> None:
         """Admit newcomers that are ready. Joint call of all members of all groups.
 
-        World sizes change here, and when a collective returns or raises.
+        World sizes change here, and when a collective returns or raises. After Evicted and
+        MasterLost it joins the run again, as a newcomer.
 
         Raises:
             PendingOperations: a collective of this peer is still open. Wait for it first.
-            Evicted, MasterLost: no longer a member. Call ``connect`` to join again.
-            NotConnected: ``connect`` was not called.
+            DeadlineExceeded: the budget ran out. Call again: it takes part in the same round.
         """
-        self._run(self._session.engine.update_topology(), "update_topology")
+        self._run(self._session.update_topology(timeout_s))
 
-    def are_peers_pending(self) -> bool:
+    def are_peers_pending(self, *, timeout_s: float | None = None) -> bool:
         """Whether newcomers are ready to be admitted; the same answer for all.
 
         Joint call of all members of all groups; may be made while collectives are in flight.
 
         Raises:
-            Evicted, MasterLost: no longer a member. Call ``connect`` to join again.
-            NotConnected: ``connect`` was not called.
+            DeadlineExceeded: the budget ran out. Call again: it takes part in the same round.
         """
-        return self._run(self._session.engine.are_peers_pending(), "are_peers_pending")
+        return self._run(self._session.are_peers_pending(timeout_s))
+
+    def optimize_topology(self, *, timeout_s: float | None = None) -> None:
+        """Settle the order of the rings. Joint call of all members of all groups.
+
+        The order stays that of the ids for now.
+
+        Raises:
+            TooFewPeers: alone in the run. Wait for others with ``update_topology``.
+            PendingOperations: a collective of this peer is still open. Wait for it first.
+            DeadlineExceeded: the budget ran out. Call again: it takes part in the same round.
+        """
+        self._run(self._session.optimize_topology(timeout_s))
 
     def all_reduce(
         self,
@@ -101,19 +106,28 @@ class Communicator:
         *,
         op: ReduceOp = ReduceOp.SUM,
         tag: int = 0,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        quantization_options: QuantizationOptions | None = None,
+        retry: bool = False,
+        timeout_s: float | None = None,
     ) -> ReduceInfo:
         """Reduce ``send`` over all members of the group. Joint call of the group, per tag.
 
         The result is bit-identical for all members; it is there for all of them or for none.
 
         Args:
-            send: NumPy array or torch CPU tensor, any shape, contiguous; int32, int64, float32 or
-                float64. Not changed unless in place.
+            send: NumPy array or torch CPU tensor, any shape, contiguous, of any ``DataType``. Not
+                changed unless in place.
             recv: where the result goes: same dtype and number of elements, not overlapping; None
                 (or ``send``): in place.
-            op: SUM, or AVG (integers are truncated toward zero).
+            op: SUM and PROD (integers wrap), AVG (integers are truncated toward zero), MIN, MAX.
             tag: collectives with different tags may be in flight at the same time, from several
                 threads; the members pair them by tag.
+            operand_descriptor: must say the tensor's own dtype; None: nothing to say.
+            quantization_options: all members must ask for the same. This version sends the values
+                as they are, and logs one warning.
+            retry: when a member is lost or withdraws, reduce again with whoever is left.
+            timeout_s: budget of all attempts together.
 
         Returns:
             Bytes moved and whose values are in the result.
@@ -123,29 +137,120 @@ class Communicator:
                 was; re-read the world size and call again.
             DescriptorMismatch: the members asked for different dtypes, ops or counts.
             TooFewPeers: alone in the group. Wait for others with ``update_topology``.
-            Evicted, MasterLost: no longer a member; ``send`` is what it was.
-            NotConnected: ``connect`` was not called.
+            DeadlineExceeded, OutcomeUnknown: the budget ran out; ``send`` is what it was.
+            PCCLError: the tag is in use by a collective that is still open (INVALID_ARGUMENT).
             ValueError, TypeError: a buffer that cannot be used; the message says how to mend it.
         """
-        work = self._session.reduce(send, recv, op, tag)
-        return info_of(self._run(work, "all_reduce"))
+        call = self._session.all_reduce(
+            send, recv, op, tag, operand_descriptor, quantization_options, retry, timeout_s
+        )
+        return info_of(self._run(call))
 
-    def get_attribute(self, attribute: Attribute) -> int:
-        """A world size, as of this peer's last joint call. Local; never blocks.
+    def all_reduce_async(
+        self,
+        send: object,
+        recv: object | None = None,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        tag: int = 0,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        quantization_options: QuantizationOptions | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncReduceHandle:
+        """Start ``all_reduce`` and return at once.
+
+        The tensors are borrowed until the reduce has ended. What is wrong with the call raises
+        here; what happens to the run is told by the handle.
+
+        Args:
+            send: as of ``all_reduce``.
+            recv: as of ``all_reduce``.
+            op: as of ``all_reduce``.
+            tag: as of ``all_reduce``.
+            operand_descriptor: as of ``all_reduce``.
+            quantization_options: as of ``all_reduce``.
+            timeout_s: budget of the reduce, whether anybody waits for it or not.
+
+        Returns:
+            A handle to wait for.
 
         Raises:
-            NotConnected: ``connect`` was not called.
+            TooFewPeers, PCCLError, ValueError, TypeError: as of ``all_reduce``.
         """
-        return self._session.attribute(attribute)
+        call = self._session.launch(
+            send, recv, op, tag, operand_descriptor, quantization_options, timeout_s
+        )
+        return AsyncReduceHandle(self._session, self._run(call))
 
-    @property
-    def peer_id(self) -> int:
-        """This incarnation's id; whoever joins later has a larger one.
+    def all_reduce_multiple_with_retry(
+        self,
+        descriptors: Iterable[ReduceOpDescriptor],
+        *,
+        max_in_flight: int = 4,
+        timeout_s: float | None = None,
+    ) -> ReduceInfo:
+        """Reduce several tensors, each again after losses until it is done.
+
+        Joint call of the group; the members pair the tensors by tag. It returns when every tensor
+        is reduced, by everyone. Tensors may differ in their contributors if members are lost on
+        the way.
+
+        Args:
+            descriptors: one for each tensor, with a tag of its own.
+            max_in_flight: how many are reduced at the same time.
+            timeout_s: budget of everything together.
+
+        Returns:
+            Bytes moved in total, and the contributors of the last one.
 
         Raises:
-            NotConnected: ``connect`` was not called.
+            TooFewPeers: nobody else is left in the group. This and the other errors name, in
+                ``completed_tags``, the tags whose tensors are reduced; the other tensors are what
+                they were.
+            DescriptorMismatch: the members asked for different things under one tag.
+            DeadlineExceeded, OutcomeUnknown: the budget ran out.
+            ValueError, TypeError: nothing to reduce, a tag twice, or a tensor that cannot be used.
         """
-        return self._session.peer_id()
+        return info_of(
+            self._run(self._session.all_reduce_multiple(descriptors, max_in_flight, timeout_s))
+        )
+
+    def broadcast(
+        self, tensor: object, *, root: int = 0, tag: int = 0, timeout_s: float | None = None
+    ) -> ReduceInfo:
+        """Give everybody in the group the values of one member. Joint call of the group, per tag.
+
+        It is there for all of them or for none; alone it returns at once.
+
+        Args:
+            tensor: as of ``all_reduce``, overwritten in place (of the root: unchanged).
+            root: rank of the member whose values everybody gets.
+            tag: as of ``all_reduce``, which shares the tags.
+            timeout_s: budget.
+
+        Returns:
+            Bytes moved, and who took part.
+
+        Raises:
+            CollectiveAborted: a member was lost, or withdrew; ``tensor`` is what it was. Ranks
+                may have changed.
+            DescriptorMismatch: the members asked for different dtypes, counts or roots.
+            DeadlineExceeded, OutcomeUnknown: the budget ran out; ``tensor`` is what it was.
+            ValueError, TypeError: no such rank, or a tensor that cannot be used.
+        """
+        return info_of(self._run(self._session.broadcast(tensor, root, tag, timeout_s)))
+
+    def barrier(self, *, tag: int = 0, timeout_s: float | None = None) -> None:
+        """Wait until all members of the group are here. Joint call of the group, per tag.
+
+        Alone it returns at once.
+
+        Raises:
+            CollectiveAborted: a member was lost, or withdrew. Call again.
+            DescriptorMismatch: others use the tag for something else.
+            DeadlineExceeded, OutcomeUnknown: the budget ran out.
+        """
+        self._run(self._session.barrier(tag, timeout_s))
 
     def close(self) -> None:
         """Say goodbye and free everything. Idempotent; other calls raise NotConnected after it."""
@@ -162,12 +267,13 @@ class Communicator:
     ) -> None:
         self.close()
 
-    def _run(self, work: Coroutine[Any, Any, _T], func: str) -> _T:
-        submission = self._session.submit(work, func)
-        try:
-            return submission.wait()
-        except PCCLError as error:
-            raise named(error, func) from None
-        except BaseException:  # Ctrl-C
-            self._session.settle_left(submission)
-            raise
+    def _run(self, call: Call[_T]) -> _T:
+        with self._session.inside(call, threading.current_thread()):
+            submission = self._session.submit(call)
+            try:
+                return submission.wait()
+            except PCCLError as error:
+                raise named(error, call.func) from error.__cause__
+            except BaseException:  # Ctrl-C
+                self._session.settle_left(call, submission)
+                raise

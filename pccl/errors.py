@@ -1,4 +1,8 @@
-"""The errors of the library (see the tree in :mod:`pccl.protocol.errors`, which defines them)."""
+"""The errors of the library (see the tree in :mod:`pccl.protocol.errors`, which defines them).
+
+Most errors have one status code, their ``default_result``. Three say different things to different
+calls, as scripts written for PCCL expect it: ``RESULT_OF_CALL`` has the codes.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from pccl.protocol.errors import (
     Evicted,
     LinkError,
     LocalProtocolError,
+    LockstepError,
     MasterLost,
     MembershipError,
     NotAdmitted,
@@ -29,6 +34,7 @@ __all__ = [
     "Evicted",
     "LinkError",
     "LocalProtocolError",
+    "LockstepError",
     "MasterLost",
     "MembershipError",
     "NotAdmitted",
@@ -44,3 +50,29 @@ __all__ = [
 
 for _kind in (globals()[name] for name in __all__):
     _kind.__module__ = __name__  # users know them by this name, also in tracebacks and pickles
+
+
+TOLD_PER_CALL = (DeadlineExceeded, Evicted, MasterLost)
+"""Their ``result`` is that of the call which raises them."""
+
+RESULT_OF_CALL = {
+    "connect": Result.MASTER_CONNECTION_FAILED,
+    "update_topology": Result.UPDATE_TOPOLOGY_FAILED,
+    "are_peers_pending": Result.INVALID_USAGE,
+    "optimize_topology": Result.TOPOLOGY_OPTIMIZATION_FAILED,
+    "all_reduce": Result.RANK_CONNECTION_LOST,
+    "all_reduce_async": Result.RANK_CONNECTION_LOST,
+    "all_reduce_multiple_with_retry": Result.RANK_CONNECTION_LOST,
+    "broadcast": Result.RANK_CONNECTION_LOST,
+    "barrier": Result.RANK_CONNECTION_LOST,
+}
+"""Call -> the status code with which it fails."""
+
+
+def named(error: PCCLError, func: str) -> PCCLError:
+    """A fresh copy of ``error`` that names the call which raises it, with that call's code."""
+    told = RESULT_OF_CALL.get(func) if isinstance(error, TOLD_PER_CALL) else None
+    copy = type(error)(error.result if told is None else told, func, error.reason)
+    copy.completed_tags = error.completed_tags
+    copy.__cause__ = error.__cause__
+    return copy

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import weakref
+from contextlib import suppress
 from types import TracebackType
 
-from pccl.addresses import parse_address
-from pccl.errors import PCCLError
+from pccl.addresses import is_loopback, parse_address
+from pccl.config import resolve_token
+from pccl.errors import PCCLError, named
 from pccl.protocol.limits import Timing
 from pccl.runtime.clock import LoopClock
 from pccl.runtime.io_thread import IOThread
 from pccl.runtime.master_server import MasterServer
-from pccl.session import named
+
+_log = logging.getLogger("pccl.master")
 
 
 class MasterNode:
@@ -22,16 +26,27 @@ class MasterNode:
     Args:
         listen_address: ``"host:port"``; port 0 takes any free one (see ``address``).
         timing: deadlines; None: the defaults.
+        token: the secret that every process of the run has to prove it knows, at least 16
+            characters; None: what PCCL_TOKEN or PCCL_TOKEN_FILE says, and if both are silent,
+            anybody who reaches the address may join.
 
     Raises:
-        ValueError: not an address.
+        TypeError, ValueError: not an address, or no good token.
     """
 
-    def __init__(self, listen_address: str, *, timing: Timing | None = None) -> None:
+    def __init__(
+        self,
+        listen_address: str,
+        *,
+        timing: Timing | None = None,
+        token: str | bytes | None = None,
+    ) -> None:
         self._listen = parse_address(listen_address)
         self._timing = timing or Timing()
+        self._token = resolve_token(token)
         self._server: MasterServer | None = None
         self._finalizer: weakref.finalize[..., MasterNode] | None = None
+        self._what_to_stop: tuple[IOThread, object, MasterServer]
 
     @property
     def address(self) -> str:
@@ -47,27 +62,40 @@ class MasterNode:
         """
         if self._finalizer is not None and self._finalizer.alive:
             raise PCCLError(4, "MasterNode.run", "this master runs already")
-        io = IOThread.acquire()
-        loop = io.loop
-
-        async def start() -> MasterServer:
-            server = MasterServer(LoopClock(loop), io.transport, self._timing, os.urandom)
-            await server.start(self._listen)
-            return server
-
+        user = object()
+        servers: list[MasterServer] = []
         try:
-            self._server = io.submit(start()).wait()
+            io = IOThread.acquire(user)
+            clock = LoopClock(io.loop)
+            server = MasterServer(clock, io.transport, self._timing, os.urandom, token=self._token)
+            servers.append(server)
+            io.submit(lambda: server.start(self._listen)).wait()
+            self._what_to_stop = io, user, server
+            self._finalizer = weakref.finalize(self, _stop, *self._what_to_stop)
+            self._server = server
         except BaseException as error:
-            io.release()
+            for begun in servers:
+                _stop(io, user, begun)
+            IOThread.give_up(user)
             if isinstance(error, PCCLError):
                 raise named(error, "MasterNode.run") from None
             raise
-        self._finalizer = weakref.finalize(self, _stop, io, self._server)
+        if self._token is None and not is_loopback(server.address.host):
+            _log.warning(
+                "no token: whoever reaches %s can join the run, read its tensors and spoil them; "
+                "set token=, or PCCL_TOKEN here and at the peers, to keep others out",
+                self.address,
+            )
 
     def interrupt(self) -> None:
         """Stop to serve; idempotent. Peers that are still in the run lose their master."""
-        if self._finalizer is not None:
+        if self._finalizer is None:
+            return
+        try:
             self._finalizer()
+        except BaseException:  # Ctrl-C, and the finalizer does nothing if it is called again
+            _stop(*self._what_to_stop)
+            raise
 
     def __enter__(self) -> MasterNode:
         self.run()
@@ -82,8 +110,9 @@ class MasterNode:
         self.interrupt()
 
 
-def _stop(io: IOThread, server: MasterServer) -> None:
-    if io.abandoned:  # a copy that fork made
+def _stop(io: IOThread, user: object, server: MasterServer) -> None:
+    """Close the server, and give the thread back; a second time changes nothing."""
+    if io.abandoned or not io.is_held_by(user):  # a copy that fork made
         return
 
     async def stop() -> None:
@@ -91,11 +120,10 @@ def _stop(io: IOThread, server: MasterServer) -> None:
         for _ in range(2):  # let the transport report the ends of what was closed
             await asyncio.sleep(0)
 
-    submission = io.submit(stop()).start()
+    submission = io.submit(stop).start()
     if io.owns_current_thread():
-        submission.finished.add_done_callback(lambda _: io.release())
+        submission.finished.add_done_callback(lambda _: io.release(user))
         return
-    try:
+    with suppress(TimeoutError):
         submission.finished.result(5.0)
-    finally:
-        io.release()
+    io.release(user)

@@ -7,215 +7,305 @@ communicator is collected or the interpreter ends, so nobody has to call ``close
 from __future__ import annotations
 
 import asyncio
-import operator
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from ipaddress import ip_address
-from typing import Any, SupportsIndex, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
-from pccl.addresses import parse_address
-from pccl.errors import Evicted, MasterLost, NotConnected, PCCLError, Result
+from pccl.addresses import listen_address
+from pccl.callers import Caller, Callers
+from pccl.checks import (
+    ATTEMPTS_MAX,
+    IN_FLIGHT_MAX,
+    TAG_MAX,
+    check_flag,
+    check_range,
+    check_timeout,
+)
+from pccl.config import (
+    resolve_advertise,
+    resolve_group,
+    resolve_master,
+    resolve_min_peers,
+    resolve_token,
+)
+from pccl.descriptors import QuantizationOptions, ReduceOpDescriptor, ReduceOperandDescriptor
+from pccl.errors import NotConnected
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import Attribute, PeerId, ReduceOp, Roster
+from pccl.protocol.types import PeerId, ReduceOp, Roster
+from pccl.requests import broadcast_request, many_requests, reduce_request
 from pccl.runtime.clock import LoopClock
-from pccl.runtime.engine import PeerEngine, PeerOptions, ReduceReport
+from pccl.runtime.engine import PeerEngine
 from pccl.runtime.io_thread import IOThread, Submission
-from pccl.runtime.operand import borrow
-from pccl.transports.base import Address
+from pccl.runtime.requests import PeerOptions, ReduceReport
 
 _T = TypeVar("_T")
 
-PEER_GROUP_MAX = 2**32 - 1
-TAG_MAX = 2**64 - 1
-ATTEMPTS_MAX = 2**31 - 1
-POOL_SIZE_MAX = 1024
 CLOSE_TIMEOUT_S = 5.0
 """A finalizer never blocks the interpreter for longer; closing takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReduceInfo:
-    """What a reduce did.
+class Call(Generic[_T]):
+    """A call of the API whose arguments are checked.
 
     Attributes:
-        local_world_size: members of the own group whose values are in the result.
-        tx_bytes: payload bytes this peer sent.
-        rx_bytes: payload bytes this peer received.
-        contributors: ids of the members whose values are in the result, in ring order.
-        view: number of the view that the operation belonged to.
+        func: its name, for errors.
+        work: does it, on the I/O thread.
+        joint: its caller waits for other members.
+        left: told, on the I/O thread, what the work returned if its caller had left by then.
     """
 
-    local_world_size: int
-    tx_bytes: int
-    rx_bytes: int
-    contributors: tuple[int, ...]
-    view: int
+    func: str
+    work: Callable[[], Coroutine[Any, Any, _T]]
+    joint: bool
+    left: Callable[[_T], None]
 
 
 class Session:
     """An engine on the I/O thread, and the checks at the edge of the API."""
 
-    def __init__(self, owner: object, address: str, peer_group: int, timing: Timing | None) -> None:
-        master = parse_address(address)
-        peer_group = check_range("peer_group", peer_group, 0, PEER_GROUP_MAX)
+    def __init__(
+        self,
+        owner: object,
+        address: str | None,
+        peer_group: int | None,
+        timing: Timing | None,
+        token: str | bytes | None,
+        advertise: str | None,
+    ) -> None:
+        master = resolve_master(address)
+        group = resolve_group(peer_group)
+        advertised = resolve_advertise(advertise)
         if not isinstance(timing, Timing | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"timing must be a pccl.Timing, not {timing!r}")
-        options = PeerOptions(timing=timing or Timing(), listen=_listen_address(master))
-        self._io = IOThread.acquire()
-        loop = self._io.loop
+        self.callers = Callers()
+        options = PeerOptions(
+            timing=timing or Timing(),
+            listen=listen_address(master, advertised),
+            ports=advertised.ports,
+            advertise_host=advertised.host,
+            token=resolve_token(token),
+            callers_blocked=self.callers.all_blocked,
+        )
+        user = object()
 
         def make_engine() -> PeerEngine:
-            return PeerEngine(
-                loop, LoopClock(loop), self._io.transport, master, peer_group, options
-            )
+            io = self._io
+            clock = LoopClock(io.loop)
+            return PeerEngine(io.loop, clock, io.transport, master, group, options)
 
         try:
+            self._io = IOThread.acquire(user)
             self.engine = self._io.call(make_engine)
+            self._what_to_close = self._io, user, self.engine
+            self._finalizer = weakref.finalize(owner, _close, *self._what_to_close)
         except BaseException:
-            self._io.release()
+            IOThread.give_up(user)
             raise
-        self._finalizer = weakref.finalize(owner, _close, self._io, self.engine)
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def connect(
+        self, n_attempts: int, min_peers: int | None, timeout_s: float | None
+    ) -> Call[None]:
+        """Prepare ``connect``."""
+        n_attempts = check_range("n_attempts", n_attempts, 1, ATTEMPTS_MAX)
+        peers = resolve_min_peers(min_peers)
+        limit_s = check_timeout(timeout_s)
+
+        def work() -> Coroutine[Any, Any, None]:
+            return self.engine.connect(n_attempts, min_peers=peers, timeout_s=limit_s)
+
+        return self._call("connect", work, joint=False)
+
+    def update_topology(self, timeout_s: float | None) -> Call[None]:
+        """Prepare ``update_topology``."""
+        limit_s = check_timeout(timeout_s)
+        return self._call("update_topology", lambda: self.engine.update_topology(timeout_s=limit_s))
+
+    def are_peers_pending(self, timeout_s: float | None) -> Call[bool]:
+        """Prepare ``are_peers_pending``."""
+        limit_s = check_timeout(timeout_s)
+        return self._call(
+            "are_peers_pending", lambda: self.engine.are_peers_pending(timeout_s=limit_s)
+        )
+
+    def optimize_topology(self, timeout_s: float | None) -> Call[None]:
+        """Prepare ``optimize_topology``."""
+        limit_s = check_timeout(timeout_s)
+        return self._call(
+            "optimize_topology", lambda: self.engine.optimize_topology(timeout_s=limit_s)
+        )
+
+    def all_reduce(
+        self,
+        send: object,
+        recv: object | None,
+        op: ReduceOp,
+        tag: int,
+        operand_descriptor: ReduceOperandDescriptor | None,
+        quantization_options: QuantizationOptions | None,
+        retry: bool,
+        timeout_s: float | None,
+    ) -> Call[ReduceReport]:
+        """Prepare ``all_reduce``."""
+        limit_s, again = check_timeout(timeout_s), check_flag("retry", retry)
+        request = reduce_request(send, recv, op, tag, operand_descriptor, quantization_options)
+        return self._call(
+            "all_reduce", lambda: self.engine.reduce(request, retry=again, timeout_s=limit_s)
+        )
+
+    def launch(
+        self,
+        send: object,
+        recv: object | None,
+        op: ReduceOp,
+        tag: int,
+        operand_descriptor: ReduceOperandDescriptor | None,
+        quantization_options: QuantizationOptions | None,
+        timeout_s: float | None,
+    ) -> Call[int]:
+        """Prepare the launch of ``all_reduce_async``, which returns a ticket."""
+        limit_s = check_timeout(timeout_s)
+        request = reduce_request(send, recv, op, tag, operand_descriptor, quantization_options)
+
+        async def work() -> int:
+            return self.engine.launch(request, timeout_s=limit_s)
+
+        return Call("all_reduce_async", work, joint=False, left=self.engine.withdraw)
+
+    def finish(self, ticket: int) -> Submission[ReduceReport]:
+        """Wait for a launched reduce; to cancel this leaves the reduce alone.
+
+        Raises:
+            NotConnected: the communicator is closed.
+        """
+        finish = self._call("all_reduce_async", lambda: self.engine.finish(ticket), joint=False)
+        return self.submit(finish)
+
+    def has_ended(self, ticket: int) -> bool:
+        """Whether a launched reduce has an outcome, or will never have one."""
+        return self.closed or self.engine.has_ended(ticket)
+
+    def forget(self, ticket: int) -> None:
+        """Nobody will ask for the outcome of a launched reduce any more. Any thread."""
+        if not self.closed:
+            with suppress(RuntimeError):  # closed by another thread just now
+                self._io.loop.call_soon_threadsafe(self.engine.claim, ticket)
+
+    def all_reduce_multiple(
+        self,
+        descriptors: Iterable[ReduceOpDescriptor],
+        max_in_flight: int,
+        timeout_s: float | None,
+    ) -> Call[ReduceReport]:
+        """Prepare ``all_reduce_multiple_with_retry``."""
+        in_flight = check_range("max_in_flight", max_in_flight, 1, IN_FLIGHT_MAX)
+        limit_s = check_timeout(timeout_s)
+        requests = many_requests(descriptors)
+
+        def work() -> Coroutine[Any, Any, ReduceReport]:
+            return self.engine.reduce_many(requests, max_in_flight=in_flight, timeout_s=limit_s)
+
+        return self._call("all_reduce_multiple_with_retry", work)
+
+    def broadcast(
+        self, tensor: object, root: int, tag: int, timeout_s: float | None
+    ) -> Call[ReduceReport]:
+        """Prepare ``broadcast``."""
+        limit_s = check_timeout(timeout_s)
+        request = broadcast_request(tensor, root, tag, self.engine.roster)
+        return self._call("broadcast", lambda: self.engine.reduce(request, timeout_s=limit_s))
+
+    def barrier(self, tag: int, timeout_s: float | None) -> Call[ReduceReport]:
+        """Prepare ``barrier``."""
+        limit_s = check_timeout(timeout_s)
+        number = check_range("tag", tag, 0, TAG_MAX)
+        return self._call("barrier", lambda: self.engine.barrier(number, timeout_s=limit_s))
+
+    def _call(
+        self, func: str, work: Callable[[], Coroutine[Any, Any, _T]], *, joint: bool = True
+    ) -> Call[_T]:
+        return Call(func, work, joint, self.engine.left_unnoticed)
+
+    # -- carrying them out -----------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
         """Whether ``close`` was called, or this is a copy that fork made."""
         return not self._finalizer.alive or self._io.abandoned
 
-    def submit(self, work: Coroutine[Any, Any, _T], func: str) -> Submission[_T]:
-        """Start ``work`` on the I/O thread.
+    def submit(self, call: Call[_T]) -> Submission[_T]:
+        """Hand a call to the I/O thread; ``start`` or ``wait`` lets it begin.
 
         Raises:
             NotConnected: the communicator is closed.
         """
         if self.closed:
-            work.close()
-            raise self._closed_error(func)
-        return self._io.submit(work)
+            raise self._closed_error(call.func)
+        return self._io.submit(call.work)
 
-    def settle_left(self, submission: Submission[Any]) -> None:
+    def inside(self, call: Call[Any], caller: Caller) -> AbstractContextManager[None]:
+        """While the caller waits for the call."""
+        if call.joint:
+            return self.callers.inside(caller)
+        self.callers.note(caller)
+        return nullcontext()
+
+    def settle_left(self, call: Call[_T], submission: Submission[_T]) -> None:
         """The caller left; if his call had succeeded all the same, the engine must know."""
         finished = submission.finished
         if finished.done() and not finished.cancelled() and finished.exception() is None:
-            self._io.loop.call_soon_threadsafe(self.engine.left_unnoticed, finished.result())
+            with suppress(NotConnected):  # closed meanwhile
+                self._io.call(lambda: call.left(finished.result()))
 
-    def reduce(
-        self, send: object, recv: object | None, op: ReduceOp, tag: int
-    ) -> Coroutine[Any, Any, ReduceReport]:
-        """Check the arguments of a reduce and prepare it."""
-        tag = check_range("tag", tag, 0, TAG_MAX)
-        return self.engine.all_reduce(borrow(send, recv), _check_op(op), tag)
+    # -- what is known here ----------------------------------------------------------------------
 
-    def attribute(self, attribute: Attribute) -> int:
-        """A size, as of the caller's last joint call."""
-        roster = self._roster("get_attribute")
-        match Attribute(attribute):
-            case Attribute.GLOBAL_WORLD_SIZE:
-                return roster.global_world_size
-            case Attribute.LOCAL_WORLD_SIZE:
-                return len(roster.members)
-            case Attribute.NUM_DISTINCT_PEER_GROUPS:
-                return roster.peer_groups
-            case Attribute.LARGEST_PEER_GROUP_WORLD_SIZE:
-                return roster.largest_group_size
+    def roster(self, func: str) -> Roster:
+        """Membership as of the caller's last joint call.
 
-    def peer_id(self) -> PeerId:
-        """The own id."""
-        self._roster("peer_id")
-        return self.engine.machine.peer
-
-    def close(self) -> None:
-        """Leave the run and free everything; idempotent."""
-        self._finalizer()
-
-    def _roster(self, func: str) -> Roster:
+        Raises:
+            NotConnected: not a member yet, or closed.
+        """
         if self.closed:
             raise self._closed_error(func)
         roster = self.engine.roster
         if roster is None:
-            raise NotConnected(func=func, reason="not a member of a run yet; call connect() first")
+            raise NotConnected(None, func, "not a member of a run yet; call connect() first")
         return roster
+
+    def peer_id(self, func: str) -> PeerId:
+        """The own id.
+
+        Raises:
+            NotConnected: not a member yet, or closed.
+        """
+        self.roster(func)
+        return self.engine.machine.peer
+
+    def close(self) -> None:
+        """Leave the run and free everything; idempotent."""
+        try:
+            self._finalizer()
+        except BaseException:  # Ctrl-C, and the finalizer does nothing if it is called again
+            _close(*self._what_to_close)
+            raise
 
     def _closed_error(self, func: str) -> NotConnected:
         why = "belongs to the parent process" if self._io.abandoned else "is closed"
-        return NotConnected(func=func, reason=f"the communicator {why}; make a new one")
+        return NotConnected(None, func, f"the communicator {why}; make a new one")
 
 
-def _listen_address(master: Address) -> Address:
-    """Where the own port listens: a run on this machine alone is not open to others."""
-    try:
-        literal = ip_address(master.host)
-    except ValueError:  # a name, which may stand for an address of either family
-        return Address("::", 0)
-    if literal.is_loopback:
-        return Address(master.host, 0)
-    return Address("::" if literal.version == 6 else "0.0.0.0", 0)
-
-
-def info_of(report: ReduceReport) -> ReduceInfo:
-    """The user's view of a report."""
-    return ReduceInfo(
-        local_world_size=len(report.contributors),
-        tx_bytes=report.tx_bytes,
-        rx_bytes=report.rx_bytes,
-        contributors=report.contributors,
-        view=report.operation.view,
-    )
-
-
-_RESULTS_OF_LOSS = {
-    "update_topology": Result.UPDATE_TOPOLOGY_FAILED,
-    "are_peers_pending": Result.INVALID_USAGE,
-    "all_reduce": Result.RANK_CONNECTION_LOST,
-}
-"""The status code with which each call says that this process is no longer a member."""
-
-
-def named(error: PCCLError, func: str) -> PCCLError:
-    """A fresh copy of ``error`` that names the call that raises it."""
-    lost = isinstance(error, Evicted | MasterLost)
-    result = _RESULTS_OF_LOSS.get(func, error.result) if lost else error.result
-    copy = type(error)(result, func, error.reason)
-    copy.__cause__ = error.__cause__
-    return copy
-
-
-def _close(io: IOThread, engine: PeerEngine) -> None:
-    if io.abandoned:
+def _close(io: IOThread, user: object, engine: PeerEngine) -> None:
+    """Let the engine say goodbye, and give the thread back; a second time changes nothing."""
+    if io.abandoned or not io.is_held_by(user):
         return
-    submission = io.submit(engine.close()).start()
+    submission = io.submit(engine.close).start()
     if io.owns_current_thread():  # collected by chance on the I/O thread, which must not wait
-        submission.finished.add_done_callback(lambda _: io.release())
+        submission.finished.add_done_callback(lambda _: io.release(user))
         return
-    try:
+    with suppress(TimeoutError, asyncio.CancelledError):
         submission.finished.result(CLOSE_TIMEOUT_S)
-    except (TimeoutError, asyncio.CancelledError):
-        pass
-    finally:
-        io.release()
-
-
-def _check_op(op: ReduceOp) -> ReduceOp:
-    try:
-        return ReduceOp(op)
-    except ValueError:
-        known = ", ".join(f"ReduceOp.{known.name}" for known in ReduceOp)
-        raise ValueError(f"op must be one of {known}, not {op!r}") from None
-
-
-def check_range(name: str, value: object, lowest: int, highest: int) -> int:
-    """Check an integer argument and return it.
-
-    Raises:
-        TypeError: not an integer.
-        ValueError: out of range.
-    """
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, not {value!r}")
-    try:
-        number = operator.index(cast("SupportsIndex", value))  # NumPy's integers too
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, not {value!r}") from None
-    if not lowest <= number <= highest:
-        raise ValueError(f"{name} must be from {lowest} to {highest}, not {value}")
-    return number
+    io.release(user)

@@ -83,6 +83,8 @@ def sim(seeds: range, jobs: int, bug: str | None, as_json: bool) -> None:
         )
         kills = ", ".join(f"{count} {phase}" for phase, count in summary["kills"].items())
         console.print(f"killed while: {kills}", highlight=False, soft_wrap=True)
+        done = ", ".join(f"{count} {what}" for what, count in sorted(summary["done"].items()))
+        console.print(f"besides: {done}", highlight=False, soft_wrap=True)
     sys.exit(0 if not summary["failed"] else 1)
 
 
@@ -116,15 +118,18 @@ def _tell(console: Console, verdict: Verdict, bug: str | None) -> None:
 def _summary(verdicts: list[Verdict], seconds: float) -> dict[str, Any]:
     kills: Counter[str] = Counter()
     endings: Counter[str] = Counter()
+    done: Counter[str] = Counter()
     for verdict in verdicts:
         kills.update(verdict.kills)
         endings.update(verdict.endings)
+        done.update(verdict.done)
     return {
         "seeds": len(verdicts),
         "failed": [v.scenario.seed for v in verdicts if not v.ok],
         "violations": {str(v.scenario.seed): v.violation for v in verdicts if not v.ok},
         "kills": dict(kills),
         "endings": dict(endings),
+        "done": dict(done),
         "reduces": sum(v.reduces for v in verdicts),
         "aborts": sum(v.aborts for v in verdicts),
         "events": sum(v.events for v in verdicts),

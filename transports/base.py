@@ -80,9 +80,11 @@ class Connection(Protocol):
         ...
 
     def start(self, receiver: Receiver) -> None:
-        """Begin to read; must be called once, before anything but ``close`` and ``abort``.
+        """Begin to read; must be called before anything but ``close`` and ``abort``.
 
-        A connection that is ended before that calls nobody.
+        A connection that is ended before that calls nobody. Called again, from within
+        ``buffer_updated`` or ``writable``, it hands the stream over: everything that comes after,
+        ``connection_lost`` included, goes to the new receiver.
         """
         ...
 

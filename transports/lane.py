@@ -112,6 +112,18 @@ class Lane:
         if not self._waiting:
             self._flush()
 
+    def replace(self, header: FrameHeader, payload: bytes) -> bool:
+        """Put ``payload`` into a queued frame with just this header, if none of it is sent yet.
+
+        Returns whether there was one: if not, nothing is queued.
+        """
+        encoded = encode_header(header)
+        for frame in self._queue:
+            if frame.header == encoded and not frame.sent:
+                frame.payload = memoryview(payload)
+                return True
+        return False
+
     def revoke(self, operation: OperationId) -> None:
         """Drop the frames of ``operation``; its memory is not read after this."""
         if not any(frame.operation == operation for frame in self._queue):

@@ -88,9 +88,10 @@ class SimConnection:
 
     def start(self, receiver: Receiver) -> None:
         """See ``Connection``."""
-        assert self._receiver is None, "a connection is started once"
-        self._receiver = receiver
+        handed_over, self._receiver = self._receiver is not None, receiver
         self.awaits_start = False
+        if handed_over:
+            return
         if self._error is not None:
             self._events.soon(partial(self._tell_lost, receiver, self._error))
         elif self._open:

@@ -90,11 +90,11 @@ class _TcpConnection:
         return self._local
 
     def start(self, receiver: Receiver) -> None:
-        assert not self._started, "a connection is started once"
-        self._started = True
         if self._open:
             self._receiver = receiver
-            self._loop.add_reader(self._sock, self._on_readable)
+            if not self._started:
+                self._loop.add_reader(self._sock, self._on_readable)
+        self._started = True
 
     def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
         if not self._open or self._send_failure is not None:

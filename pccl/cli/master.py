@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import secrets
+import shlex
 import signal
 import threading
 from types import FrameType
@@ -11,21 +13,16 @@ from types import FrameType
 import click
 
 import pccl
+from pccl import config
+from pccl.addresses import is_loopback, parse_address
 from pccl.cli import logs
 from pccl.errors import LinkError
 
 DEFAULT_LISTEN = "127.0.0.1:48148"
-"""Loopback unless told otherwise: a master has no password, so nobody opens one by accident."""
+"""Loopback unless told otherwise: nobody opens a master to others by accident."""
 
-
-def is_loopback(host: str) -> bool:
-    """Whether a host, IPv6 in brackets or not, can be reached from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+AUTO = "auto"
+AUTO_TOKEN_BYTES = 32
 
 
 def is_wildcard(host: str) -> bool:
@@ -36,11 +33,13 @@ def is_wildcard(host: str) -> bool:
         return False
 
 
-def greeting(address: str) -> list[str]:
+def greeting(address: str, token: str | None = None, *, secured: bool = False) -> list[str]:
     """What to tell the user about a master that listens.
 
     Args:
         address: ``HOST:PORT`` that the master is bound to.
+        token: a secret that the user does not know yet.
+        secured: whether peers need a token.
     """
     host, _, port = address.rpartition(":")
     lines = [f"master listening on {address}"]
@@ -49,24 +48,86 @@ def greeting(address: str) -> list[str]:
     if is_wildcard(host):
         address = f"HOST:{port}"
         lines.append("  reachable from other machines; HOST below is a name or address of this one")
-    lines += [f'  on each peer: pccl.Communicator("{address}")', "  Ctrl-C ends it"]
+    lines.append("  on each peer:")
+    if token is not None:
+        lines.append(f"    export {config.TOKEN}={shlex.quote(token)}")
+    elif secured:
+        lines.append(f"    set {config.TOKEN}, or {config.TOKEN_FILE}, to the same secret as here")
+    lines += [
+        f"    pccl join {address} -- python train.py",
+        f'    or in Python: pccl.Communicator("{address}")',
+        "  Ctrl-C ends it",
+    ]
     return lines
+
+
+def choose_token(option: str | None) -> tuple[bytes | None, str | None]:
+    """The run's secret, and its words if the user has to be told.
+
+    Args:
+        option: ``auto``, a file's path, or None: what the environment says.
+
+    Raises:
+        click.BadParameter: there is no good secret in it.
+    """
+    if option == AUTO:
+        made = secrets.token_urlsafe(AUTO_TOKEN_BYTES)
+        return made.encode(), made
+    try:
+        if option is not None:
+            return config.read_token_file(option), None
+        return config.resolve_token(None), None
+    except ValueError as error:
+        hint = "--token" if option is not None else None
+        raise click.BadParameter(str(error), param_hint=hint) from error
+
+
+def refuse_to_be_open(listen: str) -> None:
+    """Without a token, listen where only this machine can reach.
+
+    Raises:
+        click.BadParameter: others can, or it is no address.
+    """
+    try:
+        host = parse_address(listen).host
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--listen") from error
+    if not is_loopback(host):
+        raise click.BadParameter(
+            f"without a token, whoever reaches {listen} could join the run, read its tensors and "
+            "spoil them. Give --token auto (or a FILE that holds a secret), and the same secret to "
+            "the peers; or --insecure, if nobody else can reach it",
+            param_hint="--listen",
+        )
 
 
 @click.command()
 @click.option(
     "--listen",
+    "--listen-address",
     metavar="HOST:PORT",
     default=DEFAULT_LISTEN,
     show_default=True,
     help="Where to listen; port 0 takes a free one.",
 )
+@click.option(
+    "--token",
+    metavar="FILE|auto",
+    help="The secret that peers must know: the content of FILE, or a new one that is printed. "
+    f"Without it: {config.TOKEN} or {config.TOKEN_FILE}.",
+)
+@click.option("--insecure", is_flag=True, help="Let anybody join who reaches the address.")
 @logs.verbose_option(logging.INFO)
-def master(listen: str) -> None:
+def master(listen: str, token: str | None, insecure: bool) -> None:
     """Run a master: the process that keeps a run's membership and decides.
 
-    It listens on this machine only unless told otherwise, and runs until Ctrl-C or SIGTERM.
+    It listens on this machine only unless told otherwise, and runs until Ctrl-C or SIGTERM. Where
+    others can reach it, it wants a token: a secret that each process of the run proves to know
+    before anything else happens on a connection. The token does not encrypt what follows.
     """
+    secret, new_token = choose_token(token)
+    if secret is None and not insecure:
+        refuse_to_be_open(listen)
     stopped = threading.Event()
 
     def stop(signum: int, frame: FrameType | None) -> None:
@@ -76,7 +137,7 @@ def master(listen: str) -> None:
         signal.signal(wanted, stop)
 
     try:
-        node = pccl.MasterNode(listen)
+        node = pccl.MasterNode(listen, token=secret)
         node.run()
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--listen") from error
@@ -84,7 +145,7 @@ def master(listen: str) -> None:
         hint = "choose another address with --listen"
         raise click.ClickException(f"{error.reason}; {hint}") from error
     try:
-        click.echo("\n".join(greeting(node.address)))
+        click.echo("\n".join(greeting(node.address, new_token, secured=secret is not None)))
         stopped.wait()
     finally:
         node.interrupt()

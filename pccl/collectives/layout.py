@@ -7,6 +7,7 @@ and never splits an element. All members compute the same layout from the same d
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 SEGMENT_BYTES_MIN = 64 << 10
@@ -39,14 +40,14 @@ class Layout:
     """The chunks and segments of one tensor.
 
     Args:
-        count: number of elements, at least 1.
+        count: number of elements; of none there are no segments.
         itemsize: bytes per element.
         world_size: number of ranks, at least 1.
         segment_bytes: upper bound of a segment; rounded down to whole elements.
     """
 
     def __init__(self, count: int, itemsize: int, world_size: int, segment_bytes: int) -> None:
-        if count < 1 or itemsize < 1 or world_size < 1 or segment_bytes < itemsize:
+        if count < 0 or itemsize < 1 or world_size < 1 or segment_bytes < itemsize:
             raise ValueError(f"no layout for {count=} {itemsize=} {world_size=} {segment_bytes=}")
         self.nbytes = count * itemsize
         self.world_size = world_size
@@ -68,3 +69,8 @@ class Layout:
     def chunk(self, index: int) -> tuple[Segment, ...]:
         """The segments of chunk ``index`` in order (empty for an empty chunk)."""
         return self._chunks[index]
+
+    def segments(self) -> Iterator[Segment]:
+        """All segments in order of position."""
+        for chunk in self._chunks:
+            yield from chunk

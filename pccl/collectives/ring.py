@@ -4,39 +4,26 @@ Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms for clusters of works
 2009: 2(N-1) steps; each rank sends and receives 2(N-1)/N of the tensor.
 
 At step k rank p sends chunk (p - k) mod N to rank p + 1 and receives chunk (p - k - 1) mod N from
-rank p - 1. During the first N - 1 steps (reduce-scatter) an arrival is a partial sum to which the
-rank adds its own contribution; after step N - 2 rank p owns the finished chunk p + 1. During the
-other N - 1 steps (all-gather) an arrival is a final value that is taken as it is. Whatever is
-received at step k is exactly what is sent at step k + 1, so nothing waits for a whole chunk: each
-segment travels on as soon as it is here.
+rank p - 1. During the first N - 1 steps (reduce-scatter) an arrival is a partial result with which
+the rank combines its own contribution; after step N - 2 rank p owns the finished chunk p + 1.
+During the other N - 1 steps (all-gather) an arrival is a final value that is taken as it is.
+Whatever is received at step k is exactly what is sent at step k + 1, so nothing waits for a whole
+chunk: each segment travels on as soon as it is here.
 
 Chunk c is thus folded in ring order starting at rank c, whatever the timing, and everybody takes
 the owner's bytes: results are bit-identical, and reproducible for the same ring.
 
-Why a partial sum may live in the result buffer: the region of chunk c is overwritten by the gather
-only after its final value exists, which takes the neighbour's having received our partial of c.
+Why a partial result may live in the result buffer: the region of chunk c is overwritten by the
+gather only after its final value exists, which takes the neighbour's having received our partial
+of c.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from pccl.collectives.layout import Layout, Segment
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """What the arrival of a segment at a step causes, in this order."""
-
-    reduce: bool
-    """Add the own contribution to what has arrived."""
-    finish: bool
-    """This rank owns the sum: apply what the operation does last (the division of an average)."""
-    final: bool
-    """The value is now final: take its digest."""
-    forward: bool
-    """Send it on to the next rank, as part of the next step."""
+from pccl.collectives.schedule import Arrival
 
 
 class RingSchedule:
@@ -44,7 +31,8 @@ class RingSchedule:
 
     Args:
         rank: own position in the ring.
-        layout: chunks and segments; its world size is the ring's, at least 2.
+        layout: chunks and segments; its world size is the ring's, at least 2. Without elements
+            nothing travels.
     """
 
     def __init__(self, rank: int, layout: Layout) -> None:
@@ -76,6 +64,10 @@ class RingSchedule:
     def initial_sends(self) -> tuple[Segment, ...]:
         """The segments to send as step 0, from the own contribution."""
         return self._outgoing(0)
+
+    def initial_finals(self) -> tuple[Segment, ...]:
+        """None: to every result all ranks contribute."""
+        return ()
 
     def outgoing_index(self, step: int, segment: Segment) -> int:
         """Number of a segment among all that this rank sends (the receiver's incoming index)."""
@@ -111,7 +103,7 @@ class RingSchedule:
 
     @property
     def first_gather_index(self) -> int:
-        """How many of the incoming segments are partial sums: the others belong to the gather."""
+        """How many of the incoming segments are partial results: the others are the gather."""
         return self._first_incoming[self.world_size - 1]
 
     # -- the arithmetic of the ring ------------------------------------------------------------

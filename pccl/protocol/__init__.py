@@ -6,6 +6,7 @@ no threads, no randomness of its own.
 * ``types``: the vocabulary (ids, views, operations, rosters, enums).
 * ``errors``: the tree of errors a caller may see.
 * ``limits``: every deadline and every bound, each with its reason.
+* ``handshake``: how every connection begins, and the proof of the run's token.
 * ``frame``: the fixed binary header of the data plane.
 * ``messages``, ``codec``: control messages and their strict MessagePack encoding.
 * ``operation``: the life cycle of one collective.

@@ -1,9 +1,8 @@
-"""Control messages on the wire: a preamble, then length-prefixed MessagePack, strictly decoded.
+"""Control messages on the wire: length-prefixed MessagePack, strictly decoded.
 
-Each side first sends eight bytes: ``PCCL``, the protocol version (u16) and two reserved bytes.
-Then every message is a u32 length and a MessagePack array ``[code, field, ...]``; all integers
-of the framing are little-endian. Decoding accepts exactly what encoding produces: the right number
-of fields, the right types, integers in range, bounded text and lists, nothing behind the end.
+After the handshake every message is a u32 length, little-endian, and a MessagePack array ``[code,
+field, ...]``. Decoding accepts exactly what encoding produces: the right number of fields, the
+right types, integers in range, bounded text and lists, nothing behind the end.
 """
 
 from __future__ import annotations
@@ -22,16 +21,12 @@ from pccl.protocol import messages
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import (
     CONTROL_MESSAGE_BYTES_MAX,
-    PROTOCOL_VERSION,
     SEQUENCE_ITEMS_MAX,
     TEXT_BYTES_MAX,
 )
 from pccl.protocol.messages import Below, Message
 
-_MAGIC = b"PCCL"
-_PREAMBLE = struct.Struct("<4sHH")
 _LENGTH = struct.Struct("<I")
-PREAMBLE_BYTES = _PREAMBLE.size
 _U64 = Below(1 << 64)
 
 _CODES: dict[type[Any], int] = {
@@ -45,6 +40,7 @@ _CODES: dict[type[Any], int] = {
     messages.Withdraw: 8,
     messages.OutcomeQuery: 9,
     messages.LinkReport: 10,
+    messages.BlockedReply: 11,
     messages.Registered: 64,
     messages.LinkPlan: 65,
     messages.Resumed: 66,
@@ -55,16 +51,14 @@ _CODES: dict[type[Any], int] = {
     messages.OperationStarted: 71,
     messages.OperationEnded: 72,
     messages.MasterHeartbeat: 73,
+    messages.RoundWaits: 74,
+    messages.OperationWaits: 75,
+    messages.BlockedQuery: 76,
 }
 
 
 class _Invalid(Exception):
     """A value does not fit its field."""
-
-
-def preamble(version: int = PROTOCOL_VERSION) -> bytes:
-    """The eight bytes that open each direction of a control connection."""
-    return _PREAMBLE.pack(_MAGIC, version, 0)
 
 
 def encode(message: Message) -> bytes:
@@ -112,28 +106,14 @@ class StreamDecoder:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self.version: int | None = None
-        """The other side's protocol version, once its preamble is here."""
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Message]:
         """Add bytes; return the messages that are complete now.
-
-        Nothing is decoded of a foreign version; the caller looks at ``version`` and says so.
 
         Raises:
             RemoteProtocolError: these bytes do not follow the protocol. Close the connection.
         """
         self._buffer += data
-        if self.version is None:
-            if bytes(self._buffer[:4]) != _MAGIC[: len(self._buffer)]:
-                raise RemoteProtocolError(func="control", reason="does not speak this protocol")
-            if len(self._buffer) < PREAMBLE_BYTES:
-                return []
-            self.version = _PREAMBLE.unpack_from(self._buffer)[1]
-            del self._buffer[:PREAMBLE_BYTES]
-        if self.version != PROTOCOL_VERSION:
-            self._buffer.clear()
-            return []
         found: list[Message] = []
         start = 0
         while len(self._buffer) - start >= _LENGTH.size:

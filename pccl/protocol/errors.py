@@ -6,6 +6,7 @@ It lives here so that every room may speak of it without depending on the API.
     ├── TooFewPeers            a reduce with nobody to reduce with
     ├── CollectiveAborted      the collective ended without a result; inputs are intact, retry
     │   └── DescriptorMismatch members asked for different things; inputs are intact, fix the call
+    ├── LockstepError          members waited for different things, for ever; mend the program
     ├── DeadlineExceeded       the caller's own time budget ran out (also a TimeoutError)
     ├── OutcomeUnknown         the call was left after this peer had finished its part
     ├── ResyncRequired         ... and it was committed without this peer taking the result
@@ -50,9 +51,12 @@ class PCCLError(Exception):
         result: the status code, as scripts written for PCCL check it.
         func: name of the call that failed.
         reason: what happened, to whom, and what to do.
+        completed_tags: of a call that reduces several tensors, the tags whose tensors are reduced;
+            those of the others are what they were.
     """
 
     default_result = Result.INTERNAL_ERROR
+    completed_tags: tuple[int, ...] = ()
 
     def __init__(
         self, result: Result | int | None = None, func: str = "", reason: str = ""
@@ -62,12 +66,18 @@ class PCCLError(Exception):
         self.reason = reason
         super().__init__(result, func, reason)
 
+    @staticmethod
+    def check(result: int, func_name: str) -> None:
+        """Raise unless ``result`` is SUCCESS."""
+        if result != Result.SUCCESS:
+            raise PCCLError(result, func_name)
+
     def __str__(self) -> str:
         where = f"{self.func}: " if self.func else ""
         return f"{where}{self.reason or self.result.name} [{self.result.name} {int(self.result)}]"
 
-    def __reduce__(self) -> tuple[type[PCCLError], tuple[Result, str, str]]:
-        return (type(self), (self.result, self.func, self.reason))
+    def __reduce__(self) -> tuple[type[PCCLError], tuple[Result, str, str], dict[str, object]]:
+        return (type(self), (self.result, self.func, self.reason), self.__dict__.copy())
 
 
 class TooFewPeers(PCCLError):
@@ -86,6 +96,12 @@ class DescriptorMismatch(CollectiveAborted):
     """Members asked for different things in one collective. Make the calls agree."""
 
     default_result = Result.INVALID_ARGUMENT
+
+
+class LockstepError(PCCLError):
+    """Members waited for different things and could not go on. Make them call in the same order."""
+
+    default_result = Result.INVALID_USAGE
 
 
 class DeadlineExceeded(PCCLError, TimeoutError):

@@ -30,19 +30,17 @@ PAYLOAD_BYTES_MAX = 16 << 20
 class FrameKind(enum.IntEnum):
     """What a frame carries."""
 
-    HELLO = 1
-    """First frame on a lane in each direction; the payload is a ``LaneHello``."""
-    DATA = 2
+    DATA = 1
     """One segment of an operation."""
-    QUERY = 3
+    QUERY = 2
     """Sender asks what the receiver still lacks of an operation (after a lane was lost)."""
-    HAVE = 4
+    HAVE = 3
     """Answer to QUERY: the payload is the receiver's bitmap of received segments."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """A decoded header. ``operation`` is all zeros for HELLO."""
+    """A decoded header."""
 
     kind: FrameKind
     operation: OperationId
@@ -52,7 +50,6 @@ class FrameHeader:
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
-NO_OPERATION = OperationId(0, 0, 0, 0, 0)
 
 
 def encode_header(header: FrameHeader) -> bytes:
@@ -80,40 +77,3 @@ def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
             func="lane", reason=f"frame of {length} bytes; at most {PAYLOAD_BYTES_MAX} are allowed"
         )
     return FrameHeader(known, OperationId(term, group, view, tag, n), step, offset, length)
-
-
-_HELLO = struct.Struct("<4sHHI16sQQ")
-HELLO_BYTES = _HELLO.size
-_MAGIC = b"PCCL"
-
-
-@dataclass(frozen=True, slots=True)
-class LaneHello:
-    """Who opens a lane to whom, in which run and term: the first frame in each direction."""
-
-    version: int
-    lane: int
-    term: int
-    run: bytes
-    source: int
-    target: int
-
-    def encode(self) -> bytes:
-        """Return the payload of a HELLO frame."""
-        return _HELLO.pack(
-            _MAGIC, self.version, self.lane, self.term, self.run, self.source, self.target
-        )
-
-    @staticmethod
-    def decode(payload: bytes | bytearray | memoryview) -> LaneHello:
-        """Decode the payload of a HELLO frame.
-
-        Raises:
-            RemoteProtocolError: it is not one. Close the lane.
-        """
-        if len(payload) != HELLO_BYTES:
-            raise RemoteProtocolError(func="lane", reason="malformed hello")
-        magic, *rest = _HELLO.unpack(payload)
-        if magic != _MAGIC:
-            raise RemoteProtocolError(func="lane", reason="does not speak this protocol")
-        return LaneHello(*rest)

@@ -9,13 +9,13 @@ from dataclasses import dataclass, fields
 
 from pccl.protocol.types import NS_PER_S
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 CONTROL_MESSAGE_BYTES_MAX = 1 << 20
 """The largest control message is a roster: about 40 bytes a member, so thousands of members fit."""
 
-PEERS_MAX = 4096
-"""Registered at one master: a roster of so many, with long host names, still fits a message."""
+PEERS_MAX = 3840
+"""Registered at one master: a roster of so many, with the longest host names, fits a message."""
 
 TEXT_BYTES_MAX = 4096
 """Reasons. Nobody reads more."""
@@ -43,6 +43,12 @@ JOIN_REASONS_MAX = 3
 
 MISSED_KEPT_MAX = 16
 """Mismatches per view and tag that a late caller is still told."""
+
+OPERATIONS_OPEN_MAX = 16384
+"""Undecided operations that one member has begun: more is a mistake, or malice."""
+
+OWED_MAX = 65536
+"""Outcomes and answers that a member has not acknowledged; it loses its connection beyond."""
 
 SECONDS_MAX = 10 * 365 * 24 * 3600
 """Of any deadline: ten years, for those who want none."""
@@ -76,6 +82,10 @@ class Timing:
     """Back-off between attempts to reach somebody who should be there."""
     connect_retry_s: float = 1.0
     """Between the attempts of ``connect`` to find a master."""
+    lockstep_s: float = 1.0
+    """Members that wait for different things for so long, all callers blocked, are told so."""
+    waiting_report_s: float = 5.0
+    """A call that waits so long is told, and logs, whom it waits for."""
     master_lost_s: float = 60.0
     """A master that does not come back within this time is lost."""
 

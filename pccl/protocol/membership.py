@@ -24,7 +24,11 @@ class RegisteredPeer:
     group: int
     member: Member
     token: bytes
+    min_peers: int = 1
+    """It wants to be admitted into no smaller run (itself included)."""
     admitted: bool = False
+    blocked: bool = False
+    """Whether all its callers wait for other members, as far as it has said."""
     connection: int | None = None
     heard_ns: int = 0
     """When it was last heard of."""
@@ -94,20 +98,41 @@ class Membership:
         return peer.admitted and peer.connection is not None
 
     def admissible(self) -> list[RegisteredPeer]:
-        """The newcomers whose links to their future neighbours are up."""
+        """The newcomers that are linked to their future neighbours, and enough for each other."""
+        wanted = self.pending()
+        while True:
+            ready, _ = self._linked(wanted)
+            size = len(self.members()) + len(ready)
+            too_few = {peer.id for peer in ready if peer.min_peers > size}
+            if not too_few:
+                return ready
+            wanted = [peer for peer in wanted if peer.id not in too_few]
+
+    def unlinked(self) -> dict[PeerId, tuple[PeerId, str]]:
+        """The newcomers that can't be admitted for want of a link: to whom, and why."""
+        _, missing = self._linked(self.pending())
+        for peer in self.admissible():
+            missing.pop(peer.id, None)
+        return missing
+
+    def _linked(
+        self, newcomers: list[RegisteredPeer]
+    ) -> tuple[list[RegisteredPeer], dict[PeerId, tuple[PeerId, str]]]:
+        """Who of them fits into the rings, one behind the other, and what the others lack."""
         rings: dict[int, list[PeerId]] = {}
         ready: list[RegisteredPeer] = []
-        for peer in self.pending():
-            ring = rings.setdefault(peer.group, [p.id for p in self.members(peer.group)])
-            if peer.connection is not None and self._missing_link(ring, peer.id) is None:
+        unlinked: dict[PeerId, tuple[PeerId, str]] = {}
+        for peer in newcomers:
+            ring = rings.get(peer.group)
+            if ring is None:
+                ring = rings[peer.group] = [p.id for p in self.members(peer.group)]
+            missing = self._missing_link(ring, peer.id)
+            if missing is not None:
+                unlinked[peer.id] = missing
+            elif peer.connection is not None:
                 ready.append(peer)
                 ring.append(peer.id)
-        return ready
-
-    def missing_link(self, peer: RegisteredPeer) -> tuple[PeerId, str] | None:
-        """Which link keeps a newcomer from being admitted, and why it is not there."""
-        ring = [p.id for p in self.members(peer.group)]
-        return self._missing_link(ring, peer.id)
+        return ready, unlinked
 
     def _missing_link(self, ring: list[PeerId], peer: PeerId) -> tuple[PeerId, str] | None:
         for neighbour in (ring[-1], ring[0]) if ring else ():

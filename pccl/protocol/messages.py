@@ -41,12 +41,14 @@ U32 = Annotated[int, Below(1 << 32)]
 class Register:
     """First message of a newcomer: its group and where its port can be reached.
 
-    An empty ``host`` means: the address that the master sees.
+    An empty ``host`` means: the address that the master sees. It wants to be admitted only into a
+    run that then has ``min_peers`` members or more.
     """
 
     group: U32
     host: str
     port: U16
+    min_peers: U16 = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class Heartbeat:
     progress: tuple[Progress, ...] = ()
     operations: tuple[OperationId, ...] = ()
     rounds: tuple[RoundId, ...] = ()
+    blocked: bool = False
+    """Whether all callers are inside calls that wait for other members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,14 @@ class OutcomeQuery:
     """What became of this operation?"""
 
     operation: OperationId
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedReply:
+    """Answer to ``BlockedQuery``."""
+
+    query: U32
+    blocked: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +208,9 @@ class RoundClosed:
     roster_version: int
     pending: bool
     """Whether newcomers are waiting."""
+    lockstep: str = ""
+    """Not empty: there is no answer, because the members waited for different things (whom for
+    what); the next call of the kind opens the next round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +233,31 @@ class OperationEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundWaits:
+    """Whom the peer's request of this round has been waiting for, and what they do meanwhile."""
+
+    round: RoundId
+    waited_s: U32
+    whom: str
+
+
+@dataclass(frozen=True, slots=True)
+class OperationWaits:
+    """Whom the peer's request of this operation has been waiting for, and what they do."""
+
+    operation: OperationId
+    waited_s: U32
+    whom: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedQuery:
+    """Are all your callers inside calls that wait for other members, right now?"""
+
+    query: U32
+
+
+@dataclass(frozen=True, slots=True)
 class MasterHeartbeat:
     """The master's sign of life."""
 
@@ -232,6 +272,7 @@ PeerMessage = (
     | OperationDone
     | Withdraw
     | OutcomeQuery
+    | BlockedReply
     | LinkReport
 )
 MasterMessage = (
@@ -244,6 +285,9 @@ MasterMessage = (
     | RoundClosed
     | OperationStarted
     | OperationEnded
+    | RoundWaits
+    | OperationWaits
+    | BlockedQuery
     | MasterHeartbeat
 )
 Message = PeerMessage | MasterMessage

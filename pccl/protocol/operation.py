@@ -72,8 +72,12 @@ def name_peers(peers: list[PeerId]) -> str:
 class Ballot:
     """What the master knows about one undecided operation. It decides; the master announces."""
 
-    def __init__(self, operation: OperationId, members: tuple[PeerId, ...], now_ns: int) -> None:
+    def __init__(
+        self, operation: OperationId, members: tuple[PeerId, ...], opener: PeerId, now_ns: int
+    ) -> None:
         self.operation = operation
+        self.opener = opener
+        """Who was the first to speak of it."""
         self.members = members
         """All members of the view, in ring order; also those that were lost since."""
         self.phase = Phase.REQUESTED
@@ -111,6 +115,20 @@ class Ballot:
         self._digests[peer] = digest
         self.progress_ns = now_ns
         return self._outcome_if_complete()
+
+    @property
+    def what(self) -> str:
+        """How its callers know it."""
+        asked = next(iter(self._descriptors.values()), None)
+        return f"tag {self.operation.tag}" + (f" ({asked})" if asked else "")
+
+    def requested_by(self) -> list[PeerId]:
+        """The members that have asked for it and have not been lost."""
+        return [peer for peer in self._present if peer in self._descriptors]
+
+    def get_stuck(self, reason: str) -> Decision:
+        """The members wait for different things."""
+        return self._end(Abort(AbortCause.LOCKSTEP, reason))
 
     def withdraw(self, peer: PeerId, reason: str) -> Decision:
         """A member's caller has left before it was done."""

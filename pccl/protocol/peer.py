@@ -10,6 +10,7 @@ Invariants:
   and to the roster that the answer names: the same for all callers at the same call.
 * Buffers are posted before the operation is requested, and released before its call returns.
 * Every operation that was posted ends exactly once, and every call returns exactly once.
+* The outcome of a detached operation, with the membership it names, is seen when it is claimed.
 * Everything unanswered is repeated after a reconnect; a second answer changes nothing.
 """
 
@@ -17,40 +18,19 @@ from __future__ import annotations
 
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
+from pccl.protocol import peer_errors as words
 from pccl.protocol import peer_events as ev
-from pccl.protocol.history import History, InvariantViolation
-from pccl.protocol.limits import JOIN_REASONS_MAX, Timing
+from pccl.protocol.history import InvariantViolation
+from pccl.protocol.limits import OPERATIONS_OPEN_MAX, Timing
 from pccl.protocol.operation import Phase
-from pccl.protocol.peer_contact import MasterContact
-from pccl.protocol.peer_events import (
-    Begin,
-    CloseControl,
-    DialControl,
-    End,
-    ForgetEarly,
-    PeerEffect,
-    Post,
-    Raise,
-    ReduceResult,
-    Return,
-    Send,
-    SetLinks,
-)
-from pccl.protocol.peer_membership import (
-    KnownMembership,
-    Standing,
-    loss_error,
-    master_lost_error,
-    refusal_error,
-)
-from pccl.protocol.peer_operations import OpenOperation, OpenOperations, abort_error
+from pccl.protocol.participant import Participant
+from pccl.protocol.peer_membership import Standing
+from pccl.protocol.peer_operations import OpenOperation, OpenOperations
 from pccl.protocol.peer_rounds import OpenRound, OpenRounds
 from pccl.protocol.types import (
     AbortCause,
-    Descriptor,
+    Collective,
     OperationId,
-    PeerId,
-    RemovalCause,
     Roster,
     RoundId,
     RoundKind,
@@ -59,7 +39,7 @@ from pccl.protocol.types import (
 __all__ = ["PeerMachine", "Standing"]
 
 
-class PeerMachine:
+class PeerMachine(Participant):
     """One incarnation of one process in a run.
 
     Args:
@@ -68,39 +48,15 @@ class PeerMachine:
     """
 
     def __init__(self, timing: Timing, now_ns: int) -> None:
-        self.timing = timing
-        self.history = History("peer")
-        self.standing = Standing.OUTSIDE
-        self.peer = PeerId(0)
-        """Own id, once registered."""
-        self.term = 0
-        self.run = b""
-        self.group = 0
-        self._now_ns = now_ns
-        self._effects: list[PeerEffect] = []
-        self._join: ev.JoinCall | None = None
-        self._join_failures = 0
-        self._join_reasons: dict[str, None] = {}
-        self._token = b""
-        self._contact = MasterContact(timing, now_ns)
-        self._membership = KnownMembership()
+        super().__init__(timing, now_ns)
         self._rounds = OpenRounds()
         self._admission_unused = False
         self._operations = OpenOperations(self.history)
-        self._lost: errors.PCCLError | None = None
+        self._loss_told_to: set[int] = set()
+        """Detached calls whose callers learn of it when they claim the outcome."""
         self._resync: str | None = None
         self._deferred: list[ev.RoundCall | ev.ReduceCall] = []
         """Calls that wait for the outcome of an operation that the caller had left."""
-
-    @property
-    def newest(self) -> Roster | None:
-        """The newest roster that has arrived (callers may not know it yet)."""
-        return self._membership.newest
-
-    @property
-    def seen(self) -> Roster | None:
-        """Membership as the caller may know it."""
-        return self._membership.seen
 
     @property
     def in_round(self) -> bool:
@@ -129,10 +85,7 @@ class PeerMachine:
         """Whether the others have committed something that this peer's caller had left."""
         return self._resync is not None
 
-    def handle(self, event: ev.PeerEvent, now_ns: int) -> list[PeerEffect]:
-        """Take one event; return what must be done, in order."""
-        self._now_ns = now_ns
-        self.history.record(now_ns, event)
+    def _take(self, event: ev.PeerEvent) -> None:
         match event:
             case ev.JoinCall():
                 self._on_join_call(event)
@@ -140,14 +93,18 @@ class PeerMachine:
                 self._on_round_call(event)
             case ev.ReduceCall():
                 self._on_reduce_call(event)
+            case ev.Claim(call):
+                self._on_claim(call)
             case ev.LeaveCall():
                 self._on_leave_call(event)
+            case ev.CallersAsked(query, blocked):
+                self._send(msg.BlockedReply(query, self._is_blocked(blocked)))
             case ev.Close():
                 self._on_close()
             case ev.ControlOpened():
                 self._on_control_opened()
             case ev.ControlMessage(message):
-                self._contact.heard(now_ns)
+                self._contact.heard(self._now_ns)
                 self._on_message(message)
             case ev.ControlClosed(reason):
                 self._on_control_closed(reason)
@@ -157,94 +114,113 @@ class PeerMachine:
                 self._on_reduce_done(operation, digest)
             case ev.LeftCommitted(operation):
                 self._require_resync(operation)
-            case ev.Tick(progress):
-                self._on_tick(progress)
-        effects, self._effects = self._effects, []
-        for effect in effects:
-            self.history.record(now_ns, effect)
-        return effects
+            case ev.Tick(progress, blocked):
+                self._on_tick(progress, self._is_blocked(blocked))
 
     # -- calls ---------------------------------------------------------------------------------
-
-    def _on_join_call(self, event: ev.JoinCall) -> None:
-        if self.standing is not Standing.OUTSIDE:
-            self._raise(event.call, errors.PCCLError(errors.Result.INVALID_USAGE,
-                        reason="this communicator is connected already"))  # fmt: skip
-            return
-        self.standing = Standing.JOINING
-        self._join = event
-        self.group = event.group
-        self._contact.heard(self._now_ns)  # the time to wait for a master begins now
-        self._effects.append(DialControl(0))
 
     def _on_round_call(self, event: ev.RoundCall) -> None:
         if not self._may_call(event):
             return
-        if event.kind is RoundKind.UPDATE_TOPOLOGY:
-            if any(operation.call is not None for operation in self._operations):
-                reason = "collectives of this peer are still open; wait for them first"
-                self._raise(event.call, errors.PendingOperations(reason=reason))
-                return
-            if self._admission_unused:
-                self._admission_unused = False
-                self._effects.append(Return(event.call, None))
-                return
+        busy = self._membership.has_unclaimed or self._operations.have_callers
+        if busy and event.kind is not RoundKind.PEERS_PENDING:
+            self._raise(event.call, words.operations_open())
+            return
+        satisfied = event.kind is RoundKind.UPDATE_TOPOLOGY and self._admission_unused
         self._admission_unused = False
+        if satisfied:
+            self._effects.append(ev.Return(event.call, None))
+            return
+        if event.kind is RoundKind.OPTIMIZE_TOPOLOGY:
+            if not self._has_caught_up(event):
+                return
+            if self._membership.is_alone:
+                self._raise(event.call, words.alone_in_the_run())
+                return
         current = self._rounds.get(event.kind)
         if current is None:
             current = self._rounds.open(event.kind, event.call)
             self._send(msg.RoundRequest(current.id))
         elif current.call is not None:
-            reason = f"another thread is in the same call ({event.kind.name.lower()}) already"
-            self._raise(event.call, errors.PendingOperations(reason=reason))
+            self._raise(event.call, words.same_call_twice(event.kind))
         else:
             current.call = event.call
             if current.answer is not None:
                 self._return_round(current, current.answer)
 
+    def _has_caught_up(self, event: ev.RoundCall | ev.ReduceCall) -> bool:
+        """See what the others see, or defer the call until that can be.
+
+        The caller may have left a round that the others have had, or will have, with him; their
+        collectives would wait for each other in different views.
+        """
+        left = self._rounds.get(RoundKind.UPDATE_TOPOLOGY)
+        if left is None or left.call is not None:
+            return True
+        if left.answer is None:
+            self._deferred.append(event)
+            return False
+        self._take_answer(left, left.answer)
+        return True
+
     def _on_reduce_call(self, event: ev.ReduceCall) -> None:
         if not self._may_call(event):
             return
-        left = self._rounds.get(RoundKind.UPDATE_TOPOLOGY)
-        if left is not None and left.call is None:
-            # The caller left a round that the others have had, or will have, with him: he must see
-            # what they see, or their collectives would wait for each other in different views.
-            if left.answer is None:
-                self._deferred.append(event)
-                return
-            self._take_answer(left, left.answer)
+        if not self._has_caught_up(event):
+            return
         self._admission_unused = False
         assert self.seen is not None
-        if any(o.id.tag == event.tag and o.call is not None for o in self._operations):
-            reason = f"tag {event.tag} is in use by a collective that is still open"
-            self._raise(event.call, errors.PCCLError(errors.Result.INVALID_ARGUMENT, reason=reason))
+        if self._operations.is_tag_in_use(event.tag):
+            self._raise(event.call, words.tag_in_use(event.tag))
+            return
+        if len(self._operations) >= OPERATIONS_OPEN_MAX:
+            self._raise(event.call, words.too_many_open())
             return
         newest = self.newest
         assert newest is not None
         if self.seen.view not in newest.open_views:
-            error = loss_error(self.seen, newest)
-            self._membership.see(newest.version)
-            self._raise(event.call, error)
+            self._raise(event.call, words.lost_before(self.seen, newest))
+            self._membership.show(event.call, newest.version, detached=event.detached)
         elif len(self.seen.members) < 2:
-            reason = "alone in the group; wait for others with update_topology()"
-            self._raise(event.call, errors.TooFewPeers(reason=reason))
+            self._reduce_alone(event, self.seen)
         elif (missed := self._operations.take_missed(self.seen.view, event.tag)) is not None:
-            self._membership.see(missed.roster_version)
-            self._raise(event.call, abort_error(missed, attempt=0))
+            self._membership.show(event.call, missed.roster_version, detached=event.detached)
+            self._raise(event.call, words.aborted(missed, attempt=0))
         else:
-            self._request(event.call, event.tag, event.descriptor, self.seen)
+            self._request(event, self.seen)
 
-    def _request(self, call: int, tag: int, descriptor: Descriptor, roster: Roster) -> None:
+    def _reduce_alone(self, event: ev.ReduceCall, roster: Roster) -> None:
+        if event.descriptor.collective is Collective.ALL_REDUCE:
+            self._raise(event.call, words.alone_in_the_group())
+        else:  # there is nobody to wait for, and nobody to send anything to
+            operation = self._next_operation(roster, event.tag)
+            self._effects.append(ev.Return(event.call, ev.ReduceResult(operation, (self.peer,))))
+
+    def _request(self, event: ev.ReduceCall, roster: Roster) -> None:
+        operation = self._next_operation(roster, event.tag)
+        what, call = event.descriptor, event.call
+        self._open(OpenOperation(operation, what, roster.ring, call, event.detached))
+
+    def _next_operation(self, roster: Roster, tag: int) -> OperationId:
         n = self._operations.next_n(roster.view, tag)
-        operation = OperationId(self.term, self.group, roster.view, tag, n)
-        self._open(OpenOperation(operation, descriptor, roster.ring, call))
+        return OperationId(self.term, self.group, roster.view, tag, n)
 
     def _open(self, operation: OpenOperation) -> None:
         assert operation.call is not None
         self._operations.open(operation)
         what = operation.descriptor
-        self._effects.append(Post(operation.call, operation.id, what, operation.ring))
+        self._effects.append(ev.Post(operation.call, operation.id, what, operation.ring))
         self._send(msg.OperationRequest(operation.id, what))
+
+    def _on_claim(self, call: int) -> None:
+        self._membership.claim(call)
+        if call in self._loss_told_to:
+            self._lost = None
+
+    def _is_blocked(self, callers_blocked: bool) -> bool:
+        """Whether nobody here can go on before another member makes a call."""
+        free = self._membership.has_unclaimed or not self._operations.all_block_their_callers
+        return callers_blocked and self.standing is Standing.MEMBER and not free
 
     def _on_leave_call(self, event: ev.LeaveCall) -> None:
         operation = self._operations.of_call(event.call)
@@ -254,37 +230,30 @@ class PeerMachine:
         for deferred in self._deferred:
             if deferred.call == event.call:
                 self._deferred.remove(deferred)
-                self._raise(event.call, errors.DeadlineExceeded(reason=event.reason))
+                self._raise(event.call, words.left(event.reason))
                 return
         for current in self._rounds:
             if current.call == event.call:
                 current.call = None
-                self._raise(event.call, errors.DeadlineExceeded(reason=event.reason))
+                self._raise(event.call, words.left(event.reason, current.waits_for))
                 return
         if self._join is not None and self._join.call == event.call:
-            self._lose(errors.NotAdmitted(reason=event.reason), goodbye=True)
+            self._lose(words.left_join(event.reason), goodbye=True)
 
     def _leave_operation(self, event: ev.LeaveCall, operation: OpenOperation) -> None:
-        operation.call = None
         done = operation.phase is Phase.DONE
-        self._effects.append(End(operation.id, committed=False, data_needed=done))
+        self._operations.leave(operation, None if done else event.reason)
         if done:
-            reason = f"left tag {operation.id.tag} after its result was complete"
-            self._raise(event.call, errors.OutcomeUnknown(reason=reason))
+            self._effects.append(ev.Detach(operation.id))
+            self._raise(event.call, words.left_done_operation(event.reason, operation.id))
         else:
-            operation.withdrawn = event.reason
+            self._effects.append(ev.End(operation.id, committed=False))
             self._send(msg.Withdraw(operation.id, event.reason))
-            self._raise(event.call, errors.CollectiveAborted(reason=event.reason))
-
-    def _on_close(self) -> None:
-        if self.standing is not Standing.CLOSED:
-            reason = "the communicator was closed"
-            self._lose(errors.NotConnected(reason=reason), goodbye=True)
-            self.standing = Standing.CLOSED
+            self._raise(event.call, words.left_operation(event.reason, operation.waits_for))
 
     def _may_call(self, event: ev.RoundCall | ev.ReduceCall) -> bool:
         if self.standing is Standing.MEMBER and self._resync is None:
-            in_doubt = [operation.id for operation in self._operations if operation.in_doubt]
+            in_doubt = self._operations.in_doubt()
             for operation in in_doubt:
                 self._send(msg.OutcomeQuery(operation))
             if in_doubt:
@@ -296,8 +265,7 @@ class PeerMachine:
             self._raise(event.call, self._lost)
             self._lost = None
         else:
-            reason = "not a member of a run; call connect() first"
-            self._raise(event.call, errors.NotConnected(reason=reason))
+            self._raise(event.call, words.not_a_member())
         return False
 
     def _retry_deferred(self) -> None:
@@ -308,77 +276,22 @@ class PeerMachine:
             else:
                 self._on_reduce_call(event)
 
-    # -- the control connection ----------------------------------------------------------------
-
-    def _on_control_opened(self) -> None:
-        if self.standing in (Standing.LOST, Standing.CLOSED, Standing.OUTSIDE):
-            self._effects.append(CloseControl("not needed any more"))
-            return
-        self._contact.opened(self._now_ns)
-        if self._token:
-            newest = self.newest
-            self._send(msg.Resume(self.peer, self._token, newest.version if newest else 0))
-        else:
-            assert self._join is not None
-            self._send(msg.Register(self.group, self._join.host, self._join.port))
-
-    def _on_control_closed(self, reason: str) -> None:
-        self._contact.connected = False
-        if self.standing in (Standing.LOST, Standing.CLOSED, Standing.OUTSIDE):
-            return
-        if self._join is not None and not self._token:
-            self._on_join_failed(self._join, reason)
-            return
-        if self._give_up_on_master(reason):
-            return
-        self._effects.append(DialControl(self._contact.redial_delay_ns()))
-
-    def _on_join_failed(self, join: ev.JoinCall, reason: str) -> None:
-        self._join_failures += 1
-        self._join_reasons[reason] = None
-        if self._join_failures < join.attempts:
-            delay_s = self.timing.connect_retry_s
-            self._effects.append(DialControl(self.timing.ns(delay_s)))
-            return
-        reasons = "; ".join(list(self._join_reasons)[-JOIN_REASONS_MAX:])
-        tries = f"{join.attempts} attempt{'s' if join.attempts > 1 else ''}"
-        text = f"no master after {tries}: {reasons}; is it running there?"
-        error = errors.MasterLost(errors.Result.MASTER_CONNECTION_FAILED, reason=text)
-        self._lose(error, goodbye=False)
-
-    def _give_up_on_master(self, reason: str) -> bool:
-        if not self._contact.is_lost(self._now_ns):
-            return False
-        silence_s = (self._now_ns - self._contact.heard_ns) / 1e9
-        self._lose(master_lost_error(silence_s, reason), goodbye=False)
-        return True
-
-    def _repeat_unanswered(self) -> None:
-        for report in self._membership.link_reports():
-            self._send(report)
-        for current in self._rounds:
-            if current.answer is None:
-                self._send(msg.RoundRequest(current.id))
-        for message in self._operations.unanswered():
-            self._send(message)
+    # -- what the master says -------------------------------------------------------------------
 
     def _on_message(self, message: msg.Message) -> None:
-        if self.standing in (Standing.LOST, Standing.CLOSED, Standing.OUTSIDE):
+        if not self._takes_part:
             return
         match message:
-            case msg.Registered(peer, term, run, token):
-                self.standing = Standing.PENDING
-                self.peer, self.term, self.run, self._token = peer, term, run, token
-                self.history.owner = f"peer {peer}"
-            case msg.LinkPlan(elders):
-                self._membership.learn_elders(elders)
-                self._want_links()
+            case msg.Registered():
+                self._on_registered(message)
+            case msg.LinkPlan():
+                self._on_link_plan(message)
             case msg.Resumed():
-                self._repeat_unanswered()
+                self._on_resumed()
             case msg.Refused(cause, reason):
                 self._on_refused(cause, reason)
-            case msg.Admitted(roster, rounds):
-                self._on_admitted(roster, rounds)
+            case msg.Admitted():
+                self._on_admitted(message)
             case msg.RosterChanged(roster):
                 self._on_roster(roster)
             case msg.RoundClosed():
@@ -387,90 +300,73 @@ class PeerMachine:
                 self._on_started(operation)
             case msg.OperationEnded():
                 self._on_ended(message)
+            case msg.RoundWaits():
+                self._report_wait(self._rounds.note_wait(message), message.waited_s)
+            case msg.OperationWaits():
+                self._report_wait(self._operations.note_wait(message), message.waited_s)
+            case msg.BlockedQuery(query):
+                self._effects.append(ev.AskCallers(query))
             case msg.MasterHeartbeat():
                 pass
             case _:
                 reason = f"the master sent {type(message).__name__}"
                 raise errors.RemoteProtocolError(func="control", reason=reason)
 
-    # -- membership ----------------------------------------------------------------------------
+    # -- being a member --------------------------------------------------------------------------
 
-    def _on_admitted(self, roster: Roster, rounds: tuple[msg.RoundCount, ...]) -> None:
-        if self.standing is not Standing.PENDING or self._join is None:
-            return  # told twice
-        self.standing = Standing.MEMBER
+    def _begin_membership(self, rounds: tuple[msg.RoundCount, ...], *, rejoins: bool) -> None:
         self._rounds.start_from(rounds)
-        self._on_roster(roster)
-        self._membership.see(roster.version)
-        self._admission_unused = True
-        call, self._join = self._join.call, None
-        self._effects.append(Return(call, None))
+        self._admission_unused = not rejoins
 
-    def _on_roster(self, roster: Roster) -> None:
-        if self._membership.learn(roster):
-            self._operations.forget_closed(roster.open_views)
-            self._effects.append(ForgetEarly())
-            self._want_links()
+    def _forget_closed(self, open_views: tuple[int, ...]) -> None:
+        self._operations.forget_closed(open_views)
 
-    def _want_links(self) -> None:
-        peers = self._membership.want_links(self.peer)
-        if peers is not None:
-            self._effects.append(SetLinks(peers))
-
-    def _on_link_changed(self, peer: PeerId, why: str | None) -> None:
-        registered = self.standing in (Standing.PENDING, Standing.MEMBER)
-        if registered and self._membership.link_changed(peer, why):
-            self._send(msg.LinkReport(peer, why is None, why or ""))
-
-    def _on_refused(self, cause: RemovalCause | None, reason: str) -> None:
-        error = refusal_error(self.standing is Standing.MEMBER, cause, reason)
-        self._lose(error, goodbye=False)
-
-    def _lose(self, error: errors.PCCLError, *, goodbye: bool) -> None:
-        """Stop being a part of the run: restore every buffer, fail every call."""
-        if goodbye and self._contact.connected and self._token:
-            self._send(msg.Goodbye())
-        self._effects.append(CloseControl(error.reason))
-        self._contact.connected = False
-        told = False
-        for operation in self._operations:
-            if operation.call is not None:
-                self._effects.append(End(operation.id, committed=False))
-                self._raise(operation.call, error)
-                told = True
+    def _repeat_requests(self) -> None:
         for current in self._rounds:
-            if current.call is not None:
-                self._raise(current.call, error)
-                told = True
-        for call in [self._join, *self._deferred]:
-            if call is not None:
-                self._raise(call.call, error)
-                told = True
-        self._join = None
+            if current.answer is None:
+                self._send(msg.RoundRequest(current.id))
+        for message in self._operations.unanswered():
+            self._send(message)
+
+    def _fail_calls(self, error: errors.PCCLError) -> bool:
+        waiting = [current.call for current in self._rounds if current.call is not None]
+        handles: list[int] = []
+        for operation in self._operations:
+            if operation.withdrawn is None:
+                self._effects.append(ev.End(operation.id, committed=False))
+            if operation.call is not None:
+                (handles if operation.detached else waiting).append(operation.call)
+        for deferred in self._deferred:
+            detached = isinstance(deferred, ev.ReduceCall) and deferred.detached
+            (handles if detached else waiting).append(deferred.call)
+        for call in sorted([*waiting, *handles]):
+            self._raise(call, error)
+        self._loss_told_to.update(handles)
         self._deferred.clear()
         self._operations.clear()
         self._rounds.clear()
-        self._membership.drop_links()
-        self._effects.append(SetLinks(()))
-        self.standing = Standing.LOST
-        self._lost = None if told else error
+        return bool(waiting)
 
     # -- rounds --------------------------------------------------------------------------------
 
     def _on_round_closed(self, message: msg.RoundClosed) -> None:
         current = self._rounds.answer(message)
         if current is None:
+            self._rounds.skip(message.round)
             self._acknowledge(message.round)
-        elif current.call is not None:
+            return
+        if current.call is not None:
             self._return_round(current, message)
-        else:
-            self._retry_deferred()
+        self._retry_deferred()
 
     def _return_round(self, current: OpenRound, answer: msg.RoundClosed) -> None:
         assert current.call is not None
         self._take_answer(current, answer)
+        if answer.lockstep:
+            self._raise(current.call, errors.LockstepError(reason=answer.lockstep))
+            return
         asked = current.id.kind is RoundKind.PEERS_PENDING
-        self._effects.append(Return(current.call, answer.pending if asked else None))
+        self._effects.append(ev.Return(current.call, answer.pending if asked else None))
 
     def _take_answer(self, current: OpenRound, answer: msg.RoundClosed) -> None:
         self._rounds.close(current)
@@ -486,7 +382,7 @@ class PeerMachine:
             return
         self._operations.enter(operation, Phase.STARTED)
         if operation.call is not None:
-            self._effects.append(Begin(operation_id))
+            self._effects.append(ev.Begin(operation_id))
 
     def _on_reduce_done(self, operation_id: OperationId, digest: bytes) -> None:
         operation = self._operations.get(operation_id)
@@ -494,7 +390,7 @@ class PeerMachine:
             return
         if operation.phase is Phase.REQUESTED:  # the data was faster than the start
             self._operations.enter(operation, Phase.STARTED)
-            self._effects.append(Begin(operation_id))
+            self._effects.append(ev.Begin(operation_id))
         self._operations.enter(operation, Phase.DONE)
         operation.digest = digest
         self._send(msg.OperationDone(operation_id, digest))
@@ -512,21 +408,24 @@ class PeerMachine:
         operation = self._operations.end(ended, committed=committed)
         if operation is None:
             return  # told twice, or never asked for
+        if operation.withdrawn is None:
+            self._effects.append(ev.End(ended, committed))
         if operation.call is None:
             if committed:
                 self._require_resync(ended)
             self._retry_deferred()
             return
-        self._effects.append(End(ended, committed))
         if message.abort is AbortCause.DIGEST_MISMATCH and self._may_retry(operation):
             again = self._operations.next_n(ended.view, ended.tag)
             self._open(operation.next_attempt(again))
             return
-        self._membership.see(message.roster_version)
+        detached = operation.detached
+        self._membership.show(operation.call, message.roster_version, detached=detached)
         if committed:
-            self._effects.append(Return(operation.call, ReduceResult(ended, message.contributors)))
+            result = ev.ReduceResult(ended, message.contributors, operation.attempt + 1)
+            self._effects.append(ev.Return(operation.call, result))
         else:
-            self._raise(operation.call, abort_error(message, operation.attempt))
+            self._raise(operation.call, words.aborted(message, operation.attempt))
 
     def _may_retry(self, operation: OpenOperation) -> bool:
         """Whether to try again, in the same view (all do alike), before the caller hears of it."""
@@ -535,28 +434,14 @@ class PeerMachine:
         return is_open and operation.attempt == 0
 
     def _require_resync(self, operation: OperationId) -> None:
-        self._resync = (
-            f"the others committed tag {operation.tag}, which this peer had left; its state "
-            "differs from theirs: connect() again to rejoin, and take over their state"
-        )
+        self._resync = words.resync_reason(operation)
 
     # -- time ----------------------------------------------------------------------------------
 
-    def _on_tick(self, progress: tuple[msg.Progress, ...]) -> None:
-        if self.standing not in (Standing.JOINING, Standing.PENDING, Standing.MEMBER):
-            return
-        if self._contact.connected and self._token and self._contact.is_beat_due(self._now_ns):
-            self._send(self._contact.beat(progress, self._now_ns))
-        if self._contact.is_tick_late(self._now_ns):
-            return  # we slept, not the master: read what has come in meanwhile before judging it
-        if not self._contact.connected:
-            if self._token:
-                self._give_up_on_master("cannot reconnect")
-            return
-        waiting = len(self._operations) or len(self._rounds) or self._join
-        if waiting and self._contact.is_silent(self._now_ns, known=bool(self._token)):
-            self._effects.append(CloseControl("the master is silent"))
-            self._on_control_closed("it takes connections but does not answer as a master does")
+    def _on_tick(self, progress: tuple[msg.Progress, ...], blocked: bool) -> None:
+        if self._takes_part:
+            waits = len(self._operations) > 0 or len(self._rounds) > 0
+            self._watch_master(progress, blocked=blocked, waits=waits)
 
     def _acknowledge(self, final: OperationId | RoundId) -> None:
         self._contact.acknowledge(final)
@@ -565,13 +450,9 @@ class PeerMachine:
 
     # -- helpers -------------------------------------------------------------------------------
 
-    def _send(self, message: msg.PeerMessage) -> None:
-        """Send, or leave it to the repetition after the reconnect."""
-        if self._contact.connected:
-            self._effects.append(Send(message))
-
-    def _raise(self, call: int, error: errors.PCCLError) -> None:
-        self._effects.append(Raise(call, error))
+    def _report_wait(self, text: str, waited_s: int) -> None:
+        if text:
+            self._effects.append(ev.ReportWait(text, waited_s))
 
     def check(self) -> None:
         """Assert what must always hold (tests and the simulator call this after every event).

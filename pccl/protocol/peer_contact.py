@@ -30,6 +30,8 @@ class MasterContact:
         self._redial_ns = timing.ns(timing.redial_min_s)
         self._operations: list[OperationId] = []
         self._rounds: list[RoundId] = []
+        self._blocked = False
+        """What the master was told last."""
 
     def opened(self, now_ns: int) -> None:
         """There is a connection. That is no word from the master: it may be frozen behind it."""
@@ -70,9 +72,10 @@ class MasterContact:
             self._opened_ns = min(self._opened_ns + gap_ns, now_ns)
         return late
 
-    def is_beat_due(self, now_ns: int) -> bool:
-        """Whether it is time for a sign of life."""
-        return now_ns - self._beat_ns >= self._timing.ns(self._timing.heartbeat_s)
+    def is_beat_due(self, now_ns: int, *, blocked: bool) -> bool:
+        """Whether it is time for a sign of life, or there is news about the callers."""
+        due = now_ns - self._beat_ns >= self._timing.ns(self._timing.heartbeat_s)
+        return due or blocked != self._blocked
 
     # -- acknowledgements ----------------------------------------------------------------------
 
@@ -87,13 +90,16 @@ class MasterContact:
         """Whether there is so much to acknowledge that it should not wait."""
         return len(self._operations) + len(self._rounds) >= ACKNOWLEDGED_BATCH_MAX
 
-    def beat(self, progress: tuple[msg.Progress, ...], now_ns: int) -> msg.Heartbeat:
+    def beat(
+        self, progress: tuple[msg.Progress, ...], now_ns: int, *, blocked: bool
+    ) -> msg.Heartbeat:
         """The sign of life to send now."""
         self._beat_ns = now_ns
+        self._blocked = blocked
         return self.batch(progress)
 
     def batch(self, progress: tuple[msg.Progress, ...] = ()) -> msg.Heartbeat:
         """All acknowledgements so far, ahead of the next sign of life (which is sent as well)."""
         operations, self._operations = self._operations, []
         rounds, self._rounds = self._rounds, []
-        return msg.Heartbeat(progress, tuple(operations), tuple(rounds))
+        return msg.Heartbeat(progress, tuple(operations), tuple(rounds), self._blocked)

@@ -21,6 +21,11 @@ class JoinCall:
     port: int
     attempts: int
     """How often to try to reach a master before giving up."""
+    min_peers: int = 1
+    """How many members the run must have once this peer is one of them."""
+    rejoins: bool = False
+    """Whether it is an ``update_topology`` that brings a lost member back: it counts as the call
+    that the round which admits the peer satisfies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +38,20 @@ class RoundCall:
 
 @dataclass(frozen=True, slots=True)
 class ReduceCall:
-    """The caller wants to all-reduce."""
+    """The caller wants an operation: a reduce, a broadcast, a barrier."""
 
     call: int
     tag: int
     descriptor: Descriptor
+    detached: bool = False
+    """Nobody waits for the outcome: it is kept until ``Claim``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The caller of a detached operation looks at its outcome, or never will."""
+
+    call: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +60,14 @@ class LeaveCall:
 
     call: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallersAsked:
+    """What ``AskCallers`` wanted to know."""
+
+    query: int
+    blocked: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +122,17 @@ class Tick:
     """Time has passed; ``progress`` is what the data plane knows about started operations."""
 
     progress: tuple[msg.Progress, ...] = ()
+    blocked: bool = False
+    """Whether all callers are inside calls."""
 
 
 PeerEvent = (
     JoinCall
     | RoundCall
     | ReduceCall
+    | Claim
     | LeaveCall
+    | CallersAsked
     | Close
     | ControlOpened
     | ControlMessage
@@ -166,15 +192,36 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """The operation is over: detach its buffers, and restore the input unless committed.
+class Detach:
+    """The caller leaves after his result was complete: free his buffers, restore the input.
 
-    ``data_needed``: others may still need what this peer had to send (it left after being done).
+    The others may still need what this peer has to send, so the operation goes on until its End.
     """
 
     operation: OperationId
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The operation is over: free its buffers, and restore the input unless committed."""
+
+    operation: OperationId
     committed: bool
-    data_needed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AskCallers:
+    """Are all callers inside calls right now? Report CallersAsked."""
+
+    query: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportWait:
+    """A call has been waiting for others for a while; people may want to know."""
+
+    text: str
+    waited_s: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +231,11 @@ class ForgetEarly:
 
 @dataclass(frozen=True, slots=True)
 class ReduceResult:
-    """What a committed reduce tells its caller."""
+    """What a committed operation tells its caller."""
 
     operation: OperationId
     contributors: tuple[PeerId, ...]
+    attempts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,5 +255,17 @@ class Raise:
 
 
 PeerEffect = (
-    Send | DialControl | CloseControl | SetLinks | Post | Begin | End | ForgetEarly | Return | Raise
+    Send
+    | DialControl
+    | CloseControl
+    | SetLinks
+    | Post
+    | Begin
+    | Detach
+    | End
+    | AskCallers
+    | ReportWait
+    | ForgetEarly
+    | Return
+    | Raise
 )

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import enum
 
-from pccl.protocol import errors
 from pccl.protocol import messages as msg
-from pccl.protocol.operation import name_peers
-from pccl.protocol.types import Member, PeerId, RemovalCause, Roster
+from pccl.protocol.types import Member, PeerId, Roster
 
 
 class Standing(enum.Enum):
@@ -36,6 +34,8 @@ class KnownMembership:
         """Membership as the caller may know it."""
         self._rosters: dict[int, Roster] = {}
         """By version: those that the caller may still be shown, and the newest."""
+        self._unclaimed: dict[int, int] = {}
+        """Detached calls with an outcome -> the roster version to see with it."""
         self._elders: tuple[Member, ...] = ()
         self._links: dict[PeerId, str | None] = {}
         """Peer -> None if the link is up, otherwise why not."""
@@ -45,6 +45,11 @@ class KnownMembership:
     def newest(self) -> Roster | None:
         """The newest roster that has arrived (callers may not know it yet)."""
         return next(reversed(self._rosters.values()), None)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the caller knows of nobody else in the run."""
+        return self.seen is not None and self.seen.global_world_size < 2
 
     def learn(self, roster: Roster) -> bool:
         """A roster has arrived; return False if it is not news."""
@@ -66,6 +71,24 @@ class KnownMembership:
             if len(self._rosters) > 1:
                 del self._rosters[known]
         self.seen = next(iter(self._rosters.values()))
+
+    def show(self, call: int, version: int, *, detached: bool) -> None:
+        """Let the caller see a roster: now, or when he claims the outcome of his call."""
+        if detached:
+            self._unclaimed[call] = version
+        else:
+            self.see(version)
+
+    def claim(self, call: int) -> None:
+        """The caller looks at the outcome of a detached call."""
+        version = self._unclaimed.pop(call, None)
+        if version is not None:
+            self.see(version)
+
+    @property
+    def has_unclaimed(self) -> bool:
+        """Whether there are outcomes that no caller has looked at."""
+        return bool(self._unclaimed)
 
     # -- links ---------------------------------------------------------------------------------
 
@@ -96,36 +119,8 @@ class KnownMembership:
         """What the master has to know of the own links, all of it."""
         return [msg.LinkReport(peer, why is None, why or "") for peer, why in self._links.items()]
 
-    def drop_links(self) -> None:
-        """This peer is no longer a part of the run and needs nobody."""
+    def leave(self) -> None:
+        """This peer is no longer a part of the run, needs nobody, and has nothing to be told."""
+        self._unclaimed.clear()
         self._links.clear()
         self._links_wanted = ()
-
-
-def loss_error(seen: Roster, newest: Roster) -> errors.CollectiveAborted:
-    """What a reduce raises whose caller has not noticed yet that members were lost."""
-    gone = sorted(set(seen.ring) - set(newest.ring))
-    what = f"the run lost {name_peers(gone)}" if gone else "the run went on to another view"
-    size = len(newest.members)
-    return errors.CollectiveAborted(
-        reason=f"{what} before this call; the world size is now {size}; call again"
-    )
-
-
-def refusal_error(member: bool, cause: RemovalCause | None, reason: str) -> errors.MembershipError:
-    """What this process is told when the master wants nothing of it (any more)."""
-    if not member:
-        return errors.NotAdmitted(reason=f"refused by the master: {reason}")
-    if cause is None:
-        text = f"the master of this run is gone; another one answered: {reason}"
-        return errors.MasterLost(reason=text)
-    text = f"the run went on without this peer: {reason}; connect() again to rejoin"
-    return errors.Evicted(reason=text)
-
-
-def master_lost_error(silence_s: float, reason: str) -> errors.MasterLost:
-    """What this process is told when no master came back within the deadline."""
-    return errors.MasterLost(
-        reason=f"no word from the master for {silence_s:.1f} s ({reason}); buffers are intact; "
-        "connect() again once it is back"
-    )

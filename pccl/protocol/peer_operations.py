@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.history import History, InvariantViolation
 from pccl.protocol.limits import MISSED_KEPT_MAX
 from pccl.protocol.operation import TRANSITIONS, Phase
-from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId
+from pccl.protocol.types import Descriptor, OperationId, PeerId
 
 
 @dataclass(slots=True)
@@ -31,15 +30,25 @@ class OpenOperation:
     ring: tuple[PeerId, ...]
     call: int | None
     """None once the caller has left."""
+    detached: bool = False
+    """Nobody waits for the outcome, which will be asked for later."""
     phase: Phase = Phase.REQUESTED
     digest: bytes = b""
     withdrawn: str | None = None
     attempt: int = 0
+    waits_for: str = ""
+    """Whom it waits for, as far as the master has said."""
 
     def next_attempt(self, n: int) -> OpenOperation:
         """The same once more, under the number ``n``."""
         again = replace(self.id, n=n)
-        return OpenOperation(again, self.descriptor, self.ring, self.call, attempt=self.attempt + 1)
+        return replace(self, id=again, phase=Phase.REQUESTED, digest=b"", attempt=self.attempt + 1)
+
+    @property
+    def blocks_its_caller(self) -> bool:
+        """Whether a caller is inside a call that waits for other members to ask for it."""
+        waits = self.call is not None and not self.detached
+        return waits and self.phase is Phase.REQUESTED
 
     @property
     def in_doubt(self) -> bool:
@@ -53,6 +62,11 @@ class OpenOperations:
     def __init__(self, history: History) -> None:
         self._history = history
         self._open: dict[OperationId, OpenOperation] = {}
+        self._by_call: dict[int, OpenOperation] = {}
+        self._by_tag: dict[int, OpenOperation] = {}
+        """Those that have a caller; a tag is open for one caller at a time."""
+        self._left: dict[OperationId, OpenOperation] = {}
+        """Those whose callers have left."""
         self._next_n: dict[tuple[int, int], int] = {}
         """(view, tag) -> number of the next operation."""
         self._missed: dict[tuple[int, int], list[msg.OperationEnded]] = {}
@@ -70,7 +84,15 @@ class OpenOperations:
 
     def of_call(self, call: int) -> OpenOperation | None:
         """The open operation that a call waits for, if there is one."""
-        return next((known for known in self if known.call == call), None)
+        return self._by_call.get(call)
+
+    def is_tag_in_use(self, tag: int) -> bool:
+        """Whether an operation of that tag is open for a caller."""
+        return tag in self._by_tag
+
+    def in_doubt(self) -> list[OperationId]:
+        """What callers have left that the others may commit."""
+        return [known.id for known in self._left.values() if known.in_doubt]
 
     def next_n(self, view: int, tag: int) -> int:
         """Number of the next operation of ``tag`` in ``view``."""
@@ -80,6 +102,15 @@ class OpenOperations:
         """Add the next operation of its tag and view."""
         self.use_up(operation.id)
         self._open[operation.id] = operation
+        assert operation.call is not None
+        self._by_call[operation.call] = self._by_tag[operation.id.tag] = operation
+
+    def leave(self, operation: OpenOperation, withdrawn: str | None) -> None:
+        """The caller of an operation leaves; ``withdrawn``: why, if it is not done here."""
+        assert operation.call is not None
+        del self._by_call[operation.call], self._by_tag[operation.id.tag]
+        self._left[operation.id] = operation
+        operation.call, operation.withdrawn = None, withdrawn
 
     def use_up(self, operation: OperationId) -> None:
         """Never derive this number (or a lower one of its tag and view) again."""
@@ -99,6 +130,14 @@ class OpenOperations:
         kept = self._missed.get((view, tag))
         return kept.pop(0) if kept else None
 
+    def note_wait(self, message: msg.OperationWaits) -> str:
+        """Remember whom an operation waits for; return what to report, if there is a caller."""
+        known = self.get(message.operation)
+        if known is None or known.call is None:
+            return ""
+        known.waits_for = message.whom
+        return f"tag {known.id.tag} ({known.descriptor}) waits for {message.whom}"
+
     def enter(self, operation: OpenOperation, phase: Phase) -> None:
         """Change the phase.
 
@@ -109,6 +148,7 @@ class OpenOperations:
             what = f"{operation.id} cannot go from {operation.phase.value} to {phase.value}"
             raise InvariantViolation(what, self._history)
         operation.phase = phase
+        operation.waits_for = ""
 
     def end(self, operation: OperationId, *, committed: bool) -> OpenOperation | None:
         """Take an operation out with its final phase; None if it is not open (told twice).
@@ -118,6 +158,9 @@ class OpenOperations:
         """
         known = self._open.pop(operation, None)
         if known is not None:
+            self._left.pop(operation, None)
+            if known.call is not None:
+                del self._by_call[known.call], self._by_tag[operation.tag]
             self.enter(known, Phase.COMMITTED if committed else Phase.ABORTED)
         return known
 
@@ -136,24 +179,21 @@ class OpenOperations:
             if known.phase is Phase.DONE:
                 yield msg.OperationDone(known.id, known.digest)
 
+    @property
+    def all_block_their_callers(self) -> bool:
+        """Whether each has a caller who can't go on before another member asks for it."""
+        return not self._left and all(known.blocks_its_caller for known in self)
+
+    @property
+    def have_callers(self) -> bool:
+        """Whether any is still open for a caller."""
+        return bool(self._by_call)
+
     def clear(self) -> None:
         """This peer is no longer a part of the run."""
         self._open.clear()
+        self._by_call.clear()
+        self._by_tag.clear()
+        self._left.clear()
         self._next_n.clear()
         self._missed.clear()
-
-
-def abort_error(message: msg.OperationEnded, attempt: int) -> errors.PCCLError:
-    """What the caller of an aborted operation gets."""
-    tag = message.operation.tag
-    match message.abort:
-        case AbortCause.DESCRIPTOR_MISMATCH:
-            reason = f"{message.reason}; make the calls agree"
-            return errors.DescriptorMismatch(reason=reason)
-        case AbortCause.DIGEST_MISMATCH:
-            often = ", twice in a row" if attempt else ""
-            reason = f"tag {tag}: {message.reason}{often}; inputs are intact"
-            return errors.CollectiveAborted(errors.Result.INTERNAL_ERROR, reason=reason)
-        case _:
-            reason = f"tag {tag}: {message.reason}; inputs are intact, call again"
-            return errors.CollectiveAborted(reason=reason)

@@ -21,6 +21,8 @@ class OpenRound:
     call: int | None
     """None once the caller has left; the next call of the kind takes it over."""
     answer: msg.RoundClosed | None = None
+    waits_for: str = ""
+    """Whom it waits for, as far as the master has said."""
 
 
 class OpenRounds:
@@ -57,10 +59,22 @@ class OpenRounds:
         current.answer = message
         return current
 
+    def note_wait(self, message: msg.RoundWaits) -> str:
+        """Remember whom a round waits for; return what to report, if there is a caller."""
+        current = self._open.get(message.round.kind)
+        if current is None or current.id != message.round or current.call is None:
+            return ""
+        current.waits_for = message.whom
+        return f"{current.id.kind.call_name} waits for {message.whom}"
+
+    def skip(self, closed: RoundId) -> None:
+        """A round is closed: never request it, or an older one, (again)."""
+        self._counts[closed.kind] = max(self._counts[closed.kind], closed.n + 1)
+
     def close(self, current: OpenRound) -> None:
         """A caller has taken the answer: the next call of the kind opens the next round."""
         del self._open[current.id.kind]
-        self._counts[current.id.kind] = current.id.n + 1
+        self.skip(current.id)
 
     def clear(self) -> None:
         """This peer is no longer a part of the run."""

@@ -7,8 +7,15 @@ value, so that machines, simulator and tests can pass it around freely.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NewType
+from functools import cache
+from typing import TYPE_CHECKING, Any, NewType
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
 
 PeerId = NewType("PeerId", int)
 """One incarnation of one process in a run. Ids grow; whoever joins later has the larger one."""
@@ -21,20 +28,140 @@ class ReduceOp(enum.IntEnum):
 
     SUM = 0
     AVG = 1
+    PROD = 2
+    MAX = 3
+    MIN = 4
 
 
 class DataType(enum.IntEnum):
-    """Element types that collectives carry, with their size in bytes."""
+    """Element types, with the values that users of PCCL know."""
 
+    UINT8 = 0
+    INT8 = 1
+    INT16 = 2
+    UINT16 = 3
+    UINT32 = 4
     INT32 = 5
+    UINT64 = 6
     INT64 = 7
+    FLOAT16 = 8
+    BFLOAT16 = 9
     FLOAT = 10
     DOUBLE = 11
 
     @property
     def itemsize(self) -> int:
         """Size of one element in bytes."""
-        return 4 if self in (DataType.INT32, DataType.FLOAT) else 8
+        return _ITEM_BYTES[self]
+
+    def to_numpy_dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype in native byte order; BFLOAT16 is ``ml_dtypes.bfloat16``."""
+        return numpy_dtypes()[self]
+
+    @classmethod
+    def from_numpy_dtype(cls, dtype: npt.DTypeLike) -> DataType:
+        """The data type of a NumPy dtype, or of anything that ``np.dtype`` takes.
+
+        Raises:
+            ValueError: collectives and shared state do not carry it.
+        """
+        import numpy as np
+
+        wanted = np.dtype(dtype)
+        for data_type, known in numpy_dtypes().items():
+            if known == wanted:
+                return data_type
+        raise ValueError(f"no DataType for NumPy's {wanted}; use one of {_names(numpy_dtypes())}")
+
+    def to_torch_dtype(self) -> torch.dtype:
+        """The torch dtype.
+
+        Raises:
+            ValueError: the installed torch has none for it (unsigned ones came with 2.3).
+        """
+        dtype = _torch_dtypes().get(self)
+        if dtype is None:
+            raise ValueError(f"the installed torch has no dtype for {self.name}; take a newer one")
+        return dtype
+
+    @classmethod
+    def from_torch_dtype(cls, dtype: torch.dtype) -> DataType:
+        """The data type of a torch dtype.
+
+        Raises:
+            ValueError: collectives and shared state do not carry it.
+        """
+        for data_type, known in _torch_dtypes().items():
+            if known == dtype:
+                return data_type
+        raise ValueError(f"no DataType for {dtype}; use one of {_names(_torch_dtypes())}")
+
+
+_ITEM_BYTES = {
+    DataType.UINT8: 1,
+    DataType.INT8: 1,
+    DataType.INT16: 2,
+    DataType.UINT16: 2,
+    DataType.UINT32: 4,
+    DataType.INT32: 4,
+    DataType.UINT64: 8,
+    DataType.INT64: 8,
+    DataType.FLOAT16: 2,
+    DataType.BFLOAT16: 2,
+    DataType.FLOAT: 4,
+    DataType.DOUBLE: 8,
+}
+
+
+@cache
+def numpy_dtypes() -> dict[DataType, np.dtype[Any]]:
+    """The NumPy dtype of every data type; loaded when first asked for."""
+    import ml_dtypes
+    import numpy as np
+
+    return {
+        DataType.UINT8: np.dtype(np.uint8),
+        DataType.INT8: np.dtype(np.int8),
+        DataType.INT16: np.dtype(np.int16),
+        DataType.UINT16: np.dtype(np.uint16),
+        DataType.UINT32: np.dtype(np.uint32),
+        DataType.INT32: np.dtype(np.int32),
+        DataType.UINT64: np.dtype(np.uint64),
+        DataType.INT64: np.dtype(np.int64),
+        DataType.FLOAT16: np.dtype(np.float16),
+        DataType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+        DataType.FLOAT: np.dtype(np.float32),
+        DataType.DOUBLE: np.dtype(np.float64),
+    }
+
+
+@cache
+def _torch_dtypes() -> dict[DataType, torch.dtype]:
+    import torch
+
+    names = {DataType.FLOAT: "float32", DataType.DOUBLE: "float64"}
+    found = {kind: getattr(torch, names.get(kind, kind.name.lower()), None) for kind in DataType}
+    return {kind: dtype for kind, dtype in found.items() if dtype is not None}
+
+
+def _names(known: Iterable[DataType]) -> str:
+    return ", ".join(data_type.name for data_type in known)
+
+
+class Collective(enum.IntEnum):
+    """What members do together under one tag."""
+
+    ALL_REDUCE = 1
+    BROADCAST = 2
+    BARRIER = 3
+
+
+class QuantizationAlgorithm(enum.IntEnum):
+    """How values are shortened for the wire."""
+
+    NONE = 0
+    MIN_MAX = 1
+    ZERO_POINT_SCALE = 2
 
 
 class Attribute(enum.IntEnum):
@@ -51,6 +178,12 @@ class RoundKind(enum.IntEnum):
 
     UPDATE_TOPOLOGY = 1
     PEERS_PENDING = 2
+    OPTIMIZE_TOPOLOGY = 3
+
+    @property
+    def call_name(self) -> str:
+        """The call that users know it by."""
+        return "are_peers_pending" if self is RoundKind.PEERS_PENDING else self.name.lower()
 
 
 class RemovalCause(enum.IntEnum):
@@ -79,6 +212,8 @@ class AbortCause(enum.IntEnum):
     WITHDRAWN = 3
     DESCRIPTOR_MISMATCH = 4
     DIGEST_MISMATCH = 5
+    LOCKSTEP = 6
+    """The members waited for different things, and nobody was left who could have gone on."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -110,9 +245,35 @@ class Descriptor:
     dtype: DataType
     op: ReduceOp
     count: int
+    collective: Collective = Collective.ALL_REDUCE
+    root: int = 0
+    """The rank whose values are broadcast."""
+    quantization: QuantizationAlgorithm = QuantizationAlgorithm.NONE
+    quantized_dtype: DataType = DataType.UINT8
+    """Means nothing without quantization."""
+
+    @staticmethod
+    def broadcast(dtype: DataType, count: int, root: int) -> Descriptor:
+        """Everybody gets the values of rank ``root``."""
+        return Descriptor(dtype, ReduceOp.SUM, count, Collective.BROADCAST, root)
+
+    @staticmethod
+    def barrier() -> Descriptor:
+        """Everybody waits for everybody."""
+        return Descriptor(DataType.UINT8, ReduceOp.SUM, 0, Collective.BARRIER)
 
     def __str__(self) -> str:
-        return f"{self.op.name} of {self.count} x {self.dtype.name}"
+        what = f"{self.count} x {self.dtype.name}"
+        match self.collective:
+            case Collective.BARRIER:
+                return "a barrier"
+            case Collective.BROADCAST:
+                return f"broadcast of {what} from rank {self.root}"
+            case Collective.ALL_REDUCE if self.quantization is QuantizationAlgorithm.NONE:
+                return f"{self.op.name} of {what}"
+            case _:
+                how = f"{self.quantization.name} to {self.quantized_dtype.name}"
+                return f"{self.op.name} of {what}, quantized by {how}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The shell around the pure machines: the only room with tasks, timers and threads.
 
 * ``clock``: the seam through which everything here knows and waits for time.
+* ``greeting``: the handshake that opens every connection, and where strangers wait.
 * ``control``: control messages on one connection, for both sides.
 * ``master_server``: ``MasterMachine`` on a transport.
 * ``link_keeper``: keeps the links to other peers, dials and redials.

@@ -1,7 +1,7 @@
-"""Control messages on one connection; both the master's and the peers' side use it.
+"""Control messages on one connection, after its handshake; the master's and the peers' side use it.
 
-Sends the preamble first, decodes strictly, and bounds what waits to be sent: whoever does not read
-its control messages is cut off rather than kept in memory.
+Decodes strictly, and bounds what waits to be sent: whoever does not read its control messages is
+cut off rather than kept in memory.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from pccl.protocol.codec import StreamDecoder, encode, preamble
+from pccl.protocol.codec import StreamDecoder, encode
 from pccl.protocol.errors import PCCLError, RemoteProtocolError
-from pccl.protocol.limits import PROTOCOL_VERSION
-from pccl.protocol.messages import Message, Refused
+from pccl.protocol.messages import Message
 from pccl.transports.base import Connection
 
 _log = logging.getLogger("pccl.link")
@@ -26,7 +25,7 @@ class ControlStream:
     """The receiver of a control connection.
 
     Args:
-        connection: not started yet; it is started here.
+        connection: it is started here.
         on_message: called with each decoded message.
         on_closed: called once with the reason; not after our own ``close``.
     """
@@ -42,11 +41,10 @@ class ControlStream:
         self._on_closed: Callable[[str], None] | None = on_closed
         self._decoder = StreamDecoder()
         self._buffer = memoryview(bytearray(_READ_BYTES))
-        self._unsent = bytearray(preamble())
+        self._unsent = bytearray()
         self._waiting = False
         self._closing = False
         connection.start(self)
-        self._flush()
 
     def send(self, message: Message) -> None:
         """Queue a message."""
@@ -54,7 +52,9 @@ class ControlStream:
             return
         self._unsent += encode(message)
         if len(self._unsent) > UNSENT_BYTES_MAX:
-            self._end("it does not read its control messages")
+            reason = "it does not read its control messages"
+            _log.warning("closed a control connection with %s: %s", self.connection.remote, reason)
+            self._end(reason)
             self.connection.abort()
             return
         if not self._waiting:
@@ -93,13 +93,7 @@ class ControlStream:
 
     def buffer_updated(self, nbytes: int) -> None:
         """See ``Receiver``."""
-        messages = self._decoder.feed(self._buffer[:nbytes])
-        version = self._decoder.version
-        if version is not None and version != PROTOCOL_VERSION:
-            words = f"protocol version {version} there, {PROTOCOL_VERSION} here: install the same"
-            self.send(Refused(None, words))
-            messages = [Refused(None, words)]
-        for message in messages:
+        for message in self._decoder.feed(self._buffer[:nbytes]):
             if self._on_closed is None:
                 return
             self._on_message(message)

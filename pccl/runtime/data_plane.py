@@ -10,20 +10,23 @@ finds no transfer, whatever else goes on under the same tag.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pccl.collectives.layout import Layout, segment_bytes_for
-from pccl.collectives.ring import RingSchedule
+from pccl.collectives.plan import plan
+from pccl.collectives.reductions import Reduction, Scratch
 from pccl.protocol.early_store import EarlyStore
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.messages import Progress
-from pccl.protocol.types import Descriptor, OperationId, PeerId
-from pccl.runtime.operand import Operand
+from pccl.protocol.types import Collective, Descriptor, OperationId, PeerId
+from pccl.runtime.operand import Operand, nothing
 from pccl.runtime.transfer import Placement, Transfer
 from pccl.transports.lane import Lane
 from pccl.transports.link import Link
+
+_log = logging.getLogger("pccl.link")
 
 _DISCARD_BYTES = 256 << 10
 _BITMAP_BYTES_MAX = 1 << 20
@@ -61,6 +64,7 @@ class DataPlane:
         self._on_done = on_done
         self._segment_bytes = segment_bytes
         self._early: dict[PeerId, EarlyStore] = {}
+        self._scratch = Scratch()
         self._discard = memoryview(bytearray(_DISCARD_BYTES))
 
     # -- what the engine does ------------------------------------------------------------------
@@ -69,24 +73,36 @@ class DataPlane:
         self,
         operation: OperationId,
         descriptor: Descriptor,
-        operand: Operand,
+        operand: Operand | None,
         ring: tuple[PeerId, ...],
         own: PeerId,
     ) -> None:
-        """Lend the buffers of a call to an operation; frames find them from now on."""
-        itemsize = descriptor.dtype.itemsize
-        segment_bytes = self._segment_bytes or segment_bytes_for(
-            descriptor.count * itemsize, len(ring)
-        )
-        layout = Layout(descriptor.count, itemsize, len(ring), segment_bytes)
-        schedule = RingSchedule(ring.index(own), layout)
-        upstream = ring[schedule.upstream]
+        """Lend the buffers of a call to an operation; frames find them from now on.
+
+        Args:
+            operation: its id.
+            descriptor: what the members asked for.
+            operand: the buffers, of the descriptor's dtype and count; a broadcast is in place. None
+                for a barrier.
+            ring: the members in ring order, at least 2.
+            own: this peer.
+
+        Raises:
+            ValueError: the root of a broadcast is not in the ring.
+        """
+        if operand is None:
+            assert descriptor.collective is Collective.BARRIER
+            operand = nothing(descriptor.dtype)
+        assert operand.data_type is descriptor.dtype
+        assert operand.send.size == descriptor.count
+        assert operand.in_place or descriptor.collective is not Collective.BROADCAST
+        schedule = plan(descriptor, ring.index(own), len(ring), self._segment_bytes)
         transfer = Transfer(
             operation,
-            descriptor.op,
+            Reduction(descriptor.dtype, descriptor.op, len(ring), self._scratch),
             operand,
             schedule,
-            upstream,
+            ring[schedule.upstream],
             self._link_to(ring[schedule.downstream]),
             self._on_done,
         )
@@ -97,10 +113,14 @@ class DataPlane:
         """The operation has started."""
         self.transfers[operation].begin()
 
-    def end(self, operation: OperationId, *, committed: bool, data_needed: bool) -> Transfer:
+    def detach(self, operation: OperationId) -> None:
+        """The caller leaves an operation that is complete here; its buffers are free after this."""
+        self.transfers[operation].detach()
+
+    def end(self, operation: OperationId, *, committed: bool) -> Transfer:
         """The operation is over for this peer; its buffers are free when this returns."""
         transfer = self.transfers.pop(operation)
-        transfer.end(committed=committed, data_needed=data_needed)
+        transfer.end(committed=committed)
         return transfer
 
     def forget_early(self) -> None:
@@ -109,6 +129,10 @@ class DataPlane:
             for operation in store.operations():
                 if not self._may_come(operation):
                     store.discard(operation)
+
+    def expect_peer(self, peer: PeerId) -> None:
+        """This peer may send ahead of operations from now on."""
+        self._early.setdefault(peer, EarlyStore())
 
     def forget_peer(self, peer: PeerId) -> None:
         """Nobody needs this peer any more."""
@@ -153,7 +177,10 @@ class DataPlane:
                     raise RemoteProtocolError(func="lane", reason=reason)
                 lane.context = transfer.place(lane, header)
             case FrameKind.DATA if self._may_come(header.operation):
-                store = self._early.setdefault(peer, EarlyStore())
+                store = self._early.get(peer)
+                if store is None:
+                    reason = f"peer {peer} sends ahead of {header.operation}, and is no member"
+                    raise RemoteProtocolError(func="lane", reason=reason)
                 lane.context = _Kept(store.reserve(header), store)
             case FrameKind.HAVE:
                 if header.length > _BITMAP_BYTES_MAX:
@@ -161,8 +188,6 @@ class DataPlane:
                 lane.context = _Kept(bytearray(header.length), None)
             case FrameKind.QUERY if header.length:
                 raise RemoteProtocolError(func="lane", reason="a query carries no payload")
-            case FrameKind.HELLO:
-                raise RemoteProtocolError(func="lane", reason="a second hello")
             case _:
                 pass
 
@@ -213,7 +238,7 @@ class DataPlane:
         if transfer is not None and transfer.upstream == peer:
             bitmap = transfer.bitmap()
             header = FrameHeader(FrameKind.HAVE, operation, 0, 0, len(bitmap))
-            self._link_to(peer).send(header, bitmap)
+            self._link_to(peer).send_newest(header, bitmap)
 
     # -- early frames --------------------------------------------------------------------------
 
@@ -232,5 +257,6 @@ class DataPlane:
         try:
             for header, payload in store.take(transfer.operation):
                 transfer.take_early(header, payload)
-        except RemoteProtocolError:
+        except RemoteProtocolError as error:
+            _log.warning("closed the link to peer %d: %s", transfer.upstream, error.reason)
             self._link_to(transfer.upstream).close()

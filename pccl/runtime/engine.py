@@ -9,22 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pccl.protocol import errors
-from pccl.protocol.limits import Timing
-from pccl.protocol.messages import Message
+from pccl.protocol.operation import Phase
 from pccl.protocol.peer import PeerMachine, Standing
 from pccl.protocol.peer_events import (
+    AskCallers,
     Begin,
+    CallersAsked,
+    Claim,
     Close,
     CloseControl,
-    ControlClosed,
-    ControlMessage,
-    ControlOpened,
+    Detach,
     DialControl,
     End,
     ForgetEarly,
@@ -39,58 +39,42 @@ from pccl.protocol.peer_events import (
     ReduceCall,
     ReduceDone,
     ReduceResult,
+    ReportWait,
     Return,
     RoundCall,
     Send,
     SetLinks,
     Tick,
 )
-from pccl.protocol.types import (
-    Descriptor,
-    OperationId,
-    PeerId,
-    ReduceOp,
-    Roster,
-    RoundKind,
-)
+from pccl.protocol.types import Descriptor, OperationId, PeerId, Roster, RoundKind
 from pccl.runtime.clock import Clock, Ticker, Timer
-from pccl.runtime.control import ControlStream
+from pccl.runtime.control_keeper import ControlKeeper
 from pccl.runtime.data_plane import DataPlane
+from pccl.runtime.greeting import Credentials
 from pccl.runtime.link_keeper import LinkKeeper
 from pccl.runtime.operand import Operand
+from pccl.runtime.reduce_many import ReduceMany
+from pccl.runtime.requests import Deadline, PeerOptions, ReduceReport, ReduceRequest
+from pccl.runtime.waiting import next_turn, settled
 from pccl.transports.base import Address, Listener, Transport
-from pccl.transports.link import Link
+from pccl.transports.link import Link, Links
 
 _log = logging.getLogger("pccl.peer")
 
 
-@dataclass(frozen=True, slots=True)
-class PeerOptions:
-    """What a peer may be told."""
-
-    timing: Timing = field(default_factory=Timing)
-    listen: Address = field(default_factory=lambda: Address("0.0.0.0", 0))
-    """Where its one port listens; port 0: any free one."""
-    segment_bytes: int | None = None
-    """Fixed segment size (tests); None: chosen. All members must agree."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReduceReport:
-    """A committed reduce as the engine knows it."""
-
-    operation: OperationId
-    contributors: tuple[PeerId, ...]
-    tx_bytes: int
-    rx_bytes: int
+LONG_WAIT_S = 10
+"""A call that waits so long for others is worth a warning in the log."""
 
 
 @dataclass(slots=True)
 class _Call:
     future: asyncio.Future[Any]
     operand: Operand | None = None
+    operation: OperationId | None = None
+    """The one that it is, while its memory is lent."""
     tx_bytes: int = 0
     rx_bytes: int = 0
+    timer: Timer | None = None
 
 
 class PeerEngine:
@@ -129,12 +113,24 @@ class PeerEngine:
         self._make_link = make_link
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._listener: Listener | None = None
-        self._control: ControlStream | None = None
-        self._dial_timer: Timer | None = None
-        self._control_dial: asyncio.Task[None] | None = None
+        self._credentials = Credentials(options.token, options.random_bytes)
+        self._control = ControlKeeper(
+            clock,
+            transport,
+            master,
+            self._timing.dial_s,
+            self._credentials,
+            lambda: self.machine,
+            self._feed,
+            self._create_task,
+        )
         self._ticker = Ticker(clock, self._timing.ns(self._timing.tick_s), self._tick)
         self._calls: dict[int, _Call] = {}
         self._posted: dict[OperationId, int] = {}
+        self._launched: dict[int, _Call] = {}
+        """Detached calls whose handle still exists."""
+        self._callers_blocked = options.callers_blocked or bool
+        self._has_been_member = False
         self._last_call = 0
         self._events: deque[PeerEvent] = deque()
         self._busy = False
@@ -145,19 +141,21 @@ class PeerEngine:
     def _enter_run(self) -> None:
         """Begin anew, as a process that no run knows."""
         self.machine = PeerMachine(self._timing, self._clock.now_ns())
+        links = Links(self._make_link)
+        self.data_plane = DataPlane(
+            links.to, self.machine.may_come, self._on_done, self._options.segment_bytes
+        )
         self.keeper = LinkKeeper(
             self._clock,
             self._transport,
             self._timing,
             self.machine,
+            links,
+            self.data_plane,
             self._on_link_change,
             self._create_task,
-            self._make_link,
+            self._credentials,
         )
-        self.data_plane = DataPlane(
-            self.keeper.link_to, self.machine.may_come, self._on_done, self._options.segment_bytes
-        )
-        self.keeper.data_plane = self.data_plane
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -166,16 +164,21 @@ class PeerEngine:
         """Membership as the caller may know it; None before the first admission."""
         return self.machine.seen
 
-    async def connect(self, n_attempts: int = 5) -> None:
+    async def connect(
+        self, n_attempts: int = 5, *, min_peers: int = 1, timeout_s: float | None = None
+    ) -> None:
         """Join the run; returns when admitted.
 
         Args:
             n_attempts: how often to try to reach the master.
+            min_peers: how many members the run must have with this one.
+            timeout_s: budget; None: for ever.
 
         Raises:
             MasterLost: no master answered in time.
             NotAdmitted: the master refused us; the reason says why.
             LinkError: the own port cannot be opened.
+            DeadlineExceeded: the budget ran out.
         """
         if self._closed:
             raise errors.NotConnected(reason="the communicator was closed; make a new one")
@@ -185,56 +188,204 @@ class PeerEngine:
             self.keeper.close()
             self._broken = None
             self._enter_run()
+        await self._join(n_attempts, min_peers, self.deadline(timeout_s), rejoins=False)
+
+    async def _join(
+        self, attempts: int, min_peers: int, deadline: Deadline | None, *, rejoins: bool
+    ) -> None:
         if self._listener is None:
             self._listener = await self._listen()
             self._ticker.start()
-        port = self._listener.address.port
-        await self._call(lambda call: JoinCall(call, self.group, "", port, n_attempts))
+        host, port = self._options.advertise_host, self._listener.address.port
+        await self._call(
+            lambda call: JoinCall(call, self.group, host, port, attempts, min_peers, rejoins),
+            deadline,
+        )
+        self._has_been_member = True
 
     async def _listen(self) -> Listener:
-        wanted = self._options.listen
-        try:
-            return await self._transport.listen(wanted, self._accept)
-        except errors.LinkError:
-            if wanted.host != "::":
-                raise
-            everywhere = Address("0.0.0.0", wanted.port)  # a machine without IPv6
-            return await self._transport.listen(everywhere, self._accept)
+        wanted, ports = self._options.listen, self._options.ports
+        failures: list[str] = []
+        for port in range(ports[0], ports[1] + 1) if ports else (wanted.port,):
+            for host in ("::", "0.0.0.0") if wanted.host == "::" else (wanted.host,):
+                try:  # "::" fails on a machine without IPv6
+                    return await self._transport.listen(Address(host, port), self._accept)
+                except errors.LinkError as error:
+                    failures.append(error.reason)
+        raise errors.LinkError(reason=f"cannot open the own port: {failures[-1]}")
 
-    async def update_topology(self) -> None:
-        """Joint call of all members: admit newcomers that are ready."""
-        await self._call(lambda call: RoundCall(call, RoundKind.UPDATE_TOPOLOGY))
+    async def update_topology(self, *, timeout_s: float | None = None) -> None:
+        """Joint call of all members: admit newcomers that are ready.
 
-    async def are_peers_pending(self) -> bool:
+        A member that was lost, and whose caller knows, joins again.
+        """
+        deadline = self.deadline(timeout_s)
+        if self._has_been_member and self.machine.knows_its_loss and not self._closed:
+            self.keeper.close()
+            self._enter_run()
+            attempts = int(self._timing.master_lost_s / self._timing.connect_retry_s)
+            await self._join(max(attempts, 1), 1, deadline, rejoins=True)
+            return
+        await self._call(lambda call: RoundCall(call, RoundKind.UPDATE_TOPOLOGY), deadline)
+
+    async def are_peers_pending(self, *, timeout_s: float | None = None) -> bool:
         """Joint call of all members: is anybody waiting to be admitted?"""
-        return bool(await self._call(lambda call: RoundCall(call, RoundKind.PEERS_PENDING)))
+        deadline = self.deadline(timeout_s)
+        kind = RoundKind.PEERS_PENDING
+        return bool(await self._call(lambda call: RoundCall(call, kind), deadline))
 
-    async def all_reduce(self, operand: Operand, op: ReduceOp, tag: int) -> ReduceReport:
-        """Joint call of all members of the group: reduce ``operand``.
+    async def optimize_topology(self, *, timeout_s: float | None = None) -> None:
+        """Joint call of all members: settle the order of the rings."""
+        deadline = self.deadline(timeout_s)
+        await self._call(lambda call: RoundCall(call, RoundKind.OPTIMIZE_TOPOLOGY), deadline)
+
+    async def reduce(
+        self, request: ReduceRequest, *, retry: bool = False, timeout_s: float | None = None
+    ) -> ReduceReport:
+        """Joint call of all members of the group: a reduce or a broadcast.
+
+        Args:
+            request: what, on which memory, under which tag.
+            retry: try again, with whoever is left, when a member was lost or withdrew.
+            timeout_s: budget of all attempts together; None: for ever.
+
+        Raises:
+            ValueError: another call of this peer still uses the memory; or there is no such root.
+        """
+        return await self.reduce_before(request, self.deadline(timeout_s), retry=retry)
+
+    async def reduce_before(
+        self, request: ReduceRequest, deadline: Deadline | None, *, retry: bool
+    ) -> ReduceReport:
+        """The same, with a deadline that several operations may share."""
+        failures = 0
+        call = _Call(self._loop.create_future(), request.operand)
+        while True:
+            self._check_request(request)
+            try:
+                report = await self._call(_reduce_event(request), deadline, call)
+            except errors.CollectiveAborted as error:
+                may_retry = error.result is errors.Result.RANK_CONNECTION_LOST
+                if not retry or not may_retry:
+                    raise
+                failures += 1
+                call.future = self._loop.create_future()
+                continue
+            assert isinstance(report, ReduceReport)
+            return replace(report, attempts=report.attempts + failures)
+
+    async def reduce_many(
+        self,
+        requests: Sequence[ReduceRequest],
+        *,
+        max_in_flight: int,
+        timeout_s: float | None = None,
+    ) -> ReduceReport:
+        """Reduce them all, each again until it succeeds; see :class:`ReduceMany`."""
+        deadline = self.deadline(timeout_s)
+        return await ReduceMany(self._loop, self, requests, max_in_flight, deadline).run()
+
+    def has_started(self, operand: Operand) -> bool:
+        """Whether all members have asked for the operation that this memory is lent to."""
+        for call in self._calls.values():
+            if call.operand is operand and call.operation is not None:
+                return self.machine.phase_of(call.operation) is not Phase.REQUESTED
+        return False
+
+    async def barrier(self, tag: int, *, timeout_s: float | None = None) -> ReduceReport:
+        """Joint call of all members of the group: returns when all have made it."""
+        request = ReduceRequest(None, Descriptor.barrier(), tag)
+        return await self.reduce(request, timeout_s=timeout_s)
+
+    def launch(self, request: ReduceRequest, *, timeout_s: float | None = None) -> int:
+        """Begin a reduce that nobody waits for yet; return a ticket for ``finish`` and ``claim``.
+
+        What is wrong with the call raises here; what happens to the run is told by ``finish``.
 
         Raises:
             ValueError: another call of this peer still uses the memory.
+            PCCLError: the call can't be made now: ``result`` is not RANK_CONNECTION_LOST.
         """
-        for call in self._calls.values():
-            if call.operand is not None and operand.collides_with(call.operand):
-                raise ValueError(
-                    "another collective still uses this memory; wait for it, or pass a copy()"
-                )
-        descriptor = Descriptor(operand.data_type, op, operand.send.size)
-        report = await self._call(lambda call: ReduceCall(call, tag, descriptor), operand)
+        self._check_request(request)
+        call = _Call(self._loop.create_future(), request.operand)
+        event = _reduce_event(request, detached=True)
+        ticket = self._begin_call(event, self.deadline(timeout_s), call)
+        error = call.future.exception() if call.future.done() else None
+        concerns_the_call = (
+            isinstance(error, errors.PCCLError)
+            and error.result is not errors.Result.RANK_CONNECTION_LOST
+        )
+        if error is not None and concerns_the_call:
+            self._feed(Claim(ticket))
+            raise error
+        call.future.add_done_callback(lambda future: future.exception())  # nobody may ever ask
+        self._launched[ticket] = call
+        return ticket
+
+    async def finish(self, ticket: int) -> ReduceReport:
+        """Wait for a launched reduce; its outcome counts as seen when this returns or raises.
+
+        To leave does not disturb the operation; any number of waiters may come.
+        """
+        call = self._launched[ticket]
+        await settled(call.future)
+        self._feed(Claim(ticket))
+        report = call.future.result()
         assert isinstance(report, ReduceReport)
         return report
+
+    def has_ended(self, ticket: int) -> bool:
+        """Whether a launched reduce has an outcome. Any thread may ask."""
+        call = self._launched.get(ticket)
+        return call is None or call.future.done()
+
+    def claim(self, ticket: int) -> None:
+        """Nobody will ask for the outcome of a launched reduce any more."""
+        call = self._launched.pop(ticket, None)
+        if call is not None:
+            call.future.add_done_callback(lambda future: self._drop(ticket, future))
+
+    def withdraw(self, ticket: int) -> None:
+        """The caller left while he launched a reduce: it ends, and his memory is his again."""
+        call = self._launched.get(ticket)
+        if call is None:
+            return
+        if not call.future.done():
+            self._feed(LeaveCall(ticket, "the caller left"))
+        elif call.future.exception() is None:
+            self.left_unnoticed(call.future.result())
+        self.claim(ticket)
+
+    def _drop(self, ticket: int, future: asyncio.Future[Any]) -> None:
+        future.exception()  # nobody is left to be told
+        self._feed(Claim(ticket))
+
+    def deadline(self, timeout_s: float | None) -> Deadline | None:
+        """The end of a budget that begins now."""
+        if timeout_s is None:
+            return None
+        return Deadline(self._clock.now_ns() + self._timing.ns(timeout_s), timeout_s)
+
+    def _check_request(self, request: ReduceRequest) -> None:
+        operand, root = request.operand, request.descriptor.root
+        if operand is not None:
+            for call in self._calls.values():
+                if call.operand is not None and operand.collides_with(call.operand):
+                    raise ValueError(
+                        "another collective still uses this memory; wait for it, or pass a copy()"
+                    )
+        if self.roster is not None and root >= len(self.roster.members):
+            size = len(self.roster.members)
+            raise ValueError(f"root {root} is not a rank: the group has {size} members")
 
     def left_unnoticed(self, result: object) -> None:
         """The caller left without noticing that his call had returned this."""
         if isinstance(result, ReduceReport):
             self._feed(LeftCommitted(result.operation))
 
-    def operand_of(self, call: int) -> Operand:
-        """The buffers that an open call has lent (for observers)."""
-        operand = self._calls[call].operand
-        assert operand is not None
-        return operand
+    def operand_of(self, call: int) -> Operand | None:
+        """The buffers that an open call has lent (for observers); None: a barrier lends none."""
+        return self._calls[call].operand
 
     async def close(self) -> None:
         """Say goodbye and let go of everything; idempotent."""
@@ -244,8 +395,7 @@ class PeerEngine:
             self._feed(Close())
         self._closed = True
         self._ticker.stop()
-        if self._dial_timer is not None:
-            self._dial_timer.cancel()
+        self._control.close("the communicator is closed")
         if self._listener is not None:
             self._listener.close()
         self.keeper.close()
@@ -255,18 +405,17 @@ class PeerEngine:
             with suppress(asyncio.CancelledError):
                 await task
         for _ in range(2):  # let the transport report the ends of what was closed
-            await _next_turn(self._loop)
+            await next_turn(self._loop)
 
     async def _call(
-        self, make_event: Callable[[int], PeerEvent], operand: Operand | None = None
+        self,
+        make_event: Callable[[int], PeerEvent],
+        deadline: Deadline | None,
+        call: _Call | None = None,
     ) -> object:
-        if self._broken is not None:
-            raise self._broken
-        self._last_call += 1
-        number = self._last_call
-        call = self._calls[number] = _Call(self._loop.create_future(), operand)
+        call = call or _Call(self._loop.create_future())
+        number = self._begin_call(make_event, deadline, call)
         try:
-            self._feed(make_event(number))
             return await call.future
         except asyncio.CancelledError:
             if number in self._calls:
@@ -275,7 +424,28 @@ class PeerEngine:
                 self.left_unnoticed(call.future.result())
             raise
         finally:
-            self._calls.pop(number, None)
+            self._end_call(number)
+
+    def _begin_call(
+        self, make_event: Callable[[int], PeerEvent], deadline: Deadline | None, call: _Call
+    ) -> int:
+        if self._broken is not None:
+            raise self._broken
+        self._last_call += 1
+        number = self._last_call
+        self._calls[number] = call
+        if deadline is not None:
+            reason = f"timeout_s={deadline.budget_s:g} ran out"
+            leave = LeaveCall(number, reason)
+            call.timer = self._clock.call_at_ns(deadline.when_ns, self._feed, leave)
+        self._feed(make_event(number))
+        return number
+
+    def _end_call(self, number: int) -> _Call | None:
+        call = self._calls.pop(number, None)
+        if call is not None and call.timer is not None:
+            call.timer.cancel()
+        return call
 
     # -- the machine ---------------------------------------------------------------------------
 
@@ -307,12 +477,12 @@ class PeerEngine:
         self._broken = errors.LocalProtocolError(reason=reason)
         self._broken.__cause__ = error
         for operation in list(self.data_plane.transfers):
-            self.data_plane.end(operation, committed=False, data_needed=False)
+            self.data_plane.end(operation, committed=False)
         self._posted.clear()
         for call in self._calls.values():
             if not call.future.done():
                 call.future.set_exception(self._broken)
-        self._close_control("internal error")
+        self._control.close("internal error")
         self.keeper.close()
         self._loop.call_exception_handler({"message": reason, "exception": error})
 
@@ -326,47 +496,60 @@ class PeerEngine:
     def _carry_out(self, effect: PeerEffect) -> None:
         match effect:
             case Send(message):
-                if self._control is not None:
-                    self._control.send(message)
+                self._control.send(message)
             case DialControl(delay_ns):
-                when_ns = self._clock.now_ns() + delay_ns
-                self._dial_timer = self._clock.call_at_ns(when_ns, self._dial_control)
+                self._control.dial(delay_ns)
             case CloseControl(reason):
-                self._close_control(reason)
+                self._control.close(reason)
             case SetLinks(peers):
                 self.keeper.want(peers)
             case Post(number, operation, descriptor, ring):
-                operand = self._calls[number].operand
-                assert operand is not None
+                lender = self._calls[number]
+                lender.operation = operation
                 self._posted[operation] = number
-                self.data_plane.post(operation, descriptor, operand, ring, self.machine.peer)
+                own = self.machine.peer
+                self.data_plane.post(operation, descriptor, lender.operand, ring, own)
             case Begin(operation):
                 self.data_plane.begin(operation)
-            case End(operation, committed, data_needed):
-                self._end(operation, committed, data_needed)
+            case Detach(operation):
+                self.data_plane.detach(operation)
+            case End(operation, committed):
+                self._end(operation, committed)
             case ForgetEarly():
                 self.data_plane.forget_early()
+            case AskCallers(query):
+                self._feed(CallersAsked(query, self._callers_blocked(len(self._calls))))
+            case ReportWait(text, waited_s):
+                level = logging.WARNING if waited_s >= LONG_WAIT_S else logging.DEBUG
+                _log.log(level, "%s (for %d s)", text, waited_s)
             case Return(number, value):
                 self._return(number, value)
             case Raise(number, error):
-                call = self._calls.pop(number, None)
+                call = self._end_call(number)
                 if call is not None and not call.future.done():
                     call.future.set_exception(error)
 
-    def _end(self, operation: OperationId, committed: bool, data_needed: bool) -> None:
-        transfer = self.data_plane.end(operation, committed=committed, data_needed=data_needed)
+    def _end(self, operation: OperationId, committed: bool) -> None:
+        transfer = self.data_plane.end(operation, committed=committed)
         call = self._calls.get(self._posted.pop(operation))
         if call is not None:
+            call.operation = None
             call.tx_bytes += transfer.tx_bytes
             call.rx_bytes += transfer.rx_bytes
 
     def _return(self, number: int, value: ReduceResult | bool | None) -> None:
-        call = self._calls.pop(number, None)
+        call = self._end_call(number)
         if call is None or call.future.done():
             return
         if isinstance(value, ReduceResult):
             call.future.set_result(
-                ReduceReport(value.operation, value.contributors, call.tx_bytes, call.rx_bytes)
+                ReduceReport(
+                    value.operation,
+                    value.contributors,
+                    call.tx_bytes,
+                    call.rx_bytes,
+                    value.attempts,
+                )
             )
         else:
             call.future.set_result(value)
@@ -377,45 +560,8 @@ class PeerEngine:
         patience_ns = self._timing.ns(self._timing.lane_stall_s) // 2
         self.data_plane.ask_if_idle(self._clock.now_ns(), patience_ns)
         self.keeper.replace_stalled_lanes()
-        self._feed(Tick(self.data_plane.progress()))
-
-    # -- the control connection ----------------------------------------------------------------
-
-    def _dial_control(self) -> None:
-        self._dial_timer = None
-        self._control_dial = self._create_task(self._connect_control())
-
-    async def _connect_control(self) -> None:
-        try:
-            connection = await self._transport.dial(self.master, self._timing.dial_s)
-        except errors.LinkError as error:
-            self._feed(ControlClosed(error.reason))
-            return
-        stream: ControlStream | None = None
-
-        def on_message(message: Message) -> None:
-            if self._control is stream:
-                self._feed(ControlMessage(message))
-
-        def on_closed(reason: str) -> None:
-            if self._control is stream:
-                self._control = None
-                self._feed(ControlClosed(reason))
-
-        self._control = stream = ControlStream(connection, on_message, on_closed)
-        self._feed(ControlOpened())
-
-    def _close_control(self, reason: str) -> None:
-        if self._dial_timer is not None:
-            self._dial_timer.cancel()
-            self._dial_timer = None
-        if self._control_dial is not None:
-            self._control_dial.cancel()
-            self._control_dial = None
-        if self._control is not None:
-            _log.info("closing the control connection: %s", reason)
-            self._control.close()
-            self._control = None
+        blocked = self._callers_blocked(len(self._calls))
+        self._feed(Tick(self.data_plane.progress(), blocked))
 
     # -- the data plane --------------------------------------------------------------------------
 
@@ -444,10 +590,8 @@ class PeerEngine:
             self._loop.call_exception_handler(context)
 
 
-async def _next_turn(loop: asyncio.AbstractEventLoop) -> None:
-    turn = loop.create_future()
-    loop.call_soon(turn.set_result, None)
-    await turn
+def _reduce_event(request: ReduceRequest, *, detached: bool = False) -> Callable[[int], PeerEvent]:
+    return lambda call: ReduceCall(call, request.tag, request.descriptor, detached)
 
 
-__all__ = ["PeerEngine", "PeerOptions", "ReduceReport"]
+__all__ = ["Deadline", "PeerEngine", "PeerOptions", "ReduceReport", "ReduceRequest"]

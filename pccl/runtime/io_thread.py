@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, ClassVar, Generic, TypeVar
 
 from pccl.protocol.errors import NotConnected
+from pccl.runtime.lookups import LookUps
 from pccl.transports.tcp import TcpTransport
 
 _T = TypeVar("_T")
@@ -37,31 +38,33 @@ class Submission(Generic[_T]):
 
     Unlike a bare concurrent future, ``finished`` completes only when the work has really ended:
     after :meth:`cancel` that is when every buffer it had borrowed is free again. Work that has
-    begun is a user of the thread, which therefore does not end before it.
+    been started is a user of the thread, which therefore does not end before it.
     """
 
-    def __init__(self, io: IOThread, work: Coroutine[Any, Any, _T]) -> None:
+    def __init__(self, io: IOThread, work: Callable[[], Coroutine[Any, Any, _T]]) -> None:
         self.finished: concurrent.futures.Future[_T] = concurrent.futures.Future()
         self._io = io
-        self._held = False
         self._work = work
         self._task: asyncio.Task[_T] | None = None
 
     def start(self) -> Submission[_T]:
         """Let the work begin; it fails with NotConnected if the thread has ended meanwhile."""
-        self._held = self._io.hold()
-        if self._held:
-            self._io.loop.call_soon_threadsafe(self._start)
-        else:
-            self._work.close()
-            reason = "closed by another thread just before this call"
-            self.finished.set_exception(NotConnected(reason=reason))
+        try:
+            if self._io.hold(self):
+                self._io.loop.call_soon_threadsafe(self._start)
+            else:
+                reason = "closed by another thread just before this call"
+                self.finished.set_exception(NotConnected(reason=reason))
+        except BaseException:  # Ctrl-C, when it may be a user already
+            self.cancel()
+            raise
         return self
 
     def cancel(self) -> None:
         """Ask the work to end; any thread."""
-        if self._held:
-            self._io.loop.call_soon_threadsafe(self._cancel)
+        with suppress(RuntimeError):  # the thread has ended, and the work with it
+            if self._is_under_way():
+                self._io.loop.call_soon_threadsafe(self._cancel)
 
     def wait(self) -> _T:
         """Start the work and block until it has ended.
@@ -75,7 +78,7 @@ class Submission(Generic[_T]):
                 pass
             return self.finished.result()
         except BaseException:
-            while self._held and not self.finished.done():
+            while self._is_under_way():
                 with suppress(BaseException):
                     self.cancel()
                     concurrent.futures.wait([self.finished], INTERRUPT_POLL_S)
@@ -88,21 +91,22 @@ class Submission(Generic[_T]):
             return False
         return True
 
-    def _start(self) -> None:
-        if not self.finished.done():
-            self._task = self._io.loop.create_task(self._work)
+    def _is_under_way(self) -> bool:
+        """Whether it will finish; Ctrl-C may have come at any point of ``start``."""
+        begun = self._task is not None or self._io.is_held_by(self)
+        return begun and not self.finished.done()
+
+    def _start(self) -> asyncio.Task[_T]:
+        if self._task is None:
+            self._task = self._io.loop.create_task(self._work())
             self._task.add_done_callback(self._done)
+        return self._task
 
     def _cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-        elif not self.finished.done():  # it has not begun, and now never will
-            self._work.close()
-            self._io.release()
-            self.finished.set_exception(asyncio.CancelledError())
+        self._start().cancel()  # if it had not begun, it never does
 
     def _done(self, task: asyncio.Task[_T]) -> None:
-        self._io.release()
+        self._io.release(self)
         if task.cancelled():
             self.finished.set_exception(asyncio.CancelledError())
         elif (error := task.exception()) is not None:
@@ -111,8 +115,28 @@ class Submission(Generic[_T]):
             self.finished.set_result(task.result())
 
 
+async def ended(future: concurrent.futures.Future[Any]) -> None:
+    """Wait on the running loop until ``future`` is done; to cancel this does not touch it."""
+    loop = asyncio.get_running_loop()
+    woken: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    def call(_: object) -> None:
+        with suppress(RuntimeError):  # that loop is closed: nobody waits there any more
+            loop.call_soon_threadsafe(wake)
+
+    future.add_done_callback(call)
+    await woken
+
+
 class IOThread:
     """The process's I/O thread; take it with :meth:`acquire`, give it back with ``release``.
+
+    Its users are objects, not a number, so that a Ctrl-C, which may come at any point of a step,
+    leaves nothing half counted.
 
     Attributes:
         loop: what the thread runs.
@@ -125,37 +149,60 @@ class IOThread:
 
     def __init__(self) -> None:
         self.loop = _new_loop()
-        self.transport = TcpTransport(self.loop)
+        self.transport = TcpTransport(self.loop, LookUps())
         self.abandoned = False
-        self._users = 0
+        self._users: set[object] = set()
         self._thread = threading.Thread(target=self._run, name="pccl-io", daemon=True)
-        self._thread.start()
 
     @classmethod
-    def acquire(cls) -> IOThread:
-        """Start the thread if need be, and count one more user."""
+    def acquire(cls, user: object) -> IOThread:
+        """Start the thread if need be; it runs until its last user gives it back."""
         with cls._lock:
-            shared = cls._shared = cls._shared or cls()
-            shared._users += 1
+            if cls._shared is None:
+                cls._shared = cls()
+            shared = cls._shared
+            shared._users.add(user)
+            if not shared._thread.is_alive():
+                shared._thread.start()
             return shared
 
-    def hold(self) -> bool:
-        """Count one more user, unless the thread has ended (False)."""
+    @classmethod
+    def give_up(cls, user: object) -> None:
+        """Release what :meth:`acquire` may have given to ``user`` before it was interrupted."""
+        if cls._shared is not None:
+            cls._shared.release(user)
+
+    def hold(self, user: object) -> bool:
+        """Become one more user, unless the thread has ended (False)."""
         with IOThread._lock:
             if self._users:
-                self._users += 1
-            return self._users > 0
+                self._users.add(user)
+            return user in self._users
 
-    def release(self) -> None:
-        """Count one user less; the last one ends the thread."""
+    def is_held_by(self, user: object) -> bool:
+        """Whether ``user`` has not given it back."""
+        return user in self._users
+
+    def release(self, user: object) -> None:
+        """Give the thread back, once or more often; the last user ends it, and waits for that."""
+        self._users.discard(user)
+        if self._users or self.abandoned:
+            return
+        if self.owns_current_thread():
+            self._end_if_unused()
+            return
+        with suppress(RuntimeError):  # it has ended already
+            self.loop.call_soon_threadsafe(self._end_if_unused)
+        while self._thread.is_alive() and not self._users:  # somebody new may have come
+            self._thread.join(0.01)
+
+    def _end_if_unused(self) -> None:
         with IOThread._lock:
-            self._users -= 1
             if self._users:
                 return
-            IOThread._shared = None
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+            if IOThread._shared is self:
+                IOThread._shared = None
+        self.loop.stop()
 
     @classmethod
     def abandon(cls) -> None:
@@ -166,8 +213,11 @@ class IOThread:
             copy.abandoned = True
             copy.transport.abandon()
 
-    def submit(self, work: Coroutine[Any, Any, _T]) -> Submission[_T]:
-        """Prepare ``work`` for the I/O thread; ``start`` or ``wait`` lets it begin."""
+    def submit(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> Submission[_T]:
+        """Prepare ``work`` for the I/O thread; ``start`` or ``wait`` lets it begin.
+
+        It is made there, so that nothing is left unawaited if it never begins.
+        """
         return Submission(self, work)
 
     def call(self, function: Callable[[], _T]) -> _T:
@@ -176,7 +226,7 @@ class IOThread:
         async def run() -> _T:
             return function()
 
-        return self.submit(run()).wait()
+        return self.submit(run).wait()
 
     def owns_current_thread(self) -> bool:
         """Whether the caller is the I/O thread itself, which must not block."""
@@ -188,7 +238,6 @@ class IOThread:
             self.loop.run_forever()
         finally:
             asyncio.set_event_loop(None)
-            self.loop.run_until_complete(self.loop.shutdown_default_executor())
             self.loop.close()
 
 

@@ -1,8 +1,8 @@
 """Keeps the links to other peers: the younger of two peers dials, the elder accepts.
 
-A lane is opened by a hello in each direction that names both peers, the run and the term. A link
-that is lost is redialled at once and then with back-off for as long as it is wanted; what happens
-to it is reported, and the master draws its conclusions.
+The handshake that opens a lane names both peers, the run and the term. A link that is lost is
+redialled at once and then with back-off for as long as it is wanted; what happens to it is
+reported, and the master draws its conclusions.
 """
 
 from __future__ import annotations
@@ -14,48 +14,58 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
-from pccl.protocol.frame import HELLO_BYTES, NO_OPERATION, FrameHeader, FrameKind, LaneHello
-from pccl.protocol.limits import PROTOCOL_VERSION, Timing
+from pccl.protocol.frame import FrameHeader
+from pccl.protocol.handshake import Channel, Opening
+from pccl.protocol.limits import Timing
 from pccl.protocol.types import Member, PeerId
 from pccl.runtime.clock import Clock, Timer
-from pccl.runtime.data_plane import DataPlane
+from pccl.runtime.greeting import Credentials, Identity, Reception, introduce
 from pccl.transports.base import Address, Connection, Transport
 from pccl.transports.lane import Lane
-from pccl.transports.link import Link
+from pccl.transports.link import Link, Links
 
 _log = logging.getLogger("pccl.link")
 
-GREETINGS_MAX = 256
-"""Accepted connections that have not said hello; more are closed, the oldest first."""
+STRANGERS_MAX = 256
+"""Accepted connections before the end of the handshake; more are closed, the oldest first."""
+
+NEWCOMERS_MAX = 1024
+"""Links to peers that we do not know yet; the oldest are closed. So many may join together."""
 
 
-class Identity(Protocol):
-    """Who we are; the peer machine knows."""
+class Frames(Protocol):
+    """Who understands the frames of all links; the data plane does.
 
-    @property
-    def peer(self) -> PeerId:
-        """The own id; 0 before registration."""
+    The first four are those of ``FrameHandler``, with the sender where that matters.
+    """
+
+    def frame_started(self, peer: PeerId, lane: Lane, header: FrameHeader) -> None:
+        """A header has arrived."""
         ...
 
-    @property
-    def run(self) -> bytes:
-        """The run's id."""
+    def frame_buffer(self, lane: Lane, header: FrameHeader, received: int) -> memoryview:
+        """Memory for the payload's next bytes."""
         ...
 
-    @property
-    def term(self) -> int:
-        """The term that we follow."""
+    def frame_received(self, peer: PeerId, lane: Lane, header: FrameHeader) -> None:
+        """The payload is complete."""
         ...
 
+    def lane_lost(self, lane: Lane) -> None:
+        """The lane is gone."""
+        ...
 
-@dataclass(slots=True)
-class _Greeting:
-    """A lane whose other side has not said hello yet."""
+    def waits_for(self, peer: PeerId) -> bool:
+        """Whether a running transfer needs something from ``peer``."""
+        ...
 
-    expected: PeerId | None
-    """Whom we dialled; None for an accepted lane."""
-    timer: Timer
-    payload: bytearray
+    def expect_peer(self, peer: PeerId) -> None:
+        """``peer`` is a member, or about to be one."""
+        ...
+
+    def forget_peer(self, peer: PeerId) -> None:
+        """Nobody needs ``peer`` any more."""
+        ...
 
 
 @dataclass(slots=True)
@@ -80,12 +90,16 @@ class LinkKeeper:
     """All links of one peer; the frame handler of all its lanes.
 
     Args:
+        clock: time.
+        transport: the network.
+        timing: deadlines.
         identity: who we are.
-        data_plane: who understands the frames.
+        links: the links to keep; whoever sends frames knows them too.
+        frames: who understands the frames.
         on_change: called with a peer and None when its link is up (also when it was made anew),
             or with the reason when it is down or cannot be made.
         create_task: runs a dial.
-        make_link: makes the link to a peer.
+        credentials: what we greet with.
     """
 
     def __init__(
@@ -94,35 +108,29 @@ class LinkKeeper:
         transport: Transport,
         timing: Timing,
         identity: Identity,
+        links: Links,
+        frames: Frames,
         on_change: Callable[[PeerId, str | None], None],
         create_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        make_link: Callable[[PeerId], Link] = Link,
+        credentials: Credentials,
     ) -> None:
-        self.data_plane: DataPlane | None = None
         self._clock = clock
         self._transport = transport
         self._timing = timing
         self._identity = identity
         self._on_change = on_change
         self._create_task = create_task
-        self._make_link = make_link
-        self._links: dict[PeerId, Link] = {}
+        self._credentials = credentials
+        self._links = links
+        self._frames = frames
         self._wanted: dict[PeerId, Member] = {}
         self._dialling: dict[PeerId, _Dialling] = {}
-        self._greetings: dict[Lane, _Greeting] = {}
+        patience_ns = timing.ns(timing.dial_s)
+        self._reception = Reception(
+            clock, patience_ns, STRANGERS_MAX, credentials, self._identify, self._on_proven
+        )
         self._looked_ns = clock.now_ns()
         self._closed = False
-
-    def link_to(self, peer: PeerId) -> Link:
-        """The link to ``peer``, which may be down."""
-        link = self._links.get(peer)
-        if link is None:
-            link = self._links[peer] = self._make_link(peer)
-        return link
-
-    def links(self) -> list[Link]:
-        """All links, also those that are down."""
-        return list(self._links.values())
 
     def want(self, members: tuple[Member, ...]) -> None:
         """Keep links to these peers; close those to peers that were wanted and are no longer."""
@@ -132,25 +140,22 @@ class LinkKeeper:
             dialling = self._dialling.pop(peer, None)
             if dialling is not None:
                 dialling.cancel()
-            link = self._links.pop(peer, None)
-            if link is not None:
-                link.close()
-            if self.data_plane is not None:
-                self.data_plane.forget_peer(peer)
+            self._links.drop(peer)
+            self._frames.forget_peer(peer)
         for peer, member in wanted.items():
             self._wanted[peer] = member
+            self._frames.expect_peer(peer)
             if peer < self._identity.peer and peer not in self._dialling:
                 self._dialling[peer] = _Dialling(member, self._first_backoff_ns)
-                if not self.link_to(peer).up:
+                if not self._links.to(peer).up:
                     self._dial(peer)
 
     def accept(self, connection: Connection) -> None:
         """Somebody has connected to our port."""
-        strangers = [lane for lane, greeting in self._greetings.items() if not greeting.expected]
-        if len(strangers) >= GREETINGS_MAX:
-            self._greetings.pop(strangers[0]).timer.cancel()
-            strangers[0].abort()
-        self._greet(connection, None)
+        if self._closed:
+            connection.abort()
+        else:
+            self._reception.accept(connection)
 
     def replace_stalled_lanes(self) -> None:
         """Abort lanes that owe progress and make none; called at every tick.
@@ -163,8 +168,8 @@ class LinkKeeper:
         now_ns = self._clock.now_ns()
         late = now_ns - self._looked_ns >= 2 * self._timing.ns(self._timing.tick_s)
         self._looked_ns = now_ns
-        for link in self._links.values():
-            awaited = self.data_plane is not None and self.data_plane.waits_for(link.peer)
+        for link in self._links.all():
+            awaited = self._frames.waits_for(link.peer)
             for lane in list(link.lanes):
                 sent, received, since_ns = lane.watched
                 owes = awaited or lane.backlog_bytes or lane.receiving is not None
@@ -181,11 +186,9 @@ class LinkKeeper:
         for dialling in self._dialling.values():
             dialling.cancel()
         self._dialling.clear()
-        for link in self._links.values():
+        self._reception.close()
+        for link in self._links.all():
             link.close()
-        for lane, greeting in list(self._greetings.items()):
-            greeting.timer.cancel()
-            lane.abort()
 
     # -- dialling ------------------------------------------------------------------------------
 
@@ -200,19 +203,26 @@ class LinkKeeper:
             dialling.task = self._create_task(self._dial_once(peer, dialling))
 
     async def _dial_once(self, peer: PeerId, dialling: _Dialling) -> None:
-        member = dialling.member
-        try:
-            connection = await self._transport.dial(
-                Address(member.host, member.port), self._timing.dial_s
-            )
-        except LinkError as error:
+        member, patience_s = dialling.member, self._timing.dial_s
+
+        def take(connection: Connection) -> None:
             dialling.task = None
+            self._attach(connection, peer)
+
+        try:
+            address = Address(member.host, member.port)
+            connection = await self._transport.dial(address, patience_s)
+            handshake = self._credentials.dial(
+                self._credentials.opening(Channel.LANE, self._identity, peer)
+            )
+            deadline_ns = self._clock.now_ns() + self._timing.ns(patience_s)
+            await introduce(connection, handshake, self._clock, deadline_ns, take)
+        except (LinkError, RemoteProtocolError) as error:
+            dialling.task = None
+            if isinstance(error, RemoteProtocolError):
+                _log.info("closed a connection to peer %d: %s", peer, error.reason)
             self._on_change(peer, error.reason)
             self._dial_later(peer)
-            return
-        dialling.task = None
-        lane = self._greet(connection, peer)
-        self._say_hello(lane, peer)
 
     def _dial_later(self, peer: PeerId) -> None:
         dialling = self._dialling.get(peer)
@@ -224,45 +234,21 @@ class LinkKeeper:
             2 * dialling.backoff_ns, self._timing.ns(self._timing.redial_max_s)
         )
 
-    # -- hello ---------------------------------------------------------------------------------
+    # -- lanes ---------------------------------------------------------------------------------
 
-    def _greet(self, connection: Connection, expected: PeerId | None) -> Lane:
+    def _identify(self) -> Opening:
+        return self._credentials.opening(Channel.LANE, self._identity)
+
+    def _on_proven(self, connection: Connection, remote: Opening, deadline_ns: int) -> None:
+        newcomers = [link for link in self._links.all() if link.peer not in self._wanted]
+        if len(newcomers) >= NEWCOMERS_MAX and remote.source not in self._wanted:
+            _log.info("closed the link to peer %d: too many newcomers came", newcomers[0].peer)
+            self._links.drop(newcomers[0].peer)
+        self._attach(connection, remote.source)
+
+    def _attach(self, connection: Connection, peer: PeerId) -> None:
+        link = self._links.to(peer)
         lane = Lane(connection, self)
-        when_ns = self._clock.now_ns() + self._timing.ns(self._timing.dial_s)
-        timer = self._clock.call_at_ns(when_ns, self._greeting_overdue, lane)
-        self._greetings[lane] = _Greeting(expected, timer, bytearray(HELLO_BYTES))
-        return lane
-
-    def _greeting_overdue(self, lane: Lane) -> None:
-        _log.info("%s said no hello in time", lane.connection.remote)
-        lane.abort()
-
-    def _say_hello(self, lane: Lane, peer: PeerId) -> None:
-        own = self._identity
-        hello = LaneHello(PROTOCOL_VERSION, 0, own.term, own.run, own.peer, peer).encode()
-        lane.send(FrameHeader(FrameKind.HELLO, NO_OPERATION, 0, 0, len(hello)), hello)
-
-    def _on_hello(self, lane: Lane, greeting: _Greeting) -> None:
-        hello = LaneHello.decode(greeting.payload)
-        own, source = self._identity, PeerId(hello.source)
-        known = (hello.version, hello.run, hello.term, hello.target)
-        if known != (PROTOCOL_VERSION, own.run, own.term, own.peer):
-            raise RemoteProtocolError(
-                func="lane", reason="a hello of another run, or for another peer"
-            )
-        if greeting.expected is None:
-            if source <= own.peer:
-                raise RemoteProtocolError(func="lane", reason=f"peer {source} should be dialled")
-            self._say_hello(lane, source)
-        elif source != greeting.expected:
-            reason = f"peer {source} answered instead of peer {greeting.expected}"
-            raise RemoteProtocolError(func="lane", reason=reason)
-        greeting.timer.cancel()
-        del self._greetings[lane]
-        self._attach(lane, source)
-
-    def _attach(self, lane: Lane, peer: PeerId) -> None:
-        link = self.link_to(peer)
         superseded, link.lanes = link.lanes, [lane]
         lane.owner = link
         for old in superseded:
@@ -278,48 +264,26 @@ class LinkKeeper:
     def frame_started(self, lane: Lane, header: FrameHeader) -> None:
         """See ``FrameHandler``."""
         link = lane.owner
-        if isinstance(link, Link):
-            assert self.data_plane is not None
-            self.data_plane.frame_started(link.peer, lane, header)
-        elif lane in self._greetings:
-            if header.kind is not FrameKind.HELLO or header.length != HELLO_BYTES:
-                raise RemoteProtocolError(func="lane", reason="a lane must begin with a hello")
-        else:
+        if not isinstance(link, Link):
             raise RemoteProtocolError(func="lane", reason="superseded")
+        self._frames.frame_started(link.peer, lane, header)
 
     def frame_buffer(self, lane: Lane, header: FrameHeader, received: int) -> memoryview:
         """See ``FrameHandler``."""
-        greeting = self._greetings.get(lane)
-        if greeting is not None:
-            return memoryview(greeting.payload)[received:]
-        assert self.data_plane is not None
-        return self.data_plane.frame_buffer(lane, header, received)
+        return self._frames.frame_buffer(lane, header, received)
 
     def frame_received(self, lane: Lane, header: FrameHeader) -> None:
         """See ``FrameHandler``."""
         link = lane.owner
         if isinstance(link, Link):
-            assert self.data_plane is not None
-            self.data_plane.frame_received(link.peer, lane, header)
-        else:
-            greeting = self._greetings.get(lane)
-            if greeting is not None:
-                self._on_hello(lane, greeting)
+            self._frames.frame_received(link.peer, lane, header)
 
     def lane_lost(self, lane: Lane, error: Exception | None) -> None:
         """See ``FrameHandler``."""
         reason = error.reason if isinstance(error, PCCLError) else str(error or "closed here")
         if isinstance(error, RemoteProtocolError):
             _log.warning("closed a lane from %s: %s", lane.connection.remote, reason)
-        greeting = self._greetings.pop(lane, None)
-        if greeting is not None:
-            greeting.timer.cancel()
-            if greeting.expected is not None and not self._closed:
-                self._on_change(greeting.expected, reason)
-                self._dial_later(greeting.expected)
-            return
-        if self.data_plane is not None:
-            self.data_plane.lane_lost(lane)
+        self._frames.lane_lost(lane)
         link = lane.owner
         if isinstance(link, Link) and lane in link.lanes:
             link.lanes.remove(lane)
@@ -337,4 +301,4 @@ class LinkKeeper:
                 dialling.backoff_ns = self._first_backoff_ns
                 self._dial(link.peer)
         elif link.peer not in self._wanted:
-            self._links.pop(link.peer, None)  # a newcomer that never became a member
+            self._links.drop(link.peer)  # a newcomer that never became a member

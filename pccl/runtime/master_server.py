@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from pccl.protocol import messages as msg
+from pccl.protocol.handshake import RUN_BYTES, Opening
 from pccl.protocol.limits import Timing
 from pccl.protocol.master import MasterMachine
 from pccl.protocol.master_events import (
@@ -21,13 +22,14 @@ from pccl.protocol.master_events import (
 )
 from pccl.runtime.clock import Clock, Ticker, Timer
 from pccl.runtime.control import ControlStream
+from pccl.runtime.greeting import Credentials, Reception
 from pccl.transports.base import Address, Connection, Listener, Transport
 
 _log = logging.getLogger("pccl.master")
 
-GREETINGS_MAX = 1024
-"""Connections that have said nothing yet; more are closed, the oldest first. So many, because a
-whole run may come back at once."""
+STRANGERS_MAX = 1024
+"""Connections before the end of the handshake, and again as many that have sent no message since;
+more are closed, the oldest first. So many, because a whole run may come back at once."""
 
 
 class MasterServer:
@@ -37,8 +39,9 @@ class MasterServer:
         clock: time.
         transport: the network.
         timing: deadlines.
-        random_bytes: source of run id and tokens.
+        random_bytes: source of run id, nonces and resume tokens.
         observer: called with each event and its effects after they were carried out (traces).
+        token: what every process of the run has to know; None: anybody may come.
     """
 
     def __init__(
@@ -48,12 +51,23 @@ class MasterServer:
         timing: Timing,
         random_bytes: Callable[[int], bytes],
         observer: Callable[[MasterEvent, list[object]], None] | None = None,
+        token: bytes | None = None,
     ) -> None:
         self._clock = clock
         self._transport = transport
         self._timing = timing
         self._observer = observer
-        self.machine = MasterMachine(timing, random_bytes(16), 1, random_bytes, clock.now_ns())
+        run = random_bytes(RUN_BYTES)
+        self.machine = MasterMachine(timing, run, 1, random_bytes, clock.now_ns())
+        self._credentials = Credentials(token, random_bytes)
+        self._reception = Reception(
+            clock,
+            timing.ns(timing.dial_s),
+            STRANGERS_MAX,
+            self._credentials,
+            self._identify,
+            self._on_proven,
+        )
         self._ticker = Ticker(clock, timing.ns(timing.tick_s), self._tick)
         self._listener: Listener | None = None
         self._streams: dict[int, ControlStream] = {}
@@ -75,7 +89,7 @@ class MasterServer:
         Raises:
             LinkError: the address cannot be used.
         """
-        self._listener = await self._transport.listen(address, self._accept)
+        self._listener = await self._transport.listen(address, self._reception.accept)
         self._ticker.start()
         _log.info("master listens on %s", self._listener.address)
 
@@ -84,6 +98,7 @@ class MasterServer:
         self._ticker.stop()
         if self._listener is not None:
             self._listener.close()
+        self._reception.close()
         for number in list(self._silent):
             self._silent.pop(number).cancel()
         for stream in list(self._streams.values()):
@@ -92,7 +107,10 @@ class MasterServer:
 
     # -- connections ---------------------------------------------------------------------------
 
-    def _accept(self, connection: Connection) -> None:
+    def _identify(self) -> Opening:
+        return self._credentials.masters_opening(self.machine.run, self.machine.term)
+
+    def _on_proven(self, connection: Connection, remote: Opening, deadline_ns: int) -> None:
         self._last_connection += 1
         number = self._last_connection
         self._feed(ControlOpened(number, connection.remote.host))
@@ -107,11 +125,10 @@ class MasterServer:
             self._feed(ControlClosed(number, reason))
 
         self._streams[number] = ControlStream(connection, on_message, on_closed)
-        if len(self._silent) >= GREETINGS_MAX:
+        if len(self._silent) >= STRANGERS_MAX:
             self._dismiss(next(iter(self._silent)), "too many others came")
-        when_ns = self._clock.now_ns() + self._timing.ns(self._timing.dial_s)
-        timer = self._clock.call_at_ns(when_ns, self._dismiss, number, "it said nothing in time")
-        self._silent[number] = timer
+        reason = "it said nothing in time"
+        self._silent[number] = self._clock.call_at_ns(deadline_ns, self._dismiss, number, reason)
 
     def _has_spoken(self, number: int) -> None:
         timer = self._silent.pop(number, None)

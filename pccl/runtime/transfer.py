@@ -1,12 +1,15 @@
 """``Transfer``: one running collective on this peer: schedule, buffers, received set.
 
 Placement: each arriving segment is read straight into the place of the result that it belongs to.
-If it is a partial sum, the own contribution is added there; then it travels on from there. In place
-the own contribution is saved, segment by segment, right before the place is first overwritten: that
-copy serves as the contribution and, after an abort, restores the input.
+If it is a partial result, the own contribution is combined with it there; then it travels on from
+there. In place the own contribution is saved, segment by segment, right before the place is first
+overwritten: that copy serves as the contribution and, after an abort, restores the input.
 
 Exactly once: a segment counts when its last byte is here and it was not here before. While two
 lanes carry copies of the same segment, the newest one has the place and the other is discarded.
+
+Done is what has begun and lacks nothing: with nothing to receive (the root of a broadcast, anybody
+in a barrier) as soon as it begins; never before, though the last segment may come earlier.
 
 After :meth:`Transfer.end` nothing reads or writes the caller's memory any more.
 """
@@ -23,13 +26,13 @@ import numpy.typing as npt
 from pccl.collectives.digest import ResultDigest
 from pccl.collectives.layout import Segment
 from pccl.collectives.received_set import ReceivedSet
-from pccl.collectives.reductions import accumulate, finish
-from pccl.collectives.ring import RingSchedule
+from pccl.collectives.reductions import Reduction
+from pccl.collectives.schedule import Schedule
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.messages import Progress
-from pccl.protocol.types import OperationId, PeerId, ReduceOp
-from pccl.runtime.operand import Operand
+from pccl.protocol.types import OperationId, PeerId
+from pccl.runtime.operand import Operand, nothing
 from pccl.transports.lane import Lane
 from pccl.transports.link import Link
 
@@ -50,20 +53,21 @@ class Transfer:
 
     Args:
         operation: its id.
-        op: what becomes of the contributions.
+        reduction: what becomes of the contributions.
         operand: the caller's buffers.
-        schedule: the ring as this rank sees it.
+        schedule: the collective as this rank sees it.
         upstream: whom segments come from.
         downstream: the link that segments go to.
-        on_done: called once with the digest, when the result is complete.
+        on_done: called once with the digest, when the operation has begun and the result is
+            complete; maybe from within :meth:`begin`.
     """
 
     def __init__(
         self,
         operation: OperationId,
-        op: ReduceOp,
+        reduction: Reduction,
         operand: Operand,
-        schedule: RingSchedule,
+        schedule: Schedule,
         upstream: PeerId,
         downstream: Link,
         on_done: Callable[[OperationId, bytes], None],
@@ -78,12 +82,12 @@ class Transfer:
         """Payload bytes handed to links, repetitions included."""
         self.rx_bytes = 0
         """Payload bytes that counted."""
-        self._op = op
+        self._reduction = reduction
         self._operand = operand
         self._itemsize = operand.result.dtype.itemsize
-        self._result_bytes = operand.result.data.cast("B")
-        self._send_bytes = operand.send.data.cast("B")
-        self._own = operand.own
+        self._result_bytes = operand.result.view(np.uint8).data
+        self._send_bytes = operand.send.view(np.uint8).data
+        self._own_bytes = operand.own.view(np.uint8).data
         self._saved = bytearray(schedule.layout.segment_count if operand.in_place else 0)
         self._received = ReceivedSet(schedule.incoming_count)
         self._claims: dict[int, Lane | None] = {}
@@ -117,12 +121,15 @@ class Transfer:
     # -- sending -------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Everybody has posted: send the own chunk."""
+        """Everybody has posted: send what does not wait for others."""
         self.begun = True
         for segment in self.schedule.initial_sends():
             self._offer(0, segment)
         if not self._flowing:
             self._query()
+        for segment in self.schedule.initial_finals():
+            self._digest.add(segment.position, self._send_bytes[_range(segment)])
+        self._report_if_done()
 
     def link_changed(self) -> None:
         """The link to the downstream peer was lost or made anew.
@@ -151,7 +158,7 @@ class Transfer:
         return self._asked and self.downstream.peer == peer
 
     def _query(self) -> None:
-        if self.downstream.up:
+        if self.downstream.up and self.schedule.outgoing_count:
             self._asked = True
             self._sent_since_asked.clear()
             self.downstream.send(FrameHeader(FrameKind.QUERY, self.operation, 0, 0, 0))
@@ -186,10 +193,9 @@ class Transfer:
 
     def _transmit(self, step: int, segment: Segment) -> None:
         source = self._result_bytes if step else self._send_bytes
-        end = segment.offset + segment.length
         header = FrameHeader(FrameKind.DATA, self.operation, step, segment.offset, segment.length)
         self.tx_bytes += segment.length
-        self.downstream.send(header, source[segment.offset : end])
+        self.downstream.send(header, source[_range(segment)])
 
     # -- receiving -----------------------------------------------------------------------------
 
@@ -235,16 +241,19 @@ class Transfer:
         self.rx_bytes += segment.length
         arrival = self.schedule.arrival(step)
         if arrival.reduce:
-            values = self._elements(self._operand.result, segment)
-            accumulate(values, self._elements(self._own, segment))
-            if arrival.finish:
-                finish(values, self._op, self.schedule.world_size)
+            self._reduction.combine(
+                self._elements(self._operand.result, segment),
+                self._elements(self._operand.own, segment),
+                finish=arrival.finish,
+            )
         if arrival.forward:
             self._offer(step + 1, segment)
         if arrival.final:
-            end = segment.offset + segment.length
-            self._digest.add(segment.position, self._result_bytes[segment.offset : end])
-        if not self._received.missing:
+            self._digest.add(segment.position, self._result_bytes[_range(segment)])
+        self._report_if_done()
+
+    def _report_if_done(self) -> None:
+        if self.begun and not self._received.missing:
             self._on_done(self.operation, self._digest.value())
 
     def take_early(self, header: FrameHeader, payload: bytearray) -> None:
@@ -255,19 +264,27 @@ class Transfer:
         """
         placement = self.place(None, header)
         if placement is not None:
-            segment = placement.segment
-            end = segment.offset + segment.length
-            self._result_bytes[segment.offset : end] = payload
+            self._result_bytes[_range(placement.segment)] = payload
             self.complete(placement, None)
 
     # -- the end -------------------------------------------------------------------------------
 
-    def end(self, *, committed: bool, data_needed: bool) -> None:
+    def detach(self) -> None:
+        """The caller leaves after the result was complete: go on, for the others, from a copy.
+
+        Final values are all that a neighbour may still lack of a peer that is done. The caller's
+        memory is let go of, and his input is what it was.
+        """
+        copy = memoryview(bytes(self._result_bytes))
+        self.downstream.detach(self.operation)
+        self._restore()
+        self._saved = bytearray()
+        self._operand = nothing(self._operand.data_type)
+        self._result_bytes = self._send_bytes = self._own_bytes = copy
+
+    def end(self, *, committed: bool) -> None:
         """Let go of the caller's memory; unless committed, make the input what it was."""
-        if data_needed:
-            self.downstream.detach(self.operation)
-        else:
-            self.downstream.revoke(self.operation)
+        self.downstream.revoke(self.operation)
         self.ended = True
         self._claims.clear()
         if not committed:
@@ -279,19 +296,17 @@ class Transfer:
     def _save(self, segment: Segment) -> None:
         if self._operand.in_place and not self._saved[segment.position]:
             self._saved[segment.position] = 1
-            np.copyto(
-                self._elements(self._own, segment), self._elements(self._operand.send, segment)
-            )
+            self._own_bytes[_range(segment)] = self._send_bytes[_range(segment)]
 
     def _restore(self) -> None:
-        for chunk in range(self.schedule.world_size):
-            for segment in self.schedule.layout.chunk(chunk):
-                if self._saved and self._saved[segment.position]:
-                    np.copyto(
-                        self._elements(self._operand.send, segment),
-                        self._elements(self._own, segment),
-                    )
+        for segment in self.schedule.layout.segments():
+            if self._saved and self._saved[segment.position]:
+                self._result_bytes[_range(segment)] = self._own_bytes[_range(segment)]
 
     def _elements(self, array: npt.NDArray[Any], segment: Segment) -> npt.NDArray[Any]:
         first = segment.offset // self._itemsize
         return array[first : first + segment.length // self._itemsize]
+
+
+def _range(segment: Segment) -> slice:
+    return slice(segment.offset, segment.offset + segment.length)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pccl.protocol.types import NS_PER_S, OperationId, PeerId, ReduceOp, RemovalCause
+from pccl.stress.sim.fold import differences, fold
 from pccl.stress.sim.scenario import Scenario
 
 Array = npt.NDArray[Any]
@@ -36,36 +38,6 @@ class Violation(AssertionError):
     """A promise was broken."""
 
 
-def fold(contributions: list[Array], op: ReduceOp) -> Array:
-    """The result that a ring of these contributions (in ring order) must have, bit for bit.
-
-    Element by element, in the order in which partial sums travel: the chunk of rank c starts at
-    rank c. Written from the definition, without any of the library's own arithmetic.
-    """
-    world_size, count = len(contributions), len(contributions[0])
-    base, longer = divmod(count, world_size)
-    result = np.empty_like(contributions[0])
-    start = 0
-    for chunk in range(world_size):
-        end = start + base + (1 if chunk < longer else 0)
-        total = contributions[chunk][start:end].copy()
-        for hop in range(1, world_size):
-            total = total + contributions[(chunk + hop) % world_size][start:end]
-        if op is ReduceOp.AVG and np.issubdtype(total.dtype, np.floating):
-            total = total / total.dtype.type(world_size)
-        elif op is ReduceOp.AVG:
-            exact = [_divide_toward_zero(int(value), world_size) for value in total]
-            total = np.array(exact, dtype=total.dtype)
-        result[start:end] = total
-        start = end
-    return result
-
-
-def _divide_toward_zero(value: int, divisor: int) -> int:
-    quotient = abs(value) // divisor
-    return quotient if value >= 0 else -quotient
-
-
 @dataclass(slots=True)
 class _Returned:
     """A buffer whose call has returned, and what was in it then."""
@@ -82,8 +54,11 @@ class Checkers:
     def __init__(self, scenario: Scenario) -> None:
         self.reduces = 0
         self.aborts = 0
+        self.done: Counter[str] = Counter()
+        """What callers were told: broadcasts, barriers and handles that succeeded, and errors."""
         self._scenario = scenario
         self._inputs: dict[tuple[OperationId, PeerId], Array] = {}
+        self._entered: set[tuple[OperationId, PeerId]] = set()
         self._results: dict[OperationId, tuple[tuple[PeerId, ...], bytes]] = {}
         self._aborted: dict[OperationId, str] = {}
         self._outcomes: dict[OperationId, object] = {}
@@ -93,9 +68,11 @@ class Checkers:
 
     # -- results -------------------------------------------------------------------------------
 
-    def posted(self, operation: OperationId, peer: PeerId, content: Array) -> None:
-        """A peer lends ``content`` (a copy of the input) to an operation."""
-        self._inputs[operation, peer] = content
+    def posted(self, operation: OperationId, peer: PeerId, content: Array | None) -> None:
+        """A peer lends ``content`` (a copy of the input; a barrier has none) to an operation."""
+        self._entered.add((operation, peer))
+        if content is not None:
+            self._inputs[operation, peer] = content
 
     def outcome(self, operation: OperationId, who: str, outcome: object) -> None:
         """The master (or a peer) says how an operation has ended."""
@@ -118,8 +95,7 @@ class Checkers:
         if known is None:
             inputs = [self._inputs[operation, peer] for peer in contributors]
             expected = fold(inputs, op)
-            if content != expected.tobytes():
-                wrong = int(np.flatnonzero(result != expected)[0]) if len(expected) else 0
+            for wrong in differences(result, expected, op):
                 raise Violation(
                     f"{who}: wrong result of {operation} over {contributors}: element {wrong} is "
                     f"{result[wrong]!r}, should be {expected[wrong]!r}"
@@ -127,6 +103,28 @@ class Checkers:
             self._results[operation] = (contributors, content)
         elif known != (contributors, content):
             raise Violation(f"{who}: {operation} differs from what another member got")
+
+    def was_broadcast(
+        self,
+        who: str,
+        operation: OperationId,
+        contributors: tuple[PeerId, ...],
+        root: int,
+        result: Array,
+    ) -> None:
+        """A broadcast returned: everybody has what the root had."""
+        self.done["broadcast"] += 1
+        if result.tobytes() != self._inputs[operation, contributors[root]].tobytes():
+            raise Violation(f"{who}: {operation} did not bring what rank {root} had")
+
+    def passed_barrier(
+        self, who: str, operation: OperationId, contributors: tuple[PeerId, ...]
+    ) -> None:
+        """A barrier returned: everybody had come to it."""
+        self.done["barrier"] += 1
+        for peer in contributors:
+            if (operation, peer) not in self._entered:
+                raise Violation(f"{who}: {operation} was passed without peer {peer}")
 
     def failed(self, who: str, buffer: Array, original: Array) -> None:
         """A call raised; its input must be what it was."""

@@ -7,12 +7,14 @@ anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
 from pccl.collectives.received_set import ReceivedSet
+from pccl.protocol.lockstep import Finding, LockstepWatch, Wait
 from pccl.protocol.operation import Ballot, Commit, Decision, Phase
+from pccl.protocol.peer_membership import KnownMembership
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.data_plane import DataPlane
 from pccl.runtime.transfer import Placement, Transfer
@@ -80,10 +82,55 @@ def _write_after_return(stack: ExitStack) -> None:
     stack.enter_context(patch.object(Transfer, "destination", stubborn))
 
 
+def _mistakes_undiagnosed(stack: ExitStack) -> None:
+    """Members that wait for different things wait for ever."""
+
+    def look(
+        watch: LockstepWatch, waits: Sequence[Wait], blocked: Iterable[PeerId], now_ns: int
+    ) -> list[Finding]:
+        return []
+
+    stack.enter_context(patch.object(LockstepWatch, "look", look))
+
+
+def _world_changes_unseen(stack: ExitStack) -> None:
+    """The outcome of a launched reduce changes the world before its caller looks at it."""
+
+    def show(membership: KnownMembership, call: int, version: int, *, detached: bool) -> None:
+        membership.see(version)
+
+    stack.enter_context(patch.object(KnownMembership, "show", show))
+
+
+def _nothing_for_others_after_leaving(stack: ExitStack) -> None:
+    """Who leaves after he was done takes along what his neighbour still lacks."""
+    detach = Transfer.detach
+
+    def selfish(transfer: Transfer) -> None:
+        detach(transfer)
+        transfer.downstream.revoke(transfer.operation)
+        transfer.begun = False
+
+    stack.enter_context(patch.object(Transfer, "detach", selfish))
+
+
+def _dead_lane_unnoticed(stack: ExitStack) -> None:
+    """Whoever has sent everything never asks whether it has arrived."""
+
+    def wait(transfer: Transfer, now_ns: int, patience_ns: int) -> None:
+        return
+
+    stack.enter_context(patch.object(Transfer, "ask_if_idle", wait))
+
+
 PLANTED: dict[str, Callable[[ExitStack], None]] = {
     "commit_before_all_reported": _commit_before_all_reported,
     "no_fencing": _no_fencing,
     "no_restore_after_completion": _no_restore_after_completion,
+    "dead_lane_unnoticed": _dead_lane_unnoticed,
+    "mistakes_undiagnosed": _mistakes_undiagnosed,
+    "nothing_for_others_after_leaving": _nothing_for_others_after_leaving,
+    "world_changes_unseen": _world_changes_unseen,
     "second_copy_added": _second_copy_added,
     "write_after_return": _write_after_return,
 }

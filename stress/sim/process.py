@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -13,7 +14,7 @@ from pccl.protocol.master_events import Send as MasterSend
 from pccl.protocol.messages import OperationEnded
 from pccl.protocol.operation import Phase
 from pccl.protocol.peer import Standing
-from pccl.protocol.peer_events import PeerEffect, PeerEvent
+from pccl.protocol.peer_events import PeerEffect, PeerEvent, ReduceResult, Return
 from pccl.protocol.types import PeerId
 from pccl.runtime.clock import Timer
 from pccl.runtime.engine import PeerEngine, PeerOptions
@@ -75,13 +76,14 @@ class MasterProcess:
         rng: Random,
         trace: Trace,
         checkers: Checkers,
+        token: bytes | None,
     ) -> None:
         self.host = host
         self._loop = loop
         self._trace = trace
         self._checkers = checkers
         clock = ProcessClock(loop, host)
-        self.server = MasterServer(clock, host, timing, rng.randbytes, self._observe)
+        self.server = MasterServer(clock, host, timing, rng.randbytes, self._observe, token)
 
     async def start(self) -> None:
         """Listen."""
@@ -121,15 +123,21 @@ class PeerProcess:
         trace: Trace,
         on_event: Callable[[PeerProcess, PeerEvent, list[PeerEffect]], None],
         make_link: Callable[[PeerId], Link],
+        index: int,
+        group: int,
     ) -> None:
         self.host = host
         self.name = host.name
+        self.index = index
+        self.results: dict[int, ReduceResult] = {}
+        """Tag -> the last operation that was committed for a caller here."""
         self._loop = loop
         self._trace = trace
         self._on_event = on_event
         clock = ProcessClock(loop, host)
+        options = replace(options, random_bytes=Random(host.name).randbytes)
         self.engine = PeerEngine(
-            loop, clock, host, MASTER_ADDRESS, 0, options, self._observe, make_link
+            loop, clock, host, MASTER_ADDRESS, group, options, self._observe, make_link
         )
 
     @property
@@ -169,4 +177,7 @@ class PeerProcess:
             return
         self._trace.note(self._loop.now_ns(), self.name, repr(event))
         self.engine.machine.check()
+        for effect in effects:
+            if isinstance(effect, Return) and isinstance(effect.value, ReduceResult):
+                self.results[effect.value.operation.tag] = effect.value
         self._on_event(self, event, effects)

@@ -41,6 +41,7 @@ class Verdict:
     virtual_s: float = 0.0
     reduces: int = 0
     aborts: int = 0
+    done: dict[str, int] = field(default_factory=dict[str, int])
     kills: dict[str, int] = field(default_factory=dict[str, int])
     endings: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -101,19 +102,39 @@ class Simulation:
         verdict.virtual_s = self._loop.now_ns() / NS_PER_S
         verdict.reduces = self.checkers.reduces
         verdict.aborts = self.checkers.aborts
+        verdict.done = dict(self.checkers.done)
         return verdict
 
     async def _main(self) -> None:
         scenario, loop = self.scenario, self._loop
         timing = Timing()
         master = MasterProcess(
-            loop, self._network.host("master"), timing, self._rng, self.trace, self.checkers
+            loop,
+            self._network.host("master"),
+            timing,
+            self._rng,
+            self.trace,
+            self.checkers,
+            scenario.token,
         )
         await master.start()
-        options = PeerOptions(timing, Address("", 0), scenario.segment_bytes)
+        options = PeerOptions(
+            timing,
+            Address("", 0),
+            token=scenario.token,
+            segment_bytes=scenario.segment_bytes,
+        )
         for index in range(scenario.peers):
-            host = self._network.host(f"p{index}")
-            process = PeerProcess(loop, host, options, self.trace, self._on_event, self._make_link)
+            process = PeerProcess(
+                loop,
+                self._network.host(f"p{index}"),
+                options,
+                self.trace,
+                self._on_event,
+                self._make_link,
+                index,
+                index % scenario.groups,
+            )
             self._processes.append(process)
         self._spread_links()
         self._faults.start(self._processes)
@@ -122,6 +143,8 @@ class Simulation:
         workloads = [
             Workload(scenario, process, self.checkers, loop) for process in self._processes
         ]
+        for interrupt in scenario.interrupts:
+            loop.call_at_ns(interrupt.when_ns, workloads[interrupt.victim].interrupt)
         early = scenario.peers - scenario.late_peers
         for index, workload in enumerate(workloads):
             task = loop.create_task(self._start(workload, index, index >= early))
@@ -189,9 +212,10 @@ class Simulation:
     def _on_event(self, process: PeerProcess, event: PeerEvent, effects: list[PeerEffect]) -> None:
         for effect in effects:
             if isinstance(effect, Post):
-                content = process.engine.operand_of(effect.call).send.copy()
+                operand = process.engine.operand_of(effect.call)
+                content = operand.send.copy() if operand is not None else None
                 self.checkers.posted(effect.operation, process.peer, content)
-        self._faults.on_event(self._processes.index(process), process, event)
+        self._faults.on_event(process.index, process, event)
 
     # -- errors ----------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from pccl.protocol.types import NS_PER_S, DataType, ReduceOp
@@ -20,6 +20,18 @@ class LifePhase(enum.Enum):
     GATHER = "gather"
     DONE = "done_before_commit"
     OTHER = "other"
+
+
+class Style(enum.Enum):
+    """How the collectives of one iteration are called."""
+
+    SEQUENTIAL = "sequential"
+    CONCURRENT = "concurrent"
+    """From one task each."""
+    HANDLES = "handles"
+    """All launched, then waited for in order."""
+    MULTIPLE = "multiple"
+    """One call that retries each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,22 @@ class DeadLane:
 
 
 @dataclass(frozen=True, slots=True)
+class Interrupt:
+    """The call that a process is in at that time is cancelled, as by Ctrl-C, and repeated."""
+
+    when_ns: int
+    victim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One process calls ``update_topology`` once too often, in one of its iterations."""
+
+    culprit: int
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """One run."""
 
@@ -80,8 +108,7 @@ class Scenario:
     late_peers: int
     """How many of them start only after a while."""
     slots: tuple[Slot, ...]
-    concurrent: bool
-    """Whether the slots of one iteration are in flight at the same time."""
+    style: Style
     segment_bytes: int
     latency_ns: int
     uneven_links: bool
@@ -98,6 +125,26 @@ class Scenario:
     asks_pending: bool
     """Whether members ask if anybody is pending, and admit only then."""
     dead_lanes: tuple[DeadLane, ...]
+    groups: int
+    """Process i is in group i modulo this."""
+    retries: bool
+    """Whether the library itself tries again, where a call can be told to."""
+    broadcasts: bool
+    barriers: bool
+    optimizes: bool
+    min_peers: int
+    """What those that start early demand of ``connect``, for a while."""
+    impatience: float
+    """Probability that a call gets a time budget of a few latencies."""
+    interrupts: tuple[Interrupt, ...]
+    mistake: Mistake | None
+    secured: bool
+    """Whether the run has a token."""
+
+    @property
+    def token(self) -> bytes | None:
+        """The run's secret, if it has one."""
+        return b"a secret that all of them know" if self.secured else None
 
     @property
     def undisturbed(self) -> bool:
@@ -140,12 +187,12 @@ def draw(seed: int) -> Scenario:
             a, b = rng.sample(range(-1, peers), 2)  # -1 is the master
             duration_ns = rng.choice((10 * MS, 300 * MS, 3000 * MS, 15000 * MS, 45000 * MS))
             stalls.append(Stall(rng.randrange(stop_ns), a, b, duration_ns, rng.random() < 0.5))
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         peers=peers,
         late_peers=rng.choice((0, 0, 1, 2)) if peers > 2 else 0,
         slots=slots,
-        concurrent=rng.random() < 0.5,
+        style=rng.choice(tuple(Style)),
         segment_bytes=rng.choice((64, 256, 1024)),
         latency_ns=latency_ns,
         uneven_links=rng.random() < 0.3,
@@ -162,7 +209,23 @@ def draw(seed: int) -> Scenario:
             DeadLane(rng.randrange(stop_ns), rng.randrange(1 << 16))
             for _ in range(rng.choice((0, 0, 0, 0, 0, 1, 2)))
         ),
+        groups=rng.choice((1, 1, 1, 2, 3)) if peers > 3 else 1,
+        retries=rng.random() < 0.4,
+        broadcasts=rng.random() < 0.3,
+        barriers=rng.random() < 0.3,
+        optimizes=rng.random() < 0.2,
+        min_peers=rng.randint(2, peers) if rng.random() < 0.3 else 1,
+        impatience=rng.choice((0.0, 0.0, 0.0, 0.05, 0.2)),
+        interrupts=tuple(
+            Interrupt(rng.randrange(stop_ns), rng.randrange(peers))
+            for _ in range(rng.choice((0, 0, 0, 1, 3)))
+        ),
+        mistake=Mistake(rng.randrange(peers), rng.randrange(4)) if rng.random() < 0.1 else None,
+        secured=rng.random() < 0.3,
     )
+    # Elsewhere the others would not come to the call that the culprit waits in.
+    plain = not scenario.asks_pending and not scenario.optimizes
+    return scenario if plain else replace(scenario, mistake=None)
 
 
 def _draw_slot(rng: Random, tag: int, peers: int) -> Slot:

@@ -1,40 +1,56 @@
 """What the application of a simulated peer does: the usual loop of a churn-tolerant user.
 
-Every iteration: admit newcomers, then the scenario's collectives, each retried until it succeeds
-or the peer is alone. The first collective of an iteration also votes for the end: each member
-contributes whether its time is up, and all stop when anybody's is. Inputs depend on peer and
-iteration only; what they must add up to is the checkers' business.
+Every iteration: admit newcomers, then a vote for the end, then the scenario's collectives, each
+repeated until it succeeds or the peer is alone. In the vote each member contributes whether its
+time is up, and all stop when anybody's is. Inputs depend on peer and iteration only; what they must
+add up to is the checkers' business.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from random import Random
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pccl.collectives.reductions import numpy_dtype
 from pccl.protocol.errors import (
     CollectiveAborted,
+    DeadlineExceeded,
     Evicted,
+    LockstepError,
     MasterLost,
     NotAdmitted,
+    OutcomeUnknown,
     PCCLError,
+    ResyncRequired,
     TooFewPeers,
 )
-from pccl.protocol.types import DataType, ReduceOp
+from pccl.protocol.types import NS_PER_S, DataType, Descriptor, ReduceOp
+from pccl.runtime.engine import PeerEngine, ReduceRequest
 from pccl.runtime.operand import borrow
-from pccl.stress.sim.checkers import Checkers
+from pccl.stress.sim.checkers import Checkers, Violation
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import PeerProcess
-from pccl.stress.sim.scenario import MS, Scenario, Slot
+from pccl.stress.sim.scenario import MS, Scenario, Slot, Style
+
+Array = npt.NDArray[Any]
 
 _VOTE_TAG = 1 << 32
+_BROADCAST_TAG = _VOTE_TAG + 1
+_BARRIER_TAG = _VOTE_TAG + 2
 _ATTEMPTS_MAX = 200
-_REJOINS_MAX = 3
+_REJOINS_MAX = 8
 _LONELY_TURNS_MAX = 40
+_GANG_S = 2.0
+"""How long a newcomer insists on company: those it waits for may have been killed."""
+
+
+class Interrupted(Exception):
+    """The scenario has cancelled the call that the process was in."""
 
 
 class Workload:
@@ -45,45 +61,69 @@ class Workload:
     ) -> None:
         self._scenario = scenario
         self._process = process
-        self._engine = process.engine
+        self._engine: PeerEngine = process.engine
         self._checkers = checkers
         self._loop = loop
         self._rng = Random(f"{scenario.seed}/{process.name}")
         self._iteration = 0
+        self._calls: dict[asyncio.Task[Any], bool] = {}
+        """Those that the process is in -> whether the scenario has interrupted them."""
         self.ended_with: str | None = None
         """Why it stopped; None while it runs."""
 
     async def run(self) -> None:
         """Join, work, stop; lost memberships are taken up again."""
-        for _ in range(_REJOINS_MAX):
+        rejoins = False
+        for attempt in range(_REJOINS_MAX):
             try:
-                await self._engine.connect(n_attempts=100)
-                await self._work()
+                if rejoins:
+                    await self._joint(self._engine.update_topology)
+                else:
+                    await self._connect(attempt)
+                await self._work(rejoined=rejoins)
                 self.ended_with = "finished"
                 break
             except MasterLost:
                 self.ended_with = "master lost"
                 break
-            except (Evicted, NotAdmitted) as error:
+            except (Evicted, NotAdmitted, ResyncRequired) as error:
                 self.ended_with = type(error).__name__
+                rejoins = isinstance(error, Evicted) and self._rng.random() < 0.5
         await self._engine.close()
 
-    @property
-    def _world_size(self) -> int:
-        roster = self._engine.roster
-        return len(roster.members) if roster is not None else 0
+    def interrupt(self) -> None:
+        """Cancel the calls that the process is in."""
+        for task in self._calls:
+            self._calls[task] = True
+            task.cancel()
 
-    async def _work(self) -> None:
+    async def sleep(self, duration_ns: int) -> None:
+        """Let virtual time pass."""
+        woken: asyncio.Future[None] = self._loop.create_future()
+        self._loop.call_at_ns(self._loop.now_ns() + duration_ns, _wake, woken)
+        await woken
+
+    async def _connect(self, attempt: int) -> None:
+        if self._scenario.min_peers > 1 and attempt == 0:
+            try:
+                wanted = self._scenario.min_peers
+                await self._engine.connect(100, min_peers=wanted, timeout_s=_GANG_S)
+                roster = self._engine.roster
+                if roster is None or roster.global_world_size < wanted:
+                    raise Violation(f"{self._process.name} was admitted into too small a run")
+                return
+            except DeadlineExceeded:
+                pass
+        await self._engine.connect(n_attempts=100)
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    async def _work(self, *, rejoined: bool) -> None:
         lonely_turns = 0
-        newcomer = True
+        first = True
         while True:
-            # A newcomer's first update_topology is satisfied by the round that admitted it; where
-            # members ask first, it must not ask either.
-            if not self._scenario.asks_pending or (
-                not newcomer and await self._engine.are_peers_pending()
-            ):
-                await self._engine.update_topology()
-            newcomer = False
+            await self._admit(first=first, rejoined=rejoined)
+            first = False
             self._iteration += 1
             if self._world_size < 2:
                 lonely_turns += 1
@@ -93,14 +133,42 @@ class Workload:
                 continue
             if self._rng.random() < 0.5:
                 await self.sleep(self._rng.randrange(2 * self._scenario.latency_ns))
+            if self._errs_now:
+                await self._joint(self._engine.update_topology)
             over = await self._vote()
-            await self._reduce_slots()
+            await self._collectives()
             if over:
                 return
+
+    async def _admit(self, *, first: bool, rejoined: bool) -> None:
+        # A newcomer's first update_topology is satisfied by the round that admitted it, unless an
+        # update_topology has brought it back; where members ask first, it must not ask either.
+        engine = self._engine
+        if self._scenario.asks_pending:
+            admits = not first and await self._joint(engine.are_peers_pending)
+        else:
+            admits = not (first and rejoined)
+        if admits:
+            await self._joint(engine.update_topology)
+        if self._scenario.optimizes:
+            with suppress(TooFewPeers):
+                await self._joint(engine.optimize_topology)
+
+    @property
+    def _world_size(self) -> int:
+        roster = self._engine.roster
+        return len(roster.members) if roster is not None else 0
 
     @property
     def _time_is_up(self) -> bool:
         return self._loop.now_ns() >= self._scenario.stop_ns
+
+    @property
+    def _errs_now(self) -> bool:
+        mistake = self._scenario.mistake
+        if mistake is None or self._process.index != mistake.culprit:
+            return False
+        return self._iteration == mistake.iteration + 1
 
     async def _vote(self) -> bool:
         """Whether any member wants to stop; the same for all."""
@@ -109,13 +177,26 @@ class Workload:
         result = await self._reduce(slot, votes)
         return result is None or bool(result[0])
 
-    async def _reduce_slots(self) -> None:
+    async def _collectives(self) -> None:
         slots = self._scenario.slots
-        if not self._scenario.concurrent:
-            for slot in slots:
-                await self._reduce(slot, self._input(slot))
-            return
-        tasks = [self._loop.create_task(self._reduce(slot, self._input(slot))) for slot in slots]
+        inputs = [self._input(slot) for slot in slots]
+        match self._scenario.style:
+            case Style.SEQUENTIAL:
+                for slot, original in zip(slots, inputs, strict=True):
+                    await self._reduce(slot, original)
+            case Style.CONCURRENT:
+                await self._all([self._reduce(s, x) for s, x in zip(slots, inputs, strict=True)])
+            case Style.HANDLES:
+                await self._reduce_by_handles(slots, inputs)
+            case Style.MULTIPLE:
+                await self._reduce_multiple(slots, inputs)
+        if self._scenario.broadcasts:
+            await self._broadcast()
+        if self._scenario.barriers:
+            await self._barrier()
+
+    async def _all(self, works: list[Coroutine[Any, Any, Any]]) -> None:
+        tasks = [self._loop.create_task(work) for work in works]
         try:
             for task in tasks:
                 await task
@@ -125,50 +206,228 @@ class Workload:
                 task.add_done_callback(_retrieve)
             raise
 
-    def _input(self, slot: Slot) -> npt.NDArray[Any]:
+    def _input(self, slot: Slot) -> Array:
         """Values of very different magnitude, so that the order of additions shows."""
         rng = np.random.default_rng(
             [self._scenario.seed, int(self._process.peer), self._iteration, slot.tag]
         )
-        dtype = numpy_dtype(slot.data_type)
+        dtype = slot.data_type.to_numpy_dtype()
         if np.issubdtype(dtype, np.integer):
-            bound = 2 ** (8 * dtype.itemsize - 2)
-            return rng.integers(-bound, bound, slot.count, dtype=dtype)
+            info = np.iinfo(dtype)
+            return rng.integers(info.min // 2, info.max // 2, slot.count, dtype=dtype)
         scale = 10.0 ** rng.integers(-6, 7, slot.count)
-        return (rng.standard_normal(slot.count) * scale).astype(dtype)
+        with np.errstate(over="ignore"):  # some do not fit into float16: then they are infinite
+            return (rng.standard_normal(slot.count) * scale).astype(dtype)
 
-    async def _reduce(self, slot: Slot, original: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+    # -- calls ---------------------------------------------------------------------------------
+
+    async def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Make one call of the engine; the scenario may interrupt it.
+
+        Raises:
+            Interrupted: it did.
+        """
+        task = self._loop.create_task(work)
+        self._calls[task] = False
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._calls[task]:
+                raise Interrupted from None
+            raise
+        finally:
+            del self._calls[task]
+
+    def _budget_s(self) -> float | None:
+        if self._rng.random() >= self._scenario.impatience:
+            return None
+        return self._rng.randint(1, 8) * self._scenario.latency_ns / NS_PER_S
+
+    async def _joint(self, make: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
+        """Make a joint call of the run; repeat it when it was left."""
+        for _ in range(_ATTEMPTS_MAX):
+            try:
+                return await self._call(make(timeout_s=self._budget_s()))
+            except (DeadlineExceeded, Interrupted) as error:
+                self._checkers.done[type(error).__name__] += 1
+        raise AssertionError(f"{self._process.name}: {_ATTEMPTS_MAX} attempts of a joint call")
+
+    async def _again(self, error: BaseException) -> None:
+        """A collective has failed: get ready to repeat it, or give up.
+
+        Raises:
+            PCCLError: it makes no sense to repeat it.
+        """
+        self._checkers.done[type(error).__name__] += 1
+        if isinstance(error, LockstepError):
+            if self._scenario.mistake is None:
+                raise Violation(f"{self._process.name} was accused of a mistake: {error}")
+            await self._joint(self._engine.update_topology)  # what the others wait in
+        elif not isinstance(
+            error, CollectiveAborted | DeadlineExceeded | OutcomeUnknown | Interrupted
+        ):
+            raise error
+
+    # -- collectives ---------------------------------------------------------------------------
+
+    @property
+    def _who(self) -> str:
+        return f"{self._process.name} (peer {self._process.peer})"
+
+    async def _reduce(self, slot: Slot, original: Array) -> Array | None:
         """Reduce until it succeeds; None if this peer is alone."""
-        who = f"{self._process.name} (peer {self._process.peer})"
         in_place = self._rng.random() < 0.5
         for _ in range(_ATTEMPTS_MAX):
-            send = original.copy()
-            recv = send if in_place else np.full_like(send, 7)
+            request, send, recv = _request(slot, original, in_place=in_place)
+            retry = self._scenario.retries
             try:
-                report = await self._engine.all_reduce(borrow(send, recv), slot.op, slot.tag)
+                await self._call(
+                    self._engine.reduce(request, retry=retry, timeout_s=self._budget_s())
+                )
             except TooFewPeers:
-                self._checkers.failed(who, send, original)
+                self._checkers.failed(self._who, send, original)
                 return None
-            except PCCLError as error:
-                self._checkers.failed(who, send, original)
-                self._checkers.returned(who, "the input of a failed reduce", send)
-                if not in_place:
-                    self._checkers.returned(who, "the result buffer of a failed reduce", recv)
-                if not isinstance(error, CollectiveAborted):
-                    raise
+            except (PCCLError, Interrupted) as error:
+                self._check_failed(send, recv, original)
+                await self._again(error)
                 continue
-            if not in_place:
-                self._checkers.untouched(who, send, original)
-            self._checkers.succeeded(who, report.operation, report.contributors, slot.op, recv)
-            self._checkers.returned(who, f"the result of {report.operation}", recv)
-            return recv
-        raise AssertionError(f"{who}: {_ATTEMPTS_MAX} attempts without a result")
+            return self._check_succeeded(slot, send, recv, original)
+        raise AssertionError(f"{self._who}: {_ATTEMPTS_MAX} attempts without a result")
 
-    async def sleep(self, duration_ns: int) -> None:
-        """Let virtual time pass."""
-        woken: asyncio.Future[None] = self._loop.create_future()
-        self._loop.call_at_ns(self._loop.now_ns() + duration_ns, _wake, woken)
-        await woken
+    async def _reduce_by_handles(self, slots: tuple[Slot, ...], inputs: list[Array]) -> None:
+        engine = self._engine
+        launched: list[tuple[int, Slot, Array, Array, Array]] = []
+        again: list[tuple[Slot, Array]] = []
+        for slot, original in zip(slots, inputs, strict=True):
+            request, send, recv = _request(slot, original, in_place=self._rng.random() < 0.5)
+            try:
+                ticket = engine.launch(request, timeout_s=self._budget_s())
+            except TooFewPeers:
+                continue
+            launched.append((ticket, slot, send, recv, original))
+        failures: list[PCCLError] = []
+        for ticket, slot, send, recv, original in launched:
+            before = self._engine.roster
+            if self._rng.random() < 0.2:
+                await self.sleep(self._rng.randrange(2 * self._scenario.latency_ns))
+            if self._engine.roster is not before:
+                raise Violation(f"{self._who}: the world changed before a handle was waited for")
+            try:
+                await self._finish(ticket)
+            except PCCLError as error:
+                self._check_failed(send, recv, original)
+                again.append((slot, original))
+                failures.append(error)
+            else:
+                self._checkers.done["handle"] += 1
+                self._check_succeeded(slot, send, recv, original)
+            finally:
+                engine.claim(ticket)
+        for failure in failures:
+            await self._again(failure)
+        for slot, original in again:
+            await self._reduce(slot, original)
+
+    async def _finish(self, ticket: int) -> None:
+        while True:
+            try:
+                await self._call(self._engine.finish(ticket))
+                return
+            except Interrupted:  # the operation goes on
+                continue
+
+    async def _reduce_multiple(self, slots: tuple[Slot, ...], inputs: list[Array]) -> None:
+        waiting = list(zip(slots, inputs, strict=True))
+        max_in_flight = 1 + self._scenario.seed % 3
+        for _ in range(_ATTEMPTS_MAX):
+            made = [_request(s, x, in_place=self._rng.random() < 0.5) for s, x in waiting]
+            requests = [request for request, _, _ in made]
+            budget_s = self._budget_s()
+            completed: tuple[int, ...] = tuple(slot.tag for slot, _ in waiting)
+            failure: PCCLError | None = None
+            try:
+                await self._engine.reduce_many(
+                    requests, max_in_flight=max_in_flight, timeout_s=budget_s
+                )
+            except PCCLError as error:
+                completed, failure = error.completed_tags, error
+            for (slot, original), (_, send, recv) in zip(waiting, made, strict=True):
+                if slot.tag in completed:
+                    self._checkers.done["of several"] += 1
+                    self._check_succeeded(slot, send, recv, original)
+                else:
+                    self._check_failed(send, recv, original)
+            waiting = [(slot, x) for slot, x in waiting if slot.tag not in completed]
+            if not waiting or isinstance(failure, TooFewPeers):
+                return
+            assert failure is not None
+            await self._again(failure)
+        raise AssertionError(f"{self._who}: {_ATTEMPTS_MAX} attempts without a result")
+
+    async def _broadcast(self) -> None:
+        slot = Slot(_BROADCAST_TAG, self._scenario.slots[0].count, DataType.FLOAT, ReduceOp.SUM)
+        original = self._input(slot)
+        for _ in range(_ATTEMPTS_MAX):
+            root = self._iteration_of_all() % self._world_size
+            buffer = original.copy()
+            descriptor = Descriptor.broadcast(slot.data_type, slot.count, root)
+            request = ReduceRequest(borrow(buffer), descriptor, slot.tag)
+            try:
+                report = await self._call(self._engine.reduce(request, timeout_s=self._budget_s()))
+            except (PCCLError, Interrupted) as error:
+                self._check_failed(buffer, buffer, original)
+                await self._again(error)
+                continue
+            if len(report.contributors) > 1:
+                self._checkers.was_broadcast(
+                    self._who, report.operation, report.contributors, root, buffer
+                )
+            self._checkers.returned(self._who, f"what {report.operation} brought", buffer)
+            return
+        raise AssertionError(f"{self._who}: {_ATTEMPTS_MAX} attempts of a broadcast")
+
+    def _iteration_of_all(self) -> int:
+        """A number that all members of a view agree on (their iterations differ)."""
+        roster = self._engine.roster
+        return roster.view if roster is not None else 0
+
+    async def _barrier(self) -> None:
+        for _ in range(_ATTEMPTS_MAX):
+            try:
+                report = await self._call(
+                    self._engine.barrier(_BARRIER_TAG, timeout_s=self._budget_s())
+                )
+            except (PCCLError, Interrupted) as error:
+                await self._again(error)
+                continue
+            if len(report.contributors) > 1:
+                self._checkers.passed_barrier(self._who, report.operation, report.contributors)
+            return
+        raise AssertionError(f"{self._who}: {_ATTEMPTS_MAX} attempts of a barrier")
+
+    def _check_succeeded(self, slot: Slot, send: Array, recv: Array, original: Array) -> Array:
+        if recv is not send:
+            self._checkers.untouched(self._who, send, original)
+        result = self._process.results[slot.tag]
+        self._checkers.succeeded(self._who, result.operation, result.contributors, slot.op, recv)
+        self._checkers.returned(self._who, f"the result of {result.operation}", recv)
+        return recv
+
+    def _check_failed(self, send: Array, recv: Array, original: Array) -> None:
+        if self._engine.machine.needs_resync:
+            return  # interrupted in the instant in which it was committed
+        self._checkers.failed(self._who, send, original)
+        self._checkers.returned(self._who, "the input of a failed call", send)
+        if recv is not send:
+            self._checkers.returned(self._who, "the result buffer of a failed call", recv)
+
+
+def _request(slot: Slot, original: Array, *, in_place: bool) -> tuple[ReduceRequest, Array, Array]:
+    """A request on fresh copies of ``original``, with its two buffers."""
+    send = original.copy()
+    recv = send if in_place else np.full_like(send, 7)
+    descriptor = Descriptor(slot.data_type, slot.op, slot.count)
+    return ReduceRequest(borrow(send, recv), descriptor, slot.tag), send, recv
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:

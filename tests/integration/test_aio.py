@@ -14,7 +14,13 @@ import pytest
 import pccl
 import pccl.aio
 from pccl import Attribute, ReduceOp
-from pccl.errors import CollectiveAborted, NotConnected, TooFewPeers
+from pccl.errors import (
+    CollectiveAborted,
+    DeadlineExceeded,
+    NotConnected,
+    PendingOperations,
+    TooFewPeers,
+)
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
@@ -165,6 +171,89 @@ def test_cancelled_round_is_taken_up_again(new_run: Callable[..., Run]) -> None:
             asked = asyncio.create_task(second.are_peers_pending())
             assert await first.are_peers_pending() is False
             assert await asked is False
+
+    on_loop(main())
+
+
+def test_the_other_calls(new_run: Callable[..., Run]) -> None:
+    run = new_run()
+
+    async def main() -> None:
+        async with members_of(run, 2) as members:
+            first, second = members
+            assert [(member.rank, member.world_size) for member in members] == [(0, 2), (1, 2)]
+            assert first.members() == second.members()
+            await asyncio.gather(*(member.optimize_topology() for member in members))
+            await asyncio.gather(*(member.barrier() for member in members))
+            arrays = [np.zeros(5), np.ones(5)]
+            infos = await asyncio.gather(
+                *(
+                    member.broadcast(array, root=1)
+                    for member, array in zip(members, arrays, strict=True)
+                )
+            )
+            assert {info.contributors for info in infos} == {(1, 2)}
+            assert (arrays[0] == 1).all()
+            await asyncio.gather(
+                *(
+                    member.all_reduce_multiple_with_retry(several(arrays[rank]), max_in_flight=1)
+                    for rank, member in enumerate(members)
+                )
+            )
+            assert [array.tolist() for array in arrays] == [[2.0, 2.0, 1.0, 1.0, 1.0]] * 2
+
+    def several(array: Any) -> list[pccl.ReduceOpDescriptor]:
+        return [
+            pccl.ReduceOpDescriptor.from_numpy(
+                part, part, pccl.ReduceDescriptor(part.size, op, tag, None, None)
+            )
+            for tag, (part, op) in enumerate(((array[2:], ReduceOp.AVG), (array[:2], ReduceOp.SUM)))
+        ]
+
+    on_loop(main())
+
+
+def test_handles(new_run: Callable[..., Run]) -> None:
+    run = new_run()
+
+    async def main() -> None:
+        async with members_of(run, 2) as (first, second):
+            array = np.arange(10.0)
+            handle = await first.all_reduce_async(array, op=ReduceOp.MAX, tag=4)
+            with pytest.raises(pccl.PCCLError, match="tag 4 is in use"):
+                await first.all_reduce_async(np.ones(3), tag=4)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await handle
+            assert not handle.done
+            with pytest.raises(PendingOperations):
+                await first.update_topology()
+            await second.all_reduce(np.full(10, 4.5), op=ReduceOp.MAX, tag=4)
+            info = await handle
+            assert info == await handle
+            assert handle.wait() == (True, pccl.Result.SUCCESS, info)
+            assert array.tolist() == [4.5] * 5 + [5, 6, 7, 8, 9]
+            await asyncio.gather(first.update_topology(), second.update_topology())
+
+    on_loop(main())
+
+
+def test_budgets(new_run: Callable[..., Run]) -> None:
+    run = new_run()
+
+    async def main() -> None:
+        async with members_of(run, 2) as (first, second):
+            array = np.ones(10)
+            for call in (
+                first.all_reduce(array, timeout_s=0.05),
+                first.barrier(timeout_s=0.05),
+                first.are_peers_pending(timeout_s=0.05),
+            ):
+                with pytest.raises(DeadlineExceeded, match=r"timeout_s=0\.05 ran out"):
+                    await call
+            assert (array == 1).all()
+            asked = await asyncio.gather(first.are_peers_pending(), second.are_peers_pending())
+            assert list(asked) == [False, False]
 
     on_loop(main())
 

@@ -61,8 +61,8 @@ def test_a_call_that_another_thread_closes_under_says_so() -> None:
     """The interleaving, made certain: the call has found it open, then it is closed."""
     submit = Session.submit
 
-    def closing(session: Session, work: Any, func: str) -> Any:
-        submission = submit(session, work, func)
+    def closing(session: Session, call: Any) -> Any:
+        submission = submit(session, call)
         in_thread(session.close).result(WAIT_S)
         return submission
 

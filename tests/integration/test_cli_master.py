@@ -6,20 +6,33 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+import pccl
+from pccl.errors import NotAdmitted
 
 ROOT = Path(__file__).resolve().parents[2]
 PCCL = (sys.executable, "-m", "pccl.cli.main")
 LIMIT_S = 60.0
 
 
-def start_master(*options: str) -> subprocess.Popen[str]:
+TOKEN = "the token of these tests"
+
+
+def environment_with(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_")}
+    return {**kept, **more}
+
+
+def start_master(*options: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*PCCL, "master", *options],
         cwd=ROOT,
+        env=environment_with(**environment),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -30,7 +43,7 @@ def run_pccl(*arguments: str, **environment: str) -> subprocess.CompletedProcess
     return subprocess.run(
         [*PCCL, *arguments],
         cwd=ROOT,
-        env={**os.environ, **environment},
+        env=environment_with(**environment),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -46,19 +59,38 @@ def read_greeting(master: subprocess.Popen[str]) -> tuple[str, str]:
         line = master.stdout.readline()
         assert line, f"the master ended after saying {words!r}"
         words += line
-    found = re.match(r"master listening on (127\.0\.0\.1:\d+)\n", words)
+    found = re.match(r"master listening on (\S+:\d+)\n", words)
     assert found is not None, words
     return found[1], words
 
 
-@pytest.fixture
-def master() -> Iterator[subprocess.Popen[str]]:
-    process = start_master("--listen", "127.0.0.1:0")
+@contextmanager
+def running(*options: str, **environment: str) -> Generator[subprocess.Popen[str]]:
+    process = start_master(*options, **environment)
     try:
         yield process
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def master() -> Iterator[subprocess.Popen[str]]:
+    with running("--listen", "127.0.0.1:0") as process:
+        yield process
+
+
+def ended_log(master: subprocess.Popen[str]) -> str:
+    """What a master has logged, after SIGTERM."""
+    master.send_signal(signal.SIGTERM)
+    _, log = master.communicate(timeout=LIMIT_S)
+    assert master.returncode == 0, log
+    return log
+
+
+def join(address: str, token: str | None) -> None:
+    with pccl.Communicator(address, token=token) as comm:
+        comm.connect()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -86,6 +118,93 @@ def test_what_is_no_address_is_refused(address: str) -> None:
     run = run_pccl("master", "--listen", address)
     assert run.returncode == 2
     assert "is not an address; write HOST:PORT" in run.stderr
+
+
+# -- the token ---------------------------------------------------------------------------------
+
+
+def test_a_token_that_the_master_makes() -> None:
+    with running("--listen", "127.0.0.1:0", "--token", "auto") as master:
+        address, said = read_greeting(master)
+        (token,) = re.findall(r"export PCCL_TOKEN=(\S+)\n", said)
+        assert len(token) == 43, "256 bits"
+        join(address, token)
+        with pytest.raises(NotAdmitted, match="a token is needed there"):
+            join(address, None)
+        log = ended_log(master)
+    assert token not in log
+    assert log.count("it has no token") == 1
+
+
+@pytest.mark.parametrize("way", ["option", "PCCL_TOKEN", "PCCL_TOKEN_FILE"])
+def test_a_token_that_there_is(way: str, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"  {TOKEN}\n")
+    options: tuple[str, ...] = ()
+    environment = {"PCCL_TOKEN": TOKEN}
+    if way == "option":
+        options, environment = ("--token", str(file)), {"PCCL_TOKEN": "the option comes first"}
+    elif way == "PCCL_TOKEN_FILE":
+        environment = {way: str(file)}
+    with running("--listen", "127.0.0.1:0", *options, **environment) as master:
+        address, said = read_greeting(master)
+        assert "set PCCL_TOKEN, or PCCL_TOKEN_FILE, to the same secret" in said
+        assert TOKEN not in said
+        join(address, TOKEN)
+        with pytest.raises(NotAdmitted, match="the token here differs"):
+            join(address, "another token for the run")
+        assert TOKEN not in ended_log(master)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "a secret of 0 characters is too short"),
+        (" \n", "a secret of 0 characters is too short"),
+        ("fifteen bytes !", "a secret of 15 characters is too short"),
+        (None, "cannot read"),
+    ],
+)
+@pytest.mark.parametrize("way", ["option", "PCCL_TOKEN_FILE"])
+def test_what_is_no_secret_is_refused(
+    way: str, content: str | None, words: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_text(content)
+    if way == "option":
+        run = run_pccl("master", "--listen", "127.0.0.1:0", "--token", str(file))
+    else:
+        run = run_pccl("master", "--listen", "127.0.0.1:0", PCCL_TOKEN_FILE=str(file))
+    assert (run.returncode, run.stdout) == (2, "")
+    assert words in run.stderr
+    assert str(file) in run.stderr
+
+
+def test_without_a_token_it_is_not_open_to_others() -> None:
+    for address in ("0.0.0.0:0", "[::]:0", "192.0.2.7:48148", "example.invalid:48148"):
+        run = run_pccl("master", "--listen-address", address)
+        assert (run.returncode, run.stdout) == (2, "")
+        assert f"whoever reaches {address} could join the run" in run.stderr
+        assert "--token auto" in run.stderr
+        assert "--insecure" in run.stderr
+
+
+def test_open_to_others_on_purpose() -> None:
+    with running("--listen", "0.0.0.0:0", "--insecure") as master:
+        _, said = read_greeting(master)
+        assert "pccl join HOST:" in said
+        log = ended_log(master)
+    assert log.count("no token: whoever reaches 0.0.0.0:") == 1
+    assert log.count("WARNING") == 1
+
+
+def test_open_to_others_with_a_token() -> None:
+    with running("--listen", "0.0.0.0:0", PCCL_TOKEN=TOKEN) as master:
+        address, said = read_greeting(master)
+        assert "reachable from other machines" in said
+        join(f"127.0.0.1:{address.rpartition(':')[2]}", TOKEN)
+        assert "WARNING" not in ended_log(master)
 
 
 def test_the_environment_sets_options() -> None:

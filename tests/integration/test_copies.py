@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pccl.protocol.frame import HEADER_BYTES, HELLO_BYTES
+from pccl.protocol.frame import HEADER_BYTES
+from pccl.protocol.handshake import OPENING_BYTES
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import ReduceOp
+from pccl.protocol.types import DataType, Descriptor, ReduceOp
 from pccl.runtime.clock import LoopClock
-from pccl.runtime.engine import PeerEngine, PeerOptions, ReduceReport
+from pccl.runtime.engine import PeerEngine, PeerOptions, ReduceReport, ReduceRequest
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.operand import borrow
 from pccl.transports.base import Address, Connection, Listener, Receiver, Transport
@@ -45,6 +46,12 @@ class Ledger:
     def clear(self) -> None:
         self.read.clear()
         self.sent.clear()
+
+
+def sum_of(send: Array, result: Array) -> ReduceRequest:
+    data_type = DataType.from_numpy_dtype(send.dtype)
+    descriptor = Descriptor(data_type, ReduceOp.SUM, send.size)
+    return ReduceRequest(borrow(send, result), descriptor, 0)
 
 
 def inside(entries: list[tuple[int, int]], *arrays: Array) -> int:
@@ -171,7 +178,7 @@ class Run:
     async def reduce(self, sends: list[Array], results: list[Array]) -> list[ReduceReport]:
         return await asyncio.gather(
             *(
-                engine.all_reduce(borrow(send, result), ReduceOp.SUM, 0)
+                engine.reduce(sum_of(send, result))
                 for engine, send, result in zip(self.engines, sends, results, strict=True)
             )
         )
@@ -203,8 +210,8 @@ def test_payload_is_read_into_and_sent_from_the_callers_arrays(size: int, in_pla
         results = sends if in_place else [np.zeros_like(send) for send in sends]
         async with Run(size, record=True, segment_bytes=segment) as run:
             for network in run.networks:
-                hello_bytes = (size - 1) * (HEADER_BYTES + HELLO_BYTES)  # both ways, each lane
-                assert outside(network.lanes.read) == outside(network.lanes.sent) == hello_bytes
+                greetings = (size - 1) * OPENING_BYTES  # both ways, on each lane
+                assert outside(network.lanes.read) == outside(network.lanes.sent) == greetings
                 network.lanes.clear()
                 network.control.clear()
             reports = await run.reduce(sends, results)

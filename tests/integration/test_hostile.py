@@ -2,31 +2,57 @@
 
 from __future__ import annotations
 
+import logging
 import random
+import resource
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING
 
+import msgpack
 import numpy as np
 import pytest
 
 import pccl
 from pccl.errors import MasterLost, NotAdmitted
-from pccl.protocol.codec import encode, preamble
-from pccl.protocol.frame import (
-    NO_OPERATION,
-    PAYLOAD_BYTES_MAX,
-    FrameHeader,
-    FrameKind,
-    LaneHello,
-    encode_header,
+from pccl.protocol.codec import encode
+from pccl.protocol.frame import PAYLOAD_BYTES_MAX, FrameHeader, FrameKind, encode_header
+from pccl.protocol.handshake import NO_RUN, OPENING_BYTES, Channel, Opening
+from pccl.protocol.limits import (
+    CONTROL_MESSAGE_BYTES_MAX,
+    PROTOCOL_VERSION,
+    Timing,
 )
-from pccl.protocol.limits import CONTROL_MESSAGE_BYTES_MAX, PROTOCOL_VERSION, Timing
-from pccl.protocol.messages import Goodbye, MasterHeartbeat, Register, Resume
-from pccl.protocol.types import OperationId, PeerId
+from pccl.protocol.messages import (
+    BlockedReply,
+    Goodbye,
+    Heartbeat,
+    LinkReport,
+    MasterHeartbeat,
+    Message,
+    OperationDone,
+    OperationRequest,
+    OutcomeQuery,
+    Progress,
+    Register,
+    Resume,
+    RoundRequest,
+    Withdraw,
+)
+from pccl.protocol.types import (
+    DataType,
+    Descriptor,
+    OperationId,
+    PeerId,
+    ReduceOp,
+    RoundId,
+    RoundKind,
+)
+from pccl.runtime import link_keeper, master_server
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
@@ -34,54 +60,130 @@ if TYPE_CHECKING:
 LIMIT_S = 30.0
 GARBAGE = random.Random(20240229).randbytes(100_000)
 OPERATION = OperationId(1, 0, 1, 0, 0)
+ROUND = RoundId(RoundKind.UPDATE_TOPOLOGY, 0)
+DESCRIPTOR = Descriptor(DataType.FLOAT, ReduceOp.SUM, 10)
 
 
-def frame(kind: FrameKind, payload: bytes, operation: OperationId = NO_OPERATION) -> bytes:
+def frame(kind: FrameKind, payload: bytes, operation: OperationId = OPERATION) -> bytes:
     return encode_header(FrameHeader(kind, operation, 0, 0, len(payload))) + payload
 
 
-def hello(run: bytes = bytes(16), source: int = 2, target: int = 1, version: int = 1) -> bytes:
-    return frame(FrameKind.HELLO, LaneHello(version, 0, 1, run, source, target).encode())
+def control(version: int = PROTOCOL_VERSION, security: int = 0) -> bytes:
+    """What a newcomer says first to a master."""
+    opening = Opening(Channel.CONTROL, bytes(32), version=version, security=security)
+    return opening.encode()
+
+
+def lane(
+    run: bytes = NO_RUN, source: int = 99, target: int = 1, version: int = PROTOCOL_VERSION
+) -> bytes:
+    """What a younger peer says first to an elder one."""
+    nonce, term = bytes(32), 1
+    opening = Opening(
+        Channel.LANE, nonce, run, term, PeerId(source), PeerId(target), version=version
+    )
+    return opening.encode()
+
+
+def message(body: bytes) -> bytes:
+    return struct.pack("<I", len(body)) + body
+
+
+def newcomer(*then: Message) -> bytes:
+    """What a newcomer says to a master, and goes on with."""
+    return control() + b"".join(map(encode, (Register(0, "", 1), *then)))
 
 
 TO_A_MASTER = {
     "garbage": GARBAGE,
     "a web browser": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "a frame": hello(),
-    "an oversized message": preamble() + struct.pack("<I", CONTROL_MESSAGE_BYTES_MAX + 1),
-    "garbage behind a preamble": preamble() + struct.pack("<I", 1000) + GARBAGE,
-    "nested lists": preamble() + struct.pack("<I", 100_000) + b"\x91" * 100_000,
-    "an empty message": preamble() + struct.pack("<I", 0),
-    "another version": preamble(PROTOCOL_VERSION + 1) + GARBAGE,
-    "a goodbye": preamble() + encode(Goodbye()),
-    "what only masters say": preamble() + encode(MasterHeartbeat()),
-    "a forged token": preamble() + encode(Resume(PeerId(1), b"guess", 1)),
-    "a newcomer who talks nonsense": preamble() + encode(Register(0, "", 1)) + GARBAGE,
-    "a newcomer twice": preamble() + 2 * encode(Register(0, "", 1)),
+    "a lane": lane(),
+    "half an opening and an end": control()[:40] + GARBAGE,
+    "an opening of an unknown kind": b"PCCL" + control()[4:7] + b"\x63" + control()[8:],
+    "security that nobody has": control(security=200),
+    "an oversized message": control() + struct.pack("<I", CONTROL_MESSAGE_BYTES_MAX + 1),
+    "garbage behind an opening": control() + struct.pack("<I", 1000) + GARBAGE,
+    "nested lists": control() + struct.pack("<I", 100_000) + b"\x91" * 100_000,
+    "an empty message": control() + struct.pack("<I", 0),
+    "another version": control(PROTOCOL_VERSION + 1) + GARBAGE,
+    "version 1": b"PCCL\1\0\0\0" + encode(Goodbye()),
+    "a goodbye": control() + encode(Goodbye()),
+    "what only masters say": control() + encode(MasterHeartbeat()),
+    "a forged token": control() + encode(Resume(PeerId(1), b"guess", 1)),
+    "a newcomer who talks nonsense": control() + encode(Register(0, "", 1)) + GARBAGE,
+    "a newcomer twice": control() + 2 * encode(Register(0, "", 1)),
+    "TLS": bytes.fromhex("160301020001000001fc0303") + GARBAGE[:500],
+    "zeros": bytes(5000),
+    "an opening with a reserved field": control()[:10] + b"\1" + control()[11:] + GARBAGE,
+    "the longest length": control() + b"\xff" * 1000,
+    "no lengths but zero": control() + bytes(40_000),
+    "deep lists that claim to be long": message(b"\xdc\xff\xff" * 1000 + bytes(100_000)),
+    "very many empty lists": message(b"\x9f" + (b"\xdc\xff\xff" + b"\x90" * 65535) * 15),
+    "a member's request at once": control() + encode(RoundRequest(ROUND)),
+    "a number too large": control() + message(msgpack.packb([1, 1 << 32, "", 1, 1])),
+    "a number below zero": control() + message(msgpack.packb([1, -1, "", 1, 1])),
+    "a text that is none": control() + message(b"\x95\1\0\xa2\xff\xfe\1\1"),
+    "a host that is too long": control() + encode(Register(0, "\U0001f600" * 200, 1)),
+    "a host that breaks lines": control() + encode(Register(0, "a\nb", 1)),
+    "a stranger who comes back": control() + encode(Resume(PeerId(1 << 60), bytes(16), 0)),
+    "thousands of messages": control() + 20_000 * encode(MasterHeartbeat()),
+    "a newcomer who requests a round": newcomer(RoundRequest(ROUND)),
+    "a newcomer who reduces": newcomer(OperationRequest(OPERATION, DESCRIPTOR)),
+    "a newcomer who is done": newcomer(OperationDone(OPERATION, b"digest")),
+    "a newcomer who withdraws": newcomer(Withdraw(OPERATION, "x" * 4000)),
+    "a newcomer who asks": newcomer(OutcomeQuery(OPERATION)),
+    "a newcomer who comes back": newcomer(Resume(PeerId(1), b"guess", 1)),
+    "a newcomer who leaves": newcomer(Goodbye(), Goodbye(), RoundRequest(ROUND)),
+    "a newcomer who says a lot": newcomer(
+        *[LinkReport(PeerId(peer), peer % 2 == 0, "\0\n") for peer in range(3000)],
+        Heartbeat(tuple(Progress(OPERATION, 1, 1) for _ in range(1000)), (OPERATION,), (ROUND,)),
+        BlockedReply(7, True),
+        MasterHeartbeat(),
+    ),
 }
 TO_A_PEER = {
     "garbage": GARBAGE,
     "a web browser": TO_A_MASTER["a web browser"],
-    "a control message": preamble() + encode(Register(0, "", 1)) + bytes(100),
+    "a control connection": control() + encode(Register(0, "", 1)) + bytes(100),
+    "frames without an opening": frame(FrameKind.DATA, bytes(1000)),
+    "an opening that is none": b"PCCL" + bytes(OPENING_BYTES),
+    "another run": lane(),
+    "zeros": bytes(5000),
+    "TLS": TO_A_MASTER["TLS"],
+    "a lane of another number": lane()[:8] + b"\7" + lane()[9:],
+    "an opening with a reserved field": lane()[:10] + b"\1" + lane()[11:] + GARBAGE,
+    "security that nobody has": lane()[:6] + b"\7" + lane()[7:],
+    "another version": lane(version=PROTOCOL_VERSION + 1),
+}
+IN_A_LANE = {
+    "garbage": GARBAGE,
     "an unknown kind": struct.pack("<BBHIIIIIQQQ", 99, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+    "a second opening": lane(),
     "an oversized frame": encode_header(
         FrameHeader(FrameKind.DATA, OPERATION, 0, 0, PAYLOAD_BYTES_MAX + 1)
     ),
-    "data without a hello": frame(FrameKind.DATA, bytes(1000), OPERATION),
-    "a query without a hello": frame(FrameKind.QUERY, b"", OPERATION),
-    "a hello of the wrong size": frame(FrameKind.HELLO, bytes(1000)),
-    "a hello that is none": frame(FrameKind.HELLO, bytes(len(hello()) - 48)),
-    "a hello of another run": hello(),
-    "a hello of another version": hello(version=PROTOCOL_VERSION + 1),
+    "a query with payload": frame(FrameKind.QUERY, bytes(10)),
+    "an oversized bitmap": frame(FrameKind.HAVE, bytes(2 << 20)),
+    "flags": b"\1\1" + frame(FrameKind.DATA, b"")[2:],
+    "a reserved field": frame(FrameKind.DATA, b"")[:-1] + b"\1",
+    "a good frame, then garbage": frame(FrameKind.QUERY, b"") + GARBAGE,
 }
+
+
+@pytest.fixture(autouse=True)
+def _no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """What strangers do is no error of ours; the loop's exception handler logs errors, too."""
+    yield
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 @pytest.fixture
 def run(run_of: Callable[..., Run]) -> Iterator[Run]:
-    found = run_of(3, Timing(dial_s=1.0, resume_s=1.0, tick_s=0.05))
+    found = run_of(3, Timing(dial_s=1.0, resume_s=0.2, tick_s=0.05, heartbeat_s=0.1))
     yield found
     found.until(lambda: found.registered == 3)
     found.check()
+    assert [member.peer_id for member in found.members] == [1, 2, 3]
 
 
 def dial(address: tuple[str, int]) -> socket.socket:
@@ -97,6 +199,12 @@ def peer_port(run: Run) -> tuple[str, int]:
     listener = run.members[0]._session.engine._listener  # pyright: ignore[reportPrivateUsage]
     assert listener is not None
     return "127.0.0.1", listener.address.port
+
+
+def run_id(run: Run) -> bytes:
+    server = run.master._server  # pyright: ignore[reportPrivateUsage]
+    assert server is not None
+    return server.machine.run
 
 
 def is_closed(sock: socket.socket) -> bool:
@@ -126,10 +234,51 @@ def test_bad_bytes_to_a_peer(run: Run, data: bytes) -> None:
         assert is_closed(sock)
 
 
+@pytest.mark.parametrize("data", IN_A_LANE.values(), ids=IN_A_LANE)
+def test_bad_frames_of_somebody_who_knows_the_run(run: Run, data: bytes) -> None:
+    with closing(dial(peer_port(run))) as sock:
+        send(sock, lane(run_id(run)))
+        assert len(sock.recv(OPENING_BYTES, socket.MSG_WAITALL)) == OPENING_BYTES
+        send(sock, data)
+        assert is_closed(sock)
+
+
+@pytest.mark.parametrize(("source", "target"), [(99, 2), (1, 1), (0, 1)])
+def test_lanes_to_nobody_here(run: Run, source: int, target: int) -> None:
+    with closing(dial(peer_port(run))) as sock:
+        send(sock, lane(run_id(run), source, target))
+        assert is_closed(sock)
+
+
+def test_early_frames_of_a_stranger(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    roster = run.members[0]._session.engine.roster  # pyright: ignore[reportPrivateUsage]
+    assert roster is not None
+    to_come = OperationId(1, 0, roster.view, 12345, 0)
+    with closing(dial(peer_port(run))) as sock:
+        send(sock, lane(run_id(run)))
+        send(sock, frame(FrameKind.DATA, bytes(8), to_come))
+        assert is_closed(sock)
+    run.until(lambda: "is no member" in caplog.text)
+
+
+@pytest.mark.parametrize("port", [master_port, peer_port])
+def test_one_line_in_the_log_for_each(
+    run: Run, port: Callable[[Run], tuple[str, int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("garbage", "a web browser", "another version"):
+        data = TO_A_MASTER[name] if port is master_port else TO_A_PEER[name]
+        with closing(dial(port(run))) as sock:
+            send(sock, data)
+            assert is_closed(sock)
+    run.until(lambda: len(caplog.messages) >= 3)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+    assert all("closed a connection from 127.0.0.1:" in text for text in caplog.messages)
+
+
 @pytest.mark.parametrize("port", [master_port, peer_port])
 def test_connections_that_end_early(run: Run, port: Callable[[Run], tuple[str, int]]) -> None:
-    whole = hello() if port is peer_port else preamble() + encode(Register(0, "", 1))
-    for length in (0, 1, 3, 8, 11, len(whole) - 1):
+    whole = lane() if port is peer_port else control() + encode(Register(0, "", 1))
+    for length in (0, 1, 3, 8, 11, 79, len(whole) - 1):
         with closing(dial(port(run))) as sock:
             sock.sendall(whole[:length])
 
@@ -139,8 +288,7 @@ def test_silent_connections_are_closed(
     new_run: Callable[..., Run], port: Callable[[Run], tuple[str, int]]
 ) -> None:
     run = new_run(2, Timing(dial_s=0.3))
-    half = encode_header(FrameHeader(FrameKind.HELLO, NO_OPERATION, 0, 0, len(hello()) - 48))
-    half = half if port is peer_port else preamble() + encode(Register(0, "", 1))[:-1]
+    half = lane()[:-1] if port is peer_port else control() + encode(Register(0, "", 1))[:-1]
     silent = [dial(port(run)) for _ in range(5)]
     try:
         silent[0].sendall(half)
@@ -151,6 +299,73 @@ def test_silent_connections_are_closed(
         for sock in silent:
             sock.close()
     run.check()
+
+
+@pytest.mark.parametrize(
+    ("port", "begun", "drips"),
+    [
+        (master_port, b"", control()),
+        (peer_port, b"", lane()),
+        (master_port, control(), encode(Register(0, "x" * 200, 1))),
+    ],
+    ids=["an opening to a master", "an opening to a peer", "a first message"],
+)
+def test_a_byte_now_and_then_wins_no_time(
+    new_run: Callable[..., Run],
+    port: Callable[[Run], tuple[str, int]],
+    begun: bytes,
+    drips: bytes,
+) -> None:
+    run = new_run(2, Timing(dial_s=0.5))
+    with closing(dial(port(run))) as sock:
+        sock.sendall(begun)
+        sock.settimeout(0.02)
+        began_s = time.monotonic()
+        sent = 0
+        while sent < len(drips):
+            try:
+                sock.sendall(drips[sent : sent + 1])
+                sent += 1
+                if not sock.recv(1 << 10):
+                    break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+        assert 0 < sent < len(drips)
+        assert 0.4 < time.monotonic() - began_s < LIMIT_S
+    run.check()
+    assert run.registered == 2
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, hard) if hard > 0 else 8192, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("port", "kept"),
+    [(master_port, master_server.STRANGERS_MAX), (peer_port, link_keeper.STRANGERS_MAX)],
+)
+@pytest.mark.usefixtures("many_descriptors")
+def test_a_thousand_idle_connections(
+    new_run: Callable[..., Run], port: Callable[[Run], tuple[str, int]], kept: int
+) -> None:
+    """The oldest go as others come, long before their time is up; members and newcomers stay."""
+    run = new_run(2, Timing(dial_s=600.0, tick_s=0.05))
+    with ExitStack() as stack:
+        idle = [stack.enter_context(closing(dial(port(run)))) for _ in range(1100)]
+        for sock in idle[: len(idle) - kept]:
+            assert is_closed(sock)
+        idle[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            idle[-1].recv(1)
+        run.check()
+        run.join()
+        run.check()
 
 
 def test_a_crowd_at_every_port_during_a_reduce(run: Run) -> None:
@@ -182,8 +397,11 @@ def test_a_crowd_at_every_port_during_a_reduce(run: Run) -> None:
     ("answer", "error", "words"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", MasterLost, "does not speak this protocol"),
-        (preamble(PROTOCOL_VERSION + 1), NotAdmitted, "protocol version 2 there, 1 here"),
-        (preamble() + GARBAGE, MasterLost, "after 2 attempts"),
+        (control(PROTOCOL_VERSION + 1), NotAdmitted, "protocol version 3 there, 2 here: install"),
+        (lane(), NotAdmitted, "a peer, not the master, listens there: is the address right"),
+        (control(security=1), NotAdmitted, "a token is needed there: set PCCL_TOKEN, or token="),
+        (control() + GARBAGE, MasterLost, "after 2 attempts"),
+        (control()[:79], MasterLost, "closed the connection"),
         (b"", MasterLost, "closed the connection"),
     ],
 )

@@ -227,8 +227,8 @@ class WatchedMaster:
         self._started: dict[OperationId, float] = {}
         self._done: dict[OperationId, set[PeerId]] = {}
         self._ended: dict[OperationId, float] = {}
-        self._io = IOThread.acquire()
-        self.server = self._io.submit(self._start()).wait()
+        self._io = IOThread.acquire(self)
+        self.server = self._io.submit(self._start).wait()
         self.address = str(self.server.address)
 
     async def _start(self) -> MasterServer:
@@ -281,7 +281,7 @@ class WatchedMaster:
 
     def close(self) -> None:
         self._io.call(self.server.close)
-        self._io.release()
+        self._io.release(self)
 
 
 class Arena:

@@ -597,6 +597,29 @@ def test_a_bug_in_the_receiver(net: Net, where: str) -> None:
     net.run(main())
 
 
+def test_a_stream_is_handed_over_to_another_receiver(net: Net) -> None:
+    async def main() -> None:
+        a, first, listener = await net.link()
+        first.memory = lambda: 5 - len(first.received)
+        seconds: list[Peer] = []
+
+        def hand_over() -> None:
+            if len(first.received) == 5:
+                seconds.append(Peer(net, first.connection))
+
+        first.on_bytes = hand_over
+        a.send(b"firstsecond")
+        a.close()
+        await first.until_received(5)
+        (second,) = seconds
+        assert isinstance(await second.until_lost(), LinkError)
+        assert (bytes(first.received), bytes(second.received)) == (b"first", b"second")
+        assert not first.lost
+        listener.close()
+
+    net.run(main())
+
+
 def test_a_bug_while_taking_over_a_connection(net: Net) -> None:
     async def main() -> None:
         accepted: list[Connection] = []

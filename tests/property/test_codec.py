@@ -19,22 +19,19 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from pccl.protocol import messages as msg
-from pccl.protocol.codec import PREAMBLE_BYTES, StreamDecoder, decode, encode, preamble
+from pccl.protocol.codec import StreamDecoder, decode, encode
 from pccl.protocol.early_store import EarlyStore
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import (
     HEADER_BYTES,
-    HELLO_BYTES,
     PAYLOAD_BYTES_MAX,
     FrameHeader,
     FrameKind,
-    LaneHello,
     decode_header,
     encode_header,
 )
 from pccl.protocol.limits import (
     CONTROL_MESSAGE_BYTES_MAX,
-    PROTOCOL_VERSION,
     SEQUENCE_ITEMS_MAX,
     TEXT_BYTES_MAX,
 )
@@ -119,7 +116,6 @@ def test_a_message_on_the_wire_byte_by_byte() -> None:
     assert encode(message) == bytes.fromhex("07000000 92 05 92 02 cd012c")
     refused = msg.Refused(RemovalCause.SILENT, "é")
     assert encode(refused) == bytes.fromhex("06000000 93 43 04 a2 c3a9")
-    assert preamble() == b"PCCL" + struct.pack("<HH", PROTOCOL_VERSION, 0)
 
 
 @settings(max_examples=100)
@@ -127,19 +123,18 @@ def test_a_message_on_the_wire_byte_by_byte() -> None:
 def test_any_split_of_the_bytes_gives_the_same_messages(
     messages: list[msg.Message], data: st.DataObject
 ) -> None:
-    wire = preamble() + b"".join(encode(message) for message in messages)
+    wire = b"".join(encode(message) for message in messages)
     cuts = data.draw(st.lists(st.integers(0, len(wire)), max_size=12).map(sorted))
     decoder, found = StreamDecoder(), list[msg.Message]()
     for start, end in zip([0, *cuts], [*cuts, len(wire)], strict=True):
         found += decoder.feed(memoryview(wire)[start:end])
     assert found == messages
-    assert decoder.version == PROTOCOL_VERSION
 
 
 @settings(max_examples=30)
 @given(st.lists(MESSAGES, min_size=1, max_size=3))
 def test_byte_by_byte(messages: list[msg.Message]) -> None:
-    wire = preamble() + b"".join(encode(message) for message in messages)
+    wire = b"".join(encode(message) for message in messages)
     decoder = StreamDecoder()
     assert [m for byte in wire for m in decoder.feed(bytes([byte]))] == messages
 
@@ -159,10 +154,10 @@ def feed_expecting_only_protocol_errors(data: bytes, step: int) -> list[msg.Mess
 
 
 @settings(max_examples=300)
-@given(st.binary(max_size=200), st.booleans(), st.integers(1, 200))
-def test_garbage_does_no_harm(data: bytes, after_preamble: bool, step: int) -> None:
-    opening = preamble() if after_preamble else b""
-    feed_expecting_only_protocol_errors(opening + data, step)
+@given(st.binary(max_size=200), st.integers(1, 200))
+def test_garbage_does_no_harm(data: bytes, step: int) -> None:
+    feed_expecting_only_protocol_errors(data, step)
+    feed_expecting_only_protocol_errors(frame(data), step)
 
 
 @settings(max_examples=300)
@@ -172,7 +167,7 @@ def test_bit_flips_and_truncation_do_no_harm(message: msg.Message, data: st.Data
     for position in data.draw(st.lists(st.integers(0, 8 * len(body) - 1), max_size=4)):
         body[position // 8] ^= 1 << position % 8
     body = body[: data.draw(st.integers(0, len(body)))]
-    for decoded in feed_expecting_only_protocol_errors(preamble() + frame(bytes(body)), 7):
+    for decoded in feed_expecting_only_protocol_errors(frame(bytes(body)), 7):
         assert decode(encode(decoded)[4:]) == decoded
 
 
@@ -196,7 +191,7 @@ PLAIN = st.recursive(
 
 
 @settings(max_examples=300)
-@given(st.sampled_from([*range(1, 11), *range(64, 74)]), st.lists(PLAIN, max_size=5))
+@given(st.sampled_from([*range(1, 12), *range(64, 77)]), st.lists(PLAIN, max_size=5))
 def test_wrong_types_and_field_counts_do_no_harm(code: int, parts: list[Any]) -> None:
     try:
         message = decode(pack(code, *parts))
@@ -223,26 +218,30 @@ def _fill_samples() -> None:
     roster = [7, 2, 1, [[1, "h", 9]], [1], 1, 1, 1]
     op = [1, 2, 3, 4, 5]
     bodies: dict[type[Any], list[Any]] = {
-        msg.Register: [1, 0, "h", 9],
+        msg.Register: [1, 0, "h", 9, 2],
         msg.Resume: [2, 1, b"t", 0],
         msg.Goodbye: [3],
-        msg.Heartbeat: [4, [[op, 1, 2]], [op], [[1, 0]]],
+        msg.Heartbeat: [4, [[op, 1, 2]], [op], [[1, 0]], True],
         msg.RoundRequest: [5, [1, 0]],
-        msg.OperationRequest: [6, op, [10, 0, 8]],
+        msg.OperationRequest: [6, op, [10, 0, 8, 2, 1, 0, 0]],
         msg.OperationDone: [7, op, b"d"],
         msg.Withdraw: [8, op, "why"],
         msg.OutcomeQuery: [9, op],
         msg.LinkReport: [10, 1, False, "down"],
+        msg.BlockedReply: [11, 3, True],
         msg.Registered: [64, 1, 1, b"run", b"token"],
         msg.LinkPlan: [65, [[1, "h", 9]]],
         msg.Resumed: [66],
         msg.Refused: [67, None, "why"],
         msg.Admitted: [68, roster, [[1, 0]]],
         msg.RosterChanged: [69, roster],
-        msg.RoundClosed: [70, [1, 0], 7, True],
+        msg.RoundClosed: [70, [1, 0], 7, True, ""],
         msg.OperationStarted: [71, op],
         msg.OperationEnded: [72, op, None, "", [1], 7],
         msg.MasterHeartbeat: [73],
+        msg.RoundWaits: [74, [1, 0], 5, "peer 2"],
+        msg.OperationWaits: [75, op, 5, "peer 2"],
+        msg.BlockedQuery: [76, 3],
     }
     for kind, body in bodies.items():
         SAMPLES[kind] = decode(pack(*body))
@@ -255,28 +254,28 @@ _fill_samples()
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (pack(1, -1, "h", 9), "not an integer from 0 to 4294967295"),
-        (pack(1, 1 << 32, "h", 9), "not an integer from 0 to 4294967295"),
-        (pack(1, 0, "h", 1 << 16), "not an integer from 0 to 65535"),
-        (pack(1, True, "h", 9), "not an integer"),
-        (pack(1, 1.0, "h", 9), "not an integer"),
-        (pack(1, 0, b"h", 9), "not str"),
-        (pack(1, 0, None, 9), "not str"),
+        (pack(1, -1, "h", 9, 1), "not an integer from 0 to 4294967295"),
+        (pack(1, 1 << 32, "h", 9, 1), "not an integer from 0 to 4294967295"),
+        (pack(1, 0, "h", 1 << 16, 1), "not an integer from 0 to 65535"),
+        (pack(1, True, "h", 9, 1), "not an integer"),
+        (pack(1, 1.0, "h", 9, 1), "not an integer"),
+        (pack(1, 0, b"h", 9, 1), "not str"),
+        (pack(1, 0, None, 9, 1), "not str"),
         (pack(2, 1, "token", 0), "not bytes"),
         (pack(2, -1, b"t", 0), "not an integer"),
         (pack(10, 1, 1, ""), "not bool"),
-        (pack(5, [3, 0]), "not a RoundKind"),
+        (pack(5, [4, 0]), "not a RoundKind"),
         (pack(5, [True, 0]), "not a RoundKind"),
         (pack(5, 3), "not a list"),
-        (pack(6, [1, 2, 3, 4, 5], [0, 0, 8]), "not a DataType"),
+        (pack(6, [1, 2, 3, 4, 5], [99, 0, 8, 1, 0, 0, 0]), "not a DataType"),
         (pack(67, 99, "why"), "not a RemovalCause"),
         (pack(65, "members"), "not a list"),
         (pack(65, [[1, "h"]]), "Member has 3 fields, not 2"),
         (pack(10, 1, False, "x" * (TEXT_BYTES_MAX + 1)), "at most 4096"),
         (pack(7, [1, 2, 3, 4, 5], b"x" * (TEXT_BYTES_MAX + 1)), "at most 4096"),
-        (pack(4, [], [], [[1, 0]] * (SEQUENCE_ITEMS_MAX + 1)), "not MessagePack"),
+        (pack(4, [], [], [[1, 0]] * (SEQUENCE_ITEMS_MAX + 1), False), "not MessagePack"),
         (pack(0), "unknown message code 0"),
-        (pack(11), "unknown message code 11"),
+        (pack(12), "unknown message code 12"),
         (pack(1 << 63), "unknown message code"),
         (pack(-1), "unknown message code -1"),
         (pack(), "not a control message"),
@@ -290,7 +289,7 @@ _fill_samples()
         (b"\x92\x03\xd6\xff\x00\x00\x00\x01", "not MessagePack"),  # a timestamp
         (b"\x92\x03\xd4\x01\x01", "not MessagePack"),  # an extension
         (b"\x92\x0a\x81\x01\x02", "not MessagePack"),  # a map
-        (b"\x94\x01\x00\xa2\xff\xfe\x09", "not MessagePack"),  # text that is not UTF-8
+        (b"\x95\x01\x00\xa2\xff\xfe\x09\x01", "not MessagePack"),  # text that is not UTF-8
     ],
 )
 def test_each_breach_is_named(body: bytes, says: str) -> None:
@@ -329,7 +328,6 @@ def test_a_short_message_does_not_unfold_into_much_memory() -> None:
 
 def test_an_oversized_length_is_refused_before_anything_is_kept() -> None:
     decoder = StreamDecoder()
-    decoder.feed(preamble())
     with pytest.raises(RemoteProtocolError, match="1048577 bytes; at most 1048576"):
         decoder.feed(struct.pack("<I", CONTROL_MESSAGE_BYTES_MAX + 1))
 
@@ -339,7 +337,7 @@ def test_memory_is_bounded_by_one_message() -> None:
     tracemalloc.start()
     try:
         decoder = StreamDecoder()
-        decoder.feed(preamble() + struct.pack("<I", CONTROL_MESSAGE_BYTES_MAX))
+        decoder.feed(struct.pack("<I", CONTROL_MESSAGE_BYTES_MAX))
         for _ in range(CONTROL_MESSAGE_BYTES_MAX // len(chunk) - 1):
             assert decoder.feed(chunk) == []
         with pytest.raises(RemoteProtocolError):
@@ -347,27 +345,6 @@ def test_memory_is_bounded_by_one_message() -> None:
         assert tracemalloc.get_traced_memory()[1] < 6 * CONTROL_MESSAGE_BYTES_MAX
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize("start", [b"G", b"PCCX", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n"])
-def test_another_protocol_is_refused_at_its_first_bytes(start: bytes) -> None:
-    with pytest.raises(RemoteProtocolError, match="does not speak this protocol"):
-        StreamDecoder().feed(start)
-
-
-@pytest.mark.parametrize("version", [0, PROTOCOL_VERSION + 1, 0xFFFF])
-def test_nothing_of_a_foreign_version_is_decoded_or_kept(version: int) -> None:
-    decoder = StreamDecoder()
-    assert decoder.feed(preamble(version)[:-1]) == []
-    assert decoder.version is None
-    assert decoder.feed(preamble(version)[-1:] + encode(msg.Goodbye())) == []
-    assert decoder.version == version
-    for _ in range(64):
-        assert decoder.feed(b"\xff" * 4096) == []
-
-
-def test_the_preamble_is_eight_bytes() -> None:
-    assert PREAMBLE_BYTES == 8
 
 
 @settings(max_examples=50)
@@ -391,7 +368,7 @@ def test_a_large_roster_fits() -> None:
     assert decode(encode(plan)[4:]) == plan
 
 
-# -- frame headers and hellos ------------------------------------------------------------------
+# -- frame headers ------------------------------------------------------------------
 
 U32 = integers_below(1 << 32)
 U64 = integers_below(1 << 64)
@@ -417,7 +394,7 @@ def test_frame_headers_round_trip(header: FrameHeader) -> None:
 def test_a_header_on_the_wire() -> None:
     header = FrameHeader(FrameKind.DATA, OperationId(1, 2, 3, 4, 5), 6, 7, 8)
     expected = bytes.fromhex(
-        "02 00 0600 08000000 01000000 02000000 03000000 05000000"
+        "01 00 0600 08000000 01000000 02000000 03000000 05000000"
         "0400000000000000 0700000000000000 0000000000000000"
     )
     assert encode_header(header) == expected
@@ -442,7 +419,7 @@ def test_a_flipped_bit_in_a_header_is_seen_or_refused(header: FrameHeader, bit: 
         assert decode_header(data) != header
 
 
-@pytest.mark.parametrize("kind", [0, 5, 255])
+@pytest.mark.parametrize("kind", [0, 4, 255])
 def test_unknown_kinds_are_refused(kind: int) -> None:
     with pytest.raises(RemoteProtocolError, match=f"kind {kind}"):
         decode_header(bytes([kind]) + bytes(47))
@@ -454,30 +431,6 @@ def test_a_frame_beyond_the_limit_is_refused() -> None:
     data[4:8] = struct.pack("<I", PAYLOAD_BYTES_MAX + 1)
     with pytest.raises(RemoteProtocolError, match="16777217"):
         decode_header(data)
-
-
-HELLOS = st.builds(
-    LaneHello, integers_below(1 << 16), integers_below(1 << 16), U32,
-    st.binary(min_size=16, max_size=16), U64, U64,
-)  # fmt: skip
-
-
-@given(HELLOS)
-def test_hellos_round_trip(hello: LaneHello) -> None:
-    data = hello.encode()
-    assert len(data) == HELLO_BYTES
-    assert LaneHello.decode(memoryview(data)) == hello
-    assert data[:4] == b"PCCL"
-
-
-@settings(max_examples=200)
-@given(st.binary(max_size=HELLO_BYTES + 2) | st.binary(min_size=HELLO_BYTES, max_size=HELLO_BYTES))
-def test_garbage_for_a_hello(data: bytes) -> None:
-    for hello in (data, b"PCCL" + data[4:]):
-        try:
-            assert LaneHello.decode(hello).encode() == hello
-        except RemoteProtocolError:
-            assert len(hello) != HELLO_BYTES or hello[:4] != b"PCCL"
 
 
 # -- the early store ---------------------------------------------------------------------------

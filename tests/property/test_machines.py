@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import deque
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import combinations, count
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,6 +38,7 @@ DESCRIPTORS = [
     Descriptor(DataType.FLOAT, ReduceOp.AVG, 8),
 ]
 SEEDS = st.integers(0, (1 << 32) - 1)
+UPDATE = RoundKind.UPDATE_TOPOLOGY
 
 
 def new_master(now_ns: int = 0) -> MasterMachine:
@@ -58,6 +60,12 @@ class MasterWitness:
         self.connection_of: dict[PeerId, int] = {}
         self.tokens: dict[PeerId, bytes] = {}
         self.group_of: dict[PeerId, int] = {}
+        self.min_peers: dict[PeerId, int] = {}
+        self.blocked: dict[PeerId, bool] = {}
+        """What each peer has said last."""
+        self.replied: set[tuple[PeerId, int]] = set()
+        """Who has answered to which query that it is blocked."""
+        self.last_query = 0
         self.members: set[PeerId] = set()
         self.new_members: set[PeerId] = set()
         """Those that were admitted by the present event."""
@@ -71,6 +79,7 @@ class MasterWitness:
         self.requests: dict[OperationId, dict[PeerId, Descriptor]] = {}
         self.fresh_request: tuple[OperationId, PeerId] | None = None
         """The request that the present event brings."""
+        self.fresh_round: tuple[RoundId, PeerId] | None = None
         self.started: set[OperationId] = set()
         self.digests: dict[OperationId, dict[PeerId, bytes]] = {}
         self.outcomes: dict[OperationId, tuple[AbortCause | None, tuple[PeerId, ...]]] = {}
@@ -81,7 +90,7 @@ class MasterWitness:
         self.answers: dict[RoundId, msg.RoundClosed] = {}
 
     def before(self, event: me.MasterEvent) -> None:
-        self.fresh_request = None
+        self.fresh_request = self.fresh_round = None
         match event:
             case me.ControlOpened(connection):
                 assert connection not in self.open
@@ -101,6 +110,18 @@ class MasterWitness:
 
     def _note(self, peer: PeerId, message: msg.Message) -> None:
         match message:
+            case msg.Heartbeat():
+                self.blocked[peer] = message.blocked
+            case msg.BlockedReply(query, blocked):
+                self.blocked[peer] = blocked
+                self.replied.discard((peer, query))
+                if blocked:
+                    self.replied.add((peer, query))
+            case msg.RoundRequest() | msg.OperationRequest():
+                self.blocked[peer] = False
+            case _:
+                pass
+        match message:
             case msg.OperationRequest(operation, descriptor):
                 asked = self.requests.setdefault(operation, {})
                 if peer not in asked:
@@ -109,7 +130,10 @@ class MasterWitness:
             case msg.OperationDone(operation, digest) if operation in self.started:
                 self.digests.setdefault(operation, {}).setdefault(peer, digest)
             case msg.RoundRequest(round_id):
-                self.round_requests.setdefault(round_id, set()).add(peer)
+                requested = self.round_requests.setdefault(round_id, set())
+                if peer not in requested:
+                    requested.add(peer)
+                    self.fresh_round = (round_id, peer)
             case msg.Heartbeat(_, operations, _):
                 for operation in operations:
                     if operation in self.outcomes:
@@ -133,7 +157,8 @@ class MasterWitness:
                     self.members.discard(peer)
                     self.owed.pop(peer, None)
                     gone.add(peer)
-                case me.Announce("admitted", peer):
+                case me.Announce("admitted", peer, _, text):
+                    assert int(text.removeprefix("world size ")) >= self.min_peers[peer]
                     self.members.add(peer)
                     self.new_members.add(peer)
                 case me.Announce():
@@ -149,6 +174,7 @@ class MasterWitness:
                         self.connection_of[message.peer] = connection
                         self.tokens[message.peer] = message.token
                         self.group_of[message.peer] = event.message.group
+                        self.min_peers[message.peer] = event.message.min_peers
                     elif isinstance(message, msg.Resumed):
                         assert isinstance(event, me.ControlMessage)
                         assert isinstance(event.message, msg.Resume)
@@ -176,6 +202,10 @@ class MasterWitness:
             operation, peer = self.fresh_request
             if self.peer_of.get(connection) == peer:  # it was refused, and does not count
                 del self.requests[operation][peer]
+        if self.fresh_round is not None:
+            round_id, peer = self.fresh_round
+            if self.peer_of.get(connection) == peer:
+                self.round_requests[round_id].discard(peer)
         self.open.discard(connection)
         self._forget(connection)
 
@@ -202,38 +232,93 @@ class MasterWitness:
                     assert round_id.n >= self.rounds[round_id.kind]
                     self.rounds[round_id.kind] = round_id.n + 1
                     self.answers[round_id] = message
-                    if not self.resuming:  # otherwise it is old, and so were its members
+                    if self.resuming:
+                        return  # it is old, and so were its members
+                    if message.lockstep:
+                        asked = self.round_requests[round_id]
+                        self._verdict_is_just(message.lockstep, asked, self.members)
+                    else:
                         assert self.round_requests[round_id] >= self.members - self.new_members
                 else:
                     assert message == known_answer, "a round was answered in two ways"
             case msg.OperationStarted(operation):
                 ring = self.rings[operation.group, operation.view]
-                asked = self.requests[operation]
-                assert set(asked) >= set(ring), "started before everyone had asked"
-                assert len({asked[member] for member in ring}) == 1
+                descriptors = self.requests[operation]
+                assert set(descriptors) >= set(ring), "started before everyone had asked"
+                assert len({descriptors[member] for member in ring}) == 1
                 assert operation not in self.outcomes
                 self.started.add(operation)
-            case msg.OperationEnded(operation, abort, _, contributors, version):
-                assert version <= max(v for _, v in self.rosters)
-                if (peer, operation) in self.acknowledged:
-                    return  # it asks again what it has acknowledged: its own fault
-                told.setdefault(operation, set()).add(peer)
-                ring = self.rings.get((operation.group, operation.view), ())
-                if peer not in ring:
-                    assert abort is AbortCause.VIEW_CLOSED
-                    return
-                outcome = (abort, contributors)
-                if operation not in self.outcomes:
-                    self.outcomes[operation] = outcome
-                    if abort is not AbortCause.VIEW_CLOSED:
-                        fresh.add(operation)
-                        for member in set(ring) - self.removed:
-                            self.owed.setdefault(member, set()).add(operation)
-                    if abort is None:
-                        self._commit_is_justified(operation, ring, contributors)
-                assert self.outcomes[operation] == outcome, "two outcomes"
+            case msg.OperationEnded():
+                self._on_outcome(peer, message, told, fresh)
+            case _:
+                self._on_wait(peer, message)
+
+    def _on_outcome(
+        self,
+        peer: PeerId,
+        message: msg.OperationEnded,
+        told: dict[OperationId, set[PeerId]],
+        fresh: set[OperationId],
+    ) -> None:
+        operation, abort, contributors = message.operation, message.abort, message.contributors
+        assert message.roster_version <= max(v for _, v in self.rosters)
+        if (peer, operation) in self.acknowledged:
+            return  # it asks again what it has acknowledged: its own fault
+        told.setdefault(operation, set()).add(peer)
+        ring = self.rings.get((operation.group, operation.view), ())
+        if peer not in ring:
+            assert abort is AbortCause.VIEW_CLOSED
+            return
+        outcome = (abort, contributors)
+        if operation not in self.outcomes:
+            self.outcomes[operation] = outcome
+            if abort is not AbortCause.VIEW_CLOSED:
+                fresh.add(operation)
+                for member in set(ring) - self.removed:
+                    self.owed.setdefault(member, set()).add(operation)
+            if abort is None:
+                self._commit_is_justified(operation, ring, contributors)
+            elif abort is AbortCause.LOCKSTEP and not self.resuming:
+                assert operation not in self.started
+                asked = set(self.requests[operation])
+                self._verdict_is_just(message.reason, asked, set(ring))
+        assert self.outcomes[operation] == outcome, "two outcomes"
+
+    def _on_wait(self, peer: PeerId, message: msg.MasterMessage) -> None:
+        match message:
+            case msg.RoundWaits(round_id, waited_s, whom):
+                assert peer in self.round_requests[round_id]
+                assert round_id not in self.answers
+                self._wait_is_real(self.round_requests[round_id], waited_s, whom)
+            case msg.OperationWaits(operation, waited_s, whom):
+                assert peer in self.requests[operation]
+                assert operation not in self.started
+                assert operation not in self.outcomes
+                self._wait_is_real(set(self.requests[operation]), waited_s, whom)
+            case msg.BlockedQuery(query):
+                assert peer in self.members
+                assert self.blocked[peer]
+                assert query >= self.last_query
+                if query > self.last_query:  # answers to it that came before it do not count
+                    self.replied.clear()
+                self.last_query = query
             case _:
                 pass
+
+    def _wait_is_real(self, asked: set[PeerId], waited_s: int, whom: str) -> None:
+        named = {PeerId(int(number)) for number in re.findall(r"peer (\d+) \(in ", whom)}
+        assert named
+        assert named <= self.members - asked
+        assert waited_s >= TIMING.waiting_report_s
+
+    def _verdict_is_just(self, reason: str, asked: set[PeerId], scope: set[PeerId]) -> None:
+        """Everybody it speaks of said that it was blocked, and was asked once more."""
+        named = {PeerId(int(number)) for number in re.findall(r"peer (\d+) in ", reason)}
+        assert named <= self.members
+        assert all(self.blocked[peer] for peer in named)
+        assert all((peer, self.last_query) in self.replied for peer in named)
+        assert named & asked, "nobody of the stuck waited for this"
+        assert (named & scope) - asked, "nobody of the stuck kept this from coming about"
 
     def _commit_is_justified(
         self, operation: OperationId, ring: tuple[PeerId, ...], contributors: tuple[PeerId, ...]
@@ -294,7 +379,8 @@ class MasterAlone:
     def _greeting(self) -> msg.Message:
         rng, witness = self.rng, self.witness
         if not witness.tokens or rng.random() < 0.4:
-            return msg.Register(rng.choice([0, 0, 0, 1]), rng.choice(["", "me"]), 9)
+            min_peers = rng.choice([1, 1, 1, 1, 2, 3, 9])
+            return msg.Register(rng.choice([0, 0, 0, 1]), rng.choice(["", "me"]), 9, min_peers)
         peer = rng.choice(sorted(witness.tokens))
         token = witness.tokens[peer] if rng.random() < 0.95 else b"wrong"
         return msg.Resume(peer, token, rng.choice(witness.shown.get(peer, [0])))
@@ -304,8 +390,12 @@ class MasterAlone:
         rng, witness = self.rng, self.witness
         peers = [peer for peer in sorted(witness.connection_of) if peer not in witness.removed]
         rng.shuffle(peers)
-        what = rng.choice(["link", "round", "round", "operation", "operation", "done"])
-        round_id = RoundId(RoundKind.UPDATE_TOPOLOGY, witness.rounds[RoundKind.UPDATE_TOPOLOGY])
+        what = rng.choice(["link", "round", "round", "operation", "operation", "done", "circle"])
+        if what == "circle":
+            self._wait_in_a_circle(peers)
+            return
+        kind = rng.choice([RoundKind.UPDATE_TOPOLOGY] * 4 + [RoundKind.OPTIMIZE_TOPOLOGY])
+        round_id = RoundId(kind, witness.rounds[kind])
         for peer in peers:
             if peer not in witness.connection_of or rng.random() < 0.02:
                 continue
@@ -326,6 +416,29 @@ class MasterAlone:
             for message in messages:
                 if peer in witness.connection_of:
                     self.feed(me.ControlMessage(witness.connection_of[peer], message))
+
+    def _wait_in_a_circle(self, peers: list[PeerId]) -> None:
+        """Each member waits for something, and most of them say so for a while."""
+        rng, witness = self.rng, self.witness
+        waiting = [p for p in peers if p in witness.members and p in witness.connection_of]
+        for peer in waiting:
+            kind = rng.choice(list(RoundKind))
+            message: msg.Message = msg.RoundRequest(RoundId(kind, witness.rounds[kind]))
+            if rng.random() < 0.5:
+                operation = self._next_operation(witness.group_of[peer], tag=rng.choice([0, 1]))
+                message = msg.OperationRequest(operation, DESCRIPTORS[0])
+            if peer in witness.connection_of:
+                self.feed(me.ControlMessage(witness.connection_of[peer], message))
+        for _ in range(rng.choice([3, 8, 30])):
+            self.now_ns += SECOND // 4
+            for peer in waiting:
+                if peer not in witness.connection_of or rng.random() < 0.01:
+                    continue
+                answer: msg.Message = msg.Heartbeat(blocked=rng.random() < 0.99)
+                if rng.random() < 0.5:
+                    answer = msg.BlockedReply(witness.last_query, rng.random() < 0.99)
+                self.feed(me.ControlMessage(witness.connection_of[peer], answer))
+            self.feed(me.Tick())
 
     def _next_operation(self, group: int, tag: int) -> OperationId:
         view = max((view for g, view in self.witness.rings if g == group), default=0)
@@ -353,7 +466,7 @@ class MasterAlone:
             misplaced: list[msg.Message] = [msg.Resumed(), msg.OperationStarted(operation)]
             return rng.choice(misplaced)
         kind = rng.choice(["request"] * 8 + ["done"] * 8 + ["round"] * 6 + ["link"] * 4 + [
-            "beat"] * 3 + ["withdraw", "query", "goodbye", "greeting"])  # fmt: skip
+            "beat"] * 3 + ["reply"] * 2 + ["withdraw", "query", "goodbye", "greeting"])  # fmt: skip
         match kind:
             case "request":
                 return msg.OperationRequest(operation, DESCRIPTORS[rng.random() < 0.03])
@@ -363,7 +476,7 @@ class MasterAlone:
                     operation = rng.choice(running)
                 return msg.OperationDone(operation, rng.choice([b"same"] * 9 + [b"other"]))
             case "round":
-                round_kind = rng.choice([RoundKind.UPDATE_TOPOLOGY] * 3 + [RoundKind.PEERS_PENDING])
+                round_kind = rng.choice([RoundKind.UPDATE_TOPOLOGY, *RoundKind])
                 n = witness.rounds[round_kind] + rng.choice([0] * 8 + [-1, 1])
                 return msg.RoundRequest(RoundId(round_kind, max(n, 0)))
             case "link":
@@ -373,7 +486,13 @@ class MasterAlone:
                 progress = msg.Progress(operation, rng.randint(0, 9), rng.randint(0, 9))
                 ended = tuple(sorted(witness.outcomes)[:3])
                 answered = tuple(witness.answers)[:2]
-                return msg.Heartbeat((progress,), ended, answered)
+                strange = (operation, RoundId(RoundKind.PEERS_PENDING, rng.randint(0, 99)))
+                return msg.Heartbeat(
+                    (progress,), (*ended, strange[0]), (*answered, strange[1]), rng.random() < 0.6
+                )
+            case "reply":
+                query = rng.choice([witness.last_query, rng.randint(0, 4), (1 << 32) - 1])
+                return msg.BlockedReply(query, rng.random() < 0.8)
             case "withdraw":
                 return msg.Withdraw(operation, "out of time")
             case "query":
@@ -407,7 +526,8 @@ class Wire:
 
 @dataclass
 class Posted:
-    call: int
+    call: int | None
+    """None once the caller has left and his memory is his own again."""
     ring: tuple[PeerId, ...]
     begun: bool = False
     done: bool = False
@@ -428,6 +548,15 @@ class Process:
         self.left: set[OperationId] = set()
         self.calls: dict[int, pe.PeerEvent] = {}
         self.results: dict[int, pe.ReduceResult | bool | errors.PCCLError | None] = {}
+        self.handles: dict[int, bool] = {}
+        """Detached calls that were not claimed -> whether there is an outcome."""
+        self.left_rounds: set[RoundKind] = set()
+        """Those that a caller has left and whose answer has not come."""
+        self.unanswered: set[RoundKind] = set()
+        """Those that a caller has left and whose answer no other call has taken."""
+        self.asked: deque[int] = deque()
+        self.computes = False
+        """Whether a thread of it is not inside any call."""
         self.frozen = False
         self.dead = False
         self.latest = 0
@@ -444,22 +573,73 @@ class Process:
 
     def call(self, event: pe.PeerEvent, number: int) -> None:
         self.calls[number] = event
+        if isinstance(event, pe.ReduceCall) and event.detached:
+            self.handles[number] = False
+        changes = isinstance(event, pe.RoundCall) and event.kind is not RoundKind.PEERS_PENDING
+        must_wait = any(self._names_a_roster(handle) for handle in self.handles)
         self.feed(event)
+        if changes and must_wait and number in self.results:
+            assert isinstance(self.results[number], errors.PCCLError), "a handle was open"
+        concerns_the_call = isinstance(result := self.results.get(number), errors.PCCLError) and (
+            result.result is not errors.Result.RANK_CONNECTION_LOST
+        )
+        if concerns_the_call and number in self.handles:
+            self.claim(number)  # as the shell does, which raises it at once
+
+    def _names_a_roster(self, handle: int) -> bool:
+        """Whether a detached call is an operation whose outcome, or what it shows, is unseen."""
+        if handle not in self.results:
+            return any(posted.call == handle for posted in self.posted.values())
+        told = (pe.ReduceResult, errors.CollectiveAborted, errors.LockstepError)
+        return isinstance(self.results[handle], told)
+
+    def claim(self, number: int) -> None:
+        assert self.handles.pop(number), "only outcomes can be claimed"
+        self.feed(pe.Claim(number))
 
     def feed(self, event: pe.PeerEvent) -> None:
         assert not self.dead
         seen = self.machine.seen
+        unanswered, calls_before = set(self.unanswered), set(self.calls)
+        match event:
+            case pe.LeaveCall(call) if isinstance(left := self.calls.get(call), pe.RoundCall):
+                self.left_rounds.add(left.kind)
+                self.unanswered.add(left.kind)
+            case pe.RoundCall(_, kind):
+                self.unanswered.discard(kind)
+            case pe.ControlMessage(msg.RoundClosed(round_id)):
+                self.left_rounds.discard(round_id.kind)
+            case _:
+                pass
+        detached = set(self.handles)
         effects = self.machine.handle(event, self.world.now_ns)
         self.machine.check()
-        returned = False
+        shown = isinstance(event, pe.Claim)
         for effect in effects:
-            returned |= isinstance(effect, pe.Return | pe.Raise)
+            if isinstance(effect, pe.Return | pe.Raise):
+                shown |= effect.call not in detached
+                if isinstance(event, pe.LeaveCall):
+                    self.handles.pop(effect.call, None)  # it has no outcome
             self._carry_out(effect)
         if self.machine.seen != seen:
-            assert returned, "the caller sees another membership, but no call has returned"
+            # Or a call that was open takes the answer of an update that was left.
+            caught_up = UPDATE in unanswered and calls_before | set(self.calls)
+            assert shown or caught_up, "another membership, but no call has returned"
         for operation in self.posted:
             assert self.machine.phase_of(operation) is not None
             assert not self.machine.may_come(operation)
+        while self.asked:
+            self.feed(pe.CallersAsked(self.asked.popleft(), self.callers_blocked))
+
+    @property
+    def callers_blocked(self) -> bool:
+        return bool(self.calls) and not self.computes
+
+    def waits(self) -> list[RoundKind | OperationId]:
+        """What its callers, and callers that have left, wait for: calls of other members."""
+        kinds = [e.kind for e in self.calls.values() if isinstance(e, pe.RoundCall)]
+        undone = [operation for operation, posted in self.posted.items() if not posted.done]
+        return [*sorted({*kinds, *self.left_rounds}), *undone]
 
     def _carry_out(self, effect: pe.PeerEffect) -> None:
         match effect:
@@ -490,13 +670,33 @@ class Process:
                 assert not self.posted[operation].begun
                 self.posted[operation].begun = True
                 self.world.begun.setdefault(operation, set()).add(self.id)
-            case pe.End(operation, committed, data_needed):
+            case pe.Detach(operation):
+                posted = self.posted[operation]
+                assert posted.done
+                assert posted.call is not None, "detached twice"
+                posted.call = None
+            case pe.End(operation, committed):
                 posted = self.posted.pop(operation)
                 self.left.add(operation)
                 assert not (committed and not posted.done)
-                assert not data_needed or posted.done
+            case pe.AskCallers() | pe.ReportWait() | pe.ForgetEarly():
+                self._take_note(effect)
+            case pe.Return() | pe.Raise():
+                self._finish_call(effect)
+
+    def _take_note(self, effect: pe.AskCallers | pe.ReportWait | pe.ForgetEarly) -> None:
+        match effect:
+            case pe.AskCallers(query):
+                self.asked.append(query)
+            case pe.ReportWait(text, waited_s):
+                assert self.calls
+                assert text
+                assert waited_s >= TIMING.waiting_report_s
             case pe.ForgetEarly():
                 pass
+
+    def _finish_call(self, effect: pe.Return | pe.Raise) -> None:
+        match effect:
             case pe.Return(call, value):
                 self._answer(call, value)
                 if isinstance(value, pe.ReduceResult):
@@ -507,12 +707,16 @@ class Process:
             case pe.Raise(call, error):
                 assert error.reason
                 assert not isinstance(error, errors.LocalProtocolError)
+                if isinstance(error, errors.LockstepError):
+                    self.world.verdicts += 1
                 self._answer(call, error)
 
     def _answer(self, call: int, value: pe.ReduceResult | bool | errors.PCCLError | None) -> None:
         del self.calls[call]  # exactly once
         assert all(posted.call != call for posted in self.posted.values()), "returned before End"
         self.results[call] = value
+        if call in self.handles:
+            self.handles[call] = True
 
 
 class World:
@@ -528,6 +732,8 @@ class World:
         self.last_call = 0
         self.begun: dict[OperationId, set[PeerId]] = {}
         self.every_post: dict[Process, set[OperationId]] = {}
+        self.verdicts = 0
+        """How many callers were told that members wait for different things."""
         self.processes = [Process(self, index % groups) for index in range(processes)]
 
     # -- the master's shell ------------------------------------------------------------------
@@ -649,7 +855,7 @@ class World:
                 msg.Progress(operation, 0, 1) for operation in process.posted
                 if process.posted[operation].begun
             )  # fmt: skip
-            process.feed(pe.Tick(progress))
+            process.feed(pe.Tick(progress, process.callers_blocked))
 
     # -- anything may happen ---------------------------------------------------------------------
 
@@ -674,7 +880,9 @@ class World:
                 digest = b"right" if rng.random() < 0.97 else b"wrong"
                 self.finish(process, operation, digest)
                 if rng.random() < 0.04 and operation in process.posted:
-                    process.feed(pe.LeaveCall(process.posted[operation].call, "Ctrl-C"))
+                    call = process.posted[operation].call
+                    if call is not None:
+                        process.feed(pe.LeaveCall(call, "Ctrl-C"))
         elif choice < 0.88:
             for process in processes:
                 self.link(process)
@@ -683,6 +891,8 @@ class World:
             for _ in range(48 if gap_s == 0.25 and rng.random() < 0.03 else 1):
                 self.now_ns += int(gap_s * SECOND)
                 self.tick()
+        elif choice < 0.934 and self.wires:
+            rng.choice(self.wires).down.append(self._odd_message())
         elif choice < 0.94 and self.wires:
             self.drop(rng.choice(self.wires))
         elif choice < 0.945 and processes:
@@ -695,6 +905,19 @@ class World:
             for _ in range(rng.choice([0, 0, 48])):
                 self.now_ns += SECOND // 4
                 self.tick()
+
+    def _odd_message(self) -> msg.MasterMessage:
+        """What a master may say at any time, about anything, without harm."""
+        rng = self.rng
+        round_id = RoundId(rng.choice(list(RoundKind)), rng.randint(0, 4))
+        operation = OperationId(1, rng.choice([0, 1]), rng.randint(0, 4), rng.choice([0, 9]), 0)
+        odd: list[msg.MasterMessage] = [
+            msg.RoundWaits(round_id, 7, "peer 99 (in no call)"),
+            msg.OperationWaits(operation, 7, "peer 99 (in no call)"),
+            msg.BlockedQuery(rng.choice([self.witness.last_query, 77])),
+            msg.MasterHeartbeat(),
+        ]
+        return rng.choice(odd)
 
     def _deliver_something(self) -> None:
         ups = [wire for wire in self.wires if wire.up]
@@ -712,24 +935,36 @@ class World:
     def _call_something(self, process: Process) -> None:
         rng, number = self.rng, self.new_call()
         if process.machine.standing is Standing.OUTSIDE:
-            process.call(pe.JoinCall(number, process.group, "", 9, 5), number)
+            company = rng.choice([1, 1, 1, 2, len(self.processes)])
+            process.call(pe.JoinCall(number, process.group, "", 9, 5, company), number)
             return
+        if process.machine.knows_its_loss and rng.random() < 0.5:
+            again = Process(self, process.group)
+            self.processes[self.processes.index(process)] = again
+            again.call(pe.JoinCall(number, process.group, "", 9, 5, 1, True), number)
+            return
+        process.computes = rng.random() < 0.2
+        for handle, ended in list(process.handles.items()):
+            if ended and rng.random() < 0.7:
+                process.claim(handle)
         if rng.random() < 0.95:
             self._follow_program(process)
             return
-        match rng.choice(["reduce"] * 6 + ["update"] * 4 + ["pending"] + ["leave"] * 6):
+        match rng.choice(["reduce"] * 6 + ["round"] * 6 + ["leave"] * 6):
             case "reduce":
                 tag, descriptor = rng.choice([0, 0, 1]), DESCRIPTORS[rng.random() < 0.02]
-                process.call(pe.ReduceCall(number, tag, descriptor), number)
-            case "update":
-                process.call(pe.RoundCall(number, RoundKind.UPDATE_TOPOLOGY), number)
-            case "pending":
-                process.call(pe.RoundCall(number, RoundKind.PEERS_PENDING), number)
+                detached = rng.random() < 0.3
+                process.call(pe.ReduceCall(number, tag, descriptor, detached), number)
+            case "round":
+                kind = rng.choice([RoundKind.UPDATE_TOPOLOGY] * 4 + list(RoundKind))
+                process.call(pe.RoundCall(number, kind), number)
             case _:
-                joined = [n for n, e in process.calls.items() if not isinstance(e, pe.JoinCall)]
-                done = [posted.call for posted in process.posted.values() if posted.done]
-                if joined:
-                    process.feed(pe.LeaveCall(rng.choice([*done, *done, *joined]), "out of time"))
+                joins = [n for n, e in process.calls.items() if isinstance(e, pe.JoinCall)]
+                joined = [n for n in process.calls if n not in joins]
+                done = [p.call for p in process.posted.values() if p.done and p.call is not None]
+                leavable = [*done, *done, *joined, *(joins if rng.random() < 0.1 else [])]
+                if leavable:
+                    process.feed(pe.LeaveCall(rng.choice(leavable), "out of time"))
 
     def _follow_program(self, process: Process) -> None:
         """What training loops do: update, then reduce two tensors; after a failure, update."""
@@ -739,15 +974,17 @@ class World:
         if isinstance(latest, errors.PCCLError) or process.latest_was_reduce:
             process.latest_was_reduce = False
             process.latest = self.new_call()
-            kind = (
-                RoundKind.PEERS_PENDING if self.rng.random() < 0.05 else RoundKind.UPDATE_TOPOLOGY
-            )
+            kind = RoundKind.UPDATE_TOPOLOGY
+            if self.rng.random() < 0.1:
+                kind = self.rng.choice([RoundKind.PEERS_PENDING, RoundKind.OPTIMIZE_TOPOLOGY])
             process.call(pe.RoundCall(process.latest, kind), process.latest)
             return
         process.latest_was_reduce = True
+        detached = self.rng.random() < 0.3
         for tag in (0, 1):
             process.latest = self.new_call()
-            process.call(pe.ReduceCall(process.latest, tag, DESCRIPTORS[0]), process.latest)
+            event = pe.ReduceCall(process.latest, tag, DESCRIPTORS[0], detached)
+            process.call(event, process.latest)
 
     # -- the storm is over -------------------------------------------------------------------
 
@@ -802,16 +1039,45 @@ class World:
                     p.id == peer and operation in p.posted for p in members)]  # fmt: skip
                 assert absent, f"{operation} was asked for by everyone and stands still"
 
+    def stuck(self) -> set[Process]:
+        """All members that can't be released, because everything they wait for lacks their calls.
+
+        The definition spelt out; it looks at the processes only, and never into the master.
+        """
+        members = self.members()
+        waits = {process: process.waits() for process in members}
+        blocked = [p for p in members if p.callers_blocked and not p.handles and waits[p]]
+        union: set[Process] = set()
+        for size in range(1, len(blocked) + 1):
+            for some in combinations(blocked, size):
+                if all(self._lack_one_of(some, wait) for p in some for wait in waits[p]):
+                    union |= set(some)
+        return union
+
+    def _lack_one_of(self, some: tuple[Process, ...], wait: RoundKind | OperationId) -> bool:
+        if isinstance(wait, RoundKind):
+            return any(wait not in process.waits() for process in some)
+        rings = [p.posted[wait].ring for p in self.members() if wait in p.posted]
+        return any(p.id in rings[0] and wait not in p.posted for p in some)
+
     def recover(self) -> None:
         """The processes that are left do what a sensible program does, and must succeed."""
         for process in self.alive():
-            process.frozen = False
+            process.frozen = process.computes = False
         self.settle()
         self.nobody_waits_for_nothing()
+        for _ in range(4):  # whoever was told may have kept others
+            if self.stuck():
+                self.settle(2.0)
+        assert not self.stuck(), "members wait for each other, and nobody tells them"
         for process in self.alive():
             for number, event in list(process.calls.items()):
-                if number in process.calls and not isinstance(event, pe.JoinCall):
+                alone = isinstance(event, pe.JoinCall) and event.min_peers == 1
+                if number in process.calls and not alone:
                     process.feed(pe.LeaveCall(number, "starting over"))
+            for handle, ended in list(process.handles.items()):
+                if ended:
+                    process.claim(handle)
         self.settle()
         survivors = [self._restarted(process) for process in self.alive()]
         self.processes = survivors
@@ -872,6 +1138,49 @@ class World:
                 assert len(set(map(repr, results))) == 1
                 assert isinstance(results[0], pe.ReduceResult), results[0]
                 assert set(results[0].contributors) == {process.id for process in peers}
+
+
+@settings(max_examples=400)
+@given(SEEDS, st.integers(2, 5), st.sampled_from([1, 1, 2]))
+def test_members_that_wait_for_each_other_are_told_and_nobody_else(
+    seed: int, processes: int, groups: int
+) -> None:
+    """Everybody makes a few calls, and then only time passes."""
+    world = World(seed, processes, groups)
+    rng = world.rng
+    for process in world.processes:
+        number = world.new_call()
+        process.call(pe.JoinCall(number, process.group, "", 9, 5, processes), number)
+    world.settle(1.0)
+    assert len(world.members()) == processes, "a gang is admitted together"
+    for process in world.processes:
+        for _ in range(rng.choice([0, 1, 1, 1, 2])):
+            number, tag = world.new_call(), rng.choice([0, 0, 1])
+            event: pe.PeerEvent = pe.ReduceCall(number, tag, DESCRIPTORS[0], rng.random() < 0.1)
+            if rng.random() < 0.6:
+                event = pe.RoundCall(number, rng.choice([UPDATE, UPDATE, *RoundKind]))
+            process.call(event, number)
+        process.computes = rng.random() < 0.1
+    world.settle(0.25)
+    stuck = world.stuck()
+    in_collectives = {p for p in stuck if any(isinstance(wait, OperationId) for wait in p.waits())}
+    calls = {process: dict(process.calls) for process in world.processes}
+    for _ in range(12):
+        if not world.verdicts:
+            world.settle(0.25)
+    told = [
+        (process, event)
+        for process in world.processes
+        for number, event in calls[process].items()
+        if isinstance(process.results.get(number), errors.LockstepError)
+    ]
+    assert bool(told) == bool(stuck)
+    assert {process for process, _ in told} >= (in_collectives or stuck)
+    if in_collectives:
+        assert all(isinstance(event, pe.ReduceCall) for _, event in told), "a round ended as well"
+    for _ in range(5):  # those that are left may be stuck among themselves
+        world.settle(2.0)
+    assert not world.stuck()
 
 
 @settings(max_examples=800)

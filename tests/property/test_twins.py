@@ -72,6 +72,8 @@ def _judge_prefix(
     kind, peer, _ = facts[-1]
     if kind == "withdraw":
         return Verdict(AbortCause.WITHDRAWN, (peer,))
+    if kind == "stuck":
+        return Verdict(AbortCause.LOCKSTEP, (peer,))
     if not started and len(set(asked.values())) > 1:
         return Verdict(AbortCause.DESCRIPTOR_MISMATCH, tuple(sorted(asked)))
     if not started and set(asked) >= set(present) and kind == "request":
@@ -104,14 +106,15 @@ def as_verdict(decision: Decision) -> tuple[object, str]:
 def test_a_ballot_decides_as_its_dumb_twin_does(seed: int, size: int) -> None:
     rng = random.Random(seed)
     members = tuple(PeerId(n) for n in sorted(rng.sample(range(1, 30), size)))
-    ballot = Ballot(OperationId(1, 0, 1, 0, 0), members, 0)
+    ballot = Ballot(OperationId(1, 0, 1, 0, 0), members, members[0], 0)
     facts: list[Fact] = []
     decisions: list[Decision] = []
     careless = rng.random() < 0.5
     while not ballot.phase.ended and len(facts) < 60:
         assert ballot.survivors == [m for m in members if ("lose", m, "gone") not in facts]
         peer = rng.choice(ballot.survivors)
-        kind = rng.choice(["request"] * 6 + ["done"] * 6 + ["lose", "withdraw"][: 1 + careless])
+        rare = ["lose", "withdraw", "stuck"][: 1 + 2 * careless]
+        kind = rng.choice(["request"] * 6 + ["done"] * 6 + rare)
         decision: Decision | None
         match kind:
             case "request":
@@ -127,6 +130,11 @@ def test_a_ballot_decides_as_its_dumb_twin_does(seed: int, size: int) -> None:
                     continue
                 facts.append((kind, peer, "gone"))
                 decision = ballot.lose(peer, "gone")
+            case "stuck":
+                if STARTED in [Verdict(as_verdict(made)[0]) for made in decisions]:
+                    continue  # only what waits for calls can be stuck
+                facts.append((kind, peer, "who waits where"))
+                decision = ballot.get_stuck(f"peer {peer} waits")
             case _:
                 facts.append((kind, peer, "bye"))
                 decision = ballot.withdraw(peer, "bye")
@@ -134,6 +142,9 @@ def test_a_ballot_decides_as_its_dumb_twin_does(seed: int, size: int) -> None:
             decisions.append(decision)
         expected = verdict_of(members, facts)
         assert len(decisions) == len(expected)
+        lost = {member for what, member, _ in facts if what == "lose"}
+        asked = {member for what, member, _ in facts if what == "request"}
+        assert ballot.requested_by() == [m for m in members if m in asked and m not in lost]
         for made, wanted in zip(decisions, expected, strict=True):
             what, reason = as_verdict(made)
             assert what == wanted.what
@@ -148,6 +159,7 @@ class DumbMembership:
 
     def __init__(self) -> None:
         self.groups: dict[PeerId, int] = {}
+        self.min_peers: dict[PeerId, int] = {}
         self.admitted: list[PeerId] = []
         self.views: list[tuple[int, int, list[PeerId]]] = []
         """(group, number, ring) of all views, oldest first."""
@@ -193,15 +205,38 @@ class DumbMembership:
         return last.get((one, other), False) or last.get((other, one), False)
 
     def admissible(self, connected: set[PeerId]) -> list[PeerId]:
+        """Leave out those for whom there are too few, until there are enough for all others."""
+        left_out: set[PeerId] = set()
+        while True:
+            newcomers = sorted(set(self.groups) - set(self.admitted) - left_out)
+            ready, _ = self.lined_up(newcomers, connected)
+            size = len(self.admitted) + len(ready)
+            dissatisfied = [peer for peer in ready if self.min_peers[peer] > size]
+            if not dissatisfied:
+                return ready
+            left_out |= set(dissatisfied)
+
+    def lined_up(
+        self, newcomers: list[PeerId], connected: set[PeerId]
+    ) -> tuple[list[PeerId], dict[PeerId, PeerId]]:
+        """Who can take a place behind those before, and to whom the others lack a link."""
         ready: list[PeerId] = []
-        for peer in sorted(set(self.groups) - set(self.admitted)):
+        lacking: dict[PeerId, PeerId] = {}
+        for peer in newcomers:
             group = self.groups[peer]
             ring = self.ring(group) + [p for p in ready if self.groups[p] == group]
-            if peer in connected and (
-                not ring or (self.linked(peer, ring[0]) and self.linked(peer, ring[-1]))
-            ):
+            strangers = [p for p in ring[-1:] + ring[:1] if not self.linked(peer, p)]
+            if strangers:
+                lacking[peer] = strangers[0]
+            elif peer in connected:
                 ready.append(peer)
-        return ready
+        return ready, lacking
+
+    def unlinked(self, connected: set[PeerId]) -> dict[PeerId, PeerId]:
+        newcomers = sorted(set(self.groups) - set(self.admitted))
+        _, lacking = self.lined_up(newcomers, connected)
+        may_come = self.admissible(connected)
+        return {peer: other for peer, other in lacking.items() if peer not in may_come}
 
     def roster(self, group: int) -> Roster:
         sizes = [len(self.ring(g)) for g in {self.groups[peer] for peer in self.admitted}]
@@ -228,10 +263,12 @@ def test_membership_agrees_with_its_dumb_twin(seed: int) -> None:
         match rng.choice(["register"] * 3 + ["link"] * 6 + ["admit"] * 3 + ["remove", "cut"]):
             case "register":
                 peer, group = PeerId(last), rng.choice([0, 0, 1, 5])
+                min_peers = rng.choice([1, 1, 1, 2, 3, 6])
                 real.peers[peer] = RegisteredPeer(
-                    peer, group, Member(peer, "h", 9), b"", connection=1
+                    peer, group, Member(peer, "h", 9), b"", min_peers, connection=1
                 )
                 dumb.groups[peer] = group
+                dumb.min_peers[peer] = min_peers
             case "link" if len(real.peers) > 1:
                 for _ in range(3):
                     one, other = rng.sample([*real.peers], 2)
@@ -254,6 +291,8 @@ def test_membership_agrees_with_its_dumb_twin(seed: int) -> None:
                 pass
         connected = {p.id for p in real.peers.values() if p.connection is not None}
         assert [p.id for p in real.admissible()] == dumb.admissible(connected)
+        unlinked = {peer: other for peer, (other, _) in real.unlinked().items()}
+        assert unlinked == dumb.unlinked(connected)
         assert [p.id for p in real.members()] == sorted(dumb.admitted)
         assert real.version == dumb.version
         for group in {dumb.groups[peer] for peer in dumb.admitted}:

@@ -7,8 +7,9 @@ from random import Random
 import pytest
 
 from pccl.protocol import messages as msg
-from pccl.protocol.codec import encode, preamble
+from pccl.protocol.codec import encode
 from pccl.protocol.errors import MasterLost
+from pccl.protocol.handshake import Channel, Opening
 from pccl.runtime.engine import PeerEngine, PeerOptions
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
@@ -23,7 +24,8 @@ class Impostor:
     def __init__(self, connection: Connection) -> None:
         self._memory = memoryview(bytearray(4096))
         connection.start(self)
-        assert connection.send([preamble() + encode(msg.Goodbye())])
+        opening = Opening(Channel.CONTROL, bytes(32), b"another run here").encode()
+        assert connection.send([opening + encode(msg.Goodbye())])
 
     def get_buffer(self) -> memoryview:
         return self._memory

@@ -1,8 +1,9 @@
 """What ``pccl master`` says about an address."""
 
+import click
 import pytest
 
-from pccl.cli.master import greeting
+from pccl.cli.master import greeting, refuse_to_be_open
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
@@ -21,4 +22,25 @@ def test_a_wildcard_is_nothing_to_dial(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["192.0.2.7", "master.example"])
 def test_any_other_host_is_what_peers_dial(host: str) -> None:
-    assert f'  on each peer: pccl.Communicator("{host}:1")' in greeting(f"{host}:1")
+    said = greeting(f"{host}:1")
+    assert f'    or in Python: pccl.Communicator("{host}:1")' in said
+    assert f"    pccl join {host}:1 -- python train.py" in said
+
+
+def test_a_new_token_is_something_to_paste() -> None:
+    said = greeting("192.0.2.7:1", "it's mine", secured=True)
+    assert """    export PCCL_TOKEN='it'"'"'s mine'""" in said
+    said = greeting("192.0.2.7:1", secured=True)
+    assert "    set PCCL_TOKEN, or PCCL_TOKEN_FILE, to the same secret as here" in said
+    assert not any("PCCL_TOKEN" in line for line in greeting("192.0.2.7:1"))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.9.1:1", "[::1]:1", "localhost:1"])
+def test_nobody_else_reaches_loopback(address: str) -> None:
+    refuse_to_be_open(address)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "my-host:1", "nonsense"])
+def test_anything_else_is_open(address: str) -> None:
+    with pytest.raises(click.BadParameter):
+        refuse_to_be_open(address)

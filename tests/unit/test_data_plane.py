@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pccl.collectives.digest import ResultDigest
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.messages import Progress
 from pccl.protocol.types import DataType, Descriptor, OperationId, PeerId, ReduceOp
 from pccl.runtime.data_plane import DataPlane
 from pccl.runtime.operand import borrow
@@ -37,6 +39,7 @@ class FakeLink(Link):
         self.sent: list[tuple[FrameHeader, bytes]] = []
         self.is_up = True
         self.revoked: list[OperationId] = []
+        self.detached: list[OperationId] = []
         self.closed = False
 
     @property
@@ -48,6 +51,9 @@ class FakeLink(Link):
 
     def revoke(self, operation: OperationId) -> None:
         self.revoked.append(operation)
+
+    def detach(self, operation: OperationId) -> None:
+        self.detached.append(operation)
 
     def close(self) -> None:
         self.closed = True
@@ -61,18 +67,28 @@ class Bench:
     done: list[tuple[OperationId, bytes]] = field(default_factory=list[tuple[OperationId, bytes]])
 
     def __post_init__(self) -> None:
-        self.link = FakeLink(OTHER)
+        self.links = {peer: FakeLink(peer) for peer in (OTHER, STRANGER)}
+        self.link = self.links[OTHER]
         self.plane = DataPlane(
-            lambda peer: self.link,
+            self.link_to,
             lambda operation: operation in self.coming,
             lambda operation, digest: self.done.append((operation, digest)),
             segment_bytes=8,
         )
+        for peer in self.links:
+            self.plane.expect_peer(peer)
+
+    def link_to(self, peer: PeerId) -> Link:
+        return self.links[peer]
 
     def post(self, operation: OperationId, send: Any, recv: Any = None) -> None:
         operand = borrow(send, recv)
         descriptor = Descriptor(DataType.INT32, ReduceOp.SUM, operand.send.size)
         self.plane.post(operation, descriptor, operand, (ME, OTHER), ME)
+
+    def broadcast(self, buffer: Any, root: int) -> None:
+        descriptor = Descriptor.broadcast(DataType.INT32, len(buffer), root)
+        self.plane.post(OPERATION, descriptor, borrow(buffer), RING_OF_THREE, ME)
 
     def start(self, lane: Any, header: FrameHeader, peer: PeerId = OTHER) -> None:
         lane.receiving = header
@@ -89,13 +105,17 @@ class Bench:
         lane.receiving = None
         self.plane.frame_received(peer, lane, header)
 
-    def frame(self, lane: Any, header: FrameHeader, payload: bytes) -> None:
+    def frame(self, lane: Any, header: FrameHeader, payload: bytes, peer: PeerId = OTHER) -> None:
         """A whole frame."""
-        self.start(lane, header)
+        self.start(lane, header, peer)
         received = 0
         while received < len(payload):
             received = self.read(lane, header, payload, received)
-        self.finish(lane, header)
+        self.finish(lane, header, peer)
+
+
+RING_OF_THREE = (OTHER, ME, STRANGER)
+"""Segments come from OTHER and go to STRANGER."""
 
 
 def data(
@@ -129,7 +149,7 @@ def test_a_reduce_of_two() -> None:
     assert bench.done == []
     bench.frame(lane, data(1, 8), ints(1002, 1003))
     assert [operation for operation, _ in bench.done] == [OPERATION]
-    transfer = bench.plane.end(OPERATION, committed=True, data_needed=False)
+    transfer = bench.plane.end(OPERATION, committed=True)
     assert recv.tolist() == [1000, 1001, 1002, 1003, 404, 505, 606, 707]
     assert send.tolist() == list(range(8))
     assert (transfer.tx_bytes, transfer.rx_bytes) == (32, 32)
@@ -182,7 +202,7 @@ def test_nothing_is_written_after_the_end_and_the_input_is_restored(in_place: bo
     header, payload = data(0, 16), ints(400, 500)
     bench.start(lane, header)
     received = bench.read(lane, header, payload[:5], 0)
-    bench.plane.end(OPERATION, committed=False, data_needed=False)
+    bench.plane.end(OPERATION, committed=False)
     assert send.tolist() == list(range(8))
     assert bench.link.revoked == [OPERATION]
     after = recv.copy()
@@ -197,11 +217,12 @@ def test_restored_also_after_the_own_part_was_complete() -> None:
     lane: Any = FakeLane()
     buffer = np.arange(8, dtype=np.int32)
     bench.post(OPERATION, buffer)
+    bench.plane.begin(OPERATION)
     for header in (data(0, 16), data(0, 24), data(1, 0), data(1, 8)):
         bench.frame(lane, header, ints(7, 7))
     assert len(bench.done) == 1
     assert buffer.tolist() != list(range(8))
-    bench.plane.end(OPERATION, committed=False, data_needed=False)
+    bench.plane.end(OPERATION, committed=False)
     assert buffer.tolist() == list(range(8))
 
 
@@ -226,7 +247,6 @@ def test_frames_of_another_attempt_are_drained(operation: OperationId) -> None:
         (data(2, 0), OTHER),
         (data(0, 1 << 60), OTHER),
         (data(0, 16, length=0), OTHER),
-        (FrameHeader(FrameKind.HELLO, OPERATION, 0, 0, 0), OTHER),
         (FrameHeader(FrameKind.QUERY, OPERATION, 0, 0, 1), OTHER),
         (FrameHeader(FrameKind.HAVE, OPERATION, 0, 0, 2 << 20), OTHER),
     ],
@@ -359,3 +379,208 @@ def test_an_idle_transfer_asks_and_repeats_nothing_that_it_sent_since() -> None:
     assert bench.link.sent == [(data(0, 8), ints(2, 3))]
     bench.frame(lane, have, bytes([0b0000]))  # nobody has asked
     assert len(bench.link.sent) == 1
+
+
+# -- broadcast ---------------------------------------------------------------------------------
+
+QUERY = FrameHeader(FrameKind.QUERY, OPERATION, 0, 0, 0)
+
+
+def digest_of(*segments: bytes) -> bytes:
+    digest = ResultDigest(len(segments))
+    for position, segment in enumerate(segments):
+        digest.add(position, memoryview(segment))
+    return digest.value()
+
+
+def test_the_root_of_a_broadcast_is_done_as_soon_as_it_begins() -> None:
+    bench = Bench()
+    buffer = np.arange(5, dtype=np.int32)
+    bench.broadcast(buffer, root=1)
+    assert (bench.links[STRANGER].sent, bench.done) == ([], [])
+    bench.plane.begin(OPERATION)
+    assert bench.links[STRANGER].sent == [
+        (data(0, 0), ints(0, 1)),
+        (data(0, 8), ints(2, 3)),
+        (data(0, 16, length=4), ints(4)),
+    ]
+    assert bench.done == [(OPERATION, digest_of(ints(0, 1), ints(2, 3), ints(4)))]
+    assert bench.plane.progress() == (Progress(OPERATION, 0, 3),)
+    assert not bench.plane.waits_for(OTHER)
+    transfer = bench.plane.end(OPERATION, committed=True)
+    assert (transfer.tx_bytes, transfer.rx_bytes) == (20, 0)
+    assert buffer.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_engine_may_look_and_end_from_within_on_done() -> None:
+    """``on_done`` comes from within ``begin`` where nothing is to be received."""
+    seen: list[tuple[bool, int, tuple[Progress, ...]]] = []
+    link = FakeLink(STRANGER)
+
+    def on_done(operation: OperationId, digest: bytes) -> None:
+        transfer = plane.transfers[operation]
+        seen.append((transfer.begun, transfer.lacking, plane.progress()))
+        plane.end(operation, committed=True)
+
+    plane = DataPlane(lambda peer: link, lambda operation: False, on_done, segment_bytes=8)
+    descriptor = Descriptor.broadcast(DataType.INT32, 2, root=1)
+    plane.post(OPERATION, descriptor, borrow(np.ones(2, np.int32)), RING_OF_THREE, ME)
+    plane.begin(OPERATION)
+    assert seen == [(True, 0, (Progress(OPERATION, 0, 1),))]
+    assert len(link.sent) == 1
+    assert plane.transfers == {}
+
+
+@pytest.mark.parametrize("header", [data(0, 0), data(1, 0), data(2, 0), data(65535, 0)])
+def test_the_root_of_a_broadcast_is_sent_nothing(header: FrameHeader) -> None:
+    bench = Bench()
+    bench.broadcast(np.ones(4, np.int32), root=1)
+    with pytest.raises(RemoteProtocolError, match="unexpected segment"):
+        bench.start(FakeLane(), header)
+
+
+def test_a_rank_in_the_middle_forwards_what_arrives() -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    buffer = np.zeros(4, np.int32)
+    bench.broadcast(buffer, root=0)
+    bench.plane.begin(OPERATION)
+    assert bench.links[STRANGER].sent == []
+    assert bench.plane.waits_for(OTHER)
+    bench.frame(lane, data(0, 8), ints(7, 8))
+    bench.frame(lane, data(0, 8), ints(9, 9))  # a second copy
+    assert bench.links[STRANGER].sent == [(data(1, 8), ints(7, 8))]
+    assert bench.done == []
+    bench.frame(lane, data(0, 0), ints(5, 6))
+    assert bench.links[STRANGER].sent[1:] == [(data(1, 0), ints(5, 6))]
+    assert bench.done == [(OPERATION, digest_of(ints(5, 6), ints(7, 8)))]
+    bench.plane.end(OPERATION, committed=True)
+    assert buffer.tolist() == [5, 6, 7, 8]
+
+
+def test_nobody_is_done_before_it_has_begun() -> None:
+    """The news that all have asked may come later than all the data."""
+    bench = Bench()
+    lane: Any = FakeLane()
+    bench.broadcast(np.zeros(2, np.int32), root=0)
+    bench.frame(lane, data(0, 0), ints(5, 6))
+    assert bench.links[STRANGER].sent == [(data(1, 0), ints(5, 6))]
+    assert bench.done == []
+    bench.plane.begin(OPERATION)
+    assert bench.done == [(OPERATION, digest_of(ints(5, 6)))]
+
+
+def test_an_aborted_broadcast_leaves_the_buffer_as_it_was() -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    buffer = np.arange(6, dtype=np.int32)
+    bench.broadcast(buffer, root=0)
+    bench.plane.begin(OPERATION)
+    bench.frame(lane, data(0, 8), ints(7, 8))
+    header, payload = data(0, 0), ints(5, 6)
+    bench.start(lane, header)
+    received = bench.read(lane, header, payload[:3], 0)
+    assert buffer.tolist() != list(range(6))
+    bench.plane.end(OPERATION, committed=False)
+    bench.read(lane, header, payload, received)
+    bench.finish(lane, header)
+    assert buffer.tolist() == list(range(6))
+    assert bench.done == []
+
+
+def test_after_a_lost_link_the_root_repeats_what_is_lacking() -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    link = bench.links[STRANGER]
+    bench.broadcast(np.arange(6, dtype=np.int32), root=1)
+    bench.plane.begin(OPERATION)
+    link.sent.clear()
+    bench.plane.link_changed(STRANGER)
+    assert link.sent == [(QUERY, b"")]
+    assert bench.plane.waits_for(STRANGER)
+    have = FrameHeader(FrameKind.HAVE, OPERATION, 0, 0, 1)
+    bench.frame(lane, have, bytes([0b101]), peer=STRANGER)
+    assert link.sent[1:] == [(data(0, 8), ints(2, 3))]
+    assert not bench.plane.waits_for(STRANGER)
+
+
+def test_the_last_rank_of_a_broadcast_asks_nothing_and_answers() -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    bench.broadcast(np.zeros(4, np.int32), root=2)  # STRANGER, OTHER, ME
+    bench.links[STRANGER].is_up = False
+    bench.plane.begin(OPERATION)
+    bench.links[STRANGER].is_up = True
+    bench.plane.link_changed(STRANGER)
+    bench.plane.ask_if_idle(0, 10)
+    bench.plane.ask_if_idle(1000, 10)
+    bench.frame(lane, data(1, 8), ints(7, 8))
+    bench.frame(lane, QUERY, b"")
+    have = FrameHeader(FrameKind.HAVE, OPERATION, 0, 0, 1)
+    assert bench.links[OTHER].sent == [(have, bytes([0b10]))]
+    assert bench.links[STRANGER].sent == []
+
+
+def test_who_left_after_he_was_done_repeats_from_a_copy() -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    link = bench.links[STRANGER]
+    buffer = np.arange(6, dtype=np.int32)
+    bench.broadcast(buffer, root=1)
+    bench.plane.begin(OPERATION)
+    bench.plane.detach(OPERATION)
+    assert link.detached == [OPERATION]
+    buffer[:] = 9
+    link.sent.clear()
+    bench.plane.link_changed(STRANGER)
+    have = FrameHeader(FrameKind.HAVE, OPERATION, 0, 0, 1)
+    bench.frame(lane, have, bytes([0b101]), peer=STRANGER)
+    assert link.sent[1:] == [(data(0, 8), ints(2, 3))]
+    bench.plane.end(OPERATION, committed=False)
+    assert buffer.tolist() == [9] * 6
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_who_leaves_after_he_was_done_has_his_input(in_place: bool) -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    send = np.arange(8, dtype=np.int32)
+    recv = send if in_place else np.zeros(8, np.int32)
+    bench.post(OPERATION, send, recv)
+    bench.plane.begin(OPERATION)
+    for header in (data(0, 16), data(0, 24), data(1, 0), data(1, 8)):
+        bench.frame(lane, header, ints(70, 70))
+    bench.plane.detach(OPERATION)
+    assert send.tolist() == list(range(8))
+    send[:], recv[:] = -1, -1
+    bench.link.sent.clear()
+    bench.plane.link_changed(OTHER)
+    bench.frame(lane, FrameHeader(FrameKind.HAVE, OPERATION, 0, 0, 1), bytes([0b0011]))
+    assert bench.link.sent[1:] == [(data(1, 16), ints(74, 75)), (data(1, 24), ints(76, 77))]
+    bench.frame(lane, data(0, 16), ints(1, 1))  # a second copy
+    bench.plane.end(OPERATION, committed=True)
+    assert (send == -1).all()
+    assert (recv == -1).all()
+
+
+# -- barrier -----------------------------------------------------------------------------------
+
+
+def test_a_barrier_moves_nothing_and_is_done_as_it_begins() -> None:
+    bench = Bench()
+    bench.plane.post(OPERATION, Descriptor.barrier(), None, RING_OF_THREE, ME)
+    assert bench.done == []
+    bench.plane.begin(OPERATION)
+    assert bench.done == [(OPERATION, digest_of())]
+    bench.plane.link_changed(STRANGER)
+    bench.plane.ask_if_idle(0, 10)
+    bench.plane.ask_if_idle(1000, 10)
+    assert not bench.plane.waits_for(OTHER)
+    assert not bench.plane.waits_for(STRANGER)
+    assert bench.plane.progress() == (Progress(OPERATION, 0, 0),)
+    for header in (data(0, 0, length=0), data(0, 0), data(1, 0)):
+        with pytest.raises(RemoteProtocolError, match="unexpected segment"):
+            bench.start(FakeLane(), header)
+    transfer = bench.plane.end(OPERATION, committed=True)
+    assert (transfer.tx_bytes, transfer.rx_bytes) == (0, 0)
+    assert [link.sent for link in bench.links.values()] == [[], []]

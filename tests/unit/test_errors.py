@@ -54,7 +54,7 @@ def documented_tree() -> dict[str, str]:
 
 def test_the_tree_is_the_one_that_the_docstring_draws() -> None:
     drawn = documented_tree()
-    assert len(drawn) == 15
+    assert len(drawn) == 16
     assert drawn["Evicted"] == "MembershipError"
     assert {kind.__name__ for kind in TYPES} == {*drawn, "PCCLError"}
     for kind in TYPES:
@@ -72,6 +72,7 @@ DEFAULTS = {
     "TooFewPeers": 5,
     "CollectiveAborted": 8,
     "DescriptorMismatch": 3,
+    "LockstepError": 4,
     "DeadlineExceeded": 8,
     "OutcomeUnknown": 8,
     "ResyncRequired": 4,

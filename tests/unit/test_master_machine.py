@@ -38,6 +38,7 @@ SECOND = 1_000_000_000
 SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
 AVG = Descriptor(DataType.FLOAT, ReduceOp.AVG, 8)
 UPDATE, PENDING = RoundKind.UPDATE_TOPOLOGY, RoundKind.PEERS_PENDING
+OPTIMIZE = RoundKind.OPTIMIZE_TOPOLOGY
 ONE, TWO, THREE = PeerId(1), PeerId(2), PeerId(3)
 
 
@@ -59,8 +60,12 @@ def token(peer: int) -> bytes:
     return bytes([peer] * 16)
 
 
-def counts(update: int, pending: int = 0) -> tuple[msg.RoundCount, ...]:
-    return (msg.RoundCount(UPDATE, update), msg.RoundCount(PENDING, pending))
+def counts(update: int, pending: int = 0, optimize: int = 0) -> tuple[msg.RoundCount, ...]:
+    return (
+        msg.RoundCount(UPDATE, update),
+        msg.RoundCount(PENDING, pending),
+        msg.RoundCount(OPTIMIZE, optimize),
+    )
 
 
 class Master:
@@ -87,9 +92,9 @@ class Master:
     def hear(self, connection: int, message: msg.Message) -> list[MasterEffect]:
         return self.do(ControlMessage(connection, message))
 
-    def register(self, peer: int) -> list[MasterEffect]:
+    def register(self, peer: int, min_peers: int = 1, group: int = 0) -> list[MasterEffect]:
         self.do(ControlOpened(peer, f"10.0.0.{peer}"))
-        return self.hear(peer, msg.Register(0, "", 4000 + peer))
+        return self.hear(peer, msg.Register(group, "", 4000 + peer, min_peers))
 
     def resume(self, peer: int, connection: int, version: int) -> list[MasterEffect]:
         self.do(ControlOpened(connection, f"10.0.0.{peer}"))
@@ -126,6 +131,10 @@ class Master:
 
 def sent(effects: list[MasterEffect]) -> list[tuple[int, msg.MasterMessage]]:
     return [(e.connection, e.message) for e in effects if isinstance(e, Send)]
+
+
+def admitted(effects: list[MasterEffect]) -> list[int]:
+    return [e.peer for e in effects if isinstance(e, Announce) and e.what == "admitted"]
 
 
 def removals(effects: list[MasterEffect]) -> list[tuple[int, str]]:
@@ -234,6 +243,159 @@ def test_a_newcomer_that_was_away_when_the_run_became_empty() -> None:
     master.do(ControlClosed(2, "reset"))
     master.hear(1, msg.Goodbye())
     assert sent(master.resume(2, 12, 0))[-1] == (12, msg.Admitted(roster(3, 2, 2), counts(0)))
+
+
+def test_a_round_of_optimizing_keeps_the_ring() -> None:
+    master = Master(2)
+    master.register(3)
+    master.link_all(range(3, 4))
+    assert master.hear(1, msg.RoundRequest(RoundId(OPTIMIZE, 0))) == []
+    closed = msg.RoundClosed(RoundId(OPTIMIZE, 0), 2, True)
+    effects = master.hear(2, msg.RoundRequest(RoundId(OPTIMIZE, 0)))
+    assert effects == [Send(1, closed), Send(2, closed)]  # nobody is admitted, nothing moves
+    master.start(1, 2)
+
+
+def test_rounds_of_different_kinds_wait_side_by_side() -> None:
+    master = Master(2)
+    for kind, n in ((UPDATE, 1), (PENDING, 0), (OPTIMIZE, 0)):
+        assert master.hear(1, msg.RoundRequest(RoundId(kind, n))) == []
+    for kind, n in ((OPTIMIZE, 0), (UPDATE, 1), (PENDING, 0)):
+        closed = msg.RoundClosed(RoundId(kind, n), 2, False)
+        effects = master.hear(2, msg.RoundRequest(RoundId(kind, n)))
+        assert effects == [Send(1, closed), Send(2, closed)]
+
+
+def test_a_newcomer_learns_how_many_rounds_of_each_kind_there_were() -> None:
+    master = Master(2)
+    for connection in (1, 2):
+        master.hear(connection, msg.RoundRequest(RoundId(OPTIMIZE, 0)))
+    master.register(3)
+    master.link_all(range(3, 4))
+    master.hear(1, msg.RoundRequest(RoundId(UPDATE, 1)))
+    effects = master.hear(2, msg.RoundRequest(RoundId(UPDATE, 1)))
+    joined = msg.Admitted(roster(3, 3, 1, 2, 3, views=(2, 3)), counts(2, 0, 1))
+    assert sent(effects)[-1] == (3, joined)
+
+
+# -- waiting for company -------------------------------------------------------------------------
+
+
+def test_a_gang_enters_an_empty_run_together() -> None:
+    master = Master()
+    for peer in (1, 2, 3):
+        assert admitted(master.register(peer, min_peers=3)) == []
+    assert master.hear(2, msg.LinkReport(ONE, True, "")) == []
+    assert master.hear(3, msg.LinkReport(ONE, True, "")) == []
+    everybody = roster(1, 1, 1, 2, 3)
+    assert master.hear(3, msg.LinkReport(TWO, True, "")) == [
+        Announce("admitted", ONE, 0, "world size 3"),
+        Announce("admitted", TWO, 0, "world size 3"),
+        Announce("admitted", THREE, 0, "world size 3"),
+        Send(1, msg.Admitted(everybody, counts(0))),
+        Send(2, msg.Admitted(everybody, counts(0))),
+        Send(3, msg.Admitted(everybody, counts(0))),
+    ]
+
+
+def test_groups_count_together() -> None:
+    master = Master()
+    master.register(1, min_peers=2, group=0)
+    assert admitted(master.register(2, min_peers=2, group=1)) == [1, 2]
+
+
+def test_who_wants_no_company_does_not_wait_for_those_who_do() -> None:
+    master = Master()
+    master.register(1, min_peers=3)
+    master.register(2, min_peers=1)
+    assert admitted(master.hear(2, msg.LinkReport(ONE, True, ""))) == []  # it was in at once
+    assert [peer.id for peer in master.machine.membership.members()] == [2]
+
+
+def test_a_newcomer_that_wants_more_company_is_not_there_yet() -> None:
+    master = Master(1)
+    master.register(2, min_peers=3)
+    master.link_all(range(2, 3))
+    assert master.hear(1, msg.RoundRequest(RoundId(PENDING, 0))) == [
+        Send(1, msg.RoundClosed(RoundId(PENDING, 0), 1, False))
+    ]
+    assert master.hear(1, msg.RoundRequest(RoundId(UPDATE, 0))) == [
+        Send(1, msg.RoundClosed(RoundId(UPDATE, 0), 1, False))
+    ]
+    master.register(3, min_peers=1)
+    master.link_all(range(3, 4))
+    assert admitted(master.hear(1, msg.RoundRequest(RoundId(UPDATE, 1)))) == [2, 3]
+
+
+def test_company_must_be_linked_to_count() -> None:
+    master = Master(1)
+    for newcomer in (2, 3):
+        master.register(newcomer, min_peers=3)
+        master.hear(newcomer, msg.LinkReport(ONE, True, ""))
+    assert admitted(master.hear(1, msg.RoundRequest(RoundId(UPDATE, 0)))) == []
+    master.hear(3, msg.LinkReport(TWO, True, ""))
+    assert admitted(master.hear(1, msg.RoundRequest(RoundId(UPDATE, 1)))) == [2, 3]
+
+
+def test_company_must_be_connected_to_count() -> None:
+    master = Master()
+    master.register(1, min_peers=2)
+    master.do(ControlClosed(1, "reset"))
+    master.register(2, min_peers=2)
+    assert admitted(master.hear(2, msg.LinkReport(ONE, True, ""))) == []
+    assert admitted(master.resume(1, 11, 0)) == [1, 2]
+
+
+def test_one_who_waits_for_company_keeps_nobody_else_out() -> None:
+    """Peer 3 isn't linked to peer 2, and need not be: 2 does not come in."""
+    master = Master()
+    master.register(1, min_peers=2)
+    master.register(2, min_peers=9)
+    master.hear(2, msg.LinkReport(ONE, True, ""))
+    master.register(3, min_peers=2)
+    assert admitted(master.hear(3, msg.LinkReport(ONE, True, ""))) == [1, 3]
+
+
+def test_a_gang_that_lost_one_waits_for_another() -> None:
+    master = Master()
+    master.register(1, min_peers=2)
+    master.register(2, min_peers=2)
+    assert admitted(master.hear(2, msg.Goodbye())) == []
+    master.register(3, min_peers=2)
+    assert admitted(master.hear(3, msg.LinkReport(ONE, True, ""))) == [1, 3]
+
+
+def test_a_gang_that_cannot_be_linked_is_told() -> None:
+    master = Master()
+    for peer in (1, 2):
+        master.register(peer, min_peers=2)
+    master.hear(2, msg.LinkReport(ONE, False, "connection refused"))
+    assert master.wait(9.75, speaking=(1, 2)) == []
+    effects = master.wait(0.25, speaking=(1, 2))
+    (removal,) = removals(effects)
+    assert removal[0] == 2
+    assert removal[1].startswith(
+        "UNREACHABLE: it could not be linked to peer 1: connection refused"
+    )
+    assert master.wait(60, speaking=(1,)) == []  # the other one may wait on
+
+
+def test_who_need_not_be_linked_is_not_refused_for_that() -> None:
+    """Peer 3 isn't linked to peer 2, which wants more company than there is."""
+    master = Master(1)
+    master.register(2, min_peers=9)
+    master.hear(2, msg.LinkReport(ONE, True, ""))
+    master.register(3, min_peers=1)
+    master.hear(3, msg.LinkReport(ONE, True, ""))
+    master.hear(3, msg.LinkReport(TWO, False, "connection refused"))
+    assert master.wait(60, speaking=(1, 2, 3)) == []
+    assert admitted(master.hear(1, msg.RoundRequest(RoundId(UPDATE, 0)))) == [3]
+
+
+def test_whoever_waits_for_company_is_patient() -> None:
+    master = Master()
+    master.register(1, min_peers=2)
+    assert master.wait(300, speaking=(1,)) == []
 
 
 # -- operations --------------------------------------------------------------------------------
@@ -385,6 +547,30 @@ def test_what_the_protocol_forbids_costs_the_connection_and_nothing_else(
         Send(1, msg.OperationStarted(operation())),
         Send(12, msg.OperationStarted(operation())),
     ]
+
+
+def test_a_member_can_open_so_many_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl.protocol.master.OPERATIONS_OPEN_MAX", 2)
+    master = Master(2)
+    for tag in (0, 1):
+        assert master.hear(1, msg.OperationRequest(operation(tag=tag), SUM)) == []
+    master.start(1, 2, what=operation(tag=0))  # one that is open already is nobody's surplus
+    assert master.hear(2, msg.OperationRequest(operation(tag=2), SUM)) == []  # nor is another's
+    master.hear(2, msg.Withdraw(operation(tag=1), "x"))
+    assert master.hear(1, msg.OperationRequest(operation(tag=3), SUM)) == []
+    assert master.hear(1, msg.OperationRequest(operation(tag=4), SUM)) == [
+        CloseControl(1, "too many operations are open")
+    ]
+
+
+def test_who_acknowledges_nothing_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl.protocol.master.OWED_MAX", 2)
+    master = Master(2)
+    for n in range(3):
+        for peer in (1, 2):
+            master.hear(peer, msg.RoundRequest(RoundId(PENDING, n)))
+        master.hear(2, msg.Heartbeat((), (), (RoundId(PENDING, n), RoundId(UPDATE, 0))))
+    assert master.wait(0.25, speaking=(1, 2)) == [CloseControl(1, "it acknowledges nothing")]
 
 
 def test_a_stranger_must_introduce_itself() -> None:
@@ -548,7 +734,9 @@ def test_a_silent_peer_is_removed_when_it_is_awaited_and_only_after_the_deadline
     master = Master(2)
     master.wait(30, speaking=(1,))
     master.hear(1, msg.RoundRequest(RoundId(UPDATE, 1)))
-    assert master.wait(10, speaking=(1,)) == []  # awaited since the first of these ticks
+    waits = msg.RoundWaits(RoundId(UPDATE, 1), 5, "peer 2 (in no call)")
+    effects = master.wait(10, speaking=(1,))  # awaited since the first of these ticks
+    assert effects == [Send(1, waits)]
     effects = master.wait(0.25, speaking=(1,))
     assert removals(effects) == [(2, "SILENT: silent for 40.2 s while awaited")]
     reason = "silent for 40.2 s while awaited"
@@ -560,7 +748,34 @@ def test_a_silent_peer_is_removed_when_it_is_awaited_and_only_after_the_deadline
 def test_who_speaks_is_waited_for() -> None:
     master = Master(2)
     master.hear(1, msg.OperationRequest(operation(), SUM))
-    assert master.wait(300, speaking=(1, 2)) == []
+    effects = master.wait(300, speaking=(1, 2))
+    assert effects == [
+        Send(1, msg.OperationWaits(operation(), waited_s, "peer 2 (in no call)"))
+        for waited_s in (5, 10, 20, 40, 80, 160)
+    ]
+
+
+def test_whom_a_call_waits_for_and_what_they_do_meanwhile() -> None:
+    master = Master(3)
+    master.hear(1, msg.OperationRequest(operation(), SUM))
+    master.wait(2, speaking=(1, 2, 3))
+    master.hear(2, msg.RoundRequest(RoundId(UPDATE, 1)))
+    operation_waits = msg.OperationWaits(
+        operation(), 5, "peer 2 (in update_topology), peer 3 (in no call)"
+    )
+    effects = master.wait(3.25, speaking=(1, 2, 3))
+    assert effects == [Send(1, operation_waits)]
+    whom = "peer 1 (in tag 5 (SUM of 8 x FLOAT)), peer 3 (in no call)"
+    effects = master.wait(2, speaking=(1, 2, 3))
+    assert effects == [Send(2, msg.RoundWaits(RoundId(UPDATE, 1), 5, whom))]
+
+
+def test_a_started_operation_waits_for_no_call() -> None:
+    master = Master(2)
+    master.hear(1, msg.OperationRequest(operation(), SUM))
+    assert master.wait(4.75, speaking=(1, 2)) == []
+    master.hear(2, msg.OperationRequest(operation(), SUM))
+    assert master.wait(20, speaking=(1, 2)) == []
 
 
 @pytest.mark.parametrize("sleep_s", [0.5, 30, 3600])
@@ -593,6 +808,20 @@ def test_signs_of_life() -> None:
     assert beats == [1, 2, 1, 2]
     master.now_ns += 5 * SECOND  # also when the master itself was late
     assert [connection for connection, _ in sent(master.do(Tick()))] == [1, 2]
+
+
+def test_hostile_heartbeats_change_nothing() -> None:
+    master = Master(2)
+    what = master.start(1, 2)
+    strange = operation(7, tag=99)
+    beat = msg.Heartbeat(
+        (msg.Progress(strange, 9, 9),), (strange, what), (RoundId(OPTIMIZE, 9), RoundId(UPDATE, 0))
+    )
+    assert master.hear(2, beat) == []
+    master.hear(1, msg.OperationDone(what, b"x"))
+    committed = ended(what, contributors=(ONE, TWO))
+    effects = master.hear(2, msg.OperationDone(what, b"x"))
+    assert effects == [Send(1, committed), Send(2, committed)]  # it can't be acknowledged before
 
 
 def test_no_progress_is_charged_to_the_furthest_upstream() -> None:

@@ -23,7 +23,7 @@ A, B, C = PeerId(4), PeerId(5), PeerId(9)
 
 
 def ballot(*, requested: bool = False) -> Ballot:
-    made = Ballot(OPERATION, (A, B, C), 0)
+    made = Ballot(OPERATION, (A, B, C), A, 0)
     if requested:
         assert made.request(A, SUM, 0) is None
         assert made.request(B, SUM, 0) is None
@@ -121,7 +121,7 @@ def test_a_loss_after_all_survivors_were_done_commits() -> None:
 
 
 def test_the_last_member_is_lost() -> None:
-    made = Ballot(OPERATION, (A,), 0)
+    made = Ballot(OPERATION, (A,), A, 0)
     assert made.request(A, SUM, 0) == Start()
     assert made.lose(A, "gone") == Abort(AbortCause.MEMBER_LOST, "peer 4 lost: gone")
     assert made.survivors == []
@@ -131,6 +131,40 @@ def test_a_withdrawal_aborts() -> None:
     made = ballot(requested=True)
     made.done(B, b"x", 0)
     assert made.withdraw(A, "Ctrl-C") == Abort(AbortCause.WITHDRAWN, "peer 4 withdrew: Ctrl-C")
+
+
+def test_members_that_wait_for_different_things() -> None:
+    made = ballot()
+    made.request(B, SUM, 0)
+    assert made.get_stuck("who waits where") == Abort(AbortCause.LOCKSTEP, "who waits where")
+    assert made.phase is Phase.ABORTED
+
+
+def test_who_has_asked_and_how_they_know_it() -> None:
+    made = ballot()
+    assert (made.what, made.requested_by()) == ("tag 7", [])
+    made.request(C, SUM, 0)
+    made.request(A, SUM, 0)
+    assert made.what == "tag 7 (SUM of 8 x FLOAT)"
+    assert made.requested_by() == [A, C]
+    made.lose(A, "gone")
+    assert made.requested_by() == [C]
+
+
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        (Descriptor.barrier(), "tag 7 (a barrier)"),
+        (
+            Descriptor.broadcast(DataType.INT8, 3, 2),
+            "tag 7 (broadcast of 3 x INT8 from rank 2)",
+        ),
+    ],
+)
+def test_other_collectives_are_named_as_well(asked: Descriptor, what: str) -> None:
+    made = ballot()
+    made.request(A, asked, 0)
+    assert made.what == what
 
 
 def progress(received: int, ready: int) -> Progress:

@@ -11,12 +11,16 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.operation import Phase
 from pccl.protocol.peer import PeerMachine, Standing
 from pccl.protocol.peer_events import (
+    AskCallers,
     Begin,
+    CallersAsked,
+    Claim,
     Close,
     CloseControl,
     ControlClosed,
     ControlMessage,
     ControlOpened,
+    Detach,
     DialControl,
     End,
     ForgetEarly,
@@ -31,6 +35,7 @@ from pccl.protocol.peer_events import (
     ReduceCall,
     ReduceDone,
     ReduceResult,
+    ReportWait,
     Return,
     RoundCall,
     Send,
@@ -56,7 +61,9 @@ SECOND = 1000 * MS
 ME = PeerId(2)
 ELDER, ME_MEMBER, YOUNGER = (Member(PeerId(n), f"10.0.0.{n}", 4000 + n) for n in (1, 2, 3))
 SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
+BROADCAST = Descriptor.broadcast(DataType.FLOAT, 8, 0)
 UPDATE, PENDING = RoundKind.UPDATE_TOPOLOGY, RoundKind.PEERS_PENDING
+OPTIMIZE = RoundKind.OPTIMIZE_TOPOLOGY
 
 
 def roster(
@@ -177,6 +184,32 @@ def test_the_round_that_admitted_a_newcomer_satisfies_its_first_update() -> None
     assert peer.do(RoundCall(4, PENDING)) == [Send(msg.RoundRequest(RoundId(PENDING, 3)))]
 
 
+def test_a_member_that_comes_back_by_an_update_has_had_that_update() -> None:
+    peer = Peer()
+    peer.do(JoinCall(1, 3, "me", 4002, 5, 7, True))
+    assert peer.do(ControlOpened()) == [Send(msg.Register(3, "me", 4002, 7))]
+    peer.hear(msg.Registered(ME, 1, b"run", b"token"))
+    counts = (msg.RoundCount(UPDATE, 7), msg.RoundCount(OPTIMIZE, 2))
+    assert peer.hear(msg.Admitted(roster(1, 1, ELDER, ME_MEMBER), counts))[-1] == Return(1, None)
+    assert peer.do(RoundCall(2, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 7)))]
+    assert peer.do(RoundCall(3, OPTIMIZE)) == [Send(msg.RoundRequest(RoundId(OPTIMIZE, 2)))]
+
+
+def test_who_knows_of_its_loss() -> None:
+    peer = member()
+    assert not peer.machine.knows_its_loss
+    peer.hear(msg.Refused(RemovalCause.SILENT, "silent"))
+    assert not peer.machine.knows_its_loss
+    assert isinstance(only_error(peer.do(RoundCall(9, UPDATE))), errors.Evicted)
+    assert peer.machine.knows_its_loss
+    told = running()
+    told.hear(msg.Refused(RemovalCause.SILENT, "silent"))
+    assert told.machine.knows_its_loss
+    closed = member()
+    closed.do(Close())
+    assert not closed.machine.knows_its_loss
+
+
 @pytest.mark.parametrize(
     "first", [RoundCall(2, PENDING), ReduceCall(2, 5, SUM)], ids=["pending", "reduce"]
 )
@@ -285,6 +318,100 @@ def test_no_update_while_a_reduce_is_open() -> None:
     assert peer.do(RoundCall(11, PENDING)) == [Send(msg.RoundRequest(RoundId(PENDING, 0)))]
 
 
+def test_optimize_topology_keeps_what_the_caller_sees() -> None:
+    peer = member()
+    assert peer.do(RoundCall(3, OPTIMIZE)) == [Send(msg.RoundRequest(RoundId(OPTIMIZE, 0)))]
+    peer.hear(msg.RosterChanged(roster(2, 2, ELDER, ME_MEMBER, YOUNGER, views=(1, 2))))
+    assert peer.hear(msg.RoundClosed(RoundId(OPTIMIZE, 0), 2, True)) == [Return(3, None)]
+    assert peer.machine.seen == roster(1, 1, ELDER, ME_MEMBER)
+    assert peer.do(RoundCall(4, OPTIMIZE)) == [Send(msg.RoundRequest(RoundId(OPTIMIZE, 1)))]
+
+
+def test_there_is_nothing_to_optimize_alone() -> None:
+    error = only_error(member(ME_MEMBER).do(RoundCall(3, OPTIMIZE)))
+    assert type(error) is errors.TooFewPeers
+    assert error.result == 4
+    assert error.reason == "alone in the run; wait for others with update_topology()"
+
+
+def test_optimizing_counts_other_groups() -> None:
+    peer = registered()
+    alone_in_its_group = Roster(1, 0, 1, (ME_MEMBER,), (1,), 3, 2, 2)
+    peer.hear(msg.Admitted(alone_in_its_group, ()))
+    assert peer.do(RoundCall(3, OPTIMIZE)) == [Send(msg.RoundRequest(RoundId(OPTIMIZE, 0)))]
+
+
+def test_optimizing_uses_the_admission_up() -> None:
+    peer = registered()
+    peer.hear(msg.Admitted(roster(1, 1, ELDER, ME_MEMBER), (msg.RoundCount(UPDATE, 7),)))
+    peer.do(RoundCall(2, OPTIMIZE))
+    assert peer.do(RoundCall(3, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 7)))]
+
+
+def test_no_optimizing_while_a_reduce_is_open() -> None:
+    error = only_error(running().do(RoundCall(10, OPTIMIZE)))
+    assert isinstance(error, errors.PendingOperations)
+    assert error.result == 10
+
+
+@pytest.mark.parametrize("kind", RoundKind)
+def test_members_that_waited_for_different_things_in_a_round(kind: RoundKind) -> None:
+    peer = member()
+    n = 1 if kind is UPDATE else 0
+    peer.do(RoundCall(3, kind))
+    closed = msg.RoundClosed(RoundId(kind, n), 1, False, "who waits where")
+    effects = peer.hear(closed)
+    error = only_error(effects)
+    assert effects == [Raise(3, error)]
+    assert type(error) is errors.LockstepError
+    assert (error.result, error.reason) == (4, "who waits where")
+    assert peer.do(RoundCall(4, kind)) == [Send(msg.RoundRequest(RoundId(kind, n + 1)))]
+
+
+def test_a_round_without_an_answer_that_was_never_asked_for_is_skipped() -> None:
+    peer = member()
+    assert peer.hear(msg.RoundClosed(RoundId(PENDING, 0), 1, False, "who waits where")) == []
+    assert peer.do(RoundCall(3, PENDING)) == [Send(msg.RoundRequest(RoundId(PENDING, 1)))]
+
+
+def test_a_round_that_ended_while_an_older_answer_waited_for_a_caller() -> None:
+    """The run may go on to a round that ends without us, as stuck ones do; ours must not be 1."""
+    peer = member()
+    peer.do(RoundCall(3, PENDING))
+    peer.do(LeaveCall(3, "x"))
+    peer.hear(msg.RoundClosed(RoundId(PENDING, 0), 1, True))
+    peer.hear(msg.RoundClosed(RoundId(PENDING, 1), 1, False, "who waits where"))
+    assert peer.do(RoundCall(4, PENDING)) == [Return(4, True)]
+    assert peer.do(RoundCall(5, PENDING)) == [Send(msg.RoundRequest(RoundId(PENDING, 2)))]
+
+
+def test_leaving_a_round_tells_whom_it_waited_for() -> None:
+    peer = member()
+    peer.do(RoundCall(3, UPDATE))
+    waits = msg.RoundWaits(RoundId(UPDATE, 1), 5, "peer 1 (in no call)")
+    assert peer.hear(waits) == [ReportWait("update_topology waits for peer 1 (in no call)", 5)]
+    error = only_error(peer.do(LeaveCall(3, "timeout_s=6 ran out")))
+    assert type(error) is errors.DeadlineExceeded
+    assert error.result == 8
+    assert error.reason == "timeout_s=6 ran out; it waited for peer 1 (in no call)"
+
+
+def test_leaving_a_round_of_which_nothing_is_known() -> None:
+    peer = member()
+    peer.do(RoundCall(3, UPDATE))
+    assert only_error(peer.do(LeaveCall(3, "timeout_s=1 ran out"))).reason == "timeout_s=1 ran out"
+
+
+def test_waits_of_rounds_that_nobody_here_is_in() -> None:
+    peer = member()
+    for strange in (RoundId(UPDATE, 1), RoundId(PENDING, 0), RoundId(OPTIMIZE, 7)):
+        assert peer.hear(msg.RoundWaits(strange, 5, "peer 1")) == []
+    peer.do(RoundCall(3, UPDATE))
+    assert peer.hear(msg.RoundWaits(RoundId(UPDATE, 2), 5, "peer 1")) == []
+    peer.do(LeaveCall(3, "x"))
+    assert peer.hear(msg.RoundWaits(RoundId(UPDATE, 1), 5, "peer 1")) == []
+
+
 # -- reduces -----------------------------------------------------------------------------------
 
 
@@ -357,6 +484,23 @@ def test_alone() -> None:
     assert error.result == 5
 
 
+@pytest.mark.parametrize("what", [BROADCAST, Descriptor.barrier()], ids=["broadcast", "barrier"])
+def test_alone_there_is_nobody_to_wait_for(what: Descriptor) -> None:
+    peer = member(ME_MEMBER)
+    alone = ReduceResult(operation(), (ME,))
+    for call in (9, 10):  # nobody counts these: the numbers are free
+        assert peer.do(ReduceCall(call, 5, what)) == [Return(call, alone)]
+
+
+@pytest.mark.parametrize("what", [BROADCAST, Descriptor.barrier()], ids=["broadcast", "barrier"])
+def test_among_others_they_are_operations(what: Descriptor) -> None:
+    peer = member()
+    assert peer.do(ReduceCall(9, 5, what)) == [
+        Post(9, operation(), what, (PeerId(1), ME)),
+        Send(msg.OperationRequest(operation(), what)),
+    ]
+
+
 def test_an_unseen_death_raises_exactly_once_and_then_proceeds() -> None:
     peer = member(ELDER, ME_MEMBER, YOUNGER)
     peer.hear(msg.RosterChanged(roster(2, 2, ELDER, ME_MEMBER)))
@@ -423,6 +567,27 @@ def test_different_digests_are_tried_once_more_and_then_raised() -> None:
     )
 
 
+def test_the_second_try_counts() -> None:
+    peer = running(done=True)
+    peer.hear(ended(operation(), AbortCause.DIGEST_MISMATCH, "results differ"))
+    peer.hear(msg.OperationStarted(operation(1)))
+    peer.do(ReduceDone(operation(1), b"digest"))
+    ring = (PeerId(1), ME)
+    assert peer.hear(ended(operation(1)))[-1] == Return(9, ReduceResult(operation(1), ring, 2))
+
+
+def test_members_that_waited_for_different_things() -> None:
+    peer = member()
+    peer.do(ReduceCall(9, 5, SUM))
+    effects = peer.hear(ended(operation(), AbortCause.LOCKSTEP, "who waits where"))
+    error = only_error(effects)
+    assert effects == [End(operation(), False), Raise(9, error)]
+    assert type(error) is errors.LockstepError
+    assert (error.result, error.reason) == (4, "who waits where")
+    again = peer.do(ReduceCall(10, 5, SUM))
+    assert again[1] == Send(msg.OperationRequest(operation(1), SUM))
+
+
 def test_the_second_try_stays_in_the_view_of_the_first() -> None:
     """Another call may have shown the caller a newer view meanwhile, but not on every member."""
     peer = member()
@@ -452,6 +617,251 @@ def test_commit_before_done_is_a_bug_that_tells_its_story() -> None:
     assert "OperationStarted" in str(caught.value)
 
 
+# -- detached operations -----------------------------------------------------------------------
+
+
+def launched(call: int = 9, *, detached: bool = True) -> Peer:
+    """A member whose own part of an operation is done."""
+    peer = member(ELDER, ME_MEMBER, YOUNGER)
+    peer.do(ReduceCall(call, 5, SUM, detached))
+    peer.hear(msg.OperationStarted(operation()))
+    peer.do(ReduceDone(operation(), b"digest"))
+    return peer
+
+
+BEFORE = roster(1, 1, ELDER, ME_MEMBER, YOUNGER)
+AFTER = roster(2, 2, ELDER, ME_MEMBER)
+
+
+def test_a_detached_outcome_is_seen_when_it_is_claimed() -> None:
+    peer = launched()
+    peer.hear(msg.RosterChanged(AFTER))
+    members = (PeerId(1), ME, PeerId(3))
+    committed = msg.OperationEnded(operation(), None, "", members, 2)
+    result = ReduceResult(operation(), members)
+    assert peer.hear(committed) == [End(operation(), True), Return(9, result)]
+    assert peer.machine.seen == BEFORE
+    assert peer.do(Claim(9)) == []
+    assert peer.machine.seen == AFTER
+    assert peer.do(Claim(9)) == []
+
+
+def test_a_detached_failure_is_seen_when_it_is_claimed() -> None:
+    peer = launched()
+    peer.hear(msg.RosterChanged(AFTER))
+    effects = peer.hear(ended(operation(), AbortCause.MEMBER_LOST, "peer 3 lost", version=2))
+    assert effects == [End(operation(), False), Raise(9, only_error(effects))]
+    assert peer.machine.seen == BEFORE
+    peer.do(Claim(9))
+    assert peer.machine.seen == AFTER
+
+
+@pytest.mark.parametrize("kind", [UPDATE, OPTIMIZE])
+def test_membership_calls_wait_for_handles(kind: RoundKind) -> None:
+    peer = launched()
+    words = "collectives of this peer are still open; wait for them (and their handles) first"
+
+    def refusal(call: int) -> tuple[type[errors.PCCLError], int, str]:
+        error = only_error(peer.do(RoundCall(call, kind)))
+        return type(error), error.result, error.reason
+
+    assert refusal(20) == (errors.PendingOperations, 10, words)  # undecided
+    peer.hear(ended(operation()))
+    assert refusal(21) == (errors.PendingOperations, 10, words)  # decided, and not looked at
+    peer.do(Claim(9))
+    n = 1 if kind is UPDATE else 0
+    assert peer.do(RoundCall(22, kind)) == [Send(msg.RoundRequest(RoundId(kind, n)))]
+
+
+def test_handles_do_not_keep_anybody_from_asking_for_newcomers() -> None:
+    peer = launched()
+    assert peer.do(RoundCall(20, PENDING)) == [Send(msg.RoundRequest(RoundId(PENDING, 0)))]
+    peer.hear(ended(operation()))
+    peer.hear(msg.RoundClosed(RoundId(PENDING, 0), 1, False))
+    assert peer.do(RoundCall(21, PENDING)) == [Send(msg.RoundRequest(RoundId(PENDING, 1)))]
+
+
+def test_outcomes_may_be_claimed_in_any_order() -> None:
+    peer = launched()
+    peer.do(ReduceCall(10, 6, SUM, True))
+    peer.hear(msg.RosterChanged(AFTER))
+    peer.hear(msg.RosterChanged(roster(3, 3, ME_MEMBER)))
+    peer.hear(ended(operation(), AbortCause.MEMBER_LOST, "peer 3 lost", version=2))
+    peer.hear(ended(operation(tag=6), AbortCause.MEMBER_LOST, "peer 1 lost", version=3))
+    peer.do(Claim(10))
+    assert peer.machine.seen == roster(3, 3, ME_MEMBER)
+    peer.do(Claim(9))  # older: the caller knows more by now
+    assert peer.machine.seen == roster(3, 3, ME_MEMBER)
+
+
+def test_an_unclaimed_outcome_does_not_hide_the_roster_that_it_names() -> None:
+    """Another call of the caller may show him a newer one first, and the claim comes late."""
+    peer = launched()
+    peer.do(ReduceCall(10, 6, SUM))
+    peer.hear(msg.RosterChanged(AFTER))
+    peer.hear(ended(operation(), AbortCause.MEMBER_LOST, "peer 3 lost", version=2))
+    peer.hear(ended(operation(tag=6), AbortCause.MEMBER_LOST, "peer 3 lost", version=2))
+    assert peer.machine.seen == AFTER
+    peer.do(Claim(9))
+    assert peer.machine.seen == AFTER
+
+
+def test_a_detached_call_after_an_unseen_death() -> None:
+    peer = member(ELDER, ME_MEMBER, YOUNGER)
+    peer.hear(msg.RosterChanged(AFTER))
+    assert "lost peer 3" in only_error(peer.do(ReduceCall(9, 5, SUM, True))).reason
+    assert peer.machine.seen == BEFORE
+    peer.do(Claim(9))
+    assert peer.machine.seen == AFTER
+
+
+def test_a_detached_call_gets_a_mismatch_that_was_missed() -> None:
+    peer = member()
+    peer.hear(ended(operation(), AbortCause.DESCRIPTOR_MISMATCH, "tag 5: who: what"))
+    assert isinstance(only_error(peer.do(ReduceCall(9, 5, SUM, True))), errors.DescriptorMismatch)
+    assert isinstance(only_error(peer.do(RoundCall(10, UPDATE))), errors.PendingOperations)
+    peer.do(Claim(9))
+    assert peer.do(RoundCall(11, UPDATE)) != []
+
+
+def test_a_detached_call_that_ran_out_of_time_names_no_membership() -> None:
+    peer = member()
+    peer.do(ReduceCall(9, 5, SUM, True))
+    assert isinstance(only_error(peer.do(LeaveCall(9, "x"))), errors.DeadlineExceeded)
+    assert peer.do(RoundCall(10, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 1)))]
+
+
+def test_the_second_try_of_a_detached_call_is_detached_too() -> None:
+    peer = launched()
+    peer.hear(ended(operation(), AbortCause.DIGEST_MISMATCH, "results differ"))
+    peer.hear(msg.RosterChanged(AFTER))
+    peer.hear(ended(operation(1), AbortCause.MEMBER_LOST, "peer 3 lost", version=2))
+    assert peer.machine.seen == BEFORE
+
+
+def test_after_a_loss_there_is_nothing_to_claim() -> None:
+    peer = launched()
+    peer.hear(ended(operation()))
+    peer.hear(msg.Refused(RemovalCause.SILENT, "silent"))
+    assert peer.do(Claim(9)) == []
+    assert peer.machine.seen == BEFORE
+    assert isinstance(only_error(peer.do(RoundCall(10, UPDATE))), errors.Evicted)
+    assert peer.machine.knows_its_loss
+
+
+def test_a_loss_that_only_a_handle_tells_is_not_known_yet() -> None:
+    peer = launched()
+    effects = peer.hear(msg.Refused(RemovalCause.SILENT, "silent"))
+    assert isinstance(only_error(effects), errors.Evicted)
+    assert not peer.machine.knows_its_loss  # nobody has looked
+    peer.do(Claim(9))
+    assert peer.machine.knows_its_loss
+    assert isinstance(only_error(peer.do(RoundCall(10, UPDATE))), errors.NotConnected)
+
+
+def test_a_loss_that_a_handle_tells_too_late() -> None:
+    peer = launched()
+    peer.hear(msg.Refused(RemovalCause.SILENT, "silent"))
+    assert isinstance(only_error(peer.do(RoundCall(10, UPDATE))), errors.Evicted)
+    assert peer.machine.knows_its_loss
+    peer.do(Claim(9))
+    assert peer.machine.knows_its_loss
+
+
+def test_a_loss_that_only_a_deferred_handle_tells_is_not_known_yet() -> None:
+    peer = member()
+    peer.do(RoundCall(3, UPDATE))
+    peer.do(LeaveCall(3, "x"))
+    assert peer.do(ReduceCall(9, 5, SUM, True)) == []
+    assert isinstance(only_error(peer.hear(msg.Refused(RemovalCause.SILENT, "x"))), errors.Evicted)
+    assert not peer.machine.knows_its_loss
+    peer.do(Claim(9))
+    assert peer.machine.knows_its_loss
+
+
+# -- who is blocked ----------------------------------------------------------------------------
+
+
+def is_blocked(peer: Peer, *, callers: bool = True) -> bool:
+    """What the peer answers; the next sign of life must say the same at once."""
+    assert peer.hear(msg.BlockedQuery(77)) == [AskCallers(77)]
+    (answer,) = peer.do(CallersAsked(77, callers))
+    assert isinstance(answer, Send)
+    assert isinstance(answer.message, msg.BlockedReply)
+    assert answer.message.query == 77
+    peer.now_ns += 250 * MS
+    for effect in peer.do(Tick((), callers)):
+        assert isinstance(effect, Send)
+        assert isinstance(effect.message, msg.Heartbeat)
+        assert effect.message.blocked is answer.message.blocked
+    return answer.message.blocked
+
+
+def test_in_a_round_it_is_blocked_if_its_callers_are() -> None:
+    peer = member()
+    assert not is_blocked(peer, callers=False)
+    peer.do(RoundCall(3, UPDATE))
+    assert not is_blocked(peer, callers=False)
+    assert is_blocked(peer)
+
+
+def test_in_an_operation_it_is_blocked_until_the_start() -> None:
+    peer = member()
+    peer.do(ReduceCall(9, 5, SUM))
+    assert is_blocked(peer)
+    peer.hear(msg.OperationStarted(operation()))
+    assert not is_blocked(peer)
+
+
+def test_a_detached_operation_leaves_it_free_until_it_is_claimed() -> None:
+    peer = launched()
+    peer.do(ReduceCall(10, 6, SUM))
+    assert not is_blocked(peer)
+    peer.hear(ended(operation()))
+    assert not is_blocked(peer)
+    peer.do(Claim(9))
+    assert is_blocked(peer)
+
+
+def test_a_handle_leaves_it_free_also_before_the_start() -> None:
+    peer = member()
+    peer.do(ReduceCall(9, 5, SUM, True))
+    assert not is_blocked(peer)
+    peer.do(RoundCall(10, PENDING))
+    assert not is_blocked(peer)
+
+
+def test_an_outcome_that_is_due_leaves_it_free() -> None:
+    peer = running()
+    peer.do(LeaveCall(9, "x"))
+    peer.do(ReduceCall(10, 6, SUM))
+    assert not is_blocked(peer)  # the withdrawn one will be heard of
+    peer.hear(ended(operation(), AbortCause.WITHDRAWN, "peer 2 withdrew: x"))
+    assert is_blocked(peer)
+
+
+def test_only_members_are_blocked() -> None:
+    assert not is_blocked(registered())
+
+
+def test_news_of_the_callers_is_sent_with_the_next_tick_and_once() -> None:
+    peer = member()
+    peer.do(RoundCall(3, UPDATE))
+    for blocked in (True, False, True):
+        peer.now_ns += 250 * MS
+        assert peer.do(Tick((), blocked)) == [Send(msg.Heartbeat((), (), (), blocked))]
+        assert peer.do(Tick((), blocked)) == []
+    peer.now_ns += SECOND
+    assert peer.do(Tick((), True)) == [Send(msg.Heartbeat((), (), (), True))]
+
+
+def test_no_answer_without_a_connection() -> None:
+    peer = member()
+    peer.hear(msg.BlockedQuery(1))
+    peer.do(ControlClosed("reset"))
+    assert peer.do(CallersAsked(1, True)) == []
+
+
 # -- leaving a call ----------------------------------------------------------------------------
 
 
@@ -464,7 +874,11 @@ def test_withdraw() -> None:
         Send(msg.Withdraw(operation(), "Ctrl-C")),
         Raise(9, error),
     ]
-    assert error.reason == "Ctrl-C"
+    assert type(error) is errors.DeadlineExceeded
+    assert error.result == 8
+    assert error.reason == (
+        "Ctrl-C; the operation is withdrawn for everybody, and the input is what it was"
+    )
     again = peer.do(ReduceCall(10, 5, SUM))  # need not wait for the outcome
     assert again[1] == Send(msg.OperationRequest(operation(1), SUM))
     assert peer.hear(ended(operation(), AbortCause.WITHDRAWN, "peer 2 withdrew: Ctrl-C")) == []
@@ -475,14 +889,21 @@ def test_leave_after_done_then_committed() -> None:
     peer = running(done=True)
     effects = peer.do(LeaveCall(9, "Ctrl-C"))
     error = only_error(effects)
-    assert effects == [End(operation(), False, data_needed=True), Raise(9, error)]
+    assert effects == [Detach(operation()), Raise(9, error)]
     assert isinstance(error, errors.OutcomeUnknown)
+    assert error.result == 8
+    assert error.reason == (
+        "Ctrl-C after tag 5 was complete here; the others may commit it, and the next joint call "
+        "says so; the input is what it was"
+    )
     # the next call waits for the outcome, and asks for it
     assert peer.do(ReduceCall(10, 5, SUM)) == [Send(msg.OutcomeQuery(operation()))]
     assert peer.do(RoundCall(11, UPDATE)) == [Send(msg.OutcomeQuery(operation()))]
     gave_up = only_error(peer.do(LeaveCall(11, "no more time")))
     assert isinstance(gave_up, errors.DeadlineExceeded)
-    resync = only_error(peer.hear(ended(operation())))
+    effects = peer.hear(ended(operation()))
+    resync = only_error(effects)
+    assert effects == [End(operation(), True), Raise(10, resync)]  # nobody needs its data any more
     assert isinstance(resync, errors.ResyncRequired)
     assert "tag 5" in resync.reason
     for number, event in ((12, ReduceCall(12, 6, SUM)), (13, RoundCall(13, UPDATE))):
@@ -497,9 +918,25 @@ def test_leave_after_done_then_aborted() -> None:
     peer.do(ReduceCall(10, 5, SUM))
     effects = peer.hear(ended(operation(), AbortCause.WITHDRAWN, "peer 1 withdrew: x"))
     assert effects == [
+        End(operation(), False),
         Post(10, operation(1), SUM, (PeerId(1), ME)),
         Send(msg.OperationRequest(operation(1), SUM)),
     ]
+
+
+def test_a_loss_ends_what_was_left_after_it_was_done() -> None:
+    peer = running(done=True)
+    peer.do(LeaveCall(9, "Ctrl-C"))
+    effects = peer.hear(msg.Refused(RemovalCause.SILENT, "silent"))
+    assert [type(effect) for effect in effects] == [CloseControl, End, SetLinks]
+    assert effects[1] == End(operation(), False)
+
+
+def test_a_loss_ends_what_was_withdrawn_only_once() -> None:
+    peer = running()
+    assert peer.do(LeaveCall(9, "Ctrl-C"))[0] == End(operation(), False)
+    effects = peer.hear(msg.Refused(RemovalCause.SILENT, "silent"))
+    assert [type(effect) for effect in effects] == [CloseControl, SetLinks]
 
 
 def test_an_empty_reason_to_leave_is_still_a_withdrawal() -> None:
@@ -512,10 +949,52 @@ def test_leave_while_joining() -> None:
     peer = registered()
     effects = peer.do(LeaveCall(1, "no time"))
     error = only_error(effects)
-    assert isinstance(error, errors.NotAdmitted)
+    assert type(error) is errors.DeadlineExceeded
+    assert error.result == 6
+    reason = "no time before this peer was admitted; members admit newcomers with update_topology()"
+    assert error.reason == reason
     assert effects == [
-        Send(msg.Goodbye()), CloseControl("no time"), Raise(1, error), SetLinks(()),
+        Send(msg.Goodbye()), CloseControl(reason), Raise(1, error), SetLinks(()),
     ]  # fmt: skip
+
+
+def test_leave_while_no_master_answers() -> None:
+    peer = Peer()
+    peer.do(JoinCall(1, 0, "", 4002, 5))
+    peer.do(ControlClosed("refused"))
+    effects = peer.do(LeaveCall(1, "no time"))
+    error = only_error(effects)
+    assert (type(error), error.result) == (errors.DeadlineExceeded, 6)
+    assert effects == [CloseControl(error.reason), Raise(1, error), SetLinks(())]
+
+
+def test_leaving_an_operation_tells_whom_it_waited_for() -> None:
+    peer = member()
+    peer.do(ReduceCall(9, 5, SUM))
+    assert peer.hear(msg.OperationWaits(operation(), 5, "peer 1 (in no call)")) == [
+        ReportWait("tag 5 (SUM of 8 x FLOAT) waits for peer 1 (in no call)", 5)
+    ]
+    error = only_error(peer.do(LeaveCall(9, "timeout_s=6 ran out")))
+    assert error.reason == (
+        "timeout_s=6 ran out; it waited for peer 1 (in no call); the operation is withdrawn for "
+        "everybody, and the input is what it was"
+    )
+
+
+def test_after_the_start_nobody_is_waited_for() -> None:
+    peer = member()
+    peer.do(ReduceCall(9, 5, SUM))
+    peer.hear(msg.OperationWaits(operation(), 5, "peer 1 (in no call)"))
+    peer.hear(msg.OperationStarted(operation()))
+    assert "peer 1" not in only_error(peer.do(LeaveCall(9, "x"))).reason
+
+
+def test_waits_of_operations_that_nobody_here_is_in() -> None:
+    peer = member()
+    assert peer.hear(msg.OperationWaits(operation(), 5, "peer 1")) == []
+    peer.do(ReduceCall(9, 5, SUM))
+    peer.do(LeaveCall(9, "x"))
+    assert peer.hear(msg.OperationWaits(operation(), 5, "peer 1")) == []
 
 
 def test_leaving_a_call_that_has_returned_changes_nothing() -> None:
@@ -565,7 +1044,7 @@ def test_master_lost_restores_before_it_raises() -> None:
     error = only_error(effects)
     assert isinstance(error, errors.MasterLost)
     assert error.result == 8
-    assert error.reason.startswith("no word from the master for 60.0 s (cannot reconnect)")
+    assert error.reason.startswith("no word from the master for 60.0 s (reset); buffers")
     assert effects == [
         CloseControl(error.reason), End(operation(), False), Raise(9, error), SetLinks(()),
     ]  # fmt: skip
@@ -594,7 +1073,7 @@ def test_a_loss_that_nobody_waited_for_is_raised_by_the_next_call_once() -> None
     assert isinstance(error, errors.Evicted)
     assert error.reason == (
         "the run went on without this peer: silent for 10.0 s while awaited; "
-        "connect() again to rejoin"
+        "update_topology() or connect() rejoins it"
     )
     assert isinstance(only_error(peer.do(ReduceCall(10, 5, SUM))), errors.NotConnected)
 
@@ -688,6 +1167,54 @@ def test_close_says_goodbye_and_fails_what_is_open() -> None:
 def test_a_master_that_speaks_like_a_peer() -> None:
     with pytest.raises(errors.RemoteProtocolError, match="the master sent Goodbye"):
         member().hear(msg.Goodbye())
+
+
+def test_a_reduce_that_waits_for_a_left_update_goes_on_whoever_takes_that_over() -> None:
+    peer = member()
+    peer.do(RoundCall(9, UPDATE))
+    peer.do(LeaveCall(9, "no more time"))
+    assert peer.do(ReduceCall(10, 5, SUM)) == []
+    assert peer.do(RoundCall(11, UPDATE)) == []  # of another thread
+    assert peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 1, False)) == [
+        Return(11, None),
+        Post(10, operation(), SUM, (PeerId(1), ME)),
+        Send(msg.OperationRequest(operation(), SUM)),
+    ]
+
+
+def test_optimizing_after_a_left_update_sees_what_the_others_see() -> None:
+    peer = member(ME_MEMBER)
+    peer.do(RoundCall(9, UPDATE))
+    peer.do(LeaveCall(9, "no more time"))
+    assert peer.do(RoundCall(10, OPTIMIZE)) == []  # it may not be alone by now
+    newer = roster(2, 2, ELDER, ME_MEMBER, views=(1, 2))
+    peer.hear(msg.RosterChanged(newer))
+    assert peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 2, True)) == [
+        Send(msg.RoundRequest(RoundId(OPTIMIZE, 0)))
+    ]
+    assert peer.machine.seen == newer
+
+
+def test_so_many_collectives_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl.protocol.peer.OPERATIONS_OPEN_MAX", 3)
+    peer = member()
+    for tag in (0, 1, 2):
+        assert len(peer.do(ReduceCall(tag + 10, tag, SUM))) == 2
+    error = only_error(peer.do(ReduceCall(13, 3, SUM)))
+    assert error.result == 4
+    assert "collectives are open already; wait for some of them first" in error.reason
+    peer.hear(ended(operation(tag=1), AbortCause.WITHDRAWN, "x"))
+    assert len(peer.do(ReduceCall(14, 3, SUM))) == 2
+
+
+def test_a_reduce_after_a_left_update_that_failed_for_all() -> None:
+    peer = member()
+    peer.do(RoundCall(9, UPDATE))
+    peer.do(LeaveCall(9, "no more time"))
+    assert peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 1, False, "who waits where")) == []
+    assert peer.do(ReduceCall(10, 5, SUM))[0] == Post(10, operation(), SUM, (PeerId(1), ME))
+    assert peer.do(LeaveCall(10, "x"))[0] == End(operation(), False)
+    assert peer.do(RoundCall(11, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 2)))]
 
 
 def test_a_reduce_after_a_left_update_sees_what_the_others_see() -> None:

@@ -1,0 +1,90 @@
+"""Who calls, and whether anybody who calls could still go on.
+
+A caller is a thread, or an asyncio task, that has made a joint call and still lives. If all of them
+are inside joint calls, nothing in this process can start another one: members of which all say so,
+and which wait for different things, wait for ever.
+
+Callers come and go on their own threads, and the I/O thread asks; each step is one operation on a
+dict, which the interpreter lock makes indivisible, so there are no locks of our own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+Caller = threading.Thread | asyncio.Task[Any]
+
+
+class _Record:
+    """One caller: a weak reference, and how many joint calls it is inside of."""
+
+    __slots__ = ("caller", "depth")
+
+    def __init__(self, caller: weakref.ref[Caller]) -> None:
+        self.caller = caller
+        self.depth = 0
+
+
+class Callers:
+    """The callers of one communicator."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, _Record] = {}
+
+    def note(self, caller: Caller) -> None:
+        """``caller`` makes joint calls (it is not inside one)."""
+        self._record_of(caller)
+
+    @contextmanager
+    def inside(self, caller: Caller) -> Generator[None, None, None]:
+        """``caller`` is inside a joint call, and cannot do anything else."""
+        record = self._record_of(caller)
+        record.depth += 1
+        try:
+            yield
+        finally:
+            record.depth -= 1
+
+    def all_blocked(self, open_calls: int) -> bool:
+        """Whether every caller that lives is inside a joint call, and waits there.
+
+        Args:
+            open_calls: how many calls the engine has not ended. If more callers than that are
+                inside, a call of one of them has ended, and it has not been woken up yet.
+        """
+        inside = 0
+        for record in list(self._records.values()):
+            caller = record.caller()
+            if caller is None or not _lives(caller):
+                continue
+            if not record.depth:
+                return False
+            inside += record.depth
+        return 0 < inside <= open_calls
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def _record_of(self, caller: Caller) -> _Record:
+        key = id(caller)
+        record = self._records.get(key)
+        if record is None or record.caller() is not caller:
+            records = self._records  # not self: a caller may outlive the communicator
+
+            def forget(gone: weakref.ref[Caller]) -> None:
+                known = records.get(key)
+                if known is not None and known.caller is gone:
+                    records.pop(key, None)
+
+            record = _Record(weakref.ref(caller, forget))
+            records[key] = record
+        return record
+
+
+def _lives(caller: Caller) -> bool:
+    return caller.is_alive() if isinstance(caller, threading.Thread) else not caller.done()

@@ -1,0 +1,113 @@
+"""Checks of plain arguments: whoever made the mistake is told where, before anything is sent.
+
+All raise TypeError or ValueError, never PCCLError: scripts retry those.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import numbers
+import operator
+from typing import SupportsIndex, TypeVar, cast
+
+from pccl.protocol.limits import SECONDS_MAX
+
+_E = TypeVar("_E", bound=enum.IntEnum)
+_T = TypeVar("_T")
+
+PEER_GROUP_MAX = 2**32 - 1
+TAG_MAX = 2**64 - 1
+REVISION_MAX = 2**64 - 1
+ATTEMPTS_MAX = 2**31 - 1
+IN_FLIGHT_MAX = 2**31 - 1
+POOL_SIZE_MAX = 1024
+
+
+def check_range(name: str, value: object, lowest: int, highest: int) -> int:
+    """Check an integer argument and return it.
+
+    Raises:
+        TypeError: not an integer.
+        ValueError: out of range.
+    """
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    try:
+        number = operator.index(cast("SupportsIndex", value))  # NumPy's integers too
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {value!r}") from None
+    if not lowest <= number <= highest:
+        raise ValueError(f"{name} must be from {lowest} to {highest}, not {value}")
+    return number
+
+
+def check_timeout(timeout_s: object) -> float | None:
+    """Check a time budget and return it; None: none.
+
+    Raises:
+        TypeError: not a number.
+        ValueError: not a time that can be waited for.
+    """
+    if timeout_s is None:
+        return None
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, numbers.Real):
+        raise TypeError(f"timeout_s must be a number of seconds or None, not {timeout_s!r}")
+    seconds = float(timeout_s)
+    if math.isnan(seconds) or not 0 < seconds <= SECONDS_MAX:
+        raise ValueError(
+            f"timeout_s must be above 0 and at most {SECONDS_MAX}, not {timeout_s}; "
+            "None waits without a limit"
+        )
+    return seconds
+
+
+def check_flag(name: str, value: object) -> bool:
+    """Check a True or False and return it.
+
+    Raises:
+        TypeError: neither.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, not {value!r}")
+    return value
+
+
+def check_text(name: str, value: object) -> str:
+    """Check a string that must not be empty and return it.
+
+    Raises:
+        TypeError: not a string.
+        ValueError: empty.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, not {value!r}")
+    if not value:
+        raise ValueError(f"{name} must not be empty")
+    return value
+
+
+def check_member(name: str, value: object, kind: type[_E]) -> _E:
+    """Check that ``value`` is one of an enum, or its number, and return it.
+
+    Raises:
+        ValueError: it is not.
+    """
+    try:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return kind(value)
+    except ValueError:
+        pass
+    known = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
+    raise ValueError(f"{name} must be one of {known}, not {value!r}")
+
+
+def check_type(name: str, value: object, kind: type[_T]) -> _T:
+    """Check that ``value`` is an instance of ``kind`` and return it.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a pccl.{kind.__name__}, not {value!r}")
+    return value

@@ -1,0 +1,93 @@
+"""What a schedule tells the runtime: who sends what when, as one rank sees it.
+
+Segments that travel are numbered twice, in the same order: the sender's outgoing index of a segment
+is the receiver's incoming index. The steps tell apart the times that one segment passes one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from pccl.collectives.layout import Layout, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What the arrival of a segment at a step causes, in this order."""
+
+    reduce: bool
+    """Combine the own contribution with what has arrived."""
+    finish: bool
+    """This rank owns the value: apply what the operation does last (the division of an average)."""
+    final: bool
+    """The value is now final: take its digest."""
+    forward: bool
+    """Send it on to the next rank, as part of the next step."""
+
+
+class Schedule(Protocol):
+    """One collective as one rank sees it; everything comes from one rank and goes to one rank."""
+
+    @property
+    def layout(self) -> Layout:
+        """Chunks and segments, the same for all ranks."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks take part."""
+        ...
+
+    @property
+    def upstream(self) -> int:
+        """The rank that segments come from."""
+        ...
+
+    @property
+    def downstream(self) -> int:
+        """The rank that segments go to."""
+        ...
+
+    @property
+    def incoming_count(self) -> int:
+        """How many segments this rank receives in all."""
+        ...
+
+    @property
+    def outgoing_count(self) -> int:
+        """How many segments this rank sends in all."""
+        ...
+
+    @property
+    def first_gather_index(self) -> int:
+        """How many of the incoming segments are partial results; the others are final values."""
+        ...
+
+    def initial_sends(self) -> tuple[Segment, ...]:
+        """The segments to send as step 0, from the own contribution."""
+        ...
+
+    def initial_finals(self) -> tuple[Segment, ...]:
+        """The segments whose own contribution is the result: nothing arrives for them."""
+        ...
+
+    def outgoing_index(self, step: int, segment: Segment) -> int:
+        """Number of a segment among all that this rank sends (the receiver's incoming index)."""
+        ...
+
+    def outgoing(self) -> Iterator[tuple[int, Segment]]:
+        """All (step, segment) that this rank sends, in the order of their index."""
+        ...
+
+    def incoming(self, step: int, offset: int, length: int) -> tuple[int, Segment] | None:
+        """Find what a frame claims to carry: (index among all incoming, segment).
+
+        None if no such segment is expected at this step: the sender broke the protocol.
+        """
+        ...
+
+    def arrival(self, step: int) -> Arrival:
+        """What the arrival of any segment at ``step`` causes."""
+        ...

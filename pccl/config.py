@@ -1,0 +1,154 @@
+"""What the environment says where an argument is not given: read in one place, and checked.
+
+| variable | stands for |
+| --- | --- |
+| ``PCCL_MASTER`` | the master, ``HOST:PORT`` |
+| ``PCCL_GROUP`` | ``peer_group`` |
+| ``PCCL_LANES`` | ``p2p_connection_pool_size`` |
+| ``PCCL_MIN_PEERS`` | ``min_peers`` of ``connect`` |
+| ``PCCL_ADVERTISE`` | ``advertise`` |
+| ``PCCL_TOKEN`` | ``token``: the secret itself |
+| ``PCCL_TOKEN_FILE`` | a file that holds it; ``PCCL_TOKEN`` comes first |
+
+An argument comes before its variable, also if it is 0. Apart from ``PCCL_TOKEN``, a variable that
+is empty counts as not set. Every mistake raises ValueError or TypeError and names the argument or
+the variable.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pccl.addresses import Advertised, parse_address, parse_advertised
+from pccl.checks import PEER_GROUP_MAX, POOL_SIZE_MAX, check_range
+from pccl.protocol.limits import PEERS_MAX
+from pccl.transports.base import Address
+
+MASTER = "PCCL_MASTER"
+GROUP = "PCCL_GROUP"
+LANES = "PCCL_LANES"
+MIN_PEERS = "PCCL_MIN_PEERS"
+ADVERTISE = "PCCL_ADVERTISE"
+TOKEN = "PCCL_TOKEN"
+TOKEN_FILE = "PCCL_TOKEN_FILE"
+
+SECRET_BYTES_MIN = 16
+"""Whoever listens in can try secrets at leisure; one of 16 random characters can't be found."""
+
+SECRET_BYTES_MAX = 4096
+"""No secret is longer: a longer file is the wrong file."""
+
+
+def resolve_master(address: str | None) -> Address:
+    """The master's address.
+
+    Raises:
+        TypeError, ValueError: not an address, or none given at all.
+    """
+    if address is not None:
+        return parse_address(address)
+    text = os.environ.get(MASTER)
+    if not text:
+        raise ValueError(
+            f"no master: give its address, as in Communicator('HOST:PORT'), or set {MASTER}; "
+            "`pccl launch` and `pccl join` set it"
+        )
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise ValueError(f"{MASTER}: {error}") from None
+
+
+def resolve_group(peer_group: int | None) -> int:
+    """The peer group; 0 if nobody says."""
+    return _resolve_number("peer_group", peer_group, GROUP, 0, PEER_GROUP_MAX, default=0)
+
+
+def resolve_pool_size(pool_size: int | None) -> int:
+    """Connections per link; 0 (chosen by the library) if nobody says."""
+    name = "p2p_connection_pool_size"
+    return _resolve_number(name, pool_size, LANES, 0, POOL_SIZE_MAX, default=0)
+
+
+def resolve_min_peers(min_peers: int | None) -> int:
+    """How many members ``connect`` waits for, this one included; 1 if nobody says."""
+    return _resolve_number("min_peers", min_peers, MIN_PEERS, 1, PEERS_MAX, default=1)
+
+
+def resolve_advertise(advertise: str | None) -> Advertised:
+    """Where the others can reach this peer."""
+    if advertise is not None:
+        return parse_advertised(advertise)
+    text = os.environ.get(ADVERTISE)
+    if not text:
+        return Advertised()
+    try:
+        return parse_advertised(text)
+    except ValueError as error:
+        raise ValueError(f"{ADVERTISE}: {error}") from None
+
+
+def resolve_token(token: str | bytes | None) -> bytes | None:
+    """The secret that all processes of a run share; None: there is none.
+
+    White space around it does not count, so that a file may end with a line break.
+
+    Raises:
+        TypeError: neither str nor bytes.
+        ValueError: too short, too long, or a file that cannot be read.
+    """
+    if token is not None:
+        return _secret("token", token)
+    text = os.environ.get(TOKEN)
+    if text is not None:
+        return _secret(TOKEN, text)
+    path = os.environ.get(TOKEN_FILE)
+    return read_token_file(path, TOKEN_FILE) if path else None
+
+
+def read_token_file(path: str | os.PathLike[str], name: str = "token file") -> bytes:
+    """The secret in a file.
+
+    Args:
+        path: of the file.
+        name: what a mistake is blamed on.
+
+    Raises:
+        ValueError: it cannot be read, or holds no secret.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(SECRET_BYTES_MAX + 1)
+    except OSError as error:
+        raise ValueError(f"{name}: cannot read {os.fspath(path)!r}: {error.strerror}") from error
+    return _secret(f"{name} {os.fspath(path)!r}", content)
+
+
+def _secret(name: str, token: str | bytes) -> bytes:
+    if not isinstance(token, str | bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name} must be str or bytes, not {type(token).__name__}")
+    secret = (token.encode() if isinstance(token, str) else token).strip()
+    if len(secret) < SECRET_BYTES_MIN:
+        raise ValueError(
+            f"{name}: a secret of {len(secret)} characters is too short; {SECRET_BYTES_MIN} or "
+            "more are needed; `pccl master --token auto` makes one"
+        )
+    if len(secret) > SECRET_BYTES_MAX:
+        raise ValueError(f"{name}: longer than {SECRET_BYTES_MAX} bytes; is it the right one?")
+    return secret
+
+
+def _resolve_number(
+    name: str, value: int | None, variable: str, lowest: int, highest: int, *, default: int
+) -> int:
+    if value is not None:
+        return check_range(name, value, lowest, highest)
+    text = os.environ.get(variable)
+    if not text:
+        return default
+    try:
+        number = int(text)
+    except ValueError:
+        raise ValueError(f"{variable} must be a whole number, not {text!r}") from None
+    return check_range(variable, number, lowest, highest)

@@ -1,0 +1,232 @@
+"""``Participant``: one process's part in a run, apart from its calls.
+
+Joining, the control connection, membership as it arrives, links to other peers, and the end of it.
+:class:`~pccl.protocol.peer.PeerMachine` builds the calls on it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from pccl.protocol import errors
+from pccl.protocol import messages as msg
+from pccl.protocol import peer_errors as words
+from pccl.protocol import peer_events as ev
+from pccl.protocol.limits import Timing
+from pccl.protocol.machine import Machine
+from pccl.protocol.peer_contact import MasterContact
+from pccl.protocol.peer_join import JoinAttempt
+from pccl.protocol.peer_membership import KnownMembership, Standing
+from pccl.protocol.types import PeerId, RemovalCause, Roster
+
+
+class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
+    """What a peer is to its run.
+
+    Args:
+        timing: deadlines.
+        now_ns: the present.
+    """
+
+    def __init__(self, timing: Timing, now_ns: int) -> None:
+        super().__init__("peer", now_ns)
+        self.timing = timing
+        self.standing = Standing.OUTSIDE
+        self.peer = PeerId(0)
+        """Own id, once registered."""
+        self.term = 0
+        self.run = b""
+        self.group = 0
+        self._join: JoinAttempt | None = None
+        self._token = b""
+        self._contact = MasterContact(timing, now_ns)
+        self._membership = KnownMembership()
+        self._why_closed = ""
+        """How the last connection to the master, or the last attempt to make one, ended."""
+        self._lost: errors.PCCLError | None = None
+        """What the next call has to raise."""
+
+    @property
+    def newest(self) -> Roster | None:
+        """The newest roster that has arrived (callers may not know it yet)."""
+        return self._membership.newest
+
+    @property
+    def seen(self) -> Roster | None:
+        """Membership as the caller may know it."""
+        return self._membership.seen
+
+    @property
+    def knows_its_loss(self) -> bool:
+        """Whether this peer is no longer a member, and a caller has been told."""
+        return self.standing is Standing.LOST and self._lost is None
+
+    @property
+    def _takes_part(self) -> bool:
+        return self.standing in (Standing.JOINING, Standing.PENDING, Standing.MEMBER)
+
+    # -- what the calls have to do with it -------------------------------------------------------
+
+    @abstractmethod
+    def _begin_membership(self, rounds: tuple[msg.RoundCount, ...], *, rejoins: bool) -> None:
+        """This peer is a member from now on; ``rejoins``: an ``update_topology`` has done it."""
+
+    @abstractmethod
+    def _forget_closed(self, open_views: tuple[int, ...]) -> None:
+        """These views of the own group are open, and no others."""
+
+    @abstractmethod
+    def _repeat_requests(self) -> None:
+        """Send again what the master has not answered."""
+
+    @abstractmethod
+    def _fail_calls(self, error: errors.PCCLError) -> bool:
+        """End everything that is open with ``error``; return whether any caller is told by that."""
+
+    # -- joining ---------------------------------------------------------------------------------
+
+    def _on_join_call(self, event: ev.JoinCall) -> None:
+        if self.standing is not Standing.OUTSIDE:
+            self._raise(event.call, words.connected_already())
+            return
+        self.standing = Standing.JOINING
+        self._join = JoinAttempt(event)
+        self.group = event.group
+        self._contact.heard(self._now_ns)  # the time to wait for a master begins now
+        self._effects.append(ev.DialControl(0))
+
+    def _on_join_failed(self, join: JoinAttempt, reason: str) -> None:
+        error = join.failed(reason)
+        if error is not None:
+            self._lose(error, goodbye=False)
+        else:
+            self._effects.append(ev.DialControl(self.timing.ns(self.timing.connect_retry_s)))
+
+    def _on_registered(self, message: msg.Registered) -> None:
+        self.standing = Standing.PENDING
+        self.peer, self.term, self.run = message.peer, message.term, message.run
+        self._token = message.token
+        self.history.owner = f"peer {message.peer}"
+
+    def _on_admitted(self, message: msg.Admitted) -> None:
+        if self.standing is not Standing.PENDING or self._join is None:
+            return  # told twice
+        self.standing = Standing.MEMBER
+        self._on_roster(message.roster)
+        self._membership.see(message.roster.version)
+        self._begin_membership(message.rounds, rejoins=self._join.rejoins)
+        call, self._join = self._join.call, None
+        self._effects.append(ev.Return(call, None))
+
+    # -- the control connection ------------------------------------------------------------------
+
+    def _on_control_opened(self) -> None:
+        if not self._takes_part:
+            self._effects.append(ev.CloseControl("not needed any more"))
+            return
+        self._contact.opened(self._now_ns)
+        if self._token:
+            newest = self.newest
+            self._send(msg.Resume(self.peer, self._token, newest.version if newest else 0))
+        else:
+            assert self._join is not None
+            self._send(self._join.register())
+
+    def _on_control_closed(self, reason: str) -> None:
+        self._contact.connected = False
+        self._why_closed = reason
+        if not self._takes_part:
+            return
+        if self._join is not None and not self._token:
+            self._on_join_failed(self._join, reason)
+        elif not self._give_up_on_master(reason):
+            self._effects.append(ev.DialControl(self._contact.redial_delay_ns()))
+
+    def _give_up_on_master(self, reason: str) -> bool:
+        if not self._contact.is_lost(self._now_ns):
+            return False
+        silence_s = (self._now_ns - self._contact.heard_ns) / 1e9
+        self._lose(words.master_lost(silence_s, reason), goodbye=False)
+        return True
+
+    def _on_resumed(self) -> None:
+        for report in self._membership.link_reports():
+            self._send(report)
+        self._repeat_requests()
+
+    def _watch_master(
+        self, progress: tuple[msg.Progress, ...], *, blocked: bool, waits: bool
+    ) -> None:
+        """A tick: send a sign of life; judge the master's silence if something ``waits`` for it."""
+        due = self._contact.is_beat_due(self._now_ns, blocked=blocked)
+        if due and self._contact.connected and self._token:
+            self._send(self._contact.beat(progress, self._now_ns, blocked=blocked))
+        if self._contact.is_tick_late(self._now_ns):
+            return  # we slept, not the master: read what has come in meanwhile before judging it
+        if not self._contact.connected:
+            if self._token:
+                self._give_up_on_master(self._why_closed)
+            return
+        waits = waits or self._join is not None
+        if waits and self._contact.is_silent(self._now_ns, known=bool(self._token)):
+            self._effects.append(ev.CloseControl("the master is silent"))
+            self._on_control_closed("it takes connections but does not answer as a master does")
+
+    # -- membership ------------------------------------------------------------------------------
+
+    def _on_roster(self, roster: Roster) -> None:
+        if self._membership.learn(roster):
+            self._forget_closed(roster.open_views)
+            self._effects.append(ev.ForgetEarly())
+            self._want_links()
+
+    def _on_link_plan(self, message: msg.LinkPlan) -> None:
+        self._membership.learn_elders(message.elders)
+        self._want_links()
+
+    def _want_links(self) -> None:
+        peers = self._membership.want_links(self.peer)
+        if peers is not None:
+            self._effects.append(ev.SetLinks(peers))
+
+    def _on_link_changed(self, peer: PeerId, why: str | None) -> None:
+        registered = self.standing in (Standing.PENDING, Standing.MEMBER)
+        if registered and self._membership.link_changed(peer, why):
+            self._send(msg.LinkReport(peer, why is None, why or ""))
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def _on_refused(self, cause: RemovalCause | None, reason: str) -> None:
+        error = words.refused(reason, cause, member=self.standing is Standing.MEMBER)
+        self._lose(error, goodbye=False)
+
+    def _on_close(self) -> None:
+        if self.standing is not Standing.CLOSED:
+            self._lose(words.closed(), goodbye=True)
+            self.standing = Standing.CLOSED
+
+    def _lose(self, error: errors.PCCLError, *, goodbye: bool) -> None:
+        """Stop being a part of the run: restore every buffer, fail every call."""
+        if goodbye and self._contact.connected and self._token:
+            self._send(msg.Goodbye())
+        self._effects.append(ev.CloseControl(error.reason))
+        self._contact.connected = False
+        told = self._fail_calls(error)
+        if self._join is not None:
+            self._raise(self._join.call, error)
+            self._join = None
+            told = True
+        self._membership.leave()
+        self._effects.append(ev.SetLinks(()))
+        self.standing = Standing.LOST
+        self._lost = None if told else error
+
+    # -- helpers ---------------------------------------------------------------------------------
+
+    def _send(self, message: msg.PeerMessage) -> None:
+        """Send, or leave it to the repetition after the reconnect."""
+        if self._contact.connected:
+            self._effects.append(ev.Send(message))
+
+    def _raise(self, call: int, error: errors.PCCLError) -> None:
+        self._effects.append(ev.Raise(call, error))

@@ -1,0 +1,153 @@
+"""What callers are told: every error that a peer machine raises, with its words.
+
+Each says what happened, to whom, and what to do.
+"""
+
+from __future__ import annotations
+
+from pccl.protocol import errors
+from pccl.protocol import messages as msg
+from pccl.protocol.limits import OPERATIONS_OPEN_MAX
+from pccl.protocol.operation import name_peers
+from pccl.protocol.types import AbortCause, OperationId, RemovalCause, Roster, RoundKind
+
+# -- calls that can't be made now ----------------------------------------------------------------
+
+
+def connected_already() -> errors.PCCLError:
+    """``connect`` on a connected communicator."""
+    reason = "this communicator is connected already"
+    return errors.PCCLError(errors.Result.INVALID_USAGE, reason=reason)
+
+
+def not_a_member() -> errors.NotConnected:
+    """A joint call before ``connect``, or after a loss that was told."""
+    return errors.NotConnected(reason="not a member of a run; call connect() first")
+
+
+def closed() -> errors.NotConnected:
+    """The communicator is closed while calls are open."""
+    return errors.NotConnected(reason="the communicator was closed")
+
+
+def operations_open() -> errors.PendingOperations:
+    """A joint call that changes the membership, while own collectives are open."""
+    reason = "collectives of this peer are still open; wait for them (and their handles) first"
+    return errors.PendingOperations(reason=reason)
+
+
+def same_call_twice(kind: RoundKind) -> errors.PendingOperations:
+    """Two threads in one joint call."""
+    return errors.PendingOperations(reason=f"another thread is in {kind.call_name} already")
+
+
+def tag_in_use(tag: int) -> errors.PCCLError:
+    """A second collective under a tag that is in flight."""
+    reason = f"tag {tag} is in use by a collective that is still open; wait for it, or take another"
+    return errors.PCCLError(errors.Result.INVALID_ARGUMENT, reason=reason)
+
+
+def too_many_open() -> errors.PCCLError:
+    """More collectives at once than the master keeps apart."""
+    reason = f"{OPERATIONS_OPEN_MAX} collectives are open already; wait for some of them first"
+    return errors.PCCLError(errors.Result.INVALID_USAGE, reason=reason)
+
+
+def alone_in_the_group() -> errors.TooFewPeers:
+    """A reduce with nobody."""
+    return errors.TooFewPeers(reason="alone in the group; wait for others with update_topology()")
+
+
+def alone_in_the_run() -> errors.TooFewPeers:
+    """Nothing to optimize."""
+    reason = "alone in the run; wait for others with update_topology()"
+    return errors.TooFewPeers(errors.Result.INVALID_USAGE, reason=reason)
+
+
+# -- calls that were left ------------------------------------------------------------------------
+
+
+def left(why: str, waits_for: str = "") -> errors.DeadlineExceeded:
+    """The caller did not wait any longer; ``waits_for``: for whom, if that is known."""
+    return errors.DeadlineExceeded(reason=f"{why}; it waited for {waits_for}" if waits_for else why)
+
+
+def left_operation(why: str, waits_for: str) -> errors.DeadlineExceeded:
+    """The same for an operation that was not done here."""
+    told = "the operation is withdrawn for everybody, and the input is what it was"
+    return errors.DeadlineExceeded(reason=f"{left(why, waits_for).reason}; {told}")
+
+
+def left_done_operation(why: str, operation: OperationId) -> errors.OutcomeUnknown:
+    """The same for one that was done here: the others may get its result."""
+    reason = (
+        f"{why} after tag {operation.tag} was complete here; the others may commit it, and the "
+        "next joint call says so; the input is what it was"
+    )
+    return errors.OutcomeUnknown(reason=reason)
+
+
+def left_join(why: str) -> errors.DeadlineExceeded:
+    """The same for ``connect``."""
+    reason = f"{why} before this peer was admitted; members admit newcomers with update_topology()"
+    return errors.DeadlineExceeded(errors.Result.MASTER_CONNECTION_FAILED, reason=reason)
+
+
+def resync_reason(operation: OperationId) -> str:
+    """Why joint calls raise ``ResyncRequired`` from now on."""
+    return (
+        f"the others committed tag {operation.tag}, which this peer had left; its state "
+        "differs from theirs: connect() again to rejoin, and take over their state"
+    )
+
+
+# -- outcomes ------------------------------------------------------------------------------------
+
+
+def aborted(message: msg.OperationEnded, attempt: int) -> errors.PCCLError:
+    """What the caller of an aborted operation gets."""
+    tag = message.operation.tag
+    match message.abort:
+        case AbortCause.DESCRIPTOR_MISMATCH:
+            return errors.DescriptorMismatch(reason=f"{message.reason}; make the calls agree")
+        case AbortCause.DIGEST_MISMATCH:
+            often = ", twice in a row" if attempt else ""
+            reason = f"tag {tag}: {message.reason}{often}; inputs are intact"
+            return errors.CollectiveAborted(errors.Result.INTERNAL_ERROR, reason=reason)
+        case AbortCause.LOCKSTEP:
+            return errors.LockstepError(reason=message.reason)
+        case _:
+            reason = f"tag {tag}: {message.reason}; inputs are intact, call again"
+            return errors.CollectiveAborted(reason=reason)
+
+
+def lost_before(seen: Roster, newest: Roster) -> errors.CollectiveAborted:
+    """What a reduce raises whose caller has not noticed yet that members were lost."""
+    gone = sorted(set(seen.ring) - set(newest.ring))
+    what = f"the run lost {name_peers(gone)}" if gone else "the run went on to another view"
+    size = len(newest.members)
+    return errors.CollectiveAborted(
+        reason=f"{what} before this call; the world size is now {size}; call again"
+    )
+
+
+# -- membership ----------------------------------------------------------------------------------
+
+
+def refused(reason: str, cause: RemovalCause | None, *, member: bool) -> errors.MembershipError:
+    """What this process is told when the master wants nothing of it (any more)."""
+    if not member:
+        return errors.NotAdmitted(reason=f"refused by the master: {reason}")
+    if cause is None:
+        text = f"the master of this run is gone; another one answered: {reason}"
+        return errors.MasterLost(reason=f"{text}; update_topology() or connect() joins it")
+    text = f"the run went on without this peer: {reason}; update_topology() or connect() rejoins it"
+    return errors.Evicted(reason=text)
+
+
+def master_lost(silence_s: float, reason: str) -> errors.MasterLost:
+    """What this process is told when no master came back within the deadline."""
+    return errors.MasterLost(
+        reason=f"no word from the master for {silence_s:.1f} s ({reason}); buffers are intact; "
+        "update_topology() or connect() rejoins once it is back"
+    )

@@ -1,0 +1,337 @@
+"""``Registrar``: who is in the run, and how each of them is reached.
+
+Connections, registration, resuming, links, silence, removal, and the rosters that tell of it.
+:class:`~pccl.protocol.master.MasterMachine` builds rounds and operations on it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+
+from pccl.protocol import messages as msg
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.limits import HOST_CHARACTERS_MAX, PEERS_MAX, REMOVED_KEPT_MAX, Timing
+from pccl.protocol.machine import Machine
+from pccl.protocol.master_events import (
+    Announce,
+    CloseControl,
+    ControlClosed,
+    ControlMessage,
+    ControlOpened,
+    MasterEffect,
+    MasterEvent,
+    Send,
+    Tick,
+)
+from pccl.protocol.membership import Membership, RegisteredPeer
+from pccl.protocol.types import Member, PeerId, RemovalCause
+
+
+class Registrar(Machine[MasterEvent, MasterEffect]):
+    """What a master is to the peers of its run.
+
+    Args:
+        timing: deadlines.
+        run: the run's id, 16 bytes.
+        term: number of this incarnation.
+        random_bytes: source of resume tokens; must be unpredictable outside simulation.
+        now_ns: the present.
+    """
+
+    def __init__(
+        self,
+        timing: Timing,
+        run: bytes,
+        term: int,
+        random_bytes: Callable[[int], bytes],
+        now_ns: int,
+    ) -> None:
+        super().__init__("master", now_ns)
+        self.timing = timing
+        self.run = run
+        self.term = term
+        self.membership = Membership()
+        self._random_bytes = random_bytes
+        self._hosts: dict[int, str] = {}
+        """Connection -> where it comes from, of all that are open."""
+        self._by_connection: dict[int, RegisteredPeer] = {}
+        self._last_peer = PeerId(0)
+        self._removed: dict[PeerId, tuple[RemovalCause, str]] = {}
+        self._outdated_plans: dict[int, PeerId] = {}
+        """Group -> the oldest removed newcomer that younger peers still dial."""
+        self._tick_ns = now_ns
+        self._beat_ns = now_ns
+
+    # -- what rounds and operations have to do with it -------------------------------------------
+
+    @abstractmethod
+    def _on_request(self, peer: RegisteredPeer, message: msg.Message) -> None:
+        """A registered peer has sent something that is not about its links or its leaving."""
+
+    @abstractmethod
+    def _admission(self, peer: RegisteredPeer) -> msg.Admitted:
+        """What a newcomer is told when it becomes a member."""
+
+    @abstractmethod
+    def _admit_into_empty_run(self) -> None:
+        """Something may have changed for the newcomers of a run without members."""
+
+    @abstractmethod
+    def _owed_to(self, peer: RegisteredPeer) -> Iterator[msg.MasterMessage]:
+        """What a member may have missed while its connection was lost, rosters apart."""
+
+    @abstractmethod
+    def _acknowledges(self, peer: RegisteredPeer) -> bool:
+        """Whether a member acknowledges what it gets, or at least has not got too much yet."""
+
+    @abstractmethod
+    def _draw_conclusions(self, peer: RegisteredPeer, closed_views: list[int], why: str) -> None:
+        """``peer`` was removed; the others know."""
+
+    @abstractmethod
+    def _awaited(self) -> set[PeerId]:
+        """Whose calls or results others wait for."""
+
+    @abstractmethod
+    def _judge_waits(self) -> None:
+        """A tick: see whether anything waits in vain."""
+
+    # -- connections ---------------------------------------------------------------------------
+
+    def _take(self, event: MasterEvent) -> None:
+        match event:
+            case ControlOpened(connection, host):
+                self._hosts[connection] = host
+            case ControlMessage(connection, message):
+                try:
+                    self._on_message(connection, message)
+                except RemoteProtocolError as error:
+                    self._effects.append(CloseControl(connection, error.reason))
+                    self._on_closed(connection, error.reason)
+            case ControlClosed(connection, reason):
+                self._on_closed(connection, reason)
+            case Tick():
+                self._on_tick()
+
+    def _on_message(self, connection: int, message: msg.Message) -> None:
+        if connection not in self._hosts:
+            return  # closed by us; what it still had on its way no longer counts
+        peer = self._by_connection.get(connection)
+        if peer is None:
+            match message:
+                case msg.Register():
+                    self._register(connection, message)
+                case msg.Resume():
+                    self._resume(connection, message)
+                case _:
+                    raise RemoteProtocolError(reason="did not begin with Register or Resume")
+            return
+        peer.heard_ns = self._now_ns
+        match message:
+            case msg.LinkReport(other, up, reason):
+                self._on_link_report(peer, other, None if up else reason)
+                self._admit_into_empty_run()
+            case msg.Goodbye():
+                self._remove(peer, RemovalCause.GOODBYE, "it left")
+            case _:
+                self._on_request(peer, message)
+
+    def _on_closed(self, connection: int, reason: str) -> None:
+        self._hosts.pop(connection, None)
+        peer = self._by_connection.pop(connection, None)
+        if peer is None or peer.connection != connection:
+            return
+        peer.connection = None
+        peer.control_lost_ns = self._now_ns
+        trouble = self.membership.link_trouble(peer.id)
+        if trouble is not None:
+            self._remove(peer, RemovalCause.CONNECTIONS_LOST, f"{reason}; {trouble}")
+
+    def _register(self, connection: int, message: msg.Register) -> None:
+        if len(self.membership.peers) >= PEERS_MAX:
+            self._refuse(connection, None, "the run is full")
+            return
+        if len(message.host.encode()) > HOST_CHARACTERS_MAX or not message.host.isprintable():
+            self._refuse(connection, None, "this is no host name, or it is too long")
+            return
+        self._last_peer = PeerId(self._last_peer + 1)
+        host = message.host or self._hosts[connection]
+        peer = RegisteredPeer(
+            id=self._last_peer,
+            group=message.group,
+            member=Member(self._last_peer, host, message.port),
+            token=self._random_bytes(16),
+            min_peers=message.min_peers,
+            connection=connection,
+            heard_ns=self._now_ns,
+            pending_ns=self._now_ns,
+        )
+        self.membership.peers[peer.id] = peer
+        self._by_connection[connection] = peer
+        self._send(peer, msg.Registered(peer.id, self.term, self.run, peer.token))
+        self._send(peer, msg.LinkPlan(self.membership.elders(peer)))
+        self._announce("registered", peer, f"from {host}:{message.port}")
+        self._admit_into_empty_run()
+
+    def _resume(self, connection: int, message: msg.Resume) -> None:
+        peer = self.membership.peers.get(message.peer)
+        if peer is None or peer.token != message.token:
+            cause, reason = self._removed.get(message.peer, (None, "this master does not know you"))
+            self._refuse(connection, cause, reason)
+            return
+        if not self._acknowledges(peer):
+            self._refuse(connection, None, "it acknowledges nothing")
+            return
+        if peer.connection is not None:  # superseded: the old one's end means nothing any more
+            self._effects.append(CloseControl(peer.connection, "superseded"))
+            self._hosts.pop(peer.connection, None)
+            del self._by_connection[peer.connection]
+        peer.connection = connection
+        peer.control_lost_ns = None
+        peer.heard_ns = self._now_ns
+        self._by_connection[connection] = peer
+        self._send(peer, msg.Resumed())
+        self._send(peer, msg.LinkPlan(self.membership.elders(peer)))
+        if not peer.admitted:
+            self._admit_into_empty_run()
+            return
+        if message.roster_version == 0:  # it was admitted, but that news was lost
+            self._send(peer, self._admission(peer))
+        else:
+            for roster in self.membership.rosters_after(peer.group, message.roster_version):
+                self._send(peer, msg.RosterChanged(roster))
+        for message_owed in self._owed_to(peer):
+            self._send(peer, message_owed)
+
+    def _refuse(self, connection: int, cause: RemovalCause | None, reason: str) -> None:
+        self._effects.append(Send(connection, msg.Refused(cause, reason)))
+        self._effects.append(CloseControl(connection, reason))
+        self._hosts.pop(connection, None)
+
+    def _on_link_report(self, peer: RegisteredPeer, other: PeerId, why: str | None) -> None:
+        self.membership.report_link(peer.id, other, why)
+        accused = self.membership.peers.get(other)
+        if why is None or accused is None or not self.membership.may_accuse(peer.id):
+            return
+        if accused.connection is None:
+            self._remove(accused, RemovalCause.CONNECTIONS_LOST, f"peer {peer.id}: {why}")
+
+    # -- removal -------------------------------------------------------------------------------
+
+    def _remove(self, peer: RegisteredPeer, cause: RemovalCause, reason: str) -> None:
+        """Take a peer out of the run, and draw every conclusion from that."""
+        self._announce("removed", peer, f"{cause.name}: {reason}")
+        self._removed[peer.id] = (cause, reason)
+        if len(self._removed) > REMOVED_KEPT_MAX:
+            del self._removed[next(iter(self._removed))]
+        if peer.connection is not None:
+            if cause is not RemovalCause.GOODBYE:
+                self._send(peer, msg.Refused(cause, reason))
+            self._effects.append(CloseControl(peer.connection, reason))
+            self._hosts.pop(peer.connection, None)
+            self._by_connection.pop(peer.connection, None)
+            peer.connection = None
+        closed = self.membership.remove(peer)
+        if peer.admitted:
+            self._tell_rosters(self.membership.members())
+        if peer.admitted:
+            self._plan_links_anew(peer.group, peer.id)
+        else:  # a crowd that goes one by one must not cost a plan for everybody each time
+            oldest = self._outdated_plans.get(peer.group, peer.id)
+            self._outdated_plans[peer.group] = min(oldest, peer.id)
+        self._draw_conclusions(peer, closed, f"{cause.name.lower()}, {reason}")
+        self._admit_into_empty_run()
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def _on_tick(self) -> None:
+        if self._now_ns - self._beat_ns >= self.timing.ns(self.timing.heartbeat_s):
+            self._beat_ns = self._now_ns
+            for connection in self._by_connection:
+                self._effects.append(Send(connection, msg.MasterHeartbeat()))
+            for group, removed in self._outdated_plans.items():
+                self._plan_links_anew(group, removed)
+            self._outdated_plans.clear()
+        gap = self._now_ns - self._tick_ns
+        self._tick_ns = self._now_ns
+        if gap >= 2 * self.timing.ns(self.timing.tick_s):
+            # We slept, not the others: read what has come in meanwhile before judging anybody.
+            self._shift_deadlines(gap)
+            return
+        self._note_who_is_waited_for()
+        unlinked = self.membership.unlinked()
+        for peer in list(self.membership.peers.values()):
+            if peer.connection is not None and not self._acknowledges(peer):
+                self._effects.append(CloseControl(peer.connection, "it acknowledges nothing"))
+                self._on_closed(peer.connection, "it acknowledges nothing")
+            if peer.id in self.membership.peers:
+                self._judge(peer, unlinked.get(peer.id))
+        self._judge_waits()
+
+    def _shift_deadlines(self, gap_ns: int) -> None:
+        for peer in self.membership.peers.values():
+            peer.heard_ns = min(peer.heard_ns + gap_ns, self._now_ns)
+            peer.pending_ns = min(peer.pending_ns + gap_ns, self._now_ns)
+            if peer.control_lost_ns is not None:
+                peer.control_lost_ns = min(peer.control_lost_ns + gap_ns, self._now_ns)
+            if peer.waited_for_ns is not None:
+                peer.waited_for_ns = min(peer.waited_for_ns + gap_ns, self._now_ns)
+
+    def _note_who_is_waited_for(self) -> None:
+        awaited = self._awaited()
+        for peer in self.membership.peers.values():
+            if peer.id not in awaited:
+                peer.waited_for_ns = None
+            elif peer.waited_for_ns is None:
+                peer.waited_for_ns = self._now_ns
+
+    def _judge(self, peer: RegisteredPeer, missing: tuple[PeerId, str] | None) -> None:
+        """Remove ``peer`` if one of its deadlines has passed."""
+        timing, now_ns = self.timing, self._now_ns
+        if peer.control_lost_ns is not None:
+            if now_ns - peer.control_lost_ns >= timing.ns(timing.resume_s):
+                self._remove(peer, RemovalCause.CONTROL_LOST, "its connection was not resumed")
+            return
+        silent_since = peer.heard_ns
+        if peer.admitted:
+            if peer.waited_for_ns is None:
+                return
+            silent_since = max(silent_since, peer.waited_for_ns)
+        if now_ns - silent_since >= timing.ns(timing.deadline_s):
+            silence_s = (now_ns - peer.heard_ns) / 1e9
+            awaited = " while awaited" if peer.admitted else ""
+            self._remove(peer, RemovalCause.SILENT, f"silent for {silence_s:.1f} s{awaited}")
+            return
+        if missing is None:
+            peer.pending_ns = now_ns
+        elif now_ns - peer.pending_ns >= timing.ns(timing.link_s):
+            neighbour, why = missing
+            self._remove(
+                peer,
+                RemovalCause.UNREACHABLE,
+                f"it could not be linked to peer {neighbour}: {why}; open its port "
+                f"({peer.member.host}:{peer.member.port}) to the other members",
+            )
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    def _plan_links_anew(self, group: int, removed: PeerId) -> None:
+        """Tell the peers that are younger than a removed one whom to dial."""
+        elders: list[Member] = []
+        for peer in self.membership.peers.values():
+            if peer.group == group:
+                if peer.id > removed:
+                    self._send(peer, msg.LinkPlan(tuple(elders)))
+                elders.append(peer.member)
+
+    def _tell_rosters(self, peers: list[RegisteredPeer]) -> None:
+        for peer in peers:
+            self._send(peer, msg.RosterChanged(self.membership.roster(peer.group)))
+
+    def _send(self, peer: RegisteredPeer, message: msg.MasterMessage) -> None:
+        if peer.connection is not None:
+            self._effects.append(Send(peer.connection, message))
+
+    def _announce(self, what: str, peer: RegisteredPeer, text: str) -> None:
+        self._effects.append(Announce(what, peer.id, peer.group, text))

@@ -1,0 +1,116 @@
+"""Keeps a peer's connection to the master: dials when told to, hands on what arrives.
+
+It decides nothing: when to dial again, and when to give up, is the machine's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from pccl.protocol.errors import LinkError, RemoteProtocolError
+from pccl.protocol.handshake import AnotherRun, Channel, HandshakeRefused
+from pccl.protocol.messages import Message, Refused
+from pccl.protocol.peer_events import ControlClosed, ControlMessage, ControlOpened, PeerEvent
+from pccl.protocol.types import NS_PER_S
+from pccl.runtime.clock import Clock, Timer
+from pccl.runtime.control import ControlStream
+from pccl.runtime.greeting import Credentials, Identity, introduce
+from pccl.transports.base import Address, Connection, Transport
+
+_log = logging.getLogger("pccl.peer")
+
+
+class ControlKeeper:
+    """At most one control connection, or an attempt to make one.
+
+    Args:
+        master: where the master listens.
+        dial_s: time to connect, and again to greet.
+        credentials: what we greet with.
+        identify: who we are now.
+        feed: takes ControlOpened, ControlMessage and ControlClosed.
+        create_task: runs a dial.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        transport: Transport,
+        master: Address,
+        dial_s: float,
+        credentials: Credentials,
+        identify: Callable[[], Identity],
+        feed: Callable[[PeerEvent], None],
+        create_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        self._clock = clock
+        self._transport = transport
+        self._master = master
+        self._dial_s = dial_s
+        self._credentials = credentials
+        self._identify = identify
+        self._feed = feed
+        self._create_task = create_task
+        self._timer: Timer | None = None
+        self._dial_task: asyncio.Task[None] | None = None
+        self._stream: ControlStream | None = None
+
+    def dial(self, delay_ns: int) -> None:
+        """Try once to connect, after a delay."""
+        self._timer = self._clock.call_at_ns(self._clock.now_ns() + delay_ns, self._dial)
+
+    def send(self, message: Message) -> None:
+        """Send on the connection, if there is one."""
+        if self._stream is not None:
+            self._stream.send(message)
+
+    def close(self, reason: str) -> None:
+        """Close the connection after what was sent, or stop to dial; nothing is reported."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._dial_task is not None:
+            self._dial_task.cancel()
+            self._dial_task = None
+        if self._stream is not None:
+            _log.info("closing the control connection: %s", reason)
+            self._stream.close()
+            self._stream = None
+
+    def _dial(self) -> None:
+        self._timer = None
+        self._dial_task = self._create_task(self._connect())
+
+    async def _connect(self) -> None:
+        own, credentials = self._identify(), self._credentials
+        try:
+            connection = await self._transport.dial(self._master, self._dial_s)
+            handshake = credentials.dial(credentials.opening(Channel.CONTROL, own))
+            deadline_ns = self._clock.now_ns() + round(self._dial_s * NS_PER_S)
+            await introduce(connection, handshake, self._clock, deadline_ns, self._take)
+        except (LinkError, RemoteProtocolError) as error:
+            # A newcomer is told at once what to mend. A member tries on until its master counts as
+            # lost: whoever answers instead has proven nothing, unless he knows the token.
+            for_good = AnotherRun if own.peer else HandshakeRefused
+            if isinstance(error, for_good):
+                self._feed(ControlMessage(Refused(None, error.reason)))
+            else:
+                self._feed(ControlClosed(error.reason))
+
+    def _take(self, connection: Connection) -> None:
+        stream: ControlStream | None = None
+
+        def on_message(message: Message) -> None:
+            if self._stream is stream:
+                self._feed(ControlMessage(message))
+
+        def on_closed(reason: str) -> None:
+            if self._stream is stream:
+                self._stream = None
+                self._feed(ControlClosed(reason))
+
+        self._stream = stream = ControlStream(connection, on_message, on_closed)
+        self._feed(ControlOpened())

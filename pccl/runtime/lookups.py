@@ -1,0 +1,37 @@
+"""Threads that look up names, and that nobody has to wait for.
+
+The system may take half a minute to give up on a name server. The threads of an ordinary executor
+are joined at the end of the loop and again at the end of the interpreter, which would hang for as
+long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class LookUps(Executor):
+    """Runs each call on a daemon thread of its own, which ends with it."""
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """Call ``fn`` on a new thread."""
+        future: Future[_T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 - the future carries it
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        threading.Thread(target=run, name="pccl-lookup", daemon=True).start()
+        return future

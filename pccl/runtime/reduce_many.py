@@ -1,0 +1,171 @@
+"""Many reduces as one call: each is tried again until it succeeds, some at a time.
+
+Members that pass the same list in the same order keep the same operations in flight. Each operation
+has its own outcome, so a failure costs the others nothing. If one can't succeed, those that have
+started are waited for, those that have not are withdrawn, and the error names the tags whose
+tensors are reduced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from pccl.protocol import errors
+from pccl.runtime.operand import Operand
+from pccl.runtime.requests import Deadline, ReduceReport, ReduceRequest
+from pccl.runtime.waiting import cancelled_and_settled, settled
+
+
+class Reducer(Protocol):
+    """What reduces one tensor: the engine."""
+
+    async def reduce_before(
+        self, request: ReduceRequest, deadline: Deadline | None, *, retry: bool
+    ) -> ReduceReport:
+        """Reduce, again and again if ``retry``."""
+        ...
+
+    def has_started(self, operand: Operand) -> bool:
+        """Whether all members have asked for the operation that this memory is lent to."""
+        ...
+
+
+class ReduceMany:
+    """One call that reduces several tensors.
+
+    Args:
+        requests: all-reduces with different tags, on memory that doesn't overlap; at least one.
+        max_in_flight: how many at a time.
+        deadline: of all together.
+
+    Raises:
+        ValueError: a tag occurs twice, or tensors overlap.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        reducer: Reducer,
+        requests: Sequence[ReduceRequest],
+        max_in_flight: int,
+        deadline: Deadline | None,
+    ) -> None:
+        _check_tags(requests)
+        _check_memory(requests)
+        self._loop = loop
+        self._reducer = reducer
+        self._requests = requests
+        self._max_in_flight = max_in_flight
+        self._deadline = deadline
+        self._waiting: Iterator[ReduceRequest] = iter(requests)
+        self._reports: dict[int, ReduceReport] = {}
+        """By tag."""
+        self._failure: Exception | None = None
+        self._running: dict[asyncio.Task[None], ReduceRequest] = {}
+
+    async def run(self) -> ReduceReport:
+        """Reduce them all.
+
+        Returns:
+            The last operation, with the bytes of all and the most attempts that one took.
+
+        Raises:
+            PCCLError: one can't succeed; ``completed_tags`` names those that did.
+            ValueError: the memory of one is in use elsewhere.
+        """
+        lanes = min(self._max_in_flight, len(self._requests))
+        workers = [self._loop.create_task(self._work()) for _ in range(lanes)]
+        try:
+            for worker in workers:
+                await worker
+        except BaseException:
+            for worker in workers:
+                await cancelled_and_settled(worker)
+            raise
+        if isinstance(self._failure, errors.PCCLError):
+            raise self._named(self._failure)
+        if self._failure is not None:
+            raise self._failure
+        reports = [self._reports[request.tag] for request in self._requests]
+        return ReduceReport(
+            reports[-1].operation,
+            reports[-1].contributors,
+            sum(report.tx_bytes for report in reports),
+            sum(report.rx_bytes for report in reports),
+            max(report.attempts for report in reports),
+        )
+
+    async def _work(self) -> None:
+        for request in self._waiting:
+            task = self._loop.create_task(self._reduce(request))
+            self._running[task] = request
+            try:
+                await settled(task)
+            except asyncio.CancelledError:
+                await cancelled_and_settled(task)
+                raise
+            finally:
+                del self._running[task]
+            if self._failure is not None:
+                return
+
+    async def _reduce(self, request: ReduceRequest) -> None:
+        try:
+            report = await self._reducer.reduce_before(request, self._deadline, retry=True)
+        except Exception as error:  # noqa: BLE001 - raised once those that have started are over
+            if self._failure is None:
+                self._failure = error
+                self._withdraw_the_others(request)
+            return
+        self._reports[request.tag] = report
+
+    def _withdraw_the_others(self, failed: ReduceRequest) -> None:
+        """What has started comes to its end; what waits for others might wait for ever."""
+        for task, request in self._running.items():
+            operand = request.operand
+            assert operand is not None
+            if request is not failed and not self._reducer.has_started(operand):
+                task.cancel()
+
+    def _named(self, error: errors.PCCLError) -> errors.PCCLError:
+        completed = tuple(r.tag for r in self._requests if r.tag in self._reports)
+        tags = ", ".join(str(tag) for tag in completed) or "none"
+        reason = f"{error.reason}; tags that completed: {tags}; the other inputs are what they were"
+        named = type(error)(error.result, error.func, reason)
+        named.completed_tags = completed
+        named.__cause__ = error
+        return named
+
+
+def _check_tags(requests: Sequence[ReduceRequest]) -> None:
+    seen: set[int] = set()
+    for request in requests:
+        if request.tag in seen:
+            raise ValueError(f"tag {request.tag} occurs twice; give each tensor a tag of its own")
+        seen.add(request.tag)
+
+
+def _check_memory(requests: Sequence[ReduceRequest]) -> None:
+    """Results must not overlap anything else; inputs may overlap each other."""
+    ranges: list[tuple[int, int, bool, int]] = []
+    for request in requests:
+        operand = request.operand
+        assert operand is not None
+        ranges.append((*operand.result_span, True, request.tag))
+        if not operand.in_place:
+            ranges.append((*operand.send_span, False, request.tag))
+    end, end_written = (0, 0), (0, 0)  # (end, tag) of what reaches furthest: of all, of results
+    for start, stop, written, tag in sorted(ranges):
+        other = end if written else end_written
+        if start < other[0]:
+            raise ValueError(
+                f"the tensors of tags {other[1]} and {tag} overlap; pass copies, or one tensor"
+            )
+        end = max(end, (stop, tag))
+        if written:
+            end_written = max(end_written, (stop, tag))
+
+
+__all__ = ["ReduceMany", "Reducer"]

@@ -1,0 +1,227 @@
+"""Shared state: named tensors with a revision that all members of a group hold alike.
+
+These are the holders: what a program describes its state with.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pccl import cuda
+from pccl.checks import (
+    REVISION_MAX,
+    check_flag,
+    check_member,
+    check_range,
+    check_text,
+    check_type,
+)
+from pccl.descriptors import POINTER_MAX, DeviceType
+from pccl.protocol.types import DataType
+
+ELEMENTS_MAX = 2**63 - 1
+
+
+class SharedStateSyncStrategy(enum.IntEnum):
+    """Whose contents count in a synchronization."""
+
+    ENFORCE_POPULAR = 0
+    RECEIVE_ONLY = 1
+    SEND_ONLY = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SharedStateSyncInfo:
+    """What a synchronization moved.
+
+    Attributes:
+        tx_bytes: bytes of tensors that other members fetched from this peer.
+        rx_bytes: bytes of tensors that this peer fetched.
+    """
+
+    tx_bytes: int
+    rx_bytes: int
+
+
+class TensorInfo:
+    """One entry of a shared state.
+
+    Args:
+        name: the same on all members.
+        data_ptr: address of the first element; the caller keeps the memory alive as long as the
+            shared state is used.
+        numel: elements.
+        dtype: what they are.
+        device_type: where they are; CPU.
+        allow_content_inequality: members may hold different values.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: a null pointer, no elements, or memory that cannot be used.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        data_ptr: int,
+        *,
+        numel: int,
+        dtype: DataType,
+        device_type: DeviceType,
+        allow_content_inequality: bool,
+    ) -> None:
+        self.name = check_text("name", name)
+        self.numel = check_range(f"numel of {name!r}", numel, 1, ELEMENTS_MAX)
+        self.data_ptr = check_range(f"data_ptr of {name!r}", data_ptr, 1, POINTER_MAX)
+        self.dtype = check_member("dtype", dtype, DataType)
+        self.device_type = check_member("device_type", device_type, DeviceType)
+        self.allow_content_inequality = check_flag(
+            "allow_content_inequality", allow_content_inequality
+        )
+        self.tensor: object | None = None
+        """What it was made from, which it keeps alive; None if it was made from an address."""
+        if self.device_type is DeviceType.CUDA and not cuda.is_available():
+            raise ValueError(
+                f"{name!r} is on a CUDA device, and shared state takes CPU tensors only: keep a "
+                "copy there (tensor.cpu()), and copy it back after a synchronization"
+            )
+
+    @staticmethod
+    def from_torch(tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
+        """An entry that is a torch tensor: contiguous, on the CPU.
+
+        Update it in place afterwards (``copy_``); the entry stays with this memory.
+
+        Raises:
+            TypeError: not a torch tensor, a DTensor, or a dtype that is not carried.
+            ValueError: a tensor that cannot be used as it is.
+        """
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name!r} must be a torch tensor, not {type(tensor).__name__}")
+        held: Any = tensor
+        if _is_dtensor(held):
+            raise TypeError(f"{name!r} is a DTensor; pass its local shard (.to_local())")
+        if held.layout is not torch.strided:
+            raise TypeError(f"{name!r} is not a dense tensor; pass its .to_dense()")
+        device_type = DeviceType.from_torch_device_type(held.device.type)
+        if device_type is None:
+            raise ValueError(f"{name!r} is on {held.device}; copy it to the CPU first (.cpu())")
+        if not held.is_contiguous():
+            raise ValueError(f"{name!r} is not contiguous; pass its .contiguous()")
+        info = TensorInfo(
+            name,
+            _pointer_of(name, held.data_ptr(), held.numel()),
+            numel=held.numel(),
+            dtype=_carried(name, DataType.from_torch_dtype, held.dtype),
+            device_type=device_type,
+            allow_content_inequality=allow_content_inequality,
+        )
+        info.tensor = held
+        return info
+
+    @staticmethod
+    def from_numpy(tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
+        """An entry that is a NumPy array: contiguous and writable.
+
+        Update it in place afterwards (``array[...] = ``); the entry stays with this memory.
+
+        Raises:
+            TypeError: not a NumPy array, or a dtype that is not carried.
+            ValueError: an array that cannot be used as it is.
+        """
+        array: Any = tensor
+        if not _is_array(tensor):
+            raise TypeError(f"{name!r} must be a NumPy array, not {type(array).__name__}")
+        if not array.flags.c_contiguous:
+            raise ValueError(f"{name!r} is not contiguous; pass np.ascontiguousarray() of it")
+        if not array.flags.writeable:
+            raise ValueError(f"{name!r} is read-only; pass a writable array, such as a copy()")
+        info = TensorInfo(
+            name,
+            _pointer_of(name, array.ctypes.data, array.size),
+            numel=array.size,
+            dtype=_carried(name, DataType.from_numpy_dtype, array.dtype),
+            device_type=DeviceType.CPU,
+            allow_content_inequality=allow_content_inequality,
+        )
+        info.tensor = array
+        return info
+
+
+class SharedState:
+    """An ordered list of named tensors, and a revision that starts at 0.
+
+    Only references are kept: change the contents in place, then advance the revision.
+
+    Args:
+        tensor_infos: the entries, in the same order on all members.
+
+    Raises:
+        TypeError: not TensorInfos.
+        ValueError: none, or two of one name.
+    """
+
+    def __init__(self, tensor_infos: Iterable[TensorInfo]) -> None:
+        self._infos = [check_type("tensor_infos", info, TensorInfo) for info in tensor_infos]
+        if not self._infos:
+            raise ValueError("a shared state needs at least one tensor")
+        names: set[str] = set()
+        for info in self._infos:
+            if info.name in names:
+                raise ValueError(f"two tensors are called {info.name!r}; give each its own name")
+            names.add(info.name)
+        self._revision = 0
+
+    @property
+    def tensor_infos(self) -> tuple[TensorInfo, ...]:
+        """The entries."""
+        return tuple(self._infos)
+
+    @property
+    def revision(self) -> int:
+        """Version of the contents, as the program counts them; an unsigned 64-bit number."""
+        return self._revision
+
+    @revision.setter
+    def revision(self, revision: int) -> None:
+        self._revision = check_range("revision", revision, 0, REVISION_MAX)
+
+    def push_revision(self) -> None:
+        """Add 1 to the revision."""
+        self.revision = self._revision + 1
+
+
+def _is_array(value: object) -> bool:
+    """Whether it is a NumPy array whose memory says all there is to say."""
+    return not isinstance(value, np.ma.MaskedArray) and isinstance(value, np.ndarray)
+
+
+def _is_dtensor(tensor: object) -> bool:
+    """Whether it is torch's DTensor, which has lived in several modules, or derived from it."""
+    return any(
+        kind.__name__ == "DTensor" and kind.__module__.startswith("torch.distributed")
+        for kind in type(tensor).__mro__
+    )
+
+
+def _pointer_of(name: str, data_ptr: int, numel: int) -> int:
+    if not numel:
+        raise ValueError(f"{name!r} has no elements; leave it out")
+    if not data_ptr:
+        raise ValueError(f"{name!r} has no memory of its own (its data_ptr is null)")
+    return data_ptr
+
+
+def _carried(name: str, data_type_of: Any, dtype: object) -> DataType:
+    try:
+        data_type: DataType = data_type_of(dtype)
+    except ValueError as error:
+        raise TypeError(f"{name!r}: {error}") from None
+    return data_type

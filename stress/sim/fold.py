@@ -1,0 +1,111 @@
+"""What a reduce must give, written from the definition and apart from the library's arithmetic.
+
+Element by element, in the order in which partial results travel: the chunk of rank c starts with
+the value of rank c and takes in those of c + 1, c + 2, ... (modulo the world size). Integers are
+exact Python numbers, cut to the width of their dtype after each hop. Halves are combined in float32
+and rounded after each hop; the last hop of an average rounds only after the division.
+
+A NaN is a NaN: its sign and payload depend on the machine. Likewise it is open which of two zeros
+of different sign is the smaller one. All members hold the same bits nevertheless; that is checked
+by comparing members with each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from pccl.protocol.types import ReduceOp
+
+Array = npt.NDArray[Any]
+
+_HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
+def fold(contributions: list[Array], op: ReduceOp) -> Array:
+    """The result that a ring of these contributions (in ring order) must have."""
+    world_size, count = len(contributions), len(contributions[0])
+    base, longer = divmod(count, world_size)
+    result = np.empty_like(contributions[0])
+    combine = _fold_integers if np.issubdtype(result.dtype, np.integer) else _fold_floats
+    start = 0
+    for chunk in range(world_size):
+        end = start + base + (1 if chunk < longer else 0)
+        ranks = [(chunk + hop) % world_size for hop in range(world_size)]
+        result[start:end] = combine([contributions[rank][start:end] for rank in ranks], op)
+        start = end
+    return result
+
+
+def differences(result: Array, expected: Array, op: ReduceOp) -> list[int]:
+    """The indices at which ``result`` is not what a :func:`fold` says that it must be."""
+    equal = _bits(result) == _bits(expected)
+    if not np.issubdtype(result.dtype, np.integer):
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            a, b = result.astype(np.float64), expected.astype(np.float64)
+        equal |= np.isnan(a) & np.isnan(b)
+        if op in (ReduceOp.MIN, ReduceOp.MAX):
+            equal |= (a == 0) & (b == 0)
+    return [int(index) for index in np.flatnonzero(~equal)]
+
+
+def _bits(values: Array) -> Array:
+    return values.view(np.dtype(f"u{values.dtype.itemsize}"))
+
+
+def _fold_integers(parts: list[Array], op: ReduceOp) -> Array:
+    dtype = parts[0].dtype
+    low, span = int(np.iinfo(dtype).min), 1 << (8 * dtype.itemsize)
+    totals: list[int] = parts[0].tolist()
+    for part in parts[1:]:
+        values: list[int] = part.tolist()
+        exact = [_combined(a, b, op) for a, b in zip(totals, values, strict=True)]
+        totals = [(value - low) % span + low for value in exact]
+    if op is ReduceOp.AVG:
+        totals = [_divide_toward_zero(value, len(parts)) for value in totals]
+    return np.array(totals, dtype)
+
+
+def _combined(a: int, b: int, op: ReduceOp) -> int:
+    match op:
+        case ReduceOp.SUM | ReduceOp.AVG:
+            return a + b
+        case ReduceOp.PROD:
+            return a * b
+        case ReduceOp.MAX:
+            return max(a, b)
+        case ReduceOp.MIN:
+            return min(a, b)
+
+
+def _divide_toward_zero(value: int, divisor: int) -> int:
+    quotient = abs(value) // divisor
+    return quotient if value >= 0 else -quotient
+
+
+def _fold_floats(parts: list[Array], op: ReduceOp) -> Array:
+    dtype = parts[0].dtype
+    wide = np.dtype(np.float32) if dtype in _HALVES else dtype
+    total = parts[0]
+    with np.errstate(all="ignore"):
+        for number, part in enumerate(parts[1:], 2):
+            exact = _combined_floats(total.astype(wide), part.astype(wide), op)
+            if op is ReduceOp.AVG and number == len(parts):
+                exact = exact / wide.type(len(parts))
+            total = exact.astype(dtype)
+    return total
+
+
+def _combined_floats(a: Array, b: Array, op: ReduceOp) -> Array:
+    match op:
+        case ReduceOp.SUM | ReduceOp.AVG:
+            return a + b
+        case ReduceOp.PROD:
+            return a * b
+        case ReduceOp.MAX:
+            return np.where(np.isnan(a) | (a > b), a, b)
+        case ReduceOp.MIN:
+            return np.where(np.isnan(a) | (a < b), a, b)

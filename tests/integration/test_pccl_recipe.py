@@ -1,0 +1,69 @@
+"""A program written for PCCL runs unchanged, also when one of its peers leaves early."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("pccl_recipe.py")
+LIMIT_S = 120.0
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", str(PROGRAM), *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def outcome(process: subprocess.Popen[str]) -> tuple[dict[str, Any], list[str]]:
+    output, complaints = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, complaints
+    told: dict[str, Any] = json.loads(output)
+    return told, complaints.splitlines()
+
+
+@pytest.fixture
+def address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.fixture
+def master(address: str) -> Iterator[str]:
+    process = start("master", address)
+    yield address
+    output, complaints = process.communicate("", timeout=LIMIT_S)
+    assert (process.returncode, output, complaints) == (0, "", "")
+
+
+def test_synchronous_diloco(master: str) -> None:
+    pytest.importorskip("torch")
+    steps = (4, 4, 2)
+    peers = [start("peer", master, len(steps), n, seed) for seed, n in enumerate(steps)]
+    try:
+        told = [outcome(peer) for peer in peers]
+    finally:
+        for peer in peers:
+            peer.kill()
+            peer.communicate()
+    for (result, complaints), wanted in zip(told, steps, strict=True):
+        assert result["revision"] == wanted
+        warned = [line for line in complaints if "MIN_MAX to UINT8" in line]
+        assert len(warned) == 1, "one warning, whatever the number of calls"
+        common = min(steps)
+        assert result["worlds"] == [len(steps)] * common + [2] * (wanted - common)
+    longest = [result for result, _ in told if result["revision"] == max(steps)]
+    assert len(longest) == 2
+    assert longest[0] == longest[1]
+    assert longest[0]["losses"][-1] < longest[0]["losses"][0]

@@ -1,0 +1,385 @@
+"""The run's token over real sockets: who has it works as ever, who has not is told just that."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pccl
+from pccl import Attribute, Timing
+from pccl.errors import LinkError, MasterLost, NotAdmitted
+from pccl.protocol.codec import StreamDecoder, encode
+from pccl.protocol.handshake import (
+    OPENING_BYTES,
+    PROOF_BYTES,
+    REFUSAL,
+    Channel,
+    Handshake,
+    Opening,
+    derive_key,
+)
+from pccl.protocol.messages import Message, Register, Registered, Resume
+from pccl.protocol.types import PeerId
+
+TOKEN = "the token of these tests"
+OTHER = "the token of somebody else"
+LIMIT_S = 30.0
+AT_ONCE_S = 1.0
+QUICK = Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01)
+
+
+@pytest.fixture(autouse=True)
+def _no_token_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PCCL_TOKEN", raising=False)
+    monkeypatch.delenv("PCCL_TOKEN_FILE", raising=False)
+
+
+@contextmanager
+def master_of(token: str | None, timing: Timing = QUICK) -> Generator[pccl.MasterNode]:
+    with pccl.MasterNode("127.0.0.1:0", timing=timing, token=token) as node:
+        yield node
+
+
+def join(address: str, token: str | None, timing: Timing = QUICK) -> pccl.Communicator:
+    member = pccl.Communicator(address, timing=timing, token=token)
+    member.connect(n_attempts=3)
+    member.update_topology()  # the admission counts as this one: the next is a real call
+    return member
+
+
+@contextmanager
+def pair_of(node: pccl.MasterNode, token: str | None) -> Generator[list[pccl.Communicator]]:
+    """Two members of the run."""
+    first = join(node.address, token)
+    second = pccl.Communicator(node.address, timing=QUICK, token=token)
+    joining = threading.Thread(target=second.connect)
+    joining.start()
+    while first.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < 2:
+        first.update_topology()
+    joining.join(LIMIT_S)
+    with first, second:
+        yield [first, second]
+
+
+def reduce(members: list[pccl.Communicator]) -> None:
+    arrays = [np.full(100_000, rank + 1.0, np.float32) for rank in range(len(members))]
+    calls = [
+        threading.Thread(target=member.all_reduce, args=(array,))
+        for member, array in zip(members, arrays, strict=True)
+    ]
+    for call in calls:
+        call.start()
+    for call in calls:
+        call.join(LIMIT_S)
+    assert all((array == sum(range(1, len(members) + 1))).all() for array in arrays)
+
+
+def machine_of(node: pccl.MasterNode) -> tuple[bytes, int]:
+    """The run's id, and how many peers there are."""
+    server = node._server  # pyright: ignore[reportPrivateUsage]
+    assert server is not None
+    return server.machine.run, len(server.machine.membership.peers)
+
+
+def port_of(member: pccl.Communicator) -> tuple[str, int]:
+    listener = member._session.engine._listener  # pyright: ignore[reportPrivateUsage]
+    assert listener is not None
+    return "127.0.0.1", listener.address.port
+
+
+def links_of(member: pccl.Communicator) -> int:
+    """How many lanes there are to anybody."""
+    keeper = member._session.engine.keeper  # pyright: ignore[reportPrivateUsage]
+    links = keeper._links.all()  # pyright: ignore[reportPrivateUsage]
+    return sum(len(link.lanes) for link in links)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
+def dial(address: str | tuple[str, int]) -> socket.socket:
+    if isinstance(address, str):
+        host, _, port = address.rpartition(":")
+        address = host, int(port)
+    return socket.create_connection(address, LIMIT_S)
+
+
+def rest_of(sock: socket.socket) -> bytes:
+    """All that comes until the other side closes."""
+    data = b""
+    with suppress(ConnectionError):
+        while more := sock.recv(1 << 16):
+            data += more
+    return data
+
+
+def greet(sock: socket.socket, handshake: Handshake) -> Opening:
+    """Do the whole handshake; gives what the other side has said."""
+    while handshake.remote is None:
+        sock.sendall(handshake.take_output())
+        data = sock.recv(handshake.awaited_bytes)
+        assert data, "closed during the handshake"
+        handshake.receive(data)
+    return handshake.remote
+
+
+# -- with the token --------------------------------------------------------------------------------
+
+
+def test_two_peers_that_have_it_reduce() -> None:
+    with master_of(TOKEN) as node, pair_of(node, TOKEN) as members:
+        reduce(members)
+
+
+def test_from_the_environment_and_from_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    monkeypatch.setenv("PCCL_TOKEN", TOKEN)
+    with master_of(None) as node:
+        monkeypatch.delenv("PCCL_TOKEN")
+        with pytest.raises(NotAdmitted):
+            join(node.address, None)
+        monkeypatch.setenv("PCCL_TOKEN_FILE", str(tmp_path / "token"))
+        with pair_of(node, None) as members:
+            reduce(members)
+
+
+def test_masters_one_after_another_on_one_port() -> None:
+    with master_of(TOKEN) as node:
+        address = node.address
+        join(address, TOKEN).close()
+    for token in (OTHER, None, TOKEN):
+        with pccl.MasterNode(address, timing=QUICK, token=token):
+            join(address, token).close()
+
+
+def test_a_member_resumes() -> None:
+    """A control connection that breaks is made again, with a new handshake."""
+    with master_of(TOKEN) as node, pair_of(node, TOKEN) as members:
+        server = node._server  # pyright: ignore[reportPrivateUsage]
+        assert server is not None
+        streams = server._streams  # pyright: ignore[reportPrivateUsage]
+        before = set(streams)
+        first = next(iter(streams.values()))
+        node_io = members[0]._session._io  # pyright: ignore[reportPrivateUsage]
+        node_io.loop.call_soon_threadsafe(first.connection.abort)
+        until(lambda: len(streams) == 2 and set(streams) != before)
+        reduce(members)
+        assert machine_of(node)[1] == 2
+
+
+# -- without it ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "words", "log"),
+    [
+        (TOKEN, OTHER, "the token here differs from the one there: set PCCL_TOKEN", "its token is"),
+        (TOKEN, None, "a token is needed there: set PCCL_TOKEN, or token=", "it has no token"),
+        (None, TOKEN, "none is used there: start the master with the same token", "none is used"),
+    ],
+    ids=["wrong", "missing", "superfluous"],
+)
+def test_a_newcomer_is_told_at_once(
+    there: str | None, here: str | None, words: str, log: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with master_of(there) as node, pair_of(node, there) as members:
+        caplog.clear()
+        began_s = time.monotonic()
+        with pytest.raises(NotAdmitted, match=words):
+            join(node.address, here)
+        assert time.monotonic() - began_s < AT_ONCE_S
+        reduce(members)
+        assert machine_of(node)[1] == 2
+    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert [log in warning.getMessage() for warning in warnings] == [True]
+
+
+def test_nothing_is_parsed_before_the_proof() -> None:
+    """A valid Register behind an opening without a proof, or with a wrong one, registers nobody."""
+    opening = Opening(Channel.CONTROL, bytes(32), security=1).encode()
+    register = encode(Register(0, "", 1))
+    with master_of(TOKEN) as node:
+        for proof in (b"", bytes(PROOF_BYTES), b"\1" * PROOF_BYTES):
+            with closing(dial(node.address)) as sock:
+                sock.sendall(opening + proof + register)
+                sock.shutdown(socket.SHUT_WR)
+                answer = rest_of(sock)
+            assert answer[OPENING_BYTES:] in (b"", REFUSAL)
+            assert Opening.decode(answer[:OPENING_BYTES]).security == 1
+        assert machine_of(node)[1] == 0
+        with closing(dial(node.address)) as sock:  # the same with a proof
+            greet(
+                sock,
+                Handshake.dial(Opening(Channel.CONTROL, bytes(32)), derive_key(TOKEN.encode())),
+            )
+            sock.sendall(register)
+            assert isinstance(first_message(sock), Registered)
+        assert machine_of(node)[1] == 1
+
+
+def first_message(sock: socket.socket) -> Message:
+    decoder = StreamDecoder()
+    found: list[Message] = []
+    while not found:
+        data = sock.recv(1 << 10)
+        assert data
+        found = decoder.feed(data)
+    return found[0]
+
+
+def test_a_resume_without_the_token() -> None:
+    """Who has overheard a peer's place still cannot take it."""
+    with master_of(TOKEN) as node, pair_of(node, TOKEN) as members:
+        machine = members[0]._session.engine.machine  # pyright: ignore[reportPrivateUsage]
+        overheard = machine._token  # pyright: ignore[reportPrivateUsage]
+        resume = encode(Resume(machine.peer, overheard, 0))
+        run, _ = machine_of(node)
+        opening = Opening(Channel.CONTROL, bytes(32), run, 1, machine.peer, security=1)
+        with closing(dial(node.address)) as sock:
+            sock.sendall(opening.encode() + bytes(PROOF_BYTES) + resume)
+            assert rest_of(sock)[OPENING_BYTES:] == REFUSAL
+        reduce(members)
+
+
+@pytest.mark.parametrize("security", [0, 1])
+def test_a_lane_cannot_be_opened(security: int) -> None:
+    with master_of(TOKEN) as node, pair_of(node, TOKEN) as members:
+        run, _ = machine_of(node)
+        opening = Opening(
+            Channel.LANE, bytes(32), run, 1, PeerId(99), PeerId(1), security=security
+        ).encode()
+        lanes = links_of(members[0])
+        with closing(dial(port_of(members[0]))) as sock:
+            sock.sendall(opening + b"\1" * PROOF_BYTES)
+            assert rest_of(sock)[OPENING_BYTES:] == (REFUSAL if security else b"")
+        assert links_of(members[0]) == lanes == 1
+        reduce(members)
+
+
+def test_a_lane_is_opened_with_it() -> None:
+    """The test above fails for the right reason."""
+    with master_of(TOKEN) as node, pair_of(node, TOKEN) as members:
+        run, _ = machine_of(node)
+        opening = Opening(Channel.LANE, bytes(32), run, 1, PeerId(99), PeerId(1))
+        with closing(dial(port_of(members[0]))) as sock:
+            remote = greet(sock, Handshake.dial(opening, derive_key(TOKEN.encode())))
+            assert (remote.source, remote.target, remote.run) == (1, 99, run)
+            until(lambda: links_of(members[0]) == 2)
+        reduce(members)
+
+
+# -- an impostor at the master's address -----------------------------------------------------------
+
+
+@contextmanager
+def impostor(serve: Callable[[socket.socket], object], port: int = 0) -> Generator[str]:
+    """Somebody who answers at an address."""
+    with socket.create_server(("127.0.0.1", port)) as server:
+
+        def run() -> None:
+            with suppress(OSError):  # it is shut down in the end
+                while True:
+                    with closing(server.accept()[0]) as sock, suppress(OSError, AssertionError):
+                        sock.settimeout(LIMIT_S)
+                        serve(sock)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join(LIMIT_S)
+
+
+def test_who_answers_without_knowing_the_token_learns_nothing_of_use() -> None:
+    heard: list[bytes] = []
+
+    def serve(sock: socket.socket) -> None:
+        opening = sock.recv(OPENING_BYTES, socket.MSG_WAITALL)
+        sock.sendall(Opening(Channel.CONTROL, b"x" * 32, b"r" * 16, 1, security=1).encode())
+        heard.append(opening + sock.recv(PROOF_BYTES, socket.MSG_WAITALL))
+        sock.sendall(b"\1" * PROOF_BYTES)
+        heard.append(rest_of(sock))
+
+    words = "does not know the token: is the address right"
+    with impostor(serve) as address, pytest.raises(NotAdmitted, match=words):
+        join(address, TOKEN)
+    assert [len(data) for data in heard] == [OPENING_BYTES + PROOF_BYTES, 0]
+
+
+def test_a_member_is_not_turned_away_by_an_impostor() -> None:
+    """It tries on until its master counts as lost, and never resumes with somebody unproven."""
+    timing = Timing(heartbeat_s=0.1, tick_s=0.05, master_lost_s=0.5, connect_retry_s=0.01)
+    heard: list[bytes] = []
+
+    def serve(sock: socket.socket) -> None:
+        sock.recv(OPENING_BYTES, socket.MSG_WAITALL)
+        sock.sendall(Opening(Channel.CONTROL, b"x" * 32, b"r" * 16, 1, security=1).encode())
+        sock.recv(PROOF_BYTES, socket.MSG_WAITALL)
+        sock.sendall(REFUSAL)
+        heard.append(rest_of(sock))
+
+    node = pccl.MasterNode("127.0.0.1:0", timing=timing, token=TOKEN)
+    node.run()
+    port = int(node.address.rpartition(":")[2])
+    with join(node.address, TOKEN, timing) as member:
+        node.interrupt()
+        with impostor(serve, port), pytest.raises(MasterLost, match="no word from the master"):
+            member.update_topology()
+    assert len(heard) > 1
+    assert set(heard) == {b""}
+
+
+def test_a_new_master_of_the_same_token_is_another_run() -> None:
+    with master_of(TOKEN) as node:
+        address = node.address
+        member = join(address, TOKEN)
+    with (
+        member,
+        pccl.MasterNode(address, timing=QUICK, token=TOKEN),
+        pytest.raises(MasterLost, match="another one answered: it coordinates another run"),
+    ):
+        member.update_topology()
+
+
+# -- who may listen --------------------------------------------------------------------------------
+
+
+def test_listening_to_everybody_without_a_token_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pccl.MasterNode("0.0.0.0:0"):
+        pass
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    words = record.getMessage()
+    assert words.startswith("no token: whoever reaches 0.0.0.0:")
+    assert "PCCL_TOKEN" in words
+    caplog.clear()
+    with pccl.MasterNode("0.0.0.0:0", token=TOKEN), master_of(None):
+        pass
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+@pytest.mark.parametrize("token", ["", "short", b"fifteen bytes !"])
+def test_a_short_token_is_refused(token: str | bytes) -> None:
+    with pytest.raises(ValueError, match="too short"):
+        pccl.MasterNode("127.0.0.1:0", token=token)
+
+
+def test_two_masters_on_one_port() -> None:
+    with master_of(TOKEN) as node, pytest.raises(LinkError, match="address already in use"):
+        pccl.MasterNode(node.address, token=TOKEN).run()

@@ -1,0 +1,325 @@
+"""Whole collectives: data planes joined by links in memory, every frame at a moment of its own.
+
+What they must give comes from the simulator's fold, which ``test_reductions`` compares with the
+definition.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pccl.protocol.frame import FrameHeader
+from pccl.protocol.types import Collective, DataType, Descriptor, OperationId, PeerId, ReduceOp
+from pccl.runtime.data_plane import DataPlane
+from pccl.runtime.operand import borrow
+from pccl.stress.sim.fold import differences, fold
+from pccl.transports.link import Link
+
+Array = npt.NDArray[Any]
+
+OPERATION = OperationId(term=1, group=0, view=3, tag=5, n=0)
+
+
+class Wire(Link):
+    """Queues references to memory, as a send queue does: it is read when the frame leaves."""
+
+    def __init__(
+        self,
+        peer: PeerId,
+        queue: Callable[[FrameHeader, memoryview], None],
+        copy_queued: Callable[[], None],
+    ) -> None:
+        super().__init__(peer)
+        self._queue = queue
+        self._copy_queued = copy_queued
+
+    @property
+    def up(self) -> bool:
+        return True
+
+    def send(self, header: FrameHeader, payload: memoryview | bytes = b"") -> None:
+        self._queue(header, memoryview(payload))
+
+    def detach(self, operation: OperationId) -> None:
+        self._copy_queued()
+
+
+class OneFrame:
+    """What a data plane sees of the lane that a frame comes on."""
+
+    def __init__(self, header: FrameHeader) -> None:
+        self.context: object = None
+        self.receiving: FrameHeader | None = header
+
+
+@dataclass(slots=True)
+class Travelling:
+    source: int
+    target: int
+    header: FrameHeader
+    payload: memoryview
+
+
+class Ring:
+    """One data plane per rank. Peer ids are not ranks."""
+
+    def __init__(self, world_size: int, segment_bytes: int, rng: random.Random) -> None:
+        self.peers = tuple(PeerId(10 + 3 * rank) for rank in range(world_size))
+        self.frames: list[Travelling] = []
+        self.done: dict[int, bytes] = {}
+        self._rng = rng
+        self._to_begin = list(range(world_size))
+        self.planes = [self._plane(rank, segment_bytes) for rank in range(world_size)]
+
+    def _plane(self, rank: int, segment_bytes: int) -> DataPlane:
+        def link_to(peer: PeerId) -> Link:
+            target = self.peers.index(peer)
+
+            def queue(header: FrameHeader, payload: memoryview) -> None:
+                self.frames.append(Travelling(rank, target, header, payload))
+
+            def copy_queued() -> None:
+                for frame in self.frames:
+                    if frame.source == rank:
+                        frame.payload = memoryview(bytes(frame.payload))
+
+            return Wire(peer, queue, copy_queued)
+
+        def on_done(operation: OperationId, digest: bytes) -> None:
+            assert operation == OPERATION
+            assert rank not in self.done
+            assert rank not in self._to_begin  # never before it has begun
+            self.done[rank] = digest
+
+        return DataPlane(link_to, lambda operation: False, on_done, segment_bytes)
+
+    def post(self, descriptor: Descriptor, buffers: list[tuple[Array, Array]] | None) -> None:
+        for rank, plane in enumerate(self.planes):
+            operand = borrow(*buffers[rank]) if buffers is not None else None
+            plane.post(OPERATION, descriptor, operand, self.peers, self.peers[rank])
+
+    def step(self) -> bool:
+        """One rank begins, or one frame arrives; False if there is neither."""
+        choice = self._rng.randrange(len(self._to_begin) + len(self.frames) + 1)
+        if self._to_begin and (choice < len(self._to_begin) or not self.frames):
+            rank = self._to_begin.pop(self._rng.randrange(len(self._to_begin)))
+            self.planes[rank].begin(OPERATION)
+            return True
+        if not self.frames:
+            return False
+        self._deliver(self.frames.pop(self._rng.randrange(len(self.frames))))
+        return True
+
+    def _deliver(self, frame: Travelling) -> None:
+        lane: Any = OneFrame(frame.header)
+        plane, sender = self.planes[frame.target], self.peers[frame.source]
+        plane.frame_started(sender, lane, frame.header)
+        received = 0
+        while received < len(frame.payload):
+            memory = plane.frame_buffer(lane, frame.header, received)
+            take = min(len(memory), self._rng.randint(1, len(frame.payload) - received))
+            memory[:take] = frame.payload[received : received + take]
+            received += take
+        lane.receiving = None
+        plane.frame_received(sender, lane, frame.header)
+
+    def deliver_the_rest(self) -> None:
+        while self.frames:
+            self._deliver(self.frames.pop())
+
+    def end(self, committed: bool) -> None:
+        for plane in self.planes:
+            plane.end(OPERATION, committed=committed)
+
+
+def random_values(data_type: DataType, count: int, rng: random.Random) -> Array:
+    """Any bits at all, or small numbers: NaN, infinity and the like are among the bits."""
+    dtype = data_type.to_numpy_dtype()
+    if rng.random() < 0.5:
+        return np.frombuffer(rng.randbytes(count * dtype.itemsize), dtype)
+    return np.array([rng.randrange(100) for _ in range(count)]).astype(dtype)
+
+
+def lend(inputs: list[Array], rng: random.Random) -> list[tuple[Array, Array]]:
+    """Each rank decides for itself whether the collective is in place."""
+    sends = [own.copy() for own in inputs]
+    return [
+        (send, send if rng.random() < 0.5 else np.frombuffer(bytearray(send.nbytes), send.dtype))
+        for send in sends
+    ]
+
+
+@pytest.mark.parametrize("op", ReduceOp)
+@pytest.mark.parametrize("data_type", DataType)
+@settings(max_examples=8)
+@given(st.integers(2, 9), st.integers(1, 30), st.integers(1, 40), st.randoms())
+def test_a_reduce_of_every_kind(
+    data_type: DataType,
+    op: ReduceOp,
+    world_size: int,
+    count: int,
+    segment_bytes: int,
+    rng: random.Random,
+) -> None:
+    inputs = [random_values(data_type, count, rng) for _ in range(world_size)]
+    buffers = lend(inputs, rng)
+    ring = Ring(world_size, max(segment_bytes, data_type.itemsize), rng)
+    ring.post(Descriptor(data_type, op, count), buffers)
+    while ring.step():
+        pass
+    ring.end(committed=True)
+    assert differences(buffers[0][1], fold(inputs, op), op) == []
+    assert len({recv.tobytes() for _, recv in buffers}) == 1
+    assert sorted(ring.done) == list(range(world_size))
+    assert len(set(ring.done.values())) == 1
+    for own, (send, recv) in zip(inputs, buffers, strict=True):
+        assert send is recv or send.tobytes() == own.tobytes()
+
+
+@pytest.mark.parametrize("data_type", DataType)
+@settings(max_examples=10)
+@given(st.integers(2, 9), st.integers(1, 30), st.integers(1, 40), st.randoms())
+def test_a_broadcast(
+    data_type: DataType, world_size: int, count: int, segment_bytes: int, rng: random.Random
+) -> None:
+    inputs = [random_values(data_type, count, rng) for _ in range(world_size)]
+    buffers = [own.copy() for own in inputs]
+    root = rng.randrange(world_size)
+    ring = Ring(world_size, max(segment_bytes, data_type.itemsize), rng)
+    ring.post(Descriptor.broadcast(data_type, count, root), [(own, own) for own in buffers])
+    while ring.step():
+        pass
+    traffic = [plane.transfers[OPERATION] for plane in ring.planes]
+    nbytes = buffers[0].nbytes
+    ring.end(committed=True)
+    assert {own.tobytes() for own in buffers} == {inputs[root].tobytes()}
+    assert sorted(ring.done) == list(range(world_size))
+    assert len(set(ring.done.values())) == 1
+    last = (root - 1) % world_size
+    assert [t.tx_bytes for t in traffic] == [
+        0 if rank == last else nbytes for rank in range(world_size)
+    ]
+    assert [t.rx_bytes for t in traffic] == [
+        0 if rank == root else nbytes for rank in range(world_size)
+    ]
+
+
+@settings(max_examples=30)
+@given(st.integers(2, 9), st.randoms())
+def test_a_barrier_is_done_where_it_begins(world_size: int, rng: random.Random) -> None:
+    ring = Ring(world_size, 64, rng)
+    ring.post(Descriptor.barrier(), None)
+    assert ring.done == {}
+    while ring.step():
+        assert ring.frames == []
+    ring.end(committed=True)
+    assert sorted(ring.done) == list(range(world_size))
+    assert len(set(ring.done.values())) == 1
+
+
+@pytest.mark.parametrize("collective", [Collective.ALL_REDUCE, Collective.BROADCAST])
+@settings(max_examples=60)
+@given(
+    st.sampled_from(DataType),
+    st.integers(2, 6),
+    st.integers(1, 30),
+    st.integers(0, 150),
+    st.randoms(),
+)
+def test_an_abort_at_any_moment_leaves_every_input_as_it_was(
+    collective: Collective,
+    data_type: DataType,
+    world_size: int,
+    count: int,
+    moment: int,
+    rng: random.Random,
+) -> None:
+    inputs = [random_values(data_type, count, rng) for _ in range(world_size)]
+    if collective is Collective.BROADCAST:
+        descriptor = Descriptor.broadcast(data_type, count, rng.randrange(world_size))
+        buffers = [(own, own) for own in (own.copy() for own in inputs)]
+    else:
+        descriptor = Descriptor(data_type, rng.choice(tuple(ReduceOp)), count)
+        buffers = lend(inputs, rng)
+    ring = Ring(world_size, 16, rng)
+    ring.post(descriptor, buffers)
+    for _ in range(moment):
+        if not ring.step():
+            break
+    ring.end(committed=False)
+    results = [recv.tobytes() for _, recv in buffers]
+    assert [send.tobytes() for send, _ in buffers] == [own.tobytes() for own in inputs]
+    ring.deliver_the_rest()  # frames that were on their way when it ended
+    assert [recv.tobytes() for _, recv in buffers] == results
+
+
+@pytest.mark.parametrize("collective", [Collective.ALL_REDUCE, Collective.BROADCAST])
+@settings(max_examples=60)
+@given(st.integers(2, 6), st.integers(1, 30), st.randoms())
+def test_who_is_done_may_leave_with_his_input(
+    collective: Collective, world_size: int, count: int, rng: random.Random
+) -> None:
+    """The others get their result from a copy, whatever he does with his memory."""
+    inputs = [random_values(DataType.INT16, count, rng) for _ in range(world_size)]
+    if collective is Collective.BROADCAST:
+        root = rng.randrange(world_size)
+        expected = inputs[root]
+        descriptor = Descriptor.broadcast(DataType.INT16, count, root)
+        buffers = [(own, own) for own in (own.copy() for own in inputs)]
+    else:
+        expected = fold(inputs, ReduceOp.PROD)
+        descriptor = Descriptor(DataType.INT16, ReduceOp.PROD, count)
+        buffers = lend(inputs, rng)
+    ring = Ring(world_size, 8, rng)
+    ring.post(descriptor, buffers)
+    left: set[int] = set()
+    while ring.step():
+        for rank in sorted(ring.done.keys() - left):
+            if rng.random() < 0.3:
+                left.add(rank)
+                ring.planes[rank].detach(OPERATION)
+                send, recv = buffers[rank]
+                assert send.tobytes() == inputs[rank].tobytes()
+                send[:], recv[:] = -7, -7
+    assert len(ring.done) == world_size
+    assert len(set(ring.done.values())) == 1
+    ring.end(committed=rng.random() < 0.5 and len(left) < world_size)
+    for rank, (send, recv) in enumerate(buffers):
+        if rank in left:
+            assert (send == -7).all()
+            assert (recv == -7).all()
+        elif send is not recv:
+            assert send.tobytes() == inputs[rank].tobytes()
+            assert recv.tobytes() == expected.tobytes()
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(list(Collective)), st.integers(2, 6), st.integers(0, 60), st.randoms())
+def test_progress_shows_who_owes_what(
+    collective: Collective, world_size: int, moment: int, rng: random.Random
+) -> None:
+    """What a rank has ready less what the next one has received is what travels between them."""
+    buffers: list[tuple[Array, Array]] | None = None
+    descriptor = Descriptor.barrier()
+    if collective is not Collective.BARRIER:
+        arrays = [np.full(20, rank, np.int16) for rank in range(world_size)]
+        buffers = [(own, own) for own in arrays]
+        descriptor = Descriptor(DataType.INT16, ReduceOp.SUM, 20, collective, world_size // 2)
+    ring = Ring(world_size, 4, rng)
+    ring.post(descriptor, buffers)
+    for _ in range(moment):
+        if not ring.step():
+            break
+    progress = [plane.progress()[0] for plane in ring.planes]
+    for rank, mine in enumerate(progress):
+        travelling = sum(frame.target == rank for frame in ring.frames)
+        assert progress[rank - 1].ready - mine.received == travelling

@@ -1,0 +1,204 @@
+"""What the environment says where an argument is not given; addresses of all kinds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pccl.addresses import Advertised, listen_address, parse_address, parse_advertised
+from pccl.config import (
+    resolve_advertise,
+    resolve_group,
+    resolve_master,
+    resolve_min_peers,
+    resolve_pool_size,
+    resolve_token,
+)
+from pccl.transports.base import Address
+
+SECRET = "correct horse battery"
+
+
+@pytest.fixture(autouse=True)
+def _empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER", "GROUP", "LANES", "MIN_PEERS", "ADVERTISE", "TOKEN", "TOKEN_FILE"):
+        monkeypatch.delenv(f"PCCL_{name}", raising=False)
+
+
+# -- addresses -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("127.0.0.1:48148", "127.0.0.1", 48148),
+        ("[::1]:48148", "::1", 48148),
+        ("[fe80::1%eth0]:1", "fe80::1%eth0", 1),
+        ("myhost:0", "myhost", 0),
+        ("a.example.org:65535", "a.example.org", 65535),
+        ("localhost:5", "127.0.0.1", 5),
+    ],
+)
+def test_addresses(text: str, host: str, port: int) -> None:
+    assert parse_address(text) == Address(host, port)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "host", ":5", "host:", "host:x", "host:65536", "host:-1", "::1:5", "[]:5", "a b:5",
+     "[host:5", "http://host:5", "host:٣", "host:999999999999", "h" * 254 + ":1"],
+)  # fmt: skip
+def test_wrong_addresses(text: str) -> None:
+    with pytest.raises(ValueError, match="is not an address; write HOST:PORT"):
+        parse_address(text)
+    with pytest.raises(TypeError, match="a string"):
+        parse_address(48148)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "ports"),
+    [
+        ("host", "host", None),
+        ("10.1.2.3", "10.1.2.3", None),
+        ("[2001:db8::1]", "2001:db8::1", None),
+        ("localhost", "127.0.0.1", None),
+        ("host:5000", "host", (5000, 5000)),
+        ("host:5000-5010", "host", (5000, 5010)),
+        ("[2001:db8::1]:5000-5010", "2001:db8::1", (5000, 5010)),
+        (":5000", "", (5000, 5000)),
+        (":5000-5000", "", (5000, 5000)),
+    ],
+)
+def test_advertised(text: str, host: str, ports: tuple[int, int] | None) -> None:
+    assert parse_advertised(text) == Advertised(host, ports)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ":", "host:", "host:0", ":0", "host:9-8", "host:9-", "host:-9", "2001:db8::1", "host:1-x",
+     "host:65536", "a b", "[]"],
+)  # fmt: skip
+def test_wrong_advertised(text: str) -> None:
+    with pytest.raises(ValueError, match="is not an address to advertise; write HOST"):
+        parse_advertised(text)
+    with pytest.raises(TypeError, match="a string"):
+        parse_advertised(5000)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("master", "advertised", "listens"),
+    [
+        ("127.0.0.1", "", "127.0.0.1"),
+        ("::1", "", "::1"),
+        ("10.0.0.1", "", "0.0.0.0"),
+        ("2001:db8::1", "", "::"),
+        ("name", "", "::"),
+        ("127.0.0.1", "10.0.0.7", "0.0.0.0"),
+        ("127.0.0.1", "name", "::"),
+        ("10.0.0.1", "127.0.0.1", "127.0.0.1"),
+    ],
+)
+def test_where_a_peer_listens(master: str, advertised: str, listens: str) -> None:
+    found = listen_address(Address(master, 48148), Advertised(advertised, None))
+    assert found == Address(listens, 0)
+
+
+# -- the environment -----------------------------------------------------------------------------
+
+
+def test_nothing_is_set() -> None:
+    with pytest.raises(ValueError, match=r"Communicator\('HOST:PORT'\), or set PCCL_MASTER"):
+        resolve_master(None)
+    assert resolve_group(None) == 0
+    assert resolve_pool_size(None) == 0
+    assert resolve_min_peers(None) == 1
+    assert resolve_advertise(None) == Advertised("", None)
+    assert resolve_token(None) is None
+
+
+def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PCCL_MASTER", "[::1]:48148")
+    monkeypatch.setenv("PCCL_GROUP", "3")
+    monkeypatch.setenv("PCCL_LANES", "16")
+    monkeypatch.setenv("PCCL_MIN_PEERS", "4")
+    monkeypatch.setenv("PCCL_ADVERTISE", "host:5000-5001")
+    assert resolve_master(None) == Address("::1", 48148)
+    assert resolve_group(None) == 3
+    assert resolve_pool_size(None) == 16
+    assert resolve_min_peers(None) == 4
+    assert resolve_advertise(None) == Advertised("host", (5000, 5001))
+
+
+def test_arguments_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER", "GROUP", "LANES", "MIN_PEERS", "ADVERTISE", "TOKEN", "TOKEN_FILE"):
+        monkeypatch.setenv(f"PCCL_{name}", "nonsense")
+    assert resolve_master("host:1") == Address("host", 1)
+    assert resolve_group(0) == 0
+    assert resolve_pool_size(0) == 0
+    assert resolve_min_peers(1) == 1
+    assert resolve_advertise(":7") == Advertised("", (7, 7))
+    assert resolve_token(SECRET) == SECRET.encode()
+
+
+@pytest.mark.parametrize("name", ["MASTER", "GROUP", "LANES", "MIN_PEERS", "ADVERTISE"])
+def test_empty_counts_as_not_set(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(f"PCCL_{name}", "")
+    test_nothing_is_set()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "resolve", "words"),
+    [
+        ("PCCL_MASTER", "host", resolve_master, "PCCL_MASTER: 'host' is not an address"),
+        ("PCCL_GROUP", "x", resolve_group, "PCCL_GROUP must be a whole number, not 'x'"),
+        ("PCCL_GROUP", "-1", resolve_group, "PCCL_GROUP must be from 0 to 4294967295, not -1"),
+        ("PCCL_LANES", "1e3", resolve_pool_size, "PCCL_LANES must be a whole number"),
+        ("PCCL_LANES", "1025", resolve_pool_size, "PCCL_LANES must be from 0 to 1024"),
+        ("PCCL_MIN_PEERS", "0", resolve_min_peers, "PCCL_MIN_PEERS must be from 1 to"),
+        ("PCCL_ADVERTISE", "a:0", resolve_advertise, "PCCL_ADVERTISE: 'a:0' is not an address"),
+        ("PCCL_TOKEN", "short", resolve_token, "PCCL_TOKEN: .* 5 characters is too short; 16"),
+        ("PCCL_TOKEN", "", resolve_token, "pccl master --token auto"),
+        ("PCCL_TOKEN_FILE", "/no/such/file", resolve_token, "PCCL_TOKEN_FILE: .*/no/such/file"),
+    ],
+)
+def test_mistakes_name_the_variable(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, resolve: Any, words: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=words):
+        resolve(None)
+
+
+# -- the secret ----------------------------------------------------------------------------------
+
+
+def test_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert resolve_token(f" {SECRET}\n") == SECRET.encode()
+    assert resolve_token(b"\x00" * 16) == b"\x00" * 16
+    path = tmp_path / "token"
+    path.write_text("fifteen letters\n")
+    monkeypatch.setenv("PCCL_TOKEN_FILE", str(path))
+    with pytest.raises(ValueError, match=r"PCCL_TOKEN_FILE .*token': .* 15 characters"):
+        resolve_token(None)
+    path.write_text("x" * 4097)
+    with pytest.raises(ValueError, match="longer than 4096 bytes"):
+        resolve_token(None)
+    path.write_text(f"{SECRET} in a file\n")
+    assert resolve_token(None) == f"{SECRET} in a file".encode()
+    monkeypatch.setenv("PCCL_TOKEN", SECRET)
+    assert resolve_token(None) == SECRET.encode()
+    monkeypatch.delenv("PCCL_TOKEN")
+    monkeypatch.setenv("PCCL_TOKEN_FILE", str(tmp_path))
+    with pytest.raises(ValueError, match="cannot read"):
+        resolve_token(None)
+
+
+def test_a_secret_is_never_shown() -> None:
+    with pytest.raises(ValueError, match="too short") as caught:
+        resolve_token("my secret")
+    assert "my secret" not in str(caught.value)
+    with pytest.raises(TypeError, match="must be str or bytes, not int") as wrong:
+        resolve_token(1234567890123456)  # type: ignore[arg-type]
+    assert "1234567890123456" not in str(wrong.value)

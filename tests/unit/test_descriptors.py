@@ -1,0 +1,281 @@
+"""What a caller says about a reduce, and what becomes of it before anything is sent."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pccl
+from pccl import (
+    DataType,
+    DeviceType,
+    DistributionHint,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceDescriptor,
+    ReduceOp,
+    ReduceOpDescriptor,
+    ReduceOperandDescriptor,
+)
+from pccl import requests as requests_module
+from pccl.protocol.types import Collective, Member, PeerId, Roster
+from pccl.requests import broadcast_request, many_requests, reduce_request
+
+
+def about(count: int = 4, tag: int = 0, **changes: Any) -> ReduceDescriptor:
+    said: dict[str, Any] = {
+        "count": count,
+        "op": ReduceOp.AVG,
+        "tag": tag,
+        "operand_descriptor": None,
+        "quantization_options": None,
+    }
+    return ReduceDescriptor(**{**said, **changes})
+
+
+FLOATS = ReduceOperandDescriptor(DataType.FLOAT)
+
+
+def test_holders_hold() -> None:
+    operand = ReduceOperandDescriptor(datatype=DataType.FLOAT)
+    assert (operand.datatype, operand.distribution_hint) == (DataType.FLOAT, DistributionHint.NONE)
+    options = QuantizationOptions()
+    assert options.quantized_datatype is DataType.UINT8
+    assert options.algorithm is QuantizationAlgorithm.MIN_MAX
+    descriptor = ReduceDescriptor(10, ReduceOp.SUM, 3, operand, options)
+    assert (descriptor.count, descriptor.op, descriptor.tag) == (10, ReduceOp.SUM, 3)
+    descriptor.tag = 4
+    assert descriptor == ReduceDescriptor(10, ReduceOp.SUM, 4, operand, options)
+
+
+def test_device_types() -> None:
+    assert DeviceType.from_torch_device_type("cpu") is DeviceType.CPU
+    assert DeviceType.from_torch_device_type("cuda") is DeviceType.CUDA
+    assert DeviceType.from_torch_device_type("mps") is None
+
+
+# -- one reduce ----------------------------------------------------------------------------------
+
+
+def test_request_of_a_reduce() -> None:
+    array = np.ones(5, np.float32)
+    hint = ReduceOperandDescriptor(DataType.FLOAT, DistributionHint.NORMAL)
+    request = reduce_request(array, None, ReduceOp.MAX, 7, hint, None)
+    assert request.tag == 7
+    assert request.operand is not None
+    assert request.operand.in_place
+    assert np.shares_memory(request.operand.result, array)
+    descriptor = request.descriptor
+    assert (descriptor.dtype, descriptor.op, descriptor.count) == (DataType.FLOAT, 3, 5)
+    assert descriptor.collective is Collective.ALL_REDUCE
+    assert descriptor.quantization is QuantizationAlgorithm.NONE
+
+
+def test_plain_numbers_do_for_enums() -> None:
+    loose: Any = ReduceOperandDescriptor(10)  # type: ignore[arg-type]
+    request = reduce_request(np.ones(2, np.float32), None, 2, 0, loose, None)  # type: ignore[arg-type]
+    assert request.descriptor.op is ReduceOp.PROD
+
+
+ONES = np.ones(4, np.float32)
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"op": 5}, ValueError, "op must be one of ReduceOp.SUM, .*ReduceOp.MIN, not 5"),
+    ({"op": "SUM"}, ValueError, "op must be one of"),
+    ({"op": True}, ValueError, "op must be one of"),
+    ({"tag": -1}, ValueError, "tag must be from 0 to 18446744073709551615, not -1"),
+    ({"tag": 2**64}, ValueError, "tag"),
+    ({"tag": 1.0}, TypeError, "tag must be an integer"),
+    ({"operand_descriptor": DataType.FLOAT}, TypeError, "pccl.ReduceOperandDescriptor"),
+    (
+        {"operand_descriptor": ReduceOperandDescriptor(DataType.DOUBLE)},
+        ValueError,
+        "the tensor holds .*FLOAT.*; say DataType.FLOAT",
+    ),
+    ({"quantization_options": DataType.UINT8}, TypeError, "pccl.QuantizationOptions"),
+    (
+        {"quantization_options": QuantizationOptions(algorithm=9)},  # type: ignore[arg-type]
+        ValueError,
+        "algorithm must be one of",
+    ),
+    (
+        {"quantization_options": QuantizationOptions("u8")},  # type: ignore[arg-type]
+        ValueError,
+        "quantized_datatype must be one of",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "kind", "words"), WRONG)
+def test_wrong_arguments_of_a_reduce(
+    changes: dict[str, Any], kind: type[Exception], words: str
+) -> None:
+    right: dict[str, Any] = {
+        "op": ReduceOp.SUM, "tag": 0, "operand_descriptor": None, "quantization_options": None,
+    }  # fmt: skip
+    with pytest.raises(kind, match=words) as caught:
+        reduce_request(ONES, None, **{**right, **changes})
+    assert not isinstance(caught.value, pccl.PCCLError)
+
+
+# -- quantization --------------------------------------------------------------------------------
+
+
+def test_quantization_is_told_to_the_others_and_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(requests_module, "_unquantized", itertools.count())
+    options = QuantizationOptions(DataType.UINT16, QuantizationAlgorithm.ZERO_POINT_SCALE)
+    with caplog.at_level(logging.WARNING, "pccl.peer"):
+        for _ in range(3):
+            descriptor = reduce_request(ONES, None, ReduceOp.SUM, 0, None, options).descriptor
+            assert descriptor.quantization is QuantizationAlgorithm.ZERO_POINT_SCALE
+            assert descriptor.quantized_dtype is DataType.UINT16
+    (record,) = caplog.records
+    assert "ZERO_POINT_SCALE to UINT16" in record.getMessage()
+
+
+def test_what_is_no_quantization(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(requests_module, "_unquantized", itertools.count())
+    plain = reduce_request(ONES, None, ReduceOp.SUM, 0, None, None).descriptor
+    for options in (
+        QuantizationOptions(DataType.UINT8, QuantizationAlgorithm.NONE),
+        QuantizationOptions(DataType.FLOAT, QuantizationAlgorithm.MIN_MAX),
+    ):
+        assert reduce_request(ONES, None, ReduceOp.SUM, 0, None, options).descriptor == plain
+    assert not caplog.records
+
+
+# -- several reduces -----------------------------------------------------------------------------
+
+
+def test_from_numpy_keeps_the_memory_alive() -> None:
+    send, recv = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+    addresses = send.ctypes.data, recv.ctypes.data
+    made = ReduceOpDescriptor.from_numpy(send, recv, about(operand_descriptor=FLOATS))
+    assert (made.sendbuf_ptr, made.recvbuf_ptr) == addresses
+    alive = weakref.ref(send)
+    del send
+    gc.collect()
+    assert alive() is not None
+    (request,) = many_requests([made])
+    assert request.operand is not None
+    assert request.operand.send.ctypes.data == addresses[0]
+    assert request.operand.send.tolist() == [0, 1, 2, 3]
+    assert not request.operand.in_place
+
+
+def test_from_torch_takes_bfloat16_and_parameters() -> None:
+    torch = pytest.importorskip("torch")
+    halves = torch.ones(2, 3, dtype=torch.bfloat16)
+    parameter = torch.nn.Parameter(torch.ones(5))
+    requests = many_requests(
+        [
+            ReduceOpDescriptor.from_torch(halves, halves, about(6, 1)),
+            ReduceOpDescriptor.from_torch(parameter, parameter, about(5, 2)),
+        ]
+    )
+    assert [request.descriptor.dtype for request in requests] == [
+        DataType.BFLOAT16,
+        DataType.FLOAT,
+    ]
+    assert [request.tag for request in requests] == [1, 2]
+    assert all(request.operand and request.operand.in_place for request in requests)
+
+
+def test_raw_pointers() -> None:
+    send, recv = np.arange(4, dtype=np.int16), np.zeros(4, np.int16)
+    what = about(operand_descriptor=ReduceOperandDescriptor(DataType.INT16))
+    made = ReduceOpDescriptor(send.ctypes.data, recv.ctypes.data, what)
+    assert made.buffers is None
+    (request,) = many_requests([made])
+    assert request.operand is not None
+    assert request.operand.send.tolist() == [0, 1, 2, 3]
+    request.operand.result[:] = 5
+    assert recv.tolist() == [5, 5, 5, 5]
+
+
+def test_wrong_descriptors() -> None:
+    torch = pytest.importorskip("torch")
+    array, tensor = np.ones(4, np.float32), torch.ones(4)
+    nothing: Any = None
+    of_numpy, of_torch = ReduceOpDescriptor.from_numpy, ReduceOpDescriptor.from_torch
+    says_double = about(operand_descriptor=ReduceOperandDescriptor(DataType.DOUBLE))
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        (lambda: of_numpy(tensor, tensor, about()), TypeError, "send must be a NumPy array"),
+        (lambda: of_numpy(array, None, about()), TypeError, "recv must be a NumPy array"),
+        (lambda: of_torch(array, array, about()), TypeError, "send must be a torch tensor"),
+        (lambda: of_torch(tensor, [1.0], about()), TypeError, "recv must be a torch .* not list"),
+        (lambda: of_numpy(array, array, about(5)), ValueError, "5 elements, but the tensor has 4"),
+        (lambda: of_numpy(array, array, says_double), ValueError, "say DataType.FLOAT"),
+        (lambda: of_numpy(array, array, nothing), TypeError, "pccl.ReduceDescriptor"),
+        (lambda: of_numpy(array[::2], array[::2], about(2)), ValueError, "contiguous"),
+        (lambda: ReduceOpDescriptor(0, 8, about()), ValueError, "sendbuf_ptr must be from 1"),
+        (lambda: ReduceOpDescriptor(8, 0, about()), ValueError, "recvbuf_ptr must be from 1"),
+        (lambda: ReduceOpDescriptor("8", 8, about()), TypeError, "sendbuf_ptr"),  # type: ignore[arg-type]
+    ]
+    for make, kind, words in wrong:
+        with pytest.raises(kind, match=words):
+            make()
+
+
+def from_array(array: Any, **changes: Any) -> ReduceOpDescriptor:
+    return ReduceOpDescriptor.from_numpy(array, array, about(array.size, **changes))
+
+
+def test_wrong_lists() -> None:
+    array = np.ones(8, np.float32)
+    address = array.ctypes.data
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        ([], ValueError, "nothing to reduce"),
+        ([array], TypeError, "a descriptor must be a pccl.ReduceOpDescriptor"),
+        ([from_array(array, tag=-1)], ValueError, "tag must be"),
+        ([from_array(array, op=9)], ValueError, "op must be"),
+        ([ReduceOpDescriptor(address, address, about(8))], ValueError, "give .* operand_desc"),
+        ([ReduceOpDescriptor(address, address, about(0))], ValueError, "count must be from 1"),
+    ]
+    for descriptors, kind, words in wrong:
+        with pytest.raises(kind, match=words):
+            many_requests(descriptors)
+    changed = from_array(array)
+    changed.reduce_descriptor.count = 7
+    with pytest.raises(ValueError, match="7 elements, but the tensor has 8"):
+        many_requests([changed])
+
+
+# -- broadcast -----------------------------------------------------------------------------------
+
+ROSTER = Roster(
+    version=1,
+    group=0,
+    view=1,
+    members=tuple(Member(PeerId(n), "127.0.0.1", n) for n in (1, 2, 3)),
+    open_views=(1,),
+    global_world_size=3,
+    peer_groups=1,
+    largest_group_size=3,
+)
+
+
+def test_request_of_a_broadcast() -> None:
+    array = np.ones(4)
+    for roster in (ROSTER, None):
+        request = broadcast_request(array, 2, 5, roster)
+        assert (request.tag, request.descriptor.root) == (5, 2)
+        assert request.descriptor.collective is Collective.BROADCAST
+        assert request.descriptor.count == 4
+    for root, kind, words in (
+        (3, ValueError, "from 0 to 2, not 3"),
+        (-1, ValueError, "root must be from 0"),
+        (None, TypeError, "root must be an integer"),
+    ):
+        with pytest.raises(kind, match=words):
+            broadcast_request(array, root, 5, ROSTER)  # type: ignore[arg-type]

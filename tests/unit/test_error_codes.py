@@ -1,0 +1,71 @@
+"""The codes of errors per call: the code's table, the documented one, and PCCL's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pccl import errors
+from pccl.errors import RESULT_OF_CALL, TOLD_PER_CALL, PCCLError, Result, named
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
+
+KINDS: dict[str, type[PCCLError]] = {
+    name: kind
+    for name in errors.__all__
+    if isinstance(kind := getattr(errors, name), type) and issubclass(kind, PCCLError)
+}
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the table under a heading, without its head."""
+    section = PAGE.read_text(encoding="utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_each_error_is_documented_with_its_code() -> None:
+    documented = {row[0]: row[-1] for row in rows("Each error")}
+    told = {kind.__name__ for kind in TOLD_PER_CALL}
+    assert documented.keys() == KINDS.keys() - {"PCCLError"}
+    assert {name for name, code in documented.items() if code == "per call"} == told
+    assert {name: int(code) for name, code in documented.items() if name not in told} == {
+        name: int(kind.default_result)
+        for name, kind in KINDS.items()
+        if name != "PCCLError" and name not in told
+    }
+    assert all(all(row) for row in rows("Each error"))
+
+
+def test_the_codes_per_call_are_the_documented_ones() -> None:
+    documented = {call: (int(code), name) for call, code, name in
+                  rows("The codes that depend on the call")}  # fmt: skip
+    assert documented == {
+        call: (int(result), result.name) for call, result in RESULT_OF_CALL.items()
+    }
+
+
+def test_the_codes_are_those_of_pccl() -> None:
+    assert {call: int(result) for call, result in RESULT_OF_CALL.items()} == {
+        "connect": 6, "update_topology": 11, "are_peers_pending": 4, "optimize_topology": 12,
+        "all_reduce": 8, "all_reduce_async": 8, "all_reduce_multiple_with_retry": 8,
+        "broadcast": 8, "barrier": 8,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("call", [*RESULT_OF_CALL, "get_attribute"])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_named(kind: type[PCCLError], call: str) -> None:
+    error = kind(None, "", "peer 3 is gone")
+    error.completed_tags = (4, 5)
+    error.__cause__ = cause = OSError("reset")
+    copy = named(error, call)
+    assert type(copy) is kind
+    assert copy is not error
+    assert (copy.func, copy.reason, copy.completed_tags) == (call, "peer 3 is gone", (4, 5))
+    assert copy.__cause__ is cause
+    told = kind in TOLD_PER_CALL and call in RESULT_OF_CALL
+    assert copy.result is (RESULT_OF_CALL[call] if told else kind.default_result)
+    chosen = named(kind(Result.NOT_INITIALIZED), call)
+    assert chosen.result is (RESULT_OF_CALL[call] if told else Result.NOT_INITIALIZED)

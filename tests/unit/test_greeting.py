@@ -1,0 +1,348 @@
+"""Greetings on a network that cuts bytes anywhere: deadlines, bounds, the moment of hand-over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
+from pccl.protocol.handshake import OPENING_BYTES, PROOF_BYTES, Channel, HandshakeRefused, Opening
+from pccl.protocol.types import NS_PER_S, PeerId
+from pccl.runtime.greeting import Credentials, Reception, introduce
+from pccl.stress.sim.loop import VirtualLoop
+from pccl.transports.base import Address, Connection, Receiver
+from pccl.transports.sim import SimNetwork
+
+PORT = Address("elder", 4000)
+PATIENCE_S = 5
+TOKEN, OTHER_TOKEN = b"the token of the run", b"the token of another"
+
+
+class Reader:
+    """Takes a connection over, and keeps all that comes."""
+
+    def __init__(self, connection: Connection, *, says: bytes = b"") -> None:
+        self.connection = connection
+        self.received = bytearray()
+        self.lost: list[Exception | None] = []
+        self._buffer = memoryview(bytearray(1000))
+        self._unsent = says
+        connection.start(self)
+        self.writable()
+
+    def get_buffer(self) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.received += self._buffer[:nbytes]
+
+    def writable(self) -> None:
+        while self._unsent:
+            taken = self.connection.send([self._unsent])
+            self._unsent = self._unsent[taken:]
+            if self._unsent:
+                self.connection.notify_writable()
+                return
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost.append(error)
+
+
+class Me:
+    """Peer 7 of a run."""
+
+    run = bytes(range(16))
+    term = 1
+    peer = PeerId(7)
+
+
+class Elder(Me):
+    """Peer 3 of the same run."""
+
+    peer = PeerId(3)
+
+
+class World:
+    """A younger peer that dials an elder one, at whose port there is a reception."""
+
+    def __init__(
+        self, seed: int = 0, *, token: bytes | None = TOKEN, strangers_max: int = 8
+    ) -> None:
+        self.loop = VirtualLoop(limit_ns=600 * NS_PER_S)
+        self.network = SimNetwork(self.loop, Random(seed), latency_ns=1_000_000)
+        self.young, self.elder = self.network.host("young"), self.network.host("elder")
+        self.rng = Random(seed)
+        self.taken: list[tuple[Reader, Opening]] = []
+        """What the elder's reception has let in."""
+        self.says = b""
+        """What the elder sends as soon as he has let somebody in."""
+        credentials = Credentials(token, self.rng.randbytes)
+        self.reception = Reception(
+            self.loop,
+            PATIENCE_S * NS_PER_S,
+            strangers_max,
+            credentials,
+            lambda: credentials.opening(Channel.LANE, Elder()),
+            lambda connection, remote, _: self.taken.append(
+                (Reader(connection, says=self.says), remote)
+            ),
+        )
+
+    def run(self, main: Coroutine[Any, Any, None]) -> None:
+        async def listening() -> None:
+            listener = await self.elder.listen(PORT, self.reception.accept)
+            await main
+            listener.close()
+
+        self.loop.run_until_complete(listening())
+        self.loop.close()
+
+    async def sleep(self, seconds: float) -> None:
+        woken = self.loop.create_future()
+        self.loop.call_at_ns(self.loop.now_ns() + round(seconds * NS_PER_S), woken.set_result, None)
+        await woken
+
+    async def stranger(self, says: bytes = b"") -> Reader:
+        return Reader(await self.young.dial(PORT, 1.0), says=says)
+
+    async def introduce(
+        self, token: bytes | None, take: Callable[[Connection], object] = Reader
+    ) -> None:
+        credentials = Credentials(token, self.rng.randbytes)
+        handshake = credentials.dial(credentials.opening(Channel.LANE, Me(), Elder.peer))
+        connection = await self.young.dial(PORT, 1.0)
+        deadline_ns = self.loop.now_ns() + PATIENCE_S * NS_PER_S
+        await introduce(connection, handshake, self.loop, deadline_ns, lambda c: (take(c), None)[1])
+
+
+@pytest.mark.parametrize("token", [None, TOKEN], ids=["no token", "token"])
+@pytest.mark.parametrize("seed", range(20))
+def test_what_comes_behind_the_greeting_goes_to_the_next(seed: int, token: bytes | None) -> None:
+    world = World(seed, token=token)
+    world.says = b"from the elder, at once"
+    mine: list[Reader] = []
+
+    async def main() -> None:
+        await world.introduce(token, lambda c: mine.append(Reader(c, says=b"from me, at once")))
+        await world.sleep(1)
+
+    world.run(main())
+    (younger,), ((elder, opening),) = mine, world.taken
+    assert (opening.source, opening.target, opening.run) == (7, 3, Me.run)
+    assert bytes(younger.received) == b"from the elder, at once"
+    assert bytes(elder.received) == b"from me, at once"
+    assert (younger.lost, elder.lost) == ([], [])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_both_sides_say_why(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    world = World(seed)
+
+    async def main() -> None:
+        for token, words in ((OTHER_TOKEN, "token here differs"), (None, "a token is needed")):
+            with pytest.raises(HandshakeRefused, match=words):
+                await world.introduce(token)
+        await world.sleep(1)
+        assert world.loop.now_ns() < 2 * NS_PER_S
+
+    world.run(main())
+    assert world.taken == []
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    assert "young" in caplog.messages[0]
+    assert "its token is not the one of this run" in caplog.messages[0]
+    assert "it has no token" in caplog.messages[1]
+
+
+def test_a_byte_now_and_then_wins_no_time(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "pccl.link")
+    world = World()
+
+    async def main() -> None:
+        opening = Opening(Channel.LANE, bytes(32), security=1).encode()
+        stranger = await world.stranger()
+        for second in range(PATIENCE_S):
+            assert not stranger.lost
+            assert stranger.connection.send([opening[second : second + 1]]) == 1
+            await world.sleep(1.0 if second else 0.9)
+        await world.sleep(0.2)
+        assert isinstance(stranger.lost[0], LinkError)
+
+    world.run(main())
+    assert "did not greet as we do in time" in caplog.text
+
+
+def test_the_dialler_waits_no_longer_either() -> None:
+    """He has reached somebody who takes connections and never speaks."""
+    world = World()
+
+    async def main() -> None:
+        silent: list[Reader] = []
+        listener = await world.elder.listen(
+            Address("elder", 5000), lambda c: silent.append(Reader(c))
+        )
+        began_ns = world.loop.now_ns()
+        connection = await world.young.dial(listener.address, 1.0)
+        credentials = Credentials(TOKEN, world.rng.randbytes)
+        handshake = credentials.dial(credentials.opening(Channel.CONTROL, Me()))
+        deadline_ns = world.loop.now_ns() + PATIENCE_S * NS_PER_S
+        with pytest.raises(LinkError, match="did not greet as we do in time"):
+            await introduce(connection, handshake, world.loop, deadline_ns, _never)
+        assert PATIENCE_S <= (world.loop.now_ns() - began_ns) / NS_PER_S < PATIENCE_S + 0.1
+        assert len(silent[0].received) == OPENING_BYTES
+        listener.close()
+
+    world.run(main())
+
+
+def _never(connection: Connection) -> None:
+    raise AssertionError("handed over")
+
+
+def test_the_oldest_stranger_goes_first() -> None:
+    world = World(strangers_max=3)
+
+    async def main() -> None:
+        strangers: list[Reader] = []
+        for _ in range(5):
+            strangers.append(await world.stranger(b"PCC"))
+            await world.sleep(0.01)
+        assert [bool(stranger.lost) for stranger in strangers] == [True, True, False, False, False]
+        await world.introduce(TOKEN)  # costs the third its place, and frees it
+        await world.sleep(0.01)
+        assert [bool(stranger.lost) for stranger in strangers] == [True] * 3 + [False] * 2
+        world.reception.close()
+        await world.sleep(0.01)
+        assert all(stranger.lost for stranger in strangers)
+
+    world.run(main())
+    assert len(world.taken) == 1
+
+
+@pytest.mark.parametrize("token", [None, TOKEN], ids=["no token", "token"])
+def test_nothing_behind_the_greeting_is_read_before_the_proof(token: bytes | None) -> None:
+    """Whoever sends his next bytes without waiting for the answer is sent away, unread."""
+    world = World(token=token)
+    security = 0 if token is None else 1
+    opening = Opening(Channel.LANE, bytes(32), Me.run, 1, Me.peer, Elder.peer, 0, security)
+
+    async def main() -> None:
+        more = b"\xff" * (PROOF_BYTES if token is not None else 0) + b"next"
+        stranger = await world.stranger(opening.encode() + more)
+        await world.sleep(1)
+        if token is None:  # nothing to prove: it is let in, and what it sent is the next one's
+            ((reader, _),) = world.taken
+            assert bytes(reader.received) == b"next"
+        else:
+            assert stranger.lost
+            assert world.taken == []
+            assert stranger.received[OPENING_BYTES:] == bytes(PROOF_BYTES)
+
+    world.run(main())
+
+
+def test_who_is_cancelled_takes_nothing_over() -> None:
+    """At every point of the handshake, also when it ends in the very turn of the cancellation."""
+    ends: dict[bool, int] = {True: 0, False: 0}
+    for after_us in range(1000, 9000, 250):
+        world = World()
+        mine: list[Reader] = []
+
+        async def main(
+            world: World = world, mine: list[Reader] = mine, after_us: int = after_us
+        ) -> None:
+            task = world.loop.create_task(world.introduce(TOKEN, lambda c: mine.append(Reader(c))))
+            await world.sleep(after_us / 1e6)
+            done = task.done()
+            task.cancel()
+            try:
+                await task
+            except asyncio.CancelledError:
+                assert not done
+                assert mine == []
+            await world.sleep(1)
+            ends[done] += 1
+            if not done:
+                assert all(reader.lost for reader, _ in world.taken)
+
+        world.run(main())
+    assert min(ends.values()) > 5
+
+
+class StubConnection:
+    """Takes everything and keeps its receiver, for bytes that come at a chosen moment."""
+
+    remote = local = Address("nowhere", 1)
+
+    def __init__(self) -> None:
+        self.sent = bytearray()
+        self.ended = False
+        self.receiver: Receiver | None = None
+
+    def start(self, receiver: Receiver) -> None:
+        self.receiver = receiver
+
+    def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
+        before = len(self.sent)
+        self.sent += b"".join(buffers)
+        return len(self.sent) - before
+
+    def notify_writable(self) -> None:
+        raise AssertionError("there is always room")
+
+    def close(self) -> None:
+        self.ended = True
+
+    def abort(self) -> None:
+        self.ended = True
+
+    def deliver(self, data: bytes) -> None:
+        while data:
+            assert self.receiver is not None
+            buffer = self.receiver.get_buffer()
+            buffer[:], data = data[: len(buffer)], data[len(buffer) :]
+            self.receiver.buffer_updated(len(buffer))
+
+
+@pytest.mark.parametrize("answer", ["good", "bad"])
+def test_cancelled_in_the_turn_in_which_the_answer_comes(answer: str) -> None:
+    world = World()
+    connection = StubConnection()
+
+    async def main() -> None:
+        credentials = Credentials(None, world.rng.randbytes)
+        handshake = credentials.dial(credentials.opening(Channel.LANE, Me(), Elder.peer))
+        task = world.loop.create_task(
+            introduce(connection, handshake, world.loop, NS_PER_S, _never)
+        )
+        await world.sleep(0.1)
+        run = Me.run if answer == "good" else bytes(16)
+        opening = Opening(Channel.LANE, bytes(32), run, 1, Elder.peer, Me.peer)
+        task.cancel()
+        connection.deliver(opening.encode())  # before the task is awake
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    world.run(main())
+    assert len(connection.sent) == OPENING_BYTES
+    assert connection.ended
+
+
+@pytest.mark.parametrize("error", [RemoteProtocolError(reason="no"), KeyError("a bug")])
+def test_a_failure_of_who_takes_over_is_raised(error: Exception) -> None:
+    world = World()
+    reported: list[object] = []
+    world.loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
+
+    def fail(connection: Connection) -> None:
+        raise error
+
+    async def main() -> None:
+        with pytest.raises(PCCLError):
+            await world.introduce(TOKEN, fail)
+
+    world.run(main())
+    assert reported == ([error] if isinstance(error, KeyError) else [])

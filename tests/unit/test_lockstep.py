@@ -1,0 +1,504 @@
+"""Members that wait for different things: who is stuck, when they are told, and in what words."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from pccl.protocol import messages as msg
+from pccl.protocol.limits import Timing
+from pccl.protocol.lockstep import (
+    AskBlocked,
+    Finding,
+    LockstepWatch,
+    LongWait,
+    Stuck,
+    Wait,
+    stuck_members,
+)
+from pccl.protocol.master import MasterMachine
+from pccl.protocol.master_events import ControlClosed, ControlMessage, ControlOpened, Send, Tick
+from pccl.protocol.types import (
+    AbortCause,
+    DataType,
+    Descriptor,
+    OperationId,
+    PeerId,
+    ReduceOp,
+    RoundId,
+    RoundKind,
+)
+
+SECOND = 1_000_000_000
+STEP = SECOND // 4
+A, B, C, D = (PeerId(n) for n in (1, 2, 3, 4))
+SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
+UPDATE = RoundId(RoundKind.UPDATE_TOPOLOGY, 4)
+PENDING = RoundId(RoundKind.PEERS_PENDING, 2)
+
+
+def operation(tag: int, group: int = 0) -> OperationId:
+    return OperationId(1, group, 1, tag, 0)
+
+
+def wait(
+    subject: RoundId | OperationId, requested: tuple[PeerId, ...], missing: tuple[PeerId, ...]
+) -> Wait:
+    return Wait(subject, what(subject), requested, missing)
+
+
+def what(subject: RoundId | OperationId) -> str:
+    if isinstance(subject, OperationId):
+        return f"tag {subject.tag}"
+    return "update_topology" if subject == UPDATE else "are_peers_pending"
+
+
+# -- who is stuck --------------------------------------------------------------------------------
+
+
+def test_two_members_that_wait_for_each_other_are_stuck() -> None:
+    waits = [wait(UPDATE, (A,), (B,)), wait(operation(5), (B,), (A,))]
+    assert stuck_members([A, B], waits) == (A, B)
+
+
+def test_who_is_not_blocked_may_still_call() -> None:
+    waits = [wait(UPDATE, (A,), (B,)), wait(operation(5), (B,), (A,))]
+    assert stuck_members([A], waits) == ()
+    assert stuck_members([B], waits) == ()
+
+
+def test_members_that_wait_for_somebody_free_are_not_stuck() -> None:
+    assert stuck_members([A, B], [wait(UPDATE, (A, B), (C,))]) == ()
+
+
+def test_who_waits_for_the_stuck_is_stuck_as_well() -> None:
+    waits = [
+        wait(operation(5), (A,), (B,)),
+        wait(operation(6), (B,), (A,)),
+        wait(operation(7, group=1), (C,), (D,)),
+        wait(UPDATE, (D,), (A, B, C)),
+    ]
+    assert stuck_members([A, B, C, D], waits) == (A, B, C, D)
+
+
+def test_one_thread_that_gets_on_may_release_the_others() -> None:
+    waits = [
+        wait(UPDATE, (A,), (B, C)),
+        wait(operation(5), (B,), (A,)),
+        wait(operation(6), (B,), (C,)),  # another thread of B, and C is free
+    ]
+    assert stuck_members([A, B], waits) == ()
+
+
+def test_a_started_operation_releases_its_members() -> None:
+    waits = [
+        wait(operation(6), (A, B), ()),
+        wait(UPDATE, (A,), (B,)),
+        wait(PENDING, (B,), (A,)),
+    ]
+    assert stuck_members([A, B], waits) == ()
+
+
+def test_a_blocked_member_of_which_nothing_was_heard_is_not_stuck() -> None:
+    assert stuck_members([A, B], [wait(UPDATE, (A,), (B,))]) == ()
+    assert stuck_members([], []) == ()
+
+
+# -- the watch -----------------------------------------------------------------------------------
+
+
+CIRCLE = (wait(UPDATE, (A,), (B,)), wait(operation(5), (B,), (A,)))
+
+
+class Watch:
+    """A watch and its clock."""
+
+    def __init__(self) -> None:
+        self.watch = LockstepWatch(Timing())
+        self.now_ns = 0
+
+    def look(self, waits: tuple[Wait, ...], *blocked: PeerId) -> list[Finding]:
+        """Look once, a quarter of a second after the last time."""
+        self.now_ns += STEP
+        return self.watch.look(waits, blocked, self.now_ns)
+
+    def ask(self, waits: tuple[Wait, ...] = CIRCLE, query: int = 1) -> None:
+        """Get a circle to the point where its members were asked."""
+        for _ in range(4):
+            assert self.look(waits, A, B) == []
+        assert self.look(waits, A, B) == [AskBlocked(query, (A, B))]
+
+
+def test_they_are_asked_after_a_second_and_told_when_all_have_answered() -> None:
+    watch = Watch()
+    watch.ask()
+    assert watch.look(CIRCLE, A, B) == []
+    watch.watch.answered(A, 1, blocked=True)
+    assert watch.look(CIRCLE, A, B) == []
+    watch.watch.answered(B, 1, blocked=True)
+    reason = (
+        "the members wait for different things: peer 1 in update_topology, peer 2 in tag 5; "
+        "make them make the same calls in the same order"
+    )
+    assert watch.look(CIRCLE, A, B) == [Stuck((operation(5),), reason)]
+    # if the same is found again, everything is done anew
+    watch.ask(query=2)
+
+
+def test_any_change_starts_anew() -> None:
+    widened = (wait(UPDATE, (A, C), (B,)), CIRCLE[1])
+    watch = Watch()
+    for _ in range(4):
+        assert watch.look(CIRCLE, A, B) == []
+    assert watch.look(CIRCLE, A) == []  # B may call
+    watch.ask()
+    watch.watch.answered(A, 1, blocked=True)
+    watch.watch.answered(B, 1, blocked=True)
+    for _ in range(4):
+        assert watch.look(widened, A, B) == []
+    assert watch.look(widened, A, B) == [AskBlocked(2, (A, B))]
+    for peer in (A, B):
+        watch.watch.answered(peer, 1, blocked=True)  # of the last case
+    assert watch.look(widened, A, B) == []
+    assert watch.look((), A, B) == []
+
+
+def test_a_change_elsewhere_changes_nothing() -> None:
+    watch = Watch()
+    others = [wait(operation(9, group=1), (C,), (D,)), wait(operation(8, group=1), (C, D), ())]
+    for turn in range(4):
+        assert watch.look((*CIRCLE, others[turn % 2]), A, B, C) == []
+    assert watch.look(CIRCLE, A, B) == [AskBlocked(1, (A, B))]
+
+
+def test_a_member_that_was_released_starts_anew_also_if_it_is_blocked_again() -> None:
+    watch = Watch()
+    watch.ask()
+    watch.watch.answered(A, 1, blocked=True)
+    watch.watch.answered(B, 1, blocked=False)
+    watch.ask(query=2)
+
+
+def test_who_does_not_answer_is_asked_again() -> None:
+    watch = Watch()
+    watch.ask()
+    watch.watch.answered(A, 1, blocked=True)
+    for _ in range(3):
+        assert watch.look(CIRCLE, A, B) == []
+    assert watch.look(CIRCLE, A, B) == [AskBlocked(1, (B,))]
+    watch.watch.answered(B, 1, blocked=True)
+    assert isinstance(watch.look(CIRCLE, A, B)[0], Stuck)
+
+
+def test_answers_that_nobody_asked_for() -> None:
+    watch = Watch()
+    watch.watch.answered(A, 0, blocked=True)
+    for _ in range(4):
+        assert watch.look(CIRCLE, A, B) == []
+        for peer, query in ((A, 0), (B, 1), (C, 7)):
+            watch.watch.answered(peer, query, blocked=True)
+    assert watch.look(CIRCLE, A, B) == [AskBlocked(1, (A, B))]
+    watch.watch.answered(C, 1, blocked=True)
+    watch.watch.answered(C, 1, blocked=False)  # a stranger disturbs nothing
+    watch.watch.answered(A, 2, blocked=False)  # nor does an answer to another question
+    for peer in (A, B):
+        watch.watch.answered(peer, 1, blocked=True)
+    assert isinstance(watch.look(CIRCLE, A, B)[0], Stuck)
+
+
+def test_rounds_end_if_there_is_nothing_narrower() -> None:
+    watch = Watch()
+    waits = (wait(UPDATE, (A,), (B, C)), wait(PENDING, (B,), (A, C)))
+    watch.ask(waits)
+    for peer in (A, B):
+        watch.watch.answered(peer, 1, blocked=True)
+    reason = (
+        "the members wait for different things: peer 1 in update_topology, "
+        "peer 2 in are_peers_pending; make them make the same calls in the same order"
+    )
+    assert watch.look(waits, A, B) == [Stuck((UPDATE, PENDING), reason)]
+
+
+def test_all_collectives_of_the_stuck_end_and_no_others() -> None:
+    waits = (
+        wait(operation(5), (A,), (B,)),
+        wait(UPDATE, (A,), (B, C)),
+        wait(operation(6), (B,), (A,)),
+        wait(operation(7, group=1), (C,), (D,)),
+    )
+    watch = Watch()
+    watch.ask(waits)
+    for peer in (A, B):
+        watch.watch.answered(peer, 1, blocked=True)
+    (finding,) = watch.look(waits, A, B)
+    assert isinstance(finding, Stuck)
+    assert finding.subjects == (operation(5), operation(6))
+    assert "peer 1 in tag 5 and update_topology, peer 2 in tag 6" in finding.reason
+
+
+# -- long waits ----------------------------------------------------------------------------------
+
+
+def test_long_waits_are_told_with_doubling_pauses() -> None:
+    watch = Watch()
+    waits = (wait(UPDATE, (A,), (B, C)), wait(operation(5), (C,), (B,)))
+    told: dict[float, list[Finding]] = {}
+    for _ in range(45 * 4):
+        findings = watch.look(waits)
+        if findings:
+            told[watch.now_ns / SECOND - 0.25] = findings
+    assert told == {
+        waited_s: [
+            LongWait(waits[0], waited_s, "peer 2 (in no call), peer 3 (in tag 5)"),
+            LongWait(waits[1], waited_s, "peer 2 (in no call)"),
+        ]
+        for waited_s in (5, 10, 20, 40)
+    }
+
+
+def test_a_wait_is_as_old_as_its_subject() -> None:
+    watch = Watch()
+    for _ in range(10):
+        assert watch.look((wait(UPDATE, (A,), (B, C)),)) == []
+    for _ in range(10):
+        assert watch.look((wait(UPDATE, (A, B), (C,)),)) == []
+    (finding,) = watch.look((wait(UPDATE, (A, B), (C,)),))
+    assert finding == LongWait(wait(UPDATE, (A, B), (C,)), 5, "peer 3 (in no call)")
+
+
+def test_a_new_round_has_not_waited_yet() -> None:
+    watch = Watch()
+    later = RoundId(RoundKind.UPDATE_TOPOLOGY, 5)
+    for _ in range(19):
+        assert watch.look((wait(UPDATE, (A,), (B,)),)) == []
+    for _ in range(20):
+        assert watch.look((wait(later, (A,), (B,)),)) == []
+    assert len(watch.look((wait(later, (A,), (B,)),))) == 1
+
+
+def test_what_goes_on_without_a_call_is_no_wait() -> None:
+    watch = Watch()
+    assert [watch.look((wait(operation(5), (A, B), ()),)) for _ in range(100)] == [[]] * 100
+
+
+# -- a master that looks -------------------------------------------------------------------------
+
+
+class Master:
+    """A master and members that keep saying whether they are blocked; peer n is connection n."""
+
+    def __init__(self, *groups: int) -> None:
+        tokens = count(1)
+        self.machine = MasterMachine(Timing(), b"run", 1, lambda n: bytes([next(tokens)] * n), 0)
+        self.now_ns = 0
+        self.blocked = dict.fromkeys(range(1, len(groups) + 1), False)
+        self.sent: list[tuple[int, msg.MasterMessage]] = []
+        for peer, group in enumerate(groups, start=1):
+            self.do(ControlOpened(peer, "host"))
+            self.hear(peer, msg.Register(group, "", 9, len(groups)))
+        for younger in self.blocked:
+            for elder in range(1, younger):
+                self.hear(younger, msg.LinkReport(PeerId(elder), True, ""))
+        assert len(self.machine.membership.members()) == len(groups)
+        self.sent.clear()
+
+    def do(self, event: ControlOpened | ControlClosed | ControlMessage | Tick) -> None:
+        effects = self.machine.handle(event, self.now_ns)
+        self.machine.check()
+        self.sent += [(e.connection, e.message) for e in effects if isinstance(e, Send)]
+
+    def hear(self, peer: int, message: msg.Message) -> None:
+        self.do(ControlMessage(peer, message))
+
+    def ask_round(self, kind: RoundKind, *peers: int) -> None:
+        for peer in peers:
+            self.hear(peer, msg.RoundRequest(RoundId(kind, 0)))
+            self.blocked[peer] = True
+
+    def ask_reduce(self, tag: int, *peers: int, group: int = 0) -> None:
+        for peer in peers:
+            self.hear(peer, msg.OperationRequest(operation(tag, group), SUM))
+            self.blocked[peer] = True
+
+    def wait(self, seconds: float) -> list[tuple[int, msg.MasterMessage]]:
+        """Let time pass; give what was sent meanwhile, but for signs of life."""
+        for _ in range(int(seconds * 4)):
+            self.now_ns += STEP
+            for peer, blocked in self.blocked.items():
+                self.hear(peer, msg.Heartbeat((), (), (), blocked))
+            self.do(Tick())
+        sent, self.sent = self.sent, []
+        return [(c, m) for c, m in sent if not isinstance(m, msg.MasterHeartbeat)]
+
+    def reply(self, *peers: int, query: int = 1, blocked: bool = True) -> None:
+        for peer in peers:
+            self.hear(peer, msg.BlockedReply(query, blocked))
+
+
+def test_a_collective_ends_and_the_round_waits_on() -> None:
+    master = Master(0, 0)
+    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1)
+    master.ask_reduce(5, 2)
+    assert master.wait(1) == []
+    assert master.wait(0.25) == [(1, msg.BlockedQuery(1)), (2, msg.BlockedQuery(1))]
+    master.reply(1, 2)
+    reason = (
+        "the members wait for different things: peer 1 in update_topology, "
+        "peer 2 in tag 5 (SUM of 8 x FLOAT); make them make the same calls in the same order"
+    )
+    aborted = msg.OperationEnded(operation(5), AbortCause.LOCKSTEP, reason, (), 1)
+    assert master.wait(0.25) == [(1, aborted), (2, aborted)]
+    closed = msg.RoundClosed(RoundId(RoundKind.UPDATE_TOPOLOGY, 0), 1, False)
+    master.hear(2, msg.RoundRequest(RoundId(RoundKind.UPDATE_TOPOLOGY, 0)))
+    assert master.sent == [(1, closed), (2, closed)]
+
+
+def test_rounds_end_for_all_members_and_count() -> None:
+    master = Master(0, 0, 0)
+    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1)
+    master.ask_round(RoundKind.PEERS_PENDING, 2)
+    asked = master.wait(1.25)
+    assert asked == [(1, msg.BlockedQuery(1)), (2, msg.BlockedQuery(1))]
+    master.reply(1, 2)
+    reason = (
+        "the members wait for different things: peer 1 in update_topology, "
+        "peer 2 in are_peers_pending; make them make the same calls in the same order"
+    )
+    kinds = (RoundKind.UPDATE_TOPOLOGY, RoundKind.PEERS_PENDING)
+    assert master.wait(0.25) == [
+        (peer, msg.RoundClosed(RoundId(kind, 0), 1, False, reason))
+        for kind in kinds
+        for peer in (1, 2, 3)
+    ]
+    for peer in (1, 2, 3):  # the next one is the next one for everybody
+        master.hear(peer, msg.RoundRequest(RoundId(RoundKind.UPDATE_TOPOLOGY, 1)))
+    closed = msg.RoundClosed(RoundId(RoundKind.UPDATE_TOPOLOGY, 1), 1, False)
+    assert master.sent == [(peer, closed) for peer in (1, 2, 3)]
+
+
+def test_a_verdict_is_repeated_until_it_is_acknowledged() -> None:
+    master = Master(0, 0)
+    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1)
+    master.ask_round(RoundKind.PEERS_PENDING, 2)
+    master.wait(1.25)
+    master.reply(1, 2)
+    verdicts = [message for peer, message in master.wait(0.25) if peer == 2]
+    assert len(verdicts) == 2
+    master.do(ControlClosed(2, "reset"))
+    master.do(ControlOpened(12, "host"))
+    master.sent.clear()
+    master.hear(12, msg.Resume(B, bytes([2] * 16), 1))
+    assert [message for _, message in master.sent[2:]] == verdicts
+
+
+def test_nobody_is_blamed_who_replies_that_it_is_free() -> None:
+    master = Master(0, 0)
+    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1)
+    master.ask_reduce(5, 2)
+    master.wait(1.25)
+    master.reply(1)
+    master.reply(2, blocked=False)
+    master.blocked[2] = False
+    assert master.wait(4) == [
+        (1, msg.RoundWaits(RoundId(RoundKind.UPDATE_TOPOLOGY, 0), 5,
+                           "peer 2 (in tag 5 (SUM of 8 x FLOAT))")),
+        (2, msg.OperationWaits(operation(5), 5, "peer 1 (in update_topology)")),
+    ]  # fmt: skip
+
+
+def test_a_reply_that_is_lost_with_its_connection_is_asked_for_again() -> None:
+    master = Master(0, 0)
+    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1)
+    master.ask_reduce(5, 2)
+    master.wait(1.25)
+    master.reply(1)
+    master.do(ControlClosed(2, "reset"))
+    master.do(ControlOpened(12, "host"))
+    master.hear(12, msg.Resume(B, bytes([2] * 16), 1))
+    master.hear(12, msg.OperationRequest(operation(5), SUM))
+    master.sent.clear()
+    del master.blocked[2]
+    master.blocked[12] = True
+    assert master.wait(1) == [(12, msg.BlockedQuery(1))]
+    master.reply(12)
+    assert {type(message) for _, message in master.wait(0.25)} == {msg.OperationEnded}
+
+
+def test_a_call_that_comes_after_the_reply_is_noticed() -> None:
+    master = Master(0, 0)
+    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1)
+    master.ask_reduce(5, 2)
+    master.wait(1.25)
+    master.reply(1, 2)
+    master.ask_reduce(5, 1)  # another thread, which was not blocked after all
+    assert master.wait(0.25) == [
+        (1, msg.OperationStarted(operation(5))),
+        (2, msg.OperationStarted(operation(5))),
+    ]
+
+
+def test_a_started_operation_keeps_everybody_from_being_blamed() -> None:
+    master = Master(0, 0)
+    master.ask_reduce(9, 1, 2)
+    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1)
+    master.ask_round(RoundKind.PEERS_PENDING, 2)
+    assert not any(isinstance(message, msg.BlockedQuery) for _, message in master.wait(4))
+
+
+def test_another_group_is_not_disturbed() -> None:
+    """Peers 3 and 4 do what they should; that 3 waits for the stuck ones makes it one of them."""
+    master = Master(0, 0, 1, 1)
+    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1, 3)
+    master.ask_reduce(5, 2)
+    master.ask_reduce(7, 4, group=1)
+    master.blocked[4] = False  # another thread of it computes
+    assert [connection for connection, _ in master.wait(1.25)] == [1, 2, 3]
+    master.reply(1, 2, 3)
+    ended = master.wait(0.25)
+    assert [connection for connection, _ in ended] == [1, 2]
+    assert all(isinstance(message, msg.OperationEnded) for _, message in ended)
+
+
+def test_whoever_waits_in_a_round_for_the_stuck_goes_on_waiting() -> None:
+    master = Master(0, 0, 1, 1)
+    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1, 3, 4)
+    master.ask_reduce(5, 2)
+    assert [connection for connection, _ in master.wait(1.25)] == [1, 2, 3, 4]
+    master.reply(1, 2, 3, 4)
+    assert [connection for connection, _ in master.wait(0.25)] == [1, 2]
+    master.hear(2, msg.RoundRequest(RoundId(RoundKind.UPDATE_TOPOLOGY, 0)))
+    closed = msg.RoundClosed(RoundId(RoundKind.UPDATE_TOPOLOGY, 0), 1, False)
+    assert master.sent == [(peer, closed) for peer in (1, 2, 3, 4)]
+
+
+def test_a_whole_run_that_waits_in_one_circle() -> None:
+    """Group 0 waits in a round, group 1 in a collective of which one member is in that round."""
+    master = Master(0, 1, 1)
+    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1, 2)
+    master.ask_reduce(5, 3, group=1)
+    assert [connection for connection, _ in master.wait(1.25)] == [1, 2, 3]
+    master.reply(1, 2, 3)
+    ended = master.wait(0.25)
+    assert [connection for connection, _ in ended] == [2, 3]
+
+
+def test_a_member_that_is_lost_is_not_blamed() -> None:
+    master = Master(0, 0, 0)
+    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1)
+    master.ask_reduce(5, 2)
+    master.wait(1.25)
+    master.reply(1)
+    master.hear(2, msg.Goodbye())
+    del master.blocked[2]
+    master.sent.clear()
+    assert master.wait(3) == []
+
+
+def test_hostile_replies() -> None:
+    master = Master(0, 0)
+    for query in (0, 1, (1 << 32) - 1):
+        master.reply(1, 2, query=query)
+    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1)
+    master.ask_reduce(5, 2)
+    assert master.wait(1.25) == [(1, msg.BlockedQuery(1)), (2, msg.BlockedQuery(1))]
+    master.reply(1, 1, 1)
+    assert master.wait(0.5) == []

@@ -1,0 +1,289 @@
+"""Many reduces as one call, over a fake that reduces when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pccl.protocol import errors
+from pccl.protocol.types import DataType, Descriptor, OperationId, PeerId, ReduceOp
+from pccl.runtime.operand import Operand, borrow
+from pccl.runtime.reduce_many import ReduceMany
+from pccl.runtime.requests import Deadline, ReduceReport, ReduceRequest
+
+SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
+DEADLINE = Deadline(10**9, 1.0)
+MEMBERS = (PeerId(1), PeerId(2))
+
+
+def request(tag: int) -> ReduceRequest:
+    return ReduceRequest(borrow(np.zeros(8, np.float32)), SUM, tag)
+
+
+def report(tag: int, *, attempts: int = 1) -> ReduceReport:
+    return ReduceReport(OperationId(1, 0, 1, tag, 0), MEMBERS, 100 + tag, 10 + tag, attempts)
+
+
+class FakeReducer:
+    """Remembers what it was asked for; each reduce ends when the test says how."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.withdrawn: list[int] = []
+        self.started: set[int] = set()
+        self.deadlines: set[Deadline | None] = set()
+        self._open: dict[int, asyncio.Future[ReduceReport]] = {}
+        self._operands: list[tuple[Operand, int]] = []
+
+    async def reduce_before(
+        self, request: ReduceRequest, deadline: Deadline | None, *, retry: bool
+    ) -> ReduceReport:
+        assert retry
+        assert request.operand is not None
+        self.deadlines.add(deadline)
+        self.begun.append(request.tag)
+        self._operands.append((request.operand, request.tag))
+        self._open[request.tag] = asyncio.get_running_loop().create_future()
+        try:
+            return await self._open[request.tag]
+        except asyncio.CancelledError:
+            self.withdrawn.append(request.tag)
+            raise
+        finally:
+            del self._open[request.tag]
+
+    def has_started(self, operand: Operand) -> bool:
+        return any(known is operand and tag in self.started for known, tag in self._operands)
+
+    @property
+    def running(self) -> list[int]:
+        return list(self._open)
+
+    async def end(self, tag: int, *, attempts: int = 1) -> None:
+        self._open[tag].set_result(report(tag, attempts=attempts))
+        await turns()
+
+    async def fail(self, tag: int, error: BaseException) -> None:
+        self._open[tag].set_exception(error)
+        await turns()
+
+
+async def turns() -> None:
+    """Let everything happen that can happen now."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+Story = Callable[[FakeReducer, "asyncio.Task[ReduceReport]"], Coroutine[Any, Any, None]]
+
+
+def play(story: Story, *tags: int, in_flight: int = 2) -> FakeReducer:
+    """Begin to reduce these tags, then let ``story`` go on; nothing may be left behind."""
+    reducer = FakeReducer()
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        many = ReduceMany(loop, reducer, [request(tag) for tag in tags], in_flight, DEADLINE)
+        call = loop.create_task(many.run())
+        await turns()
+        await story(reducer, call)
+        assert call.done()
+        assert reducer.running == []
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run(), debug=True)
+    return reducer
+
+
+def test_all_succeed() -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+        assert reducer.begun == [7, 3]
+        await reducer.end(3)  # in any order
+        assert reducer.begun == [7, 3, 5]
+        await reducer.end(7, attempts=3)
+        assert reducer.begun == [7, 3, 5]
+        assert not call.done()
+        await reducer.end(5, attempts=2)
+        last = OperationId(1, 0, 1, 5, 0)
+        assert call.result() == ReduceReport(last, MEMBERS, 315, 45, 3)
+
+    assert play(story, 7, 3, 5).deadlines == {DEADLINE}
+
+
+@pytest.mark.parametrize(("in_flight", "at_once"), [(1, 1), (2, 2), (3, 3), (99, 3)])
+def test_so_many_at_a_time(in_flight: int, at_once: int) -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+        assert reducer.running == [1, 2, 3][:at_once]
+        while reducer.running:
+            assert len(reducer.running) <= at_once
+            await reducer.end(reducer.running[0])
+
+    assert play(story, 1, 2, 3, in_flight=in_flight).begun == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.TooFewPeers(reason="alone"),
+        errors.DeadlineExceeded(reason="too late"),
+        errors.CollectiveAborted(errors.Result.INTERNAL_ERROR, "f", "results differ"),
+        errors.Evicted(reason="gone"),
+        errors.LockstepError(reason="who waits where"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_failure_names_what_is_complete(error: errors.PCCLError) -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+        await reducer.end(2)
+        await reducer.end(1)
+        await reducer.fail(3, error)
+        with pytest.raises(type(error)) as caught:
+            call.result()
+        assert type(caught.value) is type(error)
+        assert caught.value.result is error.result
+        assert caught.value.func == error.func
+        assert caught.value.completed_tags == (1, 2)  # in the order of the requests
+        assert caught.value.reason == (
+            f"{error.reason}; tags that completed: 1, 2; the other inputs are what they were"
+        )
+        assert caught.value.__cause__ is error
+
+    assert play(story, 1, 2, 3, 4, in_flight=3).withdrawn == [4]
+
+
+def test_a_failure_of_the_first() -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+        await reducer.fail(1, errors.TooFewPeers(reason="alone"))
+        with pytest.raises(errors.TooFewPeers, match="tags that completed: none;") as caught:
+            call.result()
+        assert caught.value.completed_tags == ()
+
+    reducer = play(story, 1, 2, in_flight=1)
+    assert reducer.begun == [1]
+
+
+def test_what_has_started_is_waited_for_and_what_waits_for_others_is_withdrawn() -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+        reducer.started = {1}
+        await reducer.fail(2, errors.TooFewPeers(reason="alone"))
+        assert reducer.withdrawn == [3]
+        assert not call.done()
+        assert reducer.begun == [1, 2, 3]  # nothing new
+        await reducer.end(1)
+        with pytest.raises(errors.TooFewPeers) as caught:
+            call.result()
+        assert caught.value.completed_tags == (1,)
+
+    play(story, 1, 2, 3, 4, in_flight=3)
+
+
+def test_the_first_failure_counts() -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+        reducer.started = {1, 2, 3}
+        await reducer.fail(2, errors.LockstepError(reason="first"))
+        await reducer.fail(3, errors.Evicted(reason="second"))
+        await reducer.end(1)
+        with pytest.raises(errors.LockstepError, match="first; tags that completed: 1;"):
+            call.result()
+
+    play(story, 1, 2, 3, in_flight=3)
+
+
+def test_an_error_that_is_not_of_the_run_stops_everything_as_well() -> None:
+    """Whichever lane it happens in, and without waiting for what may wait for ever."""
+
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+        reducer.started = {3}
+        await reducer.fail(2, ValueError("another collective still uses this memory"))
+        assert reducer.withdrawn == [1]
+        await reducer.end(3)
+        with pytest.raises(ValueError, match="another collective still uses this memory"):
+            call.result()
+
+    assert play(story, 1, 2, 3, 4, in_flight=3).begun == [1, 2, 3]
+
+
+def test_whoever_leaves_withdraws_everything() -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+        reducer.started = {1}
+        call.cancel()
+        call.cancel()  # twice is once
+        await turns()
+        assert call.cancelled()
+
+    reducer = play(story, 1, 2, 3)
+    assert sorted(reducer.withdrawn) == [1, 2]
+    assert reducer.begun == [1, 2]
+
+
+def test_whoever_leaves_while_a_failure_is_waited_out() -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+        reducer.started = {1}
+        await reducer.fail(2, errors.TooFewPeers(reason="alone"))
+        call.cancel()
+        await turns()
+        assert call.cancelled()
+
+    assert play(story, 1, 2).withdrawn == [1]
+
+
+# -- what is wrong with the call -------------------------------------------------------------------
+
+
+def prepare(*requests: ReduceRequest) -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        ReduceMany(loop, FakeReducer(), requests, 4, None)
+    finally:
+        loop.close()
+
+
+def test_a_tag_may_occur_once() -> None:
+    with pytest.raises(ValueError, match="tag 7 occurs twice; give each tensor a tag of its own"):
+        prepare(request(7), request(8), request(7))
+
+
+def on(send: Any, recv: Any, tag: int) -> ReduceRequest:
+    return ReduceRequest(borrow(send, recv), SUM, tag)
+
+
+def test_results_may_not_overlap() -> None:
+    memory = np.zeros(32, np.float32)
+    overlap = "the tensors of tags 1 and 2 overlap; pass copies, or one tensor"
+    with pytest.raises(ValueError, match=overlap):
+        prepare(on(memory[:8], None, 1), on(memory[4:12], None, 2))
+    with pytest.raises(ValueError, match=overlap):  # also far apart in the list
+        prepare(on(memory[:20], None, 1), request(9), on(memory[2:4], None, 2))
+
+
+def test_a_result_may_not_overlap_an_input() -> None:
+    memory = np.zeros(32, np.float32)
+    for first, second in ((slice(0, 8), slice(7, 15)), (slice(7, 15), slice(0, 8))):
+        with pytest.raises(ValueError, match="overlap"):
+            prepare(on(memory[first], memory[16:24], 1), on(memory[second], None, 2))
+
+
+def test_a_long_result_hides_nothing_behind_a_short_one() -> None:
+    """Of the ranges before, the one that reaches furthest counts, not the last."""
+    memory = np.zeros(64, np.float32)
+    with pytest.raises(ValueError, match="the tensors of tags 1 and 3 overlap"):
+        prepare(
+            on(memory[0:32], np.zeros(32, np.float32), 1),
+            on(memory[4:6], np.zeros(2, np.float32), 2),
+            on(memory[20:22], None, 3),
+        )
+
+
+def test_inputs_may_overlap_each_other() -> None:
+    memory, results = np.zeros(16, np.float32), np.zeros(16, np.float32)
+    prepare(on(memory[:8], results[:8], 1), on(memory[4:12], results[8:], 2))
+    prepare(on(memory[:8], results[:8], 1), on(memory[:8], results[8:], 2))
+
+
+def test_neighbours_do_not_overlap() -> None:
+    memory = np.zeros(24, np.float32)
+    prepare(*(on(memory[8 * tag : 8 * tag + 8], None, tag) for tag in (2, 0, 1)))
