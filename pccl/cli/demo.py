@@ -12,25 +12,22 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import queue
 import random
 import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, NoReturn, TypeAlias
+from typing import NoReturn
 
 import click
 
 import pccl
 from pccl.cli import logs
+from pccl.cli.children import STDOUT, Children, Ended
 from pccl.cli.demo_plot import draw
-from pccl.cli.demo_record import Event, Record, Worker, decode, judge
+from pccl.cli.demo_record import Record, Worker, decode, judge
 from pccl.cli.demo_view import JsonView, View, choose_view
 
 EXTRAS = {"torch": "torch", "sklearn": "scikit-learn", "matplotlib": "matplotlib"}
@@ -43,99 +40,15 @@ SILENCE_S_MAX = 90.0
 """The demo gives up after this long without a word from anybody; importing torch from a cold disk
 is the longest silence of a healthy one."""
 
-CLOSE_S_MAX = 5.0
-"""What a killed process gets to be gone; only one stuck in the kernel takes longer."""
 
-
-@dataclass(frozen=True, slots=True)
-class Complaint:
-    """A line that a worker wrote and that is no event: what it has on stderr, mostly."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A worker's process has ended; everything it wrote has been heard before this."""
-
-    exit_code: int
-
-    def __str__(self) -> str:
-        if self.exit_code >= 0:
-            return f"exit code {self.exit_code}"
-        try:
-            return f"signal {signal.Signals(-self.exit_code).name}"
-        except ValueError:
-            return f"signal {-self.exit_code}"
-
-
-Heard: TypeAlias = tuple[Worker, Event | Complaint | Ended]
-
-
-class Crew:
-    """The processes of one demo, and one queue of all that is heard from them."""
-
-    def __init__(self) -> None:
-        self.heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
-        self._processes: dict[int, subprocess.Popen[str]] = {}
-        self._listeners: list[threading.Thread] = []
-
-    def __enter__(self) -> Crew:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def start(self, worker: Worker, arguments: Sequence[str]) -> None:
-        """Start a worker's process and listen to it."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pccl.cli.demo_peer", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            process_group=0,  # Ctrl-C is for us; we end the workers
-        )
-        worker.pid = process.pid
-        self._processes[process.pid] = process
-        listener = threading.Thread(target=self._listen, args=(worker, process), daemon=True)
-        self._listeners.append(listener)
-        listener.start()
-
-    def kill(self, worker: Worker) -> None:
-        """Send SIGKILL: no goodbye, no clean-up, as when a machine is switched off."""
-        self._processes[worker.pid].kill()
-
-    def close(self) -> None:
-        """End every process that is still there and wait until they are gone."""
-        for process in self._processes.values():
-            process.kill()
-        for process in self._processes.values():
-            process.wait(CLOSE_S_MAX)
-        for listener in self._listeners:
-            listener.join(CLOSE_S_MAX)
-
-    def _listen(self, worker: Worker, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        other = threading.Thread(target=self._relay, args=(worker, process.stderr), daemon=True)
-        other.start()
-        with process.stdout as lines:
-            for line in lines:
-                self.heard.put((worker, decode(line) or Complaint(line.rstrip())))
-        other.join()
-        self.heard.put((worker, Ended(process.wait())))
-
-    def _relay(self, worker: Worker, stream: IO[str]) -> None:
-        with stream as lines:
-            for line in lines:
-                self.heard.put((worker, Complaint(line.rstrip())))
+def start(crew: Children[Worker], worker: Worker, arguments: Sequence[str]) -> None:
+    """Start a worker's process."""
+    command = [sys.executable, sys.executable, "-m", "pccl.cli.demo_peer", *arguments]
+    worker.pid = crew.start(worker, command, {**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def direct(
-    crew: Crew, record: Record, view: View, *, victim: Worker | None, started_s: float
+    crew: Children[Worker], record: Record, view: View, *, victim: Worker | None, started_s: float
 ) -> str:
     """Listen until all processes have ended; kill one half-way.
 
@@ -149,30 +62,30 @@ def direct(
     Returns:
         Why the demo cannot go on, or nothing if all processes have ended as they should.
     """
-    running = len(record.workers)
     shown_s = heard_s = time.monotonic()
-    while running:
-        try:
-            worker, what = crew.heard.get(timeout=REFRESH_S)
-        except queue.Empty:
-            if time.monotonic() - heard_s > SILENCE_S_MAX:
-                return f"nothing was heard from any process for {SILENCE_S_MAX:.0f} s"
-        else:
+    while crew:
+        heard = crew.hear(REFRESH_S)
+        if heard:
             heard_s = time.monotonic()
-            now = heard_s - started_s
-            match what:
-                case Complaint(text):
-                    view.complain(f"{worker.label}: {text}")
-                case Ended(exit_code):
-                    running -= 1
-                    if not worker.killed and (exit_code != 0 or worker.finished is None):
-                        return f"{worker.label} ended unexpectedly at step {record.step}: {what}"
-                case event:
-                    for text in record.add(now, worker, event):
-                        view.note(now, text)
+        elif time.monotonic() - heard_s > SILENCE_S_MAX:
+            return f"nothing was heard from any process for {SILENCE_S_MAX:.0f} s"
+        now = heard_s - started_s
+        for worker, what in heard:
+            if isinstance(what, Ended):
+                if not worker.killed and (what.exit_code != 0 or worker.finished is None):
+                    return f"{worker.label} ended unexpectedly at step {record.step}: {what}"
+                continue
+            text = what.text.decode(errors="replace")
+            event = decode(text) if what.stream == STDOUT else None
+            if event is None:
+                view.complain(f"{worker.label}: {text}")
+                continue
+            for news in record.add(now, worker, event):
+                view.note(now, news)
             half_way = record.step >= record.step_count // 2
             if victim is not None and half_way and not victim.killed:
-                crew.kill(victim)
+                # No goodbye, no clean-up, as when a machine is switched off.
+                crew.send(signal.SIGKILL, victim.pid)
                 view.note(now, record.add_kill(now, victim))
         if time.monotonic() - shown_s >= REFRESH_S:
             shown_s = time.monotonic()
@@ -266,10 +179,10 @@ def demo(peers: int, steps: int, seed: int, kill: bool, out: Path, as_json: bool
     record = Record([*workers, Worker(0, alone=True)], steps)
     view: View = JsonView() if as_json else choose_view()
     common = ["--shards", str(peers), "--steps", str(steps), "--seed", str(seed)]
-    with view, pccl.MasterNode("127.0.0.1:0") as node, Crew() as crew:
+    with view, pccl.MasterNode("127.0.0.1:0") as node, Children[Worker]() as crew:
         for worker in record.workers:
             with_whom = [] if worker.alone else ["--master", node.address]
-            crew.start(worker, [*with_whom, "--shard", str(worker.shard), *common])
+            start(crew, worker, [*with_whom, "--shard", str(worker.shard), *common])
         problem = direct(crew, record, view, victim=victim, started_s=started_s)
         view.update(record, time.monotonic() - started_s)
 

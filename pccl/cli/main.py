@@ -6,12 +6,16 @@ To add a command, give it a module with a click command and a line in ``COMMANDS
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from typing import NamedTuple
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, NoReturn
 
 import click
 
 import pccl
+
+STATUS_INTERRUPTED = 130
+"""What shells give to what Ctrl-C has ended."""
 
 
 class Command(NamedTuple):
@@ -24,6 +28,12 @@ class Command(NamedTuple):
 COMMANDS: Mapping[str, Command] = {
     "demo": Command(
         "pccl.cli.demo:demo", "Train with several processes, kill one half-way, watch them go on."
+    ),
+    "join": Command(
+        "pccl.cli.join:join", "Run a command as one peer of a run whose master is elsewhere."
+    ),
+    "launch": Command(
+        "pccl.cli.launch:launch", "Run a command as several peers of this machine, with a master."
     ),
     "master": Command("pccl.cli.master:master", "Run a master until Ctrl-C or SIGTERM."),
 }
@@ -51,15 +61,45 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, COMMANDS[name].summary) for name in sorted(COMMANDS)])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: pccl launch -n 4 -- python train.py",
+)
 @click.version_option(pccl.__version__, message="%(prog)s %(version)s")
 def group() -> None:
     """Average tensors across the internet, stay bit-identical, carry on when a peer dies."""
 
 
-def main() -> None:
+def run(arguments: Sequence[str]) -> NoReturn:
+    """Do what the arguments say and exit; a mistake in them is one line and status 2."""
+    try:
+        status: object = group.main(
+            args=list(arguments) or ["--help"],
+            prog_name="pccl",
+            auto_envvar_prefix="PCCL",
+            standalone_mode=False,
+        )
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx is not None else "pccl"
+        click.echo(f"Error: {error.format_message()} (see {command} --help)", err=True)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(STATUS_INTERRUPTED)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def main() -> NoReturn:
     """What the ``pccl`` script and ``python -m pccl.cli.main`` call."""
-    group(prog_name="pccl", auto_envvar_prefix="PCCL")
+    run(sys.argv[1:])
+
+
+def pccl_master() -> NoReturn:
+    """What the ``pccl_master`` script calls: the name that users of PCCL know."""
+    run(["master", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,68 @@
+"""Commands that end in another command: ``pccl launch -n 4 -- python train.py``."""
+
+from __future__ import annotations
+
+import click
+
+import pccl.addresses
+
+
+class Wrapper(click.Command):
+    """A click command that takes everything behind ``--`` as it is.
+
+    The body finds it with :func:`wrapped_command`. The dashes are required: without them nobody
+    could tell whose option is whose.
+    """
+
+    example = ""
+    """A whole command line, for help and complaints."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Set the other command aside; the rest is ours."""
+        own, dashes, wrapped = _split(args)
+        ctx.meta[__name__] = wrapped
+        asks_for_help = any(arg in ctx.help_option_names for arg in own)
+        if not wrapped and not asks_for_help:
+            remedy = "name a command behind --" if dashes else "put -- and then the command"
+            raise click.UsageError(f"{remedy}, for example: {self.example}", ctx)
+        return super().parse_args(ctx, own)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """``[OPTIONS]``, arguments, and what is behind them."""
+        return [*super().collect_usage_pieces(ctx), "-- COMMAND [ARGUMENT]..."]
+
+
+def wrapped_command(ctx: click.Context) -> list[str]:
+    """The command behind ``--``, never empty."""
+    command: list[str] = ctx.meta[__name__]
+    return command
+
+
+def check_address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuse what nobody can dial."""
+    if value is None:
+        return None
+    try:
+        address = pccl.addresses.parse_address(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    if address.port == 0:
+        raise click.BadParameter(f"{value!r} names no port; write the one that the master says")
+    return value
+
+
+def check_advertise(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuse what no peer could tell the others."""
+    if value is not None:
+        try:
+            pccl.addresses.parse_advertised(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+    return value
+
+
+def _split(args: list[str]) -> tuple[list[str], bool, list[str]]:
+    if "--" not in args:
+        return args, False, []
+    at = args.index("--")
+    return args[:at], True, args[at + 1 :]

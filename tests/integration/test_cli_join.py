@@ -1,0 +1,166 @@
+"""``pccl join`` as users run it. The master is a port that begins to listen when the test says."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 60.0
+SECRET = "0123456789abcdef"
+
+SHOW = """
+import json, os, sys
+told = {name: value for name, value in os.environ.items() if name.startswith("PCCL_")}
+print(json.dumps({"pid": os.getpid(), "told": told, "arguments": sys.argv[1:]}))
+"""
+
+
+def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "pccl.cli.main", "join", *arguments],
+        cwd=ROOT,
+        env={**clean, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
+    try:
+        return process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(params=["127.0.0.1", "localhost", "[::1]"])
+def port(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, str]]:
+    """A port that refuses until ``listen`` is called, and its address."""
+    host: str = request.param
+    family = socket.AF_INET6 if "[" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.bind(("::1" if "[" in host else "127.0.0.1", 0))
+        yield listener, f"{host}:{listener.getsockname()[1]}"
+
+
+@pytest.fixture
+def closed(port: tuple[socket.socket, str]) -> str:
+    """The address of a port where nobody ever listens."""
+    return port[1]
+
+
+only_v4 = pytest.mark.parametrize("port", ["127.0.0.1"], indirect=True)
+
+
+def test_waits_for_a_late_master(port: tuple[socket.socket, str], tmp_path: Path) -> None:
+    listener, address = port
+    token = tmp_path / "token"
+    token.write_text(SECRET)
+    relative = os.path.relpath(token, ROOT)
+    options = ("--group", "3", "--advertise", "198.51.100.7:5000-5009", "--token", relative)
+    join = start(
+        *("--timeout", str(LIMIT_S), *options, address),
+        *("--", sys.executable, "-c", SHOW, "--group", "--", "x y"),
+        PCCL_TOKEN="another secret, which must not come first",
+    )
+    assert join.stderr is not None
+    assert join.stderr.readline() == (
+        f"pccl join: waiting for a master at {address} (connection refused)\n"
+    )
+    listener.listen()
+    out, err = finish(join)
+    assert join.returncode == 0, err
+    assert err.startswith("pccl join: it answers, after ")
+    assert err.count("\n") == 1
+    shown = json.loads(out)
+    assert shown["pid"] == join.pid
+    assert shown["arguments"] == ["--group", "--", "x y"]
+    assert shown["told"] == {
+        "PCCL_MASTER": address,
+        "PCCL_GROUP": "3",
+        "PCCL_ADVERTISE": "198.51.100.7:5000-5009",
+        "PCCL_TOKEN_FILE": str(token),
+    }
+
+
+@only_v4
+def test_says_nothing_when_the_master_is_there(port: tuple[socket.socket, str]) -> None:
+    listener, address = port
+    listener.listen()
+    join = start(address, "--", sys.executable, "-c", SHOW, PCCL_TOKEN=SECRET, PCCL_GROUP="9")
+    out, err = finish(join)
+    assert (join.returncode, err) == (0, "")
+    told = json.loads(out)["told"]
+    assert told == {"PCCL_MASTER": address, "PCCL_TOKEN": SECRET, "PCCL_GROUP": "9"}
+
+
+@only_v4
+@pytest.mark.parametrize(
+    ("source", "status"),
+    [
+        ("import sys; sys.exit(7)", 7),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    ],
+)
+def test_status_is_that_of_the_command(
+    port: tuple[socket.socket, str], source: str, status: int
+) -> None:
+    listener, address = port
+    listener.listen()
+    join = start(address, "--", sys.executable, "-c", source)
+    finish(join)
+    assert join.returncode == status
+
+
+@only_v4
+def test_signals_are_as_a_shell_leaves_them(port: tuple[socket.socket, str]) -> None:
+    listener, address = port
+    listener.listen()
+    join = start(address, "--", "sh", "-c", "kill -PIPE $$; echo SIGPIPE is ignored")
+    assert finish(join) == ("", "")
+    assert join.returncode == -signal.SIGPIPE
+
+
+@only_v4
+def test_gives_up_in_time(closed: str) -> None:
+    join = start("--timeout", "0.4", closed, "--", sys.executable, "-c", "print('never')")
+    out, err = finish(join)
+    assert (join.returncode, out) == (1, "")
+    waiting, verdict = err.splitlines()
+    assert waiting == f"pccl join: waiting for a master at {closed} (connection refused)"
+    assert verdict.startswith(
+        f"Error: no master answered at {closed} within 0.4 s (connection refused); is `pccl master`"
+    )
+
+
+def test_a_name_that_nobody_knows() -> None:
+    join = start("--timeout", "0.1", "no-such-host.invalid:1", "--", "true")
+    _, err = finish(join)
+    assert join.returncode == 1
+    assert "Error: no master answered at no-such-host.invalid:1 within 0.1 s" in err
+
+
+@only_v4
+def test_ctrl_c_while_waiting(closed: str) -> None:
+    join = start(closed, "--", "true")
+    assert join.stderr is not None
+    assert "waiting" in join.stderr.readline()
+    join.send_signal(signal.SIGINT)
+    assert finish(join) == ("", "")
+    assert join.returncode == 130
+
+
+@only_v4
+def test_a_missing_command_is_told_before_waiting(closed: str) -> None:
+    join = start(closed, "--", "no-such-command")
+    assert finish(join) == ("", "Error: command not found: no-such-command\n")
+    assert join.returncode == 127

@@ -1,0 +1,492 @@
+"""``pccl launch`` as users run it: real processes, real signals, and nobody left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PCCL_LAUNCH = (sys.executable, "-m", "pccl.cli.main", "launch")
+PYTHON = (sys.executable, "-c")
+LIMIT_S = 60.0
+
+ME = "import os, signal, sys, time; me = int(os.environ['PCCL_PEER_INDEX'])\n"
+FOREVER = "\nwhile True: time.sleep(0.01)"
+HELLO = ME + "print('pid', os.getpid())" + FOREVER
+PARENT = (
+    ME
+    + "import subprocess\n"
+    + "other = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
+    + "print('pid', os.getpid(), other.pid)\n"
+)
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody has asked about does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] not in "XZ"
+    return not Path("/proc").is_dir()
+
+
+def assert_gone(pids: list[int]) -> None:
+    """The kernel takes a moment to end what was killed."""
+    assert pids
+    deadline = time.monotonic() + LIMIT_S
+    while left := [pid for pid in pids if is_there(pid)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.001)
+
+
+class Launched:
+    """A launch that runs."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_")}
+        self.process = subprocess.Popen(
+            [*PCCL_LAUNCH, *arguments],
+            cwd=ROOT,
+            env={**clean, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="surrogateescape",
+        )
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.out = self.process.stdout
+        self.err = self.process.stderr
+
+    def read(self, pattern: str, count: int) -> list[re.Match[str]]:
+        """Read stdout until so many lines match; those that do not are an error."""
+        found: list[re.Match[str]] = []
+        while len(found) < count:
+            line = self.out.readline()
+            match = re.fullmatch(pattern, line.removesuffix("\n"))
+            assert match is not None, (line, self.err.read() if not line else "")
+            found.append(match)
+        return found
+
+    def pids(self, count: int) -> list[int]:
+        """What so many peers print about themselves and their children."""
+        return [
+            int(pid) for found in self.read(r"\[\d\] pid (.*)", count) for pid in found[1].split()
+        ]
+
+    def finish(self) -> tuple[int, str, str]:
+        """Status, rest of stdout, rest of stderr."""
+        out, err = self.process.communicate(timeout=LIMIT_S)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def launched() -> Iterator[list[Launched]]:
+    """Whatever a test starts is ended with it."""
+    found: list[Launched] = []
+    yield found
+    for launch in found:
+        launch.process.kill()
+        launch.process.communicate()
+
+
+@pytest.fixture
+def start(launched: list[Launched]) -> type[Launched]:
+    class Noted(Launched):
+        def __init__(self, *arguments: str, **environment: str) -> None:
+            super().__init__(*arguments, **environment)
+            launched.append(self)
+
+    return Noted
+
+
+# -- what peers find and print ---------------------------------------------------------------------
+
+
+def test_environment(start: type[Launched]) -> None:
+    source = ME + "import json; print(json.dumps([dict(os.environ), sys.stdin.read()]))"
+    launch = start(
+        *("-n", "3", "--group", "5", "--min-peers", "2", "--", *PYTHON, source),
+        PCCL_MASTER="host.example:1",
+        PCCL_TOKEN="the secret of another run",
+        PCCL_TOKEN_FILE="/no/such/file",
+        PCCL_LANES="4",
+    )
+    told: dict[int, dict[str, str]] = {}
+    for line in launch.read(r"\[(\d)\] (.*)", 3):
+        environment, read = json.loads(line[2])
+        assert read == ""
+        assert environment["PYTHONUNBUFFERED"] == "1"
+        told[int(line[1])] = {
+            name: value for name, value in environment.items() if name.startswith("PCCL_")
+        }
+    assert launch.finish() == (0, "", "")
+    master, token = told[0]["PCCL_MASTER"], told[0]["PCCL_TOKEN"]
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", master)
+    assert len(token) >= 32
+    assert token != "the secret of another run"
+    assert told == {
+        peer: {
+            "PCCL_MASTER": master,
+            "PCCL_TOKEN": token,
+            "PCCL_PEER_INDEX": str(peer),
+            "PCCL_PEERS": "3",
+            "PCCL_GROUP": "5",
+            "PCCL_MIN_PEERS": "2",
+            "PCCL_LANES": "4",
+        }
+        for peer in range(3)
+    }
+
+
+def test_another_master(start: type[Launched]) -> None:
+    names = ("PCCL_MASTER", "PCCL_TOKEN", "PCCL_TOKEN_FILE", "PCCL_GROUP", "PCCL_MIN_PEERS")
+    source = ME + f"print(*(os.environ.get(name) for name in {names}))"
+    launch = start(
+        *("-n", "1", "--master", "[2001:db8::1]:48148", "--", *PYTHON, source),
+        PCCL_TOKEN_FILE="secret.txt",
+    )
+    assert launch.finish() == (0, "[0] [2001:db8::1]:48148 None secret.txt None None\n", "")
+
+
+def test_port(start: type[Launched]) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = str(listener.getsockname()[1])
+        listener.listen()
+        taken = start("--port", port, "--", *PYTHON, "print('never')")
+        status, out, err = taken.finish()
+    assert (status, out) == (1, "")
+    assert err == (
+        f"Error: cannot listen on 127.0.0.1:{port}: address already in use; "
+        "choose another --port, or leave it out to get a free one\n"
+    )
+    source = "import os; print(os.environ['PCCL_MASTER'])"
+    free = start("-n", "1", "--port", port, "--", *PYTHON, source)
+    assert free.finish() == (0, f"[0] 127.0.0.1:{port}\n", "")
+
+
+def test_streams_are_kept_apart_and_no_line_is_lost(start: type[Launched]) -> None:
+    source = ME + "print('out', me); sys.stderr.write(f'err {me}')"
+    status, out, err = start("-n", "2", "--", *PYTHON, source).finish()
+    assert status == 0
+    assert sorted(out.splitlines()) == ["[0] out 0", "[1] out 1"]
+    assert sorted(err.splitlines()) == ["[0] err 0", "[1] err 1"]
+
+
+def test_lines_come_whole_and_in_order(start: type[Launched]) -> None:
+    source = ME + "for i in range(300): print(f'{i:03}' * 400)"
+    status, out, err = start("-n", "3", "--", *PYTHON, source).finish()
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert len(lines) == 900
+    for peer in range(3):
+        mine = [line for line in lines if line.startswith(f"[{peer}] ")]
+        assert mine == [f"[{peer}] " + f"{i:03}" * 400 for i in range(300)]
+
+
+def test_long_lines_and_garbage_pass(start: type[Launched]) -> None:
+    source = (
+        "import sys; out = sys.stdout.buffer\n"
+        "out.write(b'x' * 200_000 + b'\\n\\xff\\x00\\xfe\\n\\rhalf\\rdone'); out.flush()"
+    )
+    status, out, err = start("-n", "1", "--", *PYTHON, source).finish()
+    assert (status, err) == (0, "")
+    *long, garbage, half, done = out.split("\n")[:-1]
+    assert "".join(line.removeprefix("[0] ") for line in long) == "x" * 200_000
+    assert garbage.encode(errors="surrogateescape") == b"[0] \xff\x00\xfe"
+    assert (half, done) == ("[0] half", "[0] done")
+
+
+def test_lines_come_at_once(start: type[Launched]) -> None:
+    launch = start("-n", "1", "--", *PYTHON, "print('now'); import signal; signal.pause()")
+    launch.read(r"\[0\] now", 1)  # while the peer lives on
+    assert launch.process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "coloured"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
+)
+def test_colours(environment: dict[str, str], coloured: bool) -> None:
+    clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
+    ours, theirs = pty.openpty()
+    try:
+        launch = subprocess.run(
+            [*PCCL_LAUNCH, "-n", "2", "--", *PYTHON, "print('\\x1b[1mbold')"],
+            cwd=ROOT,
+            env={**clean, "TERM": "xterm-256color", **environment},
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            timeout=LIMIT_S,
+            check=True,
+        )
+        said = os.read(ours, 1 << 16).replace(b"\r\n", b"\n")
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert launch.stderr == b""
+    lines = sorted(said.splitlines())
+    if coloured:
+        assert len({line.partition(b"[0] ")[0] for line in lines}) == 2
+        assert all(
+            re.fullmatch(rb"\x1b\[[\d;]+m\[\d\] \x1b\[0m\x1b\[1mbold\x1b\[0m", line)
+            for line in lines
+        )
+    else:
+        assert lines == [b"[0] \x1b[1mbold", b"[1] \x1b[1mbold"]
+
+
+# -- how it ends -----------------------------------------------------------------------------------
+
+
+def test_first_failure_by_time_is_the_status(start: type[Launched], tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    source = (
+        ME
+        + f"if me == 0: open({str(gate)!r}).read(); sys.exit(4)\n"
+        + "if me == 1: sys.exit(3)\n"
+        + "print('went on')"
+    )
+    launch = start("-n", "3", "--", *PYTHON, source)
+    assert launch.err.readline() == "pccl launch: peer 1 failed: exit code 3\n"
+    gate.write_text("")  # only now can peer 0 end
+    assert launch.finish() == (3, "[2] went on\n", "pccl launch: peer 0 failed: exit code 4\n")
+
+
+def test_death_by_signal(start: type[Launched]) -> None:
+    source = ME + "if me == 1: os.kill(os.getpid(), signal.SIGKILL)\nprint('went on')"
+    launch = start("-n", "2", "--", *PYTHON, source)
+    error = "pccl launch: peer 1 failed: signal SIGKILL\n"
+    assert launch.finish() == (137, "[0] went on\n", error)
+
+
+def test_fail_fast(start: type[Launched], tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    source = ME + f"print('pid', os.getpid())\nif me == 1: open({str(gate)!r}).read(); sys.exit(3)"
+    launch = start("-n", "3", "--fail-fast", "--", *PYTHON, source + FOREVER)
+    pids = launch.pids(3)
+    gate.write_text("")
+    assert launch.finish() == (
+        3,
+        "",
+        "pccl launch: peer 1 failed: exit code 3\npccl launch: ending the others (--fail-fast)\n",
+    )
+    assert_gone(pids)
+
+
+@pytest.mark.parametrize("wanted", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_reaches_each_peer_once(wanted: signal.Signals, start: type[Launched]) -> None:
+    source = (
+        ME
+        + "def end(signum, frame):\n    print('got', signum)\n    done.append(signum)\n"
+        + f"done = []; signal.signal({int(wanted)}, end); print('pid', os.getpid())\n"
+        + "while not done: time.sleep(0.01)"
+    )
+    launch = start("-n", "3", "--", *PYTHON, source)
+    pids = launch.pids(3)
+    launch.process.send_signal(wanted)
+    status, out, err = launch.finish()
+    assert status == 128 + wanted
+    assert sorted(out.splitlines()) == [f"[{peer}] got {int(wanted)}" for peer in range(3)]
+    assert err == ""
+    assert_gone(pids)
+
+
+def test_a_signal_reaches_what_a_shell_runs(start: type[Launched]) -> None:
+    """A shell waits for its child before it looks at a signal of its own."""
+    script = '"$0" -c "$1"; echo shell went on'
+    launch = start("-n", "1", "--", "sh", "-c", script, sys.executable, HELLO)
+    pids = launch.pids(1)
+    launch.process.terminate()
+    assert launch.finish()[0] == 143
+    assert_gone(pids)
+
+
+def test_ctrl_c_is_forwarded_also_in_the_background(start: type[Launched]) -> None:
+    """A shell without job control has SIGINT ignored there, and children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        launch = start("-n", "1", "--", *PYTHON, HELLO)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    pids = launch.pids(1)
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.finish()[0] == 130
+    assert_gone(pids)
+
+
+DEAF = ME + "signal.signal(signal.SIGTERM, lambda *_: print('heard'))\nprint('pid', os.getpid())"
+
+
+@pytest.mark.parametrize(
+    ("options", "environment"), [(("--grace", "0.3"), {}), ((), {"PCCL_LAUNCH_GRACE": "0"})]
+)
+def test_grace(
+    options: tuple[str, ...], environment: dict[str, str], start: type[Launched]
+) -> None:
+    launch = start("-n", "2", *options, "--", *PYTHON, DEAF + FOREVER, **environment)
+    pids = launch.pids(2)
+    launch.process.terminate()
+    status, _, err = launch.finish()
+    assert status == 143
+    said = [f"pccl launch: peer {peer} did not end when asked and was killed" for peer in (0, 1)]
+    assert sorted(err.splitlines()) == said
+    assert_gone(pids)
+
+
+def test_second_signal_kills(start: type[Launched]) -> None:
+    launch = start("-n", "2", "--grace", str(LIMIT_S), "--", *PYTHON, DEAF + FOREVER)
+    pids = launch.pids(2)
+    began = time.monotonic()
+    launch.process.terminate()
+    launch.read(r"\[\d\] heard", 2)
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.finish()[0] == 143  # the first one counts
+    assert time.monotonic() - began < LIMIT_S
+    assert_gone(pids)
+
+
+def test_grandchildren_end_with_their_peer(start: type[Launched]) -> None:
+    """They hold the pipes open, too, and must not keep us waiting."""
+    launch = start("-n", "2", "--", *PYTHON, PARENT + "sys.exit(me)")
+    pids = launch.pids(2)
+    assert len(pids) == 4
+    assert launch.finish() == (1, "", "pccl launch: peer 1 failed: exit code 1\n")
+    assert_gone(pids)
+
+
+def test_nobody_outlives_a_killed_launch(start: type[Launched]) -> None:
+    launch = start("-n", "2", "--", *PYTHON, PARENT + FOREVER)
+    pids = launch.pids(2)
+    assert len(pids) == 4
+    launch.process.kill()
+    assert launch.finish()[0] == -signal.SIGKILL
+    assert_gone(pids)
+
+
+def test_reader_gone(start: type[Launched]) -> None:
+    source = ME + "print('pid', os.getpid())\nwhile True: print('more')"
+    launch = start("-n", "1", "--", *PYTHON, source)
+    pids = launch.pids(1)
+    launch.out.close()
+    assert launch.process.wait(LIMIT_S) == 141
+    assert launch.err.read() == ""
+    assert_gone(pids)
+
+
+def test_paused_reader_delays_no_signal(start: type[Launched]) -> None:
+    """Our stdout is full and nobody reads it: the grace runs all the same."""
+    source = (
+        ME
+        + "print('pid', os.getpid())\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        + "while True: print('more' * 1000)"
+    )
+    launch = start("-n", "1", "--grace", "0.2", "--", *PYTHON, source)
+    pids = launch.pids(1)
+    launch.process.terminate()
+    assert_gone(pids)
+    assert launch.finish()[0] == 143
+
+
+def test_nohup_stays_in_force(start: type[Launched], tmp_path: Path) -> None:
+    """The terminal is closed, the run goes on."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    source = ME + f"print('pid', os.getpid())\nopen({str(gate)!r}).read(); print('went on')"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        launch = start("-n", "1", "--", *PYTHON, source)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    launch.pids(1)
+    launch.process.send_signal(signal.SIGHUP)
+    gate.write_text("")
+    assert launch.finish() == (0, "[0] went on\n", "")
+
+
+def test_no_descriptors_left() -> None:
+    """Those that were started are ended."""
+    limited = ("sh", "-c", 'ulimit -n 40; exec "$@"', "sh", *PCCL_LAUNCH)
+    launch = subprocess.run(
+        [*limited, "-n", "64", "--", *PYTHON, ME + FOREVER],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert launch.returncode == 71
+    complaint = r"pccl launch: cannot start peer \d+: Too many open files\n"
+    assert re.fullmatch(complaint, launch.stderr), launch.stderr
+
+
+# -- commands that cannot be run -------------------------------------------------------------------
+
+
+def test_missing_command(start: type[Launched]) -> None:
+    error = "Error: command not found: no-such-command\n"
+    assert start("--", "no-such-command").finish() == (127, "", error)
+
+
+def test_not_executable(start: type[Launched]) -> None:
+    status, out, err = start("--", "./README.md").finish()
+    assert (status, out) == (126, "")
+    assert err.startswith("Error: README.md is not executable")
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "words"),
+    [
+        ("#!/no/such/interpreter\n", 127, "the interpreter that its first line names"),
+        ("no program\n", 126, "it is no program; a script needs a first line such as"),
+    ],
+)
+def test_what_the_system_refuses(
+    content: str, status: int, words: str, start: type[Launched], tmp_path: Path
+) -> None:
+    script = tmp_path / "script"
+    script.write_text(content)
+    script.chmod(0o755)
+    ended, out, err = start("-n", "1", "--", str(script)).finish()
+    assert (ended, out) == (status, "")
+    refused, verdict = err.splitlines()
+    assert refused.startswith(f"[0] cannot run {script}: {words}")
+    assert verdict == f"pccl launch: peer 0 failed: exit code {status}"
+
+
+# -- a run -----------------------------------------------------------------------------------------
+
+REDUCE = """
+import os, numpy, pccl
+with pccl.Communicator(os.environ["PCCL_MASTER"]) as comm:
+    comm.connect()
+    while comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < int(os.environ["PCCL_PEERS"]):
+        comm.update_topology()
+    x = numpy.full(4, 10.0 ** int(os.environ["PCCL_PEER_INDEX"]), dtype=numpy.float32)
+    comm.all_reduce(x, op=pccl.ReduceOp.SUM)
+    print(x)
+"""
+
+
+def test_three_peers_reduce(start: type[Launched]) -> None:
+    status, out, err = start("-n", "3", "--", *PYTHON, REDUCE).finish()
+    assert (status, err) == (0, "")
+    assert sorted(out.splitlines()) == [f"[{peer}] [111. 111. 111. 111.]" for peer in range(3)]

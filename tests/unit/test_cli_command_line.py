@@ -1,0 +1,103 @@
+"""Arguments of ``pccl launch`` and ``pccl join``: mistakes are one line that says what to do."""
+
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from pccl.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = "for example: pccl launch -n 4 -- python train.py"
+
+
+def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line about mistaken arguments."""
+    with pytest.raises(SystemExit) as caught:
+        main.run(arguments)
+    out, err = capsys.readouterr()
+    assert caught.value.code == 2
+    assert out == ""
+    (line,) = err.splitlines()
+    assert line.startswith("Error: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("launch", f"put -- and then the command, {EXAMPLE}"),
+        ("launch -n 4 python train.py --lr 1", f"put -- and then the command, {EXAMPLE}"),
+        ("launch -n 4 --", f"name a command behind --, {EXAMPLE}"),
+        ("launch -n 0 -- true", "0 is not in the range 1<=x<=256"),
+        ("launch -n 257 -- true", "257 is not in the range 1<=x<=256"),
+        ("launch -n four -- true", "'four' is not a valid integer range"),
+        ("launch 4 -- true", "unexpected extra argument (4)"),
+        ("launch --port 0 -- true", "0 is not in the range 1<=x<=65535"),
+        ("launch --port 1 --master host:1 -- true", "give --port or --master, not both"),
+        ("launch --master host -- true", "'host' is not an address; write HOST:PORT"),
+        ("launch --master host:0 -- true", "'host:0' names no port"),
+        ("launch --group -1 -- true", "-1 is not in the range"),
+        ("launch --min-peers 0 -- true", "0 is not in the range"),
+        ("launch --grace -1 -- true", "-1.0 is not in the range"),
+        ("launch --lanes 1 -- true", "No such option"),
+        ("join", "put -- and then the command, for example: pccl join host.example:48148 --"),
+        ("join -- true", "Missing argument 'HOST:PORT'"),
+        ("join host -- true", "'host' is not an address; write HOST:PORT"),
+        ("join host:0 -- true", "'host:0' names no port"),
+        ("join host:1 --advertise :2-1 -- true", "':2-1' is not an address to advertise"),
+        ("join host:1 --token no/such/file -- true", "'no/such/file' does not exist"),
+        ("join host:1 --timeout 0 -- true", "0.0 is not in the range"),
+        ("lunch", "No such command 'lunch'"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    arguments: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in complaint(arguments.split(), capsys)
+
+
+def test_a_token_file_without_a_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "token"
+    file.write_text("short\n")
+    line = complaint(["join", "host:1", "--token", str(file), "--", "true"], capsys)
+    assert "--token" in line
+    assert "too short" in line
+
+
+@pytest.mark.parametrize("command", ["launch", "join"])
+def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main.run([command, "--help"])
+    out, err = capsys.readouterr()
+    assert caught.value.code == 0
+    assert err == ""
+    assert out.startswith(f"Usage: pccl {command} [OPTIONS]")
+    assert out.splitlines()[0].endswith("-- COMMAND [ARGUMENT]...")
+    assert "Example: pccl" in out
+
+
+def test_nothing_shows_the_help_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main.run([])
+    assert caught.value.code == 0
+    assert "Example: pccl launch -n 4 -- python train.py" in capsys.readouterr().out
+
+
+def test_scripts_are_there() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert sorted(project["scripts"]) == ["pccl", "pccl_master"]
+    for place in project["scripts"].values():
+        module, _, name = place.partition(":")
+        assert callable(getattr(import_module(module), name))
+
+
+def test_pccl_master_is_pccl_master(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["pccl_master", "--help"])
+    with pytest.raises(SystemExit) as caught:
+        main.pccl_master()
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith("Usage: pccl master [OPTIONS]")
