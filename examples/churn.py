@@ -1,0 +1,55 @@
+"""A loop that goes on when peers die, and takes in those that come (back).
+
+    pccl launch -n 3 -- python examples/churn.py --kill 1
+
+Peer 1 kills itself half-way, the others go on: ten steps of 1 + 2 + 4, then ten of 1 + 4. To start
+it again when it dies:
+
+    pccl launch -n 3 -- sh -c 'python examples/churn.py --kill 1 || python examples/churn.py'
+"""
+
+import argparse
+import os
+import signal
+import time
+
+import numpy as np
+
+import pccl
+from pccl.errors import CollectiveAborted, DescriptorMismatch, Evicted, TooFewPeers
+
+
+def main() -> None:
+    """Add up what the members contribute, step by step."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kill", type=int, metavar="INDEX", help="the peer that dies half-way")
+    parser.add_argument("--steps", type=int, default=20)
+    given = parser.parse_args()
+    index, peers = int(os.environ["PCCL_PEER_INDEX"]), int(os.environ["PCCL_PEERS"])
+    state = np.zeros(2)  # steps made, total so far: the same for all members
+
+    with pccl.Communicator() as comm:
+        comm.connect(min_peers=peers)
+        while state[0] < given.steps:
+            x = np.array([2.0**index])
+            try:
+                comm.update_topology()  # newcomers enter here, and only here
+                comm.broadcast(state, root=0)  # rank 0 is the eldest; newcomers take over its state
+                if index == given.kill and state[0] == given.steps // 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                info = comm.all_reduce(x, retry=True)  # with whoever is left
+            except DescriptorMismatch:
+                raise  # a bug in the program: trying again does not help
+            except (CollectiveAborted, Evicted):
+                continue  # state is what it was; update_topology() brings an evicted peer back
+            except TooFewPeers:
+                time.sleep(0.1)  # alone: wait until somebody comes
+                continue
+            state += 1, x[0]
+            print(f"step {state[0]:g}: {x[0]:g} from peers {info.contributors}")
+            time.sleep(0.1)  # stands for the work between two steps
+    print(f"total after {state[0]:g} steps: {state[1]:g}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""The examples, and the first scripts of the documents, as they say: under ``pccl launch``."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+LAUNCH = (sys.executable, "-m", "pccl.cli.main", "launch")
+PYTHON = (sys.executable, "-W", "error")
+LIMIT_S = 110.0
+"""Far more than they take; a machine that is busy with other things must not fail the tests."""
+
+
+def launch(
+    peers: int, *command: str, status: int = 0, cwd: Path = ROOT
+) -> tuple[dict[int, list[str]], list[str]]:
+    """Run so many peers to their end; what each printed, in order, and what went to stderr."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_")}
+    clean["PYTHONPATH"] = str(ROOT)
+    ended = subprocess.run(
+        [*LAUNCH, "-n", str(peers), "--", *command],
+        cwd=cwd,
+        env=clean,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert ended.returncode == status, ended.stdout + ended.stderr
+    printed: dict[int, list[str]] = {peer: [] for peer in range(peers)}
+    for line in ended.stdout.splitlines():
+        found = re.fullmatch(r"\[(\d)\] (.*)", line)
+        assert found is not None, line
+        printed[int(found[1])].append(found[2])
+    return printed, ended.stderr.splitlines()
+
+
+def run_example(name: str, peers: int) -> dict[int, list[str]]:
+    printed, complaints = launch(peers, *PYTHON, str(EXAMPLES / name))
+    assert complaints == []
+    return printed
+
+
+def test_all_examples_are_tested() -> None:
+    tested = Path(__file__).read_text(encoding="utf-8")
+    names = sorted(path.name for path in EXAMPLES.glob("*.py"))
+    assert len(names) == 5
+    assert [name for name in names if f'"{name}"' not in tested] == []
+
+
+def test_blocking() -> None:
+    printed = run_example("blocking.py", 3)
+    ranks: list[str] = []
+    for lines in printed.values():
+        first, second = lines
+        found = re.fullmatch(r"rank (\d) of 3: \[1\. 1\. 1\. 1\.\] from 3 peers", first)
+        assert found is not None, first
+        ranks.append(found[1])
+        assert second == "smallest number: 0"
+    assert sorted(ranks) == ["0", "1", "2"]
+
+
+def test_with_asyncio() -> None:
+    printed = run_example("with_asyncio.py", 3)
+    for lines in printed.values():
+        sums, big, turns = lines
+        assert sums == "sums by tag: [30.0, 33.0, 36.0, 39.0]"
+        assert big == "each of 4000000 elements is 3, from peers (1, 2, 3)"
+        assert re.fullmatch(r"the loop had \d+ turns meanwhile", turns)
+
+
+def test_with_torch() -> None:
+    pytest.importorskip("torch")
+    printed = run_example("with_torch.py", 2)
+    assert printed[0] == printed[1]
+    *steps, weights = printed[0]
+    losses: list[float] = []
+    for number, line in enumerate(steps):
+        found = re.fullmatch(rf"outer step {number}: mean loss (\d+\.\d+)", line)
+        assert found is not None, line
+        losses.append(float(found[1]))
+    assert len(losses) == 8
+    assert losses[-1] < losses[0]
+    assert re.fullmatch(r"weights: [0-9a-f]{16}", weights)
+
+
+def test_peer_groups() -> None:
+    printed = run_example("peer_groups.py", 4)
+    everybody = "4 peers in 2 groups"
+    assert printed == {
+        0: ["group 0: [1. 1.] from 2 peers", everybody],
+        1: ["group 1: [2. 2. 2.] from 2 peers", everybody],
+        2: ["group 0: [1. 1.] from 2 peers", everybody],
+        3: ["group 1: [2. 2. 2.] from 2 peers", everybody],
+    }
+
+
+def sums(lines: list[str]) -> list[float]:
+    """What each step of ``churn.py`` added, first to last."""
+    found = [re.fullmatch(r"step (\d+): (\d+) from peers \(.*\)", line) for line in lines]
+    return [float(match[2]) for match in found if match is not None]
+
+
+def test_churn_goes_on_without_the_dead() -> None:
+    """The status is that of the peer that was killed; the others end well all the same."""
+    command = (*PYTHON, str(EXAMPLES / "churn.py"), "--kill", "1")
+    printed, complaints = launch(3, *command, status=128 + 9)
+    assert complaints == ["pccl launch: peer 1 failed: signal SIGKILL"]
+    assert sums(printed[1]) == [7.0] * 10
+    for peer in (0, 2):
+        assert sums(printed[peer]) == [7.0] * 10 + [5.0] * 10
+        assert printed[peer][-1] == "total after 20 steps: 120"
+
+
+def test_churn_takes_back_who_died() -> None:
+    """Of two peers: the one that is left can't go on until the other is back."""
+    churn = shlex.join((*PYTHON, str(EXAMPLES / "churn.py")))
+    printed, complaints = launch(2, "sh", "-c", f"{churn} --kill 1 || {churn}")
+    assert [line for line in complaints if "Killed" not in line] == []  # the shell's, not ours
+    for peer in (0, 1):
+        assert sums(printed[peer]) == [3.0] * 20
+        assert printed[peer][-1] == "total after 20 steps: 60"
+    assert "step 10: 3 from peers (1, 2)" in printed[1]
+    assert re.fullmatch(r"step 11: 3 from peers \([12], 3\)", printed[1][10])
+
+
+@pytest.mark.parametrize(
+    ("page", "peers", "said"),
+    [
+        ("README.md", 3, r"rank {rank}: \[10\. 10\. 10\. 10\. 10\.\] from peers \(1, 2, 3\)"),
+        (
+            "docs/getting-started.md",
+            2,
+            r"peer \d, rank {rank}: \[5\. 5\. 5\. 5\.\] from peers \(1, 2\)",
+        ),
+    ],
+)
+def test_first_script_of(page: str, peers: int, said: str, tmp_path: Path) -> None:
+    """Anybody's first minute, copied from the page."""
+    script = re.search(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    assert script is not None
+    (tmp_path / "first.py").write_text(script[1], encoding="utf-8")
+    printed, complaints = launch(peers, *PYTHON, "first.py", cwd=tmp_path)
+    assert complaints == []
+    lines = sorted((line for lines in printed.values() for line in lines), key=rank_in)
+    assert len(lines) == peers
+    for rank, line in enumerate(lines):
+        assert re.fullmatch(said.replace("{rank}", str(rank)), line), line
+
+
+def rank_in(line: str) -> str:
+    found = re.search(r"rank (\d)", line)
+    return found[1] if found else line
