@@ -141,7 +141,7 @@ class Communicator(CommunicatorBase):
                 await ended(finished)
                 return finished.result()
             except PCCLError as error:
-                raise named(error, call.func) from error.__cause__
+                failure, cause = named(error, call.func), error.__cause__
             except asyncio.CancelledError:
                 submission.cancel()
                 while not finished.done():  # until the buffers are free, however often cancelled
@@ -152,3 +152,4 @@ class Communicator(CommunicatorBase):
             except GeneratorExit:  # the loop was closed with this task still waiting
                 submission.cancel()
                 raise
+        raise failure from cause  # out here, so that no frame of the I/O thread comes along

@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 Caller = threading.Thread | asyncio.Task[Any]
 
@@ -35,6 +37,8 @@ class Callers:
 
     def __init__(self) -> None:
         self._records: dict[int, _Record] = {}
+        self._open = 0
+        """Joint calls whose work has begun and has not ended."""
 
     def note(self, caller: Caller) -> None:
         """``caller`` makes joint calls (it is not inside one)."""
@@ -50,12 +54,19 @@ class Callers:
         finally:
             record.depth -= 1
 
-    def all_blocked(self, open_calls: int) -> bool:
-        """Whether every caller that lives is inside a joint call, and waits there.
+    async def counted(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Do the work of a joint call, which counts as open meanwhile. I/O thread."""
+        self._open += 1
+        try:
+            return await work
+        finally:
+            self._open -= 1
 
-        Args:
-            open_calls: how many calls the engine has not ended. If more callers than that are
-                inside, a call of one of them has ended, and it has not been woken up yet.
+    def all_blocked(self) -> bool:
+        """Whether every caller that lives is inside a joint call, and waits there. I/O thread.
+
+        If more callers are inside than calls are open, the call of one of them has ended, and it
+        has not been woken up yet.
         """
         inside = 0
         for record in list(self._records.values()):
@@ -65,7 +76,7 @@ class Callers:
             if not record.depth:
                 return False
             inside += record.depth
-        return 0 < inside <= open_calls
+        return 0 < inside <= self._open
 
     def __len__(self) -> int:
         return len(self._records)

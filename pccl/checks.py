@@ -11,12 +11,13 @@ import numbers
 import operator
 from typing import SupportsIndex, TypeVar, cast
 
-from pccl.protocol.limits import SECONDS_MAX
+from pccl.protocol.limits import PEERS_MAX, SECONDS_MAX
 
 _E = TypeVar("_E", bound=enum.IntEnum)
 _T = TypeVar("_T")
 
 PEER_GROUP_MAX = 2**32 - 1
+MIN_PEERS_MAX = PEERS_MAX
 TAG_MAX = 2**64 - 1
 REVISION_MAX = 2**64 - 1
 ATTEMPTS_MAX = 2**31 - 1

@@ -24,8 +24,10 @@ class Communicator(CommunicatorBase):
     """One process's membership in a run.
 
     Any thread may call. Joint calls block until all members concerned have made them; Ctrl-C
-    leaves them promptly, with the buffers as they were. Leaving the ``with`` block, ``close`` and
-    garbage collection all say goodbye to the run.
+    leaves them promptly, with the buffers as they were. (If the result was there already, it stays,
+    and the next joint call raises ResyncRequired: the others have it, too.)
+
+    Leaving the ``with`` block, ``close`` and garbage collection all say goodbye to the run.
 
     ``timeout_s`` is the budget of a whole call, in seconds; None: as long as the run lives. When
     it runs out, the call raises DeadlineExceeded, or OutcomeUnknown if this peer had finished its
@@ -273,7 +275,8 @@ class Communicator(CommunicatorBase):
             try:
                 return submission.wait()
             except PCCLError as error:
-                raise named(error, call.func) from error.__cause__
+                failure, cause = named(error, call.func), error.__cause__
             except BaseException:  # Ctrl-C
                 self._session.settle_left(call, submission)
                 raise
+        raise failure from cause  # out here, so that no frame of the I/O thread comes along

@@ -21,8 +21,7 @@ import os
 from pathlib import Path
 
 from pccl.addresses import Advertised, parse_address, parse_advertised
-from pccl.checks import PEER_GROUP_MAX, POOL_SIZE_MAX, check_range
-from pccl.protocol.limits import PEERS_MAX
+from pccl.checks import MIN_PEERS_MAX, PEER_GROUP_MAX, POOL_SIZE_MAX, check_range
 from pccl.transports.base import Address
 
 MASTER = "PCCL_MASTER"
@@ -73,7 +72,7 @@ def resolve_pool_size(pool_size: int | None) -> int:
 
 def resolve_min_peers(min_peers: int | None) -> int:
     """How many members ``connect`` waits for, this one included; 1 if nobody says."""
-    return _resolve_number("min_peers", min_peers, MIN_PEERS, 1, PEERS_MAX, default=1)
+    return _resolve_number("min_peers", min_peers, MIN_PEERS, 1, MIN_PEERS_MAX, default=1)
 
 
 def resolve_advertise(advertise: str | None) -> Advertised:

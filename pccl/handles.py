@@ -134,7 +134,10 @@ class AsyncReduceHandle:
                 return
             if question.finished.done():
                 error = question.finished.exception()
-                self._outcome = error or info_of(question.finished.result())
+                if error is not None:
+                    self._outcome = error.with_traceback(None)  # its frames hold the tensors
+                else:
+                    self._outcome = info_of(question.finished.result())
             elif not self._waiters:
                 question.cancel()
             else:

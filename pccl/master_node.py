@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import weakref
-from contextlib import suppress
+from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 
 from pccl.addresses import is_loopback, parse_address
@@ -46,7 +47,7 @@ class MasterNode:
         self._token = resolve_token(token)
         self._server: MasterServer | None = None
         self._finalizer: weakref.finalize[..., MasterNode] | None = None
-        self._what_to_stop: tuple[IOThread, object, MasterServer]
+        self._leave: Callable[[], None]
 
     @property
     def address(self) -> str:
@@ -63,19 +64,18 @@ class MasterNode:
         if self._finalizer is not None and self._finalizer.alive:
             raise PCCLError(4, "MasterNode.run", "this master runs already")
         user = object()
-        servers: list[MasterServer] = []
+        leave: Callable[[], None] | None = None
         try:
             io = IOThread.acquire(user)
             clock = LoopClock(io.loop)
             server = MasterServer(clock, io.transport, self._timing, os.urandom, token=self._token)
-            servers.append(server)
+            leave = self._leave = partial(io.leave, user, partial(_stop, server))
             io.submit(lambda: server.start(self._listen)).wait()
-            self._what_to_stop = io, user, server
-            self._finalizer = weakref.finalize(self, _stop, *self._what_to_stop)
+            self._finalizer = weakref.finalize(self, leave)
             self._server = server
         except BaseException as error:
-            for begun in servers:
-                _stop(io, user, begun)
+            if leave is not None:
+                leave()
             IOThread.give_up(user)
             if isinstance(error, PCCLError):
                 raise named(error, "MasterNode.run") from None
@@ -94,7 +94,7 @@ class MasterNode:
         try:
             self._finalizer()
         except BaseException:  # Ctrl-C, and the finalizer does nothing if it is called again
-            _stop(*self._what_to_stop)
+            self._leave()
             raise
 
     def __enter__(self) -> MasterNode:
@@ -110,20 +110,7 @@ class MasterNode:
         self.interrupt()
 
 
-def _stop(io: IOThread, user: object, server: MasterServer) -> None:
-    """Close the server, and give the thread back; a second time changes nothing."""
-    if io.abandoned or not io.is_held_by(user):  # a copy that fork made
-        return
-
-    async def stop() -> None:
-        server.close()
-        for _ in range(2):  # let the transport report the ends of what was closed
-            await asyncio.sleep(0)
-
-    submission = io.submit(stop).start()
-    if io.owns_current_thread():
-        submission.finished.add_done_callback(lambda _: io.release(user))
-        return
-    with suppress(TimeoutError):
-        submission.finished.result(5.0)
-    io.release(user)
+async def _stop(server: MasterServer) -> None:
+    server.close()
+    for _ in range(2):  # let the transport report the ends of what was closed
+        await asyncio.sleep(0)

@@ -6,14 +6,15 @@ communicator is collected or the interpreter ends, so nobody has to call ``close
 
 from __future__ import annotations
 
-import asyncio
 import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from pccl.addresses import listen_address
+from pccl.arguments import broadcast_request, many_requests, reduce_request
 from pccl.callers import Caller, Callers
 from pccl.checks import (
     ATTEMPTS_MAX,
@@ -33,17 +34,13 @@ from pccl.config import (
 from pccl.descriptors import QuantizationOptions, ReduceOpDescriptor, ReduceOperandDescriptor
 from pccl.errors import NotConnected
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import PeerId, ReduceOp, Roster
-from pccl.requests import broadcast_request, many_requests, reduce_request
+from pccl.protocol.types import PeerId, ReduceOp, Roster, RoundKind
 from pccl.runtime.clock import LoopClock
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.io_thread import IOThread, Submission
 from pccl.runtime.requests import PeerOptions, ReduceReport
 
 _T = TypeVar("_T")
-
-CLOSE_TIMEOUT_S = 5.0
-"""A finalizer never blocks the interpreter for longer; closing takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +96,8 @@ class Session:
         try:
             self._io = IOThread.acquire(user)
             self.engine = self._io.call(make_engine)
-            self._what_to_close = self._io, user, self.engine
-            self._finalizer = weakref.finalize(owner, _close, *self._what_to_close)
+            self._leave = partial(self._io.leave, user, self.engine.close)
+            self._finalizer = weakref.finalize(owner, self._leave)
         except BaseException:
             IOThread.give_up(user)
             raise
@@ -118,25 +115,33 @@ class Session:
         def work() -> Coroutine[Any, Any, None]:
             return self.engine.connect(n_attempts, min_peers=peers, timeout_s=limit_s)
 
-        return self._call("connect", work, joint=False)
+        return Call("connect", work, joint=False, left=self._left_admitted)
 
     def update_topology(self, timeout_s: float | None) -> Call[None]:
         """Prepare ``update_topology``."""
         limit_s = check_timeout(timeout_s)
-        return self._call("update_topology", lambda: self.engine.update_topology(timeout_s=limit_s))
+        return self._round(
+            "update_topology",
+            RoundKind.UPDATE_TOPOLOGY,
+            lambda: self.engine.update_topology(timeout_s=limit_s),
+        )
 
     def are_peers_pending(self, timeout_s: float | None) -> Call[bool]:
         """Prepare ``are_peers_pending``."""
         limit_s = check_timeout(timeout_s)
-        return self._call(
-            "are_peers_pending", lambda: self.engine.are_peers_pending(timeout_s=limit_s)
+        return self._round(
+            "are_peers_pending",
+            RoundKind.PEERS_PENDING,
+            lambda: self.engine.are_peers_pending(timeout_s=limit_s),
         )
 
     def optimize_topology(self, timeout_s: float | None) -> Call[None]:
         """Prepare ``optimize_topology``."""
         limit_s = check_timeout(timeout_s)
-        return self._call(
-            "optimize_topology", lambda: self.engine.optimize_topology(timeout_s=limit_s)
+        return self._round(
+            "optimize_topology",
+            RoundKind.OPTIMIZE_TOPOLOGY,
+            lambda: self.engine.optimize_topology(timeout_s=limit_s),
         )
 
     def all_reduce(
@@ -153,7 +158,7 @@ class Session:
         """Prepare ``all_reduce``."""
         limit_s, again = check_timeout(timeout_s), check_flag("retry", retry)
         request = reduce_request(send, recv, op, tag, operand_descriptor, quantization_options)
-        return self._call(
+        return self._collective(
             "all_reduce", lambda: self.engine.reduce(request, retry=again, timeout_s=limit_s)
         )
 
@@ -174,7 +179,7 @@ class Session:
         async def work() -> int:
             return self.engine.launch(request, timeout_s=limit_s)
 
-        return Call("all_reduce_async", work, joint=False, left=self.engine.withdraw)
+        return Call("all_reduce_async", work, joint=False, left=self.engine.calls.withdraw)
 
     def finish(self, ticket: int) -> Submission[ReduceReport]:
         """Wait for a launched reduce; to cancel this leaves the reduce alone.
@@ -182,18 +187,19 @@ class Session:
         Raises:
             NotConnected: the communicator is closed.
         """
-        finish = self._call("all_reduce_async", lambda: self.engine.finish(ticket), joint=False)
-        return self.submit(finish)
+        if self.closed:
+            raise self._closed_error("all_reduce_async")
+        return self._io.submit(lambda: self.engine.finish(ticket))
 
     def has_ended(self, ticket: int) -> bool:
         """Whether a launched reduce has an outcome, or will never have one."""
-        return self.closed or self.engine.has_ended(ticket)
+        return self.closed or self.engine.calls.has_ended(ticket)
 
     def forget(self, ticket: int) -> None:
         """Nobody will ask for the outcome of a launched reduce any more. Any thread."""
         if not self.closed:
             with suppress(RuntimeError):  # closed by another thread just now
-                self._io.loop.call_soon_threadsafe(self.engine.claim, ticket)
+                self._io.loop.call_soon_threadsafe(self.engine.calls.forget, ticket)
 
     def all_reduce_multiple(
         self,
@@ -209,26 +215,34 @@ class Session:
         def work() -> Coroutine[Any, Any, ReduceReport]:
             return self.engine.reduce_many(requests, max_in_flight=in_flight, timeout_s=limit_s)
 
-        return self._call("all_reduce_multiple_with_retry", work)
+        return self._collective("all_reduce_multiple_with_retry", work)
 
     def broadcast(
         self, tensor: object, root: int, tag: int, timeout_s: float | None
     ) -> Call[ReduceReport]:
         """Prepare ``broadcast``."""
         limit_s = check_timeout(timeout_s)
-        request = broadcast_request(tensor, root, tag, self.engine.roster)
-        return self._call("broadcast", lambda: self.engine.reduce(request, timeout_s=limit_s))
+        request = broadcast_request(tensor, root, tag)
+        return self._collective("broadcast", lambda: self.engine.reduce(request, timeout_s=limit_s))
 
     def barrier(self, tag: int, timeout_s: float | None) -> Call[ReduceReport]:
         """Prepare ``barrier``."""
         limit_s = check_timeout(timeout_s)
         number = check_range("tag", tag, 0, TAG_MAX)
-        return self._call("barrier", lambda: self.engine.barrier(number, timeout_s=limit_s))
+        return self._collective("barrier", lambda: self.engine.barrier(number, timeout_s=limit_s))
 
-    def _call(
-        self, func: str, work: Callable[[], Coroutine[Any, Any, _T]], *, joint: bool = True
+    def _collective(
+        self, func: str, work: Callable[[], Coroutine[Any, Any, ReduceReport]]
+    ) -> Call[ReduceReport]:
+        return Call(func, work, joint=True, left=self.engine.calls.left_committed)
+
+    def _round(
+        self, func: str, kind: RoundKind, work: Callable[[], Coroutine[Any, Any, _T]]
     ) -> Call[_T]:
-        return Call(func, work, joint, self.engine.left_unnoticed)
+        return Call(func, work, joint=True, left=lambda _: self.engine.calls.left_answered(kind))
+
+    def _left_admitted(self, _: None) -> None:
+        self.engine.calls.left_admitted()
 
     # -- carrying them out -----------------------------------------------------------------------
 
@@ -245,6 +259,8 @@ class Session:
         """
         if self.closed:
             raise self._closed_error(call.func)
+        if call.joint:
+            return self._io.submit(lambda: self.callers.counted(call.work()))
         return self._io.submit(call.work)
 
     def inside(self, call: Call[Any], caller: Caller) -> AbstractContextManager[None]:
@@ -290,22 +306,9 @@ class Session:
         try:
             self._finalizer()
         except BaseException:  # Ctrl-C, and the finalizer does nothing if it is called again
-            _close(*self._what_to_close)
+            self._leave()
             raise
 
     def _closed_error(self, func: str) -> NotConnected:
         why = "belongs to the parent process" if self._io.abandoned else "is closed"
         return NotConnected(None, func, f"the communicator {why}; make a new one")
-
-
-def _close(io: IOThread, user: object, engine: PeerEngine) -> None:
-    """Let the engine say goodbye, and give the thread back; a second time changes nothing."""
-    if io.abandoned or not io.is_held_by(user):
-        return
-    submission = io.submit(engine.close).start()
-    if io.owns_current_thread():  # collected by chance on the I/O thread, which must not wait
-        submission.finished.add_done_callback(lambda _: io.release(user))
-        return
-    with suppress(TimeoutError, asyncio.CancelledError):
-        submission.finished.result(CLOSE_TIMEOUT_S)
-    io.release(user)

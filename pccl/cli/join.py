@@ -16,6 +16,7 @@ import click
 
 import pccl.addresses
 from pccl import config
+from pccl.checks import PEER_GROUP_MAX
 from pccl.cli.command_line import Wrapper, check_address, check_advertise, wrapped_command
 from pccl.cli.guard import become
 from pccl.cli.programs import find_program
@@ -101,7 +102,7 @@ class JoinCommand(Wrapper):
 @click.option(
     "--group",
     metavar="GROUP",
-    type=click.IntRange(0, 2**32 - 1),
+    type=click.IntRange(0, PEER_GROUP_MAX),
     help="Peer group (PCCL_GROUP).",
 )
 @click.option(

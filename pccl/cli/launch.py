@@ -19,6 +19,7 @@ import click
 
 import pccl
 from pccl import config
+from pccl.checks import MIN_PEERS_MAX, PEER_GROUP_MAX
 from pccl.cli import logs
 from pccl.cli.children import Children, Ended
 from pccl.cli.command_line import Wrapper, check_address, wrapped_command
@@ -225,13 +226,13 @@ class LaunchCommand(Wrapper):
 @click.option(
     "--group",
     metavar="GROUP",
-    type=click.IntRange(0, 2**32 - 1),
+    type=click.IntRange(0, PEER_GROUP_MAX),
     help="Peer group of all peers (PCCL_GROUP).",
 )
 @click.option(
     "--min-peers",
     metavar="COUNT",
-    type=click.IntRange(1, 4096),
+    type=click.IntRange(1, MIN_PEERS_MAX),
     help="How many members connect() waits for (PCCL_MIN_PEERS).",
 )
 @click.option("--fail-fast", is_flag=True, help="End all peers when one fails.")

@@ -63,7 +63,8 @@ class _Invalid(Exception):
 
 def encode(message: Message) -> bytes:
     """Return the bytes of one message, length prefix included."""
-    body: bytes = msgpack.packb([_CODES[type(message)], *_plain_fields(message)], use_bin_type=True)
+    code, encode_fields = _ENCODERS[type(message)]
+    body: bytes = msgpack.packb([code, *encode_fields(message)], use_bin_type=True)
     assert len(body) <= CONTROL_MESSAGE_BYTES_MAX, "message too large to be accepted"
     return _LENGTH.pack(len(body)) + body
 
@@ -139,24 +140,52 @@ def _is_list(value: object) -> TypeGuard[list[Any]]:
     return type(value) is list
 
 
-def _is_tuple(value: object) -> TypeGuard[tuple[Any, ...]]:
-    return type(value) is tuple
+_Encoder = Callable[[Any], Any]
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, enum.IntEnum):
-        return int(value)
-    if _is_tuple(value):
-        return [_plain(item) for item in value]
-    if is_dataclass(value):
-        return _plain_fields(value)
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace")[:TEXT_BYTES_MAX].decode("utf-8", "ignore")
-    return value
+def _cut(text: str) -> str:
+    return text.encode("utf-8", "replace")[:TEXT_BYTES_MAX].decode("utf-8", "ignore")
 
 
-def _plain_fields(value: Any) -> list[Any]:
-    return [_plain(getattr(value, field.name)) for field in fields(value)]
+def _encoder_of(hint: Any) -> _Encoder | None:
+    """Build what makes of a value of one annotated type what msgpack takes; None: it does."""
+    if isinstance(hint, typing.NewType):
+        return _encoder_of(hint.__supertype__)
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        return _tuple_encoder(_encoder_of(typing.get_args(hint)[0]))
+    if origin is types.UnionType:
+        return _optional_encoder(_encoder_of(typing.get_args(hint)[0]))
+    if hint is str:
+        return _cut
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _dataclass_encoder(hint)
+    return None  # integers, enums among them, booleans and bytes
+
+
+def _tuple_encoder(encode_item: _Encoder | None) -> _Encoder | None:
+    if encode_item is None:
+        return None
+    return lambda items: [encode_item(item) for item in items]
+
+
+def _optional_encoder(encode_some: _Encoder | None) -> _Encoder | None:
+    if encode_some is None:
+        return None
+    return lambda value: None if value is None else encode_some(value)
+
+
+def _dataclass_encoder(kind: type[Any]) -> _Encoder:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    plan = [(field.name, _encoder_of(hints[field.name])) for field in fields(kind)]
+
+    def encode_dataclass(value: Any) -> list[Any]:
+        return [
+            getattr(value, name) if encode_field is None else encode_field(getattr(value, name))
+            for name, encode_field in plan
+        ]
+
+    return encode_dataclass
 
 
 _Decoder = Callable[[Any], Any]
@@ -259,3 +288,4 @@ def _dataclass_decoder(kind: type[Any]) -> _Decoder:
 
 
 _DECODERS = {code: (kind.__name__, _dataclass_decoder(kind)) for kind, code in _CODES.items()}
+_ENCODERS = {kind: (code, _dataclass_encoder(kind)) for kind, code in _CODES.items()}

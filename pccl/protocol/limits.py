@@ -47,6 +47,10 @@ MISSED_KEPT_MAX = 16
 OPERATIONS_OPEN_MAX = 16384
 """Undecided operations that one member has begun: more is a mistake, or malice."""
 
+TAGS_PER_VIEW_MAX = 65536
+"""Different tags used in one view; beyond, the next ``update_topology`` begins a new view, so that
+the numbers of tags that are never used again don't pile up."""
+
 OWED_MAX = 65536
 """Outcomes and answers that a member has not acknowledged; it loses its connection beyond."""
 

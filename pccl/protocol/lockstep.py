@@ -22,7 +22,6 @@ from functools import cache
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, OperationId, PeerId, RoundId
 
-
 _CALLS_NAMED_MAX = 16
 """Of one member, in words to people."""
 
@@ -138,7 +137,11 @@ class LockstepWatch:
 
     def _reports(self, waits: Sequence[Wait], now_ns: int) -> Iterable[LongWait]:
         watched: dict[RoundId | OperationId, _Watched] = {}
-        calls_of = cache(lambda peer: _calls_of(peer, waits))
+
+        @cache
+        def calls_of(peer: PeerId) -> str:
+            return _calls_of(peer, waits)
+
         for wait in waits:
             if not wait.missing:
                 continue

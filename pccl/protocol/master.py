@@ -21,7 +21,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.history import InvariantViolation
 from pccl.protocol.kept import Kept
-from pccl.protocol.limits import OPERATIONS_OPEN_MAX, OWED_MAX, Timing
+from pccl.protocol.limits import OPERATIONS_OPEN_MAX, OWED_MAX, TAGS_PER_VIEW_MAX, Timing
 from pccl.protocol.lockstep import AskBlocked, Finding, LockstepWatch, LongWait, Stuck, Wait
 from pccl.protocol.membership import RegisteredPeer
 from pccl.protocol.operation import Ballot, Commit, Decision, Phase, Start, name_peers
@@ -147,11 +147,12 @@ class MasterMachine(Registrar):
             self._send(peer, answer)
 
     def _admit(self, newcomers: list[RegisteredPeer]) -> None:
-        if not newcomers:
+        renew = self._groups_with_many_numbers()
+        if not newcomers and not renew:
             return
         informed = self.membership.members()
         busy = {(ballot.group, ballot.view) for ballot in self._ballots}
-        self.membership.admit(newcomers, busy)
+        self.membership.admit(newcomers, renew, busy)
         self._forget_numbers()
         self._tell_rosters(informed)
         for peer in newcomers:
@@ -218,6 +219,18 @@ class MasterMachine(Registrar):
             self._opened[peer.id] += 1
             ballot = self._ballots[operation] = Ballot(operation, ring, peer.id, self._now_ns)
         return ballot
+
+    def _groups_with_many_numbers(self) -> set[int]:
+        """The groups whose newest view has seen so many tags that a new one should begin."""
+        if len(self._next_n) <= TAGS_PER_VIEW_MAX:
+            return set()
+        counts: Counter[tuple[int, int]] = Counter((group, view) for group, view, _ in self._next_n)
+        newest = self.membership.newest_view
+        return {
+            group
+            for (group, view), count in counts.items()
+            if count > TAGS_PER_VIEW_MAX and view == newest(group)
+        }
 
     def _forget_numbers(self) -> None:
         """Nothing is counted any more in views that are closed."""

@@ -145,15 +145,17 @@ class Membership:
 
     # -- changes -------------------------------------------------------------------------------
 
-    def admit(self, newcomers: list[RegisteredPeer], busy: set[tuple[int, int]]) -> None:
-        """Make them members and open a new view for each group concerned.
+    def admit(
+        self, newcomers: list[RegisteredPeer], renew: set[int], busy: set[tuple[int, int]]
+    ) -> None:
+        """Make them members and open a new view for each group concerned, and those to ``renew``.
 
         Of the views that admissions left behind, each group keeps the last one open, and those
         that are ``busy``: (group, number) of views with undecided operations.
         """
         for peer in newcomers:
             peer.admitted = True
-        for group in sorted({peer.group for peer in newcomers}):
+        for group in sorted({*renew, *(peer.group for peer in newcomers)}):
             self._open_view(group)
             open_views = self._groups[group].open_views
             for number in list(open_views)[:-2]:
@@ -187,6 +189,7 @@ class Membership:
         sizes = {group: len(self.members(group)) for group in self._groups}
         for group, state in self._groups.items():
             if not sizes[group]:
+                state.rosters.clear()  # there is nobody who could resume
                 continue
             state.rosters[self.version] = Roster(
                 version=self.version,

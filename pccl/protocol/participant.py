@@ -12,6 +12,7 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol import peer_errors as words
 from pccl.protocol import peer_events as ev
+from pccl.protocol.handshake import RUN_BYTES
 from pccl.protocol.limits import Timing
 from pccl.protocol.machine import Machine
 from pccl.protocol.peer_contact import MasterContact
@@ -103,6 +104,8 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
             self._effects.append(ev.DialControl(self.timing.ns(self.timing.connect_retry_s)))
 
     def _on_registered(self, message: msg.Registered) -> None:
+        if self.standing is not Standing.JOINING or len(message.run) != RUN_BYTES:
+            raise errors.RemoteProtocolError(func="control", reason="a registration out of place")
         self.standing = Standing.PENDING
         self.peer, self.term, self.run = message.peer, message.term, message.run
         self._token = message.token
@@ -111,8 +114,8 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
     def _on_admitted(self, message: msg.Admitted) -> None:
         if self.standing is not Standing.PENDING or self._join is None:
             return  # told twice
-        self.standing = Standing.MEMBER
         self._on_roster(message.roster)
+        self.standing = Standing.MEMBER
         self._membership.see(message.roster.version)
         self._begin_membership(message.rounds, rejoins=self._join.rejoins)
         call, self._join = self._join.call, None
@@ -175,6 +178,8 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
     # -- membership ------------------------------------------------------------------------------
 
     def _on_roster(self, roster: Roster) -> None:
+        if self.peer not in roster.ring or roster.view not in roster.open_views:
+            raise errors.RemoteProtocolError(func="control", reason="a roster of others")
         if self._membership.learn(roster):
             self._forget_closed(roster.open_views)
             self._effects.append(ev.ForgetEarly())

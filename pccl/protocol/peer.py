@@ -25,7 +25,7 @@ from pccl.protocol.limits import OPERATIONS_OPEN_MAX, Timing
 from pccl.protocol.operation import Phase
 from pccl.protocol.participant import Participant
 from pccl.protocol.peer_membership import Standing
-from pccl.protocol.peer_operations import OpenOperation, OpenOperations
+from pccl.protocol.peer_operations import MISSED_CAUSES, OpenOperation, OpenOperations
 from pccl.protocol.peer_rounds import OpenRound, OpenRounds
 from pccl.protocol.types import (
     AbortCause,
@@ -95,6 +95,9 @@ class PeerMachine(Participant):
                 self._on_reduce_call(event)
             case ev.Claim(call):
                 self._on_claim(call)
+            case ev.Forget(call):
+                self._membership.forget(call)
+                self._operations.forget(call)
             case ev.LeaveCall():
                 self._on_leave_call(event)
             case ev.CallersAsked(query, blocked):
@@ -114,6 +117,11 @@ class PeerMachine(Participant):
                 self._on_reduce_done(operation, digest)
             case ev.LeftCommitted(operation):
                 self._require_resync(operation)
+            case ev.LeftAnswered(kind):
+                self._on_left_answered(kind)
+            case ev.LeftAdmitted():
+                if self.standing is Standing.MEMBER:
+                    self._lose(words.left_join("the caller left"), goodbye=True)
             case ev.Tick(progress, blocked):
                 self._on_tick(progress, self._is_blocked(blocked))
 
@@ -129,6 +137,7 @@ class PeerMachine(Participant):
         satisfied = event.kind is RoundKind.UPDATE_TOPOLOGY and self._admission_unused
         self._admission_unused = False
         if satisfied:
+            self._rounds.forget_last(event.kind)
             self._effects.append(ev.Return(event.call, None))
             return
         if event.kind is RoundKind.OPTIMIZE_TOPOLOGY:
@@ -147,6 +156,11 @@ class PeerMachine(Participant):
             current.call = event.call
             if current.answer is not None:
                 self._return_round(current, current.answer)
+
+    def _on_left_answered(self, kind: RoundKind) -> None:
+        """The next call of the kind gets what the caller has not noticed."""
+        if self.standing is Standing.MEMBER and not self._rounds.put_back(kind):
+            self._admission_unused = kind is RoundKind.UPDATE_TOPOLOGY
 
     def _has_caught_up(self, event: ev.RoundCall | ev.ReduceCall) -> bool:
         """See what the others see, or defer the call until that can be.
@@ -400,7 +414,7 @@ class PeerMachine(Participant):
         if ended.group == self.group and ended.term == self.term:
             newest = self.newest
             if newest is not None and ended.view in newest.open_views:
-                if message.abort is AbortCause.DESCRIPTOR_MISMATCH:
+                if message.abort in MISSED_CAUSES:
                     self._operations.miss(message)
                 self._operations.use_up(ended)
         self._acknowledge(ended)

@@ -49,7 +49,14 @@ class ReduceCall:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The caller of a detached operation looks at its outcome, or never will."""
+    """The caller of a detached operation looks at its outcome."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Nobody will ever look at the outcome of a detached operation."""
 
     call: int
 
@@ -118,6 +125,18 @@ class LeftCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftAnswered:
+    """The caller left without noticing that his call of a round had returned."""
+
+    kind: RoundKind
+
+
+@dataclass(frozen=True, slots=True)
+class LeftAdmitted:
+    """The caller left without noticing that he had been admitted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; ``progress`` is what the data plane knows about started operations."""
 
@@ -131,6 +150,7 @@ PeerEvent = (
     | RoundCall
     | ReduceCall
     | Claim
+    | Forget
     | LeaveCall
     | CallersAsked
     | Close
@@ -140,6 +160,8 @@ PeerEvent = (
     | LinkChanged
     | ReduceDone
     | LeftCommitted
+    | LeftAnswered
+    | LeftAdmitted
     | Tick
 )
 

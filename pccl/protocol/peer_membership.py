@@ -36,6 +36,8 @@ class KnownMembership:
         """By version: those that the caller may still be shown, and the newest."""
         self._unclaimed: dict[int, int] = {}
         """Detached calls with an outcome -> the roster version to see with it."""
+        self._forgotten = 0
+        """The newest of those that no caller will look at."""
         self._elders: tuple[Member, ...] = ()
         self._links: dict[PeerId, str | None] = {}
         """Peer -> None if the link is up, otherwise why not."""
@@ -65,6 +67,7 @@ class KnownMembership:
 
     def see(self, version: int) -> None:
         """Let the caller see the roster ``version`` (or the oldest newer one that is known)."""
+        version = max(version, self._forgotten)
         if self.seen is not None and version <= self.seen.version:
             return
         for known in [v for v in self._rosters if v < version]:
@@ -84,6 +87,11 @@ class KnownMembership:
         version = self._unclaimed.pop(call, None)
         if version is not None:
             self.see(version)
+
+    def forget(self, call: int) -> None:
+        """Nobody will look at that outcome: what came with it is seen with the next call's."""
+        version = self._unclaimed.pop(call, 0)
+        self._forgotten = max(self._forgotten, version)
 
     @property
     def has_unclaimed(self) -> bool:

@@ -4,8 +4,8 @@ State only: :class:`~pccl.protocol.peer.PeerMachine` decides what to send and wh
 
 * Every member derives the same number for the n-th use of a tag in a view, and an outcome, also
   one of an operation that was never asked for here, uses its number up.
-* If that outcome is a mismatch, the call that would have asked for it gets it: the others have had
-  a failed call, too, and stay in step.
+* If the others had a mismatch, or one of them withdrew, the call that would have asked for it gets
+  that outcome, too. Otherwise it would meet a later call of theirs, about something else perhaps.
 * Phases change along the table in :mod:`pccl.protocol.operation` only.
 """
 
@@ -18,7 +18,11 @@ from pccl.protocol import messages as msg
 from pccl.protocol.history import History, InvariantViolation
 from pccl.protocol.limits import MISSED_KEPT_MAX
 from pccl.protocol.operation import TRANSITIONS, Phase
-from pccl.protocol.types import Descriptor, OperationId, PeerId
+from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId
+
+MISSED_CAUSES = (AbortCause.DESCRIPTOR_MISMATCH, AbortCause.WITHDRAWN)
+"""Losses close the view, and with it all numbers. Who was diagnosed to wait for something else has
+yet to make the call that the others waited in."""
 
 
 @dataclass(slots=True)
@@ -32,6 +36,8 @@ class OpenOperation:
     """None once the caller has left."""
     detached: bool = False
     """Nobody waits for the outcome, which will be asked for later."""
+    forgotten: bool = False
+    """Nobody will ask for it either."""
     phase: Phase = Phase.REQUESTED
     digest: bytes = b""
     withdrawn: str | None = None
@@ -70,7 +76,7 @@ class OpenOperations:
         self._next_n: dict[tuple[int, int], int] = {}
         """(view, tag) -> number of the next operation."""
         self._missed: dict[tuple[int, int], list[msg.OperationEnded]] = {}
-        """(view, tag) -> mismatches among the others, before this peer's caller came to them."""
+        """(view, tag) -> aborts among the others, before this peer's caller came to them."""
 
     def __iter__(self) -> Iterator[OpenOperation]:
         return iter(self._open.values())
@@ -108,9 +114,15 @@ class OpenOperations:
     def leave(self, operation: OpenOperation, withdrawn: str | None) -> None:
         """The caller of an operation leaves; ``withdrawn``: why, if it is not done here."""
         assert operation.call is not None
-        del self._by_call[operation.call], self._by_tag[operation.id.tag]
+        self._forget_caller(operation)
         self._left[operation.id] = operation
         operation.call, operation.withdrawn = None, withdrawn
+
+    def forget(self, call: int) -> None:
+        """Nobody will look at the outcome of a detached call."""
+        known = self._by_call.get(call)
+        if known is not None:
+            known.forgotten = True
 
     def use_up(self, operation: OperationId) -> None:
         """Never derive this number (or a lower one of its tag and view) again."""
@@ -160,7 +172,7 @@ class OpenOperations:
         if known is not None:
             self._left.pop(operation, None)
             if known.call is not None:
-                del self._by_call[known.call], self._by_tag[operation.tag]
+                self._forget_caller(known)
             self.enter(known, Phase.COMMITTED if committed else Phase.ABORTED)
         return known
 
@@ -186,8 +198,12 @@ class OpenOperations:
 
     @property
     def have_callers(self) -> bool:
-        """Whether any is still open for a caller."""
-        return bool(self._by_call)
+        """Whether any is open for a caller, who waits for it or will."""
+        return any(not known.forgotten for known in self._by_call.values())
+
+    def _forget_caller(self, operation: OpenOperation) -> None:
+        assert operation.call is not None
+        del self._by_call[operation.call], self._by_tag[operation.id.tag]
 
     def clear(self) -> None:
         """This peer is no longer a part of the run."""

@@ -31,6 +31,8 @@ class OpenRounds:
     def __init__(self) -> None:
         self._open: dict[RoundKind, OpenRound] = {}
         self._counts: dict[RoundKind, int] = dict.fromkeys(RoundKind, 0)
+        self._last: dict[RoundKind, OpenRound] = {}
+        """The last round of each kind whose answer a caller has taken."""
 
     def __iter__(self) -> Iterator[OpenRound]:
         return iter(self._open.values())
@@ -73,9 +75,27 @@ class OpenRounds:
 
     def close(self, current: OpenRound) -> None:
         """A caller has taken the answer: the next call of the kind opens the next round."""
-        del self._open[current.id.kind]
+        self._last[current.id.kind] = self._open.pop(current.id.kind)
         self.skip(current.id)
+
+    def put_back(self, kind: RoundKind) -> bool:
+        """The answer that was taken last was not noticed: keep it for the next call.
+
+        Returns False if there is none, because no round of the kind was needed.
+        """
+        last = self._last.pop(kind, None)
+        if last is None:
+            return False
+        if kind not in self._open:
+            last.call = None
+            self._open[kind] = last
+        return True
+
+    def forget_last(self, kind: RoundKind) -> None:
+        """A call of the kind has returned without a round."""
+        self._last.pop(kind, None)
 
     def clear(self) -> None:
         """This peer is no longer a part of the run."""
         self._open.clear()
+        self._last.clear()

@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pccl.protocol import errors
@@ -21,7 +21,6 @@ from pccl.protocol.peer_events import (
     AskCallers,
     Begin,
     CallersAsked,
-    Claim,
     Close,
     CloseControl,
     Detach,
@@ -30,7 +29,6 @@ from pccl.protocol.peer_events import (
     ForgetEarly,
     JoinCall,
     LeaveCall,
-    LeftCommitted,
     LinkChanged,
     PeerEffect,
     PeerEvent,
@@ -38,7 +36,6 @@ from pccl.protocol.peer_events import (
     Raise,
     ReduceCall,
     ReduceDone,
-    ReduceResult,
     ReportWait,
     Return,
     RoundCall,
@@ -47,7 +44,8 @@ from pccl.protocol.peer_events import (
     Tick,
 )
 from pccl.protocol.types import Descriptor, OperationId, PeerId, Roster, RoundKind
-from pccl.runtime.clock import Clock, Ticker, Timer
+from pccl.runtime.calls import Call, Calls, fresh
+from pccl.runtime.clock import Clock, Ticker
 from pccl.runtime.control_keeper import ControlKeeper
 from pccl.runtime.data_plane import DataPlane
 from pccl.runtime.greeting import Credentials
@@ -55,7 +53,7 @@ from pccl.runtime.link_keeper import LinkKeeper
 from pccl.runtime.operand import Operand
 from pccl.runtime.reduce_many import ReduceMany
 from pccl.runtime.requests import Deadline, PeerOptions, ReduceReport, ReduceRequest
-from pccl.runtime.waiting import next_turn, settled
+from pccl.runtime.waiting import next_turn
 from pccl.transports.base import Address, Listener, Transport
 from pccl.transports.link import Link, Links
 
@@ -64,17 +62,6 @@ _log = logging.getLogger("pccl.peer")
 
 LONG_WAIT_S = 10
 """A call that waits so long for others is worth a warning in the log."""
-
-
-@dataclass(slots=True)
-class _Call:
-    future: asyncio.Future[Any]
-    operand: Operand | None = None
-    operation: OperationId | None = None
-    """The one that it is, while its memory is lent."""
-    tx_bytes: int = 0
-    rx_bytes: int = 0
-    timer: Timer | None = None
 
 
 class PeerEngine:
@@ -125,13 +112,11 @@ class PeerEngine:
             self._create_task,
         )
         self._ticker = Ticker(clock, self._timing.ns(self._timing.tick_s), self._tick)
-        self._calls: dict[int, _Call] = {}
+        self.calls = Calls(loop, clock, self._feed)
+        """What callers wait for, and what they have launched."""
         self._posted: dict[OperationId, int] = {}
-        self._launched: dict[int, _Call] = {}
-        """Detached calls whose handle still exists."""
-        self._callers_blocked = options.callers_blocked or bool
+        self._callers_blocked = options.callers_blocked or (lambda: len(self.calls) > 0)
         self._has_been_member = False
-        self._last_call = 0
         self._events: deque[PeerEvent] = deque()
         self._busy = False
         self._closed = False
@@ -252,24 +237,23 @@ class PeerEngine:
         Raises:
             ValueError: another call of this peer still uses the memory; or there is no such root.
         """
-        return await self.reduce_before(request, self.deadline(timeout_s), retry=retry)
+        return await self.reduce_while(request, self.deadline(timeout_s), lambda: retry)
 
-    async def reduce_before(
-        self, request: ReduceRequest, deadline: Deadline | None, *, retry: bool
+    async def reduce_while(
+        self, request: ReduceRequest, deadline: Deadline | None, may_retry: Callable[[], bool]
     ) -> ReduceReport:
-        """The same, with a deadline that several operations may share."""
+        """The same, with a deadline that others may share, and for as long as ``may_retry``."""
         failures = 0
-        call = _Call(self._loop.create_future(), request.operand)
+        call = self.calls.new(request.operand)
         while True:
             self._check_request(request)
             try:
                 report = await self._call(_reduce_event(request), deadline, call)
             except errors.CollectiveAborted as error:
-                may_retry = error.result is errors.Result.RANK_CONNECTION_LOST
-                if not retry or not may_retry:
+                if error.result is not errors.Result.RANK_CONNECTION_LOST or not may_retry():
                     raise
                 failures += 1
-                call.future = self._loop.create_future()
+                self.calls.renew(call, request.operand)
                 continue
             assert isinstance(report, ReduceReport)
             return replace(report, attempts=report.attempts + failures)
@@ -285,12 +269,19 @@ class PeerEngine:
         deadline = self.deadline(timeout_s)
         return await ReduceMany(self._loop, self, requests, max_in_flight, deadline).run()
 
-    def has_started(self, operand: Operand) -> bool:
-        """Whether all members have asked for the operation that this memory is lent to."""
-        for call in self._calls.values():
-            if call.operand is operand and call.operation is not None:
-                return self.machine.phase_of(call.operation) is not Phase.REQUESTED
-        return False
+    def withdraw_unless_started(self, operand: Operand, reason: str) -> None:
+        """Leave the call that this memory is lent to, if it may wait for others for ever."""
+        for number, call in self.calls.items():
+            if call.operand is operand:
+                operation = call.operation
+                phase = self.machine.phase_of(operation) if operation is not None else None
+                if phase in (None, Phase.REQUESTED):
+                    self._feed(LeaveCall(number, reason))
+                return
+
+    def left_committed(self, report: ReduceReport) -> None:
+        """The caller left, and can't know that this was committed."""
+        self.calls.left_committed(report)
 
     async def barrier(self, tag: int, *, timeout_s: float | None = None) -> ReduceReport:
         """Joint call of all members of the group: returns when all have made it."""
@@ -306,59 +297,20 @@ class PeerEngine:
             ValueError: another call of this peer still uses the memory.
             PCCLError: the call can't be made now: ``result`` is not RANK_CONNECTION_LOST.
         """
+        self._require_soundness()
         self._check_request(request)
-        call = _Call(self._loop.create_future(), request.operand)
         event = _reduce_event(request, detached=True)
-        ticket = self._begin_call(event, self.deadline(timeout_s), call)
-        error = call.future.exception() if call.future.done() else None
-        concerns_the_call = (
-            isinstance(error, errors.PCCLError)
-            and error.result is not errors.Result.RANK_CONNECTION_LOST
-        )
-        if error is not None and concerns_the_call:
-            self._feed(Claim(ticket))
-            raise error
-        call.future.add_done_callback(lambda future: future.exception())  # nobody may ever ask
-        self._launched[ticket] = call
-        return ticket
+        call = self.calls.new(request.operand)
+        return self.calls.launch(event, self.deadline(timeout_s), call)
 
     async def finish(self, ticket: int) -> ReduceReport:
         """Wait for a launched reduce; its outcome counts as seen when this returns or raises.
 
         To leave does not disturb the operation; any number of waiters may come.
         """
-        call = self._launched[ticket]
-        await settled(call.future)
-        self._feed(Claim(ticket))
-        report = call.future.result()
+        report = await self.calls.finish(ticket)
         assert isinstance(report, ReduceReport)
         return report
-
-    def has_ended(self, ticket: int) -> bool:
-        """Whether a launched reduce has an outcome. Any thread may ask."""
-        call = self._launched.get(ticket)
-        return call is None or call.future.done()
-
-    def claim(self, ticket: int) -> None:
-        """Nobody will ask for the outcome of a launched reduce any more."""
-        call = self._launched.pop(ticket, None)
-        if call is not None:
-            call.future.add_done_callback(lambda future: self._drop(ticket, future))
-
-    def withdraw(self, ticket: int) -> None:
-        """The caller left while he launched a reduce: it ends, and his memory is his again."""
-        call = self._launched.get(ticket)
-        if call is None:
-            return
-        if not call.future.done():
-            self._feed(LeaveCall(ticket, "the caller left"))
-        elif call.future.exception() is None:
-            self.left_unnoticed(call.future.result())
-        self.claim(ticket)
-
-    def _drop(self, ticket: int, future: asyncio.Future[Any]) -> None:
-        future.exception()  # nobody is left to be told
-        self._feed(Claim(ticket))
 
     def deadline(self, timeout_s: float | None) -> Deadline | None:
         """The end of a budget that begins now."""
@@ -369,23 +321,20 @@ class PeerEngine:
     def _check_request(self, request: ReduceRequest) -> None:
         operand, root = request.operand, request.descriptor.root
         if operand is not None:
-            for call in self._calls.values():
+            for call in self.calls:
                 if call.operand is not None and operand.collides_with(call.operand):
                     raise ValueError(
                         "another collective still uses this memory; wait for it, or pass a copy()"
                     )
         if self.roster is not None and root >= len(self.roster.members):
-            size = len(self.roster.members)
-            raise ValueError(f"root {root} is not a rank: the group has {size} members")
-
-    def left_unnoticed(self, result: object) -> None:
-        """The caller left without noticing that his call had returned this."""
-        if isinstance(result, ReduceReport):
-            self._feed(LeftCommitted(result.operation))
+            last = len(self.roster.members) - 1
+            raise ValueError(f"root must be a rank of the group, from 0 to {last}, not {root}")
 
     def operand_of(self, call: int) -> Operand | None:
         """The buffers that an open call has lent (for observers); None: a barrier lends none."""
-        return self._calls[call].operand
+        lender = self.calls.get(call)
+        assert lender is not None
+        return lender.operand
 
     async def close(self) -> None:
         """Say goodbye and let go of everything; idempotent."""
@@ -411,41 +360,14 @@ class PeerEngine:
         self,
         make_event: Callable[[int], PeerEvent],
         deadline: Deadline | None,
-        call: _Call | None = None,
+        call: Call | None = None,
     ) -> object:
-        call = call or _Call(self._loop.create_future())
-        number = self._begin_call(make_event, deadline, call)
-        try:
-            return await call.future
-        except asyncio.CancelledError:
-            if number in self._calls:
-                self._feed(LeaveCall(number, "the caller left"))
-            elif not call.future.cancelled() and call.future.exception() is None:
-                self.left_unnoticed(call.future.result())
-            raise
-        finally:
-            self._end_call(number)
+        self._require_soundness()
+        return await self.calls.wait(make_event, deadline, call or self.calls.new())
 
-    def _begin_call(
-        self, make_event: Callable[[int], PeerEvent], deadline: Deadline | None, call: _Call
-    ) -> int:
+    def _require_soundness(self) -> None:
         if self._broken is not None:
-            raise self._broken
-        self._last_call += 1
-        number = self._last_call
-        self._calls[number] = call
-        if deadline is not None:
-            reason = f"timeout_s={deadline.budget_s:g} ran out"
-            leave = LeaveCall(number, reason)
-            call.timer = self._clock.call_at_ns(deadline.when_ns, self._feed, leave)
-        self._feed(make_event(number))
-        return number
-
-    def _end_call(self, number: int) -> _Call | None:
-        call = self._calls.pop(number, None)
-        if call is not None and call.timer is not None:
-            call.timer.cancel()
-        return call
+            raise fresh(self._broken)
 
     # -- the machine ---------------------------------------------------------------------------
 
@@ -479,9 +401,7 @@ class PeerEngine:
         for operation in list(self.data_plane.transfers):
             self.data_plane.end(operation, committed=False)
         self._posted.clear()
-        for call in self._calls.values():
-            if not call.future.done():
-                call.future.set_exception(self._broken)
+        self.calls.fail_all(self._broken)
         self._control.close("internal error")
         self.keeper.close()
         self._loop.call_exception_handler({"message": reason, "exception": error})
@@ -504,7 +424,8 @@ class PeerEngine:
             case SetLinks(peers):
                 self.keeper.want(peers)
             case Post(number, operation, descriptor, ring):
-                lender = self._calls[number]
+                lender = self.calls.get(number)
+                assert lender is not None
                 lender.operation = operation
                 self._posted[operation] = number
                 own = self.machine.peer
@@ -518,41 +439,22 @@ class PeerEngine:
             case ForgetEarly():
                 self.data_plane.forget_early()
             case AskCallers(query):
-                self._feed(CallersAsked(query, self._callers_blocked(len(self._calls))))
+                self._feed(CallersAsked(query, self._callers_blocked()))
             case ReportWait(text, waited_s):
                 level = logging.WARNING if waited_s >= LONG_WAIT_S else logging.DEBUG
                 _log.log(level, "%s (for %d s)", text, waited_s)
             case Return(number, value):
-                self._return(number, value)
+                self.calls.resolve(number, value)
             case Raise(number, error):
-                call = self._end_call(number)
-                if call is not None and not call.future.done():
-                    call.future.set_exception(error)
+                self.calls.reject(number, error)
 
     def _end(self, operation: OperationId, committed: bool) -> None:
         transfer = self.data_plane.end(operation, committed=committed)
-        call = self._calls.get(self._posted.pop(operation))
+        call = self.calls.get(self._posted.pop(operation))
         if call is not None:
             call.operation = None
             call.tx_bytes += transfer.tx_bytes
             call.rx_bytes += transfer.rx_bytes
-
-    def _return(self, number: int, value: ReduceResult | bool | None) -> None:
-        call = self._end_call(number)
-        if call is None or call.future.done():
-            return
-        if isinstance(value, ReduceResult):
-            call.future.set_result(
-                ReduceReport(
-                    value.operation,
-                    value.contributors,
-                    call.tx_bytes,
-                    call.rx_bytes,
-                    value.attempts,
-                )
-            )
-        else:
-            call.future.set_result(value)
 
     def _tick(self) -> None:
         if self._broken is not None:
@@ -560,8 +462,7 @@ class PeerEngine:
         patience_ns = self._timing.ns(self._timing.lane_stall_s) // 2
         self.data_plane.ask_if_idle(self._clock.now_ns(), patience_ns)
         self.keeper.replace_stalled_lanes()
-        blocked = self._callers_blocked(len(self._calls))
-        self._feed(Tick(self.data_plane.progress(), blocked))
+        self._feed(Tick(self.data_plane.progress(), self._callers_blocked()))
 
     # -- the data plane --------------------------------------------------------------------------
 
@@ -594,4 +495,4 @@ def _reduce_event(request: ReduceRequest, *, detached: bool = False) -> Callable
     return lambda call: ReduceCall(call, request.tag, request.descriptor, detached)
 
 
-__all__ = ["Deadline", "PeerEngine", "PeerOptions", "ReduceReport", "ReduceRequest"]
+__all__ = ["PeerEngine"]

@@ -21,6 +21,9 @@ from pccl.transports.tcp import TcpTransport
 
 _T = TypeVar("_T")
 
+FAREWELL_S = 5.0
+"""A finalizer never blocks the interpreter for longer; closing takes milliseconds."""
+
 INTERRUPT_POLL_S = 0.2
 """A blocked thread looks up this often: a signal that comes just before it blocks wakes nobody."""
 
@@ -195,6 +198,27 @@ class IOThread:
             self.loop.call_soon_threadsafe(self._end_if_unused)
         while self._thread.is_alive() and not self._users:  # somebody new may have come
             self._thread.join(0.01)
+
+    def leave(self, user: object, farewell: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do a user's last work, then give the thread back; a second time changes nothing.
+
+        Waits for both, but never for long, and not on the I/O thread itself. An exception in this
+        thread (Ctrl-C) is raised at once: enough has been done for everything to end.
+        """
+        if self.abandoned:  # a copy that fork made
+            return
+        if not self.is_held_by(user):
+            self.release(user)  # whoever did may have been interrupted
+            return
+        submission = self.submit(farewell).start()
+        if self.owns_current_thread():  # a finalizer that runs here by chance
+            submission.finished.add_done_callback(lambda _: self.release(user))
+            return
+        try:
+            with suppress(TimeoutError, asyncio.CancelledError):
+                submission.finished.result(FAREWELL_S)
+        finally:
+            self.release(user)
 
     def _end_if_unused(self) -> None:
         with IOThread._lock:

@@ -9,26 +9,30 @@ tensors are reduced.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from pccl.protocol import errors
 from pccl.runtime.operand import Operand
 from pccl.runtime.requests import Deadline, ReduceReport, ReduceRequest
-from pccl.runtime.waiting import cancelled_and_settled, settled
+from pccl.runtime.waiting import cancelled_and_settled
 
 
 class Reducer(Protocol):
     """What reduces one tensor: the engine."""
 
-    async def reduce_before(
-        self, request: ReduceRequest, deadline: Deadline | None, *, retry: bool
+    async def reduce_while(
+        self, request: ReduceRequest, deadline: Deadline | None, may_retry: Callable[[], bool]
     ) -> ReduceReport:
-        """Reduce, again and again if ``retry``."""
+        """Reduce, after losses again and again for as long as ``may_retry``."""
         ...
 
-    def has_started(self, operand: Operand) -> bool:
-        """Whether all members have asked for the operation that this memory is lent to."""
+    def withdraw_unless_started(self, operand: Operand, reason: str) -> None:
+        """Leave the call that this memory is lent to, if it may wait for others for ever."""
+        ...
+
+    def left_committed(self, report: ReduceReport) -> None:
+        """The caller left and can't know that this was committed."""
         ...
 
 
@@ -63,7 +67,8 @@ class ReduceMany:
         self._reports: dict[int, ReduceReport] = {}
         """By tag."""
         self._failure: Exception | None = None
-        self._running: dict[asyncio.Task[None], ReduceRequest] = {}
+        self._running: dict[int, ReduceRequest] = {}
+        """By tag."""
 
     async def run(self) -> ReduceReport:
         """Reduce them all.
@@ -83,6 +88,8 @@ class ReduceMany:
         except BaseException:
             for worker in workers:
                 await cancelled_and_settled(worker)
+            for report in self._reports.values():
+                self._reducer.left_committed(report)
             raise
         if isinstance(self._failure, errors.PCCLError):
             raise self._named(self._failure)
@@ -99,35 +106,32 @@ class ReduceMany:
 
     async def _work(self) -> None:
         for request in self._waiting:
-            task = self._loop.create_task(self._reduce(request))
-            self._running[task] = request
+            self._running[request.tag] = request
             try:
-                await settled(task)
-            except asyncio.CancelledError:
-                await cancelled_and_settled(task)
-                raise
+                report = await self._reducer.reduce_while(request, self._deadline, self._goes_on)
+            except Exception as error:  # noqa: BLE001 - raised once those that have started are over
+                self._fail(error)
+            else:
+                self._reports[request.tag] = report
             finally:
-                del self._running[task]
-            if self._failure is not None:
+                del self._running[request.tag]
+            if not self._goes_on():
                 return
 
-    async def _reduce(self, request: ReduceRequest) -> None:
-        try:
-            report = await self._reducer.reduce_before(request, self._deadline, retry=True)
-        except Exception as error:  # noqa: BLE001 - raised once those that have started are over
-            if self._failure is None:
-                self._failure = error
-                self._withdraw_the_others(request)
-            return
-        self._reports[request.tag] = report
+    def _goes_on(self) -> bool:
+        return self._failure is None
 
-    def _withdraw_the_others(self, failed: ReduceRequest) -> None:
+    def _fail(self, error: Exception) -> None:
         """What has started comes to its end; what waits for others might wait for ever."""
-        for task, request in self._running.items():
-            operand = request.operand
-            assert operand is not None
-            if request is not failed and not self._reducer.has_started(operand):
-                task.cancel()
+        if self._failure is not None:
+            if isinstance(error, errors.OutcomeUnknown):
+                self._failure = error  # of all that he may hear, this is what a caller must know
+            return
+        self._failure = error
+        for request in self._running.values():
+            assert request.operand is not None
+            reason = "another tensor of the same call could not be reduced"
+            self._reducer.withdraw_unless_started(request.operand, reason)
 
     def _named(self, error: errors.PCCLError) -> errors.PCCLError:
         completed = tuple(r.tag for r in self._requests if r.tag in self._reports)
@@ -135,7 +139,7 @@ class ReduceMany:
         reason = f"{error.reason}; tags that completed: {tags}; the other inputs are what they were"
         named = type(error)(error.result, error.func, reason)
         named.completed_tags = completed
-        named.__cause__ = error
+        named.__cause__ = error.with_traceback(None)  # its frames hold the tensors
         return named
 
 

@@ -27,9 +27,8 @@ class PeerOptions:
     """The run's secret, if it has one."""
     segment_bytes: int | None = None
     """Fixed segment size (tests); None: chosen. All members must agree."""
-    callers_blocked: Callable[[int], bool] | None = None
-    """Whether everybody who makes calls here is inside one, given how many calls are open; None:
-    whenever one is."""
+    callers_blocked: Callable[[], bool] | None = None
+    """Whether everybody who makes calls here is inside one; None: whenever a call is open."""
     random_bytes: Callable[[int], bytes] = os.urandom
     """Source of nonces; must be unpredictable outside simulation."""
 

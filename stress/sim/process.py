@@ -17,8 +17,9 @@ from pccl.protocol.peer import Standing
 from pccl.protocol.peer_events import PeerEffect, PeerEvent, ReduceResult, Return
 from pccl.protocol.types import PeerId
 from pccl.runtime.clock import Timer
-from pccl.runtime.engine import PeerEngine, PeerOptions
+from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
+from pccl.runtime.requests import PeerOptions
 from pccl.stress.sim.checkers import Checkers
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.scenario import LifePhase

@@ -13,7 +13,7 @@ from typing import Any
 from pccl.protocol.limits import Timing
 from pccl.protocol.peer_events import PeerEffect, PeerEvent, Post
 from pccl.protocol.types import NS_PER_S, PeerId
-from pccl.runtime.engine import PeerOptions
+from pccl.runtime.requests import PeerOptions
 from pccl.stress.sim.checkers import Checkers, Violation
 from pccl.stress.sim.faults import Faults
 from pccl.stress.sim.loop import Deadlock, OutOfTime, VirtualLoop

@@ -140,6 +140,8 @@ class Scenario:
     mistake: Mistake | None
     secured: bool
     """Whether the run has a token."""
+    drops: bool
+    """Whether each iteration launches a reduce whose handle is dropped at once."""
 
     @property
     def token(self) -> bytes | None:
@@ -222,6 +224,7 @@ def draw(seed: int) -> Scenario:
         ),
         mistake=Mistake(rng.randrange(peers), rng.randrange(4)) if rng.random() < 0.1 else None,
         secured=rng.random() < 0.3,
+        drops=rng.random() < 0.2,
     )
     # Elsewhere the others would not come to the call that the culprit waits in.
     plain = not scenario.asks_pending and not scenario.optimizes

@@ -26,12 +26,14 @@ from pccl.protocol.errors import (
     NotAdmitted,
     OutcomeUnknown,
     PCCLError,
+    Result,
     ResyncRequired,
     TooFewPeers,
 )
 from pccl.protocol.types import NS_PER_S, DataType, Descriptor, ReduceOp
-from pccl.runtime.engine import PeerEngine, ReduceRequest
+from pccl.runtime.engine import PeerEngine
 from pccl.runtime.operand import borrow
+from pccl.runtime.requests import ReduceRequest
 from pccl.stress.sim.checkers import Checkers, Violation
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import PeerProcess
@@ -42,6 +44,7 @@ Array = npt.NDArray[Any]
 _VOTE_TAG = 1 << 32
 _BROADCAST_TAG = _VOTE_TAG + 1
 _BARRIER_TAG = _VOTE_TAG + 2
+_DROPPED_TAG = _VOTE_TAG + 3
 _ATTEMPTS_MAX = 200
 _REJOINS_MAX = 8
 _LONELY_TURNS_MAX = 40
@@ -178,6 +181,8 @@ class Workload:
         return result is None or bool(result[0])
 
     async def _collectives(self) -> None:
+        if self._scenario.drops:
+            self._launch_and_drop()
         slots = self._scenario.slots
         inputs = [self._input(slot) for slot in slots]
         match self._scenario.style:
@@ -288,7 +293,7 @@ class Workload:
                 self._checkers.failed(self._who, send, original)
                 return None
             except (PCCLError, Interrupted) as error:
-                self._check_failed(send, recv, original)
+                self._check_failed(send, recv, original, error)
                 await self._again(error)
                 continue
             return self._check_succeeded(slot, send, recv, original)
@@ -315,14 +320,14 @@ class Workload:
             try:
                 await self._finish(ticket)
             except PCCLError as error:
-                self._check_failed(send, recv, original)
+                self._check_failed(send, recv, original, error)
                 again.append((slot, original))
                 failures.append(error)
             else:
                 self._checkers.done["handle"] += 1
                 self._check_succeeded(slot, send, recv, original)
             finally:
-                engine.claim(ticket)
+                engine.calls.forget(ticket)
         for failure in failures:
             await self._again(failure)
         for slot, original in again:
@@ -344,25 +349,50 @@ class Workload:
             requests = [request for request, _, _ in made]
             budget_s = self._budget_s()
             completed: tuple[int, ...] = tuple(slot.tag for slot, _ in waiting)
-            failure: PCCLError | None = None
+            failure: PCCLError | Interrupted | None = None
             try:
-                await self._engine.reduce_many(
-                    requests, max_in_flight=max_in_flight, timeout_s=budget_s
+                await self._call(
+                    self._engine.reduce_many(
+                        requests, max_in_flight=max_in_flight, timeout_s=budget_s
+                    )
                 )
             except PCCLError as error:
                 completed, failure = error.completed_tags, error
+                told = isinstance(error, OutcomeUnknown | ResyncRequired)
+                if self._engine.machine.needs_resync and not told:
+                    raise Violation(f"{self._who}: out of step, and not told") from error
+            except Interrupted as error:
+                completed, failure = (), error
             for (slot, original), (_, send, recv) in zip(waiting, made, strict=True):
                 if slot.tag in completed:
                     self._checkers.done["of several"] += 1
                     self._check_succeeded(slot, send, recv, original)
                 else:
-                    self._check_failed(send, recv, original)
+                    self._check_failed(send, recv, original, failure)
             waiting = [(slot, x) for slot, x in waiting if slot.tag not in completed]
             if not waiting or isinstance(failure, TooFewPeers):
                 return
             assert failure is not None
             await self._again(failure)
         raise AssertionError(f"{self._who}: {_ATTEMPTS_MAX} attempts without a result")
+
+    def _launch_and_drop(self) -> None:
+        """Nobody ever looks at this one; it must disturb nothing."""
+        slot = Slot(_DROPPED_TAG, 100, DataType.INT32, ReduceOp.MAX)
+        request, _, _ = _request(slot, self._input(slot), in_place=True)
+        try:
+            ticket = self._engine.launch(request)
+        except TooFewPeers:
+            return
+        except PCCLError as error:
+            if error.result is not Result.INVALID_ARGUMENT:
+                raise
+            return  # the one before is not over yet
+        before = self._engine.roster
+        self._engine.calls.forget(ticket)
+        if self._engine.roster is not before:
+            raise Violation(f"{self._who}: the world changed because a handle was dropped")
+        self._checkers.done["dropped handle"] += 1
 
     async def _broadcast(self) -> None:
         slot = Slot(_BROADCAST_TAG, self._scenario.slots[0].count, DataType.FLOAT, ReduceOp.SUM)
@@ -375,7 +405,7 @@ class Workload:
             try:
                 report = await self._call(self._engine.reduce(request, timeout_s=self._budget_s()))
             except (PCCLError, Interrupted) as error:
-                self._check_failed(buffer, buffer, original)
+                self._check_failed(buffer, buffer, original, error)
                 await self._again(error)
                 continue
             if len(report.contributors) > 1:
@@ -413,9 +443,11 @@ class Workload:
         self._checkers.returned(self._who, f"the result of {result.operation}", recv)
         return recv
 
-    def _check_failed(self, send: Array, recv: Array, original: Array) -> None:
-        if self._engine.machine.needs_resync:
-            return  # interrupted in the instant in which it was committed
+    def _check_failed(
+        self, send: Array, recv: Array, original: Array, error: BaseException | None
+    ) -> None:
+        if isinstance(error, Interrupted) and self._engine.machine.needs_resync:
+            return  # it was committed before the caller could notice, and he is told by that
         self._checkers.failed(self._who, send, original)
         self._checkers.returned(self._who, "the input of a failed call", send)
         if recv is not send:

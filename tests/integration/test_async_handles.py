@@ -22,6 +22,7 @@ from pccl.errors import (
     CollectiveAborted,
     DeadlineExceeded,
     DescriptorMismatch,
+    MasterLost,
     NotConnected,
     PendingOperations,
     TooFewPeers,
@@ -336,6 +337,62 @@ def test_a_dropped_handle(run_of: Callable[..., Run]) -> None:
     run.each(pccl.Communicator.update_topology)
     assert (array == 3).all()
     run.check()
+
+
+def test_a_dropped_handle_shows_nothing(new_run: Callable[..., Run]) -> None:
+    """What the caller sees changes when a joint call returns, and not by chance."""
+    run = new_run(3)
+    first, second = run.members[:2]
+    handles = [first.all_reduce_async(np.ones(10))]
+    run.until(lambda: run.requests == 1)
+    run.members.pop().close()
+    run.until(lambda: handles[0].done)
+    handles.clear()
+    gc.collect()
+    asked = run.start(first.are_peers_pending)
+    second.are_peers_pending()
+    asked.result(LIMIT_S)  # the engine knows by now
+    assert (first.world_size, second.world_size) == (3, 3)
+    run.each(pccl.Communicator.update_topology)
+    assert (first.world_size, second.world_size) == (2, 2)
+    run.check()
+
+
+def test_a_dropped_handle_keeps_nobody_from_an_update(new_run: Callable[..., Run]) -> None:
+    """Nobody can wait for it, so nothing is pending, although it has not ended."""
+    run = new_run(2)
+    first, second = run.members
+    second.update_topology()  # went with its admission
+    array = np.ones(10)
+    handles = [first.all_reduce_async(array)]
+    with pytest.raises(PendingOperations):
+        first.update_topology()
+    handles.clear()
+    gc.collect()
+    run.each(pccl.Communicator.update_topology)
+    second.all_reduce(np.ones(10))
+    run.until(lambda: len(first._session.engine.calls) == 0)  # pyright: ignore[reportPrivateUsage]
+    assert (array == 2).all()
+    run.each(pccl.Communicator.update_topology)
+
+
+@pytest.mark.parametrize("dropped", ["before", "after"])
+def test_a_dropped_handle_swallows_no_loss(new_run: Callable[..., Run], dropped: str) -> None:
+    run = new_run(2, pccl.Timing(heartbeat_s=0.1, tick_s=0.05, master_lost_s=0.3))
+    first = run.members[0]
+    handles = [first.all_reduce_async(np.ones(10))]
+    if dropped == "before":
+        handles.clear()
+        gc.collect()
+    run.master.interrupt()
+    run.until(lambda: first._session.engine.machine.standing.value == "lost")  # pyright: ignore[reportPrivateUsage]
+    if dropped == "after":
+        handles.clear()
+        gc.collect()
+    with pytest.raises(MasterLost):
+        first.are_peers_pending()
+    with pytest.raises(NotConnected):
+        first.are_peers_pending()
 
 
 def test_a_handle_whose_communicator_is_closed(new_run: Callable[..., Run]) -> None:

@@ -116,6 +116,50 @@ def test_an_internal_error_fails_the_call_and_frees_the_others(
     assert "planted" in caplog.text
 
 
+def test_an_internal_error_ends_every_call(caplog: pytest.LogCaptureFixture) -> None:
+    """Also those whose handles nobody has asked; their memory can be used after a rejoin."""
+
+    def failing(plane: DataPlane, *_: Any) -> None:
+        raise RuntimeError("planted")
+
+    with pccl.MasterNode("127.0.0.1:0") as node:
+        one, other = pair(node)
+        other.update_topology()  # went with its admission
+        x, y = np.ones(4), np.ones(4)
+        handle = one.all_reduce_async(x, tag=1, timeout_s=WAIT_S)
+        forgotten = np.ones(4)
+        one.all_reduce_async(forgotten, tag=2, timeout_s=WAIT_S)
+        asking = in_thread(one.are_peers_pending)
+        engine = one._session.engine  # pyright: ignore[reportPrivateUsage]
+        _until(lambda: len(engine.calls) == 3)
+        timers = [call.timer for call in engine.calls if call.timer is not None]
+        assert len(timers) == 2
+        with (
+            patch.object(DataPlane, "post", failing),
+            pytest.raises(LocalProtocolError, match="planted"),
+        ):
+            one.all_reduce(y)
+        with pytest.raises(LocalProtocolError, match="planted"):
+            asking.result(WAIT_S)
+        assert handle.wait()[:2] == (False, pccl.Result.INTERNAL_ERROR)
+        with pytest.raises(LocalProtocolError, match="planted"):
+            one.all_reduce_async(y)
+        assert len(engine.calls) == 0
+        assert all(getattr(timer, "cancelled")() for timer in timers)  # noqa: B009
+        again, before = in_thread(one.connect), one.peer_id
+        while other.world_size < 2 or before in {member.peer_id for member in other.members()}:
+            other.update_topology()
+        again.result(WAIT_S)
+        for array in (x, forgotten, y):
+            theirs = in_thread(lambda: other.all_reduce(np.ones(4), tag=1))
+            one.all_reduce(array, tag=1)
+            theirs.result(WAIT_S)
+            assert array.tolist() == [2.0] * 4
+        other.close()
+        one.close()
+    assert "planted" in caplog.text
+
+
 def test_cancelled_twice_the_buffer_is_still_the_callers() -> None:
     async def scenario(node: pccl.MasterNode) -> None:
         other = pccl.Communicator(node.address)

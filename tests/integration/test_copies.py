@@ -21,9 +21,10 @@ from pccl.protocol.handshake import OPENING_BYTES
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import DataType, Descriptor, ReduceOp
 from pccl.runtime.clock import LoopClock
-from pccl.runtime.engine import PeerEngine, PeerOptions, ReduceReport, ReduceRequest
+from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.operand import borrow
+from pccl.runtime.requests import PeerOptions, ReduceReport, ReduceRequest
 from pccl.transports.base import Address, Connection, Listener, Receiver, Transport
 from pccl.transports.tcp import TcpTransport
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable
 from concurrent.futures import Future
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +29,16 @@ from pccl.errors import (
     PendingOperations,
     TooFewPeers,
 )
+from pccl.protocol.limits import Timing
+from pccl.protocol.operation import Phase
+from pccl.protocol.types import Descriptor
+from pccl.runtime.engine import PeerEngine
+from pccl.runtime.master_server import MasterServer
+from pccl.runtime.operand import borrow
+from pccl.runtime.requests import PeerOptions, ReduceRequest
+from pccl.stress.sim.loop import VirtualLoop
+from pccl.transports.base import Address
+from pccl.transports.sim import SimNetwork
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
@@ -203,3 +215,78 @@ def test_nothing_else_is_held_up(run_of: Callable[..., Run]) -> None:
     second.all_reduce_multiple_with_retry(in_place(arrays[1]))
     waiting.result(LIMIT_S)
     assert all((array == 2).all() for own in arrays for array in own)
+
+
+# -- in virtual time -------------------------------------------------------------------------------
+
+
+MASTER = Address("master", 48148)
+LATENCY_NS = 5_000_000
+
+
+async def sleep_ns(loop: VirtualLoop, duration_ns: int) -> None:
+    woken: asyncio.Future[None] = loop.create_future()
+    loop.call_at_ns(loop.now_ns() + duration_ns, woken.set_result, None)
+    await woken
+
+
+def requests_for(arrays: list[Any], first_tag: int) -> list[ReduceRequest]:
+    return [
+        ReduceRequest(borrow(array), Descriptor(DataType.FLOAT, ReduceOp.SUM, array.size), tag)
+        for tag, array in enumerate(arrays, first_tag)
+    ]
+
+
+async def lose_the_other_one(loop: VirtualLoop, arrays: list[Any], theirs: Any) -> None:
+    """Two members; one reduces ``arrays`` as tags 7 and 8, the other one 8 only, and dies.
+
+    It dies with its result complete and unreported. So one message of the master's aborts tag 7,
+    and the next one, in the same instant, commits tag 8: everybody left has that result.
+    """
+    network = SimNetwork(loop, Random(1), ragged=False, latency_ns=LATENCY_NS)
+    master = MasterServer(loop, network.host("master"), Timing(), Random(2).randbytes)
+    await master.start(MASTER)
+    options = PeerOptions(listen=Address("", 0), random_bytes=Random(3).randbytes)
+    hosts = [network.host(name) for name in ("staying", "dying")]
+    staying, dying = (PeerEngine(loop, loop, host, MASTER, 0, options) for host in hosts)
+    for joining in [loop.create_task(e.connect(min_peers=2)) for e in (staying, dying)]:
+        await joining
+    call = loop.create_task(staying.reduce_many(requests_for(arrays, 7), max_in_flight=2))
+    (request,) = requests_for([theirs], 8)
+    lost = loop.create_task(dying.reduce(request))
+
+    def phases(engine: PeerEngine) -> list[Phase | None]:
+        return [engine.machine.phase_of(operation) for operation in engine.data_plane.transfers]
+
+    while Phase.STARTED not in phases(dying):
+        await sleep_ns(loop, LATENCY_NS // 10)
+    network.stall("dying", "master", None, one_way=True)
+    while phases(staying) != [Phase.REQUESTED, Phase.DONE] or phases(dying) != [Phase.DONE]:
+        await sleep_ns(loop, LATENCY_NS // 10)
+    await sleep_ns(loop, 2 * LATENCY_NS)
+    network.stall("master", "staying", None, one_way=True)
+    hosts[1].crash()
+    await sleep_ns(loop, 4 * LATENCY_NS)
+    network.heal("master", "staying")  # all at once, as after a moment without the processor
+    try:
+        await call
+    finally:
+        lost.cancel()
+        await asyncio.wait([lost])
+        assert not staying.machine.needs_resync
+        assert len(staying.calls) == 0
+        await staying.close()
+        master.close()
+
+
+def test_the_last_one_left_keeps_what_was_committed_with_the_loss() -> None:
+    loop = VirtualLoop(limit_ns=300 * 10**9)
+    arrays = [np.full(1000, 1.0, np.float32), np.full(1000, 2.0, np.float32)]
+    theirs = np.full(1000, 4.0, np.float32)
+    try:
+        with pytest.raises(TooFewPeers, match="tags that completed: 8;") as caught:
+            loop.run_until_complete(lose_the_other_one(loop, arrays, theirs))
+    finally:
+        loop.close()
+    assert caught.value.completed_tags == (8,)
+    assert [set(array.tolist()) for array in arrays] == [{1.0}, {6.0}]

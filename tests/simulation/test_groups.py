@@ -17,9 +17,10 @@ import pytest
 from pccl.protocol.errors import CollectiveAborted, DeadlineExceeded, LockstepError, PCCLError
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import DataType, Descriptor, ReduceOp
-from pccl.runtime.engine import PeerEngine, PeerOptions, ReduceRequest
+from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.operand import borrow
+from pccl.runtime.requests import PeerOptions, ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address
 from pccl.transports.sim import SimNetwork

@@ -101,6 +101,7 @@ def test_the_same_command_replays_a_failure() -> None:
 SEEDS_THAT_FOUND_BUGS = {
     61: "a caller who left after he was done took along what his neighbour still lacked",
     335: "the same, with several collectives in flight",
+    3376: "who came late to what another one had withdrawn met the others' next attempt instead",
     1073: "a process that was killed while its communicator closed left a callback that raised",
 }
 """What was found with earlier scenarios is planted instead, or has a test of its own."""

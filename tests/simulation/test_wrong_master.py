@@ -10,7 +10,8 @@ from pccl.protocol import messages as msg
 from pccl.protocol.codec import encode
 from pccl.protocol.errors import MasterLost
 from pccl.protocol.handshake import Channel, Opening
-from pccl.runtime.engine import PeerEngine, PeerOptions
+from pccl.runtime.engine import PeerEngine
+from pccl.runtime.requests import PeerOptions
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
 from pccl.transports.sim import SimNetwork

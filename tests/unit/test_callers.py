@@ -5,9 +5,39 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import types
 import weakref
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from typing import Any
+
+import pytest
 
 from pccl.callers import Callers
+
+
+@types.coroutine
+def pause() -> Generator[None, None, None]:
+    yield
+
+
+@pytest.fixture
+def with_open_calls() -> Iterator[Callable[[int], Callers]]:
+    """Make callers of whose calls the work of so many has not ended."""
+    open_calls: list[Coroutine[Any, Any, None]] = []
+
+    async def work() -> None:
+        await pause()
+
+    def make(count: int) -> Callers:
+        callers = Callers()
+        for _ in range(count):
+            open_calls.append(callers.counted(work()))
+            open_calls[-1].send(None)
+        return callers
+
+    yield make
+    for begun in open_calls:
+        begun.close()
 
 
 def run(target: object) -> None:
@@ -17,32 +47,32 @@ def run(target: object) -> None:
 
 
 def test_nobody_calls() -> None:
-    assert not Callers().all_blocked(open_calls=9)
+    assert not Callers().all_blocked()
 
 
-def test_one_thread() -> None:
-    callers, me = Callers(), threading.current_thread()
+def test_one_thread(with_open_calls: Callable[[int], Callers]) -> None:
+    callers, me = with_open_calls(9), threading.current_thread()
     with callers.inside(me):
-        assert callers.all_blocked(open_calls=9)
+        assert callers.all_blocked()
         with callers.inside(me):  # from a signal handler
-            assert callers.all_blocked(open_calls=9)
-        assert callers.all_blocked(open_calls=9)
-    assert not callers.all_blocked(open_calls=9)
+            assert callers.all_blocked()
+        assert callers.all_blocked()
+    assert not callers.all_blocked()
     assert len(callers) == 1
 
 
-def test_a_call_that_raises_is_over() -> None:
-    callers, me = Callers(), threading.current_thread()
+def test_a_call_that_raises_is_over(with_open_calls: Callable[[int], Callers]) -> None:
+    callers, me = with_open_calls(9), threading.current_thread()
     try:
         with callers.inside(me):
             raise KeyboardInterrupt
     except KeyboardInterrupt:
         pass
-    assert not callers.all_blocked(open_calls=9)
+    assert not callers.all_blocked()
 
 
-def test_somebody_else_can_go_on() -> None:
-    callers = Callers()
+def test_somebody_else_can_go_on(with_open_calls: Callable[[int], Callers]) -> None:
+    callers = with_open_calls(9)
     entered, leave = threading.Event(), threading.Event()
 
     def call() -> None:
@@ -53,18 +83,18 @@ def test_somebody_else_can_go_on() -> None:
     other = threading.Thread(target=call)
     other.start()
     entered.wait()
-    assert callers.all_blocked(open_calls=9)
+    assert callers.all_blocked()
     callers.note(threading.current_thread())
-    assert not callers.all_blocked(open_calls=9)
+    assert not callers.all_blocked()
     with callers.inside(threading.current_thread()):
-        assert callers.all_blocked(open_calls=9)
+        assert callers.all_blocked()
     leave.set()
     other.join()
-    assert not callers.all_blocked(open_calls=9)
+    assert not callers.all_blocked()
 
 
-def test_threads_that_have_ended_do_not_count() -> None:
-    callers, me = Callers(), threading.current_thread()
+def test_threads_that_have_ended_do_not_count(with_open_calls: Callable[[int], Callers]) -> None:
+    callers, me = with_open_calls(9), threading.current_thread()
     ended: list[threading.Thread] = []
 
     def call() -> None:
@@ -73,15 +103,15 @@ def test_threads_that_have_ended_do_not_count() -> None:
 
     run(call)
     with callers.inside(me):
-        assert callers.all_blocked(open_calls=9)
+        assert callers.all_blocked()
     assert len(callers) == 2
     ended.clear()
     gc.collect()
     assert len(callers) == 1
 
 
-def test_tasks() -> None:
-    callers = Callers()
+def test_tasks(with_open_calls: Callable[[int], Callers]) -> None:
+    callers = with_open_calls(9)
 
     async def call(entered: asyncio.Event, leave: asyncio.Event) -> None:
         task = asyncio.current_task()
@@ -94,15 +124,15 @@ def test_tasks() -> None:
         entered, leave = asyncio.Event(), asyncio.Event()
         task = asyncio.create_task(call(entered, leave))
         await entered.wait()
-        assert callers.all_blocked(open_calls=9)
+        assert callers.all_blocked()
         leave.set()
         await task
-        assert not callers.all_blocked(open_calls=9)
+        assert not callers.all_blocked()
         entered.clear()
         leave.clear()
         again = asyncio.create_task(call(entered, leave))
         await entered.wait()
-        assert callers.all_blocked(open_calls=9), "the first task is done"
+        assert callers.all_blocked(), "the first task is done"
         leave.set()
         await again
 
@@ -125,8 +155,54 @@ def test_callers_are_not_kept_alive_and_may_outlive_it() -> None:
     del kept
 
 
-def test_who_has_not_been_woken_up_yet_is_not_blocked() -> None:
-    callers = Callers()
+def test_who_has_not_been_woken_up_yet_is_not_blocked(
+    with_open_calls: Callable[[int], Callers],
+) -> None:
+    callers = with_open_calls(1)
+
+    async def work() -> str:
+        return "done"
+
     with callers.inside(threading.current_thread()):
-        assert callers.all_blocked(open_calls=1)
-        assert not callers.all_blocked(open_calls=0), "its call has ended"
+        assert callers.all_blocked()
+        assert asyncio.run(callers.counted(work())) == "done"
+        assert callers.all_blocked(), "that one has come and gone"
+    callers = with_open_calls(0)
+    with callers.inside(threading.current_thread()):
+        assert not callers.all_blocked(), "its call has ended"
+
+
+@pytest.mark.parametrize("ending", [ValueError, asyncio.CancelledError, GeneratorExit])
+def test_work_that_fails_is_over(ending: type[BaseException]) -> None:
+    callers = Callers()
+
+    async def work() -> None:
+        await pause()
+
+    call = callers.counted(work())
+    with callers.inside(threading.current_thread()):
+        call.send(None)
+        assert callers.all_blocked()
+        with pytest.raises(ending):
+            call.throw(ending())
+        assert not callers.all_blocked()
+
+
+def test_as_many_calls_as_callers(with_open_calls: Callable[[int], Callers]) -> None:
+    """Of two that are inside, one has an answer that it does not know of yet."""
+    callers = with_open_calls(1)
+    entered, leave = threading.Event(), threading.Event()
+
+    def call() -> None:
+        with callers.inside(threading.current_thread()):
+            entered.set()
+            leave.wait()
+
+    other = threading.Thread(target=call)
+    other.start()
+    entered.wait()
+    assert callers.all_blocked()
+    with callers.inside(threading.current_thread()):
+        assert not callers.all_blocked()
+    leave.set()
+    other.join()

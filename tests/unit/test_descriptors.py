@@ -23,9 +23,9 @@ from pccl import (
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
 )
-from pccl import requests as requests_module
-from pccl.protocol.types import Collective, Member, PeerId, Roster
-from pccl.requests import broadcast_request, many_requests, reduce_request
+from pccl import arguments as requests_module
+from pccl.arguments import broadcast_request, many_requests, reduce_request
+from pccl.protocol.types import Collective
 
 
 def about(count: int = 4, tag: int = 0, **changes: Any) -> ReduceDescriptor:
@@ -253,29 +253,16 @@ def test_wrong_lists() -> None:
 
 # -- broadcast -----------------------------------------------------------------------------------
 
-ROSTER = Roster(
-    version=1,
-    group=0,
-    view=1,
-    members=tuple(Member(PeerId(n), "127.0.0.1", n) for n in (1, 2, 3)),
-    open_views=(1,),
-    global_world_size=3,
-    peer_groups=1,
-    largest_group_size=3,
-)
-
 
 def test_request_of_a_broadcast() -> None:
     array = np.ones(4)
-    for roster in (ROSTER, None):
-        request = broadcast_request(array, 2, 5, roster)
-        assert (request.tag, request.descriptor.root) == (5, 2)
-        assert request.descriptor.collective is Collective.BROADCAST
-        assert request.descriptor.count == 4
+    request = broadcast_request(array, 2, 5)
+    assert (request.tag, request.descriptor.root) == (5, 2)
+    assert request.descriptor.collective is Collective.BROADCAST
+    assert request.descriptor.count == 4
     for root, kind, words in (
-        (3, ValueError, "from 0 to 2, not 3"),
         (-1, ValueError, "root must be from 0"),
         (None, TypeError, "root must be an integer"),
     ):
         with pytest.raises(kind, match=words):
-            broadcast_request(array, root, 5, ROSTER)  # type: ignore[arg-type]
+            broadcast_request(array, root, 5)  # type: ignore[arg-type]

@@ -563,6 +563,32 @@ def test_a_member_can_open_so_many_operations(monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
+def test_many_tags_are_followed_by_a_new_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl.protocol.master.TAGS_PER_VIEW_MAX", 2)
+    master = Master(2)
+
+    def reduce(view: int, *tags: int) -> None:
+        for tag in tags:
+            what = operation(view=view, tag=tag)
+            master.start(1, 2, what=what)
+            for peer in (1, 2):
+                master.hear(peer, msg.OperationDone(what, b"same"))
+
+    def update(n: int) -> list[tuple[int, msg.MasterMessage]]:
+        master.hear(1, msg.RoundRequest(RoundId(UPDATE, n)))
+        return sent(master.hear(2, msg.RoundRequest(RoundId(UPDATE, n))))
+
+    reduce(2, 0, 1)
+    assert update(1) == [(p, msg.RoundClosed(RoundId(UPDATE, 1), 2, False)) for p in (1, 2)]
+    reduce(2, 7)
+    assert update(2) == [
+        *((p, msg.RosterChanged(roster(3, 3, 1, 2, views=(2, 3)))) for p in (1, 2)),
+        *((p, msg.RoundClosed(RoundId(UPDATE, 2), 3, False)) for p in (1, 2)),
+    ]
+    reduce(3, 0, 1, 2)  # numbers begin anew
+    assert update(3)[0] == (1, msg.RosterChanged(roster(4, 4, 1, 2, views=(3, 4))))
+
+
 def test_who_acknowledges_nothing_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pccl.protocol.master.OWED_MAX", 2)
     master = Master(2)

@@ -23,9 +23,12 @@ from pccl.protocol.peer_events import (
     Detach,
     DialControl,
     End,
+    Forget,
     ForgetEarly,
     JoinCall,
     LeaveCall,
+    LeftAdmitted,
+    LeftAnswered,
     LeftCommitted,
     LinkChanged,
     PeerEffect,
@@ -114,7 +117,7 @@ def registered() -> Peer:
     peer = Peer()
     peer.do(JoinCall(1, 0, "", 4002, 5))
     peer.do(ControlOpened())
-    peer.hear(msg.Registered(ME, 1, b"run", b"token"))
+    peer.hear(msg.Registered(ME, 1, b"the run's own id", b"token"))
     return peer
 
 
@@ -149,7 +152,7 @@ def test_join_alone() -> None:
     peer = Peer()
     assert peer.do(JoinCall(1, 0, "", 4002, 5)) == [DialControl(0)]
     assert peer.do(ControlOpened()) == [Send(msg.Register(0, "", 4002))]
-    assert peer.hear(msg.Registered(ME, 1, b"run", b"token")) == []
+    assert peer.hear(msg.Registered(ME, 1, b"the run's own id", b"token")) == []
     assert peer.hear(msg.LinkPlan(())) == []
     assert peer.machine.standing.name == "PENDING"
     assert peer.hear(msg.Admitted(roster(1, 1, ME_MEMBER), ())) == [
@@ -158,7 +161,7 @@ def test_join_alone() -> None:
     ]
     assert peer.machine.standing is Standing.MEMBER
     assert peer.machine.seen == roster(1, 1, ME_MEMBER)
-    assert (peer.machine.peer, peer.machine.term, peer.machine.run) == (ME, 1, b"run")
+    assert (peer.machine.peer, peer.machine.term, peer.machine.run) == (ME, 1, b"the run's own id")
 
 
 def test_join_a_run() -> None:
@@ -188,7 +191,7 @@ def test_a_member_that_comes_back_by_an_update_has_had_that_update() -> None:
     peer = Peer()
     peer.do(JoinCall(1, 3, "me", 4002, 5, 7, True))
     assert peer.do(ControlOpened()) == [Send(msg.Register(3, "me", 4002, 7))]
-    peer.hear(msg.Registered(ME, 1, b"run", b"token"))
+    peer.hear(msg.Registered(ME, 1, b"the run's own id", b"token"))
     counts = (msg.RoundCount(UPDATE, 7), msg.RoundCount(OPTIMIZE, 2))
     assert peer.hear(msg.Admitted(roster(1, 1, ELDER, ME_MEMBER), counts))[-1] == Return(1, None)
     assert peer.do(RoundCall(2, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 7)))]
@@ -448,9 +451,19 @@ def test_data_may_be_faster_than_the_start() -> None:
 def test_an_outcome_that_was_not_asked_for_uses_its_number_up() -> None:
     peer = member()
     assert peer.machine.may_come(operation())
-    assert peer.hear(ended(operation(), AbortCause.WITHDRAWN, "peer 1 withdrew: x")) == []
+    assert peer.hear(ended(operation(), AbortCause.LOCKSTEP, "in a circle")) == []
     assert not peer.machine.may_come(operation())
     effects = peer.do(ReduceCall(9, 5, SUM))
+    assert effects[1] == Send(msg.OperationRequest(operation(1), SUM))
+
+
+def test_who_comes_after_another_one_withdrew_is_told_and_stays_in_step() -> None:
+    peer = member()
+    assert peer.hear(ended(operation(), AbortCause.WITHDRAWN, "peer 1 withdrew: x")) == []
+    error = only_error(peer.do(ReduceCall(9, 5, SUM)))
+    assert isinstance(error, errors.CollectiveAborted)
+    assert error.reason == "tag 5: peer 1 withdrew: x; inputs are intact, call again"
+    effects = peer.do(ReduceCall(10, 5, SUM))
     assert effects[1] == Send(msg.OperationRequest(operation(1), SUM))
 
 
@@ -777,6 +790,77 @@ def test_a_loss_that_only_a_deferred_handle_tells_is_not_known_yet() -> None:
     assert not peer.machine.knows_its_loss
     peer.do(Claim(9))
     assert peer.machine.knows_its_loss
+
+
+# -- handles that are dropped ------------------------------------------------------------------
+
+
+def test_a_handle_that_is_dropped_shows_nothing_before_the_next_call() -> None:
+    peer = launched()
+    peer.hear(msg.RosterChanged(AFTER))
+    peer.hear(ended(operation(), AbortCause.MEMBER_LOST, "peer 3 lost", version=2))
+    assert peer.do(Forget(9)) == []
+    assert peer.machine.seen == BEFORE
+    assert peer.do(Claim(9)) == []
+    assert peer.machine.seen == BEFORE
+    assert peer.do(RoundCall(10, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 1)))]
+    assert peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 1, False)) == [Return(10, None)]
+    assert peer.machine.seen == AFTER, "a call has returned, and the outcome named that roster"
+
+
+def test_a_handle_that_is_dropped_before_its_outcome() -> None:
+    """The engine forgets it once more when it has one."""
+    peer = launched()
+    assert peer.do(Forget(9)) == []
+    assert peer.do(RoundCall(10, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 1)))]
+    peer.hear(msg.RosterChanged(AFTER))
+    peer.hear(ended(operation(), AbortCause.MEMBER_LOST, "peer 3 lost", version=2))
+    assert peer.machine.seen == BEFORE
+    assert peer.do(Forget(9)) == []
+    assert peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 2, False)) == [Return(10, None)]
+    assert peer.do(RoundCall(11, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 2)))]
+
+
+def test_another_handle_is_still_open() -> None:
+    peer = launched()
+    peer.do(ReduceCall(10, 6, SUM, True))
+    peer.do(Forget(9))
+    assert isinstance(only_error(peer.do(RoundCall(11, UPDATE))), errors.PendingOperations)
+    peer.do(Forget(10))
+    assert peer.do(RoundCall(12, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 1)))]
+
+
+def test_the_second_try_of_a_forgotten_call_is_forgotten_too() -> None:
+    peer = launched()
+    peer.do(Forget(9))
+    peer.hear(ended(operation(), AbortCause.DIGEST_MISMATCH, "results differ"))
+    assert peer.machine.phase_of(operation(1)) is Phase.REQUESTED
+    assert peer.do(RoundCall(10, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 1)))]
+
+
+def test_the_tag_of_a_forgotten_call_is_in_use_until_its_outcome() -> None:
+    peer = launched()
+    peer.do(Forget(9))
+    assert "tag 5 is in use" in only_error(peer.do(ReduceCall(10, 5, SUM))).reason
+    peer.hear(ended(operation()))
+    peer.do(Forget(9))
+    assert peer.do(ReduceCall(11, 5, SUM))[-1] == Send(msg.OperationRequest(operation(1), SUM))
+
+
+@pytest.mark.parametrize("first", ["the handle is dropped", "the member is lost"])
+def test_a_loss_that_only_a_dropped_handle_was_told_is_raised_by_the_next_call(first: str) -> None:
+    peer = launched()
+    steps: list[PeerEvent] = [
+        Forget(9),
+        ControlMessage(msg.Refused(RemovalCause.SILENT, "silent")),
+    ]
+    for step in steps if first == "the handle is dropped" else reversed(steps):
+        peer.do(step)
+    peer.do(Forget(9))
+    assert not peer.machine.knows_its_loss
+    assert isinstance(only_error(peer.do(RoundCall(10, UPDATE))), errors.Evicted)
+    assert peer.machine.knows_its_loss
+    assert isinstance(only_error(peer.do(RoundCall(11, UPDATE))), errors.NotConnected)
 
 
 # -- who is blocked ----------------------------------------------------------------------------
@@ -1255,3 +1339,107 @@ def test_a_caller_who_left_without_noticing_the_commit_must_resync() -> None:
     assert peer.do(LeftCommitted(operation())) == []
     assert peer.machine.needs_resync
     assert isinstance(only_error(peer.do(ReduceCall(10, 5, SUM))), errors.ResyncRequired)
+
+
+# -- callers who left without noticing an answer -----------------------------------------------
+
+
+ANSWERS = {
+    UPDATE: (1, None),
+    PENDING: (0, True),
+    OPTIMIZE: (0, None),
+}
+"""By kind: the number of a member's first round, and what a call of the kind returns."""
+
+
+@pytest.mark.parametrize("kind", RoundKind)
+def test_an_answer_that_the_caller_has_not_noticed_is_for_the_next_call(kind: RoundKind) -> None:
+    n, value = ANSWERS[kind]
+    peer = member()
+    peer.do(RoundCall(3, kind))
+    assert peer.hear(msg.RoundClosed(RoundId(kind, n), 1, True)) == [Return(3, value)]
+    assert peer.do(LeftAnswered(kind)) == []
+    assert not peer.machine.in_round
+    assert peer.do(RoundCall(4, kind)) == [Return(4, value)], "in the round that the others had"
+    assert peer.do(LeftAnswered(kind)) == []
+    assert peer.do(RoundCall(5, kind)) == [Return(5, value)], "as often as it takes"
+    assert peer.do(RoundCall(6, kind)) == [Send(msg.RoundRequest(RoundId(kind, n + 1)))]
+
+
+def test_other_calls_do_not_touch_an_answer_that_was_put_back() -> None:
+    peer = member()
+    peer.do(RoundCall(3, PENDING))
+    peer.hear(msg.RoundClosed(RoundId(PENDING, 0), 1, True))
+    peer.do(LeftAnswered(PENDING))
+    assert peer.do(RoundCall(4, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 1)))]
+    assert peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 1, False)) == [Return(4, None)]
+    assert peer.do(RoundCall(5, PENDING)) == [Return(5, True)]
+
+
+def test_a_reduce_sees_the_update_whose_answer_was_put_back() -> None:
+    """The others reduce in the new view, so this one does not wait for another update."""
+    peer = member()
+    peer.do(RoundCall(3, UPDATE))
+    grown = roster(2, 2, ELDER, ME_MEMBER, YOUNGER)
+    peer.hear(msg.RosterChanged(grown))
+    peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 2, False))
+    peer.do(LeftAnswered(UPDATE))
+    effects = peer.do(ReduceCall(4, 5, SUM))
+    assert effects[-1] == Send(msg.OperationRequest(operation(view=2), SUM))
+    peer.hear(ended(operation(view=2), AbortCause.WITHDRAWN, "peer 1 withdrew: x", version=2))
+    assert peer.do(RoundCall(5, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 2)))]
+
+
+def test_an_update_that_the_admission_satisfied_without_being_noticed() -> None:
+    peer = registered()
+    peer.hear(msg.Admitted(roster(1, 1, ELDER, ME_MEMBER), (msg.RoundCount(UPDATE, 7),)))
+    for call in (2, 3):
+        assert peer.do(RoundCall(call, UPDATE)) == [Return(call, None)]
+        assert peer.do(LeftAnswered(UPDATE)) == []
+    assert peer.do(RoundCall(4, UPDATE)) == [Return(4, None)]
+    assert peer.do(RoundCall(5, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 7)))]
+
+
+def test_an_update_that_rejoined_without_being_noticed() -> None:
+    peer = Peer()
+    peer.do(JoinCall(1, 0, "", 4002, 5, 1, True))
+    peer.do(ControlOpened())
+    peer.hear(msg.Registered(ME, 1, b"the run's own id", b"token"))
+    peer.hear(msg.Admitted(roster(1, 1, ELDER, ME_MEMBER), (msg.RoundCount(UPDATE, 7),)))
+    peer.do(LeftAnswered(UPDATE))
+    assert peer.do(RoundCall(2, UPDATE)) == [Return(2, None)]
+    assert peer.do(RoundCall(3, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 7)))]
+
+
+def test_another_thread_has_gone_on_to_the_next_round() -> None:
+    peer = member()
+    peer.do(RoundCall(3, UPDATE))
+    peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 1, False))
+    peer.do(RoundCall(4, UPDATE))
+    peer.do(LeftAnswered(UPDATE))
+    assert peer.machine.in_round
+    assert peer.hear(msg.RoundClosed(RoundId(UPDATE, 2), 1, False)) == [Return(4, None)]
+    assert peer.do(RoundCall(5, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 3)))]
+
+
+def test_an_answer_is_lost_with_the_membership() -> None:
+    peer = member()
+    peer.do(RoundCall(3, UPDATE))
+    peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 1, False))
+    peer.hear(msg.Refused(RemovalCause.SILENT, "silent"))
+    assert peer.do(LeftAnswered(UPDATE)) == []
+    assert isinstance(only_error(peer.do(RoundCall(4, UPDATE))), errors.Evicted)
+
+
+def test_a_caller_who_left_without_noticing_his_admission_is_no_member() -> None:
+    peer = registered()
+    peer.hear(msg.Admitted(roster(1, 1, ELDER, ME_MEMBER), ()))
+    effects = peer.do(LeftAdmitted())
+    assert effects[0] == Send(msg.Goodbye())
+    assert [type(effect) for effect in effects[1:]] == [CloseControl, SetLinks]
+    assert peer.machine.standing is Standing.LOST
+    closed = registered()
+    closed.hear(msg.Admitted(roster(1, 1, ELDER, ME_MEMBER), ()))
+    closed.do(Close())
+    assert closed.do(LeftAdmitted()) == []
+    assert closed.machine.standing is Standing.CLOSED

@@ -34,41 +34,61 @@ class FakeReducer:
     def __init__(self) -> None:
         self.begun: list[int] = []
         self.withdrawn: list[int] = []
+        """Because another tensor failed."""
+        self.cancelled: list[int] = []
+        self.reported: list[ReduceReport] = []
+        """Committed, and their caller has left."""
         self.started: set[int] = set()
         self.deadlines: set[Deadline | None] = set()
         self._open: dict[int, asyncio.Future[ReduceReport]] = {}
-        self._operands: list[tuple[Operand, int]] = []
+        self._operands: dict[int, Operand] = {}
 
-    async def reduce_before(
-        self, request: ReduceRequest, deadline: Deadline | None, *, retry: bool
+    async def reduce_while(
+        self, request: ReduceRequest, deadline: Deadline | None, may_retry: Callable[[], bool]
     ) -> ReduceReport:
-        assert retry
         assert request.operand is not None
+        tag = request.tag
         self.deadlines.add(deadline)
-        self.begun.append(request.tag)
-        self._operands.append((request.operand, request.tag))
-        self._open[request.tag] = asyncio.get_running_loop().create_future()
-        try:
-            return await self._open[request.tag]
-        except asyncio.CancelledError:
-            self.withdrawn.append(request.tag)
-            raise
-        finally:
-            del self._open[request.tag]
+        self._operands[tag] = request.operand
+        while True:
+            self.begun.append(tag)
+            self._open[tag] = asyncio.get_running_loop().create_future()
+            try:
+                return await self._open[tag]
+            except errors.CollectiveAborted as error:
+                if error.result is not errors.Result.RANK_CONNECTION_LOST or not may_retry():
+                    raise
+            except asyncio.CancelledError:
+                self.cancelled.append(tag)
+                raise
+            finally:
+                del self._open[tag]
 
-    def has_started(self, operand: Operand) -> bool:
-        return any(known is operand and tag in self.started for known, tag in self._operands)
+    def withdraw_unless_started(self, operand: Operand, reason: str) -> None:
+        for tag, ending in self._open.items():
+            if self._operands[tag] is operand and tag not in self.started and not ending.done():
+                self.withdrawn.append(tag)
+                ending.set_exception(errors.DeadlineExceeded(reason=reason))
+
+    def left_committed(self, report: ReduceReport) -> None:
+        self.reported.append(report)
 
     @property
     def running(self) -> list[int]:
         return list(self._open)
 
-    async def end(self, tag: int, *, attempts: int = 1) -> None:
+    def end_now(self, tag: int, *, attempts: int = 1) -> None:
         self._open[tag].set_result(report(tag, attempts=attempts))
+
+    def fail_now(self, tag: int, error: BaseException) -> None:
+        self._open[tag].set_exception(error)
+
+    async def end(self, tag: int, *, attempts: int = 1) -> None:
+        self.end_now(tag, attempts=attempts)
         await turns()
 
     async def fail(self, tag: int, error: BaseException) -> None:
-        self._open[tag].set_exception(error)
+        self.fail_now(tag, error)
         await turns()
 
 
@@ -207,6 +227,62 @@ def test_an_error_that_is_not_of_the_run_stops_everything_as_well() -> None:
     assert play(story, 1, 2, 3, 4, in_flight=3).begun == [1, 2, 3]
 
 
+# -- members are lost ------------------------------------------------------------------------------
+
+
+def lost(peer: int) -> errors.CollectiveAborted:
+    return errors.CollectiveAborted(reason=f"peer {peer} lost")
+
+
+def test_after_a_loss_it_is_tried_again() -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+        await reducer.fail(2, lost(3))
+        await reducer.fail(2, lost(4))
+        assert reducer.begun == [1, 2, 2, 2]
+        await reducer.end(2)
+        await reducer.end(1)
+        assert call.result().contributors == MEMBERS
+
+    assert play(story, 1, 2).withdrawn == []
+
+
+def test_after_a_failure_nothing_is_tried_again() -> None:
+    """The others may be gone for good, or not reduce that tensor any more."""
+
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+        reducer.started = {1}
+        await reducer.fail(2, errors.TooFewPeers(reason="alone"))
+        await reducer.fail(1, lost(3))
+        assert reducer.begun == [1, 2]
+        with pytest.raises(errors.TooFewPeers) as caught:
+            call.result()
+        assert caught.value.completed_tags == ()
+
+    assert play(story, 1, 2).withdrawn == []
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_what_ends_at_the_same_instant_as_another_fails_is_complete(first: int) -> None:
+    """One message may bring the last outcome and the news that nobody else is left."""
+
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+        for tag in (first, 3 - first):
+            if tag == 1:
+                reducer.fail_now(1, errors.TooFewPeers(reason="alone"))
+            else:
+                reducer.end_now(2)
+        await turns()
+        with pytest.raises(errors.TooFewPeers, match="tags that completed: 2;") as caught:
+            call.result()
+        assert caught.value.completed_tags == (2,)
+
+    reducer = play(story, 1, 2)
+    assert (reducer.withdrawn, reducer.cancelled, reducer.reported) == ([], [], [])
+
+
+# -- the caller leaves -----------------------------------------------------------------------------
+
+
 def test_whoever_leaves_withdraws_everything() -> None:
     async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
         reducer.started = {1}
@@ -216,8 +292,9 @@ def test_whoever_leaves_withdraws_everything() -> None:
         assert call.cancelled()
 
     reducer = play(story, 1, 2, 3)
-    assert sorted(reducer.withdrawn) == [1, 2]
+    assert sorted(reducer.cancelled) == [1, 2]
     assert reducer.begun == [1, 2]
+    assert reducer.reported == []
 
 
 def test_whoever_leaves_while_a_failure_is_waited_out() -> None:
@@ -228,7 +305,22 @@ def test_whoever_leaves_while_a_failure_is_waited_out() -> None:
         await turns()
         assert call.cancelled()
 
-    assert play(story, 1, 2).withdrawn == [1]
+    assert play(story, 1, 2).cancelled == [1]
+
+
+def test_whoever_leaves_does_not_know_what_was_reduced() -> None:
+    """He would reduce those tensors a second time."""
+
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+        await reducer.end(2)
+        await reducer.end(1)
+        call.cancel()
+        await turns()
+        assert call.cancelled()
+
+    reducer = play(story, 1, 2, 3, 4)
+    assert sorted(reducer.reported, key=lambda told: told.operation.tag) == [report(1), report(2)]
+    assert sorted(reducer.cancelled) == [3, 4]
 
 
 # -- what is wrong with the call -------------------------------------------------------------------

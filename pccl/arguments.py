@@ -15,7 +15,7 @@ from pccl.descriptors import (
     check_operand_descriptor,
 )
 from pccl.protocol.limits import PEERS_MAX
-from pccl.protocol.types import DataType, Descriptor, QuantizationAlgorithm, ReduceOp, Roster
+from pccl.protocol.types import DataType, Descriptor, QuantizationAlgorithm, ReduceOp
 from pccl.runtime.operand import Operand, borrow, borrow_pointers
 from pccl.runtime.requests import ReduceRequest
 
@@ -60,23 +60,19 @@ def many_requests(descriptors: Iterable[ReduceOpDescriptor]) -> list[ReduceReque
     return requests
 
 
-def broadcast_request(tensor: object, root: int, tag: int, roster: Roster | None) -> ReduceRequest:
+def broadcast_request(tensor: object, root: int, tag: int) -> ReduceRequest:
     """Check what ``broadcast`` is given.
 
     Args:
         tensor: in place.
-        root: a rank.
+        root: a rank; whether there is such a member is seen when the call begins.
         tag: as of a reduce.
-        roster: the group as the caller sees it; None: not connected, which the engine says.
 
     Raises:
         TypeError, ValueError: a mistake; the message says how to mend it.
     """
     root = check_range("root", root, 0, PEERS_MAX - 1)
     tag = check_range("tag", tag, 0, TAG_MAX)
-    if roster is not None and root >= len(roster.members):
-        last = len(roster.members) - 1
-        raise ValueError(f"root must be a rank of the group, from 0 to {last}, not {root}")
     operand = borrow(tensor)
     descriptor = Descriptor.broadcast(operand.data_type, operand.send.size, root)
     return ReduceRequest(operand, descriptor, tag)

@@ -1,0 +1,262 @@
+"""The calls of one peer: who waits for what, with what memory, and until when.
+
+A call has a number, by which the machine speaks of it, and a future. It is open until the machine
+has returned or raised it. A launched call has nobody who waits for it; its number is then a ticket,
+by which its outcome is asked for later, and it is kept until nobody can ask any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+from pccl.protocol import errors
+from pccl.protocol.peer_events import (
+    Claim,
+    Forget,
+    JoinCall,
+    LeaveCall,
+    LeftAdmitted,
+    LeftAnswered,
+    LeftCommitted,
+    PeerEvent,
+    ReduceResult,
+    RoundCall,
+)
+from pccl.protocol.types import OperationId, RoundKind
+from pccl.runtime.clock import Clock, Timer
+from pccl.runtime.operand import Operand
+from pccl.runtime.requests import Deadline, ReduceReport
+from pccl.runtime.waiting import settled
+
+LEFT = "the caller left"
+
+MakeEvent = Callable[[int], PeerEvent]
+"""Makes the event that begins a call from the call's number."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One call."""
+
+    future: asyncio.Future[Any]
+    operand: Operand | None = None
+    """What its caller lends; None once it has ended."""
+    event: PeerEvent | None = None
+    """What the machine was told."""
+    operation: OperationId | None = None
+    """The one that it is, while its memory is lent."""
+    tx_bytes: int = 0
+    rx_bytes: int = 0
+    timer: Timer | None = None
+    forgotten: bool = False
+    """Nobody will ask for its outcome."""
+
+    def report(self, result: ReduceResult) -> ReduceReport:
+        """What its caller is told of a committed operation."""
+        return ReduceReport(
+            result.operation,
+            result.contributors,
+            self.tx_bytes,
+            self.rx_bytes,
+            result.attempts,
+        )
+
+
+class Calls:
+    """All calls of one peer.
+
+    Args:
+        loop: where everything runs.
+        clock: time, for deadlines.
+        feed: gives an event to the machine.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, clock: Clock, feed: Callable[[PeerEvent], None]
+    ) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._feed = feed
+        self._open: dict[int, Call] = {}
+        self._launched: dict[int, Call] = {}
+        """By ticket."""
+        self._last = 0
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(self._open.values())
+
+    def items(self) -> list[tuple[int, Call]]:
+        """The open calls with their numbers."""
+        return list(self._open.items())
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def get(self, number: int) -> Call | None:
+        """The open call of that number."""
+        return self._open.get(number)
+
+    def new(self, operand: Operand | None = None) -> Call:
+        """A call that has not begun, with the memory that its caller lends."""
+        return Call(self._loop.create_future(), operand)
+
+    def renew(self, call: Call, operand: Operand | None) -> None:
+        """Another attempt of a call that has raised; what it moved counts on."""
+        call.future, call.operand = self._loop.create_future(), operand
+
+    # -- calls that are waited for -------------------------------------------------------------
+
+    async def wait(self, make_event: MakeEvent, deadline: Deadline | None, call: Call) -> Any:
+        """Begin a call and wait until it returns.
+
+        Raises:
+            PCCLError: it raised.
+        """
+        number = self._begin(make_event, deadline, call)
+        try:
+            return await call.future
+        except asyncio.CancelledError:
+            if number in self._open:
+                self._feed(LeaveCall(number, LEFT))
+            elif not call.future.cancelled() and call.future.exception() is None:
+                self._left_unnoticed(call)
+            raise
+        finally:
+            self._end(number)
+
+    def left_committed(self, report: ReduceReport) -> None:
+        """The caller left without noticing that an operation was committed."""
+        self._feed(LeftCommitted(report.operation))
+
+    def left_answered(self, kind: RoundKind) -> None:
+        """The caller left without noticing that a round was answered."""
+        self._feed(LeftAnswered(kind))
+
+    def left_admitted(self) -> None:
+        """The caller left without noticing that he was admitted."""
+        self._feed(LeftAdmitted())
+
+    def _left_unnoticed(self, call: Call) -> None:
+        match call.event:
+            case RoundCall(_, kind):
+                self.left_answered(kind)
+            case JoinCall(rejoins=True):
+                self.left_answered(RoundKind.UPDATE_TOPOLOGY)
+            case JoinCall():
+                self.left_admitted()
+            case _:
+                self.left_committed(call.future.result())
+
+    # -- calls that are launched ---------------------------------------------------------------
+
+    def launch(self, make_event: MakeEvent, deadline: Deadline | None, call: Call) -> int:
+        """Begin a call that nobody waits for yet; return its ticket.
+
+        Raises:
+            PCCLError: it can't be made now. What becomes of the run is told by ``finish``.
+        """
+        ticket = self._begin(make_event, deadline, call)
+        error = call.future.exception() if call.future.done() else None
+        if isinstance(error, errors.PCCLError) and not _is_fate(error):
+            self._feed(Claim(ticket))
+            raise error
+        call.future.add_done_callback(lambda future: future.exception())  # nobody may ever ask
+        self._launched[ticket] = call
+        return ticket
+
+    async def finish(self, ticket: int) -> Any:
+        """Wait for a launched call; its outcome counts as seen when this returns or raises.
+
+        To leave does not disturb it; any number of waiters may come.
+        """
+        call = self._launched[ticket]
+        await settled(call.future)
+        self._feed(Claim(ticket))
+        return call.future.result()
+
+    def has_ended(self, ticket: int) -> bool:
+        """Whether a launched call has an outcome. Any thread may ask."""
+        call = self._launched.get(ticket)
+        return call is None or call.future.done()
+
+    def forget(self, ticket: int) -> None:
+        """Nobody will ask for the outcome of a launched call any more: its handle is gone."""
+        call = self._launched.pop(ticket, None)
+        if call is not None:
+            call.forgotten = True
+            self._feed(Forget(ticket))
+
+    def withdraw(self, ticket: int) -> None:
+        """The caller left while he launched a call: it ends, and his memory is his again."""
+        call = self._launched.get(ticket)
+        if call is None:
+            return
+        if not call.future.done():
+            self._feed(LeaveCall(ticket, LEFT))
+        elif call.future.exception() is None:
+            self._left_unnoticed(call)
+        self.forget(ticket)
+
+    # -- what becomes of them ------------------------------------------------------------------
+
+    def resolve(self, number: int, value: ReduceResult | bool | None) -> None:
+        """A call returns."""
+        call = self._end(number)
+        if call is not None and not call.future.done():
+            result = call.report(value) if isinstance(value, ReduceResult) else value
+            call.future.set_result(result)
+            self._forget_again(number, call)
+
+    def reject(self, number: int, error: errors.PCCLError) -> None:
+        """A call raises."""
+        call = self._end(number)
+        if call is not None and not call.future.done():
+            # A copy: the machine's story keeps the error, and must not keep the frames it went
+            # through, with all that they hold.
+            call.future.set_exception(fresh(error))
+            self._forget_again(number, call)
+
+    def fail_all(self, error: errors.PCCLError) -> None:
+        """Every open call raises."""
+        for number in list(self._open):
+            self.reject(number, error)
+
+    def _forget_again(self, number: int, call: Call) -> None:
+        """An outcome that nobody will ask for has come, and must not wait for anybody."""
+        if call.forgotten:
+            self._feed(Forget(number))
+
+    def _begin(self, make_event: MakeEvent, deadline: Deadline | None, call: Call) -> int:
+        self._last += 1
+        number = self._last
+        self._open[number] = call
+        call.event = make_event(number)
+        if deadline is not None:
+            leave = LeaveCall(number, f"timeout_s={deadline.budget_s:g} ran out")
+            call.timer = self._clock.call_at_ns(deadline.when_ns, self._feed, leave)
+        self._feed(call.event)
+        return number
+
+    def _end(self, number: int) -> Call | None:
+        call = self._open.pop(number, None)
+        if call is not None:
+            call.operand = None
+            if call.timer is not None:
+                call.timer.cancel()
+        return call
+
+
+def _is_fate(error: errors.PCCLError) -> bool:
+    """Whether it tells what has become of the run, and not what is wrong with the call."""
+    return isinstance(error, errors.CollectiveAborted | errors.Evicted | errors.MasterLost)
+
+
+def fresh(error: errors.PCCLError) -> errors.PCCLError:
+    """The same error, raised by nobody yet."""
+    copied = copy(error)
+    copied.__cause__ = error.__cause__
+    return copied

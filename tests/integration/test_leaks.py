@@ -1,0 +1,296 @@
+"""Nothing grows: not over a thousand communicators, and not inside one that lives for long."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+import threading
+import time
+import tracemalloc
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pytest
+
+import pccl
+from pccl.errors import DeadlineExceeded, MasterLost
+from pccl.runtime.io_thread import IOThread
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import Run
+
+QUICK = pccl.Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01)
+LIMIT_S = 60.0
+BYTES_PER_COMMUNICATOR = 1_000
+"""What one may leave in logs of bounded length: its removal and its rosters at the master, about
+600 bytes. The engine alone takes more than 20,000."""
+
+LOGS = {"Roster", "Member"}
+"""Kept by the master for peers that come back late, so many and no more."""
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.fixture(autouse=True)
+def no_lingering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A closed connection may keep a timer for some seconds; here it does not."""
+    monkeypatch.setattr("pccl.transports.tcp_socket.LINGER_S", 0.001)
+
+
+@pytest.fixture
+def master() -> Iterator[pccl.MasterNode]:
+    with pccl.MasterNode("127.0.0.1:0", timing=QUICK) as node:
+        yield node
+
+
+@contextmanager
+def cheap_collections() -> Generator[None, None, None]:
+    """What exists already is not looked at again by every ``gc.collect()``."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def io_thread() -> IOThread:
+    io = IOThread._shared  # pyright: ignore[reportPrivateUsage]
+    assert io is not None
+    return io
+
+
+def machine_of(master: pccl.MasterNode) -> Any:
+    server = master._server  # pyright: ignore[reportPrivateUsage]
+    assert server is not None
+    return server.machine
+
+
+def census() -> dict[str, Any]:
+    """Everything that could be left."""
+    io = io_thread()
+    objects: Counter[str] = Counter()
+    for thing in gc.get_objects():
+        kind = cast("type[object]", type(thing))
+        if str(getattr(kind, "__module__", "")).startswith("pccl.") and kind.__name__ not in LOGS:
+            objects[f"{kind.__module__}.{kind.__qualname__}"] += 1
+    for name in list(objects):
+        if "_events." in name or ".messages." in name:
+            del objects[name]  # in the histories of the machines, which are of bounded length
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else 0,
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "tasks": io.call(lambda: len(asyncio.all_tasks(io.loop))),
+        "users": len(io._users),  # pyright: ignore[reportPrivateUsage]
+        "objects": dict(objects),
+    }
+
+
+def settled_census(master: pccl.MasterNode) -> dict[str, Any]:
+    """The census once the other ends, and timers of a millisecond, have gone as well."""
+    until(lambda: not machine_of(master).membership.peers)
+    found = census()
+    while True:
+        gc.collect()
+        time.sleep(0.05)
+        again = census()
+        if again == found:
+            return found
+        found = again
+
+
+def use(master: pccl.MasterNode, ending: int) -> None:
+    comm = pccl.Communicator(master.address, timing=QUICK)
+    comm.connect()
+    comm.barrier()
+    match ending % 4:
+        case 0:
+            comm.close()
+        case 1:
+            with comm:
+                pass
+        case 2:
+            del comm
+        case _:
+            cycle: list[Any] = [comm]
+            cycle.append(cycle)
+            del comm, cycle
+            gc.collect()
+
+
+def test_a_thousand_communicators(master: pccl.MasterNode) -> None:
+    for number in range(40):
+        use(master, number)
+    with cheap_collections():
+        before = settled_census(master)
+        tracemalloc.start()
+        try:
+            start_bytes = tracemalloc.get_traced_memory()[0]
+            for number in range(1000):
+                use(master, number)
+            after = settled_census(master)
+            grown_bytes = tracemalloc.get_traced_memory()[0] - start_bytes
+        finally:
+            tracemalloc.stop()
+    assert after == before
+    assert grown_bytes < 1000 * BYTES_PER_COMMUNICATOR
+
+
+def test_failed_connects_and_time_limits(master: pccl.MasterNode) -> None:
+    def fail(address: str) -> None:
+        with pytest.raises(MasterLost), pccl.Communicator(address, timing=QUICK) as comm:
+            comm.connect(n_attempts=1)
+
+    def be_late() -> None:
+        with pytest.raises(DeadlineExceeded), pccl.Communicator(master.address) as comm:
+            comm.connect(min_peers=2, timeout_s=0.001)
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
+        fail(nobody)
+        be_late()
+        before = settled_census(master)
+        with cheap_collections():
+            for _ in range(100):
+                fail(nobody)
+                be_late()
+        assert settled_census(master) == before
+
+
+# -- inside a long life --------------------------------------------------------------------------
+
+
+def sizes(thing: object, depth: int = 4) -> dict[str, int]:
+    """How long every table is that the machines, engines and their parts hold."""
+    found: dict[str, int] = {}
+    seen: set[int] = set()
+
+    def look(owner: Any, name: str, left: int) -> None:
+        if id(owner) in seen or not left:
+            return
+        seen.add(id(owner))
+        held = cast("dict[str, Any]", getattr(owner, "__dict__", {}))
+        for key, value in held.items():
+            where, kind = f"{name}.{key}", cast("type[object]", type(value))
+            if kind in (dict, list, set, deque, Counter):
+                found[where] = len(value)
+            elif str(kind.__module__).startswith("pccl."):
+                look(value, where, left - 1)
+
+    look(thing, type(thing).__name__, depth)
+    return {name: size for name, size in found.items() if "._entries" not in name}
+
+
+def engine_of(member: pccl.Communicator) -> Any:
+    return member._session.engine  # pyright: ignore[reportPrivateUsage]
+
+
+def tables(run: Run) -> dict[str, int]:
+    """Of the master and both members, once all that was said is acknowledged."""
+    master = machine_of(run.master)
+    run.until(lambda: not list(master._outcomes.everybody_owed()))
+    run.until(lambda: not list(master._answers.everybody_owed()))
+    found: dict[str, int] = {}
+    for owner in (master, *map(engine_of, run.members)):
+        found.update({f"{id(owner)} {name}": size for name, size in sizes(owner).items()})
+    return found
+
+
+def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, tuple[int, int]]:
+    """Which have grown; a count per peer may come with the peer's first turn."""
+    return {
+        name: (before.get(name, 0), size)
+        for name, size in after.items()
+        if size > before.get(name, 0) and not (name.endswith("._opened") and size <= 2)
+    }
+
+
+def test_two_thousand_reduces(new_run: Callable[..., Run]) -> None:
+    run = new_run(2)
+
+    def reduce(member: pccl.Communicator, times: int) -> None:
+        array = np.ones(16, np.int32)
+        for number in range(times):
+            if number % 4:
+                member.all_reduce(array, tag=number % 50)
+            else:
+                member.all_reduce_async(array, tag=number % 50).wait()
+
+    run.each(lambda member: reduce(member, 100))
+    before = tables(run)
+    run.each(lambda member: reduce(member, 2000))
+    assert grown(before, tables(run)) == {}
+
+
+def test_handles_that_are_dropped(new_run: Callable[..., Run]) -> None:
+    run = new_run(2)
+
+    def drop(member: pccl.Communicator, times: int) -> None:
+        for number in range(times):
+            member.all_reduce_async(np.ones(16), tag=number % 4)
+            if number % 4 == 3:  # before a tag is used again, its reduce must have ended
+                run.until(lambda: not len(engine_of(member).calls))
+
+    def calm() -> None:
+        run.each(pccl.Communicator.update_topology)  # nothing is pending
+
+    run.each(lambda member: drop(member, 8))
+    calm()
+    before = tables(run)
+    run.each(lambda member: drop(member, 200))
+    calm()
+    assert grown(before, tables(run)) == {}
+
+
+def test_peers_come_and_go(new_run: Callable[..., Run]) -> None:
+    run = new_run(2)
+
+    def one_comes_and_goes() -> None:
+        with pccl.Communicator(run.master.address, timing=QUICK) as newcomer:
+            run.admit(newcomer.connect)
+            newcomer.all_reduce_async(np.ones(16))  # and leaves without the others' call
+        until(lambda: len(machine_of(run.master).membership.peers) == 2)
+        run.each(pccl.Communicator.update_topology)
+
+    for _ in range(3):
+        one_comes_and_goes()
+    before = tables(run)
+    for _ in range(300):
+        one_comes_and_goes()
+    bounded = {"_removed", "rosters"}  # logs that keep so many and no more
+    assert not {
+        name: sizes
+        for name, sizes in grown(before, tables(run)).items()
+        if name.rpartition(".")[2] not in bounded
+    }
+
+
+def test_numbers_of_tags_are_forgotten_with_their_view(new_run: Callable[..., Run]) -> None:
+    """Whoever takes a new tag every time pays for it until the membership changes twice."""
+    run = new_run(2)
+
+    def take_new_tags(member: pccl.Communicator) -> None:
+        for tag in range(200):
+            member.barrier(tag=tag)
+
+    run.each(take_new_tags)
+    master = machine_of(run.master)
+    assert len(master._next_n) == 200
+    for _ in range(2):
+        run.join()
+        run.members.pop().close()
+        run.each(pccl.Communicator.update_topology)
+    assert len(master._next_n) == 0
+    for member in run.members:
+        assert len(engine_of(member).machine._operations._next_n) == 0

@@ -1,0 +1,463 @@
+"""Any bytes at the edge: nothing raised but what closes the connection, nothing written elsewhere.
+
+The bytes come through the whole of a peer's port: handshake, keeper, lanes, data plane.
+"""
+
+from __future__ import annotations
+
+import struct
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.frame import FrameHeader, FrameKind, encode_header
+from pccl.protocol.handshake import Channel, Opening
+from pccl.protocol.limits import EARLY_STORE_BYTES_MAX, Timing
+from pccl.protocol.types import (
+    DataType,
+    Descriptor,
+    Member,
+    OperationId,
+    PeerId,
+    ReduceOp,
+)
+from pccl.runtime.data_plane import DataPlane
+from pccl.runtime.greeting import Credentials
+from pccl.runtime.link_keeper import LinkKeeper
+from pccl.runtime.operand import borrow
+from pccl.transports.base import Address, Connection, Receiver
+from pccl.transports.lane import Lane
+from pccl.transports.link import Link, Links
+
+SEEDS = st.integers(0, (1 << 32) - 1)
+RUN = b"the run of these"
+ME, DOWNSTREAM, UPSTREAM = PeerId(1), PeerId(2), PeerId(3)
+RING = (ME, DOWNSTREAM, UPSTREAM)
+OPERATION = OperationId(1, 0, 1, 0, 0)
+COUNT = 30
+SEGMENT_BYTES = 16
+
+
+class FakeTimer:
+    def cancel(self) -> None:
+        pass
+
+
+class FakeClock:
+    """Time that stands still."""
+
+    def now_ns(self) -> int:
+        return 0
+
+    def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> FakeTimer:
+        return FakeTimer()
+
+
+class Wire:
+    """One end of a connection, and what a transport does to its receiver.
+
+    Args:
+        on_sent: takes what the receiver sends; None: the network takes nothing, ever.
+    """
+
+    def __init__(self, on_sent: Callable[[bytes], None] | None = None) -> None:
+        self.remote = Address("elsewhere", 1)
+        self.local = Address("here", 1)
+        self.error: Exception | None = None
+        self.open = True
+        self._on_sent = on_sent
+        self._receiver: Receiver | None = None
+
+    def start(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+
+    def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
+        if self._on_sent is None or not self.open:
+            return 0
+        data = b"".join(buffers)
+        self._on_sent(data)
+        return len(data)
+
+    def notify_writable(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        self.open = False
+
+    def feed(self, data: bytes, rng: Random) -> None:
+        """Bytes arrive, in any split. Whatever but a RemoteProtocolError is raised gets out."""
+        view = memoryview(data)
+        while view and self.open:
+            assert self._receiver is not None
+            buffer = self._receiver.get_buffer()
+            assert len(buffer) > 0
+            nbytes = min(len(buffer), len(view), rng.choice((1, 5, 48, 1000, len(view))))
+            buffer[:nbytes] = view[:nbytes]
+            view = view[nbytes:]
+            try:
+                self._receiver.buffer_updated(nbytes)
+            except RemoteProtocolError as error:
+                self.open, self.error = False, error
+
+    def end(self) -> None:
+        """Tell of the end, if it has not been told."""
+        receiver, self._receiver, self.open = self._receiver, None, False
+        if receiver is not None:
+            receiver.connection_lost(self.error)
+
+
+# -- a peer's port ----------------------------------------------------------------------
+
+
+@dataclass
+class Identity:
+    peer: PeerId = ME
+    run: bytes = RUN
+    term: int = 1
+
+
+class Port:
+    """Peer 1 of three: its port, its data plane, and one operation in guarded memory."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        self.goes_on = True
+        self.links = Links()
+        self.plane = DataPlane(
+            self.links.to,
+            lambda operation: self.goes_on and operation.n > 0 and operation.view == 1,
+            lambda operation, digest: None,
+            SEGMENT_BYTES,
+        )
+        self._keeper = LinkKeeper(
+            FakeClock(),
+            typing.cast("Any", None),
+            Timing(),
+            Identity(),
+            self.links,
+            self.plane,
+            lambda peer, reason: self.plane.link_changed(peer),
+            typing.cast("Any", None),
+            Credentials(None, lambda count: bytes(count)),
+        )
+        self._keeper.want(tuple(Member(peer, "there", 1) for peer in RING[1:]))
+        self._send_guarded = np.full(COUNT + 200, -7, np.int32)
+        self._recv_guarded = np.full(COUNT + 200, -7, np.int32)
+        self.send = self._send_guarded[100:-100]
+        self.send[:] = np.arange(COUNT)
+        self.recv = self._recv_guarded[100:-100]
+        recv = None if in_place else self.recv
+        descriptor = Descriptor(DataType.INT32, ReduceOp.SUM, COUNT)
+        self.plane.post(OPERATION, descriptor, borrow(self.send, recv), RING, ME)
+
+    def accept(self, on_sent: Callable[[bytes], None] | None = None) -> Wire:
+        wire = Wire(on_sent)
+        self._keeper.accept(typing.cast("Connection", wire))
+        return wire
+
+    def check(self) -> None:
+        """What must hold at any time."""
+        for guarded in (self._send_guarded, self._recv_guarded):
+            assert (guarded[:100] == -7).all()
+            assert (guarded[-100:] == -7).all()
+        stores = self.plane._early.items()  # pyright: ignore[reportPrivateUsage]
+        assert {peer for peer, _ in stores} <= set(RING)
+        for _, store in stores:
+            assert 0 <= store._bytes <= EARLY_STORE_BYTES_MAX  # pyright: ignore[reportPrivateUsage]
+        for link in self.links.all():
+            assert link.backlog_bytes <= 100 * COUNT
+
+
+def opening_of(source: PeerId) -> bytes:
+    return Opening(Channel.LANE, bytes(32), RUN, 1, source, ME).encode()
+
+
+def draw_frame(rng: Random) -> bytes:
+    """One that may fit, or differs in something, or is noise."""
+    kind = rng.choice([FrameKind.DATA] * 4 + list(FrameKind))
+    step = rng.choice((0, 1, 2, 3, rng.randrange(1 << 16)))
+    offset = rng.choice((*range(0, 4 * COUNT, 4), 40 * rng.randrange(3), rng.randrange(1 << 64)))
+    length = rng.choice((16, 16, 8, 8, 0, 1, 24, rng.randrange(1 << 12), rng.randrange(1 << 32)))
+    if rng.random() < 0.3:  # it does fit
+        step, part = rng.randrange(4), rng.randrange(3)
+        offset, length = 40 * ((2 - step) % 3) + 16 * part, (16, 16, 8)[part]
+    if kind is FrameKind.QUERY and rng.random() < 0.9:
+        length = 0
+    n = rng.choice((0, 0, 0, 1, 2))
+    operation = OperationId(rng.choice((1, 1, 1, 2)), 0, rng.choice((1, 1, 1, 2)), 0, n)
+    header = bytearray(encode_header(FrameHeader(kind, operation, step, offset, length)))
+    if rng.random() < 0.05:
+        header[rng.randrange(48)] ^= 1 << rng.randrange(8)
+    return bytes(header) + rng.randbytes(min(length, rng.choice((1 << 12, 5))))
+
+
+@settings(max_examples=400)
+@given(SEEDS, st.booleans())
+def test_any_bytes_to_a_peer(seed: int, in_place: bool) -> None:
+    rng, port = Random(seed), Port(in_place=in_place)
+    wires: list[Wire] = []
+    sources = (UPSTREAM, UPSTREAM, DOWNSTREAM, PeerId(9))
+    for _ in range(rng.randrange(1, 30)):
+        match rng.randrange(6):
+            case 0 if rng.random() < 0.3:
+                if not next(iter(port.plane.transfers.values())).begun:
+                    port.plane.begin(OPERATION)
+            case 0 | 1:
+                wire = port.accept(rng.choice((None, lambda data: None)))
+                wire.feed(opening_of(rng.choice(sources)), rng)
+                wires.append(wire)
+            case 2 if wires and rng.random() < 0.1:
+                rng.choice(wires).feed(rng.randbytes(rng.randrange(200)), rng)
+            case _ if wires:
+                rng.choice(wires).feed(b"".join(draw_frame(rng) for _ in range(3)), rng)
+            case _:
+                pass
+        port.check()
+        for wire in [wire for wire in wires if not wire.open]:
+            wires.remove(wire)
+            wire.end()
+    last = port.accept(lambda data: None)  # in the middle of a segment when the operation ends
+    wires.append(last)
+    segment = FrameHeader(FrameKind.DATA, OPERATION, rng.choice((0, 3)), 80, 16)
+    last.feed(opening_of(UPSTREAM) + encode_header(segment) + bytes(rng.randrange(16)), rng)
+    port.plane.end(OPERATION, committed=False)
+    received = port.recv.tolist()
+    for wire in wires:
+        wire.feed(b"".join(draw_frame(rng) for _ in range(10)), rng)
+        wire.end()
+    port.check()
+    assert port.send.tolist() == list(range(COUNT))
+    assert port.recv.tolist() == received
+    port.goes_on = False
+    port.plane.forget_early()
+    stores = port.plane._early.values()  # pyright: ignore[reportPrivateUsage]
+    assert [store._bytes for store in stores] == [0, 0]  # pyright: ignore[reportPrivateUsage]
+
+
+def test_questions_of_one_who_does_not_read_cost_no_memory() -> None:
+    port, rng = Port(in_place=True), Random(0)
+    wire = port.accept(lambda data: None)
+    wire.feed(opening_of(UPSTREAM), rng)
+    wire._on_sent = None  # pyright: ignore[reportPrivateUsage]
+    query = encode_header(FrameHeader(FrameKind.QUERY, OPERATION, 0, 0, 0))
+    wire.feed(query * 5000, rng)
+    assert wire.open
+    (lane,) = port.links.to(UPSTREAM).lanes
+    assert lane.backlog_bytes < 200
+
+
+def test_the_answer_that_waits_is_the_newest() -> None:
+    port, rng, sent = Port(in_place=True), Random(0), bytearray()
+    wire = port.accept(lambda data: None)
+    wire.feed(opening_of(UPSTREAM), rng)
+    wire._on_sent = None  # pyright: ignore[reportPrivateUsage]
+    query = encode_header(FrameHeader(FrameKind.QUERY, OPERATION, 0, 0, 0))
+    segment = FrameHeader(FrameKind.DATA, OPERATION, 0, 80, 16)
+    wire.feed(query + encode_header(segment) + bytes(16) + query, rng)
+    wire._on_sent = sent.extend  # pyright: ignore[reportPrivateUsage]
+    (lane,) = port.links.to(UPSTREAM).lanes
+    lane.writable()
+    assert sent[:1] == b"\3"
+    assert sent[48:] == b"\1\0"  # one of twelve segments is here
+
+
+# -- a recorded exchange, spoilt ----------------------------------------------------------
+
+
+class Peer:
+    """One of three whose data planes talk to each other over wires."""
+
+    def __init__(self, own: PeerId, ring: Ring) -> None:
+        self.own = own
+        self.links = Links()
+        self.digest: bytes | None = None
+        self.plane = DataPlane(self.links.to, lambda operation: False, self._on_done, SEGMENT_BYTES)
+        self.memory = np.full(COUNT + 200, -7, np.int64)
+        self.result = self.memory[100:-100]
+        self.result[:] = np.arange(COUNT) * own
+        self._ring = ring
+
+    def post(self) -> None:
+        descriptor = Descriptor(DataType.INT64, ReduceOp.SUM, COUNT)
+        self.plane.post(OPERATION, descriptor, borrow(self.result), RING, self.own)
+
+    def _on_done(self, operation: OperationId, digest: bytes) -> None:
+        self.digest = digest
+
+    # what lanes call
+
+    def frame_started(self, lane: Lane, header: FrameHeader) -> None:
+        self.plane.frame_started(typing.cast("Link", lane.owner).peer, lane, header)
+
+    def frame_buffer(self, lane: Lane, header: FrameHeader, received: int) -> memoryview:
+        return self.plane.frame_buffer(lane, header, received)
+
+    def frame_received(self, lane: Lane, header: FrameHeader) -> None:
+        self.plane.frame_received(typing.cast("Link", lane.owner).peer, lane, header)
+
+    def lane_lost(self, lane: Lane, error: Exception | None) -> None:
+        self.plane.lane_lost(lane)
+        link = typing.cast("Link", lane.owner)
+        link.lanes.remove(lane)
+        self.plane.link_changed(link.peer)
+
+
+class Ring:
+    """Three peers; what 3 sends to 1 goes through somebody's hands.
+
+    Args:
+        spoil: takes whole frames that are on their way, returns bytes to deliver instead.
+    """
+
+    def __init__(self, rng: Random, spoil: Callable[[list[bytes]], bytes]) -> None:
+        self.peers = {peer: Peer(peer, self) for peer in RING}
+        self._rng = rng
+        self._spoil = spoil
+        self._ends: dict[tuple[PeerId, PeerId], Wire] = {}
+        self._under_way: dict[tuple[PeerId, PeerId], bytearray] = {}
+        for pair in ((ME, DOWNSTREAM), (DOWNSTREAM, UPSTREAM), (UPSTREAM, ME)):
+            self._connect(*pair)
+        for peer in self.peers.values():
+            peer.post()
+        for peer in self.peers.values():
+            peer.plane.begin(OPERATION)
+
+    def _connect(self, one: PeerId, other: PeerId) -> None:
+        for here, there in ((one, other), (other, one)):
+            sent = self._under_way[here, there] = bytearray()
+            wire = self._ends[here, there] = Wire(sent.extend)
+            link = self.peers[here].links.to(there)
+            lane = Lane(typing.cast("Connection", wire), self.peers[here])
+            lane.owner = link
+            link.lanes = [lane]
+        for here, there in ((one, other), (other, one)):
+            self.peers[here].plane.link_changed(there)
+
+    def run(self, reconnects_max: int = 20) -> None:
+        """Deliver until nothing moves; lost connections are made anew."""
+        now_ns = 0
+        for _ in range(400):
+            moved = False
+            for (here, there), data in list(self._under_way.items()):
+                moved |= bool(data)
+                taken, data[:] = bytes(data), b""
+                if (here, there) == (UPSTREAM, ME):
+                    taken = self._spoil(split(taken))
+                self._ends[there, here].feed(taken, self._rng)
+            for here, there in ((UPSTREAM, ME), (DOWNSTREAM, UPSTREAM), (ME, DOWNSTREAM)):
+                ends = self._ends[here, there], self._ends[there, here]
+                if not all(end.open for end in ends) and reconnects_max:
+                    reconnects_max -= 1
+                    for end in ends:
+                        end.end()
+                    self._connect(here, there)
+                    moved = True
+            if all(peer.digest for peer in self.peers.values()):
+                return
+            if not moved:  # a frame was held back: the tick asks
+                now_ns += 10
+                for peer in self.peers.values():
+                    peer.plane.ask_if_idle(now_ns, 5)
+
+    @property
+    def committed(self) -> bool:
+        digests = {peer.digest for peer in self.peers.values()}
+        return len(digests) == 1 and None not in digests
+
+    def check(self) -> None:
+        """Nothing beside the buffers was touched; who commits holds what the others hold."""
+        results = [peer.result.tolist() for peer in self.peers.values()]
+        for peer in self.peers.values():
+            assert (peer.memory[:100] == -7).all()
+            assert (peer.memory[-100:] == -7).all()
+        if self.committed:
+            assert results[0] == results[1] == results[2]
+
+    @property
+    def is_right(self) -> bool:
+        right = [6 * number for number in range(COUNT)]
+        return all(peer.result.tolist() == right for peer in self.peers.values())
+
+
+def split(data: bytes) -> list[bytes]:
+    frames: list[bytes] = []
+    while data:
+        (length,) = struct.unpack_from("<I", data, 4)
+        frames.append(data[: 48 + length])
+        data = data[48 + length :]
+    return frames
+
+
+STALE = (
+    encode_header(FrameHeader(FrameKind.DATA, OperationId(1, 0, 0, 0, 0), 0, 80, 16)) + b"x" * 16
+)
+UNFIT = encode_header(FrameHeader(FrameKind.DATA, OPERATION, 9, 80, 16)) + b"x" * 16
+
+
+@settings(max_examples=200)
+@given(SEEDS)
+def test_frames_lost_doubled_swapped_and_cut_change_no_result(seed: int) -> None:
+    """Whole frames arrive in any order, twice, late, among others, or the connection ends."""
+    rng = Random(seed)
+    mischief = rng.choice((0.0, 0.1, 0.5))
+
+    def spoil(frames: list[bytes]) -> bytes:
+        spoilt: list[bytes] = []
+        for frame in frames:
+            if frame[0] != FrameKind.DATA or rng.random() >= mischief:
+                spoilt.append(frame)
+                continue
+            match rng.randrange(6):
+                case 0:
+                    spoilt += [frame, frame]
+                case 1:
+                    spoilt.insert(rng.randrange(len(spoilt) + 1), frame)
+                case 2:
+                    spoilt += [STALE, frame]
+                case 3:
+                    spoilt += [UNFIT, frame]
+                case 4:
+                    return b"".join(spoilt) + frame[: rng.randrange(48)] + b"\xff" * 48
+                case _:
+                    pass  # lost, with whatever said that it was sent
+        return b"".join(spoilt)
+
+    ring = Ring(rng, spoil)
+    ring.run()
+    ring.check()
+    assert not ring.committed or ring.is_right
+    if not mischief:
+        assert ring.committed
+
+
+@settings(max_examples=200)
+@given(SEEDS)
+def test_flipped_bits_never_leave_members_with_different_results(seed: int) -> None:
+    """What a member sends counts as its contribution, right or wrong; but all get the same."""
+    rng = Random(seed)
+
+    def spoil(frames: list[bytes]) -> bytes:
+        data = bytearray(b"".join(frames))
+        while data and rng.random() < 0.3:
+            place = rng.randrange(len(data))
+            match rng.randrange(3):
+                case 0:
+                    data[place] ^= 1 << rng.randrange(8)
+                case 1:
+                    data[place:place] = rng.randbytes(rng.randrange(1, 60))
+                case _:
+                    del data[place : place + rng.randrange(1, 60)]
+        return bytes(data)
+
+    ring = Ring(rng, spoil)
+    ring.run()
+    ring.check()

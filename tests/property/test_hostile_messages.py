@@ -1,0 +1,322 @@
+"""Any messages to a master, and from one to a peer: none ends more than its connection.
+
+And what crowds of those who were let in may cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import enum
+import types
+import typing
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pccl.protocol import messages as msg
+from pccl.protocol.codec import StreamDecoder, encode
+from pccl.protocol.errors import PCCLError, RemoteProtocolError
+from pccl.protocol.handshake import Channel, Opening
+from pccl.protocol.limits import PEERS_MAX, Timing
+from pccl.protocol.lockstep import LockstepWatch, LongWait, Wait
+from pccl.protocol.master import MasterMachine
+from pccl.protocol.master_events import CloseControl, ControlMessage, ControlOpened, Send, Tick
+from pccl.protocol.types import (
+    DataType,
+    Descriptor,
+    Member,
+    OperationId,
+    PeerId,
+    ReduceOp,
+    Roster,
+    RoundKind,
+)
+from pccl.runtime.control import UNSENT_BYTES_MAX
+from pccl.runtime.engine import PeerEngine
+from pccl.runtime.master_server import MasterServer
+from pccl.runtime.operand import borrow
+from pccl.runtime.requests import PeerOptions, ReduceRequest
+from pccl.stress.sim.loop import VirtualLoop
+from pccl.transports.base import Address, Connection, Receiver
+from pccl.transports.sim import SimNetwork
+
+SEEDS = st.integers(0, (1 << 32) - 1)
+RUN = b"the run of these"
+ME, OTHER = PeerId(1), PeerId(2)
+
+
+class FakeTimer:
+    def cancel(self) -> None:
+        pass
+
+
+class FakeClock:
+    """Time that stands still."""
+
+    def now_ns(self) -> int:
+        return 0
+
+    def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> FakeTimer:
+        return FakeTimer()
+
+
+class Wire:
+    """One end of a connection, and what a transport does to its receiver.
+
+    Args:
+        on_sent: takes what the receiver sends; None: the network takes nothing, ever.
+    """
+
+    def __init__(self, on_sent: Callable[[bytes], None] | None = None) -> None:
+        self.remote = Address("elsewhere", 1)
+        self.local = Address("here", 1)
+        self.error: Exception | None = None
+        self.open = True
+        self._on_sent = on_sent
+        self._receiver: Receiver | None = None
+
+    def start(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+
+    def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
+        if self._on_sent is None or not self.open:
+            return 0
+        data = b"".join(buffers)
+        self._on_sent(data)
+        return len(data)
+
+    def notify_writable(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        self.open = False
+
+    def feed(self, data: bytes, rng: Random) -> None:
+        """Bytes arrive, in any split. Whatever but a RemoteProtocolError is raised gets out."""
+        view = memoryview(data)
+        while view and self.open:
+            assert self._receiver is not None
+            buffer = self._receiver.get_buffer()
+            assert len(buffer) > 0
+            nbytes = min(len(buffer), len(view), rng.choice((1, 5, 48, 1000, len(view))))
+            buffer[:nbytes] = view[:nbytes]
+            view = view[nbytes:]
+            try:
+                self._receiver.buffer_updated(nbytes)
+            except RemoteProtocolError as error:
+                self.open, self.error = False, error
+
+    def end(self) -> None:
+        """Tell of the end, if it has not been told."""
+        receiver, self._receiver, self.open = self._receiver, None, False
+        if receiver is not None:
+            receiver.connection_lost(self.error)
+
+
+# -- messages to a master, and from one ------------------------------------------------------
+
+
+def draw(rng: Random, hint: Any) -> Any:
+    """A value of an annotated type; small numbers, so that they often mean something."""
+    if isinstance(hint, typing.NewType):
+        return draw(rng, hint.__supertype__)
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        return rng.choice((0, 1, 2, 3, typing.get_args(hint)[1].bound - 1))
+    if origin is tuple:
+        return tuple(draw(rng, typing.get_args(hint)[0]) for _ in range(rng.randrange(4)))
+    if origin is types.UnionType:
+        return draw(rng, typing.get_args(hint)[0]) if rng.random() < 0.5 else None
+    if hint is int:
+        return rng.choice((0, 0, 1, 1, 1, 2, 3, (1 << 64) - 1))
+    if hint is bool:
+        return rng.random() < 0.5
+    if hint is bytes:
+        return rng.choice((b"", bytes(16), rng.randbytes(32)))
+    if hint is str:
+        return rng.choice(("", "a", "\0\n", "\U0001f600" * 300))
+    if issubclass(hint, enum.IntEnum):
+        return rng.choice(list(hint))
+    hints = typing.get_type_hints(hint, include_extras=True)
+    return hint(*(draw(rng, hints[field.name]) for field in dataclasses.fields(hint)))
+
+
+FROM_PEERS = typing.get_args(msg.PeerMessage)
+FROM_MASTERS = typing.get_args(msg.MasterMessage)
+
+
+def spoil_some(rng: Random, data: bytes) -> bytes:
+    spoilt = bytearray(data)
+    if spoilt and rng.random() < 0.1:
+        spoilt[rng.randrange(len(spoilt))] ^= 1 << rng.randrange(8)
+    return bytes(spoilt)
+
+
+class FakeNetwork:
+    """Where a master listens."""
+
+    def __init__(self) -> None:
+        self.accept: Callable[[Connection], None] = lambda connection: None
+        self.address = Address("here", 1)
+
+    async def listen(self, address: Address, on_connection: Callable[[Connection], None]) -> Any:
+        self.accept = on_connection
+        return self
+
+    def close(self) -> None:
+        pass
+
+
+@settings(max_examples=200)
+@given(SEEDS)
+def test_any_messages_to_a_master(seed: int) -> None:
+    rng, network = Random(seed), FakeNetwork()
+    server = MasterServer(FakeClock(), typing.cast("Any", network), Timing(), lambda n: bytes(n))
+    asyncio.run(server.start(network.address))
+    wires: list[Wire] = []
+    for _ in range(rng.randrange(1, 40)):
+        if not wires or rng.random() < 0.2:
+            wire = Wire(rng.choice((None, lambda data: None)))
+            network.accept(typing.cast("Connection", wire))
+            wire.feed(Opening(Channel.CONTROL, bytes(32)).encode(), rng)
+            wire.feed(encode(msg.Register(rng.randrange(2), "", 1)), rng)
+            wires.append(wire)
+        wire = rng.choice(wires)
+        words = [encode(draw(rng, rng.choice(FROM_PEERS))) for _ in range(rng.randrange(1, 4))]
+        wire.feed(spoil_some(rng, b"".join(words)), rng)
+        server.machine.check()
+        for stream in server._streams.values():  # pyright: ignore[reportPrivateUsage]
+            assert len(stream._unsent) <= UNSENT_BYTES_MAX  # pyright: ignore[reportPrivateUsage]
+        for gone in [wire for wire in wires if not wire.open]:
+            wires.remove(gone)
+            gone.end()
+        server.machine.check()
+    server.close()
+
+
+class FalseMaster:
+    """Admits a peer, with another one that is not there, and then says anything."""
+
+    def __init__(self, connection: Connection, rng: Random) -> None:
+        self._memory = memoryview(bytearray(4096))
+        self._connection = connection
+        self._rng = rng
+        connection.start(self)
+        me, other = Member(PeerId(1), "peer", 1), Member(PeerId(2), "nobody", 1)
+        roster = Roster(1, 0, 1, (me, other), (1,), 2, 1, 2)
+        words: list[msg.Message] = [
+            msg.Registered(PeerId(1), 1, RUN, b"token"),
+            msg.Admitted(roster, tuple(msg.RoundCount(kind, 0) for kind in RoundKind)),
+        ]
+        opening = Opening(Channel.CONTROL, bytes(32), RUN, 1).encode()
+        connection.send([opening + b"".join(encode(word) for word in words)])
+
+    def get_buffer(self) -> memoryview:
+        return self._memory
+
+    def buffer_updated(self, nbytes: int) -> None:
+        words = [encode(draw(self._rng, self._rng.choice(FROM_MASTERS))) for _ in range(3)]
+        self._connection.send([spoil_some(self._rng, b"".join(words))])
+
+    def writable(self) -> None:
+        pass
+
+    def connection_lost(self, error: Exception | None) -> None:
+        pass
+
+
+@settings(max_examples=100)
+@given(SEEDS)
+def test_any_messages_from_a_master(seed: int) -> None:
+    rng, loop = Random(seed), VirtualLoop(limit_ns=3600 * 10**9)
+    network = SimNetwork(loop, Random(seed))
+    bugs: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: bugs.append(context))
+
+    async def main() -> None:
+        await network.host("master").listen(
+            Address("master", 1),
+            lambda connection: typing.cast("None", FalseMaster(connection, rng)),
+        )
+        timing = Timing(master_lost_s=5.0)
+        options = PeerOptions(timing, Address("", 1), random_bytes=rng.randbytes)
+        engine = PeerEngine(loop, loop, network.host("peer"), Address("master", 1), 0, options)
+        memory = np.arange(10, dtype=np.int32)
+        descriptor = Descriptor(DataType.INT32, ReduceOp.SUM, 10)
+        for tag in range(3):
+            try:
+                await engine.connect(n_attempts=2, timeout_s=60.0)
+                request = ReduceRequest(borrow(memory), descriptor, tag)
+                await engine.reduce(request, timeout_s=60.0)
+                await engine.update_topology(timeout_s=60.0)
+            except PCCLError:
+                pass  # if it is an internal one, the loop has been told, too
+        await engine.close()
+        assert memory.tolist() == list(range(10))
+
+    loop.run_until_complete(main())
+    loop.close()
+    assert bugs == []
+
+
+# -- what crowds may cost -----------------------------------------------------------------
+
+
+def test_the_fullest_roster_fits_a_message() -> None:
+    last = (1 << 32) - 1
+    members = tuple(Member(PeerId(last - n), "x" * 253, 65535) for n in range(PEERS_MAX))
+    roster = Roster(last, last, last, members, (last,) * 16, PEERS_MAX, 1, PEERS_MAX)
+    message = msg.Admitted(roster, tuple(msg.RoundCount(kind, last) for kind in RoundKind))
+    assert StreamDecoder().feed(encode(message)) == [message]
+
+
+def crowd(size: int) -> MasterMachine:
+    machine = MasterMachine(Timing(), RUN, 1, lambda count: bytes(count), 0)
+    for number in range(size):
+        machine.handle(ControlOpened(number, "there"), 0)
+        machine.handle(ControlMessage(number, msg.Register(0, "", 1)), 0)
+    return machine
+
+
+def plans(effects: list[Any]) -> int:
+    sent = [effect for effect in effects if isinstance(effect, Send)]
+    return sum(isinstance(effect.message, msg.LinkPlan) for effect in sent)
+
+
+def test_newcomers_who_leave_one_by_one_cost_one_plan_for_each_who_stays() -> None:
+    machine, now_ns = crowd(100), 250_000_000
+    for number in range(50, 80):
+        assert plans(machine.handle(ControlMessage(number, msg.Goodbye()), 0)) == 0
+    seen = [plans(machine.handle(Tick(), tick * now_ns)) for tick in range(1, 9)]
+    assert sum(seen) == 20  # the younger ones
+
+
+@pytest.mark.parametrize("host", ["\U0001f600" * 64, "a" * 254, "a\nb", "\0"])
+def test_what_is_no_host_name_is_refused(host: str) -> None:
+    machine = crowd(1)
+    machine.handle(ControlOpened(7, "there"), 0)
+    refused, closed = machine.handle(ControlMessage(7, msg.Register(0, host, 1)), 0)
+    assert isinstance(refused, Send)
+    assert isinstance(refused.message, msg.Refused)
+    assert isinstance(closed, CloseControl)
+    assert len(machine.membership.peers) == 1
+
+
+def test_of_a_member_that_waits_for_very_much_a_part_is_named() -> None:
+    watch = LockstepWatch(Timing(waiting_report_s=1.0))
+    waits = [Wait(OperationId(1, 0, 1, tag, 0), f"tag {tag}", (OTHER,), (ME,)) for tag in range(99)]
+    waits.append(Wait(OperationId(1, 0, 1, 99, 0), "tag 99", (ME,), (OTHER,)))
+    assert watch.look(waits, (), 0) == []
+    *_, last = watch.look(waits, (), 10**9)
+    assert isinstance(last, LongWait)
+    assert last.whom.startswith("peer 2 (in tag 0 and tag 1 and ")
+    assert last.whom.endswith("tag 15 and 83 more)")
