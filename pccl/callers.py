@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -54,11 +54,11 @@ class Callers:
         finally:
             record.depth -= 1
 
-    async def counted(self, work: Coroutine[Any, Any, _T]) -> _T:
+    async def counted(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         """Do the work of a joint call, which counts as open meanwhile. I/O thread."""
         self._open += 1
         try:
-            return await work
+            return await work()
         finally:
             self._open -= 1
 

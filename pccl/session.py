@@ -260,7 +260,7 @@ class Session:
         if self.closed:
             raise self._closed_error(call.func)
         if call.joint:
-            return self._io.submit(lambda: self.callers.counted(call.work()))
+            return self._io.submit(lambda: self.callers.counted(call.work))
         return self._io.submit(call.work)
 
     def inside(self, call: Call[Any], caller: Caller) -> AbstractContextManager[None]:

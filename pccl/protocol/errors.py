@@ -76,6 +76,9 @@ class PCCLError(Exception):
         where = f"{self.func}: " if self.func else ""
         return f"{where}{self.reason or self.result.name} [{self.result.name} {int(self.result)}]"
 
+    def __repr__(self) -> str:  # also of those that are an OSError, which shows two arguments
+        return f"{type(self).__name__}({self.result!r}, {self.func!r}, {self.reason!r})"
+
     def __reduce__(self) -> tuple[type[PCCLError], tuple[Result, str, str], dict[str, object]]:
         return (type(self), (self.result, self.func, self.reason), self.__dict__.copy())
 

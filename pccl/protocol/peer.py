@@ -249,7 +249,8 @@ class PeerMachine(Participant):
         for current in self._rounds:
             if current.call == event.call:
                 current.call = None
-                self._raise(event.call, words.left(event.reason, current.waits_for))
+                kind, waits_for = current.id.kind, current.waits_for
+                self._raise(event.call, words.left_round(event.reason, kind, waits_for))
                 return
         if self._join is not None and self._join.call == event.call:
             self._lose(words.left_join(event.reason), goodbye=True)

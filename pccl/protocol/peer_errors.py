@@ -72,6 +72,12 @@ def left(why: str, waits_for: str = "") -> errors.DeadlineExceeded:
     return errors.DeadlineExceeded(reason=f"{why}; it waited for {waits_for}" if waits_for else why)
 
 
+def left_round(why: str, kind: RoundKind, waits_for: str) -> errors.DeadlineExceeded:
+    """The same for a round, which waits for this peer's next call of its kind."""
+    told = f"the request stands: call {kind.call_name}() again before anything else"
+    return errors.DeadlineExceeded(reason=f"{left(why, waits_for).reason}; {told}")
+
+
 def left_operation(why: str, waits_for: str) -> errors.DeadlineExceeded:
     """The same for an operation that was not done here."""
     told = "the operation is withdrawn for everybody, and the input is what it was"

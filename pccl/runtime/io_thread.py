@@ -28,12 +28,19 @@ INTERRUPT_POLL_S = 0.2
 """A blocked thread looks up this often: a signal that comes just before it blocks wakes nobody."""
 
 
+SLOW_CALLBACK_S = 5.0
+"""In asyncio's debug mode: large tensors are copied and restored here, which is no news."""
+
+
 def _new_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop
     except ImportError:  # no wheel for this platform
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+        loop = asyncio.new_event_loop()
+    else:
+        loop = uvloop.new_event_loop()
+    loop.slow_callback_duration = SLOW_CALLBACK_S
+    return loop
 
 
 class Submission(Generic[_T]):

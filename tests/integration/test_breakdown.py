@@ -146,7 +146,8 @@ def test_an_internal_error_ends_every_call(caplog: pytest.LogCaptureFixture) -> 
             one.all_reduce_async(y)
         assert len(engine.calls) == 0
         assert all(getattr(timer, "cancelled")() for timer in timers)  # noqa: B009
-        again, before = in_thread(one.connect), one.peer_id
+        before = one.peer_id
+        again = in_thread(one.connect)
         while other.world_size < 2 or before in {member.peer_id for member in other.members()}:
             other.update_topology()
         again.result(WAIT_S)

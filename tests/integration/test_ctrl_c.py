@@ -115,7 +115,7 @@ COLLECTIVES: dict[str, Callable[[pccl.Communicator, Array], object]] = {
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_collectives(new_run: Callable[..., Run], name: str) -> None:
-    """The other one that is in it sees an abort; the third notices nothing."""
+    """The other one that is in it sees an abort; the third is told when it comes to it."""
     run = new_run(3)
     call = COLLECTIVES[name]
     arrays: list[Array] = [np.arange(1000.0) + rank for rank in range(3)]

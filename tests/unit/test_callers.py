@@ -31,7 +31,7 @@ def with_open_calls() -> Iterator[Callable[[int], Callers]]:
     def make(count: int) -> Callers:
         callers = Callers()
         for _ in range(count):
-            open_calls.append(callers.counted(work()))
+            open_calls.append(callers.counted(work))
             open_calls[-1].send(None)
         return callers
 
@@ -165,7 +165,7 @@ def test_who_has_not_been_woken_up_yet_is_not_blocked(
 
     with callers.inside(threading.current_thread()):
         assert callers.all_blocked()
-        assert asyncio.run(callers.counted(work())) == "done"
+        assert asyncio.run(callers.counted(work)) == "done"
         assert callers.all_blocked(), "that one has come and gone"
     callers = with_open_calls(0)
     with callers.inside(threading.current_thread()):
@@ -179,7 +179,7 @@ def test_work_that_fails_is_over(ending: type[BaseException]) -> None:
     async def work() -> None:
         await pause()
 
-    call = callers.counted(work())
+    call = callers.counted(work)
     with callers.inside(threading.current_thread()):
         call.send(None)
         assert callers.all_blocked()

@@ -396,13 +396,18 @@ def test_leaving_a_round_tells_whom_it_waited_for() -> None:
     error = only_error(peer.do(LeaveCall(3, "timeout_s=6 ran out")))
     assert type(error) is errors.DeadlineExceeded
     assert error.result == 8
-    assert error.reason == "timeout_s=6 ran out; it waited for peer 1 (in no call)"
+    assert error.reason == (
+        "timeout_s=6 ran out; it waited for peer 1 (in no call); the request stands: "
+        "call update_topology() again before anything else"
+    )
 
 
 def test_leaving_a_round_of_which_nothing_is_known() -> None:
     peer = member()
     peer.do(RoundCall(3, UPDATE))
-    assert only_error(peer.do(LeaveCall(3, "timeout_s=1 ran out"))).reason == "timeout_s=1 ran out"
+    assert only_error(peer.do(LeaveCall(3, "timeout_s=1 ran out"))).reason == (
+        "timeout_s=1 ran out; the request stands: call update_topology() again before anything else"
+    )
 
 
 def test_waits_of_rounds_that_nobody_here_is_in() -> None:
