@@ -6,6 +6,8 @@ Peer 1 kills itself half-way, the others go on: ten steps of 1 + 2 + 4, then ten
 it again when it dies:
 
     pccl launch -n 3 -- sh -c 'python examples/churn.py --kill 1 || python examples/churn.py'
+
+If the others have finished by then, it gives up after ``--patience`` seconds.
 """
 
 import argparse
@@ -16,7 +18,13 @@ import time
 import numpy as np
 
 import pccl
-from pccl.errors import CollectiveAborted, DescriptorMismatch, Evicted, TooFewPeers
+from pccl.errors import (
+    CollectiveAborted,
+    DeadlineExceeded,
+    DescriptorMismatch,
+    Evicted,
+    TooFewPeers,
+)
 
 
 def main() -> None:
@@ -24,12 +32,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kill", type=int, metavar="INDEX", help="the peer that dies half-way")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--patience", type=float, metavar="SECONDS", default=20.0)
     given = parser.parse_args()
     index, peers = int(os.environ["PCCL_PEER_INDEX"]), int(os.environ["PCCL_PEERS"])
     state = np.zeros(2)  # steps made, total so far: the same for all members
 
     with pccl.Communicator() as comm:
-        comm.connect(min_peers=peers)
+        try:
+            comm.connect(min_peers=peers, timeout_s=given.patience)
+        except DeadlineExceeded:
+            print("nobody came: the run seems to be over")
+            return
         while state[0] < given.steps:
             x = np.array([2.0**index])
             try:

@@ -54,6 +54,8 @@ def many_requests(descriptors: Iterable[ReduceOpDescriptor]) -> list[ReduceReque
     Raises:
         TypeError, ValueError: a mistake in one of them, or no descriptor at all.
     """
+    if not isinstance(descriptors, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"descriptors must be a list of ReduceOpDescriptors, not {descriptors!r}")
     requests = [_described_request(descriptor) for descriptor in descriptors]
     if not requests:
         raise ValueError("nothing to reduce: no descriptors")

@@ -48,6 +48,10 @@ class CommunicatorBase:
         self._session = Session(self, address, peer_group, timing, token, advertise)
         self.p2p_connection_pool_size = pool_size
 
+    def __repr__(self) -> str:
+        name = f"{type(self).__module__}.{type(self).__qualname__}"
+        return f"<{name}: {self._session.describe()}>"
+
     def get_attribute(self, attribute: Attribute) -> int:
         """A size, as of this peer's last joint call. Local; never blocks.
 

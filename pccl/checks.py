@@ -11,7 +11,7 @@ import numbers
 import operator
 from typing import SupportsIndex, TypeVar, cast
 
-from pccl.protocol.limits import PEERS_MAX, SECONDS_MAX
+from pccl.protocol.limits import PEERS_MAX, SECONDS_MAX, Timing
 
 _E = TypeVar("_E", bound=enum.IntEnum)
 _T = TypeVar("_T")
@@ -54,13 +54,29 @@ def check_timeout(timeout_s: object) -> float | None:
         return None
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, numbers.Real):
         raise TypeError(f"timeout_s must be a number of seconds or None, not {timeout_s!r}")
-    seconds = float(timeout_s)
+    try:
+        seconds = float(timeout_s)
+    except OverflowError:
+        seconds = math.inf
     if math.isnan(seconds) or not 0 < seconds <= SECONDS_MAX:
         raise ValueError(
             f"timeout_s must be above 0 and at most {SECONDS_MAX}, not {timeout_s}; "
             "None waits without a limit"
         )
     return seconds
+
+
+def check_timing(timing: object) -> Timing:
+    """Check deadlines and return them; None: the defaults.
+
+    Raises:
+        TypeError: something else.
+    """
+    if timing is None:
+        return Timing()
+    if not isinstance(timing, Timing):
+        raise TypeError(f"timing must be a pccl.Timing, not {timing!r}")
+    return timing
 
 
 def check_flag(name: str, value: object) -> bool:

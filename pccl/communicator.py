@@ -24,8 +24,8 @@ class Communicator(CommunicatorBase):
     """One process's membership in a run.
 
     Any thread may call. Joint calls block until all members concerned have made them; Ctrl-C
-    leaves them promptly, with the buffers as they were. (If the result was there already, it stays,
-    and the next joint call raises ResyncRequired: the others have it, too.)
+    leaves them promptly, with the inputs as they were. (If the others have the result by then, the
+    next joint call raises ResyncRequired.)
 
     Leaving the ``with`` block, ``close`` and garbage collection all say goodbye to the run.
 

@@ -11,6 +11,7 @@ from functools import partial
 from types import TracebackType
 
 from pccl.addresses import is_loopback, parse_address
+from pccl.checks import check_timing
 from pccl.config import resolve_token
 from pccl.errors import PCCLError, named
 from pccl.protocol.limits import Timing
@@ -43,7 +44,7 @@ class MasterNode:
         token: str | bytes | None = None,
     ) -> None:
         self._listen = parse_address(listen_address)
-        self._timing = timing or Timing()
+        self._timing = check_timing(timing)
         self._token = resolve_token(token)
         self._server: MasterServer | None = None
         self._finalizer: weakref.finalize[..., MasterNode] | None = None

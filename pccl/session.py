@@ -23,6 +23,7 @@ from pccl.checks import (
     check_flag,
     check_range,
     check_timeout,
+    check_timing,
 )
 from pccl.config import (
     resolve_advertise,
@@ -38,6 +39,7 @@ from pccl.protocol.types import PeerId, ReduceOp, Roster, RoundKind
 from pccl.runtime.clock import LoopClock
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.io_thread import IOThread, Submission
+from pccl.runtime.operand import Operand
 from pccl.runtime.requests import PeerOptions, ReduceReport
 
 _T = TypeVar("_T")
@@ -75,11 +77,9 @@ class Session:
         master = resolve_master(address)
         group = resolve_group(peer_group)
         advertised = resolve_advertise(advertise)
-        if not isinstance(timing, Timing | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"timing must be a pccl.Timing, not {timing!r}")
         self.callers = Callers()
         options = PeerOptions(
-            timing=timing or Timing(),
+            timing=check_timing(timing),
             listen=listen_address(master, advertised),
             ports=advertised.ports,
             advertise_host=advertised.host,
@@ -159,7 +159,9 @@ class Session:
         limit_s, again = check_timeout(timeout_s), check_flag("retry", retry)
         request = reduce_request(send, recv, op, tag, operand_descriptor, quantization_options)
         return self._collective(
-            "all_reduce", lambda: self.engine.reduce(request, retry=again, timeout_s=limit_s)
+            "all_reduce",
+            lambda: self.engine.reduce(request, retry=again, timeout_s=limit_s),
+            [request.operand],
         )
 
     def launch(
@@ -215,7 +217,8 @@ class Session:
         def work() -> Coroutine[Any, Any, ReduceReport]:
             return self.engine.reduce_many(requests, max_in_flight=in_flight, timeout_s=limit_s)
 
-        return self._collective("all_reduce_multiple_with_retry", work)
+        lent = [request.operand for request in requests]
+        return self._collective("all_reduce_multiple_with_retry", work, lent)
 
     def broadcast(
         self, tensor: object, root: int, tag: int, timeout_s: float | None
@@ -223,7 +226,11 @@ class Session:
         """Prepare ``broadcast``."""
         limit_s = check_timeout(timeout_s)
         request = broadcast_request(tensor, root, tag)
-        return self._collective("broadcast", lambda: self.engine.reduce(request, timeout_s=limit_s))
+        return self._collective(
+            "broadcast",
+            lambda: self.engine.reduce(request, timeout_s=limit_s),
+            [request.operand],
+        )
 
     def barrier(self, tag: int, timeout_s: float | None) -> Call[ReduceReport]:
         """Prepare ``barrier``."""
@@ -232,9 +239,13 @@ class Session:
         return self._collective("barrier", lambda: self.engine.barrier(number, timeout_s=limit_s))
 
     def _collective(
-        self, func: str, work: Callable[[], Coroutine[Any, Any, ReduceReport]]
+        self,
+        func: str,
+        work: Callable[[], Coroutine[Any, Any, ReduceReport]],
+        lent: Iterable[Operand | None] = (),
     ) -> Call[ReduceReport]:
-        return Call(func, work, joint=True, left=self.engine.calls.left_committed)
+        left = partial(self.engine.calls.left_committed, lent=lent)
+        return Call(func, work, joint=True, left=left)
 
     def _round(
         self, func: str, kind: RoundKind, work: Callable[[], Coroutine[Any, Any, _T]]
@@ -300,6 +311,16 @@ class Session:
         """
         self.roster(func)
         return self.engine.machine.peer
+
+    def describe(self) -> str:
+        """Who this is, for people."""
+        where = f"master {self.engine.master}, group {self.engine.group}"
+        if self.closed:
+            return f"{where}, closed"
+        roster, me = self.engine.roster, self.engine.machine.peer
+        if roster is None or me not in roster.ring:
+            return f"{where}, not a member"
+        return f"{where}, peer {me}, rank {roster.ring.index(me)} of {len(roster.ring)}"
 
     def close(self) -> None:
         """Leave the run and free everything; idempotent."""

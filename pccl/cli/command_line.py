@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import click
 
 import pccl.addresses
+
+
+class Seconds(click.FloatRange):
+    """A time that can be waited for."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Check the range, and refuse what is no number."""
+        seconds = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
+        return seconds
 
 
 class Wrapper(click.Command):

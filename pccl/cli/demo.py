@@ -169,7 +169,8 @@ def demo(peers: int, steps: int, seed: int, kill: bool, out: Path, as_json: bool
         )
     if missing := missing_extras():
         raise click.ClickException(
-            f"the demo needs {' and '.join(missing)}; install with: pip install 'pccl[demo]'"
+            f"the demo needs {', '.join(missing)}; install with: pip install '.[demo]' in a clone, "
+            "or pip install 'pccl[demo]'"
         )
     for wanted in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(wanted, end_on_signal)

@@ -17,7 +17,13 @@ import click
 import pccl.addresses
 from pccl import config
 from pccl.checks import PEER_GROUP_MAX
-from pccl.cli.command_line import Wrapper, check_address, check_advertise, wrapped_command
+from pccl.cli.command_line import (
+    Seconds,
+    Wrapper,
+    check_address,
+    check_advertise,
+    wrapped_command,
+)
 from pccl.cli.guard import become
 from pccl.cli.programs import find_program
 
@@ -122,7 +128,7 @@ class JoinCommand(Wrapper):
     "timeout_s",
     envvar="PCCL_JOIN_TIMEOUT",
     metavar="SECONDS",
-    type=click.FloatRange(0.0, min_open=True),
+    type=Seconds(0.0, min_open=True),
     help="Give up if there is no master for so long.  [default: never]",
 )
 @click.pass_context

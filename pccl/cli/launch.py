@@ -22,7 +22,7 @@ from pccl import config
 from pccl.checks import MIN_PEERS_MAX, PEER_GROUP_MAX
 from pccl.cli import logs
 from pccl.cli.children import Children, Ended
-from pccl.cli.command_line import Wrapper, check_address, wrapped_command
+from pccl.cli.command_line import Seconds, Wrapper, check_address, wrapped_command
 from pccl.cli.peer_output import PeerOutput
 from pccl.cli.programs import find_program
 from pccl.errors import LinkError
@@ -115,7 +115,7 @@ class Launch:
                 self._output.complain(f"peer {peer} did not end when asked and was killed")
             return
         self._first_failure = self._first_failure or ended.status
-        self._output.complain(f"peer {peer} failed: {ended}")
+        self._output.complain(f"process {peer} failed: {ended}")
         if self._fail_fast:
             if self._children:
                 self._output.complain("ending the others (--fail-fast)")
@@ -241,7 +241,7 @@ class LaunchCommand(Wrapper):
     "grace_s",
     envvar="PCCL_LAUNCH_GRACE",
     metavar="SECONDS",
-    type=click.FloatRange(0.0, GRACE_S_MAX),
+    type=Seconds(0.0, GRACE_S_MAX),
     default=10.0,
     show_default=True,
     help="How long peers get to end after a signal, before they are killed.",

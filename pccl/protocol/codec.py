@@ -54,6 +54,7 @@ _CODES: dict[type[Any], int] = {
     messages.RoundWaits: 74,
     messages.OperationWaits: 75,
     messages.BlockedQuery: 76,
+    messages.AdmissionWaits: 77,
 }
 
 

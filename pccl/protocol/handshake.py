@@ -176,7 +176,7 @@ def _dial(own: Opening, key: bytes | None) -> _Exchange:
         raise _refused(f"{there} listens there: is the address right?")
     if remote.security != own.security:
         raise _refused(
-            "a token is needed there: set PCCL_TOKEN, or token=, to the run's"
+            "a token is needed there: set PCCL_TOKEN, or token=, to the run's token"
             if key is None
             else "a token is set here, and none is used there: start the master with the same "
             "token, or unset PCCL_TOKEN here"
@@ -185,7 +185,8 @@ def _dial(own: Opening, key: bytes | None) -> _Exchange:
         answer = yield _mac(key, _DIALLER, sent, received).finalize(), PROOF_BYTES
         if answer == REFUSAL:
             raise _refused(
-                "the token here differs from the one there: set PCCL_TOKEN, or token=, to the run's"
+                "the token here differs from the one there: set PCCL_TOKEN, or token=, to the "
+                "run's token"
             )
         if not _is_proof(answer, _mac(key, _ACCEPTOR, sent, received)):
             raise _refused("whoever answers there does not know the token: is the address right?")

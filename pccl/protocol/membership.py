@@ -38,6 +38,9 @@ class RegisteredPeer:
     """Since when somebody waits for it, if somebody does."""
     pending_ns: int = 0
     """Since when it waits to be linked (a newcomer)."""
+    registered_ns: int = 0
+    waits_told_s: int = 0
+    """How long it had waited for its admission when it was told for what, the last time."""
 
 
 @dataclass(slots=True)

@@ -251,6 +251,14 @@ class OperationWaits:
 
 
 @dataclass(frozen=True, slots=True)
+class AdmissionWaits:
+    """What the newcomer has been waiting for."""
+
+    waited_s: U32
+    whom: str
+
+
+@dataclass(frozen=True, slots=True)
 class BlockedQuery:
     """Are all your callers inside calls that wait for other members, right now?"""
 
@@ -287,6 +295,7 @@ MasterMessage = (
     | OperationEnded
     | RoundWaits
     | OperationWaits
+    | AdmissionWaits
     | BlockedQuery
     | MasterHeartbeat
 )

@@ -253,7 +253,7 @@ class PeerMachine(Participant):
                 self._raise(event.call, words.left_round(event.reason, kind, waits_for))
                 return
         if self._join is not None and self._join.call == event.call:
-            self._lose(words.left_join(event.reason), goodbye=True)
+            self._lose(words.left_join(event.reason, self._join.waits_for), goodbye=True)
 
     def _leave_operation(self, event: ev.LeaveCall, operation: OpenOperation) -> None:
         done = operation.phase is Phase.DONE
@@ -319,9 +319,12 @@ class PeerMachine(Participant):
                 self._report_wait(self._rounds.note_wait(message), message.waited_s)
             case msg.OperationWaits():
                 self._report_wait(self._operations.note_wait(message), message.waited_s)
+            case msg.AdmissionWaits(waited_s, whom) if self._join is not None:
+                self._join.waits_for = whom
+                self._report_wait(f"connect waits for {whom}", waited_s)
             case msg.BlockedQuery(query):
                 self._effects.append(ev.AskCallers(query))
-            case msg.MasterHeartbeat():
+            case msg.MasterHeartbeat() | msg.AdmissionWaits():
                 pass
             case _:
                 reason = f"the master sent {type(message).__name__}"

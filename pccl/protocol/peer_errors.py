@@ -93,9 +93,10 @@ def left_done_operation(why: str, operation: OperationId) -> errors.OutcomeUnkno
     return errors.OutcomeUnknown(reason=reason)
 
 
-def left_join(why: str) -> errors.DeadlineExceeded:
+def left_join(why: str, waits_for: str = "") -> errors.DeadlineExceeded:
     """The same for ``connect``."""
-    reason = f"{why} before this peer was admitted; members admit newcomers with update_topology()"
+    waits_for = waits_for or "the members' update_topology()"
+    reason = f"{why} before this peer was admitted; it waited for {waits_for}"
     return errors.DeadlineExceeded(errors.Result.MASTER_CONNECTION_FAILED, reason=reason)
 
 
@@ -143,7 +144,7 @@ def lost_before(seen: Roster, newest: Roster) -> errors.CollectiveAborted:
 def refused(reason: str, cause: RemovalCause | None, *, member: bool) -> errors.MembershipError:
     """What this process is told when the master wants nothing of it (any more)."""
     if not member:
-        return errors.NotAdmitted(reason=f"refused by the master: {reason}")
+        return errors.NotAdmitted(reason=f"refused by the master: {reason}; connect() tries again")
     if cause is None:
         text = f"the master of this run is gone; another one answered: {reason}"
         return errors.MasterLost(reason=f"{text}; update_topology() or connect() joins it")

@@ -14,6 +14,8 @@ class JoinAttempt:
     def __init__(self, event: JoinCall) -> None:
         self.call = event.call
         self.rejoins = event.rejoins
+        self.waits_for = ""
+        """What the admission waits for, as far as the master has said."""
         self._event = event
         self._failures = 0
         self._reasons: dict[str, None] = {}

@@ -25,7 +25,7 @@ from pccl.protocol.master_events import (
     Tick,
 )
 from pccl.protocol.membership import Membership, RegisteredPeer
-from pccl.protocol.types import Member, PeerId, RemovalCause
+from pccl.protocol.types import NS_PER_S, Member, PeerId, RemovalCause
 
 
 class Registrar(Machine[MasterEvent, MasterEffect]):
@@ -166,6 +166,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             connection=connection,
             heard_ns=self._now_ns,
             pending_ns=self._now_ns,
+            registered_ns=self._now_ns,
         )
         self.membership.peers[peer.id] = peer
         self._by_connection[connection] = peer
@@ -268,6 +269,21 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             if peer.id in self.membership.peers:
                 self._judge(peer, unlinked.get(peer.id))
         self._judge_waits()
+        self._report_admissions()
+
+    def _report_admissions(self) -> None:
+        """Tell newcomers what they wait for, after pauses that double."""
+        pending = [peer for peer in self.membership.pending() if peer.connection is not None]
+        size = len(self.membership.members()) + len(pending)
+        for peer in pending:
+            waited_s = (self._now_ns - peer.registered_ns) // NS_PER_S
+            if waited_s < max(self.timing.waiting_report_s, 2 * peer.waits_told_s):
+                continue
+            peer.waits_told_s = waited_s
+            whom = "the members' update_topology()"
+            if size < peer.min_peers:
+                whom = f"{peer.min_peers} members; with this one there are {size}"
+            self._send(peer, msg.AdmissionWaits(waited_s, whom))
 
     def _shift_deadlines(self, gap_ns: int) -> None:
         for peer in self.membership.peers.values():

@@ -54,6 +54,11 @@ class DataType(enum.IntEnum):
         """Size of one element in bytes."""
         return _ITEM_BYTES[self]
 
+    @property
+    def label(self) -> str:
+        """As NumPy and torch call it, for messages."""
+        return {DataType.FLOAT: "float32", DataType.DOUBLE: "float64"}.get(self, self.name.lower())
+
     def to_numpy_dtype(self) -> np.dtype[Any]:
         """The NumPy dtype in native byte order; BFLOAT16 is ``ml_dtypes.bfloat16``."""
         return numpy_dtypes()[self]
@@ -263,7 +268,7 @@ class Descriptor:
         return Descriptor(DataType.UINT8, ReduceOp.SUM, 0, Collective.BARRIER)
 
     def __str__(self) -> str:
-        what = f"{self.count} x {self.dtype.name}"
+        what = f"{self.count} x {self.dtype.label}"
         match self.collective:
             case Collective.BARRIER:
                 return "a barrier"
@@ -272,7 +277,7 @@ class Descriptor:
             case Collective.ALL_REDUCE if self.quantization is QuantizationAlgorithm.NONE:
                 return f"{self.op.name} of {what}"
             case _:
-                how = f"{self.quantization.name} to {self.quantized_dtype.name}"
+                how = f"{self.quantization.name} to {self.quantized_dtype.label}"
                 return f"{self.op.name} of {what}, quantized by {how}"
 
 

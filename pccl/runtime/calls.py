@@ -8,7 +8,7 @@ by which its outcome is asked for later, and it is kept until nobody can ask any
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -116,6 +116,7 @@ class Calls:
         Raises:
             PCCLError: it raised.
         """
+        lent = call.operand
         number = self._begin(make_event, deadline, call)
         try:
             return await call.future
@@ -123,13 +124,21 @@ class Calls:
             if number in self._open:
                 self._feed(LeaveCall(number, LEFT))
             elif not call.future.cancelled() and call.future.exception() is None:
-                self._left_unnoticed(call)
+                self._left_unnoticed(call, lent)
             raise
         finally:
             self._end(number)
 
-    def left_committed(self, report: ReduceReport) -> None:
-        """The caller left without noticing that an operation was committed."""
+    def left_committed(self, report: ReduceReport, lent: Iterable[Operand | None]) -> None:
+        """The caller left without noticing that an operation was committed.
+
+        Args:
+            report: what he has not noticed.
+            lent: his memory: the inputs become what they were.
+        """
+        for operand in lent:
+            if operand is not None:
+                operand.restore()
         self._feed(LeftCommitted(report.operation))
 
     def left_answered(self, kind: RoundKind) -> None:
@@ -140,7 +149,7 @@ class Calls:
         """The caller left without noticing that he was admitted."""
         self._feed(LeftAdmitted())
 
-    def _left_unnoticed(self, call: Call) -> None:
+    def _left_unnoticed(self, call: Call, lent: Operand | None) -> None:
         match call.event:
             case RoundCall(_, kind):
                 self.left_answered(kind)
@@ -149,7 +158,7 @@ class Calls:
             case JoinCall():
                 self.left_admitted()
             case _:
-                self.left_committed(call.future.result())
+                self.left_committed(call.future.result(), [lent])
 
     # -- calls that are launched ---------------------------------------------------------------
 
@@ -198,7 +207,7 @@ class Calls:
         if not call.future.done():
             self._feed(LeaveCall(ticket, LEFT))
         elif call.future.exception() is None:
-            self._left_unnoticed(call)
+            self._left_unnoticed(call, None)
         self.forget(ticket)
 
     # -- what becomes of them ------------------------------------------------------------------

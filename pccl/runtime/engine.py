@@ -279,9 +279,9 @@ class PeerEngine:
                     self._feed(LeaveCall(number, reason))
                 return
 
-    def left_committed(self, report: ReduceReport) -> None:
+    def left_committed(self, report: ReduceReport, operand: Operand) -> None:
         """The caller left, and can't know that this was committed."""
-        self.calls.left_committed(report)
+        self.calls.left_committed(report, [operand])
 
     async def barrier(self, tag: int, *, timeout_s: float | None = None) -> ReduceReport:
         """Joint call of all members of the group: returns when all have made it."""
@@ -289,13 +289,13 @@ class PeerEngine:
         return await self.reduce(request, timeout_s=timeout_s)
 
     def launch(self, request: ReduceRequest, *, timeout_s: float | None = None) -> int:
-        """Begin a reduce that nobody waits for yet; return a ticket for ``finish`` and ``claim``.
+        """Begin a reduce that nobody waits for yet; return its ticket in ``calls``.
 
         What is wrong with the call raises here; what happens to the run is told by ``finish``.
 
         Raises:
             ValueError: another call of this peer still uses the memory.
-            PCCLError: the call can't be made now: ``result`` is not RANK_CONNECTION_LOST.
+            PCCLError: the call can't be made now.
         """
         self._require_soundness()
         self._check_request(request)

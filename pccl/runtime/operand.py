@@ -40,10 +40,17 @@ class Operand:
     send_span: tuple[int, int] = field(init=False)
     """Addresses of the first byte of ``send`` and of the byte behind it."""
     result_span: tuple[int, int] = field(init=False)
+    overwritten: list[bool] = field(default_factory=lambda: [False], init=False)
+    """Whether the whole input was overwritten, and all of it is in ``own``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "send_span", _span(self.send))
         object.__setattr__(self, "result_span", _span(self.result))
+
+    def restore(self) -> None:
+        """Make the input what it was before a result took its place."""
+        if self.overwritten[0]:
+            np.copyto(self.send, self.own)
 
     def collides_with(self, other: Operand) -> bool:
         """Whether one of the two would write what the other one uses."""

@@ -31,8 +31,8 @@ class Reducer(Protocol):
         """Leave the call that this memory is lent to, if it may wait for others for ever."""
         ...
 
-    def left_committed(self, report: ReduceReport) -> None:
-        """The caller left and can't know that this was committed."""
+    def left_committed(self, report: ReduceReport, operand: Operand) -> None:
+        """The caller left and can't know that this was committed: make the input what it was."""
         ...
 
 
@@ -88,8 +88,10 @@ class ReduceMany:
         except BaseException:
             for worker in workers:
                 await cancelled_and_settled(worker)
-            for report in self._reports.values():
-                self._reducer.left_committed(report)
+            for request in self._requests:
+                report = self._reports.get(request.tag)
+                if report is not None and request.operand is not None:
+                    self._reducer.left_committed(report, request.operand)
             raise
         if isinstance(self._failure, errors.PCCLError):
             raise self._named(self._failure)

@@ -289,6 +289,8 @@ class Transfer:
         self._claims.clear()
         if not committed:
             self._restore()
+        elif self._saved:
+            self._operand.overwritten[0] = all(self._saved)
 
     def _is_second_copy(self, index: int) -> bool:
         return index in self._received

@@ -293,7 +293,7 @@ class Workload:
                 self._checkers.failed(self._who, send, original)
                 return None
             except (PCCLError, Interrupted) as error:
-                self._check_failed(send, recv, original, error)
+                self._check_failed(send, recv, original)
                 await self._again(error)
                 continue
             return self._check_succeeded(slot, send, recv, original)
@@ -320,7 +320,7 @@ class Workload:
             try:
                 await self._finish(ticket)
             except PCCLError as error:
-                self._check_failed(send, recv, original, error)
+                self._check_failed(send, recv, original)
                 again.append((slot, original))
                 failures.append(error)
             else:
@@ -368,7 +368,7 @@ class Workload:
                     self._checkers.done["of several"] += 1
                     self._check_succeeded(slot, send, recv, original)
                 else:
-                    self._check_failed(send, recv, original, failure)
+                    self._check_failed(send, recv, original)
             waiting = [(slot, x) for slot, x in waiting if slot.tag not in completed]
             if not waiting or isinstance(failure, TooFewPeers):
                 return
@@ -405,7 +405,7 @@ class Workload:
             try:
                 report = await self._call(self._engine.reduce(request, timeout_s=self._budget_s()))
             except (PCCLError, Interrupted) as error:
-                self._check_failed(buffer, buffer, original, error)
+                self._check_failed(buffer, buffer, original)
                 await self._again(error)
                 continue
             if len(report.contributors) > 1:
@@ -443,11 +443,7 @@ class Workload:
         self._checkers.returned(self._who, f"the result of {result.operation}", recv)
         return recv
 
-    def _check_failed(
-        self, send: Array, recv: Array, original: Array, error: BaseException | None
-    ) -> None:
-        if isinstance(error, Interrupted) and self._engine.machine.needs_resync:
-            return  # it was committed before the caller could notice, and he is told by that
+    def _check_failed(self, send: Array, recv: Array, original: Array) -> None:
         self._checkers.failed(self._who, send, original)
         self._checkers.returned(self._who, "the input of a failed call", send)
         if recv is not send:

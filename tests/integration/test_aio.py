@@ -149,9 +149,10 @@ def test_cancelled_reduce_pairs_with_the_retry(new_run: Callable[..., Run]) -> N
                 mine = array.copy()
                 infos = await asyncio.gather(
                     impatient.all_reduce(mine),
-                    second.all_reduce(others[0]),
-                    third.all_reduce(others[1]),
+                    second.all_reduce(others[0], retry=True),
+                    third.all_reduce(others[1], retry=True),
                 )
+                assert [info.attempts for info in infos] == [1, 1 if partners else 2, 2]
                 assert {info.local_world_size for info in infos} == {3}
                 assert np.array_equal(mine, original + 2)
                 assert np.array_equal(others[0], mine)

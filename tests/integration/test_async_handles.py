@@ -183,7 +183,7 @@ def test_a_mismatch(run_of: Callable[..., Run]) -> None:
         member.all_reduce_async(np.ones(5 + rank)) for rank, member in enumerate(run.members)
     ]
     assert [handle.wait() for handle in handles] == [(False, 3, NOTHING)] * 2
-    with pytest.raises(DescriptorMismatch, match="SUM of 6 x DOUBLE"):
+    with pytest.raises(DescriptorMismatch, match="SUM of 6 x float64"):
         handles[0].result()
     run.check()
 
@@ -197,7 +197,7 @@ def test_quantization_must_agree(run_of: Callable[..., Run]) -> None:
             for member, option in zip(run.members, pair, strict=True)
         ]
         for handle in handles:
-            with pytest.raises(DescriptorMismatch, match="quantized by MIN_MAX to UINT8"):
+            with pytest.raises(DescriptorMismatch, match="quantized by MIN_MAX to uint8"):
                 handle.result(LIMIT_S)
     arrays = [np.full(5, 0.1), np.full(5, 0.2)]
     run.reduce(arrays, quantization_options=options[0])

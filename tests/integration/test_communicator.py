@@ -356,9 +356,9 @@ def test_somebody_is_pending(new_run: Callable[..., Run]) -> None:
 @pytest.mark.parametrize(
     ("dtype", "count", "op", "words"),
     [
-        ("float64", 100, ReduceOp.SUM, "SUM of 100 x DOUBLE"),
-        ("float32", 101, ReduceOp.SUM, "SUM of 101 x FLOAT"),
-        ("float32", 100, ReduceOp.AVG, "AVG of 100 x FLOAT"),
+        ("float64", 100, ReduceOp.SUM, "SUM of 100 x float64"),
+        ("float32", 101, ReduceOp.SUM, "SUM of 101 x float32"),
+        ("float32", 100, ReduceOp.AVG, "AVG of 100 x float32"),
     ],
 )
 @pytest.mark.parametrize("late", [None, 0, 2])
@@ -384,7 +384,7 @@ def test_descriptor_mismatch(
         assert isinstance(error, DescriptorMismatch)
         assert error.result == Result.INVALID_ARGUMENT
         assert f"peer {run.members[1].peer_id} asked for {words}" in str(error)
-        assert "SUM of 100 x FLOAT" in str(error)
+        assert "SUM of 100 x float32" in str(error)
         assert "tag 5" in str(error)
     assert all((array == 1).all() for array in arrays)
     run.check()

@@ -132,9 +132,9 @@ def test_collectives(new_run: Callable[..., Run], name: str) -> None:
 
 
 def test_many_at_once(new_run: Callable[..., Run]) -> None:
-    """What had been reduced stays reduced, for everyone; the rest is what it was.
+    """All inputs are what they were, also of tensors that the other one got the sum of.
 
-    The caller can't know which is which, so the member has to take over the others' state.
+    So this member's state differs from the other's, which it has to take over.
     """
     run = new_run(2)
     mine: list[Array] = [np.full(1000, 1.0 + tag) for tag in range(6)]
@@ -168,7 +168,7 @@ def test_many_at_once(new_run: Callable[..., Run]) -> None:
         )
     at_the_interrupt = [array.copy() for array in mine]
     reducing.result(LIMIT_S)
-    assert [array[0] for array in mine] == [11.0, 12.0, 3.0, 4.0, 5.0, 6.0]
+    assert [array[0] for array in mine] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     assert [array[0] for array in theirs] == [11.0, 12.0] + 4 * [10.0]
     with pytest.raises(ResyncRequired, match=r"connect\(\) again"):
         first.are_peers_pending()

@@ -113,7 +113,7 @@ def test_churn_goes_on_without_the_dead() -> None:
     """The status is that of the peer that was killed; the others end well all the same."""
     command = (*PYTHON, str(EXAMPLES / "churn.py"), "--kill", "1")
     printed, complaints = launch(3, *command, status=128 + 9)
-    assert complaints == ["pccl launch: peer 1 failed: signal SIGKILL"]
+    assert complaints == ["pccl launch: process 1 failed: signal SIGKILL"]
     assert sums(printed[1]) == [7.0] * 10
     for peer in (0, 2):
         assert sums(printed[peer]) == [7.0] * 10 + [5.0] * 10
@@ -130,6 +130,14 @@ def test_churn_takes_back_who_died() -> None:
         assert printed[peer][-1] == "total after 20 steps: 60"
     assert "step 10: 3 from peers (1, 2)" in printed[1]
     assert re.fullmatch(r"step 11: 3 from peers \([12], 3\)", printed[1][10])
+
+
+def test_churn_gives_up_when_the_others_have_finished() -> None:
+    """Process 0 is over before it joins; 1 waits for two members, and for so long only."""
+    churn = shlex.join((*PYTHON, str(EXAMPLES / "churn.py"), "--patience", "1"))
+    printed, complaints = launch(2, "sh", "-c", f'[ "$PCCL_PEER_INDEX" = 0 ] || {churn}')
+    assert complaints == []
+    assert printed == {0: [], 1: ["nobody came: the run seems to be over"]}
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_a_mismatch(run_of: Callable[..., Run]) -> None:
         error = future.exception(LIMIT_S)
         assert isinstance(error, DescriptorMismatch)
         assert error.result is Result.INVALID_ARGUMENT
-        assert "SUM of 11 x DOUBLE" in str(error)
+        assert "SUM of 11 x float64" in str(error)
         assert error.completed_tags == (0, 1)
     assert [[array[0] for array in own] for own in arrays] == [
         [3.0, 3.0, 1.0, 1.0],

@@ -242,6 +242,7 @@ def _fill_samples() -> None:
         msg.RoundWaits: [74, [1, 0], 5, "peer 2"],
         msg.OperationWaits: [75, op, 5, "peer 2"],
         msg.BlockedQuery: [76, 3],
+        msg.AdmissionWaits: [77, 5, "company"],
     }
     for kind, body in bodies.items():
         SAMPLES[kind] = decode(pack(*body))

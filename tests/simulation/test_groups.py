@@ -170,6 +170,6 @@ def test_trouble_in_one_group_does_not_delay_another(
 def test_a_mistake_is_told_in_words() -> None:
     _, world = run(a_mistake)
     for error in world.told:
-        assert "peer 3 in tag 0 (SUM of 1000 x FLOAT)" in error.reason
-        assert "peer 4 in tag 1 (SUM of 1000 x FLOAT)" in error.reason
+        assert "peer 3 in tag 0 (SUM of 1000 x float32)" in error.reason
+        assert "peer 4 in tag 1 (SUM of 1000 x float32)" in error.reason
         assert "same calls in the same order" in error.reason

@@ -101,3 +101,10 @@ def test_pccl_master_is_pccl_master(
         main.pccl_master()
     assert caught.value.code == 0
     assert capsys.readouterr().out.startswith("Usage: pccl master [OPTIONS]")
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "soon"])
+def test_a_time_must_be_a_number_of_seconds(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        Seconds(0.0).convert(text, None, None)
+    assert Seconds(0.0).convert("2.5", None, None) == 2.5

@@ -343,7 +343,7 @@ def test_a_collective_ends_and_the_round_waits_on() -> None:
     master.reply(1, 2)
     reason = (
         "the members wait for different things: peer 1 in update_topology, "
-        "peer 2 in tag 5 (SUM of 8 x FLOAT); make them make the same calls in the same order"
+        "peer 2 in tag 5 (SUM of 8 x float32); make them make the same calls in the same order"
     )
     aborted = msg.OperationEnded(operation(5), AbortCause.LOCKSTEP, reason, (), 1)
     assert master.wait(0.25) == [(1, aborted), (2, aborted)]
@@ -400,7 +400,7 @@ def test_nobody_is_blamed_who_replies_that_it_is_free() -> None:
     master.blocked[2] = False
     assert master.wait(4) == [
         (1, msg.RoundWaits(RoundId(RoundKind.UPDATE_TOPOLOGY, 0), 5,
-                           "peer 2 (in tag 5 (SUM of 8 x FLOAT))")),
+                           "peer 2 (in tag 5 (SUM of 8 x float32))")),
         (2, msg.OperationWaits(operation(5), 5, "peer 1 (in update_topology)")),
     ]  # fmt: skip
 

@@ -106,7 +106,10 @@ class Master:
                 self.hear(younger, msg.LinkReport(PeerId(elder), True, ""))
 
     def wait(self, seconds: float, speaking: tuple[int, ...] = ()) -> list[MasterEffect]:
-        """Let time pass with punctual ticks; give all effects but the master's heartbeats."""
+        """Let time pass with punctual ticks; give all effects.
+
+        Except for the master's heartbeats, and what newcomers are told about their waiting.
+        """
         effects: list[MasterEffect] = []
         end_ns = self.now_ns + int(seconds * SECOND)
         while self.now_ns < end_ns:
@@ -117,7 +120,7 @@ class Master:
         return [
             e
             for e in effects
-            if not (isinstance(e, Send) and isinstance(e.message, msg.MasterHeartbeat))
+            if not (isinstance(e, Send) and isinstance(e.message, BACKGROUND))
         ]
 
     def start(self, *peers: int, what: OperationId | None = None) -> OperationId:
@@ -127,6 +130,9 @@ class Master:
             effects = self.hear(peer, msg.OperationRequest(what, SUM))
         assert effects == [Send(peer, msg.OperationStarted(what)) for peer in peers]
         return what
+
+
+BACKGROUND = (msg.MasterHeartbeat, msg.AdmissionWaits)
 
 
 def sent(effects: list[MasterEffect]) -> list[tuple[int, msg.MasterMessage]]:
@@ -304,6 +310,26 @@ def test_groups_count_together() -> None:
     assert admitted(master.register(2, min_peers=2, group=1)) == [1, 2]
 
 
+def test_newcomers_are_told_what_they_wait_for() -> None:
+    master = Master(1)
+    master.register(2, min_peers=4)
+    master.register(3)
+    told: list[tuple[int, int, str]] = []
+    for _ in range(4 * 21):
+        master.now_ns += SECOND // 4
+        for peer in (1, 2, 3):
+            master.hear(peer, msg.LinkReport(PeerId(1), True, "") if peer > 1 else msg.Heartbeat())
+        for connection, message in sent(master.do(Tick())):
+            if isinstance(message, msg.AdmissionWaits):
+                told.append((connection, message.waited_s, message.whom))
+    company = "4 members; with this one there are 3"
+    assert told == [
+        *[(2, 5, company), (3, 5, "the members' update_topology()")],
+        *[(2, 10, company), (3, 10, "the members' update_topology()")],
+        *[(2, 20, company), (3, 20, "the members' update_topology()")],
+    ]
+
+
 def test_who_wants_no_company_does_not_wait_for_those_who_do() -> None:
     master = Master()
     master.register(1, min_peers=3)
@@ -426,7 +452,7 @@ def test_all_or_nothing() -> None:
 def test_descriptor_mismatch_names_who_asked_for_what() -> None:
     master = Master(2)
     master.hear(1, msg.OperationRequest(operation(), SUM))
-    reason = "tag 5: peer 1 asked for SUM of 8 x FLOAT; peer 2 asked for AVG of 8 x FLOAT"
+    reason = "tag 5: peer 1 asked for SUM of 8 x float32; peer 2 asked for AVG of 8 x float32"
     aborted = ended(operation(), AbortCause.DESCRIPTOR_MISMATCH, reason)
     effects = master.hear(2, msg.OperationRequest(operation(), AVG))
     assert effects == [Send(1, aborted), Send(2, aborted)]
@@ -791,7 +817,7 @@ def test_whom_a_call_waits_for_and_what_they_do_meanwhile() -> None:
     )
     effects = master.wait(3.25, speaking=(1, 2, 3))
     assert effects == [Send(1, operation_waits)]
-    whom = "peer 1 (in tag 5 (SUM of 8 x FLOAT)), peer 3 (in no call)"
+    whom = "peer 1 (in tag 5 (SUM of 8 x float32)), peer 3 (in no call)"
     effects = master.wait(2, speaking=(1, 2, 3))
     assert effects == [Send(2, msg.RoundWaits(RoundId(UPDATE, 1), 5, whom))]
 

@@ -83,7 +83,7 @@ def test_differing_requests_end_at_once_and_name_who_asked_for_what() -> None:
     assert made.request(C, SUM, 0) is None
     assert made.request(B, AVG, 0) == Abort(
         AbortCause.DESCRIPTOR_MISMATCH,
-        "tag 7: peers 4, 9 asked for SUM of 8 x FLOAT; peer 5 asked for AVG of 8 x FLOAT",
+        "tag 7: peers 4, 9 asked for SUM of 8 x float32; peer 5 asked for AVG of 8 x float32",
     )
 
 
@@ -145,7 +145,7 @@ def test_who_has_asked_and_how_they_know_it() -> None:
     assert (made.what, made.requested_by()) == ("tag 7", [])
     made.request(C, SUM, 0)
     made.request(A, SUM, 0)
-    assert made.what == "tag 7 (SUM of 8 x FLOAT)"
+    assert made.what == "tag 7 (SUM of 8 x float32)"
     assert made.requested_by() == [A, C]
     made.lose(A, "gone")
     assert made.requested_by() == [C]
@@ -157,7 +157,7 @@ def test_who_has_asked_and_how_they_know_it() -> None:
         (Descriptor.barrier(), "tag 7 (a barrier)"),
         (
             Descriptor.broadcast(DataType.INT8, 3, 2),
-            "tag 7 (broadcast of 3 x INT8 from rank 2)",
+            "tag 7 (broadcast of 3 x int8 from rank 2)",
         ),
     ],
 )

@@ -255,7 +255,7 @@ def test_refused_newcomer() -> None:
     effects = peer.hear(msg.Refused(RemovalCause.UNREACHABLE, "open its port"))
     error = only_error(effects)
     assert isinstance(error, errors.NotAdmitted)
-    assert error.reason == "refused by the master: open its port"
+    assert error.reason == "refused by the master: open its port; connect() tries again"
     assert effects == [CloseControl(error.reason), Raise(1, error), SetLinks(())]
 
 
@@ -1040,11 +1040,19 @@ def test_leave_while_joining() -> None:
     error = only_error(effects)
     assert type(error) is errors.DeadlineExceeded
     assert error.result == 6
-    reason = "no time before this peer was admitted; members admit newcomers with update_topology()"
+    reason = "no time before this peer was admitted; it waited for the members' update_topology()"
     assert error.reason == reason
     assert effects == [
         Send(msg.Goodbye()), CloseControl(reason), Raise(1, error), SetLinks(()),
     ]  # fmt: skip
+
+
+def test_leave_while_joining_a_run_that_is_too_small() -> None:
+    peer = registered()
+    whom = "4 members; with this one there are 2"
+    assert peer.hear(msg.AdmissionWaits(5, whom)) == [ReportWait(f"connect waits for {whom}", 5)]
+    error = only_error(peer.do(LeaveCall(1, "no time")))
+    assert error.reason == f"no time before this peer was admitted; it waited for {whom}"
 
 
 def test_leave_while_no_master_answers() -> None:
@@ -1061,7 +1069,7 @@ def test_leaving_an_operation_tells_whom_it_waited_for() -> None:
     peer = member()
     peer.do(ReduceCall(9, 5, SUM))
     assert peer.hear(msg.OperationWaits(operation(), 5, "peer 1 (in no call)")) == [
-        ReportWait("tag 5 (SUM of 8 x FLOAT) waits for peer 1 (in no call)", 5)
+        ReportWait("tag 5 (SUM of 8 x float32) waits for peer 1 (in no call)", 5)
     ]
     error = only_error(peer.do(LeaveCall(9, "timeout_s=6 ran out")))
     assert error.reason == (

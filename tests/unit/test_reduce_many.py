@@ -70,7 +70,7 @@ class FakeReducer:
                 self.withdrawn.append(tag)
                 ending.set_exception(errors.DeadlineExceeded(reason=reason))
 
-    def left_committed(self, report: ReduceReport) -> None:
+    def left_committed(self, report: ReduceReport, operand: Operand) -> None:
         self.reported.append(report)
 
     @property
