@@ -287,7 +287,8 @@ def test_fail_fast(start: type[Launched], tmp_path: Path) -> None:
     assert launch.finish() == (
         3,
         "",
-        "pccl launch: process 1 failed: exit code 3\npccl launch: ending the others (--fail-fast)\n",
+        "pccl launch: process 1 failed: exit code 3\n"
+        "pccl launch: ending the others (--fail-fast)\n",
     )
     assert_gone(pids)
 

@@ -4,9 +4,11 @@ import tomllib
 from importlib import import_module
 from pathlib import Path
 
+import click
 import pytest
 
 from pccl.cli import main
+from pccl.cli.command_line import Seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = "for example: pccl launch -n 4 -- python train.py"

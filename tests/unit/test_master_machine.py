@@ -118,9 +118,7 @@ class Master:
                 effects += self.hear(connection, msg.Heartbeat())
             effects += self.do(Tick())
         return [
-            e
-            for e in effects
-            if not (isinstance(e, Send) and isinstance(e.message, BACKGROUND))
+            e for e in effects if not (isinstance(e, Send) and isinstance(e.message, BACKGROUND))
         ]
 
     def start(self, *peers: int, what: OperationId | None = None) -> OperationId:
