@@ -117,7 +117,7 @@ def _descriptor(operand: Operand, op: ReduceOp, options: QuantizationOptions | N
         _log.warning(
             "%s to %s was asked for; this version sends the values as they are",
             algorithm.name,
-            wire.name,
+            wire.label,
         )
     return Descriptor(
         operand.data_type, op, operand.send.size, quantization=algorithm, quantized_dtype=wire

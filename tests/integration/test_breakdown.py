@@ -204,6 +204,7 @@ def test_leaving_after_an_unnoticed_commit_requires_a_resync_and_connect_rejoins
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
+            assert x.tolist() == [1.0] * 8
             with pytest.raises(ResyncRequired, match="rejoin"):
                 await mine.all_reduce(x)
             rejoining = asyncio.create_task(mine.connect())
@@ -215,7 +216,7 @@ def test_leaving_after_an_unnoticed_commit_requires_a_resync_and_connect_rejoins
             theirs = in_thread(lambda: other.all_reduce(y))
             await mine.all_reduce(x)
             theirs.result(WAIT_S)
-            assert x.tolist() == y.tolist() == [4.0] * 8
+            assert x.tolist() == y.tolist() == [3.0] * 8
             other.close()
 
     with pccl.MasterNode("127.0.0.1:0") as node:
