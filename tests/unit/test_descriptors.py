@@ -138,7 +138,7 @@ def test_quantization_is_told_to_the_others_and_warned_of_once(
             assert descriptor.quantization is QuantizationAlgorithm.ZERO_POINT_SCALE
             assert descriptor.quantized_dtype is DataType.UINT16
     (record,) = caplog.records
-    assert "ZERO_POINT_SCALE to UINT16" in record.getMessage()
+    assert "ZERO_POINT_SCALE to uint16" in record.getMessage()
 
 
 def test_what_is_no_quantization(
