@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from pccl.protocol.limits import HOST_CHARACTERS_MAX
+from pccl.runtime.requests import PeerOptions
 from pccl.transports.base import Address
 
 DEFAULT_PORT = 48148
@@ -44,15 +45,17 @@ def parse_address(text: str) -> Address:
     return Address(_canonical(host), number)
 
 
-def parse_advertised(text: str) -> Advertised:
+def parse_advertised(text: str, name: str = "advertise") -> Advertised:
     """Parse ``HOST``, ``HOST:PORT``, ``HOST:FIRST-LAST``, ``:PORT`` or ``:FIRST-LAST``.
+
+    ``name`` is what a mistake is blamed on.
 
     Raises:
         TypeError: not a string.
         ValueError: none of these.
     """
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"advertise is a string such as 'HOST:PORT', not {text!r}")
+        raise TypeError(f"{name} is a string such as 'HOST:PORT', not {text!r}")
     if _is_host(text) and (":" not in text or text.endswith("]")):
         return Advertised(_canonical(text))
     host, _, ports = text.rpartition(":")
@@ -61,7 +64,7 @@ def parse_advertised(text: str) -> Advertised:
     highest = _port(last) if dash else lowest
     if (host and not _is_host(host)) or not lowest or not highest or lowest > highest:
         raise ValueError(
-            f"{text!r} is not an address to advertise; write HOST, HOST:PORT, HOST:FIRST-LAST, "
+            f"{name}: {text!r} is not an address; write HOST, HOST:PORT, HOST:FIRST-LAST, "
             f":PORT or :FIRST-LAST (ports from 1 to {PORT_MAX}), an IPv6 address in brackets"
         )
     return Advertised(_canonical(host), (lowest, highest))
@@ -75,9 +78,38 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def listen_address(master: Address, advertised: Advertised) -> Address:
-    """Where a peer's own port listens: a run on this machine alone is not open to others."""
-    host = advertised.host or master.host
+def reachable_at(master: Address, advertised: Advertised, bound: Advertised | None) -> PeerOptions:
+    """Where a peer listens and what the others are told.
+
+    A run on this machine alone is not open to others, unless somebody says so.
+
+    Args:
+        master: its address.
+        advertised: what the others are told, and unless ``bound`` says otherwise, where to listen.
+        bound: where to listen, if it is not there.
+
+    Raises:
+        ValueError: ``bound`` is given and a range of ports is advertised.
+    """
+    if bound is None:
+        listen = _any_port(advertised.host or master.host)
+        return PeerOptions(listen=listen, ports=advertised.ports, advertise_host=advertised.host)
+    first, last = advertised.ports or (0, 0)
+    if first != last:
+        raise ValueError(
+            f"advertise: with listen it is one port that the others dial, not {first}-{last}"
+        )
+    listen = Address(bound.host, 0) if bound.host else _any_port(advertised.host or master.host)
+    return PeerOptions(
+        listen=listen,
+        ports=bound.ports or advertised.ports,
+        advertise_host=advertised.host,
+        advertise_port=first,
+    )
+
+
+def _any_port(host: str) -> Address:
+    """Where to listen if others reach this peer as ``host``."""
     try:
         literal = ip_address(host)
     except ValueError:  # a name, which may stand for an address of either family

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pccl.checks import check_member
-from pccl.config import resolve_pool_size
+from pccl.config import resolve_lanes
 from pccl.errors import NotConnected
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Attribute
-from pccl.reports import MemberInfo, members_of
+from pccl.reports import MemberInfo, Status, members_of
 from pccl.session import Session
 
 
@@ -19,15 +19,19 @@ class CommunicatorBase:
             what ``PCCL_MASTER`` says.
         peer_group: collectives stay inside a group; admission spans the run. None: what
             ``PCCL_GROUP`` says, otherwise 0.
-        p2p_connection_pool_size: connections per link; 0: chosen by the library; None: what
-            ``PCCL_LANES`` says, otherwise 0. (Links have one connection for now, whatever is
-            asked for.)
+        p2p_connection_pool_size: connections per link, its lanes; 0: as many as the other side
+            asks for, or else one on this machine and four to others; None: what ``PCCL_LANES``
+            says, otherwise 0. Of two peers that differ, the larger number counts.
         timing: deadlines; None: the defaults.
         token: the secret of the run, 16 characters or more; None: what ``PCCL_TOKEN`` says, or
             the file that ``PCCL_TOKEN_FILE`` names, otherwise there is none.
         advertise: where the others can reach this peer, if the address that the master sees and
             any free port will not do: ``HOST``, ``HOST:PORT``, ``HOST:FIRST-LAST``, ``:PORT`` or
             ``:FIRST-LAST``. None: what ``PCCL_ADVERTISE`` says.
+        listen: where this peer's port is bound, if it is not the one that the others are told, as
+            behind a port mapping or a relay; written likewise. None: what ``PCCL_LISTEN`` says,
+            otherwise at the port of ``advertise``.
+        lanes: the same as ``p2p_connection_pool_size``.
 
     Raises:
         ValueError: not an address, none at all, or a number out of range.
@@ -43,9 +47,13 @@ class CommunicatorBase:
         timing: Timing | None = None,
         token: str | bytes | None = None,
         advertise: str | None = None,
+        listen: str | None = None,
+        lanes: int | None = None,
     ) -> None:
-        pool_size = resolve_pool_size(p2p_connection_pool_size)
-        self._session = Session(self, address, peer_group, timing, token, advertise)
+        pool_size = resolve_lanes(p2p_connection_pool_size, lanes)
+        self._session = Session(
+            self, address, peer_group, pool_size, timing, token, advertise, listen
+        )
         self.p2p_connection_pool_size = pool_size
 
     def __repr__(self) -> str:
@@ -108,3 +116,11 @@ class CommunicatorBase:
             NotConnected: ``connect`` was not called.
         """
         return members_of(self._session.roster("members"))
+
+    def status(self) -> Status:
+        """The connections to the other peers, and what paces them. Local.
+
+        Raises:
+            NotConnected: ``connect`` was not called.
+        """
+        return self._session.status("status")

@@ -11,18 +11,19 @@ import numbers
 import operator
 from typing import SupportsIndex, TypeVar, cast
 
+from pccl.protocol import limits
 from pccl.protocol.limits import PEERS_MAX, SECONDS_MAX, Timing
 
 _E = TypeVar("_E", bound=enum.IntEnum)
 _T = TypeVar("_T")
 
 PEER_GROUP_MAX = 2**32 - 1
+LANES_MAX = limits.LANES_MAX
 MIN_PEERS_MAX = PEERS_MAX
 TAG_MAX = 2**64 - 1
 REVISION_MAX = 2**64 - 1
 ATTEMPTS_MAX = 2**31 - 1
 IN_FLIGHT_MAX = 2**31 - 1
-POOL_SIZE_MAX = 1024
 
 
 def check_range(name: str, value: object, lowest: int, highest: int) -> int:

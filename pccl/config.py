@@ -4,9 +4,10 @@
 | --- | --- |
 | ``PCCL_MASTER`` | the master, ``HOST:PORT`` |
 | ``PCCL_GROUP`` | ``peer_group`` |
-| ``PCCL_LANES`` | ``p2p_connection_pool_size`` |
+| ``PCCL_LANES`` | ``lanes``, ``p2p_connection_pool_size`` |
 | ``PCCL_MIN_PEERS`` | ``min_peers`` of ``connect`` |
 | ``PCCL_ADVERTISE`` | ``advertise`` |
+| ``PCCL_LISTEN`` | ``listen`` |
 | ``PCCL_TOKEN`` | ``token``: the secret itself |
 | ``PCCL_TOKEN_FILE`` | a file that holds it; ``PCCL_TOKEN`` comes first |
 
@@ -21,7 +22,7 @@ import os
 from pathlib import Path
 
 from pccl.addresses import Advertised, parse_address, parse_advertised
-from pccl.checks import MIN_PEERS_MAX, PEER_GROUP_MAX, POOL_SIZE_MAX, check_range
+from pccl.checks import LANES_MAX, MIN_PEERS_MAX, PEER_GROUP_MAX, check_range
 from pccl.transports.base import Address
 
 MASTER = "PCCL_MASTER"
@@ -29,6 +30,7 @@ GROUP = "PCCL_GROUP"
 LANES = "PCCL_LANES"
 MIN_PEERS = "PCCL_MIN_PEERS"
 ADVERTISE = "PCCL_ADVERTISE"
+LISTEN = "PCCL_LISTEN"
 TOKEN = "PCCL_TOKEN"
 TOKEN_FILE = "PCCL_TOKEN_FILE"
 
@@ -64,10 +66,13 @@ def resolve_group(peer_group: int | None) -> int:
     return _resolve_number("peer_group", peer_group, GROUP, 0, PEER_GROUP_MAX, default=0)
 
 
-def resolve_pool_size(pool_size: int | None) -> int:
-    """Connections per link; 0 (chosen by the library) if nobody says."""
-    name = "p2p_connection_pool_size"
-    return _resolve_number(name, pool_size, LANES, 0, POOL_SIZE_MAX, default=0)
+def resolve_lanes(pool_size: int | None, lanes: int | None) -> int:
+    """Connections per link, by either name; 0 (chosen by the library) if nobody says."""
+    if pool_size is not None and lanes is not None:
+        raise ValueError("lanes and p2p_connection_pool_size are two names of one thing; give one")
+    name = "p2p_connection_pool_size" if lanes is None else "lanes"
+    given = pool_size if lanes is None else lanes
+    return _resolve_number(name, given, LANES, 0, LANES_MAX, default=0)
 
 
 def resolve_min_peers(min_peers: int | None) -> int:
@@ -78,14 +83,17 @@ def resolve_min_peers(min_peers: int | None) -> int:
 def resolve_advertise(advertise: str | None) -> Advertised:
     """Where the others can reach this peer."""
     if advertise is not None:
-        return parse_advertised(advertise)
+        return parse_advertised(advertise, "advertise")
     text = os.environ.get(ADVERTISE)
-    if not text:
-        return Advertised()
-    try:
-        return parse_advertised(text)
-    except ValueError as error:
-        raise ValueError(f"{ADVERTISE}: {error}") from None
+    return parse_advertised(text, ADVERTISE) if text else Advertised()
+
+
+def resolve_listen(listen: str | None) -> Advertised | None:
+    """Where the own port is bound; None: where it is advertised."""
+    if listen is not None:
+        return parse_advertised(listen, "listen")
+    text = os.environ.get(LISTEN)
+    return parse_advertised(text, LISTEN) if text else None
 
 
 def resolve_token(token: str | bytes | None) -> bytes | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pccl.protocol.types import Roster
+from pccl.protocol.types import PeerId, Roster
 from pccl.runtime.requests import ReduceReport
+from pccl.transports.lane import Lane
+from pccl.transports.link import Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,77 @@ class MemberInfo:
     rank: int
     host: str
     port: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatus:
+    """One connection to another peer.
+
+    Attributes:
+        number: of the lane within its link, from 0.
+        local: this end, ``HOST:PORT``.
+        remote: the other end, as this host sees it.
+        congestion: what paces the bytes sent here, as the kernel calls it; empty if unknown.
+        sent_bytes: all bytes sent since the connection was greeted.
+        received_bytes: likewise received.
+    """
+
+    number: int
+    local: str
+    remote: str
+    congestion: str
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatus:
+    """The link to one other peer: up while it has a lane.
+
+    Attributes:
+        peer_id: of the other peer.
+        lanes: by number.
+    """
+
+    peer_id: int
+    lanes: tuple[LaneStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What this peer knows of itself at the moment.
+
+    Attributes:
+        peer_id: the own id.
+        links: to the other peers, by id. Those that segments go over get all their lanes when the
+            first collective begins; the others have one.
+    """
+
+    peer_id: int
+    links: tuple[LinkStatus, ...]
+
+
+def status_of(peer: PeerId, links: Iterable[Link]) -> Status:
+    """The user's view of a peer."""
+    return Status(
+        peer,
+        tuple(
+            LinkStatus(link.peer, tuple(_lane_status(lane) for lane in link.lanes))
+            for link in sorted(links, key=lambda link: link.peer)
+        ),
+    )
+
+
+def _lane_status(lane: Lane) -> LaneStatus:
+    at = lane.connection
+    return LaneStatus(
+        lane.number,
+        str(at.local),
+        str(at.remote),
+        at.congestion,
+        lane.sent_bytes,
+        lane.received_bytes,
+    )
 
 
 def info_of(report: ReduceReport) -> ReduceInfo:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from pccl.addresses import listen_address
+from pccl.addresses import reachable_at
 from pccl.arguments import broadcast_request, many_requests, reduce_request
 from pccl.callers import Caller, Callers
 from pccl.checks import (
@@ -28,6 +28,7 @@ from pccl.checks import (
 from pccl.config import (
     resolve_advertise,
     resolve_group,
+    resolve_listen,
     resolve_master,
     resolve_min_peers,
     resolve_token,
@@ -36,11 +37,12 @@ from pccl.descriptors import QuantizationOptions, ReduceOpDescriptor, ReduceOper
 from pccl.errors import NotConnected
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import PeerId, ReduceOp, Roster, RoundKind
+from pccl.reports import Status, status_of
 from pccl.runtime.clock import LoopClock
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.io_thread import IOThread, Submission
 from pccl.runtime.operand import Operand
-from pccl.runtime.requests import PeerOptions, ReduceReport
+from pccl.runtime.requests import ReduceReport
 
 _T = TypeVar("_T")
 
@@ -70,19 +72,19 @@ class Session:
         owner: object,
         address: str | None,
         peer_group: int | None,
+        lanes: int,
         timing: Timing | None,
         token: str | bytes | None,
         advertise: str | None,
+        listen: str | None,
     ) -> None:
         master = resolve_master(address)
         group = resolve_group(peer_group)
-        advertised = resolve_advertise(advertise)
         self.callers = Callers()
-        options = PeerOptions(
+        options = replace(
+            reachable_at(master, resolve_advertise(advertise), resolve_listen(listen)),
             timing=check_timing(timing),
-            listen=listen_address(master, advertised),
-            ports=advertised.ports,
-            advertise_host=advertised.host,
+            lanes=lanes,
             token=resolve_token(token),
             callers_blocked=self.callers.all_blocked,
         )
@@ -311,6 +313,16 @@ class Session:
         """
         self.roster(func)
         return self.engine.machine.peer
+
+    def status(self, func: str) -> Status:
+        """The connections to the others.
+
+        Raises:
+            NotConnected: not a member yet, or closed.
+        """
+        self.roster(func)
+        engine = self.engine
+        return self._io.call(lambda: status_of(engine.machine.peer, engine.links.all()))
 
     def describe(self) -> str:
         """Who this is, for people."""

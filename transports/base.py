@@ -79,6 +79,11 @@ class Connection(Protocol):
         """This side."""
         ...
 
+    @property
+    def congestion(self) -> str:
+        """What paces the bytes we send: the kernel's name for it, empty if there is none."""
+        ...
+
     def start(self, receiver: Receiver) -> None:
         """Begin to read; must be called before anything but ``close`` and ``abort``.
 

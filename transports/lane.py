@@ -1,42 +1,56 @@
 """A lane: frames on one connection.
 
-What it does: parse headers, ask the handler for memory before every read of payload, send queued
-frames in order. What it does not do: know what frames mean, or keep their payload - the queue
-holds descriptors of the sender's memory, and at most one frame is partly handed to the network.
+What it does: parse headers, ask for memory before every read of payload, send what its link has
+queued, answer whoever asks whether it is alive. What it does not do: know what frames mean, or keep
+their payload - queues hold descriptors of the sender's memory, and at most one frame per lane is
+partly handed to the network.
 
 Invariant: once :meth:`Lane.revoke` has returned, no memory of the operation is read any more. A
-frame that is already partly on its way is completed with zeros: the operation has ended, so nobody
-will use them, but the stream of frames stays intact.
+frame that is already partly on its way is completed from a copy: the operation has ended here, but
+perhaps not yet for whoever receives it, and counts it.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
 from typing import Protocol
 
-from pccl.protocol.frame import HEADER_BYTES, FrameHeader, decode_header, encode_header
-from pccl.protocol.types import OperationId
+from pccl.protocol.frame import (
+    HEADER_BYTES,
+    NO_OPERATION,
+    FrameHeader,
+    FrameKind,
+    decode_header,
+    encode_header,
+)
+from pccl.protocol.types import OperationId, PeerId
 from pccl.transports.base import Connection
+
+
+class Sink(Protocol):
+    """Where the payload of one frame goes."""
+
+    def memory(self, received: int) -> memoryview:
+        """Memory for the next bytes; asked before every read.
+
+        ``received`` bytes of the payload have been read so far. The memory may be shorter than
+        what is missing, never longer, and must not be empty.
+        """
+        ...
+
+    def complete(self) -> None:
+        """The payload is here. May raise RemoteProtocolError: the lane is closed."""
+        ...
+
+    def lost(self) -> None:
+        """The lane is gone before the payload was complete."""
+        ...
 
 
 class FrameHandler(Protocol):
     """Who understands the frames of a lane."""
 
-    def frame_started(self, lane: Lane, header: FrameHeader) -> None:
+    def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
         """A header has arrived. May raise RemoteProtocolError: the lane is closed."""
-        ...
-
-    def frame_buffer(self, lane: Lane, header: FrameHeader, received: int) -> memoryview:
-        """Memory for the payload's next bytes; called before every read.
-
-        ``received`` bytes of ``header.length`` have been read so far. The memory may be shorter
-        than what is missing, never longer, and must not be empty.
-        """
-        ...
-
-    def frame_received(self, lane: Lane, header: FrameHeader) -> None:
-        """The payload is complete. May raise RemoteProtocolError: the lane is closed."""
         ...
 
     def lane_lost(self, lane: Lane, error: Exception | None) -> None:
@@ -44,166 +58,248 @@ class FrameHandler(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Outgoing:
-    operation: OperationId
-    header: bytes
-    payload: memoryview
-    sent: int = 0
-    """Of header and payload together."""
+class Frame:
+    """A frame on its way out.
+
+    Args:
+        header: its header.
+        payload: what follows; must stay valid until it is sent or revoked.
+        number: of the segment among all that its operation sends; -1: no segment.
+    """
+
+    __slots__ = ("_head", "header", "number", "payload", "sent")
+
+    def __init__(
+        self, header: FrameHeader, payload: memoryview | bytes = b"", number: int = -1
+    ) -> None:
+        self.header = header
+        self.payload = payload
+        self.number = number
+        self.sent = 0
+        """Bytes of header and payload together that the network has taken."""
+        self._head = encode_header(header)
+
+    def detach(self, tensor: memoryview) -> None:
+        """If it is a segment, take it from ``tensor`` instead."""
+        if self.number >= 0:
+            self.payload = tensor[self.header.offset : self.header.offset + self.header.length]
 
     def rest(self) -> list[bytes | memoryview]:
+        """What is still to be sent."""
         if self.sent >= HEADER_BYTES:
-            return [self.payload[self.sent - HEADER_BYTES :]]
-        head = self.header[self.sent :]
+            return [memoryview(self.payload)[self.sent - HEADER_BYTES :]]
+        head = self._head[self.sent :] if self.sent else self._head
         return [head, self.payload] if self.payload else [head]
 
     @property
     def missing(self) -> int:
+        """How many bytes are still to be sent."""
         return HEADER_BYTES + len(self.payload) - self.sent
+
+
+class LaneGroup(Protocol):
+    """A link as its lanes and their handler see it."""
+
+    @property
+    def peer(self) -> PeerId:
+        """The other end."""
+        ...
+
+    @property
+    def up(self) -> bool:
+        """Whether it has a lane."""
+        ...
+
+    def next_frame(self) -> Frame | None:
+        """Take the next of the segments that any lane may send."""
+        ...
+
+    def remove(self, lane: Lane) -> bool:
+        """Use ``lane`` no longer; return False if it was not in use."""
+        ...
 
 
 class Lane:
     """One connection that carries frames; the receiver of that connection.
 
     Args:
-        connection: a connection that was not started yet; it is started here.
+        connection: a connection whose handshake is over; it is started here.
+        number: of the lane within its link.
+        link: where segments to be sent come from.
         handler: whom to tell.
     """
 
-    def __init__(self, connection: Connection, handler: FrameHandler) -> None:
+    def __init__(
+        self, connection: Connection, number: int, link: LaneGroup, handler: FrameHandler
+    ) -> None:
         self.connection = connection
-        self.context: object = None
-        """Belongs to the handler: what it knows about the frame that is being received."""
-        self.owner: object = None
-        """Belongs to the handler: the link that this lane is a part of."""
-        self.watched: tuple[int, int, int] = (0, 0, 0)
-        """Belongs to the handler: (sent, received, since when) as last looked at."""
-        self.backlog_bytes = 0
-        """Bytes queued and not yet taken by the network."""
+        self.number = number
+        self.link = link
+        self.watched: tuple[int, int] = (0, 0)
+        """Belongs to the handler: (bytes moved, since when) as last looked at."""
+        self.pinged = False
+        """Belongs to the handler: whether it has asked since then if the lane is alive."""
+        self.carried: dict[OperationId, list[int]] = {}
+        """Numbers of the segments that this lane was given: if it is lost, they may be, too."""
         self.sent_bytes = 0
         self.received_bytes = 0
+        self.moved_bytes = 0
+        """Received, or sent of segments: questions that nobody answers are no progress."""
         self._handler = handler
-        self._queue: deque[_Outgoing] = deque()
+        self._current: Frame | None = None
+        self._own: dict[tuple[FrameKind, OperationId], Frame] = {}
+        """Frames for this lane only; they come before segments."""
         self._waiting = False
         self._open = True
         self._head = bytearray(HEADER_BYTES)
         self._head_view = memoryview(self._head)
-        self._header: FrameHeader | None = None
+        self._sink: Sink | None = None
+        self._length = 0
         self._received = 0
         connection.start(self)
 
     @property
-    def receiving(self) -> FrameHeader | None:
-        """Header of the frame whose payload is being received."""
-        return self._header
+    def ready(self) -> bool:
+        """Whether it has nothing to send and the network would take something."""
+        return self._open and not self._waiting
+
+    @property
+    def receiving(self) -> bool:
+        """Whether a frame has begun to arrive."""
+        return self._sink is not None
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Bytes that only this lane can send and the network has not taken."""
+        current = self._current.missing if self._current is not None else 0
+        return current + sum(frame.missing for frame in self._own.values())
 
     # -- sending -------------------------------------------------------------------------------
 
-    def send(self, header: FrameHeader, payload: memoryview | bytes = b"") -> None:
-        """Queue a frame. ``payload`` must stay valid until it is sent or revoked."""
-        if not self._open:
-            return
-        view = memoryview(payload)
-        assert len(view) == header.length
-        frame = _Outgoing(header.operation, encode_header(header), view)
-        self._queue.append(frame)
-        self.backlog_bytes += frame.missing
-        if not self._waiting:
-            self._flush()
-
-    def replace(self, header: FrameHeader, payload: bytes) -> bool:
-        """Put ``payload`` into a queued frame with just this header, if none of it is sent yet.
-
-        Returns whether there was one: if not, nothing is queued.
-        """
-        encoded = encode_header(header)
-        for frame in self._queue:
-            if frame.header == encoded and not frame.sent:
-                frame.payload = memoryview(payload)
-                return True
-        return False
-
-    def revoke(self, operation: OperationId) -> None:
-        """Drop the frames of ``operation``; its memory is not read after this."""
-        if not any(frame.operation == operation for frame in self._queue):
-            return
-        kept: deque[_Outgoing] = deque()
-        for frame in self._queue:
-            if frame.operation != operation:
-                kept.append(frame)
-            elif frame.sent:
-                frame.payload = memoryview(bytes(len(frame.payload)))
-                kept.append(frame)
-            else:
-                self.backlog_bytes -= frame.missing
-        self._queue = kept
-
-    def detach(self, operation: OperationId) -> None:
-        """Copy what is still to be sent of ``operation``; its memory is not read after this."""
-        for frame in self._queue:
-            if frame.operation == operation:
-                frame.payload = memoryview(bytes(frame.payload))
-
-    def _flush(self) -> None:
-        while self._queue:
-            frame = self._queue[0]
+    def pump(self) -> None:
+        """Send until the network is full or nothing is left."""
+        while self._open and not self._waiting:
+            frame = self._current
+            if frame is None:
+                frame = self._next_frame()
+                if frame is None:
+                    return
             taken = self.connection.send(frame.rest())
             frame.sent += taken
-            self.backlog_bytes -= taken
             self.sent_bytes += taken
+            if frame.number >= 0:
+                self.moved_bytes += taken
             if frame.missing:
                 self._waiting = True
                 self.connection.notify_writable()
-                return
-            self._queue.popleft()
+            else:
+                self._current = None
+
+    def say(self, header: FrameHeader, payload: bytes = b"") -> None:
+        """Send a frame on this lane, before segments.
+
+        It takes the place of one like it that still waits: who asks often costs no memory.
+        """
+        if not self._open:
+            return
+        like = (header.kind, header.operation)
+        waiting = self._own.get(like)
+        if waiting is not None and waiting.header.offset > header.offset:
+            # Both answer numbered questions, and what is newer answers either.
+            number = waiting.header.offset
+            header = FrameHeader(header.kind, header.operation, 0, number, header.length)
+        self._own[like] = Frame(header, payload)
+        self.pump()
+
+    def ping(self) -> None:
+        """Ask the other side for a sign of life on this lane."""
+        self.say(_PING)
+
+    def revoke(self, operation: OperationId) -> None:
+        """Drop the frames of ``operation``; its memory is not read after this."""
+        self.carried.pop(operation, None)
+        for kind in (FrameKind.QUERY, FrameKind.HAVE):
+            self._own.pop((kind, operation), None)
+        frame = self._current
+        if frame is not None and frame.header.operation == operation:
+            if frame.sent:
+                frame.payload = bytes(frame.payload)
+            else:
+                self._current = None
+
+    def detach(self, operation: OperationId, tensor: memoryview) -> None:
+        """Send what is still to be sent of ``operation`` from ``tensor``; see ``Link.detach``."""
+        frame = self._current
+        if frame is not None and frame.header.operation == operation:
+            frame.detach(tensor)
+
+    def _next_frame(self) -> Frame | None:
+        first = next(iter(self._own), None)
+        frame = self.link.next_frame() if first is None else self._own.pop(first)
+        self._current = frame
+        if frame is not None and frame.number >= 0:
+            self.carried.setdefault(frame.header.operation, []).append(frame.number)
+        return frame
 
     # -- what the connection calls ---------------------------------------------------------------
 
     def get_buffer(self) -> memoryview:
         """See ``Receiver``."""
-        if self._header is None:
+        if self._sink is None:
             return self._head_view[self._received :]
-        return self._handler.frame_buffer(self, self._header, self._received)
+        return self._sink.memory(self._received)
 
     def buffer_updated(self, nbytes: int) -> None:
         """See ``Receiver``."""
         self.received_bytes += nbytes
+        self.moved_bytes += nbytes
         self._received += nbytes
-        if self._header is None:
+        sink = self._sink
+        if sink is None:
             if self._received < HEADER_BYTES:
                 return
             self._received = 0
-            self._header = decode_header(self._head)
-            self._handler.frame_started(self, self._header)
-        header = self._header
-        if self._received == header.length:
-            self._header = None
+            header = decode_header(self._head)
+            if header.kind is FrameKind.PING:
+                self.say(_PONG)
+                return
+            if header.kind is FrameKind.PONG:
+                return
+            self._length = header.length
+            sink = self._sink = self._handler.frame_started(self, header)
+        if self._received == self._length:
+            self._sink = None
             self._received = 0
-            self._handler.frame_received(self, header)
+            sink.complete()
 
     def writable(self) -> None:
         """See ``Receiver``."""
         self._waiting = False
-        self._flush()
+        self.pump()
 
     def connection_lost(self, error: Exception | None) -> None:
         """See ``Receiver``."""
-        self._open = False
-        self._queue.clear()
-        self.backlog_bytes = 0
+        self._stop()
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.lost()
         self._handler.lane_lost(self, error)
 
     def close(self) -> None:
         """Close in order: what the network has taken still arrives; what is queued does not."""
-        self._open = False
-        self._queue.clear()
-        self.backlog_bytes = 0
+        self._stop()
         self.connection.close()
 
     def abort(self) -> None:
         """Close at once."""
-        self._open = False
-        self._queue.clear()
-        self.backlog_bytes = 0
+        self._stop()
         self.connection.abort()
+
+    def _stop(self) -> None:
+        self._open = False
+        self._current = None
+        self._own.clear()
+
+
+_PING = FrameHeader(FrameKind.PING, NO_OPERATION, 0, 0, 0)
+_PONG = FrameHeader(FrameKind.PONG, NO_OPERATION, 0, 0, 0)

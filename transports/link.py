@@ -1,58 +1,130 @@
 """A link: all lanes between this peer and one other.
 
-Frames go to the lane with the smallest backlog and may arrive in any order. A link is up while at
-least one of its lanes is. (For now links are made of one lane; nothing above knows.)
+Segments wait here, and each lane takes the next one when it has sent the last: a fast lane takes
+more of them than a slow one, and what waits is not lost with a lane. Operations take turns, so a
+small one does not wait for a large one. Within one, segments may arrive in any order, so the newest
+of those that were computed here goes first: it is still in the cache, and the others wait for it,
+while own contributions can be sent at any time. A link is up while at least one of its lanes is.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from pccl.protocol.frame import FrameHeader
 from pccl.protocol.types import OperationId, PeerId
-from pccl.transports.lane import Lane
+from pccl.transports.lane import Frame, Lane
 
 
 class Link:
-    """The lanes to ``peer``."""
+    """The lanes to ``peer``.
+
+    Invariant: while a lane is ready, nothing waits.
+    """
 
     def __init__(self, peer: PeerId) -> None:
         self.peer = peer
-        self.lanes: list[Lane] = []
+        self._lanes: deque[Lane] = deque()
+        """The next one to be given a segment comes first."""
+        self._queues: dict[OperationId, deque[Frame]] = {}
+        """What waits of each operation; the one whose turn is next comes first."""
 
     @property
     def up(self) -> bool:
         """Whether frames can be sent."""
-        return bool(self.lanes)
+        return bool(self._lanes)
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """All lanes, by number."""
+        return tuple(sorted(self._lanes, key=lambda lane: lane.number))
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes queued on all lanes and not yet taken by the network."""
-        return sum(lane.backlog_bytes for lane in self.lanes)
+        """Bytes that wait for the network, on all lanes and here."""
+        lanes = sum(lane.backlog_bytes for lane in self._lanes)
+        return lanes + sum(frame.missing for queue in self._queues.values() for frame in queue)
 
-    def send(self, header: FrameHeader, payload: memoryview | bytes = b"") -> None:
-        """Queue a frame on the least busy lane; without a lane it is dropped."""
-        if self.lanes:
-            min(self.lanes, key=lambda lane: lane.backlog_bytes).send(header, payload)
+    # -- sending -------------------------------------------------------------------------------
 
-    def send_newest(self, header: FrameHeader, payload: bytes) -> None:
-        """Send a frame instead of one like it that still waits: who asks often costs no memory."""
-        if not any(lane.replace(header, payload) for lane in self.lanes):
-            self.send(header, payload)
+    def send(self, header: FrameHeader, payload: memoryview, number: int) -> None:
+        """Queue a segment; without a lane it waits for one.
+
+        Args:
+            header: of a DATA frame.
+            payload: must stay valid until it is sent or revoked.
+            number: of the segment among all that its operation sends.
+        """
+        frame = Frame(header, payload, number)
+        queue = self._queues.get(header.operation)
+        if queue is None:
+            self._queues[header.operation] = deque((frame,))
+        elif header.step:
+            queue.appendleft(frame)
+        else:
+            queue.append(frame)
+        lanes = self._lanes
+        for _ in range(len(lanes)):
+            lane = lanes[0]
+            lanes.rotate(-1)
+            if lane.ready:
+                lane.pump()
+                return
+
+    def ask(self, header: FrameHeader) -> None:
+        """Send a question on every lane: one of them may be dead and not know it yet."""
+        for lane in list(self._lanes):
+            lane.say(header)
+
+    def next_frame(self) -> Frame | None:
+        """See ``LaneGroup``."""
+        if not self._queues:
+            return None
+        operation = next(iter(self._queues))
+        queue = self._queues.pop(operation)
+        frame = queue.popleft()
+        if queue:
+            self._queues[operation] = queue
+        return frame
 
     def revoke(self, operation: OperationId) -> None:
         """Drop the frames of ``operation``; its memory is not read after this."""
-        for lane in self.lanes:
+        self._queues.pop(operation, None)
+        for lane in self._lanes:
             lane.revoke(operation)
 
-    def detach(self, operation: OperationId) -> None:
-        """Copy what is still to be sent of ``operation``; its memory is not read after this."""
-        for lane in self.lanes:
-            lane.detach(operation)
+    def detach(self, operation: OperationId, tensor: memoryview) -> None:
+        """Send what is still to be sent of ``operation`` from ``tensor``, a copy of the result.
+
+        No other memory is read after this.
+        """
+        for frame in self._queues.get(operation, ()):
+            frame.detach(tensor)
+        for lane in self._lanes:
+            lane.detach(operation, tensor)
+
+    # -- lanes ---------------------------------------------------------------------------------
+
+    def lane(self, number: int) -> Lane | None:
+        """The lane with this number."""
+        return next((lane for lane in self._lanes if lane.number == number), None)
+
+    def add(self, lane: Lane) -> None:
+        """Use one more lane."""
+        self._lanes.append(lane)
+        lane.pump()
+
+    def remove(self, lane: Lane) -> bool:
+        """See ``LaneGroup``."""
+        if lane not in self._lanes:
+            return False
+        self._lanes.remove(lane)
+        return True
 
     def close(self) -> None:
-        """Close all lanes."""
-        for lane in list(self.lanes):
+        """Close all lanes. What waits goes on waiting: for new lanes, or to be revoked."""
+        for lane in list(self._lanes):
             lane.close()
 
 

@@ -86,6 +86,11 @@ class SimConnection:
         """This side."""
         return self._local
 
+    @property
+    def congestion(self) -> str:
+        """See ``Connection``: nothing is lost here."""
+        return ""
+
     def start(self, receiver: Receiver) -> None:
         """See ``Connection``."""
         handed_over, self._receiver = self._receiver is not None, receiver

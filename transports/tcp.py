@@ -34,15 +34,20 @@ from pccl.transports.tcp_socket import (
     Lingering,
     Resolved,
     SocketAddress,
+    congestion_of,
     reason_of,
     resolve,
     set_options,
     to_address,
+    tune_path,
 )
 
 READ_BUDGET_BYTES = 4 << 20
 """Read by one connection per turn of the loop: enough to amortise the turn (about 1 ms of
 copying), little enough that the other lanes do not wait for long."""
+
+READ_COST_BYTES = 16 << 10
+"""What the shortest read counts: a flood of tiny frames must not hold up the loop either."""
 
 ACCEPTS_PER_TURN = 64
 """Connections taken by one listener per turn of the loop; a storm of dials starves nobody."""
@@ -88,6 +93,10 @@ class _TcpConnection:
     @property
     def local(self) -> Address:
         return self._local
+
+    @property
+    def congestion(self) -> str:
+        return congestion_of(self._sock) if self._open else ""
 
     def start(self, receiver: Receiver) -> None:
         if self._open:
@@ -164,7 +173,7 @@ class _TcpConnection:
                     return
                 self._receiver.buffer_updated(nbytes)
                 # On after a short read, too: uvloop calls only once when the stream has failed.
-                budget -= nbytes
+                budget -= max(nbytes, READ_COST_BYTES)
         except Exception as error:  # noqa: BLE001 - reported below
             self._receiver_failed(error)
         else:
@@ -381,6 +390,7 @@ class TcpTransport:
 
     def adopt(self, sock: socket.socket, local: Address, remote: Address) -> _TcpConnection:
         """Make a connection of a connected socket. For this module."""
+        tune_path(sock, is_local=local.host == remote.host)
         self._sockets.add(sock)
         return _TcpConnection(self, sock, local, remote)
 

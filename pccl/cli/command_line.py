@@ -67,11 +67,11 @@ def check_address(ctx: click.Context, param: click.Parameter, value: str | None)
     return value
 
 
-def check_advertise(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuse what no peer could tell the others."""
+def check_own_address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuse where no peer could listen."""
     if value is not None:
         try:
-            pccl.addresses.parse_advertised(value)
+            pccl.addresses.parse_advertised(value, param.name or "address")
         except ValueError as error:
             raise click.BadParameter(str(error)) from error
     return value

@@ -16,12 +16,12 @@ import click
 
 import pccl.addresses
 from pccl import config
-from pccl.checks import PEER_GROUP_MAX
+from pccl.checks import LANES_MAX, PEER_GROUP_MAX
 from pccl.cli.command_line import (
     Seconds,
     Wrapper,
     check_address,
-    check_advertise,
+    check_own_address,
     wrapped_command,
 )
 from pccl.cli.guard import become
@@ -114,8 +114,20 @@ class JoinCommand(Wrapper):
 @click.option(
     "--advertise",
     metavar="HOST[:PORT]",
-    callback=check_advertise,
+    callback=check_own_address,
     help="Where the others reach this peer (PCCL_ADVERTISE); :FIRST-LAST chooses its port.",
+)
+@click.option(
+    "--listen",
+    metavar="HOST[:PORT]",
+    callback=check_own_address,
+    help="Where its port is bound, if not there (PCCL_LISTEN).",
+)
+@click.option(
+    "--lanes",
+    metavar="LANES",
+    type=click.IntRange(0, LANES_MAX),
+    help="Connections per link; 0: chosen by the library (PCCL_LANES).",
 )
 @click.option(
     "--token",
@@ -137,6 +149,8 @@ def join(
     master: str,
     group: int | None,
     advertise: str | None,
+    listen: str | None,
+    lanes: int | None,
     token: Path | None,
     timeout_s: float | None,
 ) -> NoReturn:
@@ -152,6 +166,10 @@ def join(
         environment[config.GROUP] = str(group)
     if advertise is not None:
         environment[config.ADVERTISE] = advertise
+    if listen is not None:
+        environment[config.LISTEN] = listen
+    if lanes is not None:
+        environment[config.LANES] = str(lanes)
     if token is not None:
         _check_token(token)
         environment[config.TOKEN_FILE] = str(token.resolve())

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 SEGMENT_BYTES_MIN = 64 << 10
-SEGMENT_BYTES_MAX = 512 << 10
-"""Large enough to make per-segment work in Python small, small enough to stay in a core's cache
-between being received, added, hashed and sent on."""
+SEGMENT_BYTES_MAX = 768 << 10
+"""Large enough to make per-segment work in Python and in the kernel small, small enough to stay in
+cache between being received, added, hashed and sent on."""
 
 _SEGMENTS_PER_CHUNK = 8
 

@@ -7,7 +7,8 @@ aborted attempt, an older view or another term can never be taken for one of the
     kind u8 | flags u8 | step u16 | length u32 | term u32 | group u32 | view u32 | n u32
     tag u64 | offset u64 | reserved u64
 
-``offset`` counts bytes from the start of the tensor; ``step`` is the schedule's step number.
+Of a segment, ``offset`` counts bytes from the start of the tensor, and ``step`` is the schedule's
+step number. Of a question and its answer, ``offset`` is the question's number.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ class FrameKind(enum.IntEnum):
     QUERY = 2
     """Sender asks what the receiver still lacks of an operation (after a lane was lost)."""
     HAVE = 3
-    """Answer to QUERY: the payload is the receiver's bitmap of received segments."""
+    """Answer to QUERY, on the same lane: the receiver's bitmap of received segments."""
+    PING = 4
+    """Is this lane alive? Without payload, of no operation."""
+    PONG = 5
+    """Answer to PING, on the same lane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,11 @@ class FrameHeader:
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
+
+_BARE = (FrameKind.QUERY, FrameKind.PING, FrameKind.PONG)
+
+NO_OPERATION = OperationId(term=0, group=0, view=0, tag=0, n=0)
+"""In the headers of frames that belong to none."""
 
 
 def encode_header(header: FrameHeader) -> bytes:
@@ -76,4 +86,6 @@ def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
         raise RemoteProtocolError(
             func="lane", reason=f"frame of {length} bytes; at most {PAYLOAD_BYTES_MAX} are allowed"
         )
+    if length and known in _BARE:
+        raise RemoteProtocolError(func="lane", reason=f"a {known.name} carries no payload")
     return FrameHeader(known, OperationId(term, group, view, tag, n), step, offset, length)

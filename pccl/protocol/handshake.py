@@ -11,7 +11,7 @@ dialler first, over both openings as they were sent. Only then is anything else 
 
 An opening, little-endian, 80 bytes:
 
-    magic "PCCL" | version u16 | security u8 | channel u8 | lane u16 | reserved u16 | term u32
+    magic "PCCL" | version u16 | security u8 | channel u8 | lane u16 | lanes u16 | term u32
     run 16 bytes | source u64 | target u64 | nonce 32 bytes
 
 What a side does not know yet is zero. The first eight bytes are the same in every version. A side
@@ -37,7 +37,7 @@ from cryptography.hazmat.primitives.hmac import HMAC
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.limits import PROTOCOL_VERSION
+from pccl.protocol.limits import LANES_MAX, PROTOCOL_VERSION
 from pccl.protocol.types import PeerId
 
 _MAGIC = b"PCCL"
@@ -104,6 +104,8 @@ class Opening:
     """Whom it means to talk to; 0: a master, or whoever has dialled."""
     lane: int = 0
     """Number of the lane within its link."""
+    lanes: int = 0
+    """How many lanes the sender wants the link to have; 0: it leaves that to the other one."""
     security: int = Security.NONE
     version: int = PROTOCOL_VERSION
 
@@ -112,7 +114,7 @@ class Opening:
         assert len(self.nonce) == NONCE_BYTES
         assert len(self.run) == RUN_BYTES
         return _OPENING.pack(
-            _MAGIC, self.version, self.security, self.channel, self.lane, 0, self.term,
+            _MAGIC, self.version, self.security, self.channel, self.lane, self.lanes, self.term,
             self.run, self.source, self.target, self.nonce,
         )  # fmt: skip
 
@@ -123,16 +125,16 @@ class Opening:
         Raises:
             RemoteProtocolError: they are no opening. Close the connection.
         """
-        magic, version, security, channel, lane, reserved, term, run, source, target, nonce = (
+        magic, version, security, channel, lane, lanes, term, run, source, target, nonce = (
             _OPENING.unpack(data)
         )
         if magic != _MAGIC:
             raise _not_ours()
-        if channel not in _CHANNELS or reserved:
+        if channel not in _CHANNELS:
             raise RemoteProtocolError(func="handshake", reason="malformed opening")
         return Opening(
             _CHANNELS[channel], nonce, run, term, PeerId(source), PeerId(target), lane,
-            security, version,
+            lanes, security, version,
         )  # fmt: skip
 
 
@@ -204,7 +206,7 @@ def _accept(identify: Callable[[], Opening], key: bytes | None) -> _Exchange:
     _check_version(prefix, own.encode())
     received = prefix + (yield b"", OPENING_BYTES - PREFIX_BYTES)
     remote = Opening.decode(received)
-    sent = replace(own, target=remote.source).encode()
+    sent = replace(own, target=remote.source, lane=remote.lane).encode()
     if remote.channel is not own.channel:
         raise _refused(f"it came for a {remote.channel.name.lower()} connection", sent)
     if remote.security != security:
@@ -255,7 +257,7 @@ def _check_younger(own: Opening, remote: Opening, last_words: bytes) -> None:
         raise _refused(reason, last_words)
     if remote.source <= own.source:
         raise _refused(f"peer {remote.source} should be dialled", last_words)
-    if remote.lane != own.lane:
+    if remote.lane >= LANES_MAX:
         raise _refused(f"there is no lane {remote.lane}", last_words)
 
 
@@ -309,8 +311,8 @@ class Handshake:
         """The side that has been dialled.
 
         Args:
-            identify: gives what to say, once somebody has begun; its ``security`` and ``target``
-                are filled in.
+            identify: gives what to say, once somebody has begun; its ``security``, ``target`` and
+                ``lane`` are filled in.
             key: see ``derive_key``; None without a token.
         """
         return Handshake(_accept(identify, key))

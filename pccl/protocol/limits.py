@@ -9,7 +9,10 @@ from dataclasses import dataclass, fields
 
 from pccl.protocol.types import NS_PER_S
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
+
+LANES_MAX = 256
+"""Lanes of one link; each costs two descriptors and their buffers in the kernel."""
 
 CONTROL_MESSAGE_BYTES_MAX = 1 << 20
 """The largest control message is a roster: about 40 bytes a member, so thousands of members fit."""

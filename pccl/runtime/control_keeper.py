@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from pccl.protocol.errors import LinkError, RemoteProtocolError
-from pccl.protocol.handshake import AnotherRun, Channel, HandshakeRefused
+from pccl.protocol.handshake import AnotherRun, Channel, HandshakeRefused, Opening
 from pccl.protocol.messages import Message, Refused
 from pccl.protocol.peer_events import ControlClosed, ControlMessage, ControlOpened, PeerEvent
 from pccl.protocol.types import NS_PER_S
@@ -100,7 +100,7 @@ class ControlKeeper:
             else:
                 self._feed(ControlClosed(error.reason))
 
-    def _take(self, connection: Connection) -> None:
+    def _take(self, connection: Connection, remote: Opening) -> None:
         stream: ControlStream | None = None
 
         def on_message(message: Message) -> None:

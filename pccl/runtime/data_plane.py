@@ -1,4 +1,4 @@
-"""Gives every frame its memory and its meaning: the frames of all links meet the transfers here.
+"""Gives every frame its sink: the frames of all links meet the transfers here.
 
 * A frame of a posted operation goes straight into the caller's result.
 * A frame of an operation that may still be posted goes to the link's bounded early store.
@@ -21,23 +21,89 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.messages import Progress
 from pccl.protocol.types import Collective, Descriptor, OperationId, PeerId
+from pccl.runtime.discard import discard
 from pccl.runtime.operand import Operand, nothing
-from pccl.runtime.transfer import Placement, Transfer
-from pccl.transports.lane import Lane
+from pccl.runtime.transfer import Transfer
+from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Link
 
 _log = logging.getLogger("pccl.link")
 
-_DISCARD_BYTES = 256 << 10
-_BITMAP_BYTES_MAX = 1 << 20
+
+@dataclass(slots=True)
+class _Drain:
+    """The sink of a frame that nobody wants."""
+
+    length: int
+
+    def memory(self, received: int) -> memoryview:
+        return discard(self.length - received)
+
+    def complete(self) -> None:
+        pass
+
+    def lost(self) -> None:
+        pass
 
 
 @dataclass(slots=True)
-class _Kept:
-    """A frame that is received into memory of its own: an early one, or a bitmap."""
+class _EarlyFrame:
+    """The sink of a frame whose operation is not posted yet: memory of its own."""
 
+    plane: DataPlane
+    store: EarlyStore
+    header: FrameHeader
     payload: bytearray
-    early: EarlyStore | None
+
+    def memory(self, received: int) -> memoryview:
+        return memoryview(self.payload)[received:]
+
+    def complete(self) -> None:
+        self.store.put(self.header, self.payload)
+        self.plane.settle_early(self.store, self.header.operation)
+
+    def lost(self) -> None:
+        self.store.release(self.header)
+
+
+@dataclass(slots=True)
+class _Question:
+    """The sink of a QUERY, which is complete at once."""
+
+    transfer: Transfer
+    lane: Lane
+    header: FrameHeader
+
+    def memory(self, received: int) -> memoryview:
+        raise AssertionError("a question has no payload")
+
+    def complete(self) -> None:
+        asked, bitmap = self.header, self.transfer.bitmap()
+        answer = FrameHeader(FrameKind.HAVE, asked.operation, 0, asked.offset, len(bitmap))
+        self.lane.say(answer, bitmap)
+
+    def lost(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Answer:
+    """The sink of a HAVE: memory of its own."""
+
+    plane: DataPlane
+    transfer: Transfer
+    header: FrameHeader
+    payload: bytearray
+
+    def memory(self, received: int) -> memoryview:
+        return memoryview(self.payload)[received:]
+
+    def complete(self) -> None:
+        if self.plane.transfers.get(self.header.operation) is self.transfer:  # not over meanwhile
+            self.transfer.have(self.header.offset, memoryview(self.payload))
+
+    def lost(self) -> None:
+        pass
 
 
 class DataPlane:
@@ -65,7 +131,6 @@ class DataPlane:
         self._segment_bytes = segment_bytes
         self._early: dict[PeerId, EarlyStore] = {}
         self._scratch = Scratch()
-        self._discard = memoryview(bytearray(_DISCARD_BYTES))
 
     # -- what the engine does ------------------------------------------------------------------
 
@@ -76,7 +141,7 @@ class DataPlane:
         operand: Operand | None,
         ring: tuple[PeerId, ...],
         own: PeerId,
-    ) -> None:
+    ) -> tuple[PeerId, ...]:
         """Lend the buffers of a call to an operation; frames find them from now on.
 
         Args:
@@ -86,6 +151,9 @@ class DataPlane:
                 for a barrier.
             ring: the members in ring order, at least 2.
             own: this peer.
+
+        Returns:
+            Whose links it will use.
 
         Raises:
             ValueError: the root of a broadcast is not in the ring.
@@ -108,6 +176,7 @@ class DataPlane:
         )
         self.transfers[operation] = transfer
         self._replay_early(transfer)
+        return transfer.partners
 
     def begin(self, operation: OperationId) -> None:
         """The operation has started."""
@@ -138,23 +207,19 @@ class DataPlane:
         """Nobody needs this peer any more."""
         self._early.pop(peer, None)
 
-    def link_changed(self, peer: PeerId) -> None:
-        """The link to ``peer`` was lost or made anew."""
-        for transfer in list(self.transfers.values()):
-            if transfer.downstream.peer == peer:
-                transfer.link_changed()
-
-    def waits_for(self, peer: PeerId) -> bool:
-        """Whether a running transfer needs something from ``peer``: segments, or an answer."""
-        return any(
-            (t.begun and t.upstream == peer and t.lacking) or t.awaits_answer_from(peer)
-            for t in self.transfers.values()
-        )
-
-    def ask_if_idle(self, now_ns: int, patience_ns: int) -> None:
-        """Make sure that what idle transfers have sent has arrived; called at every tick."""
+    def lane_up(self, peer: PeerId) -> None:
+        """There is one more lane to ``peer``."""
         for transfer in self.transfers.values():
-            transfer.ask_if_idle(now_ns, patience_ns)
+            if transfer.downstream.peer == peer:
+                transfer.ask()
+
+    def uses(self, peer: PeerId) -> bool:
+        """Whether a running transfer lacks segments from ``peer``, or sends some there."""
+        return any(
+            (t.upstream == peer and t.lacking) or t.sends_to(peer)
+            for t in self.transfers.values()
+            if t.begun
+        )
 
     def progress(self) -> tuple[Progress, ...]:
         """How far the posted operations are."""
@@ -162,87 +227,50 @@ class DataPlane:
 
     # -- what lanes do -------------------------------------------------------------------------
 
-    def frame_started(self, peer: PeerId, lane: Lane, header: FrameHeader) -> None:
+    def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
         """Decide where the frame goes.
 
         Raises:
             RemoteProtocolError: the sender may not send this.
         """
-        lane.context = None
+        peer = lane.link.peer
         transfer = self._find(header.operation)
         match header.kind:
             case FrameKind.DATA if transfer is not None:
                 if transfer.upstream != peer:
                     reason = f"peer {peer} is not upstream in {header.operation}"
                     raise RemoteProtocolError(func="lane", reason=reason)
-                lane.context = transfer.place(lane, header)
+                return transfer.place(header) or _Drain(header.length)
             case FrameKind.DATA if self._may_come(header.operation):
                 store = self._early.get(peer)
                 if store is None:
                     reason = f"peer {peer} sends ahead of {header.operation}, and is no member"
                     raise RemoteProtocolError(func="lane", reason=reason)
-                lane.context = _Kept(store.reserve(header), store)
-            case FrameKind.HAVE:
-                if header.length > _BITMAP_BYTES_MAX:
-                    raise RemoteProtocolError(func="lane", reason="oversized bitmap")
-                lane.context = _Kept(bytearray(header.length), None)
-            case FrameKind.QUERY if header.length:
-                raise RemoteProtocolError(func="lane", reason="a query carries no payload")
+                return _EarlyFrame(self, store, header, store.reserve(header))
+            case FrameKind.QUERY if transfer is not None and transfer.upstream == peer:
+                return _Question(transfer, lane, header)
+            case FrameKind.HAVE if transfer is not None and transfer.downstream.peer == peer:
+                if header.length != transfer.answer_bytes:
+                    reason = f"a bitmap of {header.length} bytes for {header.operation}"
+                    raise RemoteProtocolError(func="lane", reason=reason)
+                return _Answer(self, transfer, header, bytearray(header.length))
             case _:
-                pass
-
-    def frame_buffer(self, lane: Lane, header: FrameHeader, received: int) -> memoryview:
-        """Memory for the next bytes; asked before every read."""
-        context = lane.context
-        if isinstance(context, Placement):
-            place = context.transfer.destination(context, lane, received)
-            if place is not None:
-                return place
-        elif isinstance(context, _Kept):
-            return memoryview(context.payload)[received:]
-        return self._discard[: header.length - received]
-
-    def frame_received(self, peer: PeerId, lane: Lane, header: FrameHeader) -> None:
-        """The payload is complete.
-
-        Raises:
-            RemoteProtocolError: it makes no sense.
-        """
-        context, lane.context = lane.context, None
-        if isinstance(context, Placement):
-            context.transfer.complete(context, lane)
-        elif isinstance(context, _Kept):
-            if context.early is not None:
-                context.early.put(header, context.payload)
-                self._settle_early(context.early, header.operation)
-            else:
-                transfer = self._find(header.operation)
-                if transfer is not None and transfer.downstream.peer == peer:
-                    transfer.have(memoryview(context.payload))
-        elif header.kind is FrameKind.QUERY:
-            self._answer_query(peer, header.operation)
+                return _Drain(header.length)
 
     def lane_lost(self, lane: Lane) -> None:
-        """A lane is gone; what it was receiving never comes."""
-        context, lane.context = lane.context, None
-        header = lane.receiving
-        if isinstance(context, _Kept) and context.early is not None and header is not None:
-            context.early.release(header)
+        """A lane is gone; what was given to it may not have arrived."""
+        for operation, numbers in lane.carried.items():
+            transfer = self.transfers.get(operation)
+            if transfer is not None:
+                transfer.lane_lost(numbers)
 
     def _find(self, operation: OperationId) -> Transfer | None:
         """The transfer that a frame belongs to: the very operation, not one with its tag."""
         return self.transfers.get(operation)
 
-    def _answer_query(self, peer: PeerId, operation: OperationId) -> None:
-        transfer = self._find(operation)
-        if transfer is not None and transfer.upstream == peer:
-            bitmap = transfer.bitmap()
-            header = FrameHeader(FrameKind.HAVE, operation, 0, 0, len(bitmap))
-            self._link_to(peer).send_newest(header, bitmap)
-
     # -- early frames --------------------------------------------------------------------------
 
-    def _settle_early(self, store: EarlyStore, operation: OperationId) -> None:
+    def settle_early(self, store: EarlyStore, operation: OperationId) -> None:
         """A frame that began early is complete: its operation may be posted by now, or over."""
         transfer = self._find(operation)
         if transfer is not None:

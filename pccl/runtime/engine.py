@@ -126,20 +126,21 @@ class PeerEngine:
     def _enter_run(self) -> None:
         """Begin anew, as a process that no run knows."""
         self.machine = PeerMachine(self._timing, self._clock.now_ns())
-        links = Links(self._make_link)
+        self.links = Links(self._make_link)
         self.data_plane = DataPlane(
-            links.to, self.machine.may_come, self._on_done, self._options.segment_bytes
+            self.links.to, self.machine.may_come, self._on_done, self._options.segment_bytes
         )
         self.keeper = LinkKeeper(
             self._clock,
             self._transport,
             self._timing,
             self.machine,
-            links,
+            self.links,
             self.data_plane,
             self._on_link_change,
             self._create_task,
             self._credentials,
+            self._options.lanes,
         )
 
     # -- calls ---------------------------------------------------------------------------------
@@ -181,7 +182,8 @@ class PeerEngine:
         if self._listener is None:
             self._listener = await self._listen()
             self._ticker.start()
-        host, port = self._options.advertise_host, self._listener.address.port
+        host = self._options.advertise_host
+        port = self._options.advertise_port or self._listener.address.port
         await self._call(
             lambda call: JoinCall(call, self.group, host, port, attempts, min_peers, rejoins),
             deadline,
@@ -429,7 +431,8 @@ class PeerEngine:
                 lender.operation = operation
                 self._posted[operation] = number
                 own = self.machine.peer
-                self.data_plane.post(operation, descriptor, lender.operand, ring, own)
+                for peer in self.data_plane.post(operation, descriptor, lender.operand, ring, own):
+                    self.keeper.use(peer)
             case Begin(operation):
                 self.data_plane.begin(operation)
             case Detach(operation):
@@ -459,8 +462,6 @@ class PeerEngine:
     def _tick(self) -> None:
         if self._broken is not None:
             return
-        patience_ns = self._timing.ns(self._timing.lane_stall_s) // 2
-        self.data_plane.ask_if_idle(self._clock.now_ns(), patience_ns)
         self.keeper.replace_stalled_lanes()
         self._feed(Tick(self.data_plane.progress(), self._callers_blocked()))
 
@@ -470,7 +471,6 @@ class PeerEngine:
         self.keeper.accept(connection)
 
     def _on_link_change(self, peer: PeerId, reason: str | None) -> None:
-        self.data_plane.link_changed(peer)
         self._feed(LinkChanged(peer, reason))
 
     def _on_done(self, operation: OperationId, digest: bytes) -> None:

@@ -63,10 +63,19 @@ class Credentials:
         self._key = None if token is None else derive_key(token)
         self._random_bytes = random_bytes
 
-    def opening(self, channel: Channel, own: Identity, target: PeerId = NOBODY) -> Opening:
+    def opening(
+        self,
+        channel: Channel,
+        own: Identity,
+        target: PeerId = NOBODY,
+        *,
+        lane: int = 0,
+        lanes: int = 0,
+    ) -> Opening:
         """What a peer says first."""
         nonce = self._random_bytes(NONCE_BYTES)
-        return Opening(channel, nonce, own.run or NO_RUN, own.term, own.peer, target)
+        run = own.run or NO_RUN
+        return Opening(channel, nonce, run, own.term, own.peer, target, lane, lanes)
 
     def masters_opening(self, run: bytes, term: int) -> Opening:
         """What a master says first."""
@@ -183,7 +192,7 @@ async def introduce(
     handshake: Handshake,
     clock: Clock,
     deadline_ns: int,
-    take: Callable[[Connection], None],
+    take: Callable[[Connection, Opening], None],
 ) -> None:
     """Greet on a connection that we have dialled.
 
@@ -192,7 +201,8 @@ async def introduce(
         handshake: at its beginning.
         clock: time.
         deadline_ns: when it must be over.
-        take: called at the end of the handshake; has to start the connection. When it has been
+        take: called at the end of the handshake, with what the other side has said; has to start
+            the connection. When it has been
             called there is no error any more, and when this is cancelled before, it never is.
 
     Raises:
@@ -207,7 +217,7 @@ async def introduce(
         if over.done():  # cancelled, and we are not awake yet
             connection.abort()
         else:
-            take(connection)
+            take(connection, remote)
             over.set_result(None)
 
     def failed(error: PCCLError) -> None:

@@ -1,8 +1,10 @@
 """Keeps the links to other peers: the younger of two peers dials, the elder accepts.
 
-The handshake that opens a lane names both peers, the run and the term. A link that is lost is
-redialled at once and then with back-off for as long as it is wanted; what happens to it is
-reported, and the master draws its conclusions.
+The handshake that opens a lane names both peers, the run, the term and the lane. A link begins with
+one lane; when it is first used, the others are dialled: as many as the one of the two wants that
+wants more. A lane that is lost is redialled at once and then with back-off for as long as the
+link is wanted. The link is up while one lane is; when it comes up or goes down, that is reported,
+and the master draws its conclusions.
 """
 
 from __future__ import annotations
@@ -10,19 +12,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
 from pccl.protocol.frame import FrameHeader
 from pccl.protocol.handshake import Channel, Opening
-from pccl.protocol.limits import Timing
+from pccl.protocol.limits import LANES_MAX, Timing
 from pccl.protocol.types import Member, PeerId
 from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.greeting import Credentials, Identity, Reception, introduce
 from pccl.transports.base import Address, Connection, Transport
-from pccl.transports.lane import Lane
-from pccl.transports.link import Link, Links
+from pccl.transports.lane import Lane, Sink
+from pccl.transports.link import Links
 
 _log = logging.getLogger("pccl.link")
 
@@ -30,33 +32,32 @@ STRANGERS_MAX = 256
 """Accepted connections before the end of the handshake; more are closed, the oldest first."""
 
 NEWCOMERS_MAX = 1024
-"""Links to peers that we do not know yet; the oldest are closed. So many may join together."""
+"""Links to peers that we do not know yet, each of one lane; the oldest are closed. So many may join
+together."""
+
+FAR_LANES = 4
+"""Lanes of a link to another machine if nobody says. One connection gets a fair share of a line
+that others use too, and less on a long one with losses; each more helps less. On one machine it is
+one: more only make the kernel's work less orderly."""
 
 
 class Frames(Protocol):
-    """Who understands the frames of all links; the data plane does.
+    """Who understands the frames of all links; the data plane does."""
 
-    The first four are those of ``FrameHandler``, with the sender where that matters.
-    """
-
-    def frame_started(self, peer: PeerId, lane: Lane, header: FrameHeader) -> None:
-        """A header has arrived."""
+    def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
+        """A header has arrived; where does the payload go?"""
         ...
 
-    def frame_buffer(self, lane: Lane, header: FrameHeader, received: int) -> memoryview:
-        """Memory for the payload's next bytes."""
-        ...
-
-    def frame_received(self, peer: PeerId, lane: Lane, header: FrameHeader) -> None:
-        """The payload is complete."""
+    def lane_up(self, peer: PeerId) -> None:
+        """There is one more lane to ``peer``."""
         ...
 
     def lane_lost(self, lane: Lane) -> None:
-        """The lane is gone."""
+        """The lane is gone, and what it carried perhaps with it."""
         ...
 
-    def waits_for(self, peer: PeerId) -> bool:
-        """Whether a running transfer needs something from ``peer``."""
+    def uses(self, peer: PeerId) -> bool:
+        """Whether a running transfer needs the link to ``peer`` to be alive."""
         ...
 
     def expect_peer(self, peer: PeerId) -> None:
@@ -69,21 +70,40 @@ class Frames(Protocol):
 
 
 @dataclass(slots=True)
+class _Redial:
+    """A lane that we keep by dialling."""
+
+    backoff_ns: int
+    up_since_ns: int = 0
+    """When the lane last came up."""
+    task: asyncio.Task[None] | None = None
+    timer: Timer | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the lane is being dialled, or will be."""
+        return self.task is not None or self.timer is not None
+
+
+@dataclass(slots=True)
 class _Dialling:
     """A peer that we keep a link to by dialling."""
 
     member: Member
-    backoff_ns: int
-    up_since_ns: int = 0
-    """When the link last came up."""
-    task: asyncio.Task[None] | None = None
-    timer: Timer | None = None
+    lanes: dict[int, _Redial] = field(default_factory=dict[int, "_Redial"])
+    """By number."""
+    used: bool = False
+    wish: int = 0
+    """How many lanes the other side wants; 0: it leaves that to us."""
+    is_near: bool = False
+    """Whether the other side is on this machine."""
 
     def cancel(self) -> None:
-        if self.task is not None:
-            self.task.cancel()
-        if self.timer is not None:
-            self.timer.cancel()
+        for redial in self.lanes.values():
+            if redial.task is not None:
+                redial.task.cancel()
+            if redial.timer is not None:
+                redial.timer.cancel()
 
 
 class LinkKeeper:
@@ -96,10 +116,11 @@ class LinkKeeper:
         identity: who we are.
         links: the links to keep; whoever sends frames knows them too.
         frames: who understands the frames.
-        on_change: called with a peer and None when its link is up (also when it was made anew),
-            or with the reason when it is down or cannot be made.
+        on_change: called with a peer and None when its link is up, or with the reason when it is
+            down or cannot be made.
         create_task: runs a dial.
         credentials: what we greet with.
+        lanes: how many a link should have; 0: whatever the other side says, or is good.
     """
 
     def __init__(
@@ -113,6 +134,7 @@ class LinkKeeper:
         on_change: Callable[[PeerId, str | None], None],
         create_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         credentials: Credentials,
+        lanes: int,
     ) -> None:
         self._clock = clock
         self._transport = transport
@@ -121,6 +143,7 @@ class LinkKeeper:
         self._on_change = on_change
         self._create_task = create_task
         self._credentials = credentials
+        self._lanes = lanes
         self._links = links
         self._frames = frames
         self._wanted: dict[PeerId, Member] = {}
@@ -146,9 +169,15 @@ class LinkKeeper:
             self._wanted[peer] = member
             self._frames.expect_peer(peer)
             if peer < self._identity.peer and peer not in self._dialling:
-                self._dialling[peer] = _Dialling(member, self._first_backoff_ns)
-                if not self._links.to(peer).up:
-                    self._dial(peer)
+                self._dialling[peer] = _Dialling(member)
+                self._widen(peer)
+
+    def use(self, peer: PeerId) -> None:
+        """The link to ``peer`` is about to carry a collective: it gets all its lanes."""
+        dialling = self._dialling.get(peer)
+        if dialling is not None and not dialling.used:
+            dialling.used = True
+            self._widen(peer)
 
     def accept(self, connection: Connection) -> None:
         """Somebody has connected to our port."""
@@ -161,24 +190,27 @@ class LinkKeeper:
         """Abort lanes that owe progress and make none; called at every tick.
 
         A lane owes progress while it has something to send, a frame that began to arrive, or a
-        running transfer that lacks segments from the other side. That side may have nothing to
-        send, but it may also have handed everything to a connection that is dead: a replacement
-        costs one question and its answer, and finds out.
+        running transfer needs its link. There may be nothing to send on it, but everything may
+        also have been handed to a connection that is dead: so it is asked for a sign of life first.
         """
         now_ns = self._clock.now_ns()
         late = now_ns - self._looked_ns >= 2 * self._timing.ns(self._timing.tick_s)
         self._looked_ns = now_ns
+        stall_ns = self._timing.ns(self._timing.lane_stall_s)
         for link in self._links.all():
-            awaited = self._frames.waits_for(link.peer)
-            for lane in list(link.lanes):
-                sent, received, since_ns = lane.watched
-                owes = awaited or lane.backlog_bytes or lane.receiving is not None
-                moved = (sent, received) != (lane.sent_bytes, lane.received_bytes)
-                if late or moved or not owes:
-                    lane.watched = (lane.sent_bytes, lane.received_bytes, now_ns)
-                elif now_ns - since_ns >= self._timing.ns(self._timing.lane_stall_s):
-                    _log.warning("lane to peer %d stalls; replacing it", link.peer)
+            used = self._frames.uses(link.peer)
+            for lane in link.lanes:
+                moved_bytes, since_ns = lane.watched
+                owes = used or lane.backlog_bytes or lane.receiving
+                if late or moved_bytes != lane.moved_bytes or not owes:
+                    lane.watched = (lane.moved_bytes, now_ns)
+                    lane.pinged = False
+                elif now_ns - since_ns >= stall_ns:
+                    _log.warning("lane %d to peer %d stalls; replacing it", lane.number, link.peer)
                     lane.abort()
+                elif now_ns - since_ns >= stall_ns // 2 and not lane.pinged:
+                    lane.pinged = True
+                    lane.ping()
 
     def close(self) -> None:
         """Close every lane and stop dialling."""
@@ -196,109 +228,141 @@ class LinkKeeper:
     def _first_backoff_ns(self) -> int:
         return self._timing.ns(self._timing.redial_min_s)
 
-    def _dial(self, peer: PeerId) -> None:
+    def _width(self, dialling: _Dialling) -> int:
+        """How many lanes the link should have now."""
+        if not dialling.used:
+            return 1
+        return max(self._lanes, dialling.wish) or (1 if dialling.is_near else FAR_LANES)
+
+    def _widen(self, peer: PeerId) -> None:
+        """Dial the lanes that the link should have and nobody has dialled yet."""
+        dialling, link = self._dialling[peer], self._links.to(peer)
+        width = self._width(dialling) if link.up else 1  # the first one finds out
+        for number in range(width):
+            if number not in dialling.lanes:
+                dialling.lanes[number] = _Redial(self._first_backoff_ns)
+                self._dial(peer, number)
+
+    def _dial(self, peer: PeerId, number: int) -> None:
         dialling = self._dialling.get(peer)
-        if dialling is not None and dialling.task is None and not self._closed:
-            dialling.timer = None
-            dialling.task = self._create_task(self._dial_once(peer, dialling))
+        if dialling is None or self._closed:
+            return
+        redial = dialling.lanes[number]
+        redial.timer = None
+        if number and not self._links.to(peer).up:
+            del dialling.lanes[number]  # the first one brings the others, and is dialled already
+        elif redial.task is None:
+            redial.task = self._create_task(self._dial_once(dialling.member, number, redial))
 
-    async def _dial_once(self, peer: PeerId, dialling: _Dialling) -> None:
-        member, patience_s = dialling.member, self._timing.dial_s
+    async def _dial_once(self, member: Member, number: int, redial: _Redial) -> None:
+        peer, patience_s = member.peer, self._timing.dial_s
 
-        def take(connection: Connection) -> None:
-            dialling.task = None
-            self._attach(connection, peer)
+        def take(connection: Connection, remote: Opening) -> None:
+            redial.task = None
+            self._attach(connection, peer, number)
+            self._on_dialled(connection, peer, number, remote.lanes)
 
         try:
             address = Address(member.host, member.port)
             connection = await self._transport.dial(address, patience_s)
             handshake = self._credentials.dial(
-                self._credentials.opening(Channel.LANE, self._identity, peer)
+                self._credentials.opening(
+                    Channel.LANE, self._identity, peer, lane=number, lanes=self._lanes
+                )
             )
             deadline_ns = self._clock.now_ns() + self._timing.ns(patience_s)
             await introduce(connection, handshake, self._clock, deadline_ns, take)
         except (LinkError, RemoteProtocolError) as error:
-            dialling.task = None
+            redial.task = None
             if isinstance(error, RemoteProtocolError):
                 _log.info("closed a connection to peer %d: %s", peer, error.reason)
-            self._on_change(peer, error.reason)
-            self._dial_later(peer)
+            if not self._links.to(peer).up:
+                self._on_change(peer, error.reason)
+            self._dial_later(peer, number)
 
-    def _dial_later(self, peer: PeerId) -> None:
+    def _on_dialled(self, connection: Connection, peer: PeerId, number: int, wish: int) -> None:
         dialling = self._dialling.get(peer)
-        if dialling is None or dialling.timer is not None or dialling.task is not None:
+        if dialling is not None:
+            dialling.wish = min(wish, LANES_MAX)
+            dialling.is_near = connection.local.host == connection.remote.host
+            dialling.lanes[number].up_since_ns = self._clock.now_ns()
+            self._widen(peer)
+
+    def _dial_later(self, peer: PeerId, number: int) -> None:
+        dialling = self._dialling.get(peer)
+        if dialling is None or dialling.lanes[number].under_way:
             return
-        when_ns = self._clock.now_ns() + dialling.backoff_ns
-        dialling.timer = self._clock.call_at_ns(when_ns, self._dial, peer)
-        dialling.backoff_ns = min(
-            2 * dialling.backoff_ns, self._timing.ns(self._timing.redial_max_s)
-        )
+        redial = dialling.lanes[number]
+        when_ns = self._clock.now_ns() + redial.backoff_ns
+        redial.timer = self._clock.call_at_ns(when_ns, self._dial, peer, number)
+        redial.backoff_ns = min(2 * redial.backoff_ns, self._timing.ns(self._timing.redial_max_s))
 
     # -- lanes ---------------------------------------------------------------------------------
 
     def _identify(self) -> Opening:
-        return self._credentials.opening(Channel.LANE, self._identity)
+        return self._credentials.opening(Channel.LANE, self._identity, lanes=self._lanes)
 
     def _on_proven(self, connection: Connection, remote: Opening, deadline_ns: int) -> None:
+        if remote.lane and remote.source not in self._wanted:
+            # The link to a newcomer has one lane. A member that we do not know yet dials again.
+            connection.abort()
+            return
         newcomers = [link for link in self._links.all() if link.peer not in self._wanted]
         if len(newcomers) >= NEWCOMERS_MAX and remote.source not in self._wanted:
             _log.info("closed the link to peer %d: too many newcomers came", newcomers[0].peer)
             self._links.drop(newcomers[0].peer)
-        self._attach(connection, remote.source)
+        self._attach(connection, remote.source, remote.lane)
 
-    def _attach(self, connection: Connection, peer: PeerId) -> None:
+    def _attach(self, connection: Connection, peer: PeerId, number: int) -> None:
         link = self._links.to(peer)
-        lane = Lane(connection, self)
-        superseded, link.lanes = link.lanes, [lane]
-        lane.owner = link
-        for old in superseded:
-            old.owner = None
-            old.abort()
-        dialling = self._dialling.get(peer)
-        if dialling is not None:
-            dialling.up_since_ns = self._clock.now_ns()
-        self._on_change(peer, None)
+        superseded = link.lane(number)
+        was_up = link.up
+        lane = Lane(connection, number, link, self)
+        lane.watched = (0, self._clock.now_ns())  # its time to move something begins now
+        link.add(lane)
+        _log.debug(
+            "lane %d to peer %d is up, paced by %s", number, peer, connection.congestion or "?"
+        )
+        if superseded is not None:
+            link.remove(superseded)
+            superseded.abort()
+            self._frames.lane_lost(superseded)
+        self._frames.lane_up(peer)
+        if not was_up:
+            self._on_change(peer, None)
 
     # -- what lanes call -------------------------------------------------------------------------
 
-    def frame_started(self, lane: Lane, header: FrameHeader) -> None:
+    def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
         """See ``FrameHandler``."""
-        link = lane.owner
-        if not isinstance(link, Link):
-            raise RemoteProtocolError(func="lane", reason="superseded")
-        self._frames.frame_started(link.peer, lane, header)
-
-    def frame_buffer(self, lane: Lane, header: FrameHeader, received: int) -> memoryview:
-        """See ``FrameHandler``."""
-        return self._frames.frame_buffer(lane, header, received)
-
-    def frame_received(self, lane: Lane, header: FrameHeader) -> None:
-        """See ``FrameHandler``."""
-        link = lane.owner
-        if isinstance(link, Link):
-            self._frames.frame_received(link.peer, lane, header)
+        return self._frames.frame_started(lane, header)
 
     def lane_lost(self, lane: Lane, error: Exception | None) -> None:
         """See ``FrameHandler``."""
         reason = error.reason if isinstance(error, PCCLError) else str(error or "closed here")
         if isinstance(error, RemoteProtocolError):
             _log.warning("closed a lane from %s: %s", lane.connection.remote, reason)
+        link = lane.link
+        if not link.remove(lane):
+            return  # superseded
         self._frames.lane_lost(lane)
-        link = lane.owner
-        if isinstance(link, Link) and lane in link.lanes:
-            link.lanes.remove(lane)
-            if not link.up and not self._closed:
-                self._on_link_down(link, reason)
+        if self._closed:
+            return
+        peer = link.peer
+        if not link.up:
+            self._on_change(peer, reason)
+        self._redial(peer, lane.number)
+        if not link.up and peer not in self._wanted:
+            self._links.drop(peer)  # a newcomer that never became a member
 
-    def _on_link_down(self, link: Link, reason: str) -> None:
-        self._on_change(link.peer, reason)
-        dialling = self._dialling.get(link.peer)
-        if dialling is not None:
-            lived_ns = self._clock.now_ns() - dialling.up_since_ns
-            if lived_ns < self._timing.ns(self._timing.redial_max_s):
-                self._dial_later(link.peer)  # it ends as soon as it is made: do not spin
-            else:
-                dialling.backoff_ns = self._first_backoff_ns
-                self._dial(link.peer)
-        elif link.peer not in self._wanted:
-            self._links.drop(link.peer)  # a newcomer that never became a member
+    def _redial(self, peer: PeerId, number: int) -> None:
+        dialling = self._dialling.get(peer)
+        redial = None if dialling is None else dialling.lanes.get(number)
+        if redial is None:
+            return
+        lived_ns = self._clock.now_ns() - redial.up_since_ns
+        if lived_ns < self._timing.ns(self._timing.redial_max_s):
+            self._dial_later(peer, number)  # it ends as soon as it is made: do not spin
+        else:
+            redial.backoff_ns = self._first_backoff_ns
+            self._dial(peer, number)

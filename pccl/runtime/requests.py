@@ -23,8 +23,12 @@ class PeerOptions:
     """Listen on the first free port from the first to the second one (which counts), instead."""
     advertise_host: str = ""
     """The host that others are told; empty: the one that the master sees."""
+    advertise_port: int = 0
+    """The port that others are told; 0: the one where it listens."""
     token: bytes | None = None
     """The run's secret, if it has one."""
+    lanes: int = 0
+    """Connections per link; 0: as many as the other side wants, or as is good."""
     segment_bytes: int | None = None
     """Fixed segment size (tests); None: chosen. All members must agree."""
     callers_blocked: Callable[[], bool] | None = None

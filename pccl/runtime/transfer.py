@@ -7,6 +7,8 @@ overwritten: that copy serves as the contribution and, after an abort, restores 
 
 Exactly once: a segment counts when its last byte is here and it was not here before. While two
 lanes carry copies of the same segment, the newest one has the place and the other is discarded.
+What was given to a lane that is lost may or may not have arrived: the receiver is asked, and only
+what it lacks of that is sent again.
 
 Done is what has begun and lacks nothing: with nothing to receive (the root of a broadcast, anybody
 in a barrier) as soon as it begins; never before, though the last segment may come earlier.
@@ -32,20 +34,35 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.messages import Progress
 from pccl.protocol.types import OperationId, PeerId
+from pccl.runtime.discard import discard
 from pccl.runtime.operand import Operand, nothing
-from pccl.transports.lane import Lane
 from pccl.transports.link import Link
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Placement:
-    """A segment that a lane is receiving."""
+    """A segment that is arriving; the sink of its frame."""
 
     transfer: Transfer
     index: int
     """Number among all incoming segments."""
     segment: Segment
     step: int
+
+    def memory(self, received: int) -> memoryview:
+        """See ``Sink``: its place in the result, unless it counts no longer."""
+        segment = self.segment
+        if not self.transfer.expects(self):
+            return discard(segment.length - received)
+        first = segment.offset
+        return self.transfer.result_bytes[first + received : first + segment.length]
+
+    def complete(self) -> None:
+        """See ``Sink``."""
+        self.transfer.complete(self)
+
+    def lost(self) -> None:
+        """See ``Sink``: a copy of it will come on another lane."""
 
 
 class Transfer:
@@ -77,28 +94,25 @@ class Transfer:
         self.upstream = upstream
         self.downstream = downstream
         self.begun = False
-        self.ended = False
         self.tx_bytes = 0
         """Payload bytes handed to links, repetitions included."""
         self.rx_bytes = 0
         """Payload bytes that counted."""
+        self.result_bytes = operand.result.view(np.uint8).data
         self._reduction = reduction
         self._operand = operand
         self._itemsize = operand.result.dtype.itemsize
-        self._result_bytes = operand.result.view(np.uint8).data
         self._send_bytes = operand.send.view(np.uint8).data
         self._own_bytes = operand.own.view(np.uint8).data
         self._saved = bytearray(schedule.layout.segment_count if operand.in_place else 0)
         self._received = ReceivedSet(schedule.incoming_count)
-        self._claims: dict[int, Lane | None] = {}
+        self._claims: dict[int, Placement] = {}
         self._ready = ReceivedSet(schedule.outgoing_count)
-        self._flowing = downstream.up
-        """Whether segments go out as soon as they are ready (not while the link is being mended)"""
-        self._asked = False
-        self._sent_since_asked: set[int] = set()
-        """Of the outgoing segments; the answer, which may be older, says nothing about them."""
-        self._watched = (-1, 0)
-        """(bytes sent, since when) as last looked at."""
+        self._question = 0
+        """Number of the last question to the downstream peer."""
+        self._doubtful: dict[int, int] = {}
+        """Outgoing segments that were given to a lane that was lost, by number, and the question
+        that was asked after that: its answer, or a later one's, says whether they arrived."""
         self._digest = ResultDigest(schedule.layout.segment_count)
         self._on_done = on_done
 
@@ -118,6 +132,21 @@ class Transfer:
         reduce_segments = self.schedule.first_gather_index
         return "reduce-scatter" if len(self._received) < reduce_segments else "gather"
 
+    @property
+    def partners(self) -> tuple[PeerId, ...]:
+        """Whom segments come from and go to."""
+        receives, sends = self.schedule.incoming_count > 0, self.schedule.outgoing_count > 0
+        return (self.upstream,) * receives + (self.downstream.peer,) * sends
+
+    @property
+    def answer_bytes(self) -> int:
+        """Length of a bitmap of all outgoing segments."""
+        return (self.schedule.outgoing_count + 7) // 8
+
+    def sends_to(self, peer: PeerId) -> bool:
+        """Whether segments go to ``peer``."""
+        return self.downstream.peer == peer and self.schedule.outgoing_count > 0
+
     # -- sending -------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -125,77 +154,54 @@ class Transfer:
         self.begun = True
         for segment in self.schedule.initial_sends():
             self._offer(0, segment)
-        if not self._flowing:
-            self._query()
         for segment in self.schedule.initial_finals():
             self._digest.add(segment.position, self._send_bytes[_range(segment)])
         self._report_if_done()
 
-    def link_changed(self) -> None:
-        """The link to the downstream peer was lost or made anew.
+    def lane_lost(self, numbers: list[int]) -> None:
+        """A lane to the downstream peer is gone: ask which of the segments it was given arrived."""
+        self._question += 1
+        self._doubtful.update(dict.fromkeys(numbers, self._question))
+        self.ask()
 
-        What was on its way may or may not have arrived, so nothing is sent until the other side
-        has said what it lacks.
-        """
-        self._flowing = False
-        if self.begun:
-            self._query()
+    def ask(self) -> None:
+        """Ask (again) about what is doubtful; for every new lane, so that all have been asked."""
+        if self._doubtful:
+            question = FrameHeader(FrameKind.QUERY, self.operation, 0, self._question, 0)
+            self.downstream.ask(question)
 
-    def ask_if_idle(self, now_ns: int, patience_ns: int) -> None:
-        """Ask the downstream peer what it has if nothing was sent for ``patience_ns``.
-
-        Everything may have been handed to a connection that is dead, and the other side cannot
-        always say so: only the younger of two peers dials. The answer, or that none comes, shows.
-        """
-        idle = self.begun and not self._asked and not self.downstream.backlog_bytes
-        if not idle or self.tx_bytes != self._watched[0]:
-            self._watched = (self.tx_bytes, now_ns)
-        elif now_ns - self._watched[1] >= patience_ns:
-            self._query()
-
-    def awaits_answer_from(self, peer: PeerId) -> bool:
-        """Whether ``peer`` was asked what it has and has not answered."""
-        return self._asked and self.downstream.peer == peer
-
-    def _query(self) -> None:
-        if self.downstream.up and self.schedule.outgoing_count:
-            self._asked = True
-            self._sent_since_asked.clear()
-            self.downstream.send(FrameHeader(FrameKind.QUERY, self.operation, 0, 0, 0))
-
-    def have(self, bitmap: memoryview) -> None:
-        """The downstream peer says which segments it has; send it the others that are ready.
-
-        Only in answer to a query: nobody else decides what is sent twice.
+    def have(self, question: int, bitmap: memoryview) -> None:
+        """The downstream peer says which segments it has; send it again what is lost.
 
         Raises:
-            RemoteProtocolError: not a bitmap of this operation's segments.
+            RemoteProtocolError: not a bitmap of this operation's segments, or nobody asked.
         """
+        if not 0 < question <= self._question:
+            reason = f"answer to question {question}; {self._question} were asked"
+            raise RemoteProtocolError(func="lane", reason=reason)
+        settled = [number for number, asked in self._doubtful.items() if asked <= question]
+        if not settled:
+            return
         try:
             missing = ReceivedSet.missing_in(bitmap, self.schedule.outgoing_count)
         except ValueError as error:
             raise RemoteProtocolError(func="lane", reason=str(error)) from error
-        if not self._asked:
-            return
-        self._asked = False
-        self._flowing = True
+        for number in settled:
+            del self._doubtful[number]
         outgoing = list(self.schedule.outgoing())
-        for index in missing:
-            if index in self._ready and index not in self._sent_since_asked:
-                self._transmit(*outgoing[index])
+        for number in sorted(set(settled).intersection(missing)):
+            self._transmit(*outgoing[number], number)
 
     def _offer(self, step: int, segment: Segment) -> None:
-        index = self.schedule.outgoing_index(step, segment)
-        if self._ready.add(index) and self._flowing:
-            if self._asked:
-                self._sent_since_asked.add(index)
-            self._transmit(step, segment)
+        number = self.schedule.outgoing_index(step, segment)
+        if self._ready.add(number):
+            self._transmit(step, segment, number)
 
-    def _transmit(self, step: int, segment: Segment) -> None:
-        source = self._result_bytes if step else self._send_bytes
+    def _transmit(self, step: int, segment: Segment, number: int) -> None:
+        source = self.result_bytes if step else self._send_bytes
         header = FrameHeader(FrameKind.DATA, self.operation, step, segment.offset, segment.length)
         self.tx_bytes += segment.length
-        self.downstream.send(header, source[_range(segment)])
+        self.downstream.send(header, source[_range(segment)], number)
 
     # -- receiving -----------------------------------------------------------------------------
 
@@ -203,10 +209,8 @@ class Transfer:
         """What has arrived, for the upstream peer."""
         return self._received.to_bitmap()
 
-    def place(self, lane: Lane | None, header: FrameHeader) -> Placement | None:
-        """A segment is about to arrive on ``lane`` (None: from the early store).
-
-        Returns None if it is here already.
+    def place(self, header: FrameHeader) -> Placement | None:
+        """A segment is about to arrive. Returns None if it is here already.
 
         Raises:
             RemoteProtocolError: the schedule expects no such segment.
@@ -219,20 +223,16 @@ class Transfer:
         if self._is_second_copy(index):
             return None
         self._save(segment)
-        self._claims[index] = lane
-        return Placement(self, index, segment, header.step)
+        placement = self._claims[index] = Placement(self, index, segment, header.step)
+        return placement
 
-    def destination(self, placement: Placement, lane: Lane, received: int) -> memoryview | None:
-        """Where the next bytes of a placed segment go; None: they count no longer."""
-        if self.ended or self._claims.get(placement.index) is not lane:
-            return None
-        segment = placement.segment
-        return self._result_bytes[segment.offset + received : segment.offset + segment.length]
+    def expects(self, placement: Placement) -> bool:
+        """Whether a segment that is arriving still counts: nothing has ended, no newer copy."""
+        return self._claims.get(placement.index) is placement
 
-    def complete(self, placement: Placement, lane: Lane | None) -> None:
+    def complete(self, placement: Placement) -> None:
         """The last byte of a placed segment is here."""
-        index = placement.index
-        if self.ended or index not in self._claims or self._claims[index] is not lane:
+        if not self.expects(placement):
             return
         del self._claims[placement.index]
         if not self._received.add(placement.index):
@@ -249,7 +249,7 @@ class Transfer:
         if arrival.forward:
             self._offer(step + 1, segment)
         if arrival.final:
-            self._digest.add(segment.position, self._result_bytes[_range(segment)])
+            self._digest.add(segment.position, self.result_bytes[_range(segment)])
         self._report_if_done()
 
     def _report_if_done(self) -> None:
@@ -262,10 +262,10 @@ class Transfer:
         Raises:
             RemoteProtocolError: the schedule expects no such segment.
         """
-        placement = self.place(None, header)
+        placement = self.place(header)
         if placement is not None:
-            self._result_bytes[_range(placement.segment)] = payload
-            self.complete(placement, None)
+            self.result_bytes[_range(placement.segment)] = payload
+            self.complete(placement)
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -275,17 +275,16 @@ class Transfer:
         Final values are all that a neighbour may still lack of a peer that is done. The caller's
         memory is let go of, and his input is what it was.
         """
-        copy = memoryview(bytes(self._result_bytes))
-        self.downstream.detach(self.operation)
+        copy = memoryview(bytes(self.result_bytes))
+        self.downstream.detach(self.operation, copy)
         self._restore()
         self._saved = bytearray()
         self._operand = nothing(self._operand.data_type)
-        self._result_bytes = self._send_bytes = self._own_bytes = copy
+        self.result_bytes = self._send_bytes = self._own_bytes = copy
 
     def end(self, *, committed: bool) -> None:
         """Let go of the caller's memory; unless committed, make the input what it was."""
         self.downstream.revoke(self.operation)
-        self.ended = True
         self._claims.clear()
         if not committed:
             self._restore()
@@ -303,7 +302,7 @@ class Transfer:
     def _restore(self) -> None:
         for segment in self.schedule.layout.segments():
             if self._saved and self._saved[segment.position]:
-                self._result_bytes[_range(segment)] = self._own_bytes[_range(segment)]
+                self.result_bytes[_range(segment)] = self._own_bytes[_range(segment)]
 
     def _elements(self, array: npt.NDArray[Any], segment: Segment) -> npt.NDArray[Any]:
         first = segment.offset // self._itemsize

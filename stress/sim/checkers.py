@@ -55,7 +55,8 @@ class Checkers:
         self.reduces = 0
         self.aborts = 0
         self.done: Counter[str] = Counter()
-        """What callers were told: broadcasts, barriers and handles that succeeded, and errors."""
+        """What callers were told: broadcasts, barriers and handles that succeeded, and errors;
+        and how many lanes were cut."""
         self._scenario = scenario
         self._inputs: dict[tuple[OperationId, PeerId], Array] = {}
         self._entered: set[tuple[OperationId, PeerId]] = set()

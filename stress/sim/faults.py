@@ -1,7 +1,8 @@
-"""Carries out a scenario's fault plan: kills by phase, resets, stalls."""
+"""Carries out a scenario's fault plan: kills by phase, resets, cut lanes, stalls."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from pccl.protocol import messages as msg
@@ -15,7 +16,7 @@ from pccl.protocol.peer_events import (
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenario import Kill, LifePhase, Scenario, Stall
-from pccl.transports.sim import SimNetwork
+from pccl.transports.sim import SimConnection, SimNetwork
 
 _POLLS_MAX = 400
 """How often to look whether a reduce has come to its gather (it may be aborted before)."""
@@ -26,6 +27,7 @@ class Faults:
 
     Args:
         kill: kills a process and counts it.
+        done: where lanes that were cut are counted.
     """
 
     def __init__(
@@ -34,11 +36,13 @@ class Faults:
         loop: VirtualLoop,
         network: SimNetwork,
         kill: Callable[[PeerProcess], None],
+        done: Counter[str],
     ) -> None:
         self._scenario = scenario
         self._loop = loop
         self._network = network
         self._kill = kill
+        self._done = done
         self._entered: dict[Kill, int] = {}
         self._armed: dict[Kill, bool] = dict.fromkeys(scenario.kills, True)
 
@@ -49,6 +53,8 @@ class Faults:
                 self._loop.call_at_ns(kill.delay_ns, self._kill, processes[kill.victim])
         for reset in self._scenario.resets:
             self._loop.call_at_ns(reset.when_ns, self._reset, reset.choice)
+        for cut in self._scenario.cuts:
+            self._loop.call_at_ns(cut.when_ns, self._cut, cut.choice)
         for dead in self._scenario.dead_lanes:
             self._loop.call_at_ns(dead.when_ns, self._kill_lane, dead.choice)
         for stall in self._scenario.stalls:
@@ -84,12 +90,21 @@ class Faults:
             when_ns = self._loop.now_ns() + max(1000, self._scenario.latency_ns // 20)
             self._loop.call_at_ns(when_ns, self._await_gather, kill, process, polls + 1)
 
-    def _kill_lane(self, choice: int) -> None:
-        lanes = [
+    def _lane_ends(self) -> list[SimConnection]:
+        return [
             end for end in self._network.ends if "master" not in (end.local.host, end.remote.host)
         ]
-        if lanes:
-            lanes[choice % len(lanes)].stall(None)
+
+    def _cut(self, choice: int) -> None:
+        ends = self._lane_ends()
+        if ends:
+            ends[choice % len(ends)].reset()
+            self._done["lane cut"] += 1
+
+    def _kill_lane(self, choice: int) -> None:
+        ends = self._lane_ends()
+        if ends:
+            ends[choice % len(ends)].stall(None)
 
     def _stall(self, a: str, b: str, stall: Stall) -> None:
         self._network.stall(a, b, stall.duration_ns, one_way=stall.one_way)

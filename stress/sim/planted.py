@@ -74,12 +74,11 @@ def _second_copy_added(stack: ExitStack) -> None:
 def _write_after_return(stack: ExitStack) -> None:
     """A frame that began to arrive is read into the caller's memory to its end."""
 
-    def stubborn(transfer: Transfer, placement: Placement, lane: Lane, received: int) -> memoryview:
-        segment = placement.segment
-        memory: memoryview = getattr(transfer, "_result_bytes")  # noqa: B009
+    def stubborn(placement: Placement, received: int) -> memoryview:
+        segment, memory = placement.segment, placement.transfer.result_bytes
         return memory[segment.offset + received : segment.offset + segment.length]
 
-    stack.enter_context(patch.object(Transfer, "destination", stubborn))
+    stack.enter_context(patch.object(Placement, "memory", stubborn))
 
 
 def _mistakes_undiagnosed(stack: ExitStack) -> None:
@@ -115,12 +114,33 @@ def _nothing_for_others_after_leaving(stack: ExitStack) -> None:
 
 
 def _dead_lane_unnoticed(stack: ExitStack) -> None:
-    """Whoever has sent everything never asks whether it has arrived."""
+    """Whoever has sent everything never asks whether it can have arrived."""
 
-    def wait(transfer: Transfer, now_ns: int, patience_ns: int) -> None:
+    def sends_to(transfer: Transfer, peer: PeerId) -> bool:
+        return False
+
+    stack.enter_context(patch.object(Transfer, "sends_to", sends_to))
+
+
+def _lost_lane_forgotten(stack: ExitStack) -> None:
+    """What a lane that is lost was given counts as arrived."""
+
+    def lane_lost(plane: DataPlane, lane: Lane) -> None:
         return
 
-    stack.enter_context(patch.object(Transfer, "ask_if_idle", wait))
+    stack.enter_context(patch.object(DataPlane, "lane_lost", lane_lost))
+
+
+def _partly_sent_forgotten(stack: ExitStack) -> None:
+    """The last segment that a lost lane was given counts as arrived, whole or not."""
+    lane_lost = DataPlane.lane_lost
+
+    def careless(plane: DataPlane, lane: Lane) -> None:
+        for numbers in lane.carried.values():
+            del numbers[-1:]
+        lane_lost(plane, lane)
+
+    stack.enter_context(patch.object(DataPlane, "lane_lost", careless))
 
 
 PLANTED: dict[str, Callable[[ExitStack], None]] = {
@@ -128,8 +148,10 @@ PLANTED: dict[str, Callable[[ExitStack], None]] = {
     "no_fencing": _no_fencing,
     "no_restore_after_completion": _no_restore_after_completion,
     "dead_lane_unnoticed": _dead_lane_unnoticed,
+    "lost_lane_forgotten": _lost_lane_forgotten,
     "mistakes_undiagnosed": _mistakes_undiagnosed,
     "nothing_for_others_after_leaving": _nothing_for_others_after_leaving,
+    "partly_sent_forgotten": _partly_sent_forgotten,
     "world_changes_unseen": _world_changes_unseen,
     "second_copy_added": _second_copy_added,
     "write_after_return": _write_after_return,

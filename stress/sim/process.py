@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.frame import FrameHeader
 from pccl.protocol.limits import Timing
 from pccl.protocol.master_events import Announce, MasterEvent
 from pccl.protocol.master_events import Send as MasterSend
@@ -59,11 +59,11 @@ class RepeatingLink(Link):
         self._rng = rng
         self._probability = probability
 
-    def send(self, header: FrameHeader, payload: memoryview | bytes = b"") -> None:
-        """Queue a frame, perhaps twice."""
-        super().send(header, payload)
-        if header.kind is FrameKind.DATA and self._rng.random() < self._probability:
-            super().send(header, payload)
+    def send(self, header: FrameHeader, payload: memoryview, number: int) -> None:
+        """Queue a segment, perhaps twice."""
+        super().send(header, payload, number)
+        if self._rng.random() < self._probability:
+            super().send(header, payload, number)
 
 
 class MasterProcess:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -69,7 +69,7 @@ class Simulation:
             bytes_per_s=scenario.bytes_per_s,
             window_bytes=scenario.window_bytes,
         )
-        self._faults = Faults(scenario, self._loop, self._network, self._kill)
+        self._faults = Faults(scenario, self._loop, self._network, self._kill, self.checkers.done)
         self._processes: list[PeerProcess] = []
         self._workloads: list[asyncio.Task[None]] = []
         self._errors: list[BaseException | str] = []
@@ -128,7 +128,7 @@ class Simulation:
             process = PeerProcess(
                 loop,
                 self._network.host(f"p{index}"),
-                options,
+                options if index % 2 else replace(options, lanes=scenario.lanes),
                 self.trace,
                 self._on_event,
                 self._make_link,

@@ -84,6 +84,17 @@ class DeadLane:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """One lane is reset: the ``choice``-th (modulo their number) at that time.
+
+    The others between the same two peers live on.
+    """
+
+    when_ns: int
+    choice: int
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupt:
     """The call that a process is in at that time is cancelled, as by Ctrl-C, and repeated."""
 
@@ -142,6 +153,9 @@ class Scenario:
     """Whether the run has a token."""
     drops: bool
     """Whether each iteration launches a reduce whose handle is dropped at once."""
+    lanes: int
+    """How many lanes of a link every second process wants; the others leave it to the library."""
+    cuts: tuple[Cut, ...]
 
     @property
     def token(self) -> bytes | None:
@@ -150,7 +164,7 @@ class Scenario:
 
     @property
     def undisturbed(self) -> bool:
-        """Whether nobody may be removed who was not killed."""
+        """Whether nobody may be removed who was not killed. A lane that is cut costs nobody."""
         return not (self.resets or self.stalls or self.dead_lanes or self.master_dies_ns)
 
 
@@ -225,6 +239,11 @@ def draw(seed: int) -> Scenario:
         mistake=Mistake(rng.randrange(peers), rng.randrange(4)) if rng.random() < 0.1 else None,
         secured=rng.random() < 0.3,
         drops=rng.random() < 0.2,
+        lanes=rng.choice((1, 1, 2, 3, 8)),
+        cuts=tuple(
+            Cut(rng.randrange(stop_ns), rng.randrange(1 << 16))
+            for _ in range(rng.choice((0, 0, 0, 1, 3, 10)))
+        ),
     )
     # Elsewhere the others would not come to the call that the culprit waits in.
     plain = not scenario.asks_pending and not scenario.optimizes

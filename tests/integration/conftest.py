@@ -76,17 +76,18 @@ class Run:
 
     # -- members -------------------------------------------------------------------------------
 
-    def join(self, group: int = 0) -> pccl.Communicator:
+    def join(self, group: int = 0, **options: Any) -> pccl.Communicator:
         """One more member."""
-        newcomer = self.newcomer(group)
+        newcomer = self.newcomer(group, **options)
         self.admit(newcomer.connect)
         self.members.append(newcomer)
         return newcomer
 
-    def newcomer(self, group: int = 0) -> pccl.Communicator:
+    def newcomer(self, group: int = 0, **options: Any) -> pccl.Communicator:
         """A communicator that has not connected yet; it is closed with the run."""
-        self._made.append(pccl.Communicator(self.master.address, group, timing=self.timing))
-        return self._made[-1]
+        made = pccl.Communicator(self.master.address, group, timing=self.timing, **options)
+        self._made.append(made)
+        return made
 
     def admit(self, connect: Callable[[], T]) -> T:
         """Let the members make joint calls until somebody has joined who is not among them."""

@@ -15,6 +15,7 @@ import pytest
 import pccl
 import pccl.aio
 from pccl.errors import CollectiveAborted, LocalProtocolError, NotConnected, ResyncRequired
+from pccl.protocol.types import PeerId
 from pccl.runtime.data_plane import DataPlane
 from pccl.session import Session
 
@@ -84,12 +85,12 @@ def test_an_internal_error_fails_the_call_and_frees_the_others(
     post = DataPlane.post
     broken: list[int] = []
 
-    def failing(plane: DataPlane, *arguments: Any) -> None:
+    def failing(plane: DataPlane, *arguments: Any) -> tuple[PeerId, ...]:
         own = arguments[-1]
         if own == 2 and not broken:
             broken.append(own)
             raise RuntimeError("planted")
-        post(plane, *arguments)
+        return post(plane, *arguments)
 
     with pccl.MasterNode("127.0.0.1:0") as node:
         one, other = pair(node)

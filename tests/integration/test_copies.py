@@ -99,6 +99,7 @@ class RecordingConnection:
         self._ledger = ledger
         self.remote = connection.remote
         self.local = connection.local
+        self.congestion = connection.congestion
         self.notify_writable = connection.notify_writable
         self.close = connection.close
         self.abort = connection.abort

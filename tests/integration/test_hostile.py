@@ -163,7 +163,9 @@ IN_A_LANE = {
         FrameHeader(FrameKind.DATA, OPERATION, 0, 0, PAYLOAD_BYTES_MAX + 1)
     ),
     "a query with payload": frame(FrameKind.QUERY, bytes(10)),
-    "an oversized bitmap": frame(FrameKind.HAVE, bytes(2 << 20)),
+    "an oversized bitmap": encode_header(
+        FrameHeader(FrameKind.HAVE, OPERATION, 0, 1, PAYLOAD_BYTES_MAX + 1)
+    ),
     "flags": b"\1\1" + frame(FrameKind.DATA, b"")[2:],
     "a reserved field": frame(FrameKind.DATA, b"")[:-1] + b"\1",
     "a good frame, then garbage": frame(FrameKind.QUERY, b"") + GARBAGE,
@@ -397,7 +399,7 @@ def test_a_crowd_at_every_port_during_a_reduce(run: Run) -> None:
     ("answer", "error", "words"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", MasterLost, "does not speak this protocol"),
-        (control(PROTOCOL_VERSION + 1), NotAdmitted, "protocol version 3 there, 2 here: install"),
+        (control(PROTOCOL_VERSION + 1), NotAdmitted, "protocol version 4 there, 3 here: install"),
         (lane(), NotAdmitted, "a peer, not the master, listens there: is the address right"),
         (control(security=1), NotAdmitted, "a token is needed there: set PCCL_TOKEN, or token="),
         (control() + GARBAGE, MasterLost, "after 2 attempts"),

@@ -303,7 +303,13 @@ def frame(
     return header + (bytes(length) if payload is None else payload)
 
 
-HAVE = FrameKind.HAVE
+def answer(
+    operation: OperationId, *, number: int = 0, length: int = 1, payload: bytes | None = None
+) -> bytes:
+    """A bitmap, and the number of the question (the first one is 1)."""
+    return frame(operation, FrameKind.HAVE, offset=number, length=length, payload=payload)
+
+
 NOWHERE = "unexpected segment"
 FRAMES: dict[str, tuple[int, Callable[[OperationId], bytes], str]] = {
     "not from upstream": (DOWNSTREAM, frame, "peer 2 is not upstream"),
@@ -319,19 +325,34 @@ FRAMES: dict[str, tuple[int, Callable[[OperationId], bytes], str]] = {
     "too long": (UPSTREAM, lambda o: frame(o, length=LENGTH + 8), NOWHERE),
     "as long as can be": (UPSTREAM, lambda o: frame(o, length=16 << 20, payload=b""), NOWHERE),
     "longer": (UPSTREAM, lambda o: frame(o, length=(16 << 20) + 1, payload=b""), "at most"),
-    "a bitmap too long": (DOWNSTREAM, lambda o: frame(o, HAVE, length=100), "bitmap of 100 bytes"),
-    "a bitmap too short": (DOWNSTREAM, lambda o: frame(o, HAVE, length=0), "bitmap of 0 bytes"),
+    "a bitmap too long": (DOWNSTREAM, lambda o: answer(o, length=100), "bitmap of 100 bytes"),
+    "a bitmap too short": (DOWNSTREAM, lambda o: answer(o, length=0), "bitmap of 0 bytes"),
     "a bitmap beyond reason": (
         DOWNSTREAM,
-        lambda o: frame(o, HAVE, length=(1 << 20) + 1, payload=b""),
-        "oversized bitmap",
+        lambda o: answer(o, length=(1 << 20) + 1, payload=b""),
+        "a bitmap of 1048577 bytes",
+    ),
+    "a bitmap that nobody asked for": (
+        DOWNSTREAM,
+        answer,
+        "answer to question 0; 0 were asked",
+    ),
+    "an answer to a question to come": (
+        DOWNSTREAM,
+        lambda o: answer(o, number=1),
+        "answer to question 1; 0 were asked",
     ),
     "a query that carries something": (
         UPSTREAM,
         lambda o: frame(o, FrameKind.QUERY),
         "carries no payload",
     ),
-    "a kind of its own": (UPSTREAM, lambda o: b"\4" + frame(o)[1:], "not a frame header"),
+    "a kind of its own": (UPSTREAM, lambda o: b"\6" + frame(o)[1:], "not a frame header"),
+    "a ping that carries something": (
+        UPSTREAM,
+        lambda o: frame(o, FrameKind.PING),
+        "a PING carries no payload",
+    ),
     "no kind": (UPSTREAM, lambda o: b"\0" + frame(o)[1:], "not a frame header"),
     "flags": (UPSTREAM, lambda o: b"\1\x80" + frame(o)[2:], "not a frame header"),
     "a reserved field": (
@@ -372,18 +393,20 @@ IGNORED: dict[str, tuple[int, Callable[[OperationId], bytes]]] = {
     "another group": (UPSTREAM, lambda o: frame(replace(o, group=GROUP))),
     "a future view": (UPSTREAM, lambda o: frame(replace(o, view=o.view + 1))),
     "a view long gone": (UPSTREAM, lambda o: frame(replace(o, view=0))),
-    "a bitmap that nobody asked for": (DOWNSTREAM, lambda o: frame(o, HAVE, length=1)),
-    "a bitmap of something else": (
-        DOWNSTREAM,
-        lambda o: frame(replace(o, n=9), HAVE, length=100),
-    ),
+    "a bitmap of something else": (DOWNSTREAM, lambda o: answer(replace(o, n=9), length=100)),
+    "a bitmap from the wrong side": (UPSTREAM, lambda o: answer(o, number=1)),
     "a query to the wrong side": (DOWNSTREAM, lambda o: frame(o, FrameKind.QUERY, length=0)),
     "very many queries": (UPSTREAM, lambda o: frame(o, FrameKind.QUERY, length=0) * 20_000),
-    "very many bitmaps": (DOWNSTREAM, lambda o: frame(o, HAVE, length=1) * 20_000),
+    "very many bitmaps": (DOWNSTREAM, lambda o: answer(replace(o, n=9)) * 20_000),
+    "very many pings": (UPSTREAM, lambda o: frame(o, FrameKind.PING, length=0) * 20_000),
+    "an answer to no ping": (UPSTREAM, lambda o: frame(o, FrameKind.PONG, length=0)),
     "half a header": (UPSTREAM, lambda o: frame(o)[:24]),
     "half a frame": (UPSTREAM, lambda o: frame(o)[: LENGTH // 2]),
     "half an early frame": (UPSTREAM, lambda o: frame(replace(o, n=1))[: LENGTH // 2]),
-    "half a bitmap": (DOWNSTREAM, lambda o: frame(o, HAVE, length=1 << 20)[: 1 << 19]),
+    "half a bitmap": (
+        DOWNSTREAM,
+        lambda o: answer(replace(o, n=9), length=1 << 20)[: 1 << 19],
+    ),
 }
 
 

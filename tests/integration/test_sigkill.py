@@ -150,9 +150,9 @@ class Peer:
         """Send everything but the very last segment, which only the next in the ring needs."""
         transmit = Link.send
 
-        def send(link: Link, header: FrameHeader, payload: memoryview | bytes = b"") -> None:
+        def send(link: Link, header: FrameHeader, payload: memoryview, number: int) -> None:
             if not (header.step == 3 and header.offset + header.length == 4 * COUNT):
-                transmit(link, header, payload)
+                transmit(link, header, payload, number)
 
         mock.patch.object(Link, "send", send).start()
         return {}

@@ -39,26 +39,25 @@ class Wire(Link):
         copy_queued: Callable[[], None],
     ) -> None:
         super().__init__(peer)
-        self._queue = queue
+        self._carry = queue
         self._copy_queued = copy_queued
 
     @property
     def up(self) -> bool:
         return True
 
-    def send(self, header: FrameHeader, payload: memoryview | bytes = b"") -> None:
-        self._queue(header, memoryview(payload))
+    def send(self, header: FrameHeader, payload: memoryview, number: int) -> None:
+        self._carry(header, payload)
 
-    def detach(self, operation: OperationId) -> None:
+    def detach(self, operation: OperationId, tensor: memoryview) -> None:
         self._copy_queued()
 
 
 class OneFrame:
     """What a data plane sees of the lane that a frame comes on."""
 
-    def __init__(self, header: FrameHeader) -> None:
-        self.context: object = None
-        self.receiving: FrameHeader | None = header
+    def __init__(self, sender: PeerId) -> None:
+        self.link = Link(sender)
 
 
 @dataclass(slots=True)
@@ -120,17 +119,15 @@ class Ring:
         return True
 
     def _deliver(self, frame: Travelling) -> None:
-        lane: Any = OneFrame(frame.header)
-        plane, sender = self.planes[frame.target], self.peers[frame.source]
-        plane.frame_started(sender, lane, frame.header)
+        lane: Any = OneFrame(self.peers[frame.source])
+        sink = self.planes[frame.target].frame_started(lane, frame.header)
         received = 0
         while received < len(frame.payload):
-            memory = plane.frame_buffer(lane, frame.header, received)
+            memory = sink.memory(received)
             take = min(len(memory), self._rng.randint(1, len(frame.payload) - received))
             memory[:take] = frame.payload[received : received + take]
             received += take
-        lane.receiving = None
-        plane.frame_received(sender, lane, frame.header)
+        sink.complete()
 
     def deliver_the_rest(self) -> None:
         while self.frames:

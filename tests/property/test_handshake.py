@@ -30,7 +30,7 @@ from pccl.protocol.handshake import (
     Security,
     derive_key,
 )
-from pccl.protocol.limits import PROTOCOL_VERSION
+from pccl.protocol.limits import LANES_MAX, PROTOCOL_VERSION
 from pccl.protocol.types import PeerId
 
 RUN = bytes(range(16))
@@ -148,10 +148,10 @@ def test_the_dialler_speaks_first_and_nobody_reads_beyond_his_part(key: bytes | 
 
 def test_an_opening_byte_by_byte() -> None:
     opening = Opening(
-        Channel.LANE, b"N" * 32, b"R" * 16, 0x01020304, PeerId(0x0506), PeerId(0x0708), 9
+        Channel.LANE, b"N" * 32, b"R" * 16, 0x01020304, PeerId(0x0506), PeerId(0x0708), 9, 0x0A0B
     )
     expected = bytes.fromhex("50 43 43 4c") + struct.pack("<H", PROTOCOL_VERSION)
-    expected += bytes.fromhex("00 02 0900 0000 04030201") + b"R" * 16
+    expected += bytes.fromhex("00 02 0900 0b0a 04030201") + b"R" * 16
     expected += bytes.fromhex("0605000000000000 0807000000000000") + b"N" * 32
     assert opening.encode() == expected
     assert len(expected) == OPENING_BYTES == 80
@@ -168,6 +168,7 @@ OPENINGS = st.builds(
     source=U64.map(PeerId),
     target=U64.map(PeerId),
     lane=U16,
+    lanes=U16,
     security=st.integers(0, 255),
     version=U16,
 )
@@ -392,7 +393,8 @@ def test_a_master_of_another_run_or_an_older_term(key: bytes | None) -> None:
         ),
         ({"source": PeerId(3)}, {}, ("", "peer 3 should be dialled")),
         ({"source": PeerId(4)}, {}, ("", "peer 4 should be dialled")),
-        ({"lane": 1}, {}, ("lane 0 answered instead of lane 1", "there is no lane 1")),
+        ({"lane": LANES_MAX}, {}, ("", "there is no lane 256")),
+        ({"lane": 65535}, {}, ("", "there is no lane 65535")),
         (
             {"run": NO_RUN, "term": 0, "target": NOBODY},
             {"run": NO_RUN, "term": 0, "source": NOBODY},
@@ -407,6 +409,29 @@ def test_lanes_between_peers_that_do_not_belong_together(
     wire = Wire(one, other).run()
     assert reasons(wire) == words
     assert wire.sides[1].remote is None
+
+
+@KEYS
+@pytest.mark.parametrize("lane", [0, 1, LANES_MAX - 1])
+def test_either_side_hears_of_the_lane_and_how_many_the_other_wants(
+    lane: int, key: bytes | None
+) -> None:
+    one, other = changed(YOUNGER, lane=lane, lanes=7), changed(ELDER, lanes=LANES_MAX)
+    wire = Wire(dialler(one, key), acceptor(other, key)).run()
+    assert wire.passed == (True, True)
+    elder, younger = wire.sides[0].remote, wire.sides[1].remote
+    assert elder is not None
+    assert younger is not None
+    assert (elder.source, elder.target, elder.lane, elder.lanes) == (4, 7, lane, 256)
+    assert (younger.source, younger.target, younger.lane, younger.lanes) == (7, 4, lane, 7)
+
+
+def test_another_lane_than_the_one_that_was_dialled() -> None:
+    one = dialler(changed(YOUNGER, lane=3), None)
+    answer = changed(ELDER, target=YOUNGER.source, lane=2).encode()
+    one.receive(answer[:PREFIX_BYTES])
+    with pytest.raises(HandshakeRefused, match="lane 2 answered instead of lane 3"):
+        one.receive(answer[PREFIX_BYTES:])
 
 
 def test_nothing_is_said_about_a_run_before_the_proof() -> None:

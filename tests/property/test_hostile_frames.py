@@ -33,8 +33,8 @@ from pccl.runtime.greeting import Credentials
 from pccl.runtime.link_keeper import LinkKeeper
 from pccl.runtime.operand import borrow
 from pccl.transports.base import Address, Connection, Receiver
-from pccl.transports.lane import Lane
-from pccl.transports.link import Link, Links
+from pccl.transports.lane import Lane, Sink
+from pccl.transports.link import Links
 
 SEEDS = st.integers(0, (1 << 32) - 1)
 RUN = b"the run of these"
@@ -70,6 +70,7 @@ class Wire:
     def __init__(self, on_sent: Callable[[bytes], None] | None = None) -> None:
         self.remote = Address("elsewhere", 1)
         self.local = Address("here", 1)
+        self.congestion = ""
         self.error: Exception | None = None
         self.open = True
         self._on_sent = on_sent
@@ -145,9 +146,10 @@ class Port:
             Identity(),
             self.links,
             self.plane,
-            lambda peer, reason: self.plane.link_changed(peer),
+            lambda peer, reason: None,
             typing.cast("Any", None),
             Credentials(None, lambda count: bytes(count)),
+            lanes=0,
         )
         self._keeper.want(tuple(Member(peer, "there", 1) for peer in RING[1:]))
         self._send_guarded = np.full(COUNT + 200, -7, np.int32)
@@ -177,8 +179,8 @@ class Port:
             assert link.backlog_bytes <= 100 * COUNT
 
 
-def opening_of(source: PeerId) -> bytes:
-    return Opening(Channel.LANE, bytes(32), RUN, 1, source, ME).encode()
+def opening_of(source: PeerId, lane: int = 0) -> bytes:
+    return Opening(Channel.LANE, bytes(32), RUN, 1, source, ME, lane).encode()
 
 
 def draw_frame(rng: Random) -> bytes:
@@ -190,8 +192,10 @@ def draw_frame(rng: Random) -> bytes:
     if rng.random() < 0.3:  # it does fit
         step, part = rng.randrange(4), rng.randrange(3)
         offset, length = 40 * ((2 - step) % 3) + 16 * part, (16, 16, 8)[part]
-    if kind is FrameKind.QUERY and rng.random() < 0.9:
+    if kind in (FrameKind.QUERY, FrameKind.PING, FrameKind.PONG) and rng.random() < 0.9:
         length = 0
+    if kind is FrameKind.HAVE and rng.random() < 0.5:
+        offset, length = rng.randrange(3), 2
     n = rng.choice((0, 0, 0, 1, 2))
     operation = OperationId(rng.choice((1, 1, 1, 2)), 0, rng.choice((1, 1, 1, 2)), 0, n)
     header = bytearray(encode_header(FrameHeader(kind, operation, step, offset, length)))
@@ -213,7 +217,8 @@ def test_any_bytes_to_a_peer(seed: int, in_place: bool) -> None:
                     port.plane.begin(OPERATION)
             case 0 | 1:
                 wire = port.accept(rng.choice((None, lambda data: None)))
-                wire.feed(opening_of(rng.choice(sources)), rng)
+                lane = rng.choice((0, 0, 1, 7, rng.randrange(1 << 16)))
+                wire.feed(opening_of(rng.choice(sources), lane), rng)
                 wires.append(wire)
             case 2 if wires and rng.random() < 0.1:
                 rng.choice(wires).feed(rng.randbytes(rng.randrange(200)), rng)
@@ -256,18 +261,24 @@ def test_questions_of_one_who_does_not_read_cost_no_memory() -> None:
 
 
 def test_the_answer_that_waits_is_the_newest() -> None:
+    """One answer may be on its way already; of those that wait the newest stands for all."""
     port, rng, sent = Port(in_place=True), Random(0), bytearray()
     wire = port.accept(lambda data: None)
     wire.feed(opening_of(UPSTREAM), rng)
     wire._on_sent = None  # pyright: ignore[reportPrivateUsage]
-    query = encode_header(FrameHeader(FrameKind.QUERY, OPERATION, 0, 0, 0))
+    first, second, third = (
+        encode_header(FrameHeader(FrameKind.QUERY, OPERATION, 0, number, 0)) for number in (1, 3, 2)
+    )
     segment = FrameHeader(FrameKind.DATA, OPERATION, 0, 80, 16)
-    wire.feed(query + encode_header(segment) + bytes(16) + query, rng)
+    wire.feed(first + second + encode_header(segment) + bytes(16) + third, rng)
     wire._on_sent = sent.extend  # pyright: ignore[reportPrivateUsage]
     (lane,) = port.links.to(UPSTREAM).lanes
     lane.writable()
-    assert sent[:1] == b"\3"
-    assert sent[48:] == b"\1\0"  # one of twelve segments is here
+    have = [FrameHeader(FrameKind.HAVE, OPERATION, 0, number, 2) for number in (1, 3)]
+    assert split(bytes(sent)) == [
+        encode_header(have[0]) + b"\0\0",  # one bit for each of twelve segments
+        encode_header(have[1]) + b"\1\0",
+    ]
 
 
 # -- a recorded exchange, spoilt ----------------------------------------------------------
@@ -295,20 +306,12 @@ class Peer:
 
     # what lanes call
 
-    def frame_started(self, lane: Lane, header: FrameHeader) -> None:
-        self.plane.frame_started(typing.cast("Link", lane.owner).peer, lane, header)
-
-    def frame_buffer(self, lane: Lane, header: FrameHeader, received: int) -> memoryview:
-        return self.plane.frame_buffer(lane, header, received)
-
-    def frame_received(self, lane: Lane, header: FrameHeader) -> None:
-        self.plane.frame_received(typing.cast("Link", lane.owner).peer, lane, header)
+    def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
+        return self.plane.frame_started(lane, header)
 
     def lane_lost(self, lane: Lane, error: Exception | None) -> None:
+        assert self.links.to(lane.link.peer).remove(lane)
         self.plane.lane_lost(lane)
-        link = typing.cast("Link", lane.owner)
-        link.lanes.remove(lane)
-        self.plane.link_changed(link.peer)
 
 
 class Ring:
@@ -336,15 +339,12 @@ class Ring:
             sent = self._under_way[here, there] = bytearray()
             wire = self._ends[here, there] = Wire(sent.extend)
             link = self.peers[here].links.to(there)
-            lane = Lane(typing.cast("Connection", wire), self.peers[here])
-            lane.owner = link
-            link.lanes = [lane]
+            link.add(Lane(typing.cast("Connection", wire), 0, link, self.peers[here]))
         for here, there in ((one, other), (other, one)):
-            self.peers[here].plane.link_changed(there)
+            self.peers[here].plane.lane_up(there)
 
     def run(self, reconnects_max: int = 20) -> None:
         """Deliver until nothing moves; lost connections are made anew."""
-        now_ns = 0
         for _ in range(400):
             moved = False
             for (here, there), data in list(self._under_way.items()):
@@ -363,10 +363,9 @@ class Ring:
                     moved = True
             if all(peer.digest for peer in self.peers.values()):
                 return
-            if not moved:  # a frame was held back: the tick asks
-                now_ns += 10
-                for peer in self.peers.values():
-                    peer.plane.ask_if_idle(now_ns, 5)
+            if not moved:  # a frame was held back; a network that does that cuts the connection
+                for end in (self._ends[UPSTREAM, ME], self._ends[ME, UPSTREAM]):
+                    end.open = False
 
     @property
     def committed(self) -> bool:
@@ -432,11 +431,10 @@ def test_frames_lost_doubled_swapped_and_cut_change_no_result(seed: int) -> None
         return b"".join(spoilt)
 
     ring = Ring(rng, spoil)
-    ring.run()
+    ring.run(reconnects_max=400)
     ring.check()
-    assert not ring.committed or ring.is_right
-    if not mischief:
-        assert ring.committed
+    assert ring.committed
+    assert ring.is_right
 
 
 @settings(max_examples=200)

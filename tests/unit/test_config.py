@@ -7,23 +7,26 @@ from typing import Any
 
 import pytest
 
-from pccl.addresses import Advertised, listen_address, parse_address, parse_advertised
+from pccl.addresses import Advertised, parse_address, parse_advertised, reachable_at
 from pccl.config import (
     resolve_advertise,
     resolve_group,
+    resolve_lanes,
+    resolve_listen,
     resolve_master,
     resolve_min_peers,
-    resolve_pool_size,
     resolve_token,
 )
 from pccl.transports.base import Address
 
 SECRET = "correct horse battery"
+PLAIN = ("MASTER", "GROUP", "LANES", "MIN_PEERS", "ADVERTISE", "LISTEN")
+VARIABLES = (*PLAIN, "TOKEN", "TOKEN_FILE")
 
 
 @pytest.fixture(autouse=True)
 def _empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MASTER", "GROUP", "LANES", "MIN_PEERS", "ADVERTISE", "TOKEN", "TOKEN_FILE"):
+    for name in VARIABLES:
         monkeypatch.delenv(f"PCCL_{name}", raising=False)
 
 
@@ -81,10 +84,12 @@ def test_advertised(text: str, host: str, ports: tuple[int, int] | None) -> None
      "host:65536", "a b", "[]"],
 )  # fmt: skip
 def test_wrong_advertised(text: str) -> None:
-    with pytest.raises(ValueError, match="is not an address to advertise; write HOST"):
+    with pytest.raises(ValueError, match=r"^advertise: .* is not an address; write HOST"):
         parse_advertised(text)
-    with pytest.raises(TypeError, match="a string"):
-        parse_advertised(5000)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^listen: .* is not an address; write HOST"):
+        parse_advertised(text, "listen")
+    with pytest.raises(TypeError, match="listen is a string"):
+        parse_advertised(5000, "listen")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -101,8 +106,50 @@ def test_wrong_advertised(text: str) -> None:
     ],
 )
 def test_where_a_peer_listens(master: str, advertised: str, listens: str) -> None:
-    found = listen_address(Address(master, 48148), Advertised(advertised, None))
-    assert found == Address(listens, 0)
+    found = reachable_at(Address(master, 48148), Advertised(advertised, None), None)
+    assert found.listen == Address(listens, 0)
+    assert (found.ports, found.advertise_host, found.advertise_port) == (None, advertised, 0)
+
+
+@pytest.mark.parametrize(
+    ("advertised", "bound", "listens", "ports", "told"),
+    [
+        # without ``bound``, the port that is advertised is the one where it listens
+        ("", None, "127.0.0.1", None, ("", 0)),
+        (":5000-5010", None, "127.0.0.1", (5000, 5010), ("", 0)),
+        ("10.0.0.7:5000", None, "0.0.0.0", (5000, 5000), ("10.0.0.7", 0)),
+        # a host that is bound is bound; the others dial what is advertised, and the port with it
+        ("10.0.0.7:5000", "127.0.0.1:6000", "127.0.0.1", (6000, 6000), ("10.0.0.7", 5000)),
+        ("10.0.0.7:5000", "0.0.0.0:6000-6009", "0.0.0.0", (6000, 6009), ("10.0.0.7", 5000)),
+        ("10.0.0.7", "127.0.0.1", "127.0.0.1", None, ("10.0.0.7", 0)),
+        (":5000", "127.0.0.1", "127.0.0.1", (5000, 5000), ("", 5000)),
+        # a port only: bound where the host that is advertised is reached
+        ("10.0.0.7:5000", ":6000", "0.0.0.0", (6000, 6000), ("10.0.0.7", 5000)),
+        (":5000", ":6000", "127.0.0.1", (6000, 6000), ("", 5000)),
+        ("", ":6000", "127.0.0.1", (6000, 6000), ("", 0)),
+    ],
+)
+def test_listening_elsewhere_than_others_are_told(
+    advertised: str,
+    bound: str | None,
+    listens: str,
+    ports: tuple[int, int] | None,
+    told: tuple[str, int],
+) -> None:
+    found = reachable_at(
+        Address("127.0.0.1", 48148),
+        parse_advertised(advertised) if advertised else Advertised(),
+        None if bound is None else parse_advertised(bound, "listen"),
+    )
+    assert found.listen == Address(listens, 0)
+    assert found.ports == ports
+    assert (found.advertise_host, found.advertise_port) == told
+
+
+def test_a_range_cannot_be_told_to_others_when_it_listens_elsewhere() -> None:
+    master, bound = Address("127.0.0.1", 48148), parse_advertised(":6000", "listen")
+    with pytest.raises(ValueError, match=r"advertise: with listen it is one port .*not 5000-5001"):
+        reachable_at(master, parse_advertised("host:5000-5001"), bound)
 
 
 # -- the environment -----------------------------------------------------------------------------
@@ -112,7 +159,8 @@ def test_nothing_is_set() -> None:
     with pytest.raises(ValueError, match=r"Communicator\('HOST:PORT'\), or set PCCL_MASTER"):
         resolve_master(None)
     assert resolve_group(None) == 0
-    assert resolve_pool_size(None) == 0
+    assert resolve_lanes(None, None) == 0
+    assert resolve_listen(None) is None
     assert resolve_min_peers(None) == 1
     assert resolve_advertise(None) == Advertised("", None)
     assert resolve_token(None) is None
@@ -124,28 +172,47 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PCCL_LANES", "16")
     monkeypatch.setenv("PCCL_MIN_PEERS", "4")
     monkeypatch.setenv("PCCL_ADVERTISE", "host:5000-5001")
+    monkeypatch.setenv("PCCL_LISTEN", ":6000")
     assert resolve_master(None) == Address("::1", 48148)
     assert resolve_group(None) == 3
-    assert resolve_pool_size(None) == 16
+    assert resolve_lanes(None, None) == 16
     assert resolve_min_peers(None) == 4
     assert resolve_advertise(None) == Advertised("host", (5000, 5001))
+    assert resolve_listen(None) == Advertised("", (6000, 6000))
 
 
 def test_arguments_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MASTER", "GROUP", "LANES", "MIN_PEERS", "ADVERTISE", "TOKEN", "TOKEN_FILE"):
+    for name in VARIABLES:
         monkeypatch.setenv(f"PCCL_{name}", "nonsense")
     assert resolve_master("host:1") == Address("host", 1)
     assert resolve_group(0) == 0
-    assert resolve_pool_size(0) == 0
+    assert resolve_lanes(0, None) == 0
+    assert resolve_lanes(None, 0) == 0
+    assert resolve_listen("host") == Advertised("host", None)
     assert resolve_min_peers(1) == 1
     assert resolve_advertise(":7") == Advertised("", (7, 7))
     assert resolve_token(SECRET) == SECRET.encode()
 
 
-@pytest.mark.parametrize("name", ["MASTER", "GROUP", "LANES", "MIN_PEERS", "ADVERTISE"])
+def test_lanes_have_two_names() -> None:
+    assert resolve_lanes(5, None) == resolve_lanes(None, 5) == 5
+    assert resolve_lanes(256, None) == resolve_lanes(None, 256) == 256
+    with pytest.raises(ValueError, match="two names of one thing; give one"):
+        resolve_lanes(5, 5)
+    with pytest.raises(ValueError, match="p2p_connection_pool_size must be from 0 to 256, not 257"):
+        resolve_lanes(257, None)
+    with pytest.raises(ValueError, match="lanes must be from 0 to 256, not -1"):
+        resolve_lanes(None, -1)
+
+
+@pytest.mark.parametrize("name", PLAIN)
 def test_empty_counts_as_not_set(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(f"PCCL_{name}", "")
     test_nothing_is_set()
+
+
+def _lanes(lanes: None) -> int:
+    return resolve_lanes(None, lanes)
 
 
 @pytest.mark.parametrize(
@@ -154,10 +221,11 @@ def test_empty_counts_as_not_set(monkeypatch: pytest.MonkeyPatch, name: str) -> 
         ("PCCL_MASTER", "host", resolve_master, "PCCL_MASTER: 'host' is not an address"),
         ("PCCL_GROUP", "x", resolve_group, "PCCL_GROUP must be a whole number, not 'x'"),
         ("PCCL_GROUP", "-1", resolve_group, "PCCL_GROUP must be from 0 to 4294967295, not -1"),
-        ("PCCL_LANES", "1e3", resolve_pool_size, "PCCL_LANES must be a whole number"),
-        ("PCCL_LANES", "1025", resolve_pool_size, "PCCL_LANES must be from 0 to 1024"),
+        ("PCCL_LANES", "1e3", _lanes, "PCCL_LANES must be a whole number"),
+        ("PCCL_LANES", "257", _lanes, "PCCL_LANES must be from 0 to 256"),
         ("PCCL_MIN_PEERS", "0", resolve_min_peers, "PCCL_MIN_PEERS must be from 1 to"),
         ("PCCL_ADVERTISE", "a:0", resolve_advertise, "PCCL_ADVERTISE: 'a:0' is not an address"),
+        ("PCCL_LISTEN", "a:0", resolve_listen, "PCCL_LISTEN: 'a:0' is not an address"),
         ("PCCL_TOKEN", "short", resolve_token, "PCCL_TOKEN: .* 5 characters is too short; 16"),
         ("PCCL_TOKEN", "", resolve_token, "pccl master --token auto"),
         ("PCCL_TOKEN_FILE", "/no/such/file", resolve_token, "PCCL_TOKEN_FILE: .*/no/such/file"),

@@ -26,9 +26,14 @@ STALE = OperationId(term=1, group=0, view=2, tag=5, n=0)
 class FakeLane:
     """What the data plane sees of a lane, and a sender's way to push frames through it."""
 
-    def __init__(self) -> None:
-        self.context: object = None
-        self.receiving: FrameHeader | None = None
+    def __init__(self, *numbers: int, operation: OperationId = OPERATION) -> None:
+        self.link: Any = None
+        self.sink: Any = None
+        self.carried = {operation: list(numbers)} if numbers else {}
+        self.said: list[tuple[FrameHeader, bytes]] = []
+
+    def say(self, header: FrameHeader, payload: bytes = b"") -> None:
+        self.said.append((header, payload))
 
 
 class FakeLink(Link):
@@ -37,6 +42,8 @@ class FakeLink(Link):
     def __init__(self, peer: PeerId) -> None:
         super().__init__(peer)
         self.sent: list[tuple[FrameHeader, bytes]] = []
+        self.numbers: list[int] = []
+        self.asked: list[FrameHeader] = []
         self.is_up = True
         self.revoked: list[OperationId] = []
         self.detached: list[OperationId] = []
@@ -46,13 +53,18 @@ class FakeLink(Link):
     def up(self) -> bool:
         return self.is_up
 
-    def send(self, header: FrameHeader, payload: memoryview | bytes = b"") -> None:
+    def send(self, header: FrameHeader, payload: memoryview, number: int) -> None:
         self.sent.append((header, bytes(payload)))
+        self.numbers.append(number)
+
+    def ask(self, header: FrameHeader) -> None:
+        if self.is_up:
+            self.asked.append(header)
 
     def revoke(self, operation: OperationId) -> None:
         self.revoked.append(operation)
 
-    def detach(self, operation: OperationId) -> None:
+    def detach(self, operation: OperationId, tensor: memoryview) -> None:
         self.detached.append(operation)
 
     def close(self) -> None:
@@ -91,27 +103,34 @@ class Bench:
         self.plane.post(OPERATION, descriptor, borrow(buffer), RING_OF_THREE, ME)
 
     def start(self, lane: Any, header: FrameHeader, peer: PeerId = OTHER) -> None:
-        lane.receiving = header
-        self.plane.frame_started(peer, lane, header)
+        lane.link = self.links[peer]
+        lane.sink = self.plane.frame_started(lane, header)
 
-    def read(self, lane: Any, header: FrameHeader, payload: bytes, received: int) -> int:
+    def read(self, lane: Any, payload: bytes, received: int) -> int:
         """One read; returns how many bytes there are now."""
-        memory = self.plane.frame_buffer(lane, header, received)
+        memory = lane.sink.memory(received)
         take = min(len(memory), len(payload) - received)
         memory[:take] = payload[received : received + take]
         return received + take
 
-    def finish(self, lane: Any, header: FrameHeader, peer: PeerId = OTHER) -> None:
-        lane.receiving = None
-        self.plane.frame_received(peer, lane, header)
+    def lose(self, *numbers: int, peer: PeerId = OTHER) -> None:
+        """A lane is gone that had been given these segments."""
+        lane: Any = FakeLane(*numbers)
+        lane.link = self.links[peer]
+        self.plane.lane_lost(lane)
+
+    def answer(self, lane: Any, question: int, bitmap: int, peer: PeerId = OTHER) -> None:
+        """The downstream peer says what it has."""
+        header = FrameHeader(FrameKind.HAVE, OPERATION, 0, question, 1)
+        self.frame(lane, header, bytes([bitmap]), peer)
 
     def frame(self, lane: Any, header: FrameHeader, payload: bytes, peer: PeerId = OTHER) -> None:
         """A whole frame."""
         self.start(lane, header, peer)
         received = 0
         while received < len(payload):
-            received = self.read(lane, header, payload, received)
-        self.finish(lane, header, peer)
+            received = self.read(lane, payload, received)
+        lane.sink.complete()
 
 
 RING_OF_THREE = (OTHER, ME, STRANGER)
@@ -161,7 +180,7 @@ def test_payload_is_read_into_the_result_itself() -> None:
     recv = np.zeros(8, np.int32)
     bench.post(OPERATION, np.ones(8, np.int32), recv)
     bench.start(lane, data(0, 16))
-    memory = bench.plane.frame_buffer(lane, data(0, 16), 3)
+    memory = lane.sink.memory(3)
     assert len(memory) == 5
     assert np.frombuffer(memory, np.uint8).ctypes.data == recv.ctypes.data + 16 + 3
 
@@ -178,15 +197,17 @@ def test_second_copies_count_once() -> None:
 
 
 def test_of_two_lanes_with_the_same_segment_the_newest_has_the_place() -> None:
-    bench, old, new = Bench(), FakeLane(), FakeLane()
+    bench = Bench()
+    old: Any = FakeLane()
+    new: Any = FakeLane()
     recv = np.zeros(8, np.int32)
     bench.post(OPERATION, np.ones(8, np.int32), recv)
     header, payload = data(0, 16), ints(10, 20)
     bench.start(old, header)
-    bench.read(old, header, payload[:3], 0)
+    bench.read(old, payload[:3], 0)
     bench.frame(new, header, payload)
-    bench.read(old, header, b"\xff" * 8, 3)  # what the old lane still brings counts no more
-    bench.finish(old, header)
+    bench.read(old, b"\xff" * 8, 3)  # what the old lane still brings counts no more
+    old.sink.complete()
     assert recv.tolist() == [0, 0, 0, 0, 11, 21, 0, 0]
 
 
@@ -201,13 +222,13 @@ def test_nothing_is_written_after_the_end_and_the_input_is_restored(in_place: bo
     bench.frame(lane, data(0, 24), ints(600, 700))
     header, payload = data(0, 16), ints(400, 500)
     bench.start(lane, header)
-    received = bench.read(lane, header, payload[:5], 0)
+    received = bench.read(lane, payload[:5], 0)
     bench.plane.end(OPERATION, committed=False)
     assert send.tolist() == list(range(8))
     assert bench.link.revoked == [OPERATION]
     after = recv.copy()
-    bench.read(lane, header, payload, received)
-    bench.finish(lane, header)
+    bench.read(lane, payload, received)
+    lane.sink.complete()
     assert recv.tolist() == after.tolist()
     assert bench.done == []
 
@@ -247,7 +268,6 @@ def test_frames_of_another_attempt_are_drained(operation: OperationId) -> None:
         (data(2, 0), OTHER),
         (data(0, 1 << 60), OTHER),
         (data(0, 16, length=0), OTHER),
-        (FrameHeader(FrameKind.QUERY, OPERATION, 0, 0, 1), OTHER),
         (FrameHeader(FrameKind.HAVE, OPERATION, 0, 0, 2 << 20), OTHER),
     ],
 )
@@ -266,12 +286,12 @@ def test_early_frames_wait_for_their_operation() -> None:
     bench.frame(lane, data(0, 16), ints(400, 500))
     half = data(0, 24)
     bench.start(lane, half)
-    received = bench.read(lane, half, ints(600, 700)[:3], 0)
+    received = bench.read(lane, ints(600, 700)[:3], 0)
     send, recv = np.arange(8, dtype=np.int32), np.zeros(8, np.int32)
     bench.post(OPERATION, send, recv)
     assert recv.tolist() == [0, 0, 0, 0, 404, 505, 0, 0]
-    bench.read(lane, half, ints(600, 700), received)  # it had begun before the post
-    bench.finish(lane, half)
+    bench.read(lane, ints(600, 700), received)  # it had begun before the post
+    lane.sink.complete()
     assert recv.tolist() == [0, 0, 0, 0, 404, 505, 606, 707]
 
 
@@ -304,7 +324,7 @@ def test_an_early_frame_cut_off_gives_its_memory_back() -> None:
     for _ in range(3):
         lane: Any = FakeLane()
         bench.start(lane, data(0, 0, chunk))
-        bench.plane.lane_lost(lane)
+        lane.sink.lost()
 
 
 def test_early_frames_that_make_no_sense_close_the_link() -> None:
@@ -316,74 +336,224 @@ def test_early_frames_that_make_no_sense_close_the_link() -> None:
     assert bench.link.closed
 
 
-def test_after_a_lost_link_only_what_is_lacking_is_sent_again() -> None:
+# -- lost lanes --------------------------------------------------------------------------------
+
+
+def query(question: int) -> FrameHeader:
+    return FrameHeader(FrameKind.QUERY, OPERATION, 0, question, 0)
+
+
+def sending() -> Bench:
+    """Numbers 0 and 1 have been sent (of 0 to 3: two of step 0, two of step 1)."""
     bench = Bench()
-    lane: Any = FakeLane()
     bench.post(OPERATION, np.arange(8, dtype=np.int32), np.zeros(8, np.int32))
     bench.plane.begin(OPERATION)
+    assert bench.link.numbers == [0, 1]
     bench.link.sent.clear()
+    return bench
+
+
+def test_after_a_lost_link_only_what_is_lacking_is_sent_again() -> None:
+    bench = sending()
+    lane: Any = FakeLane()
     bench.link.is_up = False
-    bench.plane.link_changed(OTHER)
-    bench.frame(lane, data(0, 16), ints(400, 500))  # ready for step 1, but there is no link
-    assert bench.link.sent == []
+    bench.lose(0, 1)
+    bench.frame(lane, data(0, 16), ints(400, 500))  # ready for step 1: waits in the link
+    assert bench.link.sent == [(data(1, 16), ints(404, 505))]
+    assert bench.link.asked == []
     bench.link.is_up = True
-    bench.plane.link_changed(OTHER)
-    query = FrameHeader(FrameKind.QUERY, OPERATION, 0, 0, 0)
-    assert bench.link.sent == [(query, b"")]
-    bench.link.sent.clear()
+    bench.plane.lane_up(OTHER)
+    assert bench.link.asked == [query(1)]
     # the other side lacks number 1 (step 0, second segment), 2 and 3 (step 1); 3 is not ready yet
-    have = FrameHeader(FrameKind.HAVE, OPERATION, 0, 0, 1)
-    bench.frame(lane, have, bytes([0b0001]))
-    assert bench.link.sent == [(data(0, 8), ints(2, 3)), (data(1, 16), ints(404, 505))]
+    bench.answer(lane, 1, 0b0001)
+    assert bench.link.sent[1:] == [(data(0, 8), ints(2, 3))]
     bench.frame(lane, data(0, 24), ints(600, 700))
     assert bench.link.sent[2:] == [(data(1, 24), ints(606, 707))]
+    assert bench.link.numbers == [0, 1, 2, 1, 3]
 
 
-def test_a_query_is_answered_with_what_is_here() -> None:
-    bench = Bench()
+def test_of_several_lanes_one_is_lost() -> None:
+    """Asked at once: only what was on it, and is lacking, is sent again, and once."""
+    bench = sending()
     lane: Any = FakeLane()
-    bench.post(OPERATION, np.ones(8, np.int32), np.zeros(8, np.int32))
-    bench.frame(lane, data(0, 24), ints(1, 1))
-    bench.link.sent.clear()
-    bench.frame(lane, FrameHeader(FrameKind.QUERY, OPERATION, 0, 0, 0), b"")
-    assert bench.link.sent == [(FrameHeader(FrameKind.HAVE, OPERATION, 0, 0, 1), bytes([0b0010]))]
+    bench.lose(1)
+    assert bench.link.asked == [query(1)]
+    assert bench.link.sent == []  # it may have arrived
+    bench.answer(lane, 1, 0b0000)  # 0 is lacking, too: it is on its way on another lane
+    assert bench.link.sent == [(data(0, 8), ints(2, 3))]
+    for _ in range(2):  # the question went out on every lane: there are more answers
+        bench.answer(lane, 1, 0b0000)
+    assert len(bench.link.sent) == 1
+    bench.plane.lane_up(OTHER)  # nothing is in doubt
+    assert bench.link.asked == [query(1)]
 
 
-def test_a_link_that_comes_up_before_the_start_is_asked_at_the_start() -> None:
+def test_a_lost_lane_whose_segments_have_arrived() -> None:
+    bench = sending()
+    lane: Any = FakeLane()
+    bench.lose(0, 1)
+    bench.answer(lane, 1, 0b0011)
+    assert bench.link.sent == []
+    bench.answer(lane, 1, 0b0000)
+    assert bench.link.sent == []
+
+
+def test_a_lane_that_carried_nothing_of_it() -> None:
+    bench = sending()
+    bench.lose()
+    other: Any = FakeLane(0, 1, operation=NEXT)
+    other.link = bench.link
+    bench.plane.lane_lost(other)
+    bench.plane.lane_up(OTHER)
+    assert bench.link.asked == []
+
+
+def test_a_link_that_was_never_up_has_nothing_doubtful() -> None:
     bench = Bench()
     bench.link.is_up = False
     bench.post(OPERATION, np.ones(8, np.int32), np.zeros(8, np.int32))
+    bench.plane.begin(OPERATION)
     bench.link.is_up = True
-    bench.plane.link_changed(OTHER)
-    assert bench.link.sent == []
-    bench.plane.begin(OPERATION)
-    assert [header.kind for header, _ in bench.link.sent] == [FrameKind.QUERY]
+    bench.plane.lane_up(OTHER)
+    assert bench.link.asked == []
+    assert bench.link.numbers == [0, 1]
 
 
-def test_an_idle_transfer_asks_and_repeats_nothing_that_it_sent_since() -> None:
-    bench = Bench()
+def test_two_losses_are_settled_by_the_newest_answer() -> None:
+    bench = sending()
     lane: Any = FakeLane()
-    bench.post(OPERATION, np.arange(8, dtype=np.int32), np.zeros(8, np.int32))
-    bench.plane.begin(OPERATION)
-    query = (FrameHeader(FrameKind.QUERY, OPERATION, 0, 0, 0), b"")
-    for now_ns in (10_000, 10_400, 10_999):  # it has just sent; patience begins at the first look
-        bench.plane.ask_if_idle(now_ns, 1000)
-    assert query not in bench.link.sent
-    assert not bench.plane.waits_for(STRANGER)
-    bench.plane.ask_if_idle(11_000, 1000)
-    assert bench.link.sent.pop() == query
-    bench.frame(lane, data(0, 16), ints(400, 500))  # number 2 is sent while the question travels
-    bench.link.sent.clear()
-    have = FrameHeader(FrameKind.HAVE, OPERATION, 0, 0, 1)
-    bench.frame(lane, have, bytes([0b0001]))  # lacks 1, 2 and 3
-    assert bench.link.sent == [(data(0, 8), ints(2, 3))]
-    bench.frame(lane, have, bytes([0b0000]))  # nobody has asked
+    bench.lose(0)
+    bench.lose(1)
+    assert bench.link.asked == [query(1), query(2)]
+    bench.answer(lane, 2, 0b0000)
+    assert bench.link.sent == [(data(0, 0), ints(0, 1)), (data(0, 8), ints(2, 3))]
+    bench.answer(lane, 1, 0b0000)  # late
+    assert len(bench.link.sent) == 2
+
+
+def test_an_answer_says_nothing_about_what_was_lost_after_the_question() -> None:
+    """Number 1 was on its way on the second lane when the answer to the first loss was given."""
+    bench = sending()
+    lane: Any = FakeLane()
+    bench.lose(0)
+    bench.lose(1)
+    bench.answer(lane, 1, 0b0000)
+    assert bench.link.sent == [(data(0, 0), ints(0, 1))]
+    bench.answer(lane, 2, 0b0010)  # meanwhile it has arrived
     assert len(bench.link.sent) == 1
 
 
-# -- broadcast ---------------------------------------------------------------------------------
+def test_a_repeated_segment_that_is_lost_again() -> None:
+    bench = sending()
+    lane: Any = FakeLane()
+    bench.lose(0, 1)
+    bench.answer(lane, 1, 0b0010)
+    bench.lose(0)
+    assert bench.link.asked == [query(1), query(2)]
+    bench.answer(lane, 1, 0b0010)  # another lane's answer to the first question: too old
+    assert len(bench.link.sent) == 1
+    bench.answer(lane, 2, 0b0010)
+    assert bench.link.sent == [(data(0, 0), ints(0, 1))] * 2
+    transfer = bench.plane.end(OPERATION, committed=True)
+    assert transfer.tx_bytes == 32
 
-QUERY = FrameHeader(FrameKind.QUERY, OPERATION, 0, 0, 0)
+
+def test_the_same_segment_in_doubt_twice_is_sent_again_once() -> None:
+    """Two copies were under way on two lanes, and both lanes are lost."""
+    bench = sending()
+    lane: Any = FakeLane()
+    bench.lose(0)
+    bench.lose(0)
+    bench.answer(lane, 1, 0b0000)
+    assert bench.link.sent == []  # the second lane's copy may have come since
+    bench.answer(lane, 2, 0b0000)
+    assert len(bench.link.sent) == 1
+
+
+def test_every_lane_that_comes_up_is_asked() -> None:
+    """All those that were asked before may be lost, or dead, before they answer."""
+    bench = sending()
+    bench.lose(0)
+    for _ in range(3):
+        bench.plane.lane_up(OTHER)
+    assert bench.link.asked == [query(1)] * 4
+    bench.plane.lane_up(STRANGER)
+    assert bench.links[STRANGER].asked == []
+
+
+@pytest.mark.parametrize(("losses", "question"), [(0, 0), (0, 1), (2, 0), (2, 3)])
+def test_an_answer_to_a_question_that_nobody_asked(losses: int, question: int) -> None:
+    bench = sending()
+    lane: Any = FakeLane()
+    for number in range(losses):
+        bench.lose(number)
+    with pytest.raises(RemoteProtocolError, match=f"question {question}; {losses} were asked"):
+        bench.answer(lane, question, 0b0000)
+    assert bench.link.sent == []
+    if losses:
+        bench.answer(lane, losses, 0b0000)
+    assert len(bench.link.sent) == losses
+
+
+def test_answers_of_anybody_else_say_nothing() -> None:
+    bench = sending()
+    lane: Any = FakeLane()
+    bench.lose(0, 1)
+    bench.answer(lane, 1, 0b0000, peer=STRANGER)
+    other = FrameHeader(FrameKind.HAVE, NEXT, 0, 1, 1)
+    bench.frame(lane, other, bytes(1))
+    assert bench.link.sent == []
+
+
+@pytest.mark.parametrize("length", [0, 2, 100])
+def test_an_answer_of_the_wrong_length(length: int) -> None:
+    bench = sending()
+    lane: Any = FakeLane()
+    bench.lose(0, 1)
+    with pytest.raises(RemoteProtocolError, match=f"a bitmap of {length} bytes for "):
+        bench.frame(lane, FrameHeader(FrameKind.HAVE, OPERATION, 0, 1, length), bytes(length))
+    bench.answer(lane, 1, 0b0011)
+    assert bench.link.sent == []
+
+
+def test_a_query_is_answered_on_its_lane_with_what_is_here() -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    another: Any = FakeLane()
+    bench.post(OPERATION, np.ones(8, np.int32), np.zeros(8, np.int32))
+    bench.frame(another, data(0, 24), ints(1, 1))
+    bench.frame(lane, query(7), b"")
+    assert lane.said == [(FrameHeader(FrameKind.HAVE, OPERATION, 0, 7, 1), bytes([0b0010]))]
+    assert another.said == []
+
+
+@pytest.mark.parametrize("operation", [STALE, NEXT])
+def test_a_query_of_another_attempt_is_not_answered(operation: OperationId) -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    bench.post(OPERATION, np.ones(8, np.int32), np.zeros(8, np.int32))
+    bench.frame(lane, FrameHeader(FrameKind.QUERY, operation, 0, 1, 0), b"")
+    bench.frame(lane, query(1), b"", peer=STRANGER)  # not upstream
+    assert lane.said == []
+
+
+def test_a_link_is_used_while_anything_may_be_under_way_on_it() -> None:
+    bench = Bench()
+    lane: Any = FakeLane()
+    bench.post(OPERATION, np.arange(8, dtype=np.int32), np.zeros(8, np.int32))
+    assert not bench.plane.uses(OTHER)  # somebody has not asked yet, which may take hours
+    bench.plane.begin(OPERATION)
+    assert bench.plane.uses(OTHER)
+    assert not bench.plane.uses(STRANGER)
+    for header in (data(0, 16), data(0, 24), data(1, 0), data(1, 8)):
+        bench.frame(lane, header, ints(7, 7))
+    assert len(bench.done) == 1
+    assert bench.plane.uses(OTHER)  # what was sent may be stuck in a lane that is dead
+    bench.plane.end(OPERATION, committed=True)
+    assert not bench.plane.uses(OTHER)
+
+
+# -- broadcast ---------------------------------------------------------------------------------
 
 
 def digest_of(*segments: bytes) -> bytes:
@@ -406,7 +576,8 @@ def test_the_root_of_a_broadcast_is_done_as_soon_as_it_begins() -> None:
     ]
     assert bench.done == [(OPERATION, digest_of(ints(0, 1), ints(2, 3), ints(4)))]
     assert bench.plane.progress() == (Progress(OPERATION, 0, 3),)
-    assert not bench.plane.waits_for(OTHER)
+    assert bench.plane.uses(STRANGER)
+    assert not bench.plane.uses(OTHER)
     transfer = bench.plane.end(OPERATION, committed=True)
     assert (transfer.tx_bytes, transfer.rx_bytes) == (20, 0)
     assert buffer.tolist() == [0, 1, 2, 3, 4]
@@ -446,7 +617,7 @@ def test_a_rank_in_the_middle_forwards_what_arrives() -> None:
     bench.broadcast(buffer, root=0)
     bench.plane.begin(OPERATION)
     assert bench.links[STRANGER].sent == []
-    assert bench.plane.waits_for(OTHER)
+    assert bench.plane.uses(OTHER)
     bench.frame(lane, data(0, 8), ints(7, 8))
     bench.frame(lane, data(0, 8), ints(9, 9))  # a second copy
     assert bench.links[STRANGER].sent == [(data(1, 8), ints(7, 8))]
@@ -454,6 +625,8 @@ def test_a_rank_in_the_middle_forwards_what_arrives() -> None:
     bench.frame(lane, data(0, 0), ints(5, 6))
     assert bench.links[STRANGER].sent[1:] == [(data(1, 0), ints(5, 6))]
     assert bench.done == [(OPERATION, digest_of(ints(5, 6), ints(7, 8)))]
+    assert not bench.plane.uses(OTHER)  # it has everything, and sends there nothing
+    assert bench.plane.uses(STRANGER)
     bench.plane.end(OPERATION, committed=True)
     assert buffer.tolist() == [5, 6, 7, 8]
 
@@ -479,11 +652,11 @@ def test_an_aborted_broadcast_leaves_the_buffer_as_it_was() -> None:
     bench.frame(lane, data(0, 8), ints(7, 8))
     header, payload = data(0, 0), ints(5, 6)
     bench.start(lane, header)
-    received = bench.read(lane, header, payload[:3], 0)
+    received = bench.read(lane, payload[:3], 0)
     assert buffer.tolist() != list(range(6))
     bench.plane.end(OPERATION, committed=False)
-    bench.read(lane, header, payload, received)
-    bench.finish(lane, header)
+    bench.read(lane, payload, received)
+    lane.sink.complete()
     assert buffer.tolist() == list(range(6))
     assert bench.done == []
 
@@ -495,13 +668,10 @@ def test_after_a_lost_link_the_root_repeats_what_is_lacking() -> None:
     bench.broadcast(np.arange(6, dtype=np.int32), root=1)
     bench.plane.begin(OPERATION)
     link.sent.clear()
-    bench.plane.link_changed(STRANGER)
-    assert link.sent == [(QUERY, b"")]
-    assert bench.plane.waits_for(STRANGER)
-    have = FrameHeader(FrameKind.HAVE, OPERATION, 0, 0, 1)
-    bench.frame(lane, have, bytes([0b101]), peer=STRANGER)
-    assert link.sent[1:] == [(data(0, 8), ints(2, 3))]
-    assert not bench.plane.waits_for(STRANGER)
+    bench.lose(0, 1, 2, peer=STRANGER)
+    assert link.asked == [query(1)]
+    bench.answer(lane, 1, 0b101, peer=STRANGER)
+    assert link.sent == [(data(0, 8), ints(2, 3))]
 
 
 def test_the_last_rank_of_a_broadcast_asks_nothing_and_answers() -> None:
@@ -511,14 +681,13 @@ def test_the_last_rank_of_a_broadcast_asks_nothing_and_answers() -> None:
     bench.links[STRANGER].is_up = False
     bench.plane.begin(OPERATION)
     bench.links[STRANGER].is_up = True
-    bench.plane.link_changed(STRANGER)
-    bench.plane.ask_if_idle(0, 10)
-    bench.plane.ask_if_idle(1000, 10)
+    bench.plane.lane_up(STRANGER)
+    assert not bench.plane.uses(STRANGER)
     bench.frame(lane, data(1, 8), ints(7, 8))
-    bench.frame(lane, QUERY, b"")
-    have = FrameHeader(FrameKind.HAVE, OPERATION, 0, 0, 1)
-    assert bench.links[OTHER].sent == [(have, bytes([0b10]))]
+    bench.frame(lane, query(3), b"")
+    assert lane.said == [(FrameHeader(FrameKind.HAVE, OPERATION, 0, 3, 1), bytes([0b10]))]
     assert bench.links[STRANGER].sent == []
+    assert bench.links[STRANGER].asked == []
 
 
 def test_who_left_after_he_was_done_repeats_from_a_copy() -> None:
@@ -532,10 +701,9 @@ def test_who_left_after_he_was_done_repeats_from_a_copy() -> None:
     assert link.detached == [OPERATION]
     buffer[:] = 9
     link.sent.clear()
-    bench.plane.link_changed(STRANGER)
-    have = FrameHeader(FrameKind.HAVE, OPERATION, 0, 0, 1)
-    bench.frame(lane, have, bytes([0b101]), peer=STRANGER)
-    assert link.sent[1:] == [(data(0, 8), ints(2, 3))]
+    bench.lose(0, 1, 2, peer=STRANGER)
+    bench.answer(lane, 1, 0b101, peer=STRANGER)
+    assert link.sent == [(data(0, 8), ints(2, 3))]
     bench.plane.end(OPERATION, committed=False)
     assert buffer.tolist() == [9] * 6
 
@@ -554,9 +722,9 @@ def test_who_leaves_after_he_was_done_has_his_input(in_place: bool) -> None:
     assert send.tolist() == list(range(8))
     send[:], recv[:] = -1, -1
     bench.link.sent.clear()
-    bench.plane.link_changed(OTHER)
-    bench.frame(lane, FrameHeader(FrameKind.HAVE, OPERATION, 0, 0, 1), bytes([0b0011]))
-    assert bench.link.sent[1:] == [(data(1, 16), ints(74, 75)), (data(1, 24), ints(76, 77))]
+    bench.lose(0, 1, 2, 3)
+    bench.answer(lane, 1, 0b0011)
+    assert bench.link.sent == [(data(1, 16), ints(74, 75)), (data(1, 24), ints(76, 77))]
     bench.frame(lane, data(0, 16), ints(1, 1))  # a second copy
     bench.plane.end(OPERATION, committed=True)
     assert (send == -1).all()
@@ -572,11 +740,9 @@ def test_a_barrier_moves_nothing_and_is_done_as_it_begins() -> None:
     assert bench.done == []
     bench.plane.begin(OPERATION)
     assert bench.done == [(OPERATION, digest_of())]
-    bench.plane.link_changed(STRANGER)
-    bench.plane.ask_if_idle(0, 10)
-    bench.plane.ask_if_idle(1000, 10)
-    assert not bench.plane.waits_for(OTHER)
-    assert not bench.plane.waits_for(STRANGER)
+    bench.plane.lane_up(STRANGER)
+    assert not bench.plane.uses(OTHER)
+    assert not bench.plane.uses(STRANGER)
     assert bench.plane.progress() == (Progress(OPERATION, 0, 0),)
     for header in (data(0, 0, length=0), data(0, 0), data(1, 0)):
         with pytest.raises(RemoteProtocolError, match="unexpected segment"):
@@ -584,3 +750,4 @@ def test_a_barrier_moves_nothing_and_is_done_as_it_begins() -> None:
     transfer = bench.plane.end(OPERATION, committed=True)
     assert (transfer.tx_bytes, transfer.rx_bytes) == (0, 0)
     assert [link.sent for link in bench.links.values()] == [[], []]
+    assert [link.asked for link in bench.links.values()] == [[], []]

@@ -116,7 +116,7 @@ class World:
         handshake = credentials.dial(credentials.opening(Channel.LANE, Me(), Elder.peer))
         connection = await self.young.dial(PORT, 1.0)
         deadline_ns = self.loop.now_ns() + PATIENCE_S * NS_PER_S
-        await introduce(connection, handshake, self.loop, deadline_ns, lambda c: (take(c), None)[1])
+        await introduce(connection, handshake, self.loop, deadline_ns, lambda c, _: _do(take, c))
 
 
 @pytest.mark.parametrize("token", [None, TOKEN], ids=["no token", "token"])
@@ -198,7 +198,11 @@ def test_the_dialler_waits_no_longer_either() -> None:
     world.run(main())
 
 
-def _never(connection: Connection) -> None:
+def _do(take: Callable[[Connection], object], connection: Connection) -> None:
+    take(connection)
+
+
+def _never(connection: Connection, remote: Opening) -> None:
     raise AssertionError("handed over")
 
 
@@ -227,7 +231,7 @@ def test_nothing_behind_the_greeting_is_read_before_the_proof(token: bytes | Non
     """Whoever sends his next bytes without waiting for the answer is sent away, unread."""
     world = World(token=token)
     security = 0 if token is None else 1
-    opening = Opening(Channel.LANE, bytes(32), Me.run, 1, Me.peer, Elder.peer, 0, security)
+    opening = Opening(Channel.LANE, bytes(32), Me.run, 1, Me.peer, Elder.peer, security=security)
 
     async def main() -> None:
         more = b"\xff" * (PROOF_BYTES if token is not None else 0) + b"next"
@@ -276,6 +280,7 @@ class StubConnection:
     """Takes everything and keeps its receiver, for bytes that come at a chosen moment."""
 
     remote = local = Address("nowhere", 1)
+    congestion = ""
 
     def __init__(self) -> None:
         self.sent = bytearray()

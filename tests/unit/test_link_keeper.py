@@ -1,0 +1,695 @@
+"""Two link keepers on a network in virtual time: how many lanes, and what becomes of lost ones."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+
+from pccl.protocol.frame import FrameHeader
+from pccl.protocol.handshake import Channel, Opening
+from pccl.protocol.limits import Timing
+from pccl.protocol.types import NS_PER_S, Member, PeerId
+from pccl.runtime.clock import Ticker
+from pccl.runtime.greeting import Credentials, introduce
+from pccl.runtime.link_keeper import FAR_LANES, LinkKeeper
+from pccl.stress.sim.loop import VirtualLoop
+from pccl.transports.base import Address, Connection
+from pccl.transports.lane import Lane, Sink
+from pccl.transports.link import Links
+from pccl.transports.sim import SimConnection, SimHost, SimNetwork
+
+MS = 1_000_000
+LATENCY = 1 * MS
+SETTLED_NS = 20 * MS
+"""Long enough to dial and greet several times over."""
+
+ELDER, YOUNG = PeerId(3), PeerId(7)
+TIMING = Timing(tick_s=0.25, lane_stall_s=10.0, dial_s=5.0, redial_min_s=0.02, redial_max_s=0.5)
+STALL_NS, TICK_NS, LONG_NS = 10 * NS_PER_S, NS_PER_S // 4, NS_PER_S
+"""LONG_NS: a lane that has lived so long is redialled at once."""
+
+PORTS = {ELDER: 4003, YOUNG: 4007}
+
+
+class Frames:
+    """What a keeper tells whoever understands the frames. No frame with a meaning is sent here."""
+
+    def __init__(self) -> None:
+        self.came: list[PeerId] = []
+        """Whose lanes have come up, one by one."""
+        self.lost: list[Lane] = []
+        self.used: set[PeerId] = set()
+        """Peers whose links a running transfer needs."""
+        self.known: set[PeerId] = set()
+
+    def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
+        raise AssertionError(f"nobody sends {header}")
+
+    def lane_up(self, peer: PeerId) -> None:
+        self.came.append(peer)
+
+    def lane_lost(self, lane: Lane) -> None:
+        self.lost.append(lane)
+
+    def uses(self, peer: PeerId) -> bool:
+        return peer in self.used
+
+    def expect_peer(self, peer: PeerId) -> None:
+        self.known.add(peer)
+
+    def forget_peer(self, peer: PeerId) -> None:
+        self.known.remove(peer)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A peer of a run."""
+
+    peer: PeerId
+    run: bytes = bytes(range(16))
+    term: int = 1
+
+
+@dataclass
+class Change:
+    """A call of ``on_change``."""
+
+    when_ns: int
+    reason: str | None
+
+
+class Side:
+    """One peer, which listens, ticks, and wants what it is told to want."""
+
+    def __init__(self, world: World, host: SimHost, peer: PeerId, lanes: int) -> None:
+        self.world, self.host = world, host
+        self.other = YOUNG if peer == ELDER else ELDER
+        self.frames = Frames()
+        self.links = Links()
+        self.changes: list[Change] = []
+        self.credentials = Credentials(None, Random(peer).randbytes)
+        self.identity = Identity(peer)
+        self.keeper = LinkKeeper(
+            world.loop,
+            host,
+            TIMING,
+            self.identity,
+            self.links,
+            self.frames,
+            self._on_change,
+            world.loop.create_task,
+            self.credentials,
+            lanes,
+        )
+        self.address = Address(host.name, PORTS[peer])
+        self.member = Member(peer, host.name, PORTS[peer])
+        self._wakes_ns = 0
+        Ticker(world.loop, TICK_NS, self._tick).start()
+
+    def sleep(self, duration_ns: int) -> None:
+        """The process is not given the processor: no tick comes for a while."""
+        self._wakes_ns = self.world.now_ns + duration_ns
+
+    def _tick(self) -> None:
+        if self.world.now_ns >= self._wakes_ns:
+            self.keeper.replace_stalled_lanes()
+
+    def _on_change(self, peer: PeerId, reason: str | None) -> None:
+        assert peer == self.other
+        self.changes.append(Change(self.world.loop.now_ns(), reason))
+
+    async def listen(self) -> None:
+        await self.host.listen(self.address, self.keeper.accept)
+
+    def deafen(self) -> None:
+        """Whoever dials from now on is refused by the network."""
+        self.host.listeners.clear()
+
+    @property
+    def lanes(self) -> dict[int, Lane]:
+        """By number."""
+        lanes = self.links.to(self.other).lanes
+        found = {lane.number: lane for lane in lanes}
+        assert len(found) == len(lanes)
+        return found
+
+    @property
+    def ups_and_downs(self) -> list[bool]:
+        """What it was told, in short."""
+        return [change.reason is None for change in self.changes]
+
+    def end(self, number: int) -> SimConnection:
+        """This end of a lane's connection."""
+        connection = self.lanes[number].connection
+        assert isinstance(connection, SimConnection)
+        return connection
+
+
+@dataclass
+class World:
+    """An elder and a younger peer that want a link; each says how many lanes it wants."""
+
+    elder_lanes: int = 0
+    young_lanes: int = 0
+    near: bool = False
+    """Whether they are on one machine."""
+    elder_wants: bool = True
+    elder_listens: bool = True
+    dials_ns: list[int] = field(default_factory=list[int])
+    """When somebody dialled."""
+
+    def __post_init__(self) -> None:
+        self.loop = VirtualLoop(limit_ns=600 * NS_PER_S)
+        self.network = SimNetwork(
+            self.loop, Random(0), self._note, latency_ns=LATENCY, ragged=False
+        )
+        there = self.network.host("there")
+        here = there if self.near else self.network.host("here")
+        self.elder = Side(self, there, ELDER, self.elder_lanes)
+        self.young = Side(self, here, YOUNG, self.young_lanes)
+        self.sides = (self.elder, self.young)
+
+    def _note(self, now_ns: int, what: str) -> None:
+        if what.startswith("dial "):
+            self.dials_ns.append(now_ns)
+
+    def run(self, main: Callable[[World], Coroutine[Any, Any, None]]) -> World:
+        """Both want each other; then ``main`` is run."""
+
+        async def scenario() -> None:
+            await self.young.listen()
+            if self.elder_listens:
+                await self.elder.listen()
+            if self.elder_wants:
+                self.elder.keeper.want((self.young.member,))
+            self.young.keeper.want((self.elder.member,))
+            await self.settle()
+            await main(self)
+            for side in self.sides:
+                side.keeper.close()
+
+        try:
+            self.loop.run_until_complete(scenario())
+        finally:
+            self.loop.close()
+        return self
+
+    @property
+    def now_ns(self) -> int:
+        return self.loop.now_ns()
+
+    async def sleep_until(self, when_ns: int) -> None:
+        woken = self.loop.create_future()
+        self.loop.call_at_ns(when_ns, woken.set_result, None)
+        await woken
+
+    async def sleep(self, duration_ns: int) -> None:
+        await self.sleep_until(self.now_ns + duration_ns)
+
+    async def settle(self) -> None:
+        await self.sleep(SETTLED_NS)
+
+    async def use(self) -> None:
+        """A collective begins on both sides."""
+        for side in self.sides:
+            side.keeper.use(side.other)
+        await self.settle()
+
+    def numbers(self) -> list[int]:
+        """Of the lanes, which both sides have."""
+        assert list(self.elder.lanes) == list(self.young.lanes)
+        return list(self.young.lanes)
+
+    def check_never_down(self) -> None:
+        """Each side was told once that the link is up, and nothing else."""
+        assert self.elder.ups_and_downs == self.young.ups_and_downs == [True]
+
+
+# -- how many ------------------------------------------------------------------------------------
+
+
+def test_the_lanes_behind_the_first_are_dialled_when_the_link_is_used() -> None:
+    async def main(world: World) -> None:
+        await world.sleep(60 * NS_PER_S)
+        assert world.numbers() == [0]
+        assert len(world.dials_ns) == 1
+        await world.use()
+        assert world.numbers() == [0, 1, 2, 3]
+        await world.use()
+        await world.sleep(60 * NS_PER_S)
+        assert world.numbers() == [0, 1, 2, 3]
+        assert len(world.dials_ns) == 4
+        assert world.elder.frames.lost == world.young.frames.lost == []
+
+    World(4, 4).run(main).check_never_down()
+
+
+def test_a_link_that_is_used_before_it_is_up_gets_its_lanes_when_it_is() -> None:
+    async def main(world: World) -> None:
+        await world.use()
+        await world.sleep(NS_PER_S)
+        assert world.numbers() == []
+        assert not any(world.young.ups_and_downs)
+        assert all("connection refused" in str(change.reason) for change in world.young.changes)
+        await world.elder.listen()
+        await world.sleep(NS_PER_S)
+        assert world.numbers() == [0, 1, 2, 3, 4]
+        assert world.young.ups_and_downs.count(True) == 1
+        assert world.elder.ups_and_downs == [True]
+
+    World(5, 0, elder_listens=False).run(main)
+
+
+@pytest.mark.parametrize("near", [False, True], ids=["far", "near"])
+@pytest.mark.parametrize(
+    ("elder", "young", "far_width", "near_width"),
+    [
+        (0, 0, FAR_LANES, 1),
+        (1, 0, 1, 1),
+        (0, 1, 1, 1),
+        (3, 0, 3, 3),
+        (0, 3, 3, 3),
+        (2, 5, 5, 5),
+        (5, 2, 5, 5),
+        (6, 6, 6, 6),
+        (0, 256, 256, 256),
+    ],
+)
+def test_the_number_of_lanes(
+    elder: int, young: int, far_width: int, near_width: int, near: bool
+) -> None:
+    async def main(world: World) -> None:
+        assert world.numbers() == [0]
+        await world.use()
+        assert world.numbers() == list(range(near_width if near else far_width))
+
+    World(elder, young, near).run(main).check_never_down()
+
+
+def test_no_link_has_more_lanes_than_there_are_numbers() -> None:
+    async def main(world: World) -> None:
+        await world.use()
+        assert world.numbers() == list(range(256))
+
+    World(1000, 0).run(main).check_never_down()
+
+
+def test_without_a_collective_on_the_dialling_side_there_is_one_lane() -> None:
+    async def main(world: World) -> None:
+        world.elder.keeper.use(YOUNG)
+        await world.sleep(10 * NS_PER_S)
+        assert world.numbers() == [0]
+
+    World(4, 4).run(main).check_never_down()
+
+
+# -- who may have them -----------------------------------------------------------------------------
+
+
+def test_a_newcomer_gets_one_lane_until_it_is_wanted() -> None:
+    async def main(world: World) -> None:
+        await world.use()
+        await world.sleep(10 * NS_PER_S)
+        assert list(world.elder.lanes) == [0]
+        assert world.elder.frames.lost == []
+        world.elder.keeper.want((world.young.member,))
+        await world.sleep(NS_PER_S)  # its next attempts, each after half a second
+        assert world.numbers() == [0, 1, 2, 3]
+
+    World(4, 4, elder_wants=False).run(main).check_never_down()
+
+
+def test_the_lanes_of_a_newcomer_that_leaves_are_forgotten() -> None:
+    async def main(world: World) -> None:
+        world.young.keeper.want(())
+        await world.settle()
+        assert world.elder.links.all() == []
+        assert world.elder.ups_and_downs == [True, False]
+        assert world.elder.frames.known == set()
+
+    World(elder_wants=False).run(main)
+
+
+@pytest.mark.parametrize(("number", "is_taken"), [(255, True), (256, False), (65535, False)])
+def test_a_lane_number_out_of_range_is_refused(
+    number: int, is_taken: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "pccl.link")
+
+    async def main(world: World) -> None:
+        await dial_by_hand(world, number)
+        assert list(world.elder.lanes) == ([0, number] if is_taken else [0])
+        assert (f"there is no lane {number}" in caplog.text) is not is_taken
+
+    World(4, 4).run(main).check_never_down()
+
+
+async def dial_by_hand(world: World, number: int) -> None:
+    """Greet the elder in the name of the younger one, whose keeper does not know of it."""
+    side = world.young
+    connection = await side.host.dial(world.elder.address, 1.0)
+    opening = side.credentials.opening(Channel.LANE, side.identity, ELDER, lane=number, lanes=4)
+    deadline_ns = world.now_ns + NS_PER_S
+
+    def take(connection: Connection, remote: Opening) -> None:
+        Lane(connection, number, world.young.links.to(ELDER), world.young.keeper)
+
+    await introduce(connection, side.credentials.dial(opening), world.loop, deadline_ns, take)
+    await world.settle()
+
+
+# -- lost lanes ------------------------------------------------------------------------------------
+
+
+def test_a_lane_that_lived_long_is_redialled_at_once() -> None:
+    async def main(world: World) -> None:
+        await world.use()
+        await world.sleep(LONG_NS)
+        for number in (2, 0, 3, 1):
+            before = [side.lanes[number] for side in world.sides]
+            world.young.end(number).reset()
+            await world.sleep(5 * LATENCY)  # two round trips, and less than any back-off
+            assert sorted(world.numbers()) == [0, 1, 2, 3]
+            for side, lane in zip(world.sides, before, strict=True):
+                assert side.lanes[number] is not lane
+                assert side.frames.lost[-1] is lane
+        assert [len(side.frames.lost) for side in world.sides] == [4, 4]
+
+    World(4, 4).run(main).check_never_down()
+
+
+def test_a_lane_that_is_lost_as_soon_as_it_is_up_is_redialled_ever_more_seldom() -> None:
+    async def main(world: World) -> None:
+        await world.use()  # the elder refuses lane 1 each time
+        world.dials_ns.clear()
+        await world.sleep(5 * NS_PER_S)
+        pauses_ms = [
+            (later - earlier) // MS
+            for earlier, later in zip(world.dials_ns, world.dials_ns[1:], strict=False)
+        ]
+        waits_ms = [40, 80, 160, 320, 500, 500, 500, 500, 500, 500, 500]
+        # Between the end of one pause and the beginning of the next: dialling, greeting, the end.
+        extra_ms = [pause - wait for pause, wait in zip(pauses_ms[:8], waits_ms[:8], strict=True)]
+        assert all(4 <= extra <= 6 for extra in extra_ms)
+        assert list(world.elder.lanes) == [0]
+        world.elder.keeper.want((world.young.member,))
+        await world.sleep(10 * NS_PER_S)
+        assert world.numbers() == [0, 1]
+        world.young.end(1).reset()  # it had lived long: forgiven
+        await world.sleep(5 * LATENCY)
+        assert world.numbers() == [0, 1]
+        world.young.end(1).reset()  # it had not, and waits for as long as if it had never failed
+        await world.sleep(15 * MS)
+        assert world.numbers() == [0]
+        await world.sleep(15 * MS)
+        assert world.numbers() == [0, 1]
+
+    World(2, 2, elder_wants=False).run(main).check_never_down()
+
+
+def test_a_new_lane_takes_the_place_of_the_one_of_its_number() -> None:
+    async def main(world: World) -> None:
+        await world.use()
+        await world.sleep(LONG_NS)
+        old = world.elder.lanes[2]
+        world.young.end(2).stall(None)  # the elder is not told that it is over
+        world.young.lanes[2].abort()
+        await world.settle()
+        new = world.elder.lanes[2]
+        assert new is not old
+        assert world.numbers() == [0, 1, 2, 3]
+        assert world.elder.frames.lost == [old]
+        assert not old.ready
+        await world.sleep(10 * NS_PER_S)
+        assert world.elder.lanes[2] is new
+        assert world.elder.frames.lost == [old]
+
+    World(4, 4).run(main).check_never_down()
+
+
+def test_the_only_lane_is_replaced_without_a_word() -> None:
+    async def main(world: World) -> None:
+        await world.sleep(LONG_NS)
+        old = world.elder.lanes[0]
+        world.young.end(0).stall(None)
+        world.young.lanes[0].abort()
+        await world.settle()
+        assert world.numbers() == [0]
+        assert world.elder.lanes[0] is not old
+        assert world.elder.frames.lost == [old]
+        assert world.elder.ups_and_downs == [True]
+        assert world.young.ups_and_downs == [True, False, True]
+
+    World(1, 1).run(main)
+
+
+def test_the_link_is_down_when_its_last_lane_is() -> None:
+    async def main(world: World) -> None:
+        await world.use()
+        await world.sleep(LONG_NS)
+        world.elder.deafen()
+        for number in (1, 0, 3):
+            world.young.end(number).reset()
+            await world.settle()
+            world.check_never_down()
+        assert world.numbers() == [2]
+        down_ns = world.now_ns
+        world.young.end(2).reset()
+        await world.settle()
+        assert world.elder.ups_and_downs == [True, False]
+        assert "connection reset by the network" in str(world.elder.changes[-1].reason)
+        await world.elder.listen()
+        await world.sleep(NS_PER_S)
+        assert world.numbers() == [0, 1, 2, 3]
+        assert world.elder.ups_and_downs == [True, False, True]
+        assert world.young.ups_and_downs[:2] == [True, False]
+        assert world.young.ups_and_downs.count(True) == 2
+        assert world.young.ups_and_downs[-1]
+        downs = [change.reason for change in world.young.changes if change.reason is not None]
+        assert downs[0] == "lost there:4003: connection reset by the network"
+        assert all("connection refused" in reason for reason in downs[1:])
+        assert world.young.changes[1].when_ns - down_ns < LATENCY
+
+    World(4, 4).run(main)
+
+
+def test_all_lanes_lost_at_once() -> None:
+    async def main(world: World) -> None:
+        await world.use()
+        await world.sleep(LONG_NS)
+        for number in range(4):
+            world.young.end(number).reset()
+        await world.settle()
+        assert world.numbers() == [0, 1, 2, 3]
+        assert [len(side.frames.lost) for side in world.sides] == [4, 4]
+        for side in world.sides:
+            assert side.ups_and_downs == [True, False, True]
+
+    World(4, 4).run(main)
+
+
+# -- peers that are not wanted any more ------------------------------------------------------------
+
+
+def test_the_lanes_of_an_unwanted_peer_are_closed() -> None:
+    async def main(world: World) -> None:
+        await world.use()
+        assert world.young.frames.known == {ELDER}
+        world.dials_ns.clear()
+        world.young.keeper.want(())
+        await world.sleep(10 * NS_PER_S)
+        assert world.numbers() == []
+        assert world.dials_ns == []
+        assert world.young.frames.known == set()
+        assert world.elder.ups_and_downs == [True, False]
+        assert list(world.network.ends) == []
+        world.young.keeper.want((world.elder.member,))
+        await world.settle()
+        assert world.numbers() == [0]  # it has not been used since
+        await world.use()
+        assert world.numbers() == [0, 1, 2, 3]
+
+    World(4, 4).run(main)
+
+
+def test_a_peer_that_is_unwanted_while_its_lanes_are_dialled() -> None:
+    async def main(world: World) -> None:
+        for delay_ns in range(0, 6 * LATENCY, LATENCY // 2):
+            for side in world.sides:
+                side.keeper.use(side.other)
+            await world.sleep(delay_ns)
+            world.young.keeper.want(())
+            world.dials_ns.clear()
+            await world.sleep(NS_PER_S)
+            assert world.numbers() == []
+            assert world.dials_ns == []
+            assert list(world.network.ends) == []
+            world.young.keeper.want((world.elder.member,))
+            await world.settle()
+            assert world.numbers() == [0]
+
+    World(4, 4).run(main)
+
+
+def test_a_peer_that_is_unwanted_while_a_redial_waits() -> None:
+    async def main(world: World) -> None:
+        await world.use()
+        world.elder.deafen()
+        for number in range(4):
+            world.young.end(number).reset()
+        await world.settle()
+        assert world.numbers() == []
+        world.young.keeper.want(())
+        await world.elder.listen()
+        world.dials_ns.clear()
+        await world.sleep(10 * NS_PER_S)
+        assert world.dials_ns == []
+
+    World(4, 4).run(main)
+
+
+def test_after_the_end_nothing_is_dialled_or_told() -> None:
+    async def main(world: World) -> None:
+        await world.use()
+        world.young.end(1).reset()
+        world.young.keeper.close()
+        world.dials_ns.clear()
+        connection = await world.elder.host.dial(world.young.address, 1.0)
+        assert len(world.dials_ns) == 1
+        connection.start(Deaf(connection))
+        await world.sleep(10 * NS_PER_S)
+        assert len(world.dials_ns) == 1
+        assert world.young.ups_and_downs == [True]
+        assert world.elder.ups_and_downs == [True, False]
+        assert list(world.network.ends) == []
+
+    World(4, 4).run(main)
+
+
+class Deaf:
+    """Expects nothing but the end."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def get_buffer(self) -> memoryview:
+        return memoryview(bytearray(1))
+
+    def buffer_updated(self, nbytes: int) -> None:
+        raise AssertionError("nobody has anything to say")
+
+    def writable(self) -> None:
+        raise AssertionError("nobody has asked")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        assert error is not None
+
+
+# -- lanes that are silent -------------------------------------------------------------------------
+
+
+def test_a_lane_that_answers_is_left_alone() -> None:
+    async def main(world: World) -> None:
+        await world.use()
+        before = [dict(side.lanes) for side in world.sides]
+        for side in world.sides:
+            side.frames.used.add(side.other)
+        await world.sleep(100 * NS_PER_S)
+        assert [side.lanes for side in world.sides] == before
+        # Every five seconds or a little more, a question, an answer, or one of each; 48 bytes.
+        for side in world.sides:
+            for lane in side.lanes.values():
+                assert 16 <= lane.received_bytes / 48 <= 40
+                assert lane.received_bytes % 48 == 0
+                assert lane.moved_bytes == lane.received_bytes
+
+    World(4, 4).run(main).check_never_down()
+
+
+def test_lanes_that_nobody_needs_are_not_asked() -> None:
+    async def main(world: World) -> None:
+        await world.use()
+        for side in world.sides:
+            side.end(1).stall(None)
+        before = [dict(side.lanes) for side in world.sides]
+        await world.sleep(100 * NS_PER_S)
+        assert [side.lanes for side in world.sides] == before
+        for side in world.sides:
+            assert [lane.received_bytes for lane in side.lanes.values()] == [0] * 4
+
+    World(4, 4).run(main).check_never_down()
+
+
+@pytest.mark.parametrize("who", ["both", "elder", "young"])
+def test_a_silent_lane_that_is_needed_is_replaced(who: str) -> None:
+    async def main(world: World) -> None:
+        needy = {"both": world.sides, "elder": (world.elder,), "young": (world.young,)}[who]
+        await world.use()
+        await world.sleep(20 * NS_PER_S)
+        old = [side.lanes[1] for side in world.sides]
+        others = [[side.lanes[n] for n in (0, 2, 3)] for side in world.sides]
+        for side in world.sides:
+            side.end(1).stall(None)
+        begin_ns = world.now_ns
+        for side in needy:
+            side.frames.used.add(side.other)
+
+        await world.sleep_until(begin_ns + STALL_NS // 2 - TICK_NS)
+        assert not any(side.lanes[1].pinged for side in needy)
+        await world.sleep_until(begin_ns + STALL_NS // 2 + TICK_NS)
+        assert all(side.lanes[1].pinged for side in needy)
+
+        await world.sleep_until(begin_ns + STALL_NS - TICK_NS)
+        assert [side.lanes[1] for side in world.sides] == old
+        await world.sleep_until(begin_ns + STALL_NS + TICK_NS)
+        if who == "elder":  # the younger one, which would have to dial, has not been told
+            assert 1 not in world.elder.lanes
+            world.young.frames.used.add(ELDER)
+            await world.sleep(STALL_NS + 2 * TICK_NS)
+        await world.settle()
+        assert world.numbers() == [0, 1, 2, 3]
+        for side, lane in zip(world.sides, old, strict=True):
+            assert side.lanes[1] is not lane
+            assert side.frames.lost == [lane]
+        assert [[side.lanes[n] for n in (0, 2, 3)] for side in world.sides] == others
+
+    World(4, 4).run(main).check_never_down()
+
+
+def test_a_lane_that_comes_up_while_it_is_needed_has_its_time() -> None:
+    async def main(world: World) -> None:
+        await world.use()
+        await world.sleep(20 * NS_PER_S)
+        for side in world.sides:
+            side.frames.used.add(side.other)
+        world.young.end(1).reset()
+        await world.settle()
+        new = [side.lanes[1] for side in world.sides]
+        await world.sleep(60 * NS_PER_S)
+        assert [side.lanes[1] for side in world.sides] == new
+        assert [len(side.frames.lost) for side in world.sides] == [1, 1]
+
+    World(4, 4).run(main).check_never_down()
+
+
+def test_a_process_that_slept_gives_its_lanes_time() -> None:
+    async def main(world: World) -> None:
+        await world.use()
+        for side in world.sides:
+            side.frames.used.add(side.other)
+            side.end(1).stall(None)
+        old = [side.lanes[1] for side in world.sides]
+        await world.sleep(STALL_NS - NS_PER_S)
+        for side in world.sides:
+            side.sleep(NS_PER_S)
+        await world.sleep(STALL_NS - NS_PER_S)
+        assert [side.lanes[1] for side in world.sides] == old
+        await world.sleep(3 * NS_PER_S)
+        assert all(side.lanes[1] is not lane for side, lane in zip(world.sides, old, strict=True))
+
+    World(4, 4).run(main).check_never_down()
