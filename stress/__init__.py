@@ -3,4 +3,5 @@
 Everything here may use every other room, and none of them uses this one.
 
 * ``sim``: the production code on an in-memory network in virtual time, one seed per run.
+* ``emulator``: a TCP relay that makes loopback behave like a real link, and breaks it at will.
 """

@@ -16,6 +16,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
+from pccl.stress.emulator.command_line import relay, verify_link
 from pccl.stress.sim.planted import PLANTED, planted
 from pccl.stress.sim.runner import Verdict, run_seed
 
@@ -45,7 +46,11 @@ class SeedRange(click.ParamType[range]):
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Prove the library: simulated runs under seeded faults."""
+    """Prove the library: simulated runs under seeded faults, emulated links."""
+
+
+main.add_command(relay)
+main.add_command(verify_link)
 
 
 @main.command()

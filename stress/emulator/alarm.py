@@ -1,0 +1,99 @@
+"""A timer of a loop that rings within some ten microseconds of its time.
+
+The timers of asyncio and of uvloop are good to a millisecond: as much as the whole way of a link
+with a round trip of 2 ms. Linux has a finer one that looks like a file; elsewhere the loop's own
+has to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import struct
+import sys
+import time
+from collections.abc import Callable
+
+from pccl.stress.emulator.shaper import NS_PER_S
+
+_IS_LINUX = sys.platform == "linux"
+_CLOCK_MONOTONIC = 1
+_TFD_TIMER_ABSTIME = 1
+_TIMERSPEC = struct.Struct("@qqqq")  # interval, then time; seconds and nanoseconds of each
+
+
+class Alarm:
+    """One time at which ``callback`` is called.
+
+    Args:
+        loop: whose timer it is; used from its thread only.
+        callback: called once for each time that is set and not replaced before.
+        fine: use the system's finer timer where there is one.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, callback: Callable[[], object], fine: bool = True
+    ) -> None:
+        self._loop = loop
+        self._callback = callback
+        self._at_ns: int | None = None
+        self._coarse: asyncio.TimerHandle | None = None
+        self._system = ctypes.CDLL(None, use_errno=True) if fine and _IS_LINUX else None
+        self._fd = None if self._system is None else _timer_fd(self._system)
+        if self._fd is not None:
+            loop.add_reader(self._fd, self._on_readable)
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether it is better than the loop's own."""
+        return self._fd is not None
+
+    def set(self, at_ns: int | None) -> None:
+        """Ring at ``at_ns`` of ``time.monotonic_ns`` (at once if that is past), or not at all."""
+        if at_ns == self._at_ns:
+            return
+        self._at_ns = at_ns
+        if self._system is not None and self._fd is not None:
+            # Zero would disarm it.
+            seconds, nanoseconds = divmod(0 if at_ns is None else max(at_ns, 1), NS_PER_S)
+            when = _TIMERSPEC.pack(0, 0, seconds, nanoseconds)
+            if self._system.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, when, None):
+                raise OSError(ctypes.get_errno(), "timerfd_settime")
+            return
+        if self._coarse is not None:
+            self._coarse.cancel()
+            self._coarse = None
+        if at_ns is not None:
+            delay_s = max(0, at_ns - time.monotonic_ns()) / NS_PER_S
+            self._coarse = self._loop.call_later(delay_s, self._ring)
+
+    def close(self) -> None:
+        """Never ring again."""
+        self.set(None)
+        if self._fd is not None:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = None
+
+    def _on_readable(self) -> None:
+        if self._fd is None:
+            return
+        try:
+            os.read(self._fd, 8)
+        except BlockingIOError:  # set anew since the loop looked
+            return
+        self._ring()
+
+    def _ring(self) -> None:
+        self._at_ns = None
+        self._coarse = None
+        self._callback()
+
+
+def _timer_fd(system: ctypes.CDLL) -> int | None:
+    fd = int(system.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC))
+    return fd if fd >= 0 else None
+
+
+__all__ = ["Alarm"]

@@ -1,0 +1,134 @@
+"""The emulator's commands: ``python -m pccl.stress relay`` and ``verify-link``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from pccl.addresses import parse_address
+from pccl.stress.emulator.relay import Relay
+from pccl.stress.emulator.sorting import peer_of
+from pccl.stress.emulator.spec import LinkSpec
+from pccl.stress.emulator.thread import run_in_loop
+from pccl.stress.emulator.verify import TOLERANCE, Measured, measure
+
+
+class Link(click.ParamType[LinkSpec]):
+    """A link as :meth:`LinkSpec.parse` takes it."""
+
+    name = "SPEC"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> LinkSpec:
+        """Parse."""
+        if isinstance(value, LinkSpec):
+            return value
+        try:
+            return LinkSpec.parse(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Place(click.ParamType[str]):
+    """``HOST:PORT``, checked."""
+
+    name = "HOST:PORT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check."""
+        try:
+            return str(parse_address(str(value)))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command()
+@click.option("--to", type=Place(), required=True, help="The target that each connection is for.")
+@click.option(
+    "--link",
+    "spec",
+    type=Link(),
+    required=True,
+    help="Such as rate=200mbit,rtt=80ms,flow=100mbit,jitter=2ms,window=8mib, or part of it.",
+)
+@click.option("--listen", type=Place(), default="127.0.0.1:0", show_default=True)
+@click.option("--per-peer", is_flag=True, help="A link for each peer that dials, not one for all.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the jitter.")
+def relay(to: str, spec: LinkSpec, listen: str, per_peer: bool, seed: int) -> None:
+    """Relay connections over an emulated link until SIGTERM or Ctrl-C.
+
+    The first line of output is "relay listens on HOST:PORT".
+    """
+    one = Relay(to, spec, listen=listen, link_of=peer_of if per_peer else None, seed=seed)
+    try:
+        run_in_loop(_serve(one))
+    except OSError as error:
+        click.echo(f"cannot relay from {listen} to {to}: {error.strerror or error}", err=True)
+        sys.exit(1)
+
+
+async def _serve(one: Relay) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    one.start()
+    try:
+        click.echo(f"relay listens on {one.address}")
+        sys.stdout.flush()
+        await stop.wait()
+    finally:
+        one.close()
+
+
+@click.command("verify-link")
+@click.option("--link", "spec", type=Link(), required=True, help="As for relay.")
+@click.option("--flows", type=click.IntRange(1, 256), default=1, show_default=True)
+@click.option("--seconds", type=click.FloatRange(0.5, 600), default=5.0, show_default=True)
+@click.option("--both-ways", is_flag=True, help="Send both ways at the same time.")
+@click.option("--json", "as_json", is_flag=True, help="Print one object.")
+def verify_link(spec: LinkSpec, flows: int, seconds: float, both_ways: bool, as_json: bool) -> None:
+    """Send plain TCP streams through a relay; exit code 1 if it is more than 5 % off.
+
+    The round trip is that of small messages on the idle link, the rate that of the given number
+    of connections together, once they have begun. It needs a machine that has little else to do.
+    """
+    measured = measure(spec, flows=flows, seconds=seconds, both_ways=both_ways)
+    if as_json:
+        click.echo(json.dumps({**asdict(measured), "ok": measured.is_ok}))
+    else:
+        _show(measured)
+    sys.exit(0 if measured.is_ok else 1)
+
+
+def _show(measured: Measured) -> None:
+    table = Table("what", "asked", "measured", "off by")
+    for name, asked, was, unit in (
+        ("rate", measured.asked_bps, measured.rate_bps, 1e6),
+        ("rate back", measured.asked_bps, measured.rate_back_bps, 1e6),
+        ("round trip", measured.asked_rtt_s, measured.rtt_s, 1e-3),
+    ):
+        if was is None:
+            continue
+        words = "Mbit/s" if unit == 1e6 else "ms"
+        off = f"{was / asked - 1:+.1%}" if asked else "-"
+        limit = f"{asked / unit:.1f} {words}" if asked else "no limit" if unit == 1e6 else "none"
+        table.add_row(name, limit, f"{was / unit:.1f} {words}", off)
+    console = Console()
+    console.print(table)
+    verdict = "within" if measured.is_ok else "NOT within"
+    console.print(
+        f"{measured.flows} connections over {measured.link or 'a link without limits'}: {verdict} "
+        f"{TOLERANCE:.0%}; the relay used {measured.relay_cpu_share:.0%} of a core",
+        highlight=False,
+        soft_wrap=True,
+    )

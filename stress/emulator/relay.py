@@ -1,0 +1,523 @@
+"""The relay: listens before a target, and passes every connection on by way of an emulated link.
+
+One relay stands at one door (a peer's port, a master's). By default all its connections share one
+link; ``link_of`` sorts them into several by the first bytes that the dialler sends.
+
+All methods are called in the loop's thread; :class:`pccl.stress.emulator.thread.RelayThread` is
+for everybody else. Faults have a scope: one connection (``flow``), one link (``link``) or, with
+neither, the whole relay, what comes later included; and one direction, or both. ``resume`` lifts
+what a ``stall`` or ``cut`` of the same scope has done, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import time
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+from pccl.addresses import parse_address
+from pccl.protocol.handshake import OPENING_BYTES
+from pccl.stress.emulator.alarm import Alarm
+from pccl.stress.emulator.connection import Connection, End, Pipe, Side
+from pccl.stress.emulator.shaper import Direction, Flow, Shaper
+from pccl.stress.emulator.sorting import SHARED, LinkOf
+from pccl.stress.emulator.spec import WINDOW_BYTES_MIN, LinkSpec
+from pccl.stress.emulator.tuning import BACKLOG, dialler, listener, resolve, tune
+from pccl.transports.base import Address
+
+TICK_NS = 250_000
+"""At a link that bytes wait for, the relay looks no more often than this; else it is on time."""
+
+STEP_NS = 1_000_000
+"""A relay that runs later than this goes through what it missed in steps of this."""
+
+WAKES_NS = 100_000
+"""About what it costs that the relay's process has to wake up twice for a byte, to read it and to
+write it: bytes are given that much less delay."""
+
+CHECK_S = 0.05
+"""How often sockets that nobody reads from are asked whether they have been reset."""
+
+ACCEPT_PAUSE_S = 0.2
+"""Pause of a listener for which the system has no descriptor."""
+
+_ACCEPTS_PER_TURN = 64
+
+_log = logging.getLogger("pccl.stress.emulator")
+
+
+@dataclass(frozen=True, slots=True)
+class FlowStatus:
+    """One connection through the relay.
+
+    Attributes:
+        flow: its number, by which faults name it; the first is 1.
+        link: key of its link.
+        forward_bytes: given to the relay's target so far.
+        backward_bytes: given to who has dialled so far.
+        forward_flight_bytes: on the way to the target, or not acknowledged.
+        backward_flight_bytes: the same on the way back.
+    """
+
+    flow: int
+    link: Hashable
+    forward_bytes: int
+    backward_bytes: int
+    forward_flight_bytes: int
+    backward_flight_bytes: int
+
+
+class _Link:
+    """One link: a shaper in each direction, and the directions in which it is stalled."""
+
+    def __init__(self, key: Hashable, spec: LinkSpec, seed: int) -> None:
+        self.spec = spec
+        self.held: set[Direction] = set()
+        self.shapers = {
+            direction: Shaper(spec, Random(f"{seed} {key!r} {direction.value}"), WAKES_NS)
+            for direction in Direction
+        }
+
+
+class _Newcomer:
+    """A connection whose first bytes are awaited, to know its link."""
+
+    def __init__(self, end: End, accepted_ns: int) -> None:
+        self.end = end
+        self.accepted_ns = accepted_ns
+        self.first = bytearray()
+
+
+class Relay:
+    """See the module.
+
+    Args:
+        to: ``HOST:PORT`` of the target that is dialled for each accepted connection.
+        spec: what each link is like.
+        listen: ``HOST:PORT`` to listen at; port 0: any that is free.
+        link_of: takes the first bytes that a dialler sends (``first_byte_count`` of them, fewer
+            only if it ends before) and returns the key of its link; must not raise. None: all
+            share one link. Targets that speak first cannot be sorted.
+        first_byte_count: how many bytes ``link_of`` needs, at most the smallest window.
+        seed: of the links' jitter.
+
+    Attributes:
+        address: where it listens, once started.
+
+    Raises:
+        ValueError: an address or ``first_byte_count`` is none; the message says what is allowed.
+    """
+
+    def __init__(
+        self,
+        to: str,
+        spec: LinkSpec,
+        *,
+        listen: str = "127.0.0.1:0",
+        link_of: LinkOf | None = None,
+        first_byte_count: int = OPENING_BYTES,
+        seed: int = 0,
+    ) -> None:
+        if not 0 < first_byte_count <= WINDOW_BYTES_MIN:
+            raise ValueError(f"first_byte_count must be between 1 and {WINDOW_BYTES_MIN}")
+        self.address = parse_address(listen)
+        self._to = parse_address(to)
+        self._spec = spec
+        self._link_of = link_of
+        self._first_byte_count = first_byte_count
+        self._seed = seed
+        self._links: dict[Hashable, _Link] = {}
+        self._held: set[Direction] = set()
+        self._newcomers: set[_Newcomer] = set()
+        self._connections: dict[int, Connection] = {}
+        self._owners: dict[Flow, tuple[Connection, Pipe]] = {}
+        self._due_ns: dict[Shaper, int | None] = {}
+        self._connection_count = 0
+        self._rang_ns = 0
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._is_open = False
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to listen, in the running loop.
+
+        Raises:
+            OSError: ``listen`` cannot be had, or ``to`` names no host.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._target = resolve(self._to.host, self._to.port)
+        self._place = resolve(self.address.host, self.address.port)
+        self._listener = listener(self._place)
+        self.address = Address(self.address.host, int(self._listener.getsockname()[1]))
+        self._place = resolve(self.address.host, self.address.port)
+        self._alarm = Alarm(self._loop, self._on_alarm)
+        self._is_open = True
+        self._listens = self._accepts = False
+        self.accept_new()
+        self._check_soon()
+
+    def close(self) -> None:
+        """Reset all connections and give everything back. Nothing happens afterwards."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._stop_accepting()
+        self._listener.close()
+        for newcomer in list(self._newcomers):
+            self._dismiss(newcomer)
+        for connection in list(self._connections.values()):
+            connection.reset()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._alarm.close()
+
+    # -- what is there ---------------------------------------------------------------------------
+
+    def flows(self) -> tuple[FlowStatus, ...]:
+        """All connections, in the order in which they came."""
+        return tuple(
+            FlowStatus(
+                number,
+                connection.link,
+                forward_bytes=connection.pipes[Direction.FORWARD].passed_bytes,
+                backward_bytes=connection.pipes[Direction.BACKWARD].passed_bytes,
+                forward_flight_bytes=connection.pipes[Direction.FORWARD].flow.flight_bytes,
+                backward_flight_bytes=connection.pipes[Direction.BACKWARD].flow.flight_bytes,
+            )
+            for number, connection in self._connections.items()
+        )
+
+    # -- faults ----------------------------------------------------------------------------------
+
+    def change(self, spec: LinkSpec, *, link: Hashable = None) -> None:
+        """A link, or all of them and all to come, is like ``spec`` from now on.
+
+        What is on its way arrives as it would have; nothing is lost or overtaken.
+        """
+        now_ns = time.monotonic_ns()
+        if link is None:
+            self._spec = spec
+        for one in self._links.values() if link is None else [self._link(link)]:
+            one.spec = spec
+            for shaper in one.shapers.values():
+                shaper.change(spec, now_ns)
+        self._settle(now_ns)
+
+    def stall(
+        self,
+        *,
+        link: Hashable = None,
+        flow: int | None = None,
+        direction: Direction | None = None,
+    ) -> None:
+        """Bytes stop where they are; connections stay. ``resume`` lets them go on from there.
+
+        Raises:
+            LookupError: no such flow, at least not any more.
+        """
+        self._stop(link, flow, direction, lose=False)
+
+    def cut(
+        self,
+        *,
+        link: Hashable = None,
+        flow: int | None = None,
+        direction: Direction | None = None,
+    ) -> None:
+        """As :meth:`stall`, and what is on its way is lost: it is sent again after ``resume``.
+
+        So it is with a cable that is pulled: TCP sends the lost bytes again, and either none is
+        missing or the connection dies.
+
+        Raises:
+            LookupError: no such flow, at least not any more.
+        """
+        self._stop(link, flow, direction, lose=True)
+
+    def resume(
+        self,
+        *,
+        link: Hashable = None,
+        flow: int | None = None,
+        direction: Direction | None = None,
+    ) -> None:
+        """Lift a stall or a cut of the same scope.
+
+        Raises:
+            LookupError: no such flow, at least not any more.
+        """
+        now_ns = time.monotonic_ns()
+        reason, held, connections = self._scope(link, flow)
+        for one in _directions(direction):
+            held.discard(one)
+            for connection in connections:
+                connection.release(one, reason, now_ns)
+        self._settle(now_ns)
+
+    def reset(self, *, link: Hashable = None, flow: int | None = None) -> None:
+        """Both ends of each connection see a reset, at once, and its bytes are gone.
+
+        Raises:
+            LookupError: no such flow, at least not any more.
+        """
+        for connection in self._scope(link, flow)[2]:
+            connection.reset()
+        if link is None and flow is None:
+            for newcomer in list(self._newcomers):
+                self._dismiss(newcomer)
+
+    def half_open(self, gone: Side, *, link: Hashable = None, flow: int | None = None) -> None:
+        """One side is gone (it sees a reset), and the other is not told.
+
+        What that one sends is swallowed at the link's pace, and nothing comes back, not even what
+        was on its way. That cannot be undone.
+
+        Raises:
+            LookupError: no such flow, at least not any more.
+        """
+        for connection in self._scope(link, flow)[2]:
+            connection.half_open(gone)
+        self._settle(time.monotonic_ns())
+
+    def refuse_new(self) -> None:
+        """Dials are refused until :meth:`accept_new`; the port stays ours."""
+        self._stop_accepting()
+        if self._listens:
+            self._listens = False
+            self._listener.close()
+            self._listener = listener(self._place)
+
+    def blackhole_new(self) -> None:
+        """New connections hear nothing until :meth:`accept_new`, after which they go on.
+
+        The dial itself succeeds, because the kernel answers it: so it is with some firewalls. At
+        most ``BACKLOG`` of them.
+        """
+        self._stop_accepting()
+        self._listen()
+
+    def accept_new(self) -> None:
+        """New connections are passed on again."""
+        self._listen()
+        if not self._accepts:
+            self._accepts = True
+            self._loop.add_reader(self._listener, self._on_dial)
+
+    # -- connections -----------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        if not self._listens:
+            self._listens = True
+            self._listener.listen(BACKLOG)
+
+    def _stop_accepting(self) -> None:
+        if self._accepts:
+            self._accepts = False
+            self._loop.remove_reader(self._listener)
+        timer = self._timers.pop("accept", None)
+        if timer is not None:
+            timer.cancel()
+
+    def _on_dial(self) -> None:
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except ConnectionError:  # it went before we came
+                continue
+            except OSError:
+                _log.warning("cannot accept a connection; trying again", exc_info=True)
+                self._stop_accepting()
+                again = self._loop.call_later(ACCEPT_PAUSE_S, self.accept_new)
+                self._timers["accept"] = again
+                return
+            sock.setblocking(False)
+            tune(sock)
+            newcomer = _Newcomer(End(self._loop, sock), time.monotonic_ns())
+            newcomer.end.is_connected = True
+            self._newcomers.add(newcomer)
+            if self._link_of is None:
+                self._begin(newcomer, SHARED, ended=False)
+            else:
+                newcomer.end.watch_readable(partial(self._on_first_bytes, newcomer))
+
+    def _on_first_bytes(self, newcomer: _Newcomer) -> None:
+        assert self._link_of is not None
+        try:
+            data = newcomer.end.sock.recv(self._first_byte_count - len(newcomer.first))
+        except BlockingIOError:
+            return
+        except OSError:
+            self._dismiss(newcomer)
+            return
+        newcomer.first += data
+        if not data or len(newcomer.first) == self._first_byte_count:
+            newcomer.end.unwatch_readable()
+            self._begin(newcomer, self._link_of(bytes(newcomer.first)), ended=not data)
+
+    def _dismiss(self, newcomer: _Newcomer) -> None:
+        self._newcomers.discard(newcomer)
+        newcomer.end.close(with_reset=True)
+
+    def _begin(self, newcomer: _Newcomer, key: Hashable, *, ended: bool) -> None:
+        """Dial the target, and let the link's flows begin when a dial would have taken effect."""
+        try:
+            far = End(self._loop, dialler(self._target))
+        except OSError:
+            _log.warning("cannot dial the target", exc_info=True)
+            self._dismiss(newcomer)
+            return
+        if far.sock.connect_ex(self._target[1]) not in (0, errno.EINPROGRESS):
+            far.close()
+            self._dismiss(newcomer)
+            return
+        self._newcomers.discard(newcomer)
+        now_ns = time.monotonic_ns()
+        link, near = self._link(key), newcomer.end
+        self._connection_count += 1
+        pipes: dict[Direction, Pipe] = {}
+        for direction, source, sink, half_trips in (
+            (Direction.FORWARD, near, far, 2),
+            (Direction.BACKWARD, far, near, 3),
+        ):
+            shaper = link.shapers[direction]
+            ready_ns = newcomer.accepted_ns + half_trips * link.spec.half_rtt_ns
+            pipes[direction] = Pipe(source, sink, shaper, shaper.add(now_ns, ready_ns))
+        connection = Connection(
+            self._connection_count, key, near, far, pipes, self._on_ready, self._on_end
+        )
+        self._connections[connection.number] = connection
+        for pipe in pipes.values():
+            self._owners[pipe.flow] = connection, pipe
+        for reason, held in (("relay", self._held), ("link", link.held)):
+            for direction in held:
+                connection.hold(direction, reason, now_ns)
+        forward = pipes[Direction.FORWARD]
+        self._advance(forward.shaper, now_ns)
+        connection.begin(bytes(newcomer.first), ended, now_ns)
+        far.await_writable(connection.dialled)
+        self._on_ready(forward)
+
+    def _on_end(self, connection: Connection) -> None:
+        del self._connections[connection.number]
+        for pipe in connection.pipes.values():
+            pipe.shaper.remove(pipe.flow)
+            del self._owners[pipe.flow]
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def _on_ready(self, pipe: Pipe) -> None:
+        """A socket of a pipe can be read or written again."""
+        now_ns = time.monotonic_ns()
+        self._advance(pipe.shaper, now_ns)
+        owner = self._owners.get(pipe.flow)
+        if owner is not None:
+            owner[0].move(pipe, now_ns)
+        self._plan(pipe.shaper)
+        self._set_alarm()
+
+    def _on_alarm(self) -> None:
+        self._rang_ns = now_ns = time.monotonic_ns()
+        for shaper, due_ns in list(self._due_ns.items()):
+            if due_ns is not None and due_ns <= now_ns:
+                self._advance(shaper, now_ns)
+                self._plan(shaper)
+        self._set_alarm()
+
+    def _advance(self, shaper: Shaper, now_ns: int) -> None:
+        """Let all happen that is due; if we are late, in small steps, each at its own time.
+
+        So a process that did not get to run loses nothing of the link's rate: what waited in the
+        kernel is let in when there was room for it.
+        """
+        due_ns = shaper.next_event_ns()
+        while due_ns is not None and due_ns + STEP_NS < now_ns:
+            self._move_at(shaper, due_ns + STEP_NS)
+            due_ns = shaper.next_event_ns()
+        self._move_at(shaper, now_ns)
+
+    def _move_at(self, shaper: Shaper, at_ns: int) -> None:
+        for flow in shaper.advance(at_ns):
+            owner = self._owners.get(flow)
+            if owner is not None:  # it has not ended meanwhile
+                owner[0].move(owner[1], at_ns)
+
+    def _plan(self, shaper: Shaper) -> None:
+        due_ns = shaper.next_event_ns()
+        if due_ns is not None and shaper.is_busy:
+            due_ns = max(due_ns, self._rang_ns + TICK_NS)
+        self._due_ns[shaper] = due_ns
+
+    def _set_alarm(self) -> None:
+        if self._is_open:
+            planned = (at_ns for at_ns in self._due_ns.values() if at_ns is not None)
+            self._alarm.set(min(planned, default=None))
+
+    def _settle(self, now_ns: int) -> None:
+        """After a fault: whatever can move does, and the alarm is right again."""
+        for connection in list(self._connections.values()):
+            for pipe in connection.pipes.values():
+                if pipe.flow in self._owners:
+                    self._advance(pipe.shaper, now_ns)
+                if pipe.flow in self._owners:
+                    connection.move(pipe, now_ns)
+        for link in self._links.values():
+            for shaper in link.shapers.values():
+                self._plan(shaper)
+        self._set_alarm()
+
+    def _check_soon(self) -> None:
+        self._timers["check"] = self._loop.call_later(CHECK_S, self._check)
+
+    def _check(self) -> None:
+        for connection in list(self._connections.values()):
+            connection.check()
+        self._check_soon()
+
+    # -- scopes ----------------------------------------------------------------------------------
+
+    def _link(self, key: Hashable) -> _Link:
+        if key not in self._links:
+            self._links[key] = _Link(key, self._spec, self._seed)
+        return self._links[key]
+
+    def _scope(
+        self, link: Hashable, flow: int | None
+    ) -> tuple[str, set[Direction], Iterable[Connection]]:
+        """What a scope is called, where its stalls are kept, and the connections in it."""
+        connections = list(self._connections.values())
+        if flow is not None:
+            if flow not in self._connections:
+                raise LookupError(f"there is no connection {flow} through this relay now")
+            return "flow", set(), [self._connections[flow]]
+        if link is not None:
+            return "link", self._link(link).held, [c for c in connections if c.link == link]
+        return "relay", self._held, connections
+
+    def _stop(
+        self, link: Hashable, flow: int | None, direction: Direction | None, *, lose: bool
+    ) -> None:
+        now_ns = time.monotonic_ns()
+        reason, held, connections = self._scope(link, flow)
+        for one in _directions(direction):
+            held.add(one)
+            for connection in connections:
+                connection.hold(one, reason, now_ns)
+                if lose:
+                    pipe = connection.pipes[one]
+                    pipe.shaper.lose(pipe.flow)
+        self._settle(now_ns)
+
+
+def _directions(direction: Direction | None) -> tuple[Direction, ...]:
+    return tuple(Direction) if direction is None else (direction,)
+
+
+__all__ = ["FlowStatus", "Relay"]

@@ -1,0 +1,187 @@
+"""What an emulated link is like, and how people write it: ``rate=200mbit,rtt=80ms``.
+
+Units are those of ``tc``, without its traps: a rate is in bits and a size in bytes, always.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+RATE_BPS_MIN, RATE_BPS_MAX = 1_000, 1_000_000_000_000
+RTT_S_MAX = 60.0
+WINDOW_BYTES_MIN, WINDOW_BYTES_MAX = 1 * KIB, 1024 * MIB
+
+QUEUE_S = 0.02
+"""How much of a link's work may wait before it, inside the emulator. It covers the moments in which
+the relay's process does not run; all else waits at the sender, where it does on a real link that
+a careful congestion control fills."""
+
+WINDOW_SLACK_BYTES = 256 * KIB
+"""What the default window allows beyond the product: a few reads of the relay."""
+
+UNLIMITED_WINDOW_BYTES = 16 * MIB
+"""Default window of a link without any rate: what hosts tuned for long links allow."""
+
+_RATE_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_TIME_UNITS = {"us": Decimal("1e-6"), "ms": Decimal("1e-3"), "s": Decimal(1)}
+_SIZE_UNITS = {"b": 1, "kib": KIB, "mib": MIB, "gib": 1024 * MIB}
+
+_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)([a-z]+)", re.ASCII)
+_NUMBER_CHARACTERS_MAX = 40
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpec:
+    """A link between two hosts, the same in both directions. Times are whole nanoseconds.
+
+    Attributes:
+        rate_bps: bits per second of each direction, for all connections together; None: unlimited.
+        rtt_s: round trip of a byte and its answer on the idle link; each way takes half of it.
+        flow_bps: bits per second of one connection in one direction; None: as the link.
+        jitter_s: each piece is late by up to this, uniformly, on each way; order is kept.
+        window_bytes: bytes of one connection in one direction that are sent and not yet
+            acknowledged, at most, as by a receive window; None: enough to fill the link.
+
+    Raises:
+        ValueError: a value is out of range; the message says what is allowed.
+    """
+
+    rate_bps: int | None = None
+    rtt_s: float = 0.0
+    flow_bps: int | None = None
+    jitter_s: float = 0.0
+    window_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, rate_bps in (("rate", self.rate_bps), ("flow", self.flow_bps)):
+            if rate_bps is not None and not RATE_BPS_MIN <= rate_bps <= RATE_BPS_MAX:
+                raise ValueError(f"{name} must be between 1kbit and 1000gbit per second")
+        for name, time_s in (("rtt", self.rtt_s), ("jitter", self.jitter_s)):
+            if not (math.isfinite(time_s) and 0 <= time_s <= RTT_S_MAX):
+                raise ValueError(f"{name} must be between 0ms and {RTT_S_MAX:.0f}s")
+            object.__setattr__(self, f"{name}_s", round(time_s * 1e9) / 1e9)
+        window_bytes = self.window_bytes
+        if window_bytes is not None and not WINDOW_BYTES_MIN <= window_bytes <= WINDOW_BYTES_MAX:
+            raise ValueError("window must be between 1kib and 1gib")
+
+    @staticmethod
+    def parse(text: str) -> LinkSpec:
+        """Parse ``rate=200mbit,rtt=80ms,flow=100mbit,jitter=2ms,window=8mib``, any part of it.
+
+        Raises:
+            ValueError: it is none; the message says what is allowed.
+        """
+        values: dict[str, Any] = {}
+        for part in filter(None, (part.strip() for part in text.lower().split(","))):
+            name, equals, value = part.partition("=")
+            if not equals or name not in _FIELDS:
+                allowed = ", ".join(f"{name}={example}" for name, (*_, example) in _FIELDS.items())
+                raise ValueError(f"{part!r} is no part of a link; write any of {allowed}")
+            field, parse, _, _ = _FIELDS[name]
+            if field in values:
+                raise ValueError(f"{name} is given twice")
+            values[field] = parse(name, value)
+        return LinkSpec(**values)
+
+    def __str__(self) -> str:
+        """As :meth:`parse` takes it, without what is left at its default."""
+        parts: list[str] = []
+        for name, (field, _, write, _) in _FIELDS.items():
+            value = getattr(self, field)
+            if value:
+                parts.append(f"{name}={write(value)}")
+        return ",".join(parts)
+
+    @property
+    def half_rtt_ns(self) -> int:
+        """How long one way takes."""
+        return round(self.rtt_s * 500_000_000)
+
+    @property
+    def slowest_bps(self) -> int | None:
+        """What one connection alone gets in one direction; None: no limit."""
+        rates = [rate for rate in (self.rate_bps, self.flow_bps) if rate is not None]
+        return min(rates, default=None)
+
+    @property
+    def flight_max_bytes(self) -> int:
+        """The window: as given, or enough for one connection to get all that it may have.
+
+        A byte takes up room from when the relay has read it until its acknowledgement is back: the
+        round trip, both ways' jitter, and the wait before the link; that twice, because the relay
+        does not run all the time.
+        """
+        if self.window_bytes is not None:
+            return self.window_bytes
+        bps = self.slowest_bps
+        if bps is None:
+            return UNLIMITED_WINDOW_BYTES
+        occupied_s = self.rtt_s + 2 * self.jitter_s + 2 * QUEUE_S
+        return min(WINDOW_BYTES_MAX, math.ceil(bps * occupied_s / 8) + WINDOW_SLACK_BYTES)
+
+
+def _split(name: str, text: str, units: Mapping[str, int | Decimal]) -> tuple[Decimal, str]:
+    match = _NUMBER.fullmatch(text)
+    if match is None or len(text) > _NUMBER_CHARACTERS_MAX or match[2] not in units:
+        *first, last = units
+        raise ValueError(
+            f"{name}={text} is not understood; write a number and its unit, one of "
+            f"{', '.join(first)} or {last}, such as {name}={_FIELDS[name][3]}"
+        )
+    return Decimal(match[1]), match[2]
+
+
+def _parse_rate(name: str, text: str) -> int:
+    number, unit = _split(name, text, _RATE_UNITS)
+    return round(number * _RATE_UNITS[unit])
+
+
+def _parse_size(name: str, text: str) -> int:
+    number, unit = _split(name, text, _SIZE_UNITS)
+    return round(number * _SIZE_UNITS[unit])
+
+
+def _parse_time(name: str, text: str) -> float:
+    number, unit = _split(name, text, _TIME_UNITS)
+    return float(number * _TIME_UNITS[unit])
+
+
+def _write_whole(value: int, units: Mapping[str, int]) -> str:
+    unit = max((unit for unit in units if value % units[unit] == 0), key=units.__getitem__)
+    return f"{value // units[unit]}{unit}"
+
+
+def _write_rate(value: int) -> str:
+    return _write_whole(value, _RATE_UNITS)
+
+
+def _write_size(value: int) -> str:
+    return _write_whole(value, _SIZE_UNITS)
+
+
+def _write_time(value: float) -> str:
+    unit = "s" if value >= 1 else "ms" if value >= 1e-3 else "us"
+    # By way of repr: its decimal digits are those that give the same float again.
+    number = f"{Decimal(repr(value)) / _TIME_UNITS[unit]:f}"
+    if "." in number:
+        number = number.rstrip("0").rstrip(".")
+    return number + unit
+
+
+_Field = tuple[str, Callable[[str, str], Any], Callable[[Any], str], str]
+_FIELDS: dict[str, _Field] = {
+    "rate": ("rate_bps", _parse_rate, _write_rate, "200mbit"),
+    "rtt": ("rtt_s", _parse_time, _write_time, "80ms"),
+    "flow": ("flow_bps", _parse_rate, _write_rate, "100mbit"),
+    "jitter": ("jitter_s", _parse_time, _write_time, "2ms"),
+    "window": ("window_bytes", _parse_size, _write_size, "8mib"),
+}
+"""As written -> attribute, parser, writer, example."""
