@@ -12,6 +12,8 @@ asked for, so that ``pccl --help`` costs nothing. One command, one module:
   them half-way and shows that the others carry on. What one of those processes does is in
   :mod:`pccl.cli.demo_peer` and is meant to be copied; what the processes tell the demo, and how it
   judges them, is in :mod:`pccl.cli.demo_record`; what is shown, in :mod:`pccl.cli.demo_view`.
+- ``pccl bench`` (:mod:`pccl.cli.bench`) measures how fast the library is on this machine, beside
+  Gloo and beside what the machine permits; its package says what it consists of.
 
 Processes are started, heard and ended by :mod:`pccl.cli.children`, with :mod:`pccl.cli.guard` for
 the day that the command itself is killed; :mod:`pccl.cli.lines` cuts what they write into lines,

@@ -26,6 +26,10 @@ class Command(NamedTuple):
 
 
 COMMANDS: Mapping[str, Command] = {
+    "bench": Command(
+        "pccl.cli.bench.command:bench",
+        "Measure how fast the library is here, with every value checked.",
+    ),
     "demo": Command(
         "pccl.cli.demo:demo", "Train with several processes, kill one half-way, watch them go on."
     ),

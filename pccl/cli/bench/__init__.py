@@ -1,0 +1,16 @@
+"""``pccl bench``: how fast the library is on this machine, and beside what.
+
+One concept each:
+
+- :mod:`pccl.cli.bench.command` reads the command line and says what was found;
+- :mod:`pccl.cli.bench.plan` and :mod:`pccl.cli.bench.arguments`: what is to be measured;
+- :mod:`pccl.cli.bench.run` starts the processes by :mod:`pccl.cli.bench.crew` and hears, in
+  :mod:`pccl.cli.bench.words`, what they measure;
+- :mod:`pccl.cli.bench.peer` is one of them: it plays :mod:`pccl.cli.bench.rounds` with
+  :mod:`pccl.cli.bench.values`, watches :mod:`pccl.cli.bench.memory`, and compares with
+  :mod:`pccl.cli.bench.gloo`;
+- :mod:`pccl.cli.bench.statistics` makes figures of it, :mod:`pccl.cli.bench.floor` sets them beside
+  what the machine permits (:mod:`pccl.cli.bench.bandwidth`);
+- :mod:`pccl.cli.bench.view`, :mod:`pccl.cli.bench.plot` and :mod:`pccl.cli.bench.conditions` show
+  all that.
+"""

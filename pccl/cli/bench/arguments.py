@@ -1,0 +1,110 @@
+"""Arguments of ``pccl bench``: sizes, lists, and whether it all fits into memory."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+UNITS = {
+    "": 1,
+    "B": 1,
+    **{
+        letter + end: 1 << 10 * (place + 1)
+        for place, letter in enumerate("KMG")
+        for end in ("", "iB")
+    },
+    **{letter + "B": 1000 ** (place + 1) for place, letter in enumerate("KMG")},
+}
+"""Bytes; a letter alone is binary, as nccl-tests has it."""
+
+SIZE_MAX = 64 << 30
+"""Bytes of one tensor."""
+
+SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)")
+
+
+def parse_size(text: str) -> int:
+    """Bytes that a text such as ``64MiB`` stands for.
+
+    Raises:
+        ValueError: none, or too many; it says what is allowed.
+    """
+    found = SIZE_PATTERN.fullmatch(text.strip())
+    unit = found[2][:1].upper() + found[2][1:] if found else ""
+    if found is None or unit not in UNITS:
+        raise ValueError(
+            f"{text!r} is not a size; write a number of bytes with B, KiB, MiB, GiB (powers of "
+            "1024; K, M and G mean the same), KB, MB or GB (powers of 1000), such as 64MiB"
+        )
+    size = float(found[1]) * UNITS[unit]
+    if size != int(size) or not 0 < size <= SIZE_MAX:
+        raise ValueError(
+            f"{text!r} is not a whole number of bytes from 1 to {format_size(SIZE_MAX)}"
+        )
+    return int(size)
+
+
+def format_size(size: int) -> str:
+    """Bytes as people write them, exactly."""
+    for unit in ("GiB", "MiB", "KiB"):
+        if size % UNITS[unit] == 0:
+            return f"{size // UNITS[unit]} {unit}"
+    return f"{size} B"
+
+
+def sweep(smallest: int, largest: int, factor: int) -> tuple[int, ...]:
+    """Sizes from the smallest on, each so many times the one before, up to the largest."""
+    sizes: list[int] = []
+    while smallest <= largest:
+        sizes.append(smallest)
+        smallest *= factor
+    return tuple(sizes)
+
+
+class Size(click.ParamType[int]):
+    """One size in bytes."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse."""
+        try:
+            return value if isinstance(value, int) else parse_size(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class ListOf(click.ParamType[tuple[Any, ...]]):
+    """Values with commas between them, each once.
+
+    Args:
+        kind: what each is.
+    """
+
+    def __init__(self, kind: click.ParamType[Any]) -> None:
+        self.name = f"{kind.name},..."
+        self._kind = kind
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Any, ...]:
+        """Convert each."""
+        if isinstance(value, tuple):
+            return value  # pyright: ignore[reportUnknownVariableType]
+        parts = [self._kind.convert(part.strip(), param, ctx) for part in str(value).split(",")]
+        return tuple(dict.fromkeys(parts))
+
+
+def available_bytes() -> int | None:
+    """Memory that can be used without swapping; None where the system does not say."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,100 @@
+"""Under which conditions a benchmark ran: machine, versions, and how it was measured."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pccl
+from pccl.cli.bench.plan import Plan
+
+CPU_INFO = Path("/proc/cpuinfo")
+CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What has to be named beside every figure.
+
+    Attributes:
+        versions: name of a package -> its version.
+        processor: what it calls itself.
+        cores: that this process may use.
+        system: name and release.
+        congestion_default: the system's congestion control; what our connections had is told by
+            each result.
+        plan: what was measured.
+    """
+
+    versions: dict[str, str]
+    processor: str
+    cores: int
+    system: str
+    congestion_default: str
+    plan: Plan
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``--json`` adds to every result."""
+        plan = self.plan
+        found = asdict(self)
+        del found["plan"]
+        return {**found, "rounds": plan.rounds, "warmup": plan.warmup, "emulate": plan.emulate}
+
+    def to_lines(self) -> list[str]:
+        """For people."""
+        plan = self.plan
+        where = "in place" if plan.in_place else "into a second buffer"
+        against = f" in turn with {plan.against}" if plan.against else ""
+        link = f"links emulated ({plan.emulate})" if plan.emulate else "loopback"
+        default = f", {self.congestion_default} by default" if self.congestion_default else ""
+        return [
+            ", ".join(f"{name} {version}" for name, version in self.versions.items()),
+            f"{self.processor}, {self.cores} cores, {self.system}{default}",
+            f"sum of {plan.dtype} {where}, {link}; one process, one numeric thread per peer",
+            f"{plan.rounds} rounds{against} after {plan.warmup} to warm up, every value checked",
+        ]
+
+
+def conditions_of(plan: Plan) -> Conditions:
+    """Ask this machine."""
+    names = ["numpy", *(["torch"] if plan.against else [])]
+    return Conditions(
+        versions={
+            "pccl": pccl.__version__,
+            "Python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in names},
+        },
+        processor=processor(),
+        cores=cores(),
+        system=f"{platform.system()} {platform.release()}",
+        congestion_default=read(CONGESTION).strip(),
+        plan=plan,
+    )
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def processor() -> str:
+    """What the processor calls itself."""
+    for line in read(CPU_INFO).splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.machine()
+
+
+def read(path: Path) -> str:
+    """A file's text; nothing where there is no such file."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

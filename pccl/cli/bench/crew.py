@@ -1,0 +1,159 @@
+"""The processes of one benchmark, by name: Python programs that write lines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from pccl import config
+from pccl.cli.children import STDOUT, Children, Ended
+
+OURS = (
+    config.MASTER,
+    config.TOKEN,
+    config.TOKEN_FILE,
+    config.GROUP,
+    config.LANES,
+    config.MIN_PEERS,
+    config.ADVERTISE,
+    config.LISTEN,
+)
+"""Variables about a run that is not this one."""
+
+SAID_LINES_MAX = 20
+"""Last lines of a process's complaints that are kept."""
+
+
+class ProcessDied(Exception):
+    """A process ended that should not have, or not so.
+
+    Attributes:
+        name: which one.
+        ended: how.
+        said: the last lines that it wrote to stderr.
+    """
+
+    def __init__(self, name: str, ended: Ended, said: Sequence[str]) -> None:
+        super().__init__(f"{name} ended unexpectedly: {ended}")
+        self.name = name
+        self.ended = ended
+        self.said = tuple(said)
+
+
+class Crew:
+    """Starts, hears and ends them. Left behind by nobody, however the block ends."""
+
+    def __init__(self) -> None:
+        self._children = Children[str]()
+        self._pids: dict[str, int] = {}
+        self._said: dict[str, list[str]] = {}
+        self._dismissed: set[str] = set()
+        self._deaths: list[ProcessDied] = []
+
+    def __enter__(self) -> Self:
+        self._children.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._children.close()
+
+    def start(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start ``python -m module`` with one thread for its numeric libraries.
+
+        Args:
+            name: one that is not running.
+            module: what to run.
+            arguments: its own.
+            environment: what it finds in its environment beside ours.
+
+        Raises:
+            OSError: the system gives no more processes.
+        """
+        inherited = {key: value for key, value in os.environ.items() if key not in OURS}
+        command = [sys.executable, sys.executable, "-m", module, *arguments]
+        variables = {**inherited, "OMP_NUM_THREADS": "1", **(environment or {})}
+        self._dismissed.discard(name)
+        self._said[name] = []
+        self._pids[name] = self._children.start(name, command, variables)
+
+    def running(self, names: Collection[str]) -> bool:
+        """Whether any of them has not ended, or has failed and ``hear`` has not said so yet."""
+        return any(name in self._pids for name in names) or any(
+            death.name in names for death in self._deaths
+        )
+
+    def hear(self, timeout_s: float | None = None) -> list[tuple[str, str]]:
+        """Wait for something on stdout: who wrote which line.
+
+        What a process says on stderr is kept for the day it dies; if it ends well, it is passed on.
+
+        Args:
+            timeout_s: how long; None: for ever. An end of a process ends the wait as well.
+
+        Raises:
+            ProcessDied: one failed; all lines that came before were heard.
+        """
+        lines: list[tuple[str, str]] = []
+        for name, what in self._children.hear(timeout_s) if not self._deaths else []:
+            if isinstance(what, Ended):
+                self._on_end(name, what)
+                continue
+            text = what.text.decode(errors="replace")
+            if what.stream == STDOUT:
+                lines.append((name, text))
+            else:
+                self._said[name] = [*self._said[name], text][-SAID_LINES_MAX:]
+        if self._deaths and not lines:
+            raise self._deaths.pop(0)
+        return lines
+
+    def first_lines(self, names: Collection[str]) -> dict[str, str]:
+        """Wait until each of them has written a line.
+
+        Raises:
+            ProcessDied: one ended before.
+        """
+        found: dict[str, str] = {}
+        while set(names) - set(found):
+            for name, text in self.hear():
+                found.setdefault(name, text)
+            for name in set(names) - set(found) - set(self._pids):
+                raise ProcessDied(name, Ended(0), ())
+        return found
+
+    def dismiss(self, names: Collection[str]) -> None:
+        """Ask processes to end and wait until they have."""
+        self._dismissed |= set(names)
+        for name in names:
+            if name in self._pids:
+                self._children.send(signal.SIGTERM, self._pids[name])
+        while self.running(names):
+            self.hear()
+
+    def _on_end(self, name: str, ended: Ended) -> None:
+        del self._pids[name]
+        said = self._said.pop(name)
+        if name in self._dismissed:
+            return
+        if ended.exit_code == 0:
+            for line in said:
+                print(f"{name}: {line}", file=sys.stderr)
+        else:
+            self._deaths.append(ProcessDied(name, ended, said))
+            # Whoever was killed first: others may have failed for that.
+            self._deaths.sort(key=lambda death: death.ended.exit_code >= 0)

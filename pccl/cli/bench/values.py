@@ -1,0 +1,124 @@
+"""The values that a benchmark reduces, and whether the results are right.
+
+Every value depends on the peer, the element and the round, so that a missing peer, a segment in a
+wrong place and what is left of the round before are all seen. Values are small whole numbers whose
+sum is exact in every dtype, in any order. Both follow one formula with a prime period::
+
+    value(peer, element, round) = pattern[(element + 7919 peer + 39208 round) mod 65521]
+    pattern[j] = (j² mod 65521) mod (value_max + 1)
+
+so the sum over all peers has that period too, and each round's is the last one's, shifted. Filling
+a tensor and checking one are copies and comparisons of a tile that fits into a cache, bit for bit,
+without temporary memory. Nothing here knows how the library reduces.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+PERIOD = 65_521
+"""The largest prime below 2**16: chunks and segments are no multiples of it."""
+
+PEER_STRIDE = 7_919
+ROUND_STRIDE = 39_208
+
+VALUE_MAX = 4_095
+
+TILE_PERIODS = 4
+"""Copies of the period in a tile: calls per tensor are few, and a tile stays in the cache."""
+
+
+def value_max(dtype: np.dtype[Any], peer_count: int) -> int:
+    """The largest value whose sum over all peers is exact.
+
+    Args:
+        dtype: of the tensor.
+        peer_count: how many are added.
+
+    Returns:
+        At least 1 for up to 127 peers.
+    """
+    if np.issubdtype(dtype, np.integer):
+        exact = int(np.iinfo(dtype).max)
+    else:
+        finfo: Any = ml_dtypes.finfo  # typed in part only
+        exact = 2 ** (int(finfo(dtype).nmant) + 1)
+    return min(VALUE_MAX, exact // peer_count)
+
+
+def pattern(largest: int) -> Array:
+    """One period of one peer's values, int64, shape (PERIOD,)."""
+    places = np.arange(PERIOD, dtype=np.int64)
+    return places * places % PERIOD % (largest + 1)
+
+
+class Difference(NamedTuple):
+    """The first element that is not what it should be."""
+
+    element: int
+    found: str
+    expected: str
+
+    def __str__(self) -> str:
+        return f"element {self.element} is {self.found}, expected {self.expected}"
+
+
+class Values:
+    """What one peer puts in, and what must come out.
+
+    Args:
+        dtype: of the tensors.
+        peer: whose values, counted from 0.
+        peer_count: how many peers' values are added.
+    """
+
+    def __init__(self, dtype: np.dtype[Any], peer: int, peer_count: int) -> None:
+        one = pattern(value_max(dtype, peer_count))
+        places = np.arange(PERIOD)
+        total = sum(one[(places + PEER_STRIDE * other) % PERIOD] for other in range(peer_count))
+        self._dtype = dtype
+        self._input = _tile(one[(places + PEER_STRIDE * peer) % PERIOD], dtype)
+        self._sum = _tile(np.asarray(total), dtype)
+
+    def fill(self, tensor: Array, round_number: int) -> None:
+        """Write this peer's values of a round into a tensor, shape (n,)."""
+        for begin, tile in _tiles(self._input, len(tensor), round_number):
+            tensor[begin : begin + len(tile)] = tile
+
+    def check_input(self, tensor: Array, round_number: int) -> Difference | None:
+        """Where a tensor is not what ``fill`` has written."""
+        return self._compare(tensor, self._input, round_number)
+
+    def check_sum(self, tensor: Array, round_number: int) -> Difference | None:
+        """Where a tensor is not the sum of all peers' values of a round."""
+        return self._compare(tensor, self._sum, round_number)
+
+    def _compare(self, tensor: Array, source: Array, round_number: int) -> Difference | None:
+        for begin, tile in _tiles(source, len(tensor), round_number):
+            part = tensor[begin : begin + len(tile)]
+            if not np.array_equal(_bits(part), _bits(tile)):
+                at = int(np.argmax(_bits(part) != _bits(tile)))
+                return Difference(begin + at, str(part[at]), str(tile[at]))
+        return None
+
+
+def _tile(period: Array, dtype: np.dtype[Any]) -> Array:
+    return np.tile(period.astype(dtype), TILE_PERIODS)
+
+
+def _tiles(source: Array, count: int, round_number: int) -> list[tuple[int, Array]]:
+    """Where each part of a tensor begins, and what belongs there."""
+    start = ROUND_STRIDE * round_number % PERIOD
+    span = (TILE_PERIODS - 1) * PERIOD
+    whole = source[start : start + span]
+    return [(begin, whole[: count - begin]) for begin in range(0, count, span)]
+
+
+def _bits(array: Array) -> Array:
+    """The same memory as unsigned integers."""
+    return array.view(np.dtype(f"u{array.itemsize}"))

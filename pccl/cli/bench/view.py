@@ -1,0 +1,300 @@
+"""What ``pccl bench`` shows: a table that grows on a terminal, lines when piped, or JSON objects.
+
+Each view is told the same things in the same order; none decides anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Protocol, Self
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from pccl.cli.bench.arguments import format_size
+from pccl.cli.bench.conditions import Conditions
+from pccl.cli.bench.floor import Bandwidths, Costs, Floor
+from pccl.cli.bench.statistics import MIB, Result
+
+GIGA = 1e9
+
+HEADINGS = ("size", "peers", "lanes", "time", "alg\nGB/s", "bus\nGB/s", "CPU\ns/GiB", "extra\nMiB")
+THEIR_HEADINGS = ("{}\ntime", "{}\ns/GiB", "times\nfaster")
+COST_HEADINGS = (
+    *("size", "peers", "lanes", "floor", "times\nfloor", "transfer", "adds"),
+    *("digest", "commit", "backup"),
+)
+
+LEGEND = """\
+time: from call to return, mean over the peers, median over the rounds
+alg: size by time; bus: that times 2(N-1)/N, as each link of a ring carries
+CPU: user and system time of all peers, by GiB of tensor
+extra: peak memory of the worst peer beyond a connected process and tensors"""
+
+COST_LEGEND = """\
+floor: transfer and adds of a ring at the speeds above, in turns if there are
+more peers than cores; digest: the tensor at the speed of the hash in the cache
+commit: the median barrier; backup: one copy of the tensor, if it is in place"""
+
+
+class View(Protocol):
+    """Somebody to tell what happens."""
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+        ...
+
+    def __exit__(self, *exc: object) -> None:
+        """Leave the terminal as it was found."""
+        ...
+
+    def begin(self, conditions: Conditions) -> None:
+        """Under which conditions everything is measured."""
+        ...
+
+    def doing(self, text: str) -> None:
+        """What is being measured."""
+        ...
+
+    def add(self, result: Result) -> None:
+        """A case is done."""
+        ...
+
+    def conclude(self, floor: Floor | None) -> None:
+        """All is done; the floor, if it was measured."""
+        ...
+
+
+class JsonView:
+    """One object per line: results, then what belongs to the floor."""
+
+    def __init__(self) -> None:
+        self._conditions: Conditions | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def begin(self, conditions: Conditions) -> None:
+        """Come with every result."""
+        self._conditions = conditions
+
+    def doing(self, text: str) -> None:
+        """Not for programs."""
+
+    def add(self, result: Result) -> None:
+        """Print the object."""
+        assert self._conditions is not None
+        found = {**result.to_dict(), "conditions": self._conditions.to_dict()}
+        print(json.dumps(found), flush=True)
+
+    def conclude(self, floor: Floor | None) -> None:
+        """Print the objects."""
+        for found in floor.to_dicts() if floor is not None else []:
+            print(json.dumps(found), flush=True)
+
+
+class PlainView:
+    """Lines of fixed width, each as soon as it is known."""
+
+    def __init__(self, against: str) -> None:
+        self._against = against
+        self._congestion: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def begin(self, conditions: Conditions) -> None:
+        """The conditions and the head of the table."""
+        print(*conditions.to_lines(), "", *_head(headings(self._against)), sep="\n", flush=True)
+
+    def doing(self, text: str) -> None:
+        """Not in a file."""
+
+    def add(self, result: Result) -> None:
+        """One line."""
+        self._congestion.add(result.congestion)
+        print(_line(cells(result)), flush=True)
+
+    def conclude(self, floor: Floor | None) -> None:
+        """The legend and the floor."""
+        print("", congestion_line(self._congestion), LEGEND, sep="\n")
+        if floor is not None:
+            print("", *floor_lines(floor.speeds), "", *_head(COST_HEADINGS), sep="\n")
+            print(*(_line(cost_cells(cost)) for cost in floor.costs), "", COST_LEGEND, sep="\n")
+
+
+class LiveView:
+    """A table that gets a row when a case is done, and under it what is being measured.
+
+    In between it is drawn again when a peer says how far it is, once a second, for drawing takes
+    time away from what is measured. Lines and objects take none.
+    """
+
+    def __init__(self, console: Console, against: str) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False)
+        self._headings = headings(against)
+        self._results: list[Result] = []
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._live.update(self._table(), refresh=True)
+        self._live.stop()
+
+    def begin(self, conditions: Conditions) -> None:
+        """Above the table."""
+        for line in conditions.to_lines():
+            self._console.print(Text(line, style="dim"))
+
+    def doing(self, text: str) -> None:
+        """Under the table."""
+        self._live.update(Group(self._table(), Text(text, style="cyan")), refresh=True)
+
+    def add(self, result: Result) -> None:
+        """One more row."""
+        self._results.append(result)
+        self._live.update(self._table(), refresh=True)
+
+    def conclude(self, floor: Floor | None) -> None:
+        """The legend and the floor."""
+        self._live.update(self._table(), refresh=True)
+        self._live.stop()
+        congestion = {result.congestion for result in self._results}
+        self._console.print(Text(f"{congestion_line(congestion)}\n{LEGEND}", style="dim"))
+        if floor is not None:
+            self._console.print()
+            for line in floor_lines(floor.speeds):
+                self._console.print(Text(line))
+            table = _empty_table("beside the floor", COST_HEADINGS)
+            for cost in floor.costs:
+                table.add_row(*cost_cells(cost))
+            self._console.print(table)
+            self._console.print(Text(COST_LEGEND, style="dim"))
+
+    def _table(self) -> Table:
+        table = _empty_table("pccl bench allreduce", self._headings)
+        for result in self._results:
+            table.add_row(*cells(result), style="" if result.values_ok else "bold red")
+        return table
+
+
+def choose_view(against: str) -> PlainView | LiveView:
+    """The table if somebody can watch it, lines otherwise."""
+    console = Console()
+    return LiveView(console, against) if console.is_terminal else PlainView(against)
+
+
+def headings(against: str) -> tuple[str, ...]:
+    """Of all columns; some have two lines."""
+    theirs = tuple(heading.format(against) for heading in THEIR_HEADINGS) if against else ()
+    return (*HEADINGS, *theirs)
+
+
+def cells(result: Result) -> list[str]:
+    """One row of the table."""
+    found = [
+        format_size(result.bytes),
+        str(result.peers),
+        str(result.lanes),
+        duration(result.ours.median),
+        gigabytes(result.algorithm_bandwidth),
+        gigabytes(result.bus_bandwidth),
+        f"{result.cpu_s_per_gib(result.ours.cpu_s):.2f}",
+        f"{result.extra_bytes / MIB:.2f}",
+    ]
+    if result.theirs is not None:
+        found += [
+            duration(result.theirs.median),
+            f"{result.cpu_s_per_gib(result.theirs.cpu_s):.2f}",
+            f"{result.ratio:.2f}",
+        ]
+    return found
+
+
+def cost_cells(costs: Costs) -> list[str]:
+    """One row of the table of costs."""
+    parts = (costs.transfer, costs.adds, costs.digest)
+    return [
+        format_size(costs.bytes),
+        str(costs.peers),
+        str(costs.lanes),
+        duration(costs.floor),
+        f"{costs.seconds / costs.floor:.2f}",
+        *(duration(part * costs.turns) for part in parts),
+        duration(costs.commit),
+        duration(costs.backup * costs.turns) if costs.backup else "-",
+    ]
+
+
+def floor_lines(speeds: Bandwidths) -> list[str]:
+    """What the machine gives to plain programs."""
+    congestion = f" ({speeds.congestion})" if speeds.congestion else ""
+    return [
+        "floor: what plain programs get on this machine, one thread each, in GB/s",
+        f"  raw loopback   {speeds.loopback / GIGA:6.2f} each way, both at a time{congestion}",
+        f"  copy           {_pair(speeds.copy_cache, speeds.copy_memory)}",
+        f"  add            {_pair(speeds.add_cache, speeds.add_memory)}",
+        f"  hash           {_pair(speeds.hash_cache, speeds.hash_memory)}",
+    ]
+
+
+def congestion_line(names: set[str]) -> str:
+    """The congestion controls that the peers' connections had."""
+    known = ", ".join(sorted(filter(None, names))) or "not told by this system"
+    return f"congestion control of the peers' connections: {known}"
+
+
+def duration(seconds: float) -> str:
+    """A time with three digits that count."""
+    if seconds < 1e-3:
+        return f"{_three(seconds * 1e6)} µs"
+    return f"{_three(seconds * 1e3)} ms" if seconds < 1 else f"{_three(seconds)} s"
+
+
+def gigabytes(count: float) -> str:
+    """A bandwidth in GB/s; what would be rounded to nothing has an exponent."""
+    speed = count / GIGA
+    return f"{speed:.3f}" if speed >= 1e-3 else f"{speed:.0e}"
+
+
+def _three(value: float) -> str:
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
+def _pair(cache: float, memory: float) -> str:
+    return f"{cache / GIGA:6.2f} in the cache, {memory / GIGA:.2f} in memory"
+
+
+def _empty_table(title: str, names: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=0)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _head(names: Sequence[str]) -> list[str]:
+    """Two lines over a plain table."""
+    upper, lower = zip(*(_two_lines(name) for name in names), strict=True)
+    return [_line(upper), _line(lower)] if any(upper) else [_line(lower)]
+
+
+def _two_lines(name: str) -> tuple[str, str]:
+    upper, newline, lower = name.partition("\n")
+    return (upper, lower) if newline else ("", upper)
+
+
+def _line(parts: Sequence[str]) -> str:
+    return " ".join(f"{part:>8}" for part in parts).rstrip()

@@ -1,0 +1,300 @@
+"""``pccl bench allreduce`` as users run it: real processes, tiny tensors, few rounds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import pccl.cli.bench.command
+from pccl.cli.bench.command import bench
+from pccl.cli.bench.crew import Crew
+from pccl.cli.bench.plan import Plan
+from pccl.cli.bench.statistics import Result, Side
+from pccl.cli.bench.view import View
+from pccl.stress.emulator import loopback
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = (sys.executable, "-m", "pccl.cli.main", "bench", "allreduce")
+LIMIT_S = 110.0
+"""Far more than it takes; a machine that is busy with other things must not fail the test."""
+
+FIELDS = {
+    *("peers", "bytes", "dtype", "algorithm", "lanes", "in_place", "seconds_median"),
+    *("cpu_s_per_gib", "extra_mib", "values_ok", "congestion", "seconds"),
+}
+THEIR_FIELDS = {"against", "against_seconds_median", "against_cpu_s_per_gib", "ratio"}
+
+ENVIRONMENT = {
+    **os.environ,
+    # Of another run: none of it may matter.
+    "PCCL_MASTER": "host.example:1",
+    "PCCL_GROUP": "7",
+    "PCCL_MIN_PEERS": "9",
+    "PCCL_LANES": "3",
+    "PCCL_TOKEN": "the secret of another run",
+    "PCCL_ADVERTISE": "host.example:2",
+}
+
+
+def measure(*options: str) -> list[dict[str, Any]]:
+    """The objects that a benchmark prints."""
+    run = subprocess.run(
+        [*COMMAND, "--json", *options],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (0, ""), run.stdout + run.stderr
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def test_sizes_peers_and_lanes() -> None:
+    found = measure(
+        *("--min", "4", "--max", "64KiB", "--factor", "16384", "--peers", "2,3", "--lanes", "1,2"),
+        *("--rounds", "2", "--warmup", "1", "--floor"),
+    )
+    results = [each for each in found if "floor" not in each]
+    assert [(each["peers"], each["lanes"], each["bytes"]) for each in results] == [
+        *((2, 1, 4), (2, 1, 65536), (2, 2, 4), (2, 2, 65536)),
+        *((3, 1, 4), (3, 1, 65536), (3, 2, 4), (3, 2, 65536)),
+    ]
+    for result in results:
+        assert set(result) >= FIELDS
+        assert not set(result) & THEIR_FIELDS
+        assert result["dtype"] == "float32"
+        assert result["algorithm"] == "ring"
+        assert result["in_place"] is False
+        assert result["values_ok"] is True
+        assert result["faults"] == []
+        assert len(result["seconds"]) == 2
+        assert result["seconds_median"] == pytest.approx(sum(result["seconds"]) / 2, abs=2e-9)
+        assert result["cpu_s_per_gib"] > 0
+        assert 0 <= result["extra_mib"] < 64
+    floor = found[len(results) :]
+    names = [each["floor"] for each in floor]
+    assert names == [
+        *("loopback", "copy_cache", "copy_memory", "add_cache", "add_memory"),
+        *("hash_cache", "hash_memory", *["case"] * len(results)),
+    ]
+    assert all(each["bytes_per_s"] > 0 for each in floor[:7])
+    for result, case in zip(results, floor[7:], strict=True):
+        assert case["seconds_median"] == result["seconds_median"]
+        assert case["commit_seconds"] > 0
+        assert case["backup_seconds"] == 0
+
+
+def test_in_place_with_another_dtype_and_no_lanes_named() -> None:
+    [result] = measure(
+        *("--size", "1MiB", "--dtype", "bfloat16", "--in-place", "--rounds", "1", "--no-floor")
+    )
+    assert result["values_ok"] is True
+    assert result["in_place"] is True
+    assert result["dtype"] == "bfloat16"
+    assert result["lanes"] >= 1
+    assert 1.0 <= result["extra_mib"] < 64  # the copy that an abort would need
+
+
+def test_against_gloo(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "picture.png"
+    [result] = measure(
+        *("--size", "64KiB", "--against", "gloo", "--rounds", "3", "--warmup", "0", "--no-floor"),
+        *("--plot", str(picture)),
+    )
+    assert set(result) >= FIELDS | THEIR_FIELDS
+    assert result["against"] == "gloo"
+    assert result["values_ok"] is True
+    assert result["against_values_ok"] is True
+    assert len(result["seconds"]) == len(result["against_seconds"]) == 3
+    expected = result["against_seconds_median"] / result["seconds_median"]
+    assert result["ratio"] == pytest.approx(expected, rel=1e-3)
+    assert result["against_cpu_s_per_gib"] > 0
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_emulated_link() -> None:
+    [result] = measure(
+        *("--size", "4KiB", "--emulate", "rate=200mbit,rtt=20ms", "--rounds", "1", "--warmup", "0")
+    )
+    assert result["values_ok"] is True
+    assert result["conditions"]["emulate"] == "rate=200mbit,rtt=20ms"
+    assert result["seconds_median"] > 0.02  # what goes both ways over a link takes a round trip
+
+
+# -- how it ends -----------------------------------------------------------------------------------
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids of all that a process has started, directly or not."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            stat = (folder / "stat").read_text().rpartition(")")[2].split()
+            parents[int(folder.name)] = int(stat[1])
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found[1:]
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] not in "XZ"
+    return False
+
+
+def peers_when_measuring(pid: int) -> list[int]:
+    """Process ids of the peers, once both are connected to somebody."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        peers: list[int] = []
+        for child in descendants(pid):
+            with contextlib.suppress(OSError):
+                threads = len(list(Path(f"/proc/{child}/task").iterdir()))
+                command = Path(f"/proc/{child}/cmdline").read_bytes()
+                if b"pccl.cli.bench.peer" in command and threads > 1:
+                    peers.append(child)
+        if len(peers) == 2:
+            return peers
+        time.sleep(0.01)
+    raise AssertionError("the peers never began")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("wanted", ["SIGINT", "SIGTERM", "death of a peer"])
+def test_no_process_is_left(wanted: str) -> None:
+    run = subprocess.Popen(
+        [*COMMAND, "--size", "1MiB", "--rounds", "1000"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        peers = peers_when_measuring(run.pid)
+        everybody = descendants(run.pid)
+        began = time.monotonic()
+        if wanted.startswith("SIG"):
+            run.send_signal(signal.Signals[wanted])
+        else:
+            os.kill(peers[1], signal.SIGKILL)
+        _, complaints = run.communicate(timeout=LIMIT_S)
+        assert time.monotonic() - began < 10.0
+    finally:
+        run.kill()
+        run.communicate()
+    assert [pid for pid in everybody if runs(pid)] == []
+    assert "Traceback" not in complaints
+    assert run.returncode == {"SIGINT": 130, "SIGTERM": 143}.get(wanted, 1)
+    if not wanted.startswith("SIG"):
+        assert re.fullmatch(
+            r"Error: peer \d ended unexpectedly: signal SIGKILL", complaints.strip()
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--size", "12Foo"], "'12Foo' is not a size; write a number of bytes with B, KiB"),
+        (
+            ["--size", "1KiB", "--min", "1KiB"],
+            "give --size, or --min, --max and --factor, not both",
+        ),
+        (["--peers", "1"], "1 is not in the range 2<=x<=64"),
+        (["--peers", "2,65"], "65 is not in the range 2<=x<=64"),
+        (["--dtype", "float31"], "'float31' is not one of 'uint8'"),
+        (["--against", "nccl"], "'nccl' is not 'gloo'"),
+        (["--plot", "no/such/folder.png"], "there is no folder"),
+        (["--plot", "picture.jpeg"], "does not end in .png"),
+        (["--size", "64GiB", "--peers", "64"], "GiB of memory"),
+    ],
+)
+def test_options_are_checked_first(options: list[str], words: str) -> None:
+    found = CliRunner().invoke(bench, ["allreduce", *options])
+    assert found.exit_code == 2
+    assert words in " ".join(found.output.split())
+
+
+def test_a_link_that_relays_do_not_understand() -> None:
+    run = subprocess.run(
+        [*COMMAND, "--emulate", "rate=200foo"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert run.returncode == 2
+    assert run.stdout == ""
+    expected = (
+        r"Error: Invalid value for '--emulate': .*rate=200foo.* \(see pccl bench allreduce .*"
+    )
+    assert re.fullmatch(expected, run.stderr.strip())
+
+
+@pytest.mark.parametrize("faults", [(), ("peer 1: 4 bytes, round 3: element 0 is 2, expected 1",)])
+def test_wrong_values_are_a_failure(
+    faults: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = Side((0.1,), (0.1,), 0.1, faults)
+    result = Result(2, 4, "int32", 1, False, ours, "", None, 0.0, 0, 0, "reno")
+
+    def measured(crew: Crew, plan: Plan, view: View, *, floor: bool) -> list[Result]:
+        return [result]
+
+    monkeypatch.setattr(pccl.cli.bench.command, "measure", measured)
+    found = CliRunner().invoke(bench, ["allreduce"])
+    assert found.exit_code == len(faults)
+    complaints = [f"WRONG VALUES: pccl, 2 peers, {fault}" for fault in faults]
+    assert found.stderr.splitlines() == complaints
+
+
+# -- raw sockets -----------------------------------------------------------------------------------
+
+
+def test_loopback_exchanges_both_ways() -> None:
+    import socket
+
+    one, other = socket.socketpair()
+    with one, other:
+        one.setblocking(False)
+        other.setblocking(False)
+        data, theirs = os.urandom(3 << 20), os.urandom(2 << 20)
+        got, they_got = bytearray(len(theirs)), bytearray(len(data))
+        thread = threading.Thread(
+            target=loopback.exchange, args=(other, memoryview(theirs), memoryview(they_got))
+        )
+        thread.start()
+        loopback.exchange(one, memoryview(data), memoryview(got))
+        thread.join()
+    assert bytes(got) == theirs
+    assert bytes(they_got) == data
+
+
+def test_loopback_notices_that_nobody_is_there() -> None:
+    import socket
+
+    one, other = socket.socketpair()
+    with one:
+        one.setblocking(False)
+        other.close()
+        with pytest.raises(OSError, match="gone"):
+            loopback.exchange(one, memoryview(b""), memoryview(bytearray(1)))

@@ -1,0 +1,167 @@
+"""Rounds: who plays when, that wrong values are seen, and what memory is counted."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+
+import numpy as np
+import pytest
+
+from pccl.cli.bench import memory
+from pccl.cli.bench.rounds import Log, Rounds, extra_bytes, new_buffer, timed
+from pccl.cli.bench.values import Array, Values
+from pccl.cli.bench.words import (
+    Committed,
+    Connected,
+    Doing,
+    Failed,
+    Measured,
+    Report,
+    Task,
+    Timed,
+    decode,
+    encode,
+)
+
+FLOAT32 = np.dtype(np.float32)
+COUNT = 100_000
+
+
+class Imagined:
+    """One of two peers; the other one's values are added without anybody."""
+
+    def __init__(self, name: str, diary: list[str], *, in_place: bool = False) -> None:
+        self.name = name
+        self.input: Array = new_buffer(COUNT, FLOAT32)
+        self.result = self.input if in_place else new_buffer(COUNT, FLOAT32)
+        self._diary = diary
+        self._other = Values(FLOAT32, 1, 2)
+        self._round = 0
+
+    def barrier(self) -> None:
+        self._diary.append(f"{self.name} meet")
+
+    def reduce(self) -> None:
+        self._diary.append(f"{self.name} reduce")
+        theirs = np.zeros(COUNT, FLOAT32)
+        self._other.fill(theirs, self._round)
+        np.add(self.input, theirs, out=self.result)
+        self._round += 1
+
+
+class Forgetful(Imagined):
+    """Its second result is never written."""
+
+    def reduce(self) -> None:
+        if self._round != 1:
+            super().reduce()
+        self._round = max(self._round, 1)
+
+
+class Meddling(Imagined):
+    """It changes its input."""
+
+    def reduce(self) -> None:
+        super().reduce()
+        self.input[7] = -1.0
+
+
+class Wasteful(Imagined):
+    """It has 16 MiB for a moment."""
+
+    def reduce(self) -> None:
+        with mmap.mmap(-1, 16 << 20) as area:
+            area.write(b"\x01" * (16 << 20))
+        super().reduce()
+
+
+def rounds() -> Rounds:
+    return Rounds(Values(FLOAT32, 0, 2), lambda done: None)
+
+
+def test_sides_alternate() -> None:
+    diary: list[str] = []
+    sides = [(Imagined("ours", diary), Log()), (Imagined("theirs", diary), Log())]
+    played = rounds()
+    played.play(sides, 2, keep=False)
+    played.play(sides, 3, keep=True)
+    one = ["ours meet", "ours reduce", "theirs meet", "theirs reduce"]
+    other = one[2:] + one[:2]
+    assert diary == [*one, *other, *one, *other, *one]
+    for _, log in sides:
+        report = log.to_report()
+        assert len(report.seconds) == len(report.cpu_s) == 3
+        assert min(report.seconds) > 0
+        assert report.fault == ""
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_right_values(in_place: bool) -> None:
+    log = Log()
+    rounds().play([(Imagined("ours", [], in_place=in_place), log)], 3, keep=True)
+    assert log.fault == ""
+
+
+def test_a_result_that_was_not_written() -> None:
+    log = Log()
+    rounds().play([(Forgetful("ours", []), log)], 2, keep=True)
+    assert log.fault.startswith("400000 bytes, round 1: element 0 is ")
+
+
+def test_wrong_values_count_in_warm_ups_too() -> None:
+    log = Log()
+    rounds().play([(Meddling("ours", []), log)], 1, keep=False)
+    assert log.fault.startswith("400000 bytes, round 0: the input was changed: element 7 is -1.0")
+    assert log.seconds == []
+
+
+def test_timed() -> None:
+    called: list[int] = []
+    seconds, cpu_s = timed(lambda: called.append(1))
+    assert called == [1]
+    assert 0 < seconds < 10
+    assert 0 <= cpu_s < 10
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nobody else forgets a peak")
+def test_memory_beyond_the_buffers() -> None:
+    idle_bytes = memory.resident_bytes()
+    frugal = extra_bytes(rounds(), Imagined("ours", []), Log(), idle_bytes)
+    wasteful = extra_bytes(rounds(), Wasteful("ours", []), Log(), idle_bytes)
+    again = extra_bytes(rounds(), Imagined("ours", []), Log(), idle_bytes)
+    assert 16 << 20 <= wasteful - frugal < 40 << 20
+    assert again < wasteful - (8 << 20)  # the peak was forgotten
+
+
+TIMED = Timed((0.001, 0.25), (0.5, 0.0), "round 1: element 3 is 2, expected 1")
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        Connected(123),
+        Doing("rounds", 4096, 7),
+        Measured(4096, 5, (1, 2), ("reno", "bbr"), TIMED, None),
+        Measured(4096, 5, (), (), TIMED, TIMED),
+        Committed((0.5, 0.25)),
+        Failed("there is no more memory"),
+    ],
+    ids=lambda report: type(report).__name__,
+)
+def test_reports_survive_the_pipe(report: Report) -> None:
+    line = encode(report)
+    assert "\n" not in line
+    assert decode(line + "\n") == report
+
+
+@pytest.mark.parametrize(
+    "line", ["", "hello", "7", "[]", "{}", '{"report": "measured"}', '{"report": "x", "bytes": 1}']
+)
+def test_other_lines_are_no_reports(line: str) -> None:
+    assert decode(line) is None
+
+
+def test_tasks_survive_the_command_line() -> None:
+    task = Task(1, 2, "127.0.0.1:5", (4, 8), "int8", 0, True, 3, 1, 0, listen="127.0.0.1:9")
+    assert Task.from_json(task.to_json()) == task
