@@ -20,6 +20,7 @@ from pccl.errors import (
     DescriptorMismatch,
     TooFewPeers,
 )
+from pccl.runtime.io_thread import IOThread
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
@@ -29,6 +30,9 @@ QUICK = pccl.Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01)
 
 
 def is_gone(alive: weakref.ref[Any]) -> bool:
+    io = IOThread._shared  # pyright: ignore[reportPrivateUsage]
+    if io is not None:
+        io.call(lambda: None)  # the step that woke us up may not have ended yet
     gc.collect()
     return alive() is None
 
