@@ -16,6 +16,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
+from pccl.cli.streams import open_missing, writing
 from pccl.stress.emulator.command_line import relay, verify_link
 from pccl.stress.sim.planted import PLANTED, planted
 from pccl.stress.sim.runner import Verdict, run_seed
@@ -47,6 +48,7 @@ class SeedRange(click.ParamType[range]):
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Prove the library: simulated runs under seeded faults, emulated links."""
+    open_missing()
 
 
 main.add_command(relay)
@@ -75,21 +77,11 @@ def sim(seeds: range, jobs: int, bug: str | None, as_json: bool) -> None:
             if not verdict.ok and not as_json:
                 _tell(console, verdict, bug)
     summary = _summary(verdicts, time.monotonic() - started_s)
-    if as_json:
-        click.echo(json.dumps(summary))
-    else:
-        failed = summary["failed"]
-        console.print(
-            f"{len(verdicts)} seeds, {len(failed)} failed; {summary['reduces']} reduces, "
-            f"{summary['aborts']} failed calls, {summary['events']} events, "
-            f"{summary['virtual_s']:.0f} virtual s in {summary['seconds']:.1f} s",
-            highlight=False,
-            soft_wrap=True,
-        )
-        kills = ", ".join(f"{count} {phase}" for phase, count in summary["kills"].items())
-        console.print(f"killed while: {kills}", highlight=False, soft_wrap=True)
-        done = ", ".join(f"{count} {what}" for what, count in sorted(summary["done"].items()))
-        console.print(f"besides: {done}", highlight=False, soft_wrap=True)
+    with writing():
+        if as_json:
+            click.echo(json.dumps(summary))
+        else:
+            _show(console, summary)
     sys.exit(0 if not summary["failed"] else 1)
 
 
@@ -107,6 +99,20 @@ def _run(seed: int, bug: str | None) -> Verdict:
         return run_seed(seed)
 
 
+def _show(console: Console, summary: dict[str, Any]) -> None:
+    kills = ", ".join(f"{count} {phase}" for phase, count in summary["kills"].items())
+    done = ", ".join(f"{count} {what}" for what, count in sorted(summary["done"].items()))
+    for line in (
+        f"{summary['seeds']} seeds, {len(summary['failed'])} failed; {summary['reduces']} reduces, "
+        f"{summary['aborts']} failed calls, {summary['events']} events, "
+        f"{summary['virtual_s']:.0f} virtual s in {summary['seconds']:.1f} s",
+        f"killed while: {kills}",
+        f"besides: {done}",
+    ):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+@writing()
 def _tell(console: Console, verdict: Verdict, bug: str | None) -> None:
     story = "\n".join(verdict.story.splitlines()[-STORY_LINES:])
     with_bug = f" --planted {bug}" if bug else ""

@@ -135,16 +135,15 @@ class Lane:
         self.connection = connection
         self.number = number
         self.link = link
-        self.watched: tuple[int, int] = (0, 0)
-        """Belongs to the handler: (bytes moved, since when) as last looked at."""
-        self.pinged = False
-        """Belongs to the handler: whether it has asked since then if the lane is alive."""
         self.carried: dict[OperationId, list[int]] = {}
         """Numbers of the segments that this lane was given: if it is lost, they may be, too."""
         self.sent_bytes = 0
         self.received_bytes = 0
+        self.payload_bytes = 0
+        """Received of what frames carry."""
         self.moved_bytes = 0
-        """Received, or sent of segments: questions that nobody answers are no progress."""
+        """Of segments sent, payload and PONGs received. Questions of the other side show nothing:
+        they come although nothing from here may reach it."""
         self._handler = handler
         self._current: Frame | None = None
         self._own: dict[tuple[FrameKind, OperationId], Frame] = {}
@@ -215,6 +214,10 @@ class Lane:
         """Ask the other side for a sign of life on this lane."""
         self.say(_PING)
 
+    def pong(self) -> None:
+        """Tell the other side that something arrives here on this lane."""
+        self.say(_PONG)
+
     def revoke(self, operation: OperationId) -> None:
         """Drop the frames of ``operation``; its memory is not read after this."""
         self.carried.pop(operation, None)
@@ -252,18 +255,21 @@ class Lane:
     def buffer_updated(self, nbytes: int) -> None:
         """See ``Receiver``."""
         self.received_bytes += nbytes
-        self.moved_bytes += nbytes
         self._received += nbytes
         sink = self._sink
-        if sink is None:
+        if sink is not None:
+            self.payload_bytes += nbytes
+            self.moved_bytes += nbytes
+        else:
             if self._received < HEADER_BYTES:
                 return
             self._received = 0
             header = decode_header(self._head)
             if header.kind is FrameKind.PING:
-                self.say(_PONG)
+                self.pong()
                 return
             if header.kind is FrameKind.PONG:
+                self.moved_bytes += HEADER_BYTES
                 return
             self._length = header.length
             sink = self._sink = self._handler.frame_started(self, header)

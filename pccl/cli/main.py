@@ -13,6 +13,7 @@ from typing import NamedTuple, NoReturn
 import click
 
 import pccl
+from pccl.cli import streams
 
 STATUS_INTERRUPTED = 130
 """What shells give to what Ctrl-C has ended."""
@@ -77,6 +78,7 @@ def group() -> None:
 
 def run(arguments: Sequence[str]) -> NoReturn:
     """Do what the arguments say and exit; a mistake in them is one line and status 2."""
+    streams.open_missing()
     try:
         status: object = group.main(
             args=list(arguments) or ["--help"],

@@ -40,7 +40,8 @@ class FrameKind(enum.IntEnum):
     PING = 4
     """Is this lane alive? Without payload, of no operation."""
     PONG = 5
-    """Answer to PING, on the same lane."""
+    """Something arrives here on this lane: the answer to PING, and said from time to time by
+    whoever receives segments."""
 
 
 @dataclass(frozen=True, slots=True)

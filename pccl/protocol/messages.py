@@ -72,7 +72,11 @@ class Progress:
 
     operation: OperationId
     received: U32
+    """Segments."""
     ready: U32
+    """Segments."""
+    received_bytes: int
+    """Also of segments that have arrived in part: on a slow link one may take long."""
 
 
 @dataclass(frozen=True, slots=True)

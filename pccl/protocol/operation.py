@@ -87,6 +87,8 @@ class Ballot:
         self._descriptors: dict[PeerId, Descriptor] = {}
         self._digests: dict[PeerId, bytes] = {}
         self._progress: dict[PeerId, Progress] = {}
+        self._moved_bytes: dict[PeerId, int] = {}
+        """The most that each has received so far."""
 
     @property
     def survivors(self) -> list[PeerId]:
@@ -142,8 +144,9 @@ class Ballot:
 
     def report(self, peer: PeerId, progress: Progress, now_ns: int) -> None:
         """A member says how far it is."""
-        known = self._progress.get(peer)
-        if known is None or progress.received > known.received:
+        if progress.received_bytes > self._moved_bytes.get(peer, -1):
+            # More than ever: parts of a segment that begin anew on another lane are none.
+            self._moved_bytes[peer] = progress.received_bytes
             self.progress_ns = now_ns
         self._progress[peer] = progress
 

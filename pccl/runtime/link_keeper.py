@@ -70,6 +70,21 @@ class Frames(Protocol):
 
 
 @dataclass(slots=True)
+class _Watch:
+    """What a lane has moved."""
+
+    since_ns: int
+    """When it was last seen to move something."""
+    told_ns: int
+    """When the other side knew last what has arrived here."""
+    moved_bytes: int = 0
+    pinged: bool = False
+    """Whether it was asked since then if it is alive."""
+    told_bytes: int = 0
+    """Of payload, that the other side has been told of."""
+
+
+@dataclass(slots=True)
 class _Redial:
     """A lane that we keep by dialling."""
 
@@ -152,6 +167,7 @@ class LinkKeeper:
         self._reception = Reception(
             clock, patience_ns, STRANGERS_MAX, credentials, self._identify, self._on_proven
         )
+        self._watches: dict[Lane, _Watch] = {}
         self._looked_ns = clock.now_ns()
         self._closed = False
 
@@ -192,6 +208,8 @@ class LinkKeeper:
         A lane owes progress while it has something to send, a frame that began to arrive, or a
         running transfer needs its link. There may be nothing to send on it, but everything may
         also have been handed to a connection that is dead: so it is asked for a sign of life first.
+        On a slow line that question waits behind a long queue in the kernel; so whoever receives
+        gives a sign of life unasked.
         """
         now_ns = self._clock.now_ns()
         late = now_ns - self._looked_ns >= 2 * self._timing.ns(self._timing.tick_s)
@@ -200,17 +218,22 @@ class LinkKeeper:
         for link in self._links.all():
             used = self._frames.uses(link.peer)
             for lane in link.lanes:
-                moved_bytes, since_ns = lane.watched
+                watch = self._watches[lane]
                 owes = used or lane.backlog_bytes or lane.receiving
-                if late or moved_bytes != lane.moved_bytes or not owes:
-                    lane.watched = (lane.moved_bytes, now_ns)
-                    lane.pinged = False
-                elif now_ns - since_ns >= stall_ns:
+                if late or watch.moved_bytes != lane.moved_bytes or not owes:
+                    watch.moved_bytes, watch.since_ns = lane.moved_bytes, now_ns
+                    watch.pinged = False
+                elif now_ns - watch.since_ns >= stall_ns:
                     _log.warning("lane %d to peer %d stalls; replacing it", lane.number, link.peer)
                     lane.abort()
-                elif now_ns - since_ns >= stall_ns // 2 and not lane.pinged:
-                    lane.pinged = True
+                elif now_ns - watch.since_ns >= stall_ns // 2 and not watch.pinged:
+                    watch.pinged = True
                     lane.ping()
+                if lane.payload_bytes == watch.told_bytes:
+                    watch.told_ns = now_ns
+                elif now_ns - watch.told_ns >= stall_ns // 4:
+                    watch.told_bytes, watch.told_ns = lane.payload_bytes, now_ns
+                    lane.pong()
 
     def close(self) -> None:
         """Close every lane and stop dialling."""
@@ -318,13 +341,15 @@ class LinkKeeper:
         superseded = link.lane(number)
         was_up = link.up
         lane = Lane(connection, number, link, self)
-        lane.watched = (0, self._clock.now_ns())  # its time to move something begins now
+        now_ns = self._clock.now_ns()
+        self._watches[lane] = _Watch(now_ns, now_ns)  # its time to move something begins now
         link.add(lane)
         _log.debug(
             "lane %d to peer %d is up, paced by %s", number, peer, connection.congestion or "?"
         )
         if superseded is not None:
             link.remove(superseded)
+            del self._watches[superseded]
             superseded.abort()
             self._frames.lane_lost(superseded)
         self._frames.lane_up(peer)
@@ -345,6 +370,7 @@ class LinkKeeper:
         link = lane.link
         if not link.remove(lane):
             return  # superseded
+        del self._watches[lane]
         self._frames.lane_lost(lane)
         if self._closed:
             return

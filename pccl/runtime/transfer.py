@@ -48,10 +48,13 @@ class Placement:
     """Number among all incoming segments."""
     segment: Segment
     step: int
+    received: int = 0
+    """Bytes, as of the last read but one."""
 
     def memory(self, received: int) -> memoryview:
         """See ``Sink``: its place in the result, unless it counts no longer."""
         segment = self.segment
+        self.received = received
         if not self.transfer.expects(self):
             return discard(segment.length - received)
         first = segment.offset
@@ -119,7 +122,9 @@ class Transfer:
     @property
     def progress(self) -> Progress:
         """How far this peer is."""
-        return Progress(self.operation, len(self._received), len(self._ready))
+        partial = sum(placement.received for placement in self._claims.values())
+        received_bytes = self.rx_bytes + partial
+        return Progress(self.operation, len(self._received), len(self._ready), received_bytes)
 
     @property
     def lacking(self) -> int:

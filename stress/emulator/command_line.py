@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import signal
 import sys
+from collections.abc import Generator
 from dataclasses import asdict
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from pccl.addresses import parse_address
+from pccl.cli.command_line import Seconds
+from pccl.cli.streams import writing
 from pccl.stress.emulator.relay import Relay
 from pccl.stress.emulator.sorting import peer_of
 from pccl.stress.emulator.spec import LinkSpec
 from pccl.stress.emulator.thread import run_in_loop
 from pccl.stress.emulator.verify import TOLERANCE, Measured, measure
+
+STDIN = 0
+READ_BYTES = 1 << 12
 
 
 class Link(click.ParamType[LinkSpec]):
@@ -39,20 +48,35 @@ class Link(click.ParamType[LinkSpec]):
 
 
 class Place(click.ParamType[str]):
-    """``HOST:PORT``, checked."""
+    """``HOST:PORT``, checked.
+
+    Args:
+        to_dial: whether somebody has to listen there, which nobody does on port 0.
+    """
 
     name = "HOST:PORT"
+
+    def __init__(self, *, to_dial: bool = False) -> None:
+        self._to_dial = to_dial
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Check."""
         try:
-            return str(parse_address(str(value)))
+            address = parse_address(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        if self._to_dial and address.port == 0:
+            self.fail(f"{value!r} names no port; write the one to dial", param, ctx)
+        return str(address)
 
 
 @click.command()
-@click.option("--to", type=Place(), required=True, help="The target that each connection is for.")
+@click.option(
+    "--to",
+    type=Place(to_dial=True),
+    required=True,
+    help="The target that each connection is for.",
+)
 @click.option(
     "--link",
     "spec",
@@ -63,28 +87,37 @@ class Place(click.ParamType[str]):
 @click.option("--listen", type=Place(), default="127.0.0.1:0", show_default=True)
 @click.option("--per-peer", is_flag=True, help="A link for each peer that dials, not one for all.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the jitter.")
-def relay(to: str, spec: LinkSpec, listen: str, per_peer: bool, seed: int) -> None:
+@click.option("--until-eof", is_flag=True, hidden=True, help="End when stdin ends, too.")
+def relay(to: str, spec: LinkSpec, listen: str, per_peer: bool, seed: int, until_eof: bool) -> None:
     """Relay connections over an emulated link until SIGTERM or Ctrl-C.
 
     The first line of output is "relay listens on HOST:PORT".
     """
     one = Relay(to, spec, listen=listen, link_of=peer_of if per_peer else None, seed=seed)
     try:
-        run_in_loop(_serve(one))
+        run_in_loop(_serve(one, until_eof=until_eof))
     except OSError as error:
         click.echo(f"cannot relay from {listen} to {to}: {error.strerror or error}", err=True)
         sys.exit(1)
 
 
-async def _serve(one: Relay) -> None:
+async def _serve(one: Relay, *, until_eof: bool) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+
+    def on_stdin() -> None:
+        if not os.read(STDIN, READ_BYTES):
+            loop.remove_reader(STDIN)
+            stop.set()
+
+    if until_eof:
+        loop.add_reader(STDIN, on_stdin)
     one.start()
     try:
-        click.echo(f"relay listens on {one.address}")
-        sys.stdout.flush()
+        with writing():
+            click.echo(f"relay listens on {one.address}")
         await stop.wait()
     finally:
         one.close()
@@ -93,7 +126,7 @@ async def _serve(one: Relay) -> None:
 @click.command("verify-link")
 @click.option("--link", "spec", type=Link(), required=True, help="As for relay.")
 @click.option("--flows", type=click.IntRange(1, 256), default=1, show_default=True)
-@click.option("--seconds", type=click.FloatRange(0.5, 600), default=5.0, show_default=True)
+@click.option("--seconds", type=Seconds(0.5, 600), default=5.0, show_default=True)
 @click.option("--both-ways", is_flag=True, help="Send both ways at the same time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one object.")
 def verify_link(spec: LinkSpec, flows: int, seconds: float, both_ways: bool, as_json: bool) -> None:
@@ -102,12 +135,32 @@ def verify_link(spec: LinkSpec, flows: int, seconds: float, both_ways: bool, as_
     The round trip is that of small messages on the idle link, the rate that of the given number
     of connections together, once they have begun. It needs a machine that has little else to do.
     """
-    measured = measure(spec, flows=flows, seconds=seconds, both_ways=both_ways)
-    if as_json:
-        click.echo(json.dumps({**asdict(measured), "ok": measured.is_ok}))
-    else:
-        _show(measured)
+    with ending_on_sigterm():
+        try:
+            measured = measure(spec, flows=flows, seconds=seconds, both_ways=both_ways)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise click.ClickException(f"nothing was measured: {reason}") from error
+    with writing():
+        if as_json:
+            click.echo(json.dumps({**asdict(measured), "ok": measured.is_ok}))
+        else:
+            _show(measured)
     sys.exit(0 if measured.is_ok else 1)
+
+
+@contextlib.contextmanager
+def ending_on_sigterm() -> Generator[None, None, None]:
+    """Let SIGTERM unwind the stack of the block as Ctrl-C does, so that the relay is ended."""
+
+    def end(signum: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + signum)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _show(measured: Measured) -> None:

@@ -76,11 +76,13 @@ class LinkSpec:
     def parse(text: str) -> LinkSpec:
         """Parse ``rate=200mbit,rtt=80ms,flow=100mbit,jitter=2ms,window=8mib``, any part of it.
 
+        An empty text is a link without limits.
+
         Raises:
             ValueError: it is none; the message says what is allowed.
         """
         values: dict[str, Any] = {}
-        for part in filter(None, (part.strip() for part in text.lower().split(","))):
+        for part in (part.strip() for part in text.lower().split(",") if text.strip()):
             name, equals, value = part.partition("=")
             if not equals or name not in _FIELDS:
                 allowed = ", ".join(f"{name}={example}" for name, (*_, example) in _FIELDS.items())

@@ -108,9 +108,14 @@ def _asked_bps(spec: LinkSpec, flows: int) -> float | None:
 
 @contextlib.contextmanager
 def _relay_process(to: str, spec: LinkSpec) -> Generator[tuple[tuple[str, int], int]]:
-    """A relay in a process of its own: its address and its process id."""
+    """A relay in a process of its own: its address and its process id.
+
+    It ends at the end of its stdin, which comes even if this process is killed.
+    """
     command = [sys.executable, "-m", "pccl.stress", "relay", "--to", to, "--link", str(spec)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [*command, "--until-eof"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             words = process.stdout.readline().split()

@@ -136,7 +136,7 @@ TO_A_MASTER = {
     "a newcomer who leaves": newcomer(Goodbye(), Goodbye(), RoundRequest(ROUND)),
     "a newcomer who says a lot": newcomer(
         *[LinkReport(PeerId(peer), peer % 2 == 0, "\0\n") for peer in range(3000)],
-        Heartbeat(tuple(Progress(OPERATION, 1, 1) for _ in range(1000)), (OPERATION,), (ROUND,)),
+        Heartbeat(tuple(Progress(OPERATION, 1, 1, 1) for _ in range(1000)), (OPERATION,), (ROUND,)),
         BlockedReply(7, True),
         MasterHeartbeat(),
     ),

@@ -182,7 +182,7 @@ def test_what_costs_a_member_nothing(run: Run, forged: ForgedMember) -> None:
     unknown = OperationId(1, 0, 1, 12345, 6)
     forged.say(
         Heartbeat(
-            tuple(Progress(unknown, 1, 2) for _ in range(25_000)),  # almost 1 MiB
+            tuple(Progress(unknown, 1, 2, 3) for _ in range(25_000)),  # almost 1 MiB
             (unknown, forged.operation(tag=3)),
             (RoundId(RoundKind.UPDATE_TOPOLOGY, 99),),
         ),

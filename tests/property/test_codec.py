@@ -221,7 +221,7 @@ def _fill_samples() -> None:
         msg.Register: [1, 0, "h", 9, 2],
         msg.Resume: [2, 1, b"t", 0],
         msg.Goodbye: [3],
-        msg.Heartbeat: [4, [[op, 1, 2]], [op], [[1, 0]], True],
+        msg.Heartbeat: [4, [[op, 1, 2, 1 << 40]], [op], [[1, 0]], True],
         msg.RoundRequest: [5, [1, 0]],
         msg.OperationRequest: [6, op, [10, 0, 8, 2, 1, 0, 0]],
         msg.OperationDone: [7, op, b"d"],

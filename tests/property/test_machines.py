@@ -483,7 +483,7 @@ class MasterAlone:
                 up = rng.random() < 0.85
                 return msg.LinkReport(self._some_peer(), up, "" if up else "gone")
             case "beat":
-                progress = msg.Progress(operation, rng.randint(0, 9), rng.randint(0, 9))
+                progress = msg.Progress(operation, *(rng.randint(0, 9) for _ in range(3)))
                 ended = tuple(sorted(witness.outcomes)[:3])
                 answered = tuple(witness.answers)[:2]
                 strange = (operation, RoundId(RoundKind.PEERS_PENDING, rng.randint(0, 99)))
@@ -852,7 +852,7 @@ class World:
         self.feed_master(me.Tick())
         for process in self.responsive():
             progress = tuple(
-                msg.Progress(operation, 0, 1) for operation in process.posted
+                msg.Progress(operation, 0, 1, 0) for operation in process.posted
                 if process.posted[operation].begun
             )  # fmt: skip
             process.feed(pe.Tick(progress, process.callers_blocked))

@@ -575,7 +575,7 @@ def test_the_root_of_a_broadcast_is_done_as_soon_as_it_begins() -> None:
         (data(0, 16, length=4), ints(4)),
     ]
     assert bench.done == [(OPERATION, digest_of(ints(0, 1), ints(2, 3), ints(4)))]
-    assert bench.plane.progress() == (Progress(OPERATION, 0, 3),)
+    assert bench.plane.progress() == (Progress(OPERATION, 0, 3, 0),)
     assert bench.plane.uses(STRANGER)
     assert not bench.plane.uses(OTHER)
     transfer = bench.plane.end(OPERATION, committed=True)
@@ -597,7 +597,7 @@ def test_the_engine_may_look_and_end_from_within_on_done() -> None:
     descriptor = Descriptor.broadcast(DataType.INT32, 2, root=1)
     plane.post(OPERATION, descriptor, borrow(np.ones(2, np.int32)), RING_OF_THREE, ME)
     plane.begin(OPERATION)
-    assert seen == [(True, 0, (Progress(OPERATION, 0, 1),))]
+    assert seen == [(True, 0, (Progress(OPERATION, 0, 1, 0),))]
     assert len(link.sent) == 1
     assert plane.transfers == {}
 
@@ -743,7 +743,7 @@ def test_a_barrier_moves_nothing_and_is_done_as_it_begins() -> None:
     bench.plane.lane_up(STRANGER)
     assert not bench.plane.uses(OTHER)
     assert not bench.plane.uses(STRANGER)
-    assert bench.plane.progress() == (Progress(OPERATION, 0, 0),)
+    assert bench.plane.progress() == (Progress(OPERATION, 0, 0, 0),)
     for header in (data(0, 0, length=0), data(0, 0), data(1, 0)):
         with pytest.raises(RemoteProtocolError, match="unexpected segment"):
             bench.start(FakeLane(), header)

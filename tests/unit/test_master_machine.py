@@ -865,7 +865,9 @@ def test_hostile_heartbeats_change_nothing() -> None:
     what = master.start(1, 2)
     strange = operation(7, tag=99)
     beat = msg.Heartbeat(
-        (msg.Progress(strange, 9, 9),), (strange, what), (RoundId(OPTIMIZE, 9), RoundId(UPDATE, 0))
+        (msg.Progress(strange, 9, 9, 9),),
+        (strange, what),
+        (RoundId(OPTIMIZE, 9), RoundId(UPDATE, 0)),
     )
     assert master.hear(2, beat) == []
     master.hear(1, msg.OperationDone(what, b"x"))
@@ -877,7 +879,7 @@ def test_hostile_heartbeats_change_nothing() -> None:
 def test_no_progress_is_charged_to_the_furthest_upstream() -> None:
     master = Master(3)
     what = master.start(1, 2, 3)
-    stuck = [msg.Progress(what, 4, 4), msg.Progress(what, 2, 2), msg.Progress(what, 2, 2)]
+    stuck = [msg.Progress(what, 4, 4, 4), msg.Progress(what, 2, 2, 2), msg.Progress(what, 2, 2, 2)]
 
     def stand_still(seconds: float) -> list[MasterEffect]:
         effects: list[MasterEffect] = []
@@ -898,6 +900,6 @@ def test_a_slow_reduce_that_progresses_is_left_alone() -> None:
     what = master.start(1, 2)
     for number in range(10):
         for peer in (1, 2):
-            progress = msg.Progress(what, number, number + 2)
+            progress = msg.Progress(what, number, number + 2, number)
             assert master.hear(peer, msg.Heartbeat((progress,))) == []
         assert master.wait(25, speaking=(1, 2)) == []

@@ -168,7 +168,7 @@ def test_other_collectives_are_named_as_well(asked: Descriptor, what: str) -> No
 
 
 def progress(received: int, ready: int) -> Progress:
-    return Progress(OPERATION, received, ready)
+    return Progress(OPERATION, received, ready, 100 * received)
 
 
 def test_no_progress_is_charged_to_whom_the_inputs_have_reached() -> None:

@@ -1220,7 +1220,7 @@ def test_heartbeats_carry_progress_and_acknowledgements() -> None:
     peer.do(RoundCall(3, PENDING))
     peer.hear(msg.RoundClosed(RoundId(PENDING, 0), 1, False))
     peer.hear(ended(operation(4, tag=8), AbortCause.VIEW_CLOSED, "x"))
-    report = msg.Progress(operation(), 1, 2)
+    report = msg.Progress(operation(), 1, 2, 3)
     peer.now_ns = SECOND
     assert peer.do(Tick((report,))) == [
         Send(msg.Heartbeat((report,), (operation(4, tag=8),), (RoundId(PENDING, 0),)))
@@ -1335,7 +1335,7 @@ def test_acknowledgements_never_replace_a_heartbeat_with_progress() -> None:
         peer.now_ns += 10 * MS
         effects = peer.hear(ended(operation(n, tag=77), AbortCause.WITHDRAWN, "x"))
         if n % 25 == 0:
-            progress = msg.Progress(operation(), n, n)
+            progress = msg.Progress(operation(), n, n, n)
             effects += peer.do(Tick((progress,)))
         sent = [effect.message for effect in effects if isinstance(effect, Send)]
         beats += [message for message in sent if isinstance(message, msg.Heartbeat)]

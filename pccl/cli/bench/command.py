@@ -50,7 +50,24 @@ def check_plot(ctx: click.Context, param: click.Parameter, value: Path | None) -
         raise click.BadParameter(f"there is no folder {value.absolute().parent}")
     if importlib.util.find_spec("matplotlib") is None:
         raise click.BadParameter("matplotlib is not installed; pip install matplotlib")
+    try:
+        try_to_write(value.resolve())
+    except OSError as error:
+        raise click.BadParameter(f"cannot write {value}: {error.strerror or error}") from error
     return value
+
+
+def try_to_write(path: Path) -> None:
+    """Open a file for writing and leave all as it was.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    is_new = not path.exists()
+    with path.open("ab"):
+        pass
+    if is_new:
+        path.unlink()
 
 
 def check_against(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
@@ -210,9 +227,15 @@ def allreduce(
             check_link(crew, emulate)
         with view:
             results = measure(crew, plan, view, floor=not emulate if floor is None else floor)
+    any_wrong = complain(results)
     if plot is not None:
-        draw(results, plot)
-    raise SystemExit(1 if complain(results) else 0)
+        try:
+            draw(results, plot)
+        except OSError as error:
+            raise click.ClickException(
+                f"cannot draw {plot}: {error.strerror or error}; the figures above are complete"
+            ) from error
+    raise SystemExit(1 if any_wrong else 0)
 
 
 def chosen(ctx: click.Context, name: str) -> bool:

@@ -110,9 +110,7 @@ class Group:
         token = secrets.token_urlsafe(32)
         with contextlib.ExitStack() as stack:
             node = stack.enter_context(pccl.MasterNode(f"{HOST}:0", token=token))
-            folder = stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="pccl-bench-", ignore_cleanup_errors=True)
-            )
+            rendezvous = stack.enter_context(meeting_place()) if self._plan.against else ""
             master, doors = node.address, [("", "")] * self._peers
             if self._plan.emulate:
                 master, doors = stack.enter_context(
@@ -131,7 +129,7 @@ class Group:
                     rounds=self._plan.rounds,
                     warmup=self._plan.warmup,
                     barriers=barriers,
-                    rendezvous=str(Path(folder, "gloo")) if self._plan.against else "",
+                    rendezvous=rendezvous,
                     listen=listen,
                     advertise=advertise,
                 )
@@ -187,6 +185,13 @@ class Group:
             master_cpu_s=time.process_time() - self._began_cpu_s[size],
             connect_bytes=self._connect_bytes,
         )
+
+
+@contextlib.contextmanager
+def meeting_place() -> Generator[str, None, None]:
+    """Path of a file in which Gloo's peers find each other; it is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="pccl-bench-", ignore_cleanup_errors=True) as folder:
+        yield str(Path(folder, "gloo"))
 
 
 @contextlib.contextmanager

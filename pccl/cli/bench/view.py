@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol, Self
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -19,6 +20,7 @@ from pccl.cli.bench.arguments import format_size
 from pccl.cli.bench.conditions import Conditions
 from pccl.cli.bench.floor import Bandwidths, Costs, Floor
 from pccl.cli.bench.statistics import MIB, Result
+from pccl.cli.streams import writing
 
 GIGA = 1e9
 
@@ -28,6 +30,12 @@ COST_HEADINGS = (
     *("size", "peers", "lanes", "floor", "times\nfloor", "transfer", "adds"),
     *("digest", "commit", "backup"),
 )
+
+NAMING_COLUMNS = 3
+"""Of either table, the first ones say which case a row is about."""
+
+TABLE_WIDTH_MIN = 40
+"""Less has no room for the naming columns of any size and one more."""
 
 LEGEND = """\
 time: from call to return, mean over the peers, median over the rounds
@@ -88,12 +96,14 @@ class JsonView:
     def doing(self, text: str) -> None:
         """Not for programs."""
 
+    @writing()
     def add(self, result: Result) -> None:
         """Print the object."""
         assert self._conditions is not None
         found = {**result.to_dict(), "conditions": self._conditions.to_dict()}
         print(json.dumps(found), flush=True)
 
+    @writing()
     def conclude(self, floor: Floor | None) -> None:
         """Print the objects."""
         for found in floor.to_dicts() if floor is not None else []:
@@ -113,6 +123,7 @@ class PlainView:
     def __exit__(self, *exc: object) -> None:
         pass
 
+    @writing()
     def begin(self, conditions: Conditions) -> None:
         """The conditions and the head of the table."""
         print(*conditions.to_lines(), "", *_head(headings(self._against)), sep="\n", flush=True)
@@ -120,21 +131,26 @@ class PlainView:
     def doing(self, text: str) -> None:
         """Not in a file."""
 
+    @writing()
     def add(self, result: Result) -> None:
         """One line."""
         self._congestion.add(result.congestion)
         print(_line(cells(result)), flush=True)
 
+    @writing()
     def conclude(self, floor: Floor | None) -> None:
         """The legend and the floor."""
-        print("", congestion_line(self._congestion), LEGEND, sep="\n")
+        print("", congestion_line(self._congestion), LEGEND, sep="\n", flush=True)
         if floor is not None:
             print("", *floor_lines(floor.speeds), "", *_head(COST_HEADINGS), sep="\n")
-            print(*(_line(cost_cells(cost)) for cost in floor.costs), "", COST_LEGEND, sep="\n")
+            rows = [_line(cost_cells(cost)) for cost in floor.costs]
+            print(*rows, "", COST_LEGEND, sep="\n", flush=True)
 
 
 class LiveView:
     """A table that gets a row when a case is done, and under it what is being measured.
+
+    On a narrow terminal it is several tables, one under the other; see :func:`tables`.
 
     In between it is drawn again when a peer says how far it is, once a second, for drawing takes
     time away from what is measured. Lines and objects take none.
@@ -146,28 +162,34 @@ class LiveView:
         self._headings = headings(against)
         self._results: list[Result] = []
 
+    @writing()
     def __enter__(self) -> Self:
         self._live.start()
         return self
 
+    @writing()
     def __exit__(self, *exc: object) -> None:
         self._live.update(self._table(), refresh=True)
         self._live.stop()
 
+    @writing()
     def begin(self, conditions: Conditions) -> None:
         """Above the table."""
         for line in conditions.to_lines():
             self._console.print(Text(line, style="dim"))
 
+    @writing()
     def doing(self, text: str) -> None:
         """Under the table."""
         self._live.update(Group(self._table(), Text(text, style="cyan")), refresh=True)
 
+    @writing()
     def add(self, result: Result) -> None:
         """One more row."""
         self._results.append(result)
         self._live.update(self._table(), refresh=True)
 
+    @writing()
     def conclude(self, floor: Floor | None) -> None:
         """The legend and the floor."""
         self._live.update(self._table(), refresh=True)
@@ -178,23 +200,72 @@ class LiveView:
             self._console.print()
             for line in floor_lines(floor.speeds):
                 self._console.print(Text(line))
-            table = _empty_table("beside the floor", COST_HEADINGS)
-            for cost in floor.costs:
-                table.add_row(*cost_cells(cost))
-            self._console.print(table)
+            rows = [cost_cells(cost) for cost in floor.costs]
+            styles = [""] * len(rows)
+            for table in tables(
+                "beside the floor", COST_HEADINGS, rows, styles, self._console.width
+            ):
+                self._console.print(table)
             self._console.print(Text(COST_LEGEND, style="dim"))
 
-    def _table(self) -> Table:
-        table = _empty_table("pccl bench allreduce", self._headings)
-        for result in self._results:
-            table.add_row(*cells(result), style="" if result.values_ok else "bold red")
-        return table
+    def _table(self) -> Group:
+        rows = [cells(result) for result in self._results]
+        styles = ["" if result.values_ok else "bold red" for result in self._results]
+        width = self._console.width
+        return Group(*tables("pccl bench allreduce", self._headings, rows, styles, width))
 
 
 def choose_view(against: str) -> PlainView | LiveView:
-    """The table if somebody can watch it, lines otherwise."""
+    """The table if somebody can watch it and it is wide enough for one, lines otherwise."""
     console = Console()
-    return LiveView(console, against) if console.is_terminal else PlainView(against)
+    if console.is_terminal and console.width >= TABLE_WIDTH_MIN:
+        return LiveView(console, against)
+    return PlainView(against)
+
+
+def tables(
+    title: str,
+    names: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    styles: Sequence[str],
+    width: int,
+) -> list[Table]:
+    """A table as one if it fits, otherwise as several, so that no figure is cut off.
+
+    Args:
+        title: above the first.
+        names: heading of each column; some have two lines.
+        rows: cells, as many as names.
+        styles: of each row.
+        width: columns of the terminal.
+    """
+    columns = [[*name.split("\n"), *cell] for name, *cell in zip(names, *rows, strict=True)]
+    widths = [max(map(cell_len, column)) for column in columns]
+    found: list[Table] = []
+    for number, chosen in enumerate(arrange(widths, width)):
+        table = _empty_table("" if number else title, [names[column] for column in chosen])
+        for row, style in zip(rows, styles, strict=True):
+            table.add_row(*(row[column] for column in chosen), style=style)
+        found.append(table)
+    return found
+
+
+def arrange(widths: Sequence[int], width: int) -> list[list[int]]:
+    """Which columns go into which table: those that name a case into each, the others in turn.
+
+    Args:
+        widths: of the columns.
+        width: of a table; each has at least one column that names no case, even if it is too wide.
+    """
+    found: list[list[int]] = []
+    for column in range(NAMING_COLUMNS, len(widths)):
+        wanted = [*(found[-1] if found else range(NAMING_COLUMNS)), column]
+        # One space between two columns, and one at each edge.
+        if found and sum(widths[each] + 1 for each in wanted) + 1 > width:
+            found.append([*range(NAMING_COLUMNS), column])
+        else:
+            found[-1:] = [wanted]
+    return found
 
 
 def headings(against: str) -> tuple[str, ...]:
