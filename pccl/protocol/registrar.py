@@ -323,11 +323,13 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             peer.pending_ns = now_ns
         elif now_ns - peer.pending_ns >= timing.ns(timing.link_s):
             neighbour, why = missing
+            dialled = self.membership.peers[min(neighbour, peer.id)].member  # by the younger one
             self._remove(
                 peer,
                 RemovalCause.UNREACHABLE,
-                f"it could not be linked to peer {neighbour}: {why}; open its port "
-                f"({peer.member.host}:{peer.member.port}) to the other members",
+                f"it could not be linked to peer {neighbour}: {why}; peer {dialled.peer} must be "
+                f"reachable at {dialled.host}:{dialled.port}: check what it advertises, and open "
+                "that port",
             )
 
     # -- helpers -------------------------------------------------------------------------------

@@ -210,8 +210,8 @@ def test_a_newcomer_that_cannot_be_linked_is_refused_and_members_carry_on() -> N
     assert effects[-1] == Send(2, msg.RoundClosed(RoundId(UPDATE, 1), 2, False))
     assert master.wait(9.75, speaking=(1, 2, 3)) == []
     reason = (
-        "it could not be linked to peer 2: connection refused; open its port (10.0.0.3:4003) "
-        "to the other members"
+        "it could not be linked to peer 2: connection refused; peer 2 must be reachable at "
+        "10.0.0.2:4002: check what it advertises, and open that port"
     )
     assert master.wait(0.25, speaking=(1, 2, 3)) == [
         Announce("removed", THREE, 0, f"UNREACHABLE: {reason}"),
