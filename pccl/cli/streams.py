@@ -21,7 +21,7 @@ def open_missing() -> None:
     # In this order: a file that is opened gets the lowest number that is free.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode))
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - for good
 
 
 @contextlib.contextmanager
@@ -46,6 +46,8 @@ def writing() -> Generator[None, None, None]:
 
 def _drop_stdout() -> None:
     """Send what is still in the buffer nowhere, or the interpreter complains when it ends."""
-    with contextlib.suppress(io.UnsupportedOperation):  # no file, as in a test
-        with Path(os.devnull).open("w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    with (
+        contextlib.suppress(io.UnsupportedOperation),  # no file, as in a test
+        Path(os.devnull).open("w") as nowhere,
+    ):
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -96,6 +96,8 @@ def relay(to: str, spec: LinkSpec, listen: str, per_peer: bool, seed: int, until
     one = Relay(to, spec, listen=listen, link_of=peer_of if per_peer else None, seed=seed)
     try:
         run_in_loop(_serve(one, until_eof=until_eof))
+    except BrokenPipeError:  # whoever wanted to know where it listens has gone
+        raise
     except OSError as error:
         click.echo(f"cannot relay from {listen} to {to}: {error.strerror or error}", err=True)
         sys.exit(1)

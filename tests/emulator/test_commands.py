@@ -7,8 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -59,6 +61,8 @@ def test_relay_says_where_it_listens_and_ends_cleanly(number: signal.Signals) ->
         (["--link", "rtt=1ms"], "Missing option '--to'"),
         (["--to", "127.0.0.1:1"], "Missing option '--link'"),
         (["--to", "nowhere", "--link", "rtt=1ms"], "'nowhere' is not an address"),
+        (["--to", "127.0.0.1:0", "--link", "rtt=1ms"], "'127.0.0.1:0' names no port"),
+        (["--to", "127.0.0.1:1", "--link", ","], "'' is no part of a link"),
         (["--to", "127.0.0.1:1", "--link", "rtt=80"], "one of us, ms or s, such as rtt=80ms"),
         (["--to", "127.0.0.1:1", "--link", "delay=1ms"], "is no part of a link"),
         (["--to", "127.0.0.1:1", "--link", "", "--listen", "x"], "'x' is not an address"),
@@ -68,6 +72,74 @@ def test_wrong_arguments_are_two_and_a_word(arguments: list[str], words: str) ->
     result = CliRunner().invoke(main, ["relay", *arguments])
     assert result.exit_code == 2
     assert words in result.output
+
+
+def test_a_time_that_is_no_number_is_refused() -> None:
+    result = CliRunner().invoke(main, ["verify-link", "--link", "", "--seconds", "nan"])
+    assert result.exit_code == 2
+    assert "'nan' is not a number of seconds" in result.output
+
+
+def test_relay_ends_with_its_stdin_if_it_is_told_to() -> None:
+    arguments = ["--to", "127.0.0.1:1", "--link", "", "--until-eof"]
+    with subprocess.Popen([*RELAY, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as p:
+        try:
+            assert p.stdout is not None
+            assert p.stdout.readline()
+            p.communicate(b"not yet the end", timeout=30)
+        finally:
+            p.kill()
+    assert p.returncode == 0
+
+
+def relays_of(pid: int) -> list[int]:
+    """Process ids of the relays that a process has started."""
+    found: list[int] = []
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent) == pid and b"relay" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_verify_link_leaves_no_relay_when_it_is_killed(number: signal.Signals, status: int) -> None:
+    with subprocess.Popen(
+        [*RELAY[:-1], "verify-link", "--link", "rtt=1ms,rate=1mbit", "--seconds", "600"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            give_up_s = time.monotonic() + 30
+            while not relays_of(process.pid):
+                assert time.monotonic() < give_up_s
+            process.send_signal(number)
+            # The relay has inherited stderr: it ends when both have ended.
+            out, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert (process.returncode, out, err) == (status, "", "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["relay", "--to", "127.0.0.1:1", "--link", ""],
+        ["sim", "--seeds", "0:1", "--json"],
+        ["sim", "--seeds", "0:1"],
+    ],
+)
+def test_a_full_stdout_is_one_line_and_one(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run(
+            [*RELAY[:-1], *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    expected = "Error: cannot write to stdout: No space left on device\n"
+    assert (run.returncode, run.stderr) == (1, expected)
 
 
 def test_a_port_that_is_taken_is_said() -> None:

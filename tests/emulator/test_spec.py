@@ -46,6 +46,8 @@ def test_text_is_understood(text: str, spec: LinkSpec) -> None:
         ("window=8mb", r"one of b, kib, mib or gib, such as window=8mib"),
         ("delay=80ms", r"'delay=80ms' is no part of a link; write any of rate=200mbit, rtt=80ms"),
         ("rate", "'rate' is no part of a link"),
+        (",", "'' is no part of a link"),
+        ("rtt=1ms,", "'' is no part of a link"),
         ("rtt=1ms,rtt=2ms", "rtt is given twice"),
         ("rate=0bit", "rate must be between 1kbit and 1000gbit"),
         ("flow=2000gbit", "flow must be between 1kbit and 1000gbit"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -18,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 import pccl.cli.bench.command
-from pccl.cli.bench.command import bench
+from pccl.cli.bench.command import bench, try_to_write
 from pccl.cli.bench.crew import Crew
 from pccl.cli.bench.plan import Plan
 from pccl.cli.bench.statistics import Result, Side
@@ -179,11 +180,12 @@ def peers_when_measuring(pid: int) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
-@pytest.mark.parametrize("wanted", ["SIGINT", "SIGTERM", "death of a peer"])
-def test_no_process_is_left(wanted: str) -> None:
+@pytest.mark.parametrize("wanted", ["SIGINT", "SIGTERM", "SIGKILL", "death of a peer"])
+def test_no_process_and_no_folder_is_left(wanted: str, tmp_path: Path) -> None:
     run = subprocess.Popen(
         [*COMMAND, "--size", "1MiB", "--rounds", "1000"],
         cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -201,9 +203,13 @@ def test_no_process_is_left(wanted: str) -> None:
     finally:
         run.kill()
         run.communicate()
-    assert [pid for pid in everybody if runs(pid)] == []
+    give_up = time.monotonic() + (10.0 if wanted == "SIGKILL" else 0.0)  # its guard takes a moment
+    while (left := [pid for pid in everybody if runs(pid)]) and time.monotonic() < give_up:
+        time.sleep(0.01)
+    assert left == []
+    assert list(tmp_path.iterdir()) == []
     assert "Traceback" not in complaints
-    assert run.returncode == {"SIGINT": 130, "SIGTERM": 143}.get(wanted, 1)
+    assert run.returncode == {"SIGINT": 130, "SIGTERM": 143, "SIGKILL": -9}.get(wanted, 1)
     if not wanted.startswith("SIG"):
         assert re.fullmatch(
             r"Error: peer \d ended unexpectedly: signal SIGKILL", complaints.strip()
@@ -231,6 +237,55 @@ def test_options_are_checked_first(options: list[str], words: str) -> None:
     found = CliRunner().invoke(bench, ["allreduce", *options])
     assert found.exit_code == 2
     assert words in " ".join(found.output.split())
+
+
+def test_a_picture_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "picture.png"
+    picture.symlink_to("no such folder/picture.png")
+    found = CliRunner().invoke(bench, ["allreduce", "--plot", str(picture)])
+    assert found.exit_code == 2
+    assert "No such file or directory" in found.output
+
+
+def test_trying_to_write_leaves_all_as_it_was(tmp_path: Path) -> None:
+    old = tmp_path / "old.png"
+    old.write_bytes(b"a picture")
+    try_to_write(old)
+    try_to_write(tmp_path / "new.png")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [
+        ("old.png", b"a picture")
+    ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_a_full_stdout_is_one_line_and_one() -> None:
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run(
+            [*COMMAND, "--size", "4KiB"],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    expected = "Error: cannot write to stdout: No space left on device\n"
+    assert (run.returncode, run.stderr) == (1, expected)
+
+
+def test_standard_streams_that_are_closed() -> None:
+    options = ["--size", "4KiB", "--rounds", "1", "--warmup", "0", "--no-floor", "--json"]
+    run = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" <&- 2>&-', "sh", *COMMAND, *options],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert run.returncode == 0
+    assert json.loads(run.stdout)["values_ok"] is True
 
 
 def test_a_link_that_relays_do_not_understand() -> None:
@@ -265,6 +320,30 @@ def test_wrong_values_are_a_failure(
     assert found.exit_code == len(faults)
     complaints = [f"WRONG VALUES: pccl, 2 peers, {fault}" for fault in faults]
     assert found.stderr.splitlines() == complaints
+
+
+def test_a_picture_that_cannot_be_drawn_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    ours = Side((0.1,), (0.1,), 0.1, ("peer 1: wrong",))
+    result = Result(2, 4, "int32", 1, False, ours, "", None, 0.0, 0, 0, "reno")
+
+    def measured(crew: Crew, plan: Plan, view: View, *, floor: bool) -> list[Result]:
+        return [result]
+
+    def draw(results: list[Result], path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(pccl.cli.bench.command, "measure", measured)
+    monkeypatch.setattr(pccl.cli.bench.command, "draw", draw)
+    found = CliRunner().invoke(bench, ["allreduce", "--plot", str(tmp_path / "a.png")])
+    assert found.exit_code == 1
+    assert found.stderr.splitlines() == [
+        "WRONG VALUES: pccl, 2 peers, peer 1: wrong",
+        f"Error: cannot draw {tmp_path / 'a.png'}: No space left on device; "
+        "the figures above are complete",
+    ]
 
 
 # -- raw sockets -----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from pccl.cli.bench import view
 from pccl.cli.bench.command import all_faults, describe
 from pccl.cli.bench.conditions import Conditions, conditions_of
 from pccl.cli.bench.floor import Bandwidths, Costs, Floor
@@ -17,10 +18,12 @@ from pccl.cli.bench.plan import Plan
 from pccl.cli.bench.plot import draw, lines
 from pccl.cli.bench.statistics import Result, Side
 from pccl.cli.bench.view import (
+    TABLE_WIDTH_MIN,
     JsonView,
     LiveView,
     PlainView,
     View,
+    arrange,
     cells,
     cost_cells,
     duration,
@@ -139,6 +142,46 @@ def test_the_table_fits_into_80_columns(floor: Floor | None) -> None:
         assert cell in out.getvalue()
     assert "…" not in out.getvalue()
     assert ("raw loopback" in out.getvalue()) == (floor is not None)
+
+
+@pytest.mark.parametrize("width", range(TABLE_WIDTH_MIN, 80))
+def test_no_figure_is_cut_on_a_narrow_terminal(width: int) -> None:
+    out = io.StringIO()
+    console = Console(
+        file=out, force_terminal=True, width=width, legacy_windows=False, no_color=True
+    )
+    longest = dataclasses.replace(RESULT, bytes=(1 << 36) - 4, peers=64, lanes=64)
+    live = LiveView(console, "gloo")
+    with live:
+        live.begin(CONDITIONS)
+        live.add(RESULT)
+        live.add(longest)
+        live.conclude(FLOOR)
+    said = out.getvalue()
+    for cell in ROW + COST_ROW + cells(longest):
+        assert cell in said
+    assert "…" not in said
+    rows = [line for line in said.splitlines() if "1 MiB" in line]
+    assert all(line.split()[:4] == ["1", "MiB", "4", "2"] for line in rows)
+
+
+def test_columns_are_arranged_by_width() -> None:
+    widths = [5, 5, 5, 8, 8, 8]
+    assert arrange(widths, 46) == [[0, 1, 2, 3, 4, 5]]  # 39, and 7 between and at the edges
+    assert arrange(widths, 45) == [[0, 1, 2, 3, 4], [0, 1, 2, 5]]
+    assert arrange(widths, 37) == [[0, 1, 2, 3, 4], [0, 1, 2, 5]]
+    assert arrange(widths, 36) == [[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 5]]
+    assert arrange(widths, 1) == [[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 5]]
+
+
+@pytest.mark.parametrize(("width", "kind"), [(40, LiveView), (39, PlainView)])
+def test_a_terminal_without_room_for_a_table_gets_lines(
+    width: int, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        view, "Console", lambda: Console(force_terminal=True, width=width, legacy_windows=False)
+    )
+    assert isinstance(view.choose_view(""), kind)
 
 
 def test_without_the_floor_nothing_is_said_of_it(capsys: pytest.CaptureFixture[str]) -> None:
