@@ -106,22 +106,25 @@ def relay(to: str, spec: LinkSpec, listen: str, per_peer: bool, seed: int, until
 async def _serve(one: Relay, *, until_eof: bool) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    signals = (signal.SIGTERM, signal.SIGINT)
 
     def on_stdin() -> None:
         if not os.read(STDIN, READ_BYTES):
             loop.remove_reader(STDIN)
             stop.set()
 
-    if until_eof:
-        loop.add_reader(STDIN, on_stdin)
-    one.start()
     try:
+        for number in signals:
+            loop.add_signal_handler(number, stop.set)
+        if until_eof:
+            loop.add_reader(STDIN, on_stdin)
+        one.start()
         with writing():
             click.echo(f"relay listens on {one.address}")
         await stop.wait()
     finally:
+        for number in signals:  # the loop ends with us, and would leave its own behind
+            loop.remove_signal_handler(number)
         one.close()
 
 
