@@ -71,6 +71,7 @@ class Bench:
                 self.link.release(sender.flow, self.now_ns)
             elif sender.is_held:
                 self.link.lose(sender.flow)
+            self.note()
             self.check()
 
     def take(self, sender: Sender, size: int) -> None:
@@ -86,13 +87,18 @@ class Bench:
         self.pass_to(end_ns)
 
     def pass_to(self, at_ns: int) -> None:
-        before = [sender.flow.arrived_bytes for sender in self.senders]
         self.link.advance(at_ns)
         self.now_ns = at_ns
-        for sender, had in zip(self.senders, before, strict=True):
-            if sender.flow.arrived_bytes > had:
-                sender.arrivals.append((at_ns, sender.flow.arrived_bytes - had))
+        self.note()
         self.check()
+
+    def note(self) -> None:
+        """Other calls than ``advance`` bring the link up to the present, too."""
+        for sender in self.senders:
+            known = sum(count for _, count in sender.arrivals)
+            new = sender.taken_bytes + sender.flow.arrived_bytes - known
+            if new:
+                sender.arrivals.append((self.now_ns, new))
 
     def finish(self) -> None:
         """Everybody takes everything until nothing moves any more."""
