@@ -1,7 +1,10 @@
 """What is the same for every test: one profile for property tests, and a Ctrl-C that arrives."""
 
+import logging
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -16,3 +19,14 @@ settings.load_profile("deterministic")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to what it runs behind
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def logging_stays_as_it_was() -> Iterator[None]:
+    """A command that runs inside a test sets up logging for its whole process."""
+    root, ours = logging.getLogger(), logging.getLogger("pccl")
+    handlers, levels = root.handlers[:], (root.level, ours.level)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
