@@ -323,7 +323,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             peer.pending_ns = now_ns
         elif now_ns - peer.pending_ns >= timing.ns(timing.link_s):
             neighbour, why = missing
-            dialled = self.membership.peers.get(min(neighbour, peer.id), peer).member  # by the younger
+            elder = min(neighbour, peer.id)  # the younger one dials; it may be gone
+            dialled = self.membership.peers.get(elder, peer).member
             self._remove(
                 peer,
                 RemovalCause.UNREACHABLE,
