@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from pccl.errors import PCCLError
     from pccl.errors import Result as Result
     from pccl.handles import AsyncReduceHandle
+    from pccl.inquiry import MasterStatus as MasterStatus
+    from pccl.inquiry import master_status as master_status
     from pccl.master_node import MasterNode
     from pccl.protocol.limits import Timing as Timing
     from pccl.protocol.types import Attribute, DataType, QuantizationAlgorithm, ReduceOp
@@ -76,6 +78,7 @@ _NAMES_OF_HOMES = {
     ),
     "pccl.errors": ("PCCLError", "Result"),
     "pccl.handles": ("AsyncReduceHandle",),
+    "pccl.inquiry": ("MasterStatus", "master_status"),
     "pccl.master_node": ("MasterNode",),
     "pccl.protocol.limits": ("Timing",),
     "pccl.protocol.types": ("Attribute", "DataType", "QuantizationAlgorithm", "ReduceOp"),

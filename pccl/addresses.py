@@ -45,6 +45,21 @@ def parse_address(text: str) -> Address:
     return Address(_canonical(host), number)
 
 
+def parse_masters(text: str) -> tuple[Address, ...]:
+    """Parse one address or several, separated by commas: the first choice first.
+
+    Raises:
+        TypeError: not a string.
+        ValueError: not addresses, or one of them twice.
+    """
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"an address is a string such as '127.0.0.1:{DEFAULT_PORT}', not {text!r}")
+    addresses = tuple(parse_address(part.strip()) for part in text.split(","))
+    if len(set(addresses)) < len(addresses):
+        raise ValueError(f"{text!r} names a master twice; name each once")
+    return addresses
+
+
 def parse_advertised(text: str, name: str = "advertise") -> Advertised:
     """Parse ``HOST``, ``HOST:PORT``, ``HOST:FIRST-LAST``, ``:PORT`` or ``:FIRST-LAST``.
 

@@ -15,7 +15,8 @@ class CommunicatorBase:
     """One process's membership in a run.
 
     Args:
-        address: the master, ``"host:port"``, a name, an IPv4 or a bracketed IPv6 address; None:
+        address: the master, ``"host:port"``, a name, an IPv4 or a bracketed IPv6 address, or
+            several separated by commas: masters that take over from each other; None:
             what ``PCCL_MASTER`` says.
         peer_group: collectives stay inside a group; admission spans the run. None: what
             ``PCCL_GROUP`` says, otherwise 0.
@@ -118,7 +119,7 @@ class CommunicatorBase:
         return members_of(self._session.roster("members"))
 
     def status(self) -> Status:
-        """The connections to the other peers, and what paces them. Local.
+        """What this peer knows of itself: membership, master, open calls, transfers, links. Local.
 
         Raises:
             NotConnected: ``connect`` was not called.

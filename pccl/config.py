@@ -10,6 +10,7 @@
 | ``PCCL_LISTEN`` | ``listen`` |
 | ``PCCL_TOKEN`` | ``token``: the secret itself |
 | ``PCCL_TOKEN_FILE`` | a file that holds it; ``PCCL_TOKEN`` comes first |
+| ``PCCL_DRAIN`` | 1: SIGTERM leaves the run before it ends the program (:mod:`pccl.draining`) |
 
 An argument comes before its variable, also if it is 0. Apart from ``PCCL_TOKEN``, a variable that
 is empty counts as not set. Every mistake raises ValueError or TypeError and names the argument or
@@ -21,7 +22,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pccl.addresses import Advertised, parse_address, parse_advertised
+from pccl.addresses import Advertised, parse_advertised, parse_masters
 from pccl.checks import LANES_MAX, MIN_PEERS_MAX, PEER_GROUP_MAX, check_range
 from pccl.transports.base import Address
 
@@ -33,6 +34,7 @@ ADVERTISE = "PCCL_ADVERTISE"
 LISTEN = "PCCL_LISTEN"
 TOKEN = "PCCL_TOKEN"
 TOKEN_FILE = "PCCL_TOKEN_FILE"
+DRAIN = "PCCL_DRAIN"
 
 SECRET_BYTES_MIN = 16
 """Whoever listens in can try secrets at leisure; one of 16 random characters can't be found."""
@@ -41,14 +43,14 @@ SECRET_BYTES_MAX = 4096
 """No secret is longer: a longer file is the wrong file."""
 
 
-def resolve_master(address: str | None) -> Address:
-    """The master's address.
+def resolve_masters(address: str | None) -> tuple[Address, ...]:
+    """The master's address, and those of its standbys.
 
     Raises:
         TypeError, ValueError: not an address, or none given at all.
     """
     if address is not None:
-        return parse_address(address)
+        return parse_masters(address)
     text = os.environ.get(MASTER)
     if not text:
         raise ValueError(
@@ -56,7 +58,7 @@ def resolve_master(address: str | None) -> Address:
             "`pccl launch` and `pccl join` set it"
         )
     try:
-        return parse_address(text)
+        return parse_masters(text)
     except ValueError as error:
         raise ValueError(f"{MASTER}: {error}") from None
 
@@ -94,6 +96,11 @@ def resolve_listen(listen: str | None) -> Advertised | None:
         return parse_advertised(listen, "listen")
     text = os.environ.get(LISTEN)
     return parse_advertised(text, LISTEN) if text else None
+
+
+def resolve_drain() -> bool:
+    """Whether SIGTERM leaves the run before it ends the program; False if nobody says."""
+    return bool(_resolve_number("drain", None, DRAIN, 0, 1, default=0))
 
 
 def resolve_token(token: str | bytes | None) -> bytes | None:

@@ -69,10 +69,14 @@ RESULT_OF_CALL = {
 """Call -> the status code with which it fails."""
 
 
+_SET_ANEW = ("result", "func")
+
+
 def named(error: PCCLError, func: str) -> PCCLError:
     """A fresh copy of ``error`` that names the call which raises it, with that call's code."""
     told = RESULT_OF_CALL.get(func) if isinstance(error, TOLD_PER_CALL) else None
     copy = type(error)(error.result if told is None else told, func, error.reason)
-    copy.completed_tags = error.completed_tags
+    said = {name: value for name, value in vars(error).items() if name not in _SET_ANEW}
+    vars(copy).update(said)  # completed_tags, cause and the like
     copy.__cause__ = error.__cause__
     return copy

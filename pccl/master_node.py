@@ -10,14 +10,16 @@ from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 
-from pccl.addresses import is_loopback, parse_address
+from pccl.addresses import is_loopback, parse_address, parse_masters
 from pccl.checks import check_timing
 from pccl.config import resolve_token
 from pccl.errors import PCCLError, named
 from pccl.protocol.limits import Timing
+from pccl.protocol.messages import MasterAddress
 from pccl.runtime.clock import LoopClock
 from pccl.runtime.io_thread import IOThread
 from pccl.runtime.master_server import MasterServer
+from pccl.runtime.master_store import DirectoryStore
 
 _log = logging.getLogger("pccl.master")
 
@@ -31,6 +33,12 @@ class MasterNode:
         token: the secret that every process of the run has to prove it knows, at least 16
             characters; None: what PCCL_TOKEN or PCCL_TOKEN_FILE says, and if both are silent,
             anybody who reaches the address may join.
+        state: a directory in which it keeps which run it has; a master that is started there again
+            knows from the start that there is one. None: it learns that from the members.
+        standby: ``"host:port"`` of a second master, which the peers are told; several separated by
+            commas. With one, no master goes on without a majority of the members.
+        standby_of: ``"host:port"`` of the master that this one is a standby of: it begins no run,
+            and takes over one whose master is gone.
 
     Raises:
         TypeError, ValueError: not an address, or no good token.
@@ -42,8 +50,19 @@ class MasterNode:
         *,
         timing: Timing | None = None,
         token: str | bytes | None = None,
+        state: str | os.PathLike[str] | None = None,
+        standby: str | None = None,
+        standby_of: str | None = None,
     ) -> None:
         self._listen = parse_address(listen_address)
+        self._store = None if state is None else DirectoryStore(state)
+        self._standbys = () if standby is None else parse_masters(standby)
+        self._is_standby = standby_of is not None
+        if standby_of is not None:
+            others = (*parse_masters(standby_of), *self._standbys)
+            self._standbys = tuple(dict.fromkeys(others))
+        if self._listen in self._standbys:
+            raise ValueError(f"{listen_address} is this master itself; a standby is another one")
         self._timing = check_timing(timing)
         self._token = resolve_token(token)
         self._server: MasterServer | None = None
@@ -60,6 +79,7 @@ class MasterNode:
 
         Raises:
             LinkError: the address cannot be used (is another master running there?).
+            LocalProtocolError: the state cannot be read or kept.
             PCCLError: it runs already.
         """
         if self._finalizer is not None and self._finalizer.alive:
@@ -69,7 +89,17 @@ class MasterNode:
         try:
             io = IOThread.acquire(user)
             clock = LoopClock(io.loop)
-            server = MasterServer(clock, io.transport, self._timing, os.urandom, token=self._token)
+            standbys = tuple(MasterAddress(known.host, known.port) for known in self._standbys)
+            server = MasterServer(
+                clock,
+                io.transport,
+                self._timing,
+                os.urandom,
+                token=self._token,
+                store=self._store,
+                standbys=standbys,
+                standby=self._is_standby,
+            )
             leave = self._leave = partial(io.leave, user, partial(_stop, server))
             io.submit(lambda: server.start(self._listen)).wait()
             self._finalizer = weakref.finalize(self, leave)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from pccl import draining
 from pccl.addresses import reachable_at
 from pccl.arguments import broadcast_request, many_requests, reduce_request
 from pccl.callers import Caller, Callers
@@ -27,9 +28,10 @@ from pccl.checks import (
 )
 from pccl.config import (
     resolve_advertise,
+    resolve_drain,
     resolve_group,
     resolve_listen,
-    resolve_master,
+    resolve_masters,
     resolve_min_peers,
     resolve_token,
 )
@@ -78,13 +80,14 @@ class Session:
         advertise: str | None,
         listen: str | None,
     ) -> None:
-        master = resolve_master(address)
+        master, *others = resolve_masters(address)
         group = resolve_group(peer_group)
         self.callers = Callers()
         options = replace(
             reachable_at(master, resolve_advertise(advertise), resolve_listen(listen)),
             timing=check_timing(timing),
             lanes=lanes,
+            other_masters=tuple(others),
             token=resolve_token(token),
             callers_blocked=self.callers.all_blocked,
         )
@@ -100,6 +103,8 @@ class Session:
             self.engine = self._io.call(make_engine)
             self._leave = partial(self._io.leave, user, self.engine.close)
             self._finalizer = weakref.finalize(owner, self._leave)
+            if resolve_drain():
+                draining.drain(self)
         except BaseException:
             IOThread.give_up(user)
             raise
@@ -315,14 +320,13 @@ class Session:
         return self.engine.machine.peer
 
     def status(self, func: str) -> Status:
-        """The connections to the others.
+        """What this peer knows of itself.
 
         Raises:
             NotConnected: not a member yet, or closed.
         """
         self.roster(func)
-        engine = self.engine
-        return self._io.call(lambda: status_of(engine.machine.peer, engine.links.all()))
+        return self._io.call(lambda: status_of(self.engine))
 
     def describe(self) -> str:
         """Who this is, for people."""

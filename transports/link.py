@@ -2,9 +2,10 @@
 
 Segments wait here, and each lane takes the next one when it has sent the last: a fast lane takes
 more of them than a slow one, and what waits is not lost with a lane. Operations take turns, so a
-small one does not wait for a large one. Within one, segments may arrive in any order, so the newest
-of those that were computed here goes first: it is still in the cache, and the others wait for it,
-while own contributions can be sent at any time. A link is up while at least one of its lanes is.
+small one does not wait for a large one. Within one, segments may arrive in any order. To another
+machine those of the lowest step go first: what all have contributed is then spread early, and the
+loss of a member late in an operation costs little. Inside one machine the newest of those that were
+computed here goes first: it is still in the cache. A link is up while at least one of its lanes is.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Link:
         self.peer = peer
         self._lanes: deque[Lane] = deque()
         """The next one to be given a segment comes first."""
+        self._near = False
+        """Whether the other end is on this machine."""
         self._queues: dict[OperationId, deque[Frame]] = {}
         """What waits of each operation; the one whose turn is next comes first."""
 
@@ -60,10 +63,13 @@ class Link:
         queue = self._queues.get(header.operation)
         if queue is None:
             self._queues[header.operation] = deque((frame,))
-        elif header.step:
+        elif self._near and header.step:
             queue.appendleft(frame)
         else:
-            queue.append(frame)
+            place = len(queue)
+            while place and queue[place - 1].header.step > header.step and not self._near:
+                place -= 1
+            queue.insert(place, frame)
         lanes = self._lanes
         for _ in range(len(lanes)):
             lane = lanes[0]
@@ -113,6 +119,7 @@ class Link:
     def add(self, lane: Lane) -> None:
         """Use one more lane."""
         self._lanes.append(lane)
+        self._near = lane.connection.local.host == lane.connection.remote.host
         lane.pump()
 
     def remove(self, lane: Lane) -> bool:

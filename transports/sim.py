@@ -26,9 +26,11 @@ from random import Random
 from pccl.protocol.errors import LinkError, LocalProtocolError, RemoteProtocolError
 from pccl.protocol.types import NS_PER_S
 from pccl.transports.base import Address, Connection, Listener, Receiver
-from pccl.transports.sim_pipe import Clock, Events, Pipe, Route, Trace
+from pccl.transports.sim_pipe import Action, Clock, Events, Pipe, Route, Trace
+from pccl.transports.sim_run_queue import RunQueue
 
 _FIRST_PORT = 49152
+_PORTS_PER_PROCESS = 64
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ANY = ("", "0.0.0.0", "::")
 _RESET = "connection reset by peer"
@@ -77,6 +79,11 @@ class SimConnection:
         self._in = other._out = Pipe(self._events, other, self, back, there, window)
 
     @property
+    def other(self) -> SimConnection:
+        """The other end (for fault plans)."""
+        return self._other
+
+    @property
     def remote(self) -> Address:
         """The other side."""
         return self._remote
@@ -98,7 +105,8 @@ class SimConnection:
         if handed_over:
             return
         if self._error is not None:
-            self._events.soon(partial(self._tell_lost, receiver, self._error))
+            lost = partial(self._tell_lost, receiver, self._error)
+            self._events.soon(partial(self._host.run, lost))
         elif self._open:
             self._in.arm()
 
@@ -131,6 +139,17 @@ class SimConnection:
         for end in (self, self._other):
             self._events.soon(partial(end.lose, "connection reset by the network"))
 
+    def forget(self) -> None:
+        """This end loses the connection, and the other one is not told: it is half open.
+
+        What the other end sends from now on is answered with a reset.
+        """
+        self._events.note("forget", self)
+        if self._open:
+            self.vanished = True
+            self._out.drop_unsent()
+            self.lose("connection timed out")
+
     def stall(self, duration_ns: int | None) -> None:
         """Hold up what this end sends for ``duration_ns``, or until :meth:`heal` if None."""
         self._events.note("stall", self, duration_ns)
@@ -156,8 +175,17 @@ class SimConnection:
 
     @property
     def rebooted(self) -> bool:
-        """It ``vanished``, but the next process on its host is up."""
+        """It ``vanished``, but its host is up and knows no such connection."""
         return self.vanished and self._network.hosts[self._host.name].alive
+
+    @property
+    def is_late(self) -> bool:
+        """Its process does not read now; its kernel does."""
+        return self._host.run_queue.is_late
+
+    def run(self, action: Action) -> None:
+        """Let its process do something, as soon as it runs."""
+        self._host.run(action)
 
     def take_delivery(self, data: memoryview) -> None:
         """Bytes have arrived; they are read in as many portions as the receiver's memory makes."""
@@ -177,6 +205,9 @@ class SimConnection:
 
     def tell_writable(self) -> None:
         """There is room again."""
+        self._host.run(self._tell_writable)
+
+    def _tell_writable(self) -> None:
         if self._open and self._receiver is not None:
             self._events.note("writable", self)
             try:
@@ -186,6 +217,9 @@ class SimConnection:
 
     def lose(self, reason: str) -> None:
         """The network, or the other side, ends it."""
+        self._host.run(partial(self._lose, reason))
+
+    def _lose(self, reason: str) -> None:
         if self._open:
             self._leave()
             self._error = LinkError(func="connection", reason=f"lost {self._remote}: {reason}")
@@ -217,7 +251,8 @@ class SimConnection:
 
     def _tell_lost_soon(self, error: Exception | None) -> None:
         if self._receiver is not None:
-            self._events.soon(partial(self._tell_lost, self._receiver, error))
+            lost = partial(self._tell_lost, self._receiver, error)
+            self._events.soon(partial(self._host.run, lost))
 
     def _tell_lost(self, receiver: Receiver, error: Exception | None) -> None:
         if self._host.alive:
@@ -239,8 +274,12 @@ class _SimListener:
     def address(self) -> Address:
         return self._address
 
+    @property
+    def is_closed(self) -> bool:
+        return self._host.listeners.get(self._address.port) is not self
+
     def close(self) -> None:
-        if self._host.listeners.get(self._address.port) is self:
+        if not self.is_closed:
             del self._host.listeners[self._address.port]
 
 
@@ -270,12 +309,18 @@ class _Dial:
         theirs = SimConnection(target, Address(self._name, self._remote.port), mine)
         self._connection.join(theirs)
         network.events.note("accept", theirs)
-        back.carry(self._established)
+        back.carry(partial(self._host.run, self._established))
+        target.run(partial(self._hand_over, listener, theirs))
+
+    def _hand_over(self, listener: _SimListener, theirs: SimConnection) -> None:
+        if listener.is_closed:
+            theirs.abort()
+            return
         try:
             listener.on_connection(theirs)
         except Exception as error:  # noqa: BLE001 - a bug above must not stop the network
             theirs.abort()
-            _report_bug(f"a connection from {mine} was not taken over: {error!r}", error)
+            _report_bug(f"a connection to {theirs.local} was not taken over: {error!r}", error)
 
     def _established(self) -> None:
         if not self.answer.done() and self._host.alive and self._connection is not None:
@@ -283,6 +328,9 @@ class _Dial:
 
     def fail(self, reason: str) -> None:
         """There will be no connection."""
+        self._host.run(partial(self._fail, reason))
+
+    def _fail(self, reason: str) -> None:
         if not self.answer.done() and self._host.alive:
             reason = f"cannot reach {self._remote}: {reason}"
             self.answer.set_exception(LinkError(func="dial", reason=reason))
@@ -301,16 +349,18 @@ class SimHost:
         network: what it is connected to.
         alive: False once it has crashed.
         gone: the whole host is off, not only the process: nobody answers for it.
+        run_queue: when the process gets to run.
     """
 
-    def __init__(self, network: SimNetwork, name: str) -> None:
+    def __init__(self, network: SimNetwork, name: str, boots: int) -> None:
         self.name = name
         self.network = network
         self.alive = True
         self.gone = False
         self.ends: dict[SimConnection, None] = {}
         self.listeners: dict[int, _SimListener] = {}
-        self._next_port = _FIRST_PORT
+        self.run_queue = RunQueue(network.events)
+        self._next_port = _FIRST_PORT + boots % 250 * _PORTS_PER_PROCESS
         self._dials: dict[_Dial, None] = {}
 
     def __repr__(self) -> str:
@@ -356,6 +406,20 @@ class SimHost:
             timer.cancel()
             del self._dials[dial]
 
+    def run(self, action: Action, *, timer: bool = False) -> None:
+        """Let the process do something as soon as it runs."""
+        self.run_queue.run(action, timer=timer)
+
+    def freeze(self) -> None:
+        """Stop the process, as SIGSTOP does; its kernel goes on. Freezes add up."""
+        self.network.events.note("freeze", self.name)
+        self.run_queue.stop()
+
+    def thaw(self) -> None:
+        """Undo one :meth:`freeze`: it finds what its kernel has kept, and all its timers late."""
+        self.network.events.note("thaw", self.name)
+        self.run_queue.resume()
+
     def take_port(self) -> int:
         """Return a port that nothing uses. For this module."""
         while self._next_port in self.listeners:
@@ -378,6 +442,7 @@ class SimHost:
         self.network.events.note("crash", self.name, "silent" if silent else "")
         self.alive = False
         self.gone = silent
+        self.run_queue.clear()
         self.listeners.clear()
         for end in list(self.ends):
             end.die(silent=silent)
@@ -420,13 +485,16 @@ class SimNetwork:
         self._latency_ns = latency_ns
         self._bytes_per_s = bytes_per_s
         self._routes: dict[tuple[str, str], Route] = {}
+        self._boots: dict[str, int] = {}
 
     def host(self, name: str) -> SimHost:
         """Start a process on the host ``name``; the one before it must have crashed."""
         before = self.hosts.get(name)
         assert before is None or not before.alive, f"a process runs on {name} already"
         self.events.note("boot", name)
-        self.hosts[name] = SimHost(self, name)
+        boots = self._boots.get(name, 0)
+        self._boots[name] = boots + 1
+        self.hosts[name] = SimHost(self, name, boots)
         return self.hosts[name]
 
     def route(self, source: str, target: str) -> Route:

@@ -171,12 +171,16 @@ class Route:
     Attributes:
         latency_ns: from leaving to arriving.
         bytes_per_s: the bandwidth, None for any.
+        extra_ns: more latency, while there is a spike.
+        caps: lower bandwidths that hold at present.
         gate: holds up everything that goes this way.
     """
 
     def __init__(self, events: Events, latency_ns: int, bytes_per_s: int | None) -> None:
         self.latency_ns = latency_ns
         self.bytes_per_s = bytes_per_s
+        self.extra_ns = 0
+        self.caps: list[int] = []
         self.gate = Gate(events)
         self._events = events
         self._busy_until_ns = 0
@@ -184,13 +188,20 @@ class Route:
     def transmit(self, nbytes: int) -> int:
         """Queue ``nbytes`` behind everything that goes this way; return when they arrive."""
         start = max(self._events.now_ns(), self._busy_until_ns)
-        rate = self.bytes_per_s
+        rate = min(self.caps, default=None)
+        if rate is None or (self.bytes_per_s is not None and self.bytes_per_s < rate):
+            rate = self.bytes_per_s
         self._busy_until_ns = start + (0 if rate is None else -(-nbytes * NS_PER_S // rate))
-        return self._busy_until_ns + self.latency_ns
+        return self._busy_until_ns + self.delay_ns
+
+    @property
+    def delay_ns(self) -> int:
+        """From leaving to arriving, at present."""
+        return self.latency_ns + self.extra_ns
 
     def carry(self, action: Action) -> None:
         """Let ``action`` happen at the other side, after the latency."""
-        self._events.at(self._events.now_ns() + self.latency_ns, partial(self._arrive, action))
+        self._events.at(self._events.now_ns() + self.delay_ns, partial(self._arrive, action))
 
     def _arrive(self, action: Action) -> None:
         if self.gate.admits(partial(self._arrive, action)):
@@ -215,8 +226,17 @@ class PipeEnd(Protocol):
         """It ``vanished``, but a host of its name is up again and knows no such connection."""
         ...
 
+    @property
+    def is_late(self) -> bool:
+        """Its process does not read now; its kernel does."""
+        ...
+
+    def run(self, action: Action) -> None:
+        """Let its process do something, as soon as it runs."""
+        ...
+
     def take_delivery(self, data: memoryview) -> None:
-        """Bytes have arrived."""
+        """Bytes are read."""
         ...
 
     def tell_writable(self) -> None:
@@ -232,7 +252,8 @@ class Pipe:
     """One direction of a connection: the bytes between ``send`` there and ``get_buffer`` here.
 
     Of the window, ``_flying`` bytes are taken but not delivered, ``_returning`` bytes are
-    delivered but their acknowledgement has not come back; the rest is room.
+    delivered but their acknowledgement has not come back; the rest is room. What arrives for a
+    process that does not run is kept by its kernel and acknowledged, up to one window.
     """
 
     def __init__(
@@ -256,6 +277,8 @@ class Pipe:
         self._last_arrival_ns = 0
         self._delivery: Event | None = None
         self._held_up = False
+        self._unread: deque[memoryview | str] = deque()  # bytes; at the end why the stream ended
+        self._unread_bytes = 0
         self._flying = 0
         self._returning = 0
         self._acks: deque[tuple[int, int]] = deque()  # (when it is back, how many bytes)
@@ -308,7 +331,7 @@ class Pipe:
 
     def drop_unsent(self) -> None:
         """Lose what has not left the source yet."""
-        self._drop_after(self._events.now_ns() + self._route.latency_ns)
+        self._drop_after(self._events.now_ns() + self._route.delay_ns)
 
     def _drop_after(self, when_ns: int) -> None:
         while self._pieces and self._pieces[-1][0] > when_ns:
@@ -366,22 +389,48 @@ class Pipe:
             return
         now = self._events.now_ns()
         if self._pieces and self._pieces[0][0] <= now:
+            if self._unread_bytes + len(self._pieces[0][1]) > self._window_bytes:
+                return  # the kernel there is full; when its process reads, we come back
             _, piece = self._pieces.popleft()
             if not self._sink.vanished:
                 self._acknowledge(len(piece))
-                self._sink.take_delivery(piece)
+                self._arrived(piece)
             elif self._sink.rebooted:
                 self._back.carry(partial(self._source.lose, "connection reset by peer"))
         elif not self._pieces and self._end is not None and self._end[0] <= now:
             reason, self._end = self._end[1], None
-            self._sink.lose(reason)
+            self._arrived(reason)
         self.arm()
+
+    def _arrived(self, what: memoryview | str) -> None:
+        if not self._unread and not self._sink.is_late:
+            self._hand_over(what)
+            return
+        self._unread.append(what)
+        self._unread_bytes += len(what) if isinstance(what, memoryview) else 0
+        if len(self._unread) == 1:
+            self._sink.run(self._read)
+
+    def _read(self) -> None:
+        """The process at the sink runs again."""
+        what = self._unread.popleft()
+        self._unread_bytes -= len(what) if isinstance(what, memoryview) else 0
+        self._hand_over(what)
+        if self._unread:
+            self._sink.run(self._read)
+        self.arm()
+
+    def _hand_over(self, what: memoryview | str) -> None:
+        if isinstance(what, str):
+            self._sink.lose(what)
+        else:
+            self._sink.take_delivery(what)
 
     def _acknowledge(self, nbytes: int) -> None:
         if self._back.gate.admits(partial(self._acknowledge, nbytes)):
             self._flying -= nbytes
             self._returning += nbytes
-            when = max(self._last_ack_ns, self._events.now_ns() + self._back.latency_ns)
+            when = max(self._last_ack_ns, self._events.now_ns() + self._back.delay_ns)
             self._last_ack_ns = when
             self._acks.append((when, nbytes))
             self._plan_wake()

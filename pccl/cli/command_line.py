@@ -11,7 +11,7 @@ import pccl.addresses
 
 
 class Seconds(click.FloatRange):
-    """A time that can be waited for."""
+    """A time that can be waited for, in whatever unit."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -19,7 +19,7 @@ class Seconds(click.FloatRange):
         """Check the range, and refuse what is no number."""
         seconds = super().convert(value, param, ctx)
         if not math.isfinite(seconds):
-            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
         return seconds
 
 
@@ -59,10 +59,10 @@ def check_address(ctx: click.Context, param: click.Parameter, value: str | None)
     if value is None:
         return None
     try:
-        address = pccl.addresses.parse_address(value)
+        addresses = pccl.addresses.parse_masters(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
-    if address.port == 0:
+    if any(address.port == 0 for address in addresses):
         raise click.BadParameter(f"{value!r} names no port; write the one that the master says")
     return value
 

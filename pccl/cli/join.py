@@ -48,14 +48,18 @@ async def wait_for_master(master: str, timeout_s: float | None) -> None:
     Raises:
         NoMaster: nobody did within ``timeout_s`` seconds.
     """
-    address = pccl.addresses.parse_address(master)
+    addresses = pccl.addresses.parse_masters(master)
     began_s = time.monotonic()
     pause_s = FIRST_PAUSE_S
     waiting = False
     while True:
         left_s = math.inf if timeout_s is None else began_s + timeout_s - time.monotonic()
         dial_s = min(DIAL_S_MAX, max(DIAL_S_MIN, left_s))
-        reason = await _dial(address.host, address.port, dial_s)
+        reason = ""
+        for address in addresses:
+            reason = await _dial(address.host, address.port, dial_s)
+            if not reason:
+                break
         if not reason:
             break
         if left_s <= 0.0:
@@ -157,11 +161,12 @@ def join(
     """Wait until a master answers at HOST:PORT, then run COMMAND as a peer of its run.
 
     COMMAND takes the place of this process, so signals and the exit status are its own. It finds
-    the master in PCCL_MASTER; pccl.Communicator() needs no address then.
+    the master in PCCL_MASTER; pccl.Communicator() needs no address then. On SIGTERM it says
+    goodbye to the run before it ends, so that nobody waits for it.
     """
     name, *arguments = wrapped_command(ctx)
     program = find_program(name)
-    environment = {**os.environ, config.MASTER: master}
+    environment = {config.DRAIN: "1", **os.environ, config.MASTER: master}
     if group is not None:
         environment[config.GROUP] = str(group)
     if advertise is not None:

@@ -170,6 +170,7 @@ def peer_environments(
         min_peers: how many members ``connect`` waits for; None: likewise.
     """
     common = {**os.environ, config.MASTER: master, PEERS: str(count), "PYTHONUNBUFFERED": "1"}
+    common.setdefault(config.DRAIN, "1")
     if token is not None:
         common[config.TOKEN] = token
         common.pop(config.TOKEN_FILE, None)
@@ -265,7 +266,8 @@ def launch(
     then. What peers print comes out line by line, with their number before it.
 
     A peer that fails does not end the others. The exit status is 0 if all ended with 0, otherwise
-    that of the first that failed. Ctrl-C and SIGTERM are passed on to all; a second one kills.
+    that of the first that failed. Ctrl-C and SIGTERM are passed on to all, who say goodbye to the
+    run before they end; a second one kills.
     """
     if master is not None and port is not None:
         raise click.UsageError("give --port or --master, not both: --port is for a master of ours")

@@ -41,6 +41,12 @@ COMMANDS: Mapping[str, Command] = {
         "pccl.cli.launch:launch", "Run a command as several peers of this machine, with a master."
     ),
     "master": Command("pccl.cli.master:master", "Run a master until Ctrl-C or SIGTERM."),
+    "status": Command(
+        "pccl.cli.status:status", "Show a run: its members, what they wait for, who was removed."
+    ),
+    "stress": Command(
+        "pccl.cli.stress:stress", "Kill, freeze and cut off real processes, and check every bit."
+    ),
 }
 
 

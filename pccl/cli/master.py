@@ -16,7 +16,8 @@ import pccl
 from pccl import config
 from pccl.addresses import is_loopback, parse_address
 from pccl.cli import logs
-from pccl.errors import LinkError
+from pccl.cli.command_line import check_address
+from pccl.errors import LinkError, LocalProtocolError
 
 DEFAULT_LISTEN = "127.0.0.1:48148"
 """Loopback unless told otherwise: nobody opens a master to others by accident."""
@@ -33,13 +34,22 @@ def is_wildcard(host: str) -> bool:
         return False
 
 
-def greeting(address: str, token: str | None = None, *, secured: bool = False) -> list[str]:
+def greeting(
+    address: str,
+    token: str | None = None,
+    *,
+    secured: bool = False,
+    standby: str | None = None,
+    standby_of: str | None = None,
+) -> list[str]:
     """What to tell the user about a master that listens.
 
     Args:
         address: ``HOST:PORT`` that the master is bound to.
         token: a secret that the user does not know yet.
         secured: whether peers need a token.
+        standby: where a second master is expected.
+        standby_of: where the master is that this one stands by for.
     """
     host, _, port = address.rpartition(":")
     lines = [f"master listening on {address}"]
@@ -48,6 +58,9 @@ def greeting(address: str, token: str | None = None, *, secured: bool = False) -
     if is_wildcard(host):
         address = f"HOST:{port}"
         lines.append("  reachable from other machines; HOST below is a name or address of this one")
+    if standby_of is not None:
+        lines.append(f"  a standby: it begins no run, and takes over the one of {standby_of}")
+    address = ",".join(known for known in (standby_of, address, standby) if known is not None)
     lines.append("  on each peer:")
     if token is not None:
         lines.append(f"    export {config.TOKEN}={shlex.quote(token)}")
@@ -86,19 +99,22 @@ def refuse_to_be_open(listen: str) -> None:
     """Without a token, listen where only this machine can reach.
 
     Raises:
-        click.BadParameter: others can, or it is no address.
+        click.BadParameter: others can.
     """
-    try:
-        host = parse_address(listen).host
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--listen") from error
-    if not is_loopback(host):
+    if not is_loopback(parse_address(listen).host):
         raise click.BadParameter(
             f"without a token, whoever reaches {listen} could join the run, read its tensors and "
             "spoil them. Give --token auto (or a FILE that holds a secret), and the same secret to "
             "the peers; or --insecure, if nobody else can reach it",
             param_hint="--listen",
         )
+
+
+def _check_directory(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """An empty name is a variable that was not set."""
+    if value == "":
+        raise click.BadParameter("an empty name is no directory")
+    return value
 
 
 @click.command()
@@ -117,14 +133,46 @@ def refuse_to_be_open(listen: str) -> None:
     f"Without it: {config.TOKEN} or {config.TOKEN_FILE}.",
 )
 @click.option("--insecure", is_flag=True, help="Let anybody join who reaches the address.")
+@click.option(
+    "--state",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    callback=_check_directory,
+    help="Keep there which run this is. A master that is killed may be started again with or "
+    "without it: the members know everything; but with it no newcomer can come before them.",
+)
+@click.option(
+    "--standby",
+    metavar="HOST:PORT",
+    callback=check_address,
+    help="Where a second master stands by; the peers are told. From then on no master goes on "
+    "without a majority of the members.",
+)
+@click.option(
+    "--standby-of",
+    metavar="HOST:PORT",
+    callback=check_address,
+    help="Be a standby of the master there: begin no run, take over its run when it is gone.",
+)
 @logs.verbose_option(logging.INFO)
-def master(listen: str, token: str | None, insecure: bool) -> None:
+def master(
+    listen: str,
+    token: str | None,
+    insecure: bool,
+    state: str | None,
+    standby: str | None,
+    standby_of: str | None,
+) -> None:
     """Run a master: the process that keeps a run's membership and decides.
 
     It listens on this machine only unless told otherwise, and runs until Ctrl-C or SIGTERM. Where
     others can reach it, it wants a token: a secret that each process of the run proves to know
     before anything else happens on a connection. The token does not encrypt what follows.
     """
+    try:
+        parse_address(listen)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--listen") from error
     secret, new_token = choose_token(token)
     if secret is None and not insecure:
         refuse_to_be_open(listen)
@@ -137,15 +185,26 @@ def master(listen: str, token: str | None, insecure: bool) -> None:
         signal.signal(wanted, stop)
 
     try:
-        node = pccl.MasterNode(listen, token=secret)
+        node = pccl.MasterNode(
+            listen, token=secret, state=state, standby=standby, standby_of=standby_of
+        )
         node.run()
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--listen") from error
+        raise click.UsageError(str(error)) from error
     except LinkError as error:
         hint = "choose another address with --listen"
         raise click.ClickException(f"{error.reason}; {hint}") from error
+    except LocalProtocolError as error:
+        raise click.ClickException(error.reason) from error
     try:
-        click.echo("\n".join(greeting(node.address, new_token, secured=secret is not None)))
+        words = greeting(
+            node.address,
+            new_token,
+            secured=secret is not None,
+            standby=standby,
+            standby_of=standby_of,
+        )
+        click.echo("\n".join(words))
         stopped.wait()
     finally:
         node.interrupt()

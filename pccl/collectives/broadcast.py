@@ -33,6 +33,8 @@ class BroadcastSchedule:
         self.rank = rank
         self.layout = layout
         self.world_size = world_size
+        self.step_count = world_size - 1
+        self.root = root
         self.upstream = (rank - 1) % world_size
         self.downstream = (rank + 1) % world_size
         self._distance = (rank - root) % world_size
@@ -75,3 +77,12 @@ class BroadcastSchedule:
     def arrival(self, step: int) -> Arrival:
         """What the arrival of any segment causes: it is final, and travels on."""
         return self._arrival
+
+    def seen_by(self, rank: int) -> BroadcastSchedule:
+        """The same chain as another rank sees it (modulo the world size)."""
+        world_size = self.world_size
+        return BroadcastSchedule(rank % world_size, self.root, world_size, self.layout)
+
+    def irreplaceable_count(self, gap: int) -> int:
+        """See ``Schedule``: everything if the root is gone, otherwise nothing."""
+        return self.incoming_count if gap >= self._distance else 0

@@ -7,7 +7,8 @@ and never splits an element. All members compute the same layout from the same d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 SEGMENT_BYTES_MIN = 64 << 10
@@ -65,6 +66,23 @@ class Layout:
                 offset += length
             self._chunks.append(tuple(segments))
         self.segment_count = position
+        self._numbers = self._number()
+
+    def regrouped(self, groups: Sequence[Sequence[int]]) -> Layout:
+        """The same segments, for as many ranks as there are groups: chunks become larger ones."""
+        other = copy(self)
+        other.world_size = len(groups)
+        chunks = [[s for chunk in group for s in self._chunks[chunk]] for group in groups]
+        other._chunks = [tuple(chunk) for chunk in chunks]
+        other._numbers = other._number()
+        return other
+
+    def number(self, offset: int) -> int | None:
+        """Which one of its chunk the segment at ``offset`` is; None if none begins there."""
+        return self._numbers.get(offset)
+
+    def _number(self) -> dict[int, int]:
+        return {s.offset: number for chunk in self._chunks for number, s in enumerate(chunk)}
 
     def chunk(self, index: int) -> tuple[Segment, ...]:
         """The segments of chunk ``index`` in order (empty for an empty chunk)."""

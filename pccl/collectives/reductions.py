@@ -64,6 +64,11 @@ class Reduction:
         self._divisor = world_size if op is ReduceOp.AVG else None
         self._scratch = scratch
 
+    @property
+    def divides(self) -> bool:
+        """Whether there is more to do for the last contribution than for the others."""
+        return self._divisor is not None
+
     def combine(self, arrived: Array, own: Array, *, finish: bool) -> None:
         """``arrived`` becomes ``arrived`` op ``own``, in that order of operands.
 

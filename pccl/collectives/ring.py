@@ -71,12 +71,20 @@ class RingSchedule:
 
     def outgoing_index(self, step: int, segment: Segment) -> int:
         """Number of a segment among all that this rank sends (the receiver's incoming index)."""
-        return self._first_outgoing[step] + segment.position - self._outgoing(step)[0].position
+        number = self.layout.number(segment.offset)
+        assert number is not None
+        return self._first_outgoing[step] + number
 
     def outgoing(self) -> Iterator[tuple[int, Segment]]:
         """All (step, segment) that this rank sends, in the order of their index."""
         for step in range(self.step_count):
             for segment in self._outgoing(step):
+                yield step, segment
+
+    def incoming_segments(self) -> Iterator[tuple[int, Segment]]:
+        """All (step, segment) that this rank receives, in the order of their index."""
+        for step in range(self.step_count):
+            for segment in self._incoming(step):
                 yield step, segment
 
     def incoming(self, step: int, offset: int, length: int) -> tuple[int, Segment] | None:
@@ -87,10 +95,8 @@ class RingSchedule:
         if step >= self.step_count:
             return None
         segments = self._incoming(step)
-        if not segments or offset < segments[0].offset:
-            return None
-        number = (offset - segments[0].offset) // segments[0].length
-        if number >= len(segments):
+        number = self.layout.number(offset)
+        if number is None or number >= len(segments):
             return None
         segment = segments[number]
         if segment.offset != offset or segment.length != length:
@@ -105,6 +111,18 @@ class RingSchedule:
     def first_gather_index(self) -> int:
         """How many of the incoming segments are partial results: the others are the gather."""
         return self._first_incoming[self.world_size - 1]
+
+    def seen_by(self, rank: int) -> RingSchedule:
+        """The same ring as another rank sees it (modulo the world size)."""
+        return RingSchedule(rank % self.world_size, self.layout)
+
+    def irreplaceable_count(self, gap: int) -> int:
+        """See ``Schedule``: all partial results, and what the ranks in the gap have finished.
+
+        The gather begins with the chunk that the rank right before has finished, and goes on with
+        those of the ranks before it.
+        """
+        return self._first_incoming[min(self.world_size - 1 + gap, self.step_count)]
 
     # -- the arithmetic of the ring ------------------------------------------------------------
 

@@ -31,6 +31,11 @@ class Schedule(Protocol):
     """One collective as one rank sees it; everything comes from one rank and goes to one rank."""
 
     @property
+    def rank(self) -> int:
+        """The rank that sees it so."""
+        ...
+
+    @property
     def layout(self) -> Layout:
         """Chunks and segments, the same for all ranks."""
         ...
@@ -38,6 +43,11 @@ class Schedule(Protocol):
     @property
     def world_size(self) -> int:
         """How many ranks take part."""
+        ...
+
+    @property
+    def step_count(self) -> int:
+        """How many steps there are; the first is 0."""
         ...
 
     @property
@@ -90,4 +100,20 @@ class Schedule(Protocol):
 
     def arrival(self, step: int) -> Arrival:
         """What the arrival of any segment at ``step`` causes."""
+        ...
+
+    def seen_by(self, rank: int) -> Schedule:
+        """The same collective as another rank sees it (modulo the world size)."""
+        ...
+
+    def irreplaceable_count(self, gap: int) -> int:
+        """How many of the incoming segments, the first ones, cannot come from across a gap.
+
+        Args:
+            gap: how many of the ranks right before this one are gone, at least 1.
+
+        What the rank before the gap can send instead are final values that it holds, or will: a
+        final value is the same wherever it comes from. What a rank that is gone has contributed to,
+        and nobody behind it has got, nobody can send.
+        """
         ...

@@ -25,6 +25,7 @@ from pccl.protocol.limits import (
     TEXT_BYTES_MAX,
 )
 from pccl.protocol.messages import Below, Message
+from pccl.protocol.status_report import StatusReport
 
 _LENGTH = struct.Struct("<I")
 _U64 = Below(1 << 64)
@@ -41,6 +42,13 @@ _CODES: dict[type[Any], int] = {
     messages.OutcomeQuery: 9,
     messages.LinkReport: 10,
     messages.BlockedReply: 11,
+    messages.Return: 16,
+    messages.KnownRoster: 17,
+    messages.KnownOutcome: 18,
+    messages.KnownAnswer: 19,
+    messages.Reported: 20,
+    messages.StatusRequest: 21,
+    messages.Holdings: 12,
     messages.Registered: 64,
     messages.LinkPlan: 65,
     messages.Resumed: 66,
@@ -55,6 +63,9 @@ _CODES: dict[type[Any], int] = {
     messages.OperationWaits: 75,
     messages.BlockedQuery: 76,
     messages.AdmissionWaits: 77,
+    StatusReport: 82,
+    messages.HoldingsQuery: 78,
+    messages.Repair: 79,
 }
 
 

@@ -25,6 +25,8 @@ from __future__ import annotations
 
 import enum
 
+from pccl.protocol.types import RemovalCause
+
 
 class Result(enum.IntEnum):
     """Status codes, with the names and values that users of PCCL know."""
@@ -150,9 +152,16 @@ class NotAdmitted(MembershipError):
 
 
 class Evicted(MembershipError):
-    """The run went on without this process. Connect again to join as a newcomer."""
+    """The run went on without this process. Connect again to join as a newcomer.
+
+    Attributes:
+        cause: why it was removed; None in an error that was not made by a master's word.
+        ago_s: how long ago that was when this process heard of it, in seconds.
+    """
 
     default_result = Result.RANK_CONNECTION_LOST
+    cause: RemovalCause | None = None
+    ago_s: float = 0.0
 
 
 class MasterLost(MembershipError):

@@ -233,10 +233,16 @@ def _check_version(prefix: bytes, answer: bytes = b"") -> None:
 
 
 def _check_master(own: Opening, remote: Opening) -> None:
-    """A peer has reached a master; ``own`` names no run if it knows none yet."""
-    if own.run != NO_RUN and remote.run != own.run:
+    """A peer has reached a master; ``own`` names no run if it knows none yet.
+
+    The master names none if it has not known one for long: it can take up the one of the peer.
+    While it waits for the members of a run to return, its term is open: 0.
+    """
+    if remote.run == NO_RUN:
+        return
+    if own.run not in (NO_RUN, remote.run):
         raise AnotherRun(func="handshake", reason="it coordinates another run")
-    if remote.term < own.term:
+    if 0 < remote.term < own.term:
         raise _refused(f"the master there is of term {remote.term}, the run is in term {own.term}")
 
 
@@ -262,10 +268,9 @@ def _check_younger(own: Opening, remote: Opening, last_words: bytes) -> None:
 
 
 def _check_run(own: Opening, remote: Opening, last_words: bytes = b"") -> None:
+    """The terms may differ: not everybody learns at once that there is another master."""
     if remote.run != own.run:
         raise _refused("a peer of another run", last_words)
-    if remote.term != own.term:
-        raise _refused(f"term {remote.term} there, {own.term} here", last_words)
 
 
 def _refused(reason: str, last_words: bytes = b"") -> HandshakeRefused:

@@ -29,6 +29,10 @@ class Kept(Generic[_Key, _Message]):
             self._kept[key] = (message, dict.fromkeys(peers))
             self._counts.update(peers)
 
+    def oldest(self) -> _Message | None:
+        """What was decided first of all that somebody has not acknowledged."""
+        return next((message for message, _ in self._kept.values()), None)
+
     def owed(self, key: _Key, peer: PeerId) -> _Message | None:
         """The message of that key, if it is kept for ``peer``."""
         kept = self._kept.get(key)

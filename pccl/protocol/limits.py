@@ -9,7 +9,27 @@ from dataclasses import dataclass, fields
 
 from pccl.protocol.types import NS_PER_S
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
+
+TERM_GAP = 1 << 20
+"""Ids of peers, numbers of views and roster versions jump by so much when a master is restarted:
+what the one before had given out, and nobody who came back has heard of, is never given out again.
+"""
+
+ID_JUMP_BYTES = 3
+"""By so many random bytes ids of peers jump further, so that no two masters give out the same."""
+
+INCUMBENT_BYTES = 8
+"""Id of a master: it tells one from another, and is no secret."""
+
+REPORT_MESSAGES_MAX = 1 << 18
+"""Of one returning peer: everything that it may have open, or may not have seen settled."""
+
+REPORTED_MAX = 1 << 62
+"""Of any number in a report: there is room above for all that is given out after it."""
+
+TERM_MAX = 1 << 31
+"""Of terms in a report, likewise."""
 
 LANES_MAX = 256
 """Lanes of one link; each costs two descriptors and their buffers in the kernel."""
@@ -34,6 +54,9 @@ EARLY_STORE_BYTES_MAX = 256 << 10
 
 HISTORY_EVENTS_MAX = 256
 """Enough to see a whole join or a whole aborted operation when a machine fails."""
+
+NEWS_KEPT_MAX = 16
+"""Of what happened to a peer lately, for people: more would hide what came last."""
 
 ROSTERS_KEPT_MAX = 256
 """Rosters that a member who lost its connection can still be told one by one."""
@@ -93,6 +116,9 @@ class Timing:
     """Members that wait for different things for so long, all callers blocked, are told so."""
     waiting_report_s: float = 5.0
     """A call that waits so long is told, and logs, whom it waits for."""
+    recovery_s: float = 5.0
+    """How long a restarted master waits for the members that have not come back yet: ten times the
+    longest pause between their attempts."""
     master_lost_s: float = 60.0
     """A master that does not come back within this time is lost."""
 

@@ -116,6 +116,11 @@ class LockstepWatch:
             findings.append(self._ask(case, now_ns))
         return findings
 
+    def since_ns(self, subject: RoundId | OperationId) -> int | None:
+        """When this was first seen to wait for calls; None: it does not, or was not seen yet."""
+        known = self._watched.get(subject)
+        return known.since_ns if known is not None else None
+
     def answered(self, peer: PeerId, query: int, *, blocked: bool) -> None:
         """A member that was asked is still blocked, or it has been released meanwhile."""
         case = self._case
@@ -173,6 +178,15 @@ def stuck_members(blocked: Iterable[PeerId], waits: Sequence[Wait]) -> tuple[Pee
         stuck = {peer: None for peer in stuck if peer not in released}
 
 
+def calls_by_member(waits: Sequence[Wait]) -> dict[PeerId, str]:
+    """What each member is in, in words; who is not named is in nothing that is undecided."""
+    calls: dict[PeerId, list[str]] = {}
+    for wait in waits:
+        for peer in wait.requested:
+            calls.setdefault(peer, []).append(wait.what)
+    return {peer: _joined(named) for peer, named in calls.items()}
+
+
 def _verdict(case: _Case) -> Stuck:
     """End what is narrowest: collectives, if any of the stuck waits in one, else the rounds.
 
@@ -189,7 +203,10 @@ def _verdict(case: _Case) -> Stuck:
 
 
 def _calls_of(peer: PeerId, waits: Sequence[Wait]) -> str:
-    calls = [wait.what for wait in waits if peer in wait.requested]
+    return _joined([wait.what for wait in waits if peer in wait.requested])
+
+
+def _joined(calls: list[str]) -> str:
     more = len(calls) - _CALLS_NAMED_MAX
     named = calls[:_CALLS_NAMED_MAX] + ([f"{more} more"] if more > 0 else [])
     return " and ".join(named)

@@ -31,8 +31,12 @@ class Machine(ABC, Generic[_Event, _Effect]):
         self._take(event)
         effects, self._effects = self._effects, []
         for effect in effects:
-            self.history.record(now_ns, effect)
+            self.history.record(now_ns, self._told_as(effect))
         return effects
+
+    def _told_as(self, effect: _Effect) -> object:
+        """What the story keeps of an effect: less, if it is large."""
+        return effect
 
     @abstractmethod
     def _take(self, event: _Event) -> None:

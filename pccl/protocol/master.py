@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
@@ -23,21 +23,29 @@ from pccl.protocol.history import InvariantViolation
 from pccl.protocol.kept import Kept
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX, OWED_MAX, TAGS_PER_VIEW_MAX, Timing
 from pccl.protocol.lockstep import AskBlocked, Finding, LockstepWatch, LongWait, Stuck, Wait
-from pccl.protocol.membership import RegisteredPeer
+from pccl.protocol.membership import Membership, RegisteredPeer
 from pccl.protocol.operation import Ballot, Commit, Decision, Phase, Start, name_peers
-from pccl.protocol.registrar import Registrar
+from pccl.protocol.recovery import Recovered
+from pccl.protocol.repair import Tell
+from pccl.protocol.restart import Origin, Restartable
+from pccl.protocol.ring_order import arrange, broken_neighbours
+from pccl.protocol.status import RunState, report
+from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import AbortCause, OperationId, PeerId, RemovalCause, RoundId, RoundKind
 
 
-class MasterMachine(Registrar):
+class MasterMachine(Restartable):
     """Coordinates one run.
 
     Args:
         timing: deadlines.
-        run: the run's id, 16 bytes.
-        term: number of this incarnation.
+        run: the run's id, 16 bytes; of a standby, none yet.
+        term: number of this incarnation, at least.
         random_bytes: source of resume tokens; must be unpredictable outside simulation.
         now_ns: the present.
+        origin: what is known at the start.
+        incumbent: id of this master, the same after a restart if it has kept it.
+        standbys: where other masters of the run listen.
     """
 
     def __init__(
@@ -47,8 +55,15 @@ class MasterMachine(Registrar):
         term: int,
         random_bytes: Callable[[int], bytes],
         now_ns: int,
+        origin: Origin = Origin.BLANK,
+        incumbent: bytes = b"",
+        standbys: tuple[msg.MasterAddress, ...] = (),
     ) -> None:
-        super().__init__(timing, run, term, random_bytes, now_ns)
+        super().__init__(timing, run, term, random_bytes, now_ns, origin, incumbent, standbys)
+        self._forget_run()
+
+    def _forget_run(self) -> None:
+        """Know of no round and no operation."""
         self._rounds: dict[RoundKind, dict[PeerId, None]] = {kind: {} for kind in RoundKind}
         """Who has made the call that the present round of each kind waits for."""
         self._round_counts: dict[RoundKind, int] = dict.fromkeys(RoundKind, 0)
@@ -59,7 +74,56 @@ class MasterMachine(Registrar):
         """(group, open view, tag) -> number of the next operation that may be asked for."""
         self._outcomes: Kept[OperationId, msg.OperationEnded] = Kept()
         self._answers: Kept[RoundId, msg.RoundClosed] = Kept()
-        self._lockstep = LockstepWatch(timing)
+        self._lockstep = LockstepWatch(self.timing)
+        self._sequence = 0
+        """Place of what was decided last."""
+
+    # -- a master before this one ----------------------------------------------------------------
+
+    def _take_up(self, recovered: Recovered) -> None:
+        self._forget_run()
+        self._opened.update(dict.fromkeys(recovered.members, 0))
+        self._sequence = recovered.sequence
+        self._round_counts = dict(recovered.counts)
+        told = {
+            report.peer: {o.sequence for o in report.outcomes}
+            | {a.sequence for a in report.answers}
+            for report in recovered.returned
+        }
+        for operation, outcome in recovered.outcomes.items():
+            members = [peer.id for peer in self.membership.members(operation.group)]
+            lacking = [peer for peer in members if outcome.sequence not in told.get(peer, ())]
+            self._outcomes.keep(operation, outcome, lacking)
+            if self.membership.ring(operation.group, operation.view) is not None:
+                tag = (operation.group, operation.view, operation.tag)
+                self._next_n[tag] = max(self._next_n.get(tag, 0), operation.n + 1)
+        members = [peer.id for peer in self.membership.members()]
+        for round_id, answer in recovered.answers.items():
+            lacking = [peer for peer in members if answer.sequence not in told.get(peer, ())]
+            self._answers.keep(round_id, answer, lacking)
+        taken = {
+            (report.peer, count.kind): count.n
+            for report in recovered.returned
+            for count in report.header.rounds
+        }
+        for kind, count in recovered.counts.items():
+            last = RoundId(kind, count - 1)
+            lacking = [peer for peer in members if taken.get((peer, kind), 0) < count]
+            if lacking and last not in recovered.answers:  # nobody who came back can tell it
+                version, sequence = self.membership.version, self._next_sequence()
+                answer = msg.RoundClosed(last, version, pending=False, sequence=sequence)
+                self._answers.keep(last, answer, lacking)
+
+    def _next_sequence(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _settled(self) -> int:
+        outcome, answer = self._outcomes.oldest(), self._answers.oldest()
+        return min(
+            self._sequence + 1 if outcome is None else outcome.sequence,
+            self._sequence + 1 if answer is None else answer.sequence,
+        )
 
     # -- what peers say ------------------------------------------------------------------------
 
@@ -84,6 +148,10 @@ class MasterMachine(Registrar):
                 ballot = self._find_ballot(peer, operation, opens=True)
                 if ballot is not None:
                     self._decide(ballot, ballot.withdraw(peer.id, reason))
+            case msg.Holdings(operation, lost, complete):
+                ballot = self._ballots.get(operation)
+                if ballot is not None:
+                    self._decide(ballot, ballot.holdings(peer.id, lost, complete=complete))
             case msg.OutcomeQuery(operation):
                 self._find_ballot(peer, operation, opens=False)
             case _:
@@ -91,13 +159,14 @@ class MasterMachine(Registrar):
 
     def _owed_to(self, peer: RegisteredPeer) -> Iterator[msg.MasterMessage]:
         for ballot in self._ballots.values():
-            if peer.id in ballot.survivors and ballot.phase is Phase.STARTED:
-                yield msg.OperationStarted(ballot.operation)
+            yield from ballot.owed_to(peer.id)
         yield from self._outcomes.owed_to(peer.id)
         yield from self._answers.owed_to(peer.id)
 
     def _on_heartbeat(self, peer: RegisteredPeer, message: msg.Heartbeat) -> None:
         peer.blocked = message.blocked
+        if message.term == self.term:
+            peer.seen_version = max(peer.seen_version, message.roster_version)
         for progress in message.progress:
             ballot = self._ballots.get(progress.operation)
             if ballot is not None and peer.id in ballot.survivors:
@@ -129,6 +198,7 @@ class MasterMachine(Registrar):
             return
         newcomers = self.membership.admissible()
         if kind is RoundKind.UPDATE_TOPOLOGY:
+            self.membership.updates = self._round_counts[kind] + 1
             self._admit(newcomers)
         self._answer_round(kind, members, pending=bool(newcomers))
         if kind is RoundKind.UPDATE_TOPOLOGY:
@@ -141,7 +211,8 @@ class MasterMachine(Registrar):
         round_id = RoundId(kind, self._round_counts[kind])
         self._round_counts[kind] += 1
         self._rounds[kind] = {}
-        answer = msg.RoundClosed(round_id, self.membership.version, pending, lockstep)
+        version, sequence = self.membership.version, self._next_sequence()
+        answer = msg.RoundClosed(round_id, version, pending, lockstep, sequence)
         self._answers.keep(round_id, answer, [peer.id for peer in members])
         for peer in members:
             self._send(peer, answer)
@@ -179,7 +250,8 @@ class MasterMachine(Registrar):
         ballot = self._find_ballot(peer, message.operation, opens=True)
         if ballot is not None:
             self._repeat_start(peer, ballot)
-            self._decide(ballot, ballot.request(peer.id, message.descriptor, self._now_ns))
+            asked = (peer.id, message.descriptor, self._now_ns, message.resumes)
+            self._decide(ballot, ballot.request(*asked))
 
     def _find_ballot(
         self, peer: RegisteredPeer, operation: OperationId, *, opens: bool
@@ -199,25 +271,35 @@ class MasterMachine(Registrar):
                 raise RemoteProtocolError(reason=f"the outcome of {operation} was acknowledged")
             self._send(peer, outcome)
             return None
-        if not peer.admitted or operation.term != self.term or operation.group != peer.group:
+        if not peer.admitted or operation.term > self.term or operation.group != peer.group:
             raise RemoteProtocolError(reason=f"operation {operation} is not of this run")
         if operation.view > self.membership.newest_view(operation.group):
             raise RemoteProtocolError(reason=f"operation {operation} of a future view")
-        ring = self.membership.ring(operation.group, operation.view)
-        if ring is None:
+        repaired = self._ballots.get(operation)
+        if repaired is not None and repaired.repair is not None and peer.id in repaired.survivors:
+            return repaired  # its view is closed
+        view = self.membership.view(operation.group, operation.view)
+        if view is None:
             self._send(peer, self._ended_by_closed_view(operation))
             return None
-        if peer.id not in ring:
+        if peer.id not in view.ring:
             raise RemoteProtocolError(reason=f"not a member of view {operation.view}")
+        if operation.term != view.term:
+            raise RemoteProtocolError(reason=f"view {operation.view} is of term {view.term}")
         ballot = self._ballots.get(operation)
         if ballot is None:
             tag = (operation.group, operation.view, operation.tag)
-            if not opens or operation.n != self._next_n.get(tag, 0):
+            inherited = view.term < self.term
+            next_n = self._next_n.get(tag)
+            if next_n is None:  # the master before may have counted; its members go on from there
+                next_n = operation.n if inherited else 0
+            if not opens or operation.n != next_n:
                 raise RemoteProtocolError(reason=f"operation {operation} is not the next one")
             if self._opened[peer.id] >= OPERATIONS_OPEN_MAX:
                 raise RemoteProtocolError(reason="too many operations are open")
             self._opened[peer.id] += 1
-            ballot = self._ballots[operation] = Ballot(operation, ring, peer.id, self._now_ns)
+            ballot = Ballot(operation, view.ring, peer.id, self._now_ns, inherited=inherited)
+            self._ballots[operation] = ballot
         return ballot
 
     def _groups_with_many_numbers(self) -> set[int]:
@@ -253,11 +335,16 @@ class MasterMachine(Registrar):
         concerned = [self.membership.peers[peer] for peer in ballot.survivors]
         if isinstance(decision, Start):
             for peer in concerned:
-                self._send(peer, msg.OperationStarted(ballot.operation))
+                self._send(peer, msg.OperationStarted(ballot.operation, decision.resumed))
+            return
+        if isinstance(decision, Tell):
+            for told in decision.peers:
+                self._send(self.membership.peers[told], decision.message)
             return
         operation = ballot.operation
         del self._ballots[operation]
-        self._opened[ballot.opener] -= 1
+        if ballot.opener in self.membership.peers:
+            self._opened[ballot.opener] -= 1
         if self.membership.ring(operation.group, operation.view) is not None:
             self._next_n[operation.group, operation.view, operation.tag] = operation.n + 1
         committed = isinstance(decision, Commit)
@@ -267,6 +354,7 @@ class MasterMachine(Registrar):
             "" if isinstance(decision, Commit) else decision.reason,
             ballot.members if committed else (),
             self.membership.version,
+            self._next_sequence(),
         )
         self._outcomes.keep(ballot.operation, ended, [peer.id for peer in concerned])
         for peer in concerned:
@@ -274,7 +362,7 @@ class MasterMachine(Registrar):
 
     def _repeat_start(self, peer: RegisteredPeer, ballot: Ballot) -> None:
         if ballot.phase is Phase.STARTED:
-            self._send(peer, msg.OperationStarted(ballot.operation))
+            self._send(peer, msg.OperationStarted(ballot.operation, ballot.resumed))
 
     def _acknowledges(self, peer: RegisteredPeer) -> bool:
         owed = self._outcomes.count_owed_to(peer.id) + self._answers.count_owed_to(peer.id)
@@ -282,18 +370,23 @@ class MasterMachine(Registrar):
 
     # -- removal -------------------------------------------------------------------------------
 
-    def _draw_conclusions(self, peer: RegisteredPeer, closed_views: list[int], why: str) -> None:
+    def _draw_conclusions(self, peers: Sequence[RegisteredPeer], why: str) -> None:
         self._forget_numbers()
-        self._outcomes.forget(peer.id)
-        self._answers.forget(peer.id)
-        for operation, ballot in list(self._ballots.items()):
-            if operation.group == peer.group and operation.view in closed_views:
-                self._decide(ballot, ballot.lose(peer.id, why))
+        gone = [peer.id for peer in peers]
+        for peer in gone:
+            self._outcomes.forget(peer)
+            self._answers.forget(peer)
+            for requested in self._rounds.values():
+                requested.pop(peer, None)
+        for ballot in list(self._ballots.values()):
+            lost = [peer for peer in ballot.survivors if peer in gone]
+            if lost:
+                self._decide(ballot, ballot.lose(lost, why, self._now_ns))
         for kind in RoundKind:
-            self._rounds[kind].pop(peer.id, None)
             if self.membership.members():
                 self._close_round_if_complete(kind)
-        del self._opened[peer.id]
+        for peer in gone:
+            del self._opened[peer]
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -313,11 +406,28 @@ class MasterMachine(Registrar):
             ballot.progress_ns = min(ballot.progress_ns + gap_ns, self._now_ns)
 
     def _judge_waits(self) -> None:
+        for group in sorted({ballot.operation.group for ballot in self._ballots.values()}):
+            self._mend_ring(group)
         for ballot in list(self._ballots.values()):
             self._judge_progress(ballot)
         blocked = [peer.id for peer in self.membership.members() if peer.blocked]
         for finding in self._lockstep.look(self._waits(), blocked, self._now_ns):
             self._carry_out(finding)
+
+    def _status(self) -> StatusReport:
+        idle = self.recovering
+        state = RunState(
+            self.run,
+            self.term,
+            self._began_ns,
+            Membership(self.term) if idle else self.membership,
+            [] if idle else self._waits(),
+            self._lockstep.since_ns,
+            {} if idle else self._ballots,
+            self._removed,
+            self._waits_for(),
+        )
+        return report(state, self._now_ns)
 
     def _waits(self) -> list[Wait]:
         """Everything that was requested and isn't decided."""
@@ -357,15 +467,52 @@ class MasterMachine(Registrar):
                         ballot = self._ballots[subject]
                         self._decide(ballot, ballot.get_stuck(reason))
 
+    def _mend_ring(self, group: int) -> None:
+        """If an operation waits for neighbours that cannot talk, go on with others as neighbours.
+
+        Their lanes are redialled all the time; a pair that has no link for as long as a lost
+        control connection may take to come back counts as one that cannot talk.
+        """
+        patience_ns = self.timing.ns(self.timing.resume_s)
+        broken = self.membership.broken_links(group, self._now_ns - patience_ns)
+        started = [
+            ballot
+            for ballot in self._ballots.values()
+            if ballot.operation.group == group and ballot.phase is Phase.STARTED
+        ]
+        pairs = [pair for b in started for pair in broken_neighbours(b.survivors, broken)]
+        if not pairs:
+            return
+        pair = pairs[0]
+        one, other = sorted(pair)
+        why = f"peers {one} and {other} cannot talk to each other ({broken[pair]})"
+        order, left_out = arrange(self.membership.order(group), broken)
+        if left_out:
+            peers = [self.membership.peers[peer] for peer in left_out]
+            reason = f"{why}, and no order of the ring avoids that"
+            self._remove_all(peers, RemovalCause.LINK_BROKEN, reason)
+        closed: list[int] = []
+        if broken_neighbours(self.membership.order(group), broken):
+            closed = self.membership.reorder(group, order)
+            self._tell_rosters(self.membership.members())
+            self._forget_numbers()
+        for operation, ballot in list(self._ballots.items()):
+            still_stuck = ballot in started and broken_neighbours(ballot.survivors, broken)
+            if still_stuck or (operation.group == group and operation.view in closed):
+                reason = f"{why}; the ring was put in another order"
+                self._decide(ballot, ballot.close_view(reason))
+
     def _judge_progress(self, ballot: Ballot) -> None:
         stalled_ns = self._now_ns - ballot.progress_ns
         if ballot.phase is not Phase.STARTED or stalled_ns < self.timing.ns(self.timing.progress_s):
             return
-        culprit = ballot.culprit()
-        peer = self.membership.peers.get(culprit) if culprit is not None else None
-        if peer is not None and ballot.operation in self._ballots:
-            reason = f"{ballot.operation} stands still for {stalled_ns / 1e9:.1f} s"
-            self._remove(peer, RemovalCause.NO_PROGRESS, reason)
+        window_ns = max(stalled_ns // 2, 2 * self.timing.ns(self.timing.heartbeat_s))
+        stall = ballot.stall(self._now_ns - window_ns)
+        if stall is not None and ballot.operation in self._ballots:
+            seconds = stalled_ns / 1e9
+            reason = f"{ballot.operation} has stood still for {seconds:.1f} s, and {stall}"
+            charged = self.membership.worse_linked(stall.upstream, stall.downstream)
+            self._remove(charged, RemovalCause.NO_PROGRESS, reason)
 
     def check(self) -> None:
         """Assert what must always hold (tests and the simulator call this after every event).
@@ -378,7 +525,9 @@ class MasterMachine(Registrar):
             ring = self.membership.ring(operation.group, operation.view)
             if ballot.phase.ended or operation in self._outcomes:
                 raise InvariantViolation(f"{operation} is decided and undecided", self.history)
-            if ring != ballot.members or any(peer not in members for peer in ballot.members):
+            strayed = any(peer not in members for peer in ballot.survivors)
+            whole = ballot.repair is None and len(ballot.survivors) == len(ballot.members)
+            if strayed or ring != (ballot.members if whole else None):
                 raise InvariantViolation(f"{operation} is open in a closed view", self.history)
         for owed in (*self._outcomes.everybody_owed(), *self._answers.everybody_owed()):
             strangers = [peer for peer in owed if peer not in members]

@@ -70,4 +70,18 @@ class Announce:
     text: str
 
 
-MasterEffect = Send | CloseControl | Announce
+@dataclass(frozen=True, slots=True)
+class Remember:
+    """Keep this for the next start, where there is a place for it, before anything else is done."""
+
+    run: bytes
+    term: int
+    incumbent: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The run is over, nobody is a member any more: the next start begins another one."""
+
+
+MasterEffect = Send | CloseControl | Announce | Remember | Forget

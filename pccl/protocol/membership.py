@@ -1,18 +1,21 @@
 """Who is in the run: registered peers, groups, views, rosters, and who may be admitted.
 
-State only: it sends nothing and decides no operation. Peers have ids in order of registration,
-and the ring of every view is in that order, so newcomers are appended.
+State only: it sends nothing and decides no operation. Peers have ids in order of registration.
+Newcomers are appended to the ring of their group.
 
 * Admission opens a new view of the newcomer's group and leaves the previous one open.
 * Losing a member closes every open view of its group that contains it and opens a successor.
+* A ring whose neighbours cannot talk gives way to one in another order.
 * Every change anywhere makes a new roster version, because callers are told global sizes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pccl.protocol.limits import ROSTERS_KEPT_MAX
+from pccl.protocol.limits import ROSTERS_KEPT_MAX, TERM_GAP
+from pccl.protocol.ring_order import Pair
 from pccl.protocol.types import Member, PeerId, Roster
 
 
@@ -36,6 +39,8 @@ class RegisteredPeer:
     """When its control connection was lost, if it is."""
     waited_for_ns: int | None = None
     """Since when somebody waits for it, if somebody does."""
+    seen_version: int = 0
+    """The newest roster that it has acknowledged."""
     pending_ns: int = 0
     """Since when it waits to be linked (a newcomer)."""
     registered_ns: int = 0
@@ -43,24 +48,92 @@ class RegisteredPeer:
     """How long it had waited for its admission when it was told for what, the last time."""
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """A fixed membership of one group.
+
+    Attributes:
+        ring: its members in order.
+        term: of the master that opened it.
+    """
+
+    ring: tuple[PeerId, ...]
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A link as one of its ends sees it."""
+
+    why_down: str | None
+    """None: it is up."""
+    since_ns: int
+
+
+@dataclass(slots=True)
+class RecoveredGroup:
+    """What is known of one group under the masters before.
+
+    Attributes:
+        rosters: by version, all that its members know and may need.
+        views: the open ones.
+    """
+
+    rosters: dict[int, Roster]
+    views: dict[int, View]
+
+
+@dataclass(slots=True)
+class RecoveredMembership:
+    """What is known of the membership under the masters before.
+
+    Attributes:
+        version: of the newest roster that anybody knows.
+        groups: by number.
+    """
+
+    version: int
+    groups: dict[int, RecoveredGroup]
+
+
 @dataclass(slots=True)
 class _Group:
-    views: int = 0
-    """Number of the newest view."""
-    open_views: dict[int, tuple[PeerId, ...]] = field(default_factory=dict[int, tuple[PeerId, ...]])
+    newest_view: int = 0
+    """Its number; 0: there was none yet."""
+    views_from: int = 0
+    """The next view gets a number above this, too."""
+    open_views: dict[int, View] = field(default_factory=dict[int, View])
     rosters: dict[int, Roster] = field(default_factory=dict[int, Roster])
+    order: list[PeerId] = field(default_factory=list[PeerId])
+    """The members in ring order."""
+    seniority: list[PeerId] = field(default_factory=list[PeerId])
+    """The members in the order in which they were admitted: the first one has rank 0."""
+
+    def arrange(self, order: Iterable[PeerId]) -> None:
+        """Put the ring into this order, beginning with the eldest: its state is everybody's."""
+        ring = list(order)
+        self.seniority = [peer for peer in self.seniority if peer in ring]
+        first = ring.index(self.seniority[0]) if ring else 0
+        self.order = ring[first:] + ring[:first]
 
 
 class Membership:
-    """The run's peers, groups and views."""
+    """The run's peers, groups and views.
 
-    def __init__(self) -> None:
+    Args:
+        term: of the master.
+    """
+
+    def __init__(self, term: int) -> None:
         self.peers: dict[PeerId, RegisteredPeer] = {}
         """Everybody who is registered, in order of id."""
         self.version = 0
+        self.updates = 0
+        """Rounds of ``update_topology`` that are closed, or about to be by the next change."""
+        self._term = term
         self._groups: dict[int, _Group] = {}
-        self._links: dict[tuple[PeerId, PeerId], str | None] = {}
-        """(reporter, other) -> None if the link is up, otherwise why not."""
+        self._links: dict[tuple[PeerId, PeerId], _Link] = {}
+        """(reporter, other) -> what the reporter says of their link."""
 
     # -- peers ---------------------------------------------------------------------------------
 
@@ -80,17 +153,62 @@ class Membership:
 
     # -- links ---------------------------------------------------------------------------------
 
-    def report_link(self, reporter: PeerId, other: PeerId, down_reason: str | None) -> None:
+    def report_link(
+        self, reporter: PeerId, other: PeerId, down_reason: str | None, now_ns: int
+    ) -> None:
         """``reporter`` says that its link to ``other`` is up (None) or why it is not."""
-        if other in self.peers:
-            self._links[reporter, other] = down_reason
+        if other not in self.peers:
+            return
+        known = self._links.get((reporter, other))
+        if known is None or (known.why_down is None) != (down_reason is None):
+            since_ns = now_ns
+        else:
+            since_ns = known.since_ns
+        self._links[reporter, other] = _Link(down_reason, since_ns)
 
-    def link_trouble(self, peer: PeerId) -> str | None:
-        """What a live member reports of its broken link to ``peer``; None if nobody does."""
-        for (reporter, other), reason in self._links.items():
-            if other == peer and reason is not None and self.may_accuse(reporter):
-                return f"peer {reporter}: {reason}"
+    def link_trouble(self, peer: PeerId, since_ns: int) -> str | None:
+        """What a live member reports of its link to ``peer`` that broke at ``since_ns`` or later.
+
+        None if nobody does. A link that was broken before says nothing about the present.
+        """
+        for (reporter, other), link in self._links.items():
+            is_recent = link.why_down is not None and link.since_ns >= since_ns
+            if other == peer and is_recent and self.may_accuse(reporter):
+                return f"peer {reporter}: {link.why_down}"
         return None
+
+    def broken_links(self, group: int, since_ns: int) -> dict[Pair, str]:
+        """Pairs of connected members that cannot talk at least since ``since_ns``, and why."""
+        return {
+            Pair((reporter, other)): link.why_down
+            for (reporter, other), link in self._links.items()
+            if link.why_down is not None
+            and link.since_ns <= since_ns
+            and self.peers[reporter].group == group
+            and self.may_accuse(reporter)
+            and self.may_accuse(other)
+        }
+
+    def shift_links(self, gap_ns: int, now_ns: int) -> None:
+        """This process slept: links have not been down for so long."""
+        for pair, link in self._links.items():
+            self._links[pair] = _Link(link.why_down, min(link.since_ns + gap_ns, now_ns))
+
+    def worse_linked(self, first: PeerId, second: PeerId) -> RegisteredPeer:
+        """Of two whose link carries nothing, the one with more broken links to others.
+
+        The first if they are alike: what is known of one link does not say which end is at fault.
+        """
+        broken = {first: 0, second: 0}
+        for (reporter, other), link in self._links.items():
+            if (
+                link.why_down is not None
+                and self.may_accuse(reporter)
+                and {reporter, other} != {first, second}
+            ):
+                for end in (reporter, other):
+                    broken[end] = broken.get(end, 0) + 1
+        return self.peers[second if broken[second] > broken[first] else first]
 
     def may_accuse(self, reporter: PeerId) -> bool:
         """Whether a broken link that ``reporter`` reports may cost the other side its place.
@@ -128,7 +246,7 @@ class Membership:
         for peer in newcomers:
             ring = rings.get(peer.group)
             if ring is None:
-                ring = rings[peer.group] = [p.id for p in self.members(peer.group)]
+                ring = rings[peer.group] = self.order(peer.group)
             missing = self._missing_link(ring, peer.id)
             if missing is not None:
                 unlinked[peer.id] = missing
@@ -139,12 +257,15 @@ class Membership:
 
     def _missing_link(self, ring: list[PeerId], peer: PeerId) -> tuple[PeerId, str] | None:
         for neighbour in (ring[-1], ring[0]) if ring else ():
-            if self._links.get((peer, neighbour), "") is None:
+            mine, theirs = self._links.get((peer, neighbour)), self._links.get((neighbour, peer))
+            if any(link is not None and link.why_down is None for link in (mine, theirs)):
                 continue
-            if self._links.get((neighbour, peer), "") is None:
-                continue
-            return neighbour, self._links.get((peer, neighbour)) or "not connected yet"
+            return neighbour, mine.why_down or "" if mine else "not connected yet"
         return None
+
+    def sort_peers(self) -> None:
+        """Put the peers in order of id: one has come back that was not the last to come."""
+        self.peers = dict(sorted(self.peers.items()))
 
     # -- changes -------------------------------------------------------------------------------
 
@@ -158,6 +279,9 @@ class Membership:
         """
         for peer in newcomers:
             peer.admitted = True
+            state = self._groups.setdefault(peer.group, _Group())
+            state.order.append(peer.id)
+            state.seniority.append(peer.id)
         for group in sorted({*renew, *(peer.group for peer in newcomers)}):
             self._open_view(group)
             open_views = self._groups[group].open_views
@@ -166,25 +290,74 @@ class Membership:
                     del open_views[number]
         self._publish()
 
-    def remove(self, peer: RegisteredPeer) -> list[int]:
-        """Forget ``peer``; return the numbers of its group's views that are closed by that."""
-        del self.peers[peer.id]
-        self._links = {pair: why for pair, why in self._links.items() if peer.id not in pair}
-        if not peer.admitted:
-            return []
-        state = self._groups[peer.group]
-        closed = [number for number, ring in state.open_views.items() if peer.id in ring]
-        for number in closed:
-            del state.open_views[number]
-        if self.members(peer.group):
-            self._open_view(peer.group)
+    def remove(self, peers: Sequence[RegisteredPeer]) -> set[tuple[int, int]]:
+        """Forget them; return the views that are closed by that: (group, number)."""
+        gone = {peer.id for peer in peers}
+        for peer in gone:
+            del self.peers[peer]
+        self._links = {pair: why for pair, why in self._links.items() if gone.isdisjoint(pair)}
+        members = [peer for peer in peers if peer.admitted]
+        closed: set[tuple[int, int]] = set()
+        for group in sorted({peer.group for peer in members}):
+            state = self._groups[group]
+            state.arrange(peer for peer in state.order if peer not in gone)
+            for number, view in list(state.open_views.items()):
+                if not gone.isdisjoint(view.ring):
+                    closed.add((group, number))
+                    del state.open_views[number]
+            if state.order:
+                self._open_view(group)
+        if members:
+            self._publish()
+        return closed
+
+    def reorder(self, group: int, order: Sequence[PeerId]) -> list[int]:
+        """Give a group's ring another order; return the numbers of the views closed by that: all.
+
+        Their neighbours could not talk to each other.
+        """
+        state = self._groups[group]
+        assert sorted(order) == sorted(state.order)
+        closed = list(state.open_views)
+        state.open_views.clear()
+        state.arrange(order)
+        self._open_view(group)
         self._publish()
         return closed
 
+    def restore(
+        self, recovered: RecoveredMembership, peers: Iterable[RegisteredPeer], *, shared: bool
+    ) -> None:
+        """Take over what is known of the membership under the masters before.
+
+        What they may have given out besides is skipped: see ``TERM_GAP``. Where the run is
+        ``shared`` with other masters, no two terms have a version in common.
+        """
+        self.peers = {peer.id: peer for peer in sorted(peers, key=lambda peer: peer.id)}
+        for group, known in recovered.groups.items():
+            newest = known.rosters[max(known.rosters)]
+            self._groups[group] = _Group(
+                newest.view,
+                newest.view + TERM_GAP,
+                dict(known.views),
+                dict(sorted(known.rosters.items())),
+                list(newest.ring),
+                [newest.ring[0], *sorted(newest.ring[1:])],
+            )
+        self.version = recovered.version + TERM_GAP
+        if shared:
+            self.version = max(self.version, self._term << 31)
+        self._publish()
+
+    def order(self, group: int) -> list[PeerId]:
+        """The members of a group in ring order."""
+        state = self._groups.get(group)
+        return list(state.order) if state else []
+
     def _open_view(self, group: int) -> None:
-        state = self._groups.setdefault(group, _Group())
-        state.views += 1
-        state.open_views[state.views] = tuple(peer.id for peer in self.members(group))
+        state = self._groups[group]
+        state.newest_view = max(state.newest_view, state.views_from) + 1
+        state.open_views[state.newest_view] = View(tuple(state.order), self._term)
 
     def _publish(self) -> None:
         self.version += 1
@@ -197,12 +370,14 @@ class Membership:
             state.rosters[self.version] = Roster(
                 version=self.version,
                 group=group,
-                view=state.views,
-                members=tuple(peer.member for peer in self.members(group)),
+                view=state.newest_view,
+                members=tuple(self.peers[peer].member for peer in state.order),
                 open_views=tuple(state.open_views),
                 global_world_size=len(members),
                 peer_groups=sum(1 for size in sizes.values() if size),
                 largest_group_size=max(sizes.values(), default=0),
+                term=state.open_views[state.newest_view].term,
+                updates=self.updates,
             )
             while len(state.rosters) > ROSTERS_KEPT_MAX:
                 del state.rosters[next(iter(state.rosters))]
@@ -211,13 +386,18 @@ class Membership:
 
     def ring(self, group: int, view: int) -> tuple[PeerId, ...] | None:
         """The members of an open view in ring order; None if the view is not open."""
+        known = self.view(group, view)
+        return known.ring if known else None
+
+    def view(self, group: int, view: int) -> View | None:
+        """A view; None if it is not open."""
         state = self._groups.get(group)
         return state.open_views.get(view) if state else None
 
     def newest_view(self, group: int) -> int:
         """Number of the group's newest view (0: it never had one)."""
         state = self._groups.get(group)
-        return state.views if state else 0
+        return state.newest_view if state else 0
 
     def roster(self, group: int) -> Roster:
         """The group's newest roster."""

@@ -8,9 +8,10 @@ what it keeps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
+from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import (
     AbortCause,
     Descriptor,
@@ -49,6 +50,8 @@ class Register:
     host: str
     port: U16
     min_peers: U16 = 1
+    masters: U16 = 1
+    """How many masters' addresses it knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,58 @@ class Resume:
     token: bytes
     roster_version: int
     """The newest roster it knows; the master sends what came after."""
+    incumbent: bytes = field(default=b"", compare=False)
+    """Id of the master that it follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCount:
+    """How many rounds of a kind the run has had."""
+
+    kind: RoundKind
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """First message to a master of another incarnation than the one that the peer has followed.
+
+    What the peer knows of the run follows: rosters, outcomes and answers that may not have reached
+    everybody, its links, what it has asked for. ``Reported`` ends it.
+    """
+
+    peer: PeerId
+    token: bytes
+    run: bytes
+    term: U32
+    registration: Register
+    """As it came, or would come, as a newcomer."""
+    roster_version: int
+    """The newest roster it knows; 0: it has not been admitted, as far as it knows."""
+    rounds: tuple[RoundCount, ...]
+    incumbent: bytes
+    """Id of the master that it has followed."""
+    ratified: int = field(default=0, compare=False)
+    """The newest roster of which it knows that a majority of the members before it had it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRoster:
+    """A roster that the master of before has told."""
+
+    roster: Roster
+    incumbent: bytes = field(default=b"", compare=False)
+    """Id of the master that told it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """End of what a returning peer knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusRequest:
+    """First and only message of somebody who wants a ``StatusReport`` and no part in the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +143,10 @@ class Heartbeat:
     rounds: tuple[RoundId, ...] = ()
     blocked: bool = False
     """Whether all callers are inside calls that wait for other members."""
+    roster_version: int = 0
+    """The newest roster that has arrived."""
+    term: U32 = field(default=0, compare=False)
+    """The one that the peer follows: it takes nothing from a master of a lower one any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +162,8 @@ class OperationRequest:
 
     operation: OperationId
     descriptor: Descriptor
+    resumes: OperationId | None = None
+    """An earlier attempt of the same call, with the same input, of which partial sums are left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +198,18 @@ class BlockedReply:
 
 
 @dataclass(frozen=True, slots=True)
+class Holdings:
+    """Answer to ``HoldingsQuery``."""
+
+    operation: OperationId
+    lost: U32
+    """How many lost members the question named: only more can be lost by the next one."""
+    complete: bool
+    """Whether nothing is missing but what the member before the gap can send; it alone may from
+    now on."""
+
+
+@dataclass(frozen=True, slots=True)
 class LinkReport:
     """The state of the link to another peer has changed."""
 
@@ -149,6 +222,14 @@ class LinkReport:
 
 
 @dataclass(frozen=True, slots=True)
+class MasterAddress:
+    """Where another master of the run listens."""
+
+    host: str
+    port: U16
+
+
+@dataclass(frozen=True, slots=True)
 class Registered:
     """The newcomer's identity. It stays pending until it is ``Admitted``."""
 
@@ -156,6 +237,10 @@ class Registered:
     term: U32
     run: bytes
     token: bytes
+    incumbent: bytes = b""
+    """Id of the master."""
+    standbys: tuple[MasterAddress, ...] = ()
+    """Where to look for a master if this one is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +254,10 @@ class LinkPlan:
 class Resumed:
     """The connection is resumed; everything that was missed follows."""
 
+    term: U32
+    incumbent: bytes = b""
+    standbys: tuple[MasterAddress, ...] = ()
+
 
 @dataclass(frozen=True, slots=True)
 class Refused:
@@ -179,14 +268,10 @@ class Refused:
 
     cause: RemovalCause | None
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class RoundCount:
-    """How many rounds of a kind the run has had."""
-
-    kind: RoundKind
-    n: int
+    removed_ms: int = 0
+    """When it was removed, by the master's clock; means nothing without a cause."""
+    now_ms: int = 0
+    """The present by the same clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +300,8 @@ class RoundClosed:
     lockstep: str = ""
     """Not empty: there is no answer, because the members waited for different things (whom for
     what); the next call of the kind opens the next round."""
+    sequence: int = field(default=0, compare=False)
+    """Its place among everything that the run has decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +309,8 @@ class OperationStarted:
     """Every member has asked for the same thing: move the data."""
 
     operation: OperationId
+    resumed: bool = False
+    """Whether all resume the same attempt: what is left of it counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +323,39 @@ class OperationEnded:
     contributors: tuple[PeerId, ...]
     roster_version: int
     """The caller sees this membership when his call returns."""
+    sequence: int = field(default=0, compare=False)
+    """Its place among everything that the run has decided; 0: it was decided by a closed view."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownOutcome:
+    """An outcome that the master of before has told."""
+
+    outcome: OperationEnded
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAnswer:
+    """An answer that the master of before has told."""
+
+    answer: RoundClosed
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingsQuery:
+    """Members of the operation's ring are lost, some right before you: can it go on for you?"""
+
+    operation: OperationId
+    lost: tuple[PeerId, ...]
+    """All of them, in ring order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """The operation goes on without these members: send across the gap behind you."""
+
+    operation: OperationId
+    lost: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,10 +395,23 @@ class BlockedQuery:
 class MasterHeartbeat:
     """The master's sign of life."""
 
+    now_ms: int = 0
+    """The present by the master's clock, which only durations can be taken from."""
+    settled: int = field(default=0, compare=False)
+    """Everybody has whatever was decided before this place in the sequence."""
+    ratified: int = field(default=0, compare=False)
+    """The newest roster that a majority of the members before it has acknowledged."""
+
 
 PeerMessage = (
     Register
     | Resume
+    | Return
+    | KnownRoster
+    | KnownOutcome
+    | KnownAnswer
+    | Reported
+    | StatusRequest
     | Goodbye
     | Heartbeat
     | RoundRequest
@@ -285,6 +420,7 @@ PeerMessage = (
     | Withdraw
     | OutcomeQuery
     | BlockedReply
+    | Holdings
     | LinkReport
 )
 MasterMessage = (
@@ -297,10 +433,13 @@ MasterMessage = (
     | RoundClosed
     | OperationStarted
     | OperationEnded
+    | HoldingsQuery
+    | Repair
     | RoundWaits
     | OperationWaits
     | AdmissionWaits
     | BlockedQuery
     | MasterHeartbeat
+    | StatusReport
 )
 Message = PeerMessage | MasterMessage

@@ -8,14 +8,18 @@
 
 An operation is committed if and only if every member that has not been lost reported the same
 digest; it is aborted as soon as that can no longer happen. Both are final and the same for all.
+After a loss it goes on if the members that are left can complete the result
+(:mod:`~pccl.protocol.repair`).
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pccl.protocol.messages import Progress
+from pccl.protocol.messages import MasterMessage, OperationStarted, Progress
+from pccl.protocol.repair import RingRepair, Tell
 from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId
 
 
@@ -47,6 +51,9 @@ TRANSITIONS: dict[Phase, tuple[Phase, ...]] = {
 class Start:
     """All members asked for the same thing."""
 
+    resumed: bool = False
+    """Whether all resume the same earlier attempt."""
+
 
 @dataclass(frozen=True, slots=True)
 class Commit:
@@ -61,7 +68,30 @@ class Abort:
     reason: str
 
 
-Decision = Start | Commit | Abort
+Decision = Start | Commit | Abort | Tell
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """What could go from one member to its neighbour in the ring, and does not arrive."""
+
+    upstream: PeerId
+    downstream: PeerId
+    ready: int
+    """Segments that ``upstream`` could have sent."""
+    received: int
+    """Segments that ``downstream`` has."""
+
+    @property
+    def backlog(self) -> int:
+        """How many segments are stuck; not above 0: none."""
+        return self.ready - self.received
+
+    def __str__(self) -> str:
+        return (
+            f"peer {self.downstream} has {self.received} of the {self.ready} segments that "
+            f"peer {self.upstream} could send it"
+        )
 
 
 def name_peers(peers: list[PeerId]) -> str:
@@ -70,23 +100,47 @@ def name_peers(peers: list[PeerId]) -> str:
 
 
 class Ballot:
-    """What the master knows about one undecided operation. It decides; the master announces."""
+    """What the master knows about one undecided operation. It decides; the master announces.
+
+    Args:
+        operation: its id.
+        members: all members of its view, in ring order.
+        opener: who was the first to speak of it.
+        now_ns: the present.
+        inherited: whether a master before this one may have started it.
+    """
 
     def __init__(
-        self, operation: OperationId, members: tuple[PeerId, ...], opener: PeerId, now_ns: int
+        self,
+        operation: OperationId,
+        members: tuple[PeerId, ...],
+        opener: PeerId,
+        now_ns: int,
+        *,
+        inherited: bool = False,
     ) -> None:
         self.operation = operation
+        self._inherited = inherited
         self.opener = opener
         """Who was the first to speak of it."""
         self.members = members
         """All members of the view, in ring order; also those that were lost since."""
         self.phase = Phase.REQUESTED
+        self.opened_ns = now_ns
+        """When it was first heard of."""
         self.progress_ns = now_ns
         """When progress was last seen."""
+        self.repair: RingRepair | None = None
+        """Since a member was lost while data moved."""
+        self._loss = ""
+        """Who was lost last, and why."""
         self._present = list(members)
         self._descriptors: dict[PeerId, Descriptor] = {}
+        self._resumes: set[OperationId | None] = set()
+        """The earlier attempts that they resume; None: somebody resumes none."""
         self._digests: dict[PeerId, bytes] = {}
         self._progress: dict[PeerId, Progress] = {}
+        self._reported_ns: dict[PeerId, int] = {}
         self._moved_bytes: dict[PeerId, int] = {}
         """The most that each has received so far."""
 
@@ -100,11 +154,23 @@ class Ballot:
         heard = self._descriptors if self.phase is Phase.REQUESTED else self._digests
         return [peer for peer in self._present if peer not in heard]
 
-    def request(self, peer: PeerId, descriptor: Descriptor, now_ns: int) -> Decision | None:
+    @property
+    def resumed(self) -> bool:
+        """Whether all who have asked resume the same earlier attempt."""
+        return len(self._resumes) == 1 and None not in self._resumes
+
+    def request(
+        self,
+        peer: PeerId,
+        descriptor: Descriptor,
+        now_ns: int,
+        resumes: OperationId | None = None,
+    ) -> Decision | None:
         """A member asks for the operation. A second request of the same member changes nothing."""
         if self.phase is not Phase.REQUESTED or peer in self._descriptors:
             return None
         self._descriptors[peer] = descriptor
+        self._resumes.add(resumes)
         self.progress_ns = now_ns
         if descriptor != next(iter(self._descriptors.values())):
             return self._end(Abort(AbortCause.DESCRIPTOR_MISMATCH, self._who_asked_what()))
@@ -112,11 +178,20 @@ class Ballot:
 
     def done(self, peer: PeerId, digest: bytes, now_ns: int) -> Decision | None:
         """A member holds the complete result."""
+        if self.phase is Phase.REQUESTED and self._inherited:
+            # Nobody is done before all have asked, so it was started; not all may have heard that.
+            self.phase = Phase.STARTED
+            self._digests[peer] = digest
+            self.progress_ns = now_ns
+            return Start()
         if self.phase is not Phase.STARTED or peer in self._digests:
             return None
         self._digests[peer] = digest
         self.progress_ns = now_ns
-        return self._outcome_if_complete()
+        outcome = self._outcome_if_complete()
+        if outcome is None and self.repair is not None:
+            return self.repair.is_done(peer)
+        return outcome
 
     @property
     def what(self) -> str:
@@ -132,15 +207,44 @@ class Ballot:
         """The members wait for different things."""
         return self._end(Abort(AbortCause.LOCKSTEP, reason))
 
+    def close_view(self, reason: str) -> Decision:
+        """The members go on in another view; nobody is lost."""
+        return self._end(Abort(AbortCause.VIEW_CLOSED, reason))
+
     def withdraw(self, peer: PeerId, reason: str) -> Decision:
         """A member's caller has left before it was done."""
         return self._end(Abort(AbortCause.WITHDRAWN, f"peer {peer} withdrew: {reason}"))
 
-    def lose(self, peer: PeerId, reason: str) -> Decision:
-        """A member is lost: commit if everyone left has the result, otherwise abort."""
-        self._present.remove(peer)
-        outcome = self._outcome_if_complete() if self.phase is Phase.STARTED else None
-        return outcome or self._end(Abort(AbortCause.MEMBER_LOST, f"peer {peer} lost: {reason}"))
+    def lose(self, peers: Sequence[PeerId], reason: str, now_ns: int) -> Decision | None:
+        """Members are lost: commit if everyone left has the result, or find out if they can.
+
+        Before it has started there is nothing that they could have.
+        """
+        self._present = [peer for peer in self._present if peer not in peers]
+        self._loss = f"{name_peers(list(peers))} lost: {reason}"
+        if self.phase is not Phase.STARTED or not self._present:
+            return self._give_up()
+        outcome = self._outcome_if_complete()
+        if outcome is not None:
+            return outcome
+        self.progress_ns = now_ns
+        self.repair = RingRepair(self.operation, self.members, self._present, self._digests)
+        return self.repair.begin()
+
+    def holdings(self, peer: PeerId, lost_count: int, *, complete: bool) -> Decision | None:
+        """A member behind a gap says whether it can go on. What was asked before is void."""
+        if self.phase is not Phase.STARTED or self.repair is None:
+            return None
+        if not self.repair.waits_for(peer, lost_count):
+            return None
+        return self.repair.agrees(peer) if complete else self._give_up()
+
+    def owed_to(self, peer: PeerId) -> Iterator[MasterMessage]:
+        """What a member may have missed while its connection was lost."""
+        if peer in self._present and self.phase is Phase.STARTED:
+            yield OperationStarted(self.operation, self.resumed)
+            if self.repair is not None:
+                yield from self.repair.owed_to(peer)
 
     def report(self, peer: PeerId, progress: Progress, now_ns: int) -> None:
         """A member says how far it is."""
@@ -149,24 +253,33 @@ class Ballot:
             self._moved_bytes[peer] = progress.received_bytes
             self.progress_ns = now_ns
         self._progress[peer] = progress
+        self._reported_ns[peer] = now_ns
 
-    def culprit(self) -> PeerId | None:
-        """Whom lack of progress is charged to: who could send, and whose neighbour lacks it.
+    def received_bytes(self, peer: PeerId) -> int:
+        """The most that a member is known to have received."""
+        return self._moved_bytes.get(peer, 0)
 
-        In a ring each member receives from its predecessor. One that still waits for its own
-        inputs is not to blame; the furthest upstream that has them is.
+    def stall(self, since_ns: int) -> Stall | None:
+        """Where the data is stuck: at a neighbour that lacks what could have been sent to it.
+
+        In a ring each member receives from its predecessor. One that waits for its own inputs has
+        nothing to send: what it was given is all on its way further. So once nothing moves any
+        more, the links with a backlog are the stuck ones, and the largest counts.
+
+        Reports from before ``since_ns`` prove nothing: a member that has fallen silent may be the
+        cause, and neither neighbour pays for that. Its silence is judged for itself.
         """
-        blamed: PeerId | None = None
-        blamed_backlog = 0
-        for rank, peer in enumerate(self.members):
-            upstream = self.members[rank - 1]
-            mine, theirs = self._progress.get(peer), self._progress.get(upstream)
-            if peer in self._digests or mine is None or theirs is None:
+        found: Stall | None = None
+        for rank, peer in enumerate(self._present):
+            upstream = self._present[rank - 1]
+            silent = any(self._reported_ns.get(end, -1) < since_ns for end in (peer, upstream))
+            if peer in self._digests or silent:
                 continue
-            backlog = theirs.ready - mine.received
-            if backlog > blamed_backlog:
-                blamed, blamed_backlog = upstream, backlog
-        return blamed
+            mine, theirs = self._progress[peer], self._progress[upstream]
+            seen = Stall(upstream, peer, theirs.ready, mine.received)
+            if seen.backlog > (0 if found is None else found.backlog):
+                found = seen
+        return found
 
     # -- decisions -----------------------------------------------------------------------------
 
@@ -174,7 +287,7 @@ class Ballot:
         if self.waiting_for():
             return None
         self.phase = Phase.STARTED
-        return Start()
+        return Start(self.resumed)
 
     def _outcome_if_complete(self) -> Decision | None:
         if self.waiting_for() or not self._present:
@@ -190,6 +303,9 @@ class Ballot:
                 f"results differ: {name_peers(minority)} computed something else than the others",
             )
         )
+
+    def _give_up(self) -> Decision:
+        return self._end(Abort(AbortCause.MEMBER_LOST, self._loss))
 
     def _end(self, decision: Commit | Abort) -> Decision:
         self.phase = Phase.COMMITTED if isinstance(decision, Commit) else Phase.ABORTED

@@ -18,7 +18,7 @@ from pccl.protocol.machine import Machine
 from pccl.protocol.peer_contact import MasterContact
 from pccl.protocol.peer_join import JoinAttempt
 from pccl.protocol.peer_membership import KnownMembership, Standing
-from pccl.protocol.types import PeerId, RemovalCause, Roster
+from pccl.protocol.types import PeerId, Roster
 
 
 class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
@@ -40,12 +40,19 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         self.group = 0
         self._join: JoinAttempt | None = None
         self._token = b""
+        self._registration: msg.Register | None = None
+        self._has_standby = False
+        """Whether the run has more than one master."""
+        self._incumbent = b""
+        """Id of the master that is followed."""
         self._contact = MasterContact(timing, now_ns)
         self._membership = KnownMembership()
         self._why_closed = ""
         """How the last connection to the master, or the last attempt to make one, ended."""
         self._lost: errors.PCCLError | None = None
         """What the next call has to raise."""
+        self._loss: errors.PCCLError | None = None
+        """The same, also when a caller has been told: others may be between two attempts."""
 
     @property
     def newest(self) -> Roster | None:
@@ -58,9 +65,25 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         return self._membership.seen
 
     @property
+    def hears_master(self) -> bool:
+        """Whether there is a connection to the master."""
+        return self._contact.connected
+
+    @property
+    def master_heard_ns(self) -> int:
+        """When the master was last heard; a clock that stood still has moved it along."""
+        return self._contact.heard_ns
+
+    @property
     def knows_its_loss(self) -> bool:
         """Whether this peer is no longer a member, and a caller has been told."""
         return self.standing is Standing.LOST and self._lost is None
+
+    @property
+    def _roster_version(self) -> int:
+        """Of the newest roster; 0 before the first."""
+        newest = self.newest
+        return newest.version if newest is not None else 0
 
     @property
     def _takes_part(self) -> bool:
@@ -81,6 +104,14 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         """Send again what the master has not answered."""
 
     @abstractmethod
+    def _round_counts(self) -> tuple[msg.RoundCount, ...]:
+        """How many rounds of each kind there were, as far as this peer knows."""
+
+    @abstractmethod
+    def _report_finals(self) -> None:
+        """Send the outcomes and answers that may not have reached everybody."""
+
+    @abstractmethod
     def _fail_calls(self, error: errors.PCCLError) -> bool:
         """End everything that is open with ``error``; return whether any caller is told by that."""
 
@@ -93,7 +124,7 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         self.standing = Standing.JOINING
         self._join = JoinAttempt(event)
         self.group = event.group
-        self._contact.heard(self._now_ns)  # the time to wait for a master begins now
+        self._contact.begins(self._now_ns)
         self._effects.append(ev.DialControl(0))
 
     def _on_join_failed(self, join: JoinAttempt, reason: str) -> None:
@@ -108,7 +139,10 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
             raise errors.RemoteProtocolError(func="control", reason="a registration out of place")
         self.standing = Standing.PENDING
         self.peer, self.term, self.run = message.peer, message.term, message.run
-        self._token = message.token
+        self._token, self._incumbent = message.token, message.incumbent
+        assert self._join is not None
+        self._has_standby = bool(message.standbys) or self._join.masters > 1
+        self._contact.served(self._now_ns)
         self.history.owner = f"peer {message.peer}"
 
     def _on_admitted(self, message: msg.Admitted) -> None:
@@ -123,17 +157,42 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
 
     # -- the control connection ------------------------------------------------------------------
 
-    def _on_control_opened(self) -> None:
+    def _on_control_opened(self, run: bytes, term: int) -> None:
         if not self._takes_part:
             self._effects.append(ev.CloseControl("not needed any more"))
             return
         self._contact.opened(self._now_ns)
-        if self._token:
-            newest = self.newest
-            self._send(msg.Resume(self.peer, self._token, newest.version if newest else 0))
-        else:
+        if not self._token:
             assert self._join is not None
-            self._send(self._join.register())
+            self._registration = self._join.register()
+            self._send(self._registration)
+        elif (run, term) == (self.run, self.term):
+            version = self._roster_version
+            self._send(msg.Resume(self.peer, self._token, version, self._incumbent))
+        else:
+            self._return()
+
+    def _return(self) -> None:
+        """Tell a master of another incarnation everything that it may have to know."""
+        assert self._registration is not None
+        self._send(
+            msg.Return(
+                self.peer,
+                self._token,
+                self.run,
+                self.term,
+                self._registration,
+                self._roster_version,
+                self._round_counts(),
+                self._incumbent,
+                self._membership.ratified,
+            )
+        )
+        for known in self._membership.roster_reports():
+            self._send(known)
+        self._report_finals()
+        self._on_known_again()
+        self._send(msg.Reported())
 
     def _on_control_closed(self, reason: str) -> None:
         self._contact.connected = False
@@ -148,11 +207,23 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
     def _give_up_on_master(self, reason: str) -> bool:
         if not self._contact.is_lost(self._now_ns):
             return False
-        silence_s = (self._now_ns - self._contact.heard_ns) / 1e9
+        silence_s = self._contact.unserved_ns(self._now_ns) / 1e9
         self._lose(words.master_lost(silence_s, reason), goodbye=False)
         return True
 
-    def _on_resumed(self) -> None:
+    def _on_resumed(self, message: msg.Resumed) -> None:
+        another = message.incumbent != self._incumbent
+        if not self._token or message.term < self.term + another:
+            raise errors.RemoteProtocolError(func="control", reason="a master of the past")
+        self.term, self._incumbent = message.term, message.incumbent
+        self._has_standby |= bool(message.standbys)
+        self._contact.served(self._now_ns)
+        if self._has_standby:
+            self._acknowledge_roster()
+        self._on_known_again()
+
+    def _on_known_again(self) -> None:
+        """Repeat what a master has to know that has not seen this connection before."""
         for report in self._membership.link_reports():
             self._send(report)
         self._repeat_requests()
@@ -163,12 +234,18 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         """A tick: send a sign of life; judge the master's silence if something ``waits`` for it."""
         due = self._contact.is_beat_due(self._now_ns, blocked=blocked)
         if due and self._contact.connected and self._token:
-            self._send(self._contact.beat(progress, self._now_ns, blocked=blocked))
+            version = self._roster_version
+            now_ns, term = self._now_ns, self.term
+            self._send(self._contact.beat(progress, now_ns, version, term, blocked=blocked))
         if self._contact.is_tick_late(self._now_ns):
             return  # we slept, not the master: read what has come in meanwhile before judging it
+        if self._token and not (self._contact.connected and self._contact.resumed):
+            reason = self._why_closed
+            if self._contact.connected:
+                reason = "the one that answers lacks too many members to go on"
+            if self._give_up_on_master(reason):
+                return
         if not self._contact.connected:
-            if self._token:
-                self._give_up_on_master(self._why_closed)
             return
         waits = waits or self._join is not None
         if waits and self._contact.is_silent(self._now_ns, known=bool(self._token)):
@@ -180,10 +257,17 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
     def _on_roster(self, roster: Roster) -> None:
         if self.peer not in roster.ring or roster.view not in roster.open_views:
             raise errors.RemoteProtocolError(func="control", reason="a roster of others")
-        if self._membership.learn(roster):
+        if self._membership.learn(roster, self._incumbent):
             self._forget_closed(roster.open_views)
             self._effects.append(ev.ForgetEarly())
             self._want_links()
+            if self._has_standby:
+                self._acknowledge_roster()
+
+    def _acknowledge_roster(self) -> None:
+        """Say at once which master is followed, and what has come: a majority has to."""
+        if self._contact.connected:
+            self._send(self._contact.batch(self._roster_version, self.term))
 
     def _on_link_plan(self, message: msg.LinkPlan) -> None:
         self._membership.learn_elders(message.elders)
@@ -201,9 +285,12 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def _on_refused(self, cause: RemovalCause | None, reason: str) -> None:
-        error = words.refused(reason, cause, member=self.standing is Standing.MEMBER)
-        self._lose(error, goodbye=False)
+    def _on_refused(self, message: msg.Refused) -> None:
+        ago_s = self._contact.ago_s(message, self._now_ns)
+        member = self.standing is Standing.MEMBER
+        self._lose(
+            words.refused(message.reason, message.cause, ago_s, member=member), goodbye=False
+        )
 
     def _on_close(self) -> None:
         if self.standing is not Standing.CLOSED:
@@ -225,6 +312,7 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         self._effects.append(ev.SetLinks(()))
         self.standing = Standing.LOST
         self._lost = None if told else error
+        self._loss = error
 
     # -- helpers ---------------------------------------------------------------------------------
 

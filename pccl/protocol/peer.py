@@ -24,13 +24,16 @@ from pccl.protocol.history import InvariantViolation
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX, Timing
 from pccl.protocol.operation import Phase
 from pccl.protocol.participant import Participant
+from pccl.protocol.peer_finals import SeenFinals
 from pccl.protocol.peer_membership import Standing
 from pccl.protocol.peer_operations import MISSED_CAUSES, OpenOperation, OpenOperations
 from pccl.protocol.peer_rounds import OpenRound, OpenRounds
+from pccl.protocol.repair import Gap, find_gaps
 from pccl.protocol.types import (
     AbortCause,
     Collective,
     OperationId,
+    PeerId,
     Roster,
     RoundId,
     RoundKind,
@@ -52,6 +55,7 @@ class PeerMachine(Participant):
         self._rounds = OpenRounds()
         self._admission_unused = False
         self._operations = OpenOperations(self.history)
+        self._finals = SeenFinals()
         self._loss_told_to: set[int] = set()
         """Detached calls whose callers learn of it when they claim the outcome."""
         self._resync: str | None = None
@@ -68,13 +72,27 @@ class PeerMachine(Participant):
         known = self._operations.get(operation)
         return known.phase if known else None
 
+    @property
+    def open_operations(self) -> tuple[OpenOperation, ...]:
+        """Everything that was posted here and has no outcome, in the order of the calls."""
+        return tuple(self._operations)
+
+    def waits_for(self, call: int) -> str:
+        """Whom or what a call waits for, as far as the master has said."""
+        operation = self._operations.of_call(call)
+        if operation is not None:
+            return operation.waits_for
+        if self._join is not None and self._join.call == call:
+            return self._join.waits_for
+        return next((round_.waits_for for round_ in self._rounds if round_.call == call), "")
+
     def may_come(self, operation: OperationId) -> bool:
         """Whether an operation that is not posted here may still be posted."""
         newest = self.newest
         return (
             newest is not None
             and self._operations.get(operation) is None
-            and operation.term == self.term
+            and operation.term <= self.term
             and operation.group == self.group
             and operation.view in newest.open_views
             and operation.n >= self._operations.next_n(operation.view, operation.tag)
@@ -104,8 +122,8 @@ class PeerMachine(Participant):
                 self._send(msg.BlockedReply(query, self._is_blocked(blocked)))
             case ev.Close():
                 self._on_close()
-            case ev.ControlOpened():
-                self._on_control_opened()
+            case ev.ControlOpened(run, term):
+                self._on_control_opened(run, term)
             case ev.ControlMessage(message):
                 self._contact.heard(self._now_ns)
                 self._on_message(message)
@@ -115,6 +133,8 @@ class PeerMachine(Participant):
                 self._on_link_changed(peer, reason)
             case ev.ReduceDone(operation, digest):
                 self._on_reduce_done(operation, digest)
+            case ev.HoldingsKnown(operation, lost, complete):
+                self._send(msg.Holdings(operation, lost, complete))
             case ev.LeftCommitted(operation):
                 self._require_resync(operation)
             case ev.LeftAnswered(kind):
@@ -213,18 +233,20 @@ class PeerMachine(Participant):
     def _request(self, event: ev.ReduceCall, roster: Roster) -> None:
         operation = self._next_operation(roster, event.tag)
         what, call = event.descriptor, event.call
-        self._open(OpenOperation(operation, what, roster.ring, call, event.detached))
+        opened = OpenOperation(operation, what, roster.ring, call, event.detached)
+        opened.resumes = event.resumes
+        self._open(opened)
 
     def _next_operation(self, roster: Roster, tag: int) -> OperationId:
         n = self._operations.next_n(roster.view, tag)
-        return OperationId(self.term, self.group, roster.view, tag, n)
+        return OperationId(roster.term, self.group, roster.view, tag, n)
 
     def _open(self, operation: OpenOperation) -> None:
         assert operation.call is not None
         self._operations.open(operation)
         what = operation.descriptor
         self._effects.append(ev.Post(operation.call, operation.id, what, operation.ring))
-        self._send(msg.OperationRequest(operation.id, what))
+        self._send(operation.request())
 
     def _on_claim(self, call: int) -> None:
         self._membership.claim(call)
@@ -253,7 +275,10 @@ class PeerMachine(Participant):
                 self._raise(event.call, words.left_round(event.reason, kind, waits_for))
                 return
         if self._join is not None and self._join.call == event.call:
-            self._lose(words.left_join(event.reason, self._join.waits_for), goodbye=True)
+            waits_for = self._join.waits_for
+            if not self._token:
+                waits_for = f"a master ({self._why_closed or 'none has answered yet'})"
+            self._lose(words.left_join(event.reason, waits_for), goodbye=True)
 
     def _leave_operation(self, event: ev.LeaveCall, operation: OpenOperation) -> None:
         done = operation.phase is Phase.DONE
@@ -279,6 +304,8 @@ class PeerMachine(Participant):
         elif self.standing is Standing.LOST and self._lost is not None:
             self._raise(event.call, self._lost)
             self._lost = None
+        elif self._loss is not None and isinstance(event, ev.ReduceCall) and event.repeats:
+            self._raise(event.call, self._loss)  # its caller was inside when another was told
         else:
             self._raise(event.call, words.not_a_member())
         return False
@@ -302,17 +329,21 @@ class PeerMachine(Participant):
             case msg.LinkPlan():
                 self._on_link_plan(message)
             case msg.Resumed():
-                self._on_resumed()
-            case msg.Refused(cause, reason):
-                self._on_refused(cause, reason)
+                self._on_resumed(message)
+            case msg.Refused():
+                self._on_refused(message)
             case msg.Admitted():
                 self._on_admitted(message)
             case msg.RosterChanged(roster):
                 self._on_roster(roster)
             case msg.RoundClosed():
                 self._on_round_closed(message)
-            case msg.OperationStarted(operation):
-                self._on_started(operation)
+            case msg.OperationStarted(operation, resumed):
+                self._on_started(operation, resumed=resumed)
+            case msg.HoldingsQuery():
+                self._on_holdings_query(message)
+            case msg.Repair():
+                self._on_repair(message)
             case msg.OperationEnded():
                 self._on_ended(message)
             case msg.RoundWaits():
@@ -324,7 +355,11 @@ class PeerMachine(Participant):
                 self._report_wait(f"connect waits for {whom}", waited_s)
             case msg.BlockedQuery(query):
                 self._effects.append(ev.AskCallers(query))
-            case msg.MasterHeartbeat() | msg.AdmissionWaits():
+            case msg.MasterHeartbeat(now_ms, settled, ratified):
+                self._contact.note_clock(now_ms, self._now_ns)
+                self._finals.settle(settled)
+                self._membership.ratify(ratified)
+            case msg.AdmissionWaits():
                 pass
             case _:
                 reason = f"the master sent {type(message).__name__}"
@@ -346,6 +381,13 @@ class PeerMachine(Participant):
         for message in self._operations.unanswered():
             self._send(message)
 
+    def _round_counts(self) -> tuple[msg.RoundCount, ...]:
+        return self._rounds.counts()
+
+    def _report_finals(self) -> None:
+        for final in self._finals.report():
+            self._send(final)
+
     def _fail_calls(self, error: errors.PCCLError) -> bool:
         waiting = [current.call for current in self._rounds if current.call is not None]
         handles: list[int] = []
@@ -363,11 +405,14 @@ class PeerMachine(Participant):
         self._deferred.clear()
         self._operations.clear()
         self._rounds.clear()
+        self._finals.clear()
         return bool(waiting)
 
     # -- rounds --------------------------------------------------------------------------------
 
     def _on_round_closed(self, message: msg.RoundClosed) -> None:
+        self._membership.ratify(message.roster_version)
+        self._finals.see(message)
         current = self._rounds.answer(message)
         if current is None:
             self._rounds.skip(message.round)
@@ -394,13 +439,13 @@ class PeerMachine(Participant):
 
     # -- operations ----------------------------------------------------------------------------
 
-    def _on_started(self, operation_id: OperationId) -> None:
+    def _on_started(self, operation_id: OperationId, *, resumed: bool) -> None:
         operation = self._operations.get(operation_id)
         if operation is None or operation.phase is not Phase.REQUESTED:
             return
         self._operations.enter(operation, Phase.STARTED)
         if operation.call is not None:
-            self._effects.append(ev.Begin(operation_id))
+            self._effects.append(ev.Begin(operation_id, resumed))
 
     def _on_reduce_done(self, operation_id: OperationId, digest: bytes) -> None:
         operation = self._operations.get(operation_id)
@@ -413,9 +458,32 @@ class PeerMachine(Participant):
         operation.digest = digest
         self._send(msg.OperationDone(operation_id, digest))
 
+    def _on_holdings_query(self, message: msg.HoldingsQuery) -> None:
+        operation, lost = message.operation, len(message.lost)
+        for gap in self._gaps(operation, message.lost):
+            if gap.downstream == self.peer:
+                self._effects.append(ev.CloseGap(operation, lost, gap.upstream, gap.size))
+                return
+        self._send(msg.Holdings(operation, lost, complete=False))
+
+    def _on_repair(self, message: msg.Repair) -> None:
+        for gap in self._gaps(message.operation, message.lost):
+            if gap.upstream == self.peer:
+                effect = ev.SendAcross(message.operation, gap.downstream, gap.size)
+                self._effects.append(effect)
+
+    def _gaps(self, operation_id: OperationId, lost: tuple[PeerId, ...]) -> list[Gap]:
+        """The gaps in the ring of an operation that moves data here."""
+        operation = self._operations.get(operation_id)
+        if operation is None or not operation.moves_data:
+            return []
+        return find_gaps(operation.ring, lost)
+
     def _on_ended(self, message: msg.OperationEnded) -> None:
         ended = message.operation
-        if ended.group == self.group and ended.term == self.term:
+        self._membership.ratify(message.roster_version)
+        self._finals.see(message)
+        if ended.group == self.group:
             newest = self.newest
             if newest is not None and ended.view in newest.open_views:
                 if message.abort in MISSED_CAUSES:
@@ -464,7 +532,7 @@ class PeerMachine(Participant):
     def _acknowledge(self, final: OperationId | RoundId) -> None:
         self._contact.acknowledge(final)
         if self._contact.is_batch_full() and self._contact.connected:
-            self._send(self._contact.batch())
+            self._send(self._contact.batch(self._roster_version, self.term))
 
     # -- helpers -------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import ACKNOWLEDGED_BATCH_MAX, Timing
-from pccl.protocol.types import OperationId, RoundId
+from pccl.protocol.types import NS_PER_MS, OperationId, RoundId
 
 
 class MasterContact:
@@ -23,7 +23,13 @@ class MasterContact:
         self.connected = False
         self.heard_ns = now_ns
         """When the master was last heard."""
+        self.resumed = False
+        """Whether the master on the present connection coordinates the run with this peer in it."""
+        self._served_ns = now_ns
+        """When such a master was last heard."""
         self._opened_ns = now_ns
+        self._clock_ahead_ms: int | None = None
+        """The master's clock less ours; None: it has not told on this connection."""
         self._timing = timing
         self._beat_ns = now_ns
         self._tick_ns = now_ns
@@ -36,12 +42,38 @@ class MasterContact:
     def opened(self, now_ns: int) -> None:
         """There is a connection. That is no word from the master: it may be frozen behind it."""
         self.connected = True
+        self.resumed = False
         self._opened_ns = now_ns
+        self._clock_ahead_ms = None  # it may be another master's
+
+    def begins(self, now_ns: int) -> None:
+        """The time to wait for a master begins now."""
+        self.heard_ns = self._served_ns = now_ns
 
     def heard(self, now_ns: int) -> None:
         """The master has said something."""
         self.heard_ns = now_ns
-        self._redial_ns = self._timing.ns(self._timing.redial_min_s)
+        if self.resumed:
+            self._served_ns = now_ns
+            self._redial_ns = self._timing.ns(self._timing.redial_min_s)
+
+    def served(self, now_ns: int) -> None:
+        """The master has registered this peer, or knows it again."""
+        self.resumed = True
+        self.heard(now_ns)
+
+    def note_clock(self, now_ms: int, now_ns: int) -> None:
+        """The master has told its time. What took longest to arrive says least, so most counts."""
+        ahead_ms = now_ms - now_ns // NS_PER_MS
+        known_ms = self._clock_ahead_ms
+        self._clock_ahead_ms = ahead_ms if known_ms is None else max(ahead_ms, known_ms)
+
+    def ago_s(self, refused: msg.Refused, now_ns: int) -> float:
+        """How long ago this peer was removed, also if it sleeps and reads of it much later."""
+        present_ms = refused.now_ms
+        if self._clock_ahead_ms is not None:
+            present_ms = max(present_ms, now_ns // NS_PER_MS + self._clock_ahead_ms)
+        return max(0, present_ms - refused.removed_ms) / 1000
 
     def is_silent(self, now_ns: int, *, known: bool) -> bool:
         """Whether the present connection has brought nothing for the whole deadline.
@@ -53,8 +85,12 @@ class MasterContact:
         return now_ns - since_ns >= self._timing.ns(patience_s)
 
     def is_lost(self, now_ns: int) -> bool:
-        """Whether the master has been silent for so long, on any connection, that it is lost."""
-        return now_ns - self.heard_ns >= self._timing.ns(self._timing.master_lost_s)
+        """Whether no master of the run was heard for so long that it is lost."""
+        return self.unserved_ns(now_ns) >= self._timing.ns(self._timing.master_lost_s)
+
+    def unserved_ns(self, now_ns: int) -> int:
+        """For how long no master of the run was heard."""
+        return now_ns - self._served_ns
 
     def redial_delay_ns(self) -> int:
         """How long to wait before the next attempt to connect; grows with every attempt."""
@@ -69,6 +105,7 @@ class MasterContact:
         late = gap_ns >= 2 * self._timing.ns(self._timing.tick_s)
         if late:
             self.heard_ns = min(self.heard_ns + gap_ns, now_ns)
+            self._served_ns = min(self._served_ns + gap_ns, now_ns)
             self._opened_ns = min(self._opened_ns + gap_ns, now_ns)
         return late
 
@@ -91,15 +128,23 @@ class MasterContact:
         return len(self._operations) + len(self._rounds) >= ACKNOWLEDGED_BATCH_MAX
 
     def beat(
-        self, progress: tuple[msg.Progress, ...], now_ns: int, *, blocked: bool
+        self,
+        progress: tuple[msg.Progress, ...],
+        now_ns: int,
+        roster_version: int,
+        term: int,
+        *,
+        blocked: bool,
     ) -> msg.Heartbeat:
         """The sign of life to send now."""
         self._beat_ns = now_ns
         self._blocked = blocked
-        return self.batch(progress)
+        return self.batch(roster_version, term, progress)
 
-    def batch(self, progress: tuple[msg.Progress, ...] = ()) -> msg.Heartbeat:
+    def batch(
+        self, roster_version: int, term: int, progress: tuple[msg.Progress, ...] = ()
+    ) -> msg.Heartbeat:
         """All acknowledgements so far, ahead of the next sign of life (which is sent as well)."""
-        operations, self._operations = self._operations, []
-        rounds, self._rounds = self._rounds, []
-        return msg.Heartbeat(progress, tuple(operations), tuple(rounds), self._blocked)
+        operations, self._operations = tuple(self._operations), []
+        rounds, self._rounds = tuple(self._rounds), []
+        return msg.Heartbeat(progress, operations, rounds, self._blocked, roster_version, term)

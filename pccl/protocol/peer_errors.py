@@ -141,15 +141,28 @@ def lost_before(seen: Roster, newest: Roster) -> errors.CollectiveAborted:
 # -- membership ----------------------------------------------------------------------------------
 
 
-def refused(reason: str, cause: RemovalCause | None, *, member: bool) -> errors.MembershipError:
-    """What this process is told when the master wants nothing of it (any more)."""
+def refused(
+    reason: str, cause: RemovalCause | None, ago_s: float, *, member: bool
+) -> errors.MembershipError:
+    """What this process is told when the master wants nothing of it (any more).
+
+    Args:
+        reason: in the master's words.
+        cause: why it was removed; None: it was never part of the run.
+        ago_s: how long ago it was removed.
+        member: whether it believed that it was a member.
+    """
     if not member:
         return errors.NotAdmitted(reason=f"refused by the master: {reason}; connect() tries again")
     if cause is None:
         text = f"the master of this run is gone; another one answered: {reason}"
         return errors.MasterLost(reason=f"{text}; update_topology() or connect() joins it")
-    text = f"the run went on without this peer: {reason}; update_topology() or connect() rejoins it"
-    return errors.Evicted(reason=text)
+    error = errors.Evicted(
+        reason=f"the run has gone on without this peer for {ago_s:.1f} s: {reason} "
+        f"[{cause.name}]; update_topology() or connect() rejoins it"
+    )
+    error.cause, error.ago_s = cause, ago_s
+    return error
 
 
 def master_lost(silence_s: float, reason: str) -> errors.MasterLost:

@@ -26,6 +26,8 @@ class JoinCall:
     rejoins: bool = False
     """Whether it is an ``update_topology`` that brings a lost member back: it counts as the call
     that the round which admits the peer satisfies."""
+    masters: int = 1
+    """How many masters' addresses are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,10 @@ class ReduceCall:
     descriptor: Descriptor
     detached: bool = False
     """Nobody waits for the outcome: it is kept until ``Claim``."""
+    resumes: OperationId | None = None
+    """An earlier attempt of the same call, of which partial sums are left."""
+    repeats: bool = False
+    """Whether it is another attempt of the same call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,13 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class ControlOpened:
-    """The shell has a connection to the master."""
+    """The shell has a connection to a master, which says to coordinate ``run`` in ``term``.
+
+    It may not know yet which run that is.
+    """
+
+    run: bytes
+    term: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +127,16 @@ class ReduceDone:
 
     operation: OperationId
     digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingsKnown:
+    """What ``CloseGap`` has come to."""
+
+    operation: OperationId
+    lost: int
+    """How many members of its ring are lost."""
+    complete: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +181,7 @@ PeerEvent = (
     | ControlClosed
     | LinkChanged
     | ReduceDone
+    | HoldingsKnown
     | LeftCommitted
     | LeftAnswered
     | LeftAdmitted
@@ -211,6 +234,32 @@ class Begin:
     """Everybody has posted: move the data."""
 
     operation: OperationId
+    resumed: bool = False
+    """Whether what is left of the attempt before counts, here and at all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseGap:
+    """The members right before this one are lost: take what is missing from ``upstream``.
+
+    Do so if all is here that only they could send; report HoldingsKnown.
+    """
+
+    operation: OperationId
+    lost: int
+    upstream: PeerId
+    size: int
+    """How many are lost between the two."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendAcross:
+    """The members right behind this one are lost: send what they would send to ``downstream``."""
+
+    operation: OperationId
+    downstream: PeerId
+    size: int
+    """How many are lost between the two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +332,8 @@ PeerEffect = (
     | SetLinks
     | Post
     | Begin
+    | CloseGap
+    | SendAcross
     | Detach
     | End
     | AskCallers

@@ -14,6 +14,7 @@ class JoinAttempt:
     def __init__(self, event: JoinCall) -> None:
         self.call = event.call
         self.rejoins = event.rejoins
+        self.masters = event.masters
         self.waits_for = ""
         """What the admission waits for, as far as the master has said."""
         self._event = event
@@ -23,7 +24,7 @@ class JoinAttempt:
     def register(self) -> msg.Register:
         """The first message to a master."""
         event = self._event
-        return msg.Register(event.group, event.host, event.port, event.min_peers)
+        return msg.Register(event.group, event.host, event.port, event.min_peers, event.masters)
 
     def failed(self, reason: str) -> errors.MasterLost | None:
         """No master this time; return what to raise if that was the last attempt."""

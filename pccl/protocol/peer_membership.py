@@ -34,6 +34,10 @@ class KnownMembership:
         """Membership as the caller may know it."""
         self._rosters: dict[int, Roster] = {}
         """By version: those that the caller may still be shown, and the newest."""
+        self.ratified = 0
+        """The newest roster that a majority of the members before it is known to have."""
+        self._reported: dict[int, tuple[Roster, bytes]] = {}
+        """By version: that one and all newer ones, and the master that told it."""
         self._unclaimed: dict[int, int] = {}
         """Detached calls with an outcome -> the roster version to see with it."""
         self._forgotten = 0
@@ -48,18 +52,32 @@ class KnownMembership:
         """The newest roster that has arrived (callers may not know it yet)."""
         return next(reversed(self._rosters.values()), None)
 
+    def roster_reports(self) -> list[msg.KnownRoster]:
+        """All that another master has to know: the ratified one, newer ones, what callers see."""
+        known = {version: (roster, b"") for version, roster in self._rosters.items()}
+        known.update(self._reported)
+        return [msg.KnownRoster(roster, by) for _, (roster, by) in sorted(known.items())]
+
     @property
     def is_alone(self) -> bool:
         """Whether the caller knows of nobody else in the run."""
         return self.seen is not None and self.seen.global_world_size < 2
 
-    def learn(self, roster: Roster) -> bool:
-        """A roster has arrived; return False if it is not news."""
+    def learn(self, roster: Roster, incumbent: bytes) -> bool:
+        """A roster has arrived from a master; return False if it is not news."""
         newest = self.newest
         if newest is not None and roster.version <= newest.version:
             return False
         self._rosters[roster.version] = roster
+        self._reported[roster.version] = (roster, incumbent)
         return True
+
+    def ratify(self, version: int) -> None:
+        """A majority had this roster, and the older ones do not matter any more."""
+        if version > self.ratified:
+            self.ratified = version
+            floor = max((known for known in self._reported if known <= version), default=0)
+            self._reported = {v: known for v, known in self._reported.items() if v >= floor}
 
     def learn_elders(self, elders: tuple[Member, ...]) -> None:
         """The older peers of the own group have changed."""

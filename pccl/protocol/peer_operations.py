@@ -44,17 +44,30 @@ class OpenOperation:
     attempt: int = 0
     waits_for: str = ""
     """Whom it waits for, as far as the master has said."""
+    resumes: OperationId | None = None
+    """An earlier attempt of the same call, of which partial sums are left."""
+
+    def request(self) -> msg.OperationRequest:
+        """What the master is asked."""
+        return msg.OperationRequest(self.id, self.descriptor, self.resumes)
 
     def next_attempt(self, n: int) -> OpenOperation:
         """The same once more, under the number ``n``."""
-        again = replace(self.id, n=n)
-        return replace(self, id=again, phase=Phase.REQUESTED, digest=b"", attempt=self.attempt + 1)
+        again, attempt = replace(self.id, n=n), self.attempt + 1
+        return replace(
+            self, id=again, phase=Phase.REQUESTED, digest=b"", attempt=attempt, resumes=None
+        )
 
     @property
     def blocks_its_caller(self) -> bool:
         """Whether a caller is inside a call that waits for other members to ask for it."""
         waits = self.call is not None and not self.detached
         return waits and self.phase is Phase.REQUESTED
+
+    @property
+    def moves_data(self) -> bool:
+        """Whether it has started, and nobody has left it before it was done."""
+        return self.phase in (Phase.STARTED, Phase.DONE) and self.withdrawn is None
 
     @property
     def in_doubt(self) -> bool:
@@ -187,7 +200,7 @@ class OpenOperations:
             if known.withdrawn is not None:
                 yield msg.Withdraw(known.id, known.withdrawn)
                 continue
-            yield msg.OperationRequest(known.id, known.descriptor)
+            yield known.request()
             if known.phase is Phase.DONE:
                 yield msg.OperationDone(known.id, known.digest)
 

@@ -44,6 +44,10 @@ class OpenRounds:
         """So many rounds were before this peer was admitted."""
         self._counts.update({count.kind: count.n for count in counts})
 
+    def counts(self) -> tuple[msg.RoundCount, ...]:
+        """How many rounds of each kind were closed, as far as this peer knows."""
+        return tuple(msg.RoundCount(kind, n) for kind, n in self._counts.items())
+
     def get(self, kind: RoundKind) -> OpenRound | None:
         """The open round of a kind, if there is one."""
         return self._open.get(kind)

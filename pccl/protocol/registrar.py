@@ -7,7 +7,7 @@ Connections, registration, resuming, links, silence, removal, and the rosters th
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
@@ -25,7 +25,9 @@ from pccl.protocol.master_events import (
     Tick,
 )
 from pccl.protocol.membership import Membership, RegisteredPeer
-from pccl.protocol.types import NS_PER_S, Member, PeerId, RemovalCause
+from pccl.protocol.status import Removal, admission_waits_for
+from pccl.protocol.status_report import StatusReport
+from pccl.protocol.types import NS_PER_MS, NS_PER_S, Member, PeerId, RemovalCause
 
 
 class Registrar(Machine[MasterEvent, MasterEffect]):
@@ -37,6 +39,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         term: number of this incarnation.
         random_bytes: source of resume tokens; must be unpredictable outside simulation.
         now_ns: the present.
+        incumbent: id of this master.
+        standbys: where other masters of the run listen.
     """
 
     def __init__(
@@ -46,18 +50,23 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         term: int,
         random_bytes: Callable[[int], bytes],
         now_ns: int,
+        incumbent: bytes,
+        standbys: tuple[msg.MasterAddress, ...],
     ) -> None:
         super().__init__("master", now_ns)
         self.timing = timing
         self.run = run
         self.term = term
-        self.membership = Membership()
+        self.incumbent = incumbent
+        self.standbys = standbys
+        self.membership = Membership(term)
         self._random_bytes = random_bytes
         self._hosts: dict[int, str] = {}
         """Connection -> where it comes from, of all that are open."""
         self._by_connection: dict[int, RegisteredPeer] = {}
         self._last_peer = PeerId(0)
-        self._removed: dict[PeerId, tuple[RemovalCause, str]] = {}
+        self._removed: dict[PeerId, Removal] = {}
+        self._began_ns = now_ns
         self._outdated_plans: dict[int, PeerId] = {}
         """Group -> the oldest removed newcomer that younger peers still dial."""
         self._tick_ns = now_ns
@@ -86,8 +95,20 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         """Whether a member acknowledges what it gets, or at least has not got too much yet."""
 
     @abstractmethod
-    def _draw_conclusions(self, peer: RegisteredPeer, closed_views: list[int], why: str) -> None:
-        """``peer`` was removed; the others know."""
+    def _draw_conclusions(self, peers: Sequence[RegisteredPeer], why: str) -> None:
+        """``peers`` were removed; the others know."""
+
+    @abstractmethod
+    def _settled(self) -> int:
+        """Everybody has whatever was decided before this place in the sequence."""
+
+    @abstractmethod
+    def _status(self) -> StatusReport:
+        """The run as it is now; changes nothing."""
+
+    @abstractmethod
+    def _ratified(self) -> int:
+        """The newest roster to which enough members have consented."""
 
     @abstractmethod
     def _awaited(self) -> set[PeerId]:
@@ -96,6 +117,13 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
     @abstractmethod
     def _judge_waits(self) -> None:
         """A tick: see whether anything waits in vain."""
+
+    def _told_as(self, effect: MasterEffect) -> object:
+        match effect:
+            case Send(connection, StatusReport()):
+                return f"Send(connection={connection}, the status)"
+            case _:
+                return effect
 
     # -- connections ---------------------------------------------------------------------------
 
@@ -124,9 +152,14 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
                     self._register(connection, message)
                 case msg.Resume():
                     self._resume(connection, message)
+                case msg.StatusRequest():
+                    self._part_with(connection, self._status(), "it was told the status")
                 case _:
                     raise RemoteProtocolError(reason="did not begin with Register or Resume")
             return
+        self._on_registered_message(peer, message)
+
+    def _on_registered_message(self, peer: RegisteredPeer, message: msg.Message) -> None:
         peer.heard_ns = self._now_ns
         match message:
             case msg.LinkReport(other, up, reason):
@@ -144,16 +177,16 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             return
         peer.connection = None
         peer.control_lost_ns = self._now_ns
-        trouble = self.membership.link_trouble(peer.id)
+        trouble = self._link_trouble(peer)
         if trouble is not None:
             self._remove(peer, RemovalCause.CONNECTIONS_LOST, f"{reason}; {trouble}")
 
     def _register(self, connection: int, message: msg.Register) -> None:
         if len(self.membership.peers) >= PEERS_MAX:
-            self._refuse(connection, None, "the run is full")
+            self._refuse(connection, "the run is full")
             return
         if len(message.host.encode()) > HOST_CHARACTERS_MAX or not message.host.isprintable():
-            self._refuse(connection, None, "this is no host name, or it is too long")
+            self._refuse(connection, "this is no host name, or it is too long")
             return
         self._last_peer = PeerId(self._last_peer + 1)
         host = message.host or self._hosts[connection]
@@ -170,7 +203,10 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         )
         self.membership.peers[peer.id] = peer
         self._by_connection[connection] = peer
-        self._send(peer, msg.Registered(peer.id, self.term, self.run, peer.token))
+        self._send(
+            peer,
+            msg.Registered(peer.id, self.term, self.run, peer.token, self.incumbent, self.standbys),
+        )
         self._send(peer, msg.LinkPlan(self.membership.elders(peer)))
         self._announce("registered", peer, f"from {host}:{message.port}")
         self._admit_into_empty_run()
@@ -178,12 +214,17 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
     def _resume(self, connection: int, message: msg.Resume) -> None:
         peer = self.membership.peers.get(message.peer)
         if peer is None or peer.token != message.token:
-            cause, reason = self._removed.get(message.peer, (None, "this master does not know you"))
-            self._refuse(connection, cause, reason)
+            removal = self._removed.get(message.peer)
+            if removal is None:
+                self._refuse(connection, "this master does not know you")
+            else:
+                self._part_with(connection, self._refusal(removal), removal.reason)
             return
         if not self._acknowledges(peer):
-            self._refuse(connection, None, "it acknowledges nothing")
+            self._refuse(connection, "it acknowledges nothing")
             return
+        if message.incumbent != self.incumbent:
+            raise RemoteProtocolError(reason="it follows another master in this term")
         if peer.connection is not None:  # superseded: the old one's end means nothing any more
             self._effects.append(CloseControl(peer.connection, "superseded"))
             self._hosts.pop(peer.connection, None)
@@ -191,58 +232,91 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         peer.connection = connection
         peer.control_lost_ns = None
         peer.heard_ns = self._now_ns
+        peer.seen_version = max(peer.seen_version, message.roster_version)
         self._by_connection[connection] = peer
-        self._send(peer, msg.Resumed())
-        self._send(peer, msg.LinkPlan(self.membership.elders(peer)))
+        self._welcome_back(peer, message.roster_version)
         if not peer.admitted:
             self._admit_into_empty_run()
+
+    def _welcome_back(self, peer: RegisteredPeer, roster_version: int) -> None:
+        """Tell a peer what it has missed; ``roster_version`` is the newest roster it knows."""
+        self._send(peer, msg.Resumed(self.term, self.incumbent, self.standbys))
+        self._send(peer, msg.LinkPlan(self.membership.elders(peer)))
+        if not peer.admitted:
             return
-        if message.roster_version == 0:  # it was admitted, but that news was lost
+        if roster_version == 0:  # it was admitted, but that news was lost
             self._send(peer, self._admission(peer))
         else:
-            for roster in self.membership.rosters_after(peer.group, message.roster_version):
+            for roster in self.membership.rosters_after(peer.group, roster_version):
                 self._send(peer, msg.RosterChanged(roster))
-        for message_owed in self._owed_to(peer):
-            self._send(peer, message_owed)
+        for owed in self._owed_to(peer):
+            self._send(peer, owed)
 
-    def _refuse(self, connection: int, cause: RemovalCause | None, reason: str) -> None:
-        self._effects.append(Send(connection, msg.Refused(cause, reason)))
+    def _refuse(self, connection: int, reason: str) -> None:
+        self._part_with(connection, msg.Refused(None, reason), reason)
+
+    def _refusal(self, removal: Removal) -> msg.Refused:
+        removed_ms, now_ms = removal.at_ns // NS_PER_MS, self._now_ns // NS_PER_MS
+        return msg.Refused(removal.cause, removal.reason, removed_ms, now_ms)
+
+    def _part_with(self, connection: int, message: msg.MasterMessage, reason: str) -> None:
+        self._effects.append(Send(connection, message))
         self._effects.append(CloseControl(connection, reason))
         self._hosts.pop(connection, None)
 
     def _on_link_report(self, peer: RegisteredPeer, other: PeerId, why: str | None) -> None:
-        self.membership.report_link(peer.id, other, why)
+        self.membership.report_link(peer.id, other, why, self._now_ns)
         accused = self.membership.peers.get(other)
-        if why is None or accused is None or not self.membership.may_accuse(peer.id):
+        if why is None or accused is None or accused.connection is not None:
             return
-        if accused.connection is None:
-            self._remove(accused, RemovalCause.CONNECTIONS_LOST, f"peer {peer.id}: {why}")
+        trouble = self._link_trouble(accused)
+        if trouble is not None:
+            self._remove(accused, RemovalCause.CONNECTIONS_LOST, trouble)
+
+    def _link_trouble(self, peer: RegisteredPeer) -> str | None:
+        """What shows, with a lost control connection, that a peer is gone."""
+        since_ns = self._now_ns - self.timing.ns(self.timing.resume_s)
+        return self.membership.link_trouble(peer.id, since_ns)
 
     # -- removal -------------------------------------------------------------------------------
 
     def _remove(self, peer: RegisteredPeer, cause: RemovalCause, reason: str) -> None:
         """Take a peer out of the run, and draw every conclusion from that."""
+        self._remove_all([peer], cause, reason)
+
+    def _remove_all(
+        self, peers: Sequence[RegisteredPeer], cause: RemovalCause, reason: str
+    ) -> None:
+        """Take peers out of the run in one step, and draw every conclusion from that."""
+        for peer in peers:
+            self._dismiss(peer, cause, reason)
+        self.membership.remove(peers)
+        members = [peer for peer in peers if peer.admitted]
+        if members:
+            self._tell_rosters(self.membership.members())
+        for peer in members:
+            self._plan_links_anew(peer.group, peer.id)
+        for peer in peers:
+            if not peer.admitted:  # a crowd that goes one by one must not cost a plan each time
+                oldest = self._outdated_plans.get(peer.group, peer.id)
+                self._outdated_plans[peer.group] = min(oldest, peer.id)
+        self._draw_conclusions(peers, f"{cause.name.lower()}, {reason}")
+        self._admit_into_empty_run()
+
+    def _dismiss(self, peer: RegisteredPeer, cause: RemovalCause, reason: str) -> None:
+        """Tell a peer that it is removed, and remember why."""
         self._announce("removed", peer, f"{cause.name}: {reason}")
-        self._removed[peer.id] = (cause, reason)
+        removal = Removal(peer.id, peer.group, cause, reason, self._now_ns)
+        self._removed[peer.id] = removal
         if len(self._removed) > REMOVED_KEPT_MAX:
             del self._removed[next(iter(self._removed))]
         if peer.connection is not None:
             if cause is not RemovalCause.GOODBYE:
-                self._send(peer, msg.Refused(cause, reason))
+                self._send(peer, self._refusal(removal))
             self._effects.append(CloseControl(peer.connection, reason))
             self._hosts.pop(peer.connection, None)
             self._by_connection.pop(peer.connection, None)
             peer.connection = None
-        closed = self.membership.remove(peer)
-        if peer.admitted:
-            self._tell_rosters(self.membership.members())
-        if peer.admitted:
-            self._plan_links_anew(peer.group, peer.id)
-        else:  # a crowd that goes one by one must not cost a plan for everybody each time
-            oldest = self._outdated_plans.get(peer.group, peer.id)
-            self._outdated_plans[peer.group] = min(oldest, peer.id)
-        self._draw_conclusions(peer, closed, f"{cause.name.lower()}, {reason}")
-        self._admit_into_empty_run()
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -250,15 +324,14 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         if self._now_ns - self._beat_ns >= self.timing.ns(self.timing.heartbeat_s):
             self._beat_ns = self._now_ns
             for connection in self._by_connection:
-                self._effects.append(Send(connection, msg.MasterHeartbeat()))
+                self._effects.append(Send(connection, self._heartbeat()))
             for group, removed in self._outdated_plans.items():
                 self._plan_links_anew(group, removed)
             self._outdated_plans.clear()
-        gap = self._now_ns - self._tick_ns
-        self._tick_ns = self._now_ns
-        if gap >= 2 * self.timing.ns(self.timing.tick_s):
+        gap_ns = self._note_tick()
+        if gap_ns:
             # We slept, not the others: read what has come in meanwhile before judging anybody.
-            self._shift_deadlines(gap)
+            self._shift_deadlines(gap_ns)
             return
         self._note_who_is_waited_for()
         unlinked = self.membership.unlinked()
@@ -271,6 +344,16 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         self._judge_waits()
         self._report_admissions()
 
+    def _heartbeat(self) -> msg.MasterHeartbeat:
+        now_ms = self._now_ns // NS_PER_MS
+        return msg.MasterHeartbeat(now_ms, self._settled(), self._ratified())
+
+    def _note_tick(self) -> int:
+        """How long this process slept, if the tick is late; 0 if it is not."""
+        gap_ns = self._now_ns - self._tick_ns
+        self._tick_ns = self._now_ns
+        return gap_ns if gap_ns >= 2 * self.timing.ns(self.timing.tick_s) else 0
+
     def _report_admissions(self) -> None:
         """Tell newcomers what they wait for, after pauses that double."""
         pending = [peer for peer in self.membership.pending() if peer.connection is not None]
@@ -280,12 +363,11 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             if waited_s < max(self.timing.waiting_report_s, 2 * peer.waits_told_s):
                 continue
             peer.waits_told_s = waited_s
-            whom = "the members' update_topology()"
-            if size < peer.min_peers:
-                whom = f"{peer.min_peers} members; with this one there are {size}"
+            whom = admission_waits_for(peer, size)
             self._send(peer, msg.AdmissionWaits(waited_s, whom))
 
     def _shift_deadlines(self, gap_ns: int) -> None:
+        self.membership.shift_links(gap_ns, self._now_ns)
         for peer in self.membership.peers.values():
             peer.heard_ns = min(peer.heard_ns + gap_ns, self._now_ns)
             peer.pending_ns = min(peer.pending_ns + gap_ns, self._now_ns)

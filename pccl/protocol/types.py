@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, NewType
 
@@ -21,6 +21,7 @@ PeerId = NewType("PeerId", int)
 """One incarnation of one process in a run. Ids grow; whoever joins later has the larger one."""
 
 NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
 
 
 class ReduceOp(enum.IntEnum):
@@ -207,6 +208,8 @@ class RemovalCause(enum.IntEnum):
     """An operation waited for data that it had the inputs for and did not send."""
     UNREACHABLE = 6
     """A newcomer that could not be linked to its neighbours."""
+    LINK_BROKEN = 7
+    """A live member that cannot talk to another one, and no order of the ring avoids that."""
 
 
 class AbortCause(enum.IntEnum):
@@ -307,6 +310,10 @@ class Roster:
     global_world_size: int
     peer_groups: int
     largest_group_size: int
+    term: int = 1
+    """Of the master that opened ``view``; operations in it carry it, whoever decides them."""
+    updates: int = field(default=0, compare=False)
+    """How many rounds of ``update_topology`` were closed before or with this change."""
 
     @property
     def ring(self) -> tuple[PeerId, ...]:

@@ -27,6 +27,7 @@ from pccl.protocol.peer_events import (
     RoundCall,
 )
 from pccl.protocol.types import OperationId, RoundKind
+from pccl.runtime.carry import Carry
 from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.operand import Operand
 from pccl.runtime.requests import Deadline, ReduceReport
@@ -49,11 +50,17 @@ class Call:
     """What the machine was told."""
     operation: OperationId | None = None
     """The one that it is, while its memory is lent."""
+    began_ns: int | None = None
+    """When its first attempt began."""
     tx_bytes: int = 0
     rx_bytes: int = 0
     timer: Timer | None = None
     forgotten: bool = False
     """Nobody will ask for its outcome."""
+    retries: bool = False
+    """Whether another attempt may follow."""
+    carry: Carry | None = None
+    """What the last attempt has left in the memory."""
 
     def report(self, result: ReduceResult) -> ReduceReport:
         """What its caller is told of a committed operation."""
@@ -244,6 +251,8 @@ class Calls:
         number = self._last
         self._open[number] = call
         call.event = make_event(number)
+        if call.began_ns is None:
+            call.began_ns = self._clock.now_ns()
         if deadline is not None:
             leave = LeaveCall(number, f"timeout_s={deadline.budget_s:g} ran out")
             call.timer = self._clock.call_at_ns(deadline.when_ns, self._feed, leave)

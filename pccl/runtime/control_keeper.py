@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from pccl.protocol.errors import LinkError, RemoteProtocolError
 from pccl.protocol.handshake import AnotherRun, Channel, HandshakeRefused, Opening
-from pccl.protocol.messages import Message, Refused
+from pccl.protocol.messages import MasterAddress, Message, Refused, Registered, Resumed
 from pccl.protocol.peer_events import ControlClosed, ControlMessage, ControlOpened, PeerEvent
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.clock import Clock, Timer
@@ -27,7 +27,7 @@ class ControlKeeper:
     """At most one control connection, or an attempt to make one.
 
     Args:
-        master: where the master listens.
+        masters: where a master may listen, the first choice first.
         dial_s: time to connect, and again to greet.
         credentials: what we greet with.
         identify: who we are now.
@@ -39,7 +39,7 @@ class ControlKeeper:
         self,
         clock: Clock,
         transport: Transport,
-        master: Address,
+        masters: Sequence[Address],
         dial_s: float,
         credentials: Credentials,
         identify: Callable[[], Identity],
@@ -48,7 +48,11 @@ class ControlKeeper:
     ) -> None:
         self._clock = clock
         self._transport = transport
-        self._master = master
+        self._masters = list(masters)
+        self._current = 0
+        """The master that has known us last."""
+        self._failures = 0
+        """Attempts since then that came to nothing: each time it is another one's turn."""
         self._dial_s = dial_s
         self._credentials = credentials
         self._identify = identify
@@ -57,6 +61,17 @@ class ControlKeeper:
         self._timer: Timer | None = None
         self._dial_task: asyncio.Task[None] | None = None
         self._stream: ControlStream | None = None
+
+    @property
+    def address(self) -> Address:
+        """The master whose turn it is."""
+        order = [self._current, *(i for i in range(len(self._masters)) if i != self._current)]
+        return self._masters[order[self._failures % len(order)]]
+
+    @property
+    def masters_count(self) -> int:
+        """How many addresses are known."""
+        return len(self._masters)
 
     def dial(self, delay_ns: int) -> None:
         """Try once to connect, after a delay."""
@@ -87,7 +102,7 @@ class ControlKeeper:
     async def _connect(self) -> None:
         own, credentials = self._identify(), self._credentials
         try:
-            connection = await self._transport.dial(self._master, self._dial_s)
+            connection = await self._transport.dial(self.address, self._dial_s)
             handshake = credentials.dial(credentials.opening(Channel.CONTROL, own))
             deadline_ns = self._clock.now_ns() + round(self._dial_s * NS_PER_S)
             await introduce(connection, handshake, self._clock, deadline_ns, self._take)
@@ -95,7 +110,8 @@ class ControlKeeper:
             # A newcomer is told at once what to mend. A member tries on until its master counts as
             # lost: whoever answers instead has proven nothing, unless he knows the token.
             for_good = AnotherRun if own.peer else HandshakeRefused
-            if isinstance(error, for_good):
+            self._failures += 1
+            if isinstance(error, for_good) and self._all_had_their_turn:
                 self._feed(ControlMessage(Refused(None, error.reason)))
             else:
                 self._feed(ControlClosed(error.reason))
@@ -103,14 +119,45 @@ class ControlKeeper:
     def _take(self, connection: Connection, remote: Opening) -> None:
         stream: ControlStream | None = None
 
+        address = self.address
+
         def on_message(message: Message) -> None:
             if self._stream is stream:
-                self._feed(ControlMessage(message))
+                if isinstance(message, Registered | Resumed):
+                    self._follow(address, message.standbys)
+                if isinstance(message, Refused) and self._try_another(message):
+                    self.close(message.reason)
+                    self._feed(ControlClosed(message.reason))
+                else:
+                    self._feed(ControlMessage(message))
 
         def on_closed(reason: str) -> None:
             if self._stream is stream:
-                self._stream = None
+                self._stream, self._failures = None, 0
                 self._feed(ControlClosed(reason))
 
         self._stream = stream = ControlStream(connection, on_message, on_closed)
-        self._feed(ControlOpened())
+        self._feed(ControlOpened(remote.run, remote.term))
+
+    @property
+    def _all_had_their_turn(self) -> bool:
+        return self._failures % len(self._masters) == 0
+
+    def _try_another(self, refusal: Refused) -> bool:
+        """It is the next master's turn, after one that wants nothing of us.
+
+        False: all have had it. A newcomer goes on trying: the one of a standby may be coming back.
+        """
+        if refusal.cause is not None:
+            return False
+        self._failures += 1
+        is_newcomer = not self._identify().peer and len(self._masters) > 1
+        return is_newcomer or not self._all_had_their_turn
+
+    def _follow(self, address: Address, standbys: tuple[MasterAddress, ...]) -> None:
+        """A master has known us; it says where others may be, should it be gone."""
+        for told in standbys:
+            standby = Address(told.host, told.port)
+            if standby not in self._masters:
+                self._masters.append(standby)
+        self._current, self._failures = self._masters.index(address), 0

@@ -21,6 +21,7 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.messages import Progress
 from pccl.protocol.types import Collective, Descriptor, OperationId, PeerId
+from pccl.runtime.carry import Carry
 from pccl.runtime.discard import discard
 from pccl.runtime.operand import Operand, nothing
 from pccl.runtime.transfer import Transfer
@@ -78,6 +79,9 @@ class _Question:
         raise AssertionError("a question has no payload")
 
     def complete(self) -> None:
+        self.transfer.when_begun(self.lane, self._answer)
+
+    def _answer(self) -> None:
         asked, bitmap = self.header, self.transfer.bitmap()
         answer = FrameHeader(FrameKind.HAVE, asked.operation, 0, asked.offset, len(bitmap))
         self.lane.say(answer, bitmap)
@@ -141,6 +145,7 @@ class DataPlane:
         operand: Operand | None,
         ring: tuple[PeerId, ...],
         own: PeerId,
+        carry: Carry | None = None,
     ) -> tuple[PeerId, ...]:
         """Lend the buffers of a call to an operation; frames find them from now on.
 
@@ -151,6 +156,7 @@ class DataPlane:
                 for a barrier.
             ring: the members in ring order, at least 2.
             own: this peer.
+            carry: what an attempt before this one has left in the same memory.
 
         Returns:
             Whose links it will use.
@@ -173,23 +179,46 @@ class DataPlane:
             ring[schedule.upstream],
             self._link_to(ring[schedule.downstream]),
             self._on_done,
+            ring,
+            carry,
         )
         self.transfers[operation] = transfer
         self._replay_early(transfer)
         return transfer.partners
 
-    def begin(self, operation: OperationId) -> None:
-        """The operation has started."""
-        self.transfers[operation].begin()
+    def begin(self, operation: OperationId, *, resumed: bool = False) -> None:
+        """The operation has started; ``resumed``: with what the attempt before it has left."""
+        self.transfers[operation].begin(resumed=resumed)
+
+    def close_gap(self, operation: OperationId, upstream: PeerId, size: int) -> bool:
+        """The ``size`` ranks before this one are lost: take what is missing from ``upstream``.
+
+        Returns:
+            False if it can't have all that is missing; nothing has changed then.
+        """
+        transfer = self.transfers[operation]
+        if transfer.lacks_irreplaceable(size):
+            return False
+        if transfer.lacking and not self._link_to(upstream).up:
+            return False
+        transfer.upstream = upstream
+        return True
+
+    def send_across(self, operation: OperationId, downstream: PeerId, size: int) -> None:
+        """The ``size`` ranks behind this one are lost: send to ``downstream`` in their place."""
+        self.transfers[operation].send_across(self._link_to(downstream), size)
 
     def detach(self, operation: OperationId) -> None:
         """The caller leaves an operation that is complete here; its buffers are free after this."""
         self.transfers[operation].detach()
 
-    def end(self, operation: OperationId, *, committed: bool) -> Transfer:
-        """The operation is over for this peer; its buffers are free when this returns."""
+    def end(self, operation: OperationId, *, committed: bool, keep: bool = False) -> Transfer:
+        """The operation is over for this peer; its buffers are free when this returns.
+
+        With ``keep`` and without a commit, what is in them is left for another attempt.
+        """
         transfer = self.transfers.pop(operation)
-        transfer.end(committed=committed)
+        transfer.end(committed=committed, keep=keep)
         return transfer
 
     def forget_early(self) -> None:
@@ -261,7 +290,7 @@ class DataPlane:
         """A lane is gone; what was given to it may not have arrived."""
         for operation, numbers in lane.carried.items():
             transfer = self.transfers.get(operation)
-            if transfer is not None:
+            if transfer is not None and transfer.downstream.peer == lane.link.peer:
                 transfer.lane_lost(numbers)
 
     def _find(self, operation: OperationId) -> Transfer | None:

@@ -23,10 +23,12 @@ from pccl.protocol.peer_events import (
     CallersAsked,
     Close,
     CloseControl,
+    CloseGap,
     Detach,
     DialControl,
     End,
     ForgetEarly,
+    HoldingsKnown,
     JoinCall,
     LeaveCall,
     LinkChanged,
@@ -40,9 +42,11 @@ from pccl.protocol.peer_events import (
     Return,
     RoundCall,
     Send,
+    SendAcross,
     SetLinks,
     Tick,
 )
+from pccl.protocol.peer_news import PeerNews
 from pccl.protocol.types import Descriptor, OperationId, PeerId, Roster, RoundKind
 from pccl.runtime.calls import Call, Calls, fresh
 from pccl.runtime.clock import Clock, Ticker
@@ -71,7 +75,7 @@ class PeerEngine:
         loop: where everything runs.
         clock: time.
         transport: the network.
-        master: where the master listens.
+        master: where the master listens; ``options`` may name others.
         group: the peer group.
         options: deadlines and the like.
         observer: called with each event and its effects after they were carried out (traces).
@@ -89,7 +93,6 @@ class PeerEngine:
         observer: Callable[[PeerEvent, list[PeerEffect]], None] | None = None,
         make_link: Callable[[PeerId], Link] = Link,
     ) -> None:
-        self.master = master
         self.group = group
         self._loop = loop
         self._clock = clock
@@ -104,7 +107,7 @@ class PeerEngine:
         self._control = ControlKeeper(
             clock,
             transport,
-            master,
+            (master, *options.other_masters),
             self._timing.dial_s,
             self._credentials,
             lambda: self.machine,
@@ -114,6 +117,9 @@ class PeerEngine:
         self._ticker = Ticker(clock, self._timing.ns(self._timing.tick_s), self._tick)
         self.calls = Calls(loop, clock, self._feed)
         """What callers wait for, and what they have launched."""
+        self.news = PeerNews()
+        self._lent_for_long: list[Operand] = []
+        """What calls have that may make further attempts, also between two of them."""
         self._posted: dict[OperationId, int] = {}
         self._callers_blocked = options.callers_blocked or (lambda: len(self.calls) > 0)
         self._has_been_member = False
@@ -142,6 +148,11 @@ class PeerEngine:
             self._credentials,
             self._options.lanes,
         )
+
+    @property
+    def master(self) -> Address:
+        """Where the master listens that is connected, or was last; or whose turn it is to try."""
+        return self._control.address
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -184,8 +195,11 @@ class PeerEngine:
             self._ticker.start()
         host = self._options.advertise_host
         port = self._options.advertise_port or self._listener.address.port
+        masters = self._control.masters_count
         await self._call(
-            lambda call: JoinCall(call, self.group, host, port, attempts, min_peers, rejoins),
+            lambda call: JoinCall(
+                call, self.group, host, port, attempts, min_peers, rejoins, masters
+            ),
             deadline,
         )
         self._has_been_member = True
@@ -245,12 +259,32 @@ class PeerEngine:
         self, request: ReduceRequest, deadline: Deadline | None, may_retry: Callable[[], bool]
     ) -> ReduceReport:
         """The same, with a deadline that others may share, and for as long as ``may_retry``."""
-        failures = 0
         call = self.calls.new(request.operand)
+        call.retries = may_retry()
+        if request.operand is not None:
+            self._lent_for_long.append(request.operand)
+        try:
+            return await self._reduce_by(call, request, deadline, may_retry)
+        finally:
+            self._lent_for_long = [o for o in self._lent_for_long if o is not request.operand]
+            if call.carry is not None:
+                call.carry.restore()
+                call.carry = None
+
+    async def _reduce_by(
+        self,
+        call: Call,
+        request: ReduceRequest,
+        deadline: Deadline | None,
+        may_retry: Callable[[], bool],
+    ) -> ReduceReport:
+        failures = 0
         while True:
             self._check_request(request)
+            resumes = call.carry.operation if call.carry is not None else None
             try:
-                report = await self._call(_reduce_event(request), deadline, call)
+                event = _reduce_event(request, resumes=resumes, repeats=failures > 0)
+                report = await self._call(event, deadline, call)
             except errors.CollectiveAborted as error:
                 if error.result is not errors.Result.RANK_CONNECTION_LOST or not may_retry():
                     raise
@@ -314,6 +348,10 @@ class PeerEngine:
         assert isinstance(report, ReduceReport)
         return report
 
+    def now_ns(self) -> int:
+        """The present, by the clock of all that is known here."""
+        return self._clock.now_ns()
+
     def deadline(self, timeout_s: float | None) -> Deadline | None:
         """The end of a budget that begins now."""
         if timeout_s is None:
@@ -323,11 +361,12 @@ class PeerEngine:
     def _check_request(self, request: ReduceRequest) -> None:
         operand, root = request.operand, request.descriptor.root
         if operand is not None:
-            for call in self.calls:
-                if call.operand is not None and operand.collides_with(call.operand):
-                    raise ValueError(
-                        "another collective still uses this memory; wait for it, or pass a copy()"
-                    )
+            lent = [call.operand for call in self.calls if call.operand is not None]
+            lent += [other for other in self._lent_for_long if other is not operand]
+            if any(operand.collides_with(other) for other in lent):
+                raise ValueError(
+                    "another collective still uses this memory; wait for it, or pass a copy()"
+                )
         if self.roster is not None and root >= len(self.roster.members):
             last = len(self.roster.members) - 1
             raise ValueError(f"root must be a rank of the group, from 0 to {last}, not {root}")
@@ -409,7 +448,9 @@ class PeerEngine:
         self._loop.call_exception_handler({"message": reason, "exception": error})
 
     def _step(self, event: PeerEvent) -> None:
-        effects = self.machine.handle(event, self._clock.now_ns())
+        now_ns = self._clock.now_ns()
+        effects = self.machine.handle(event, now_ns)
+        self.news.note(event, effects, now_ns)
         for effect in effects:
             self._carry_out(effect)
         if self._observer is not None:
@@ -430,11 +471,20 @@ class PeerEngine:
                 assert lender is not None
                 lender.operation = operation
                 self._posted[operation] = number
-                own = self.machine.peer
-                for peer in self.data_plane.post(operation, descriptor, lender.operand, ring, own):
+                lent = (lender.operand, ring, self.machine.peer, lender.carry)
+                for peer in self.data_plane.post(operation, descriptor, *lent):
                     self.keeper.use(peer)
-            case Begin(operation):
-                self.data_plane.begin(operation)
+                lender.carry = None
+            case Begin(operation, resumed):
+                self.data_plane.begin(operation, resumed=resumed)
+            case CloseGap(operation, lost, upstream, size):
+                complete = self.data_plane.close_gap(operation, upstream, size)
+                if complete:
+                    self.keeper.use(upstream)
+                self._feed(HoldingsKnown(operation, lost, complete))
+            case SendAcross(operation, downstream, size):
+                self.data_plane.send_across(operation, downstream, size)
+                self.keeper.use(downstream)
             case Detach(operation):
                 self.data_plane.detach(operation)
             case End(operation, committed):
@@ -452,10 +502,11 @@ class PeerEngine:
                 self.calls.reject(number, error)
 
     def _end(self, operation: OperationId, committed: bool) -> None:
-        transfer = self.data_plane.end(operation, committed=committed)
         call = self.calls.get(self._posted.pop(operation))
+        keep = call is not None and call.retries
+        transfer = self.data_plane.end(operation, committed=committed, keep=keep)
         if call is not None:
-            call.operation = None
+            call.operation, call.carry = None, transfer.left
             call.tx_bytes += transfer.tx_bytes
             call.rx_bytes += transfer.rx_bytes
 
@@ -491,8 +542,15 @@ class PeerEngine:
             self._loop.call_exception_handler(context)
 
 
-def _reduce_event(request: ReduceRequest, *, detached: bool = False) -> Callable[[int], PeerEvent]:
-    return lambda call: ReduceCall(call, request.tag, request.descriptor, detached)
+def _reduce_event(
+    request: ReduceRequest,
+    *,
+    detached: bool = False,
+    resumes: OperationId | None = None,
+    repeats: bool = False,
+) -> Callable[[int], PeerEvent]:
+    what = (request.tag, request.descriptor, detached, resumes, repeats)
+    return lambda call: ReduceCall(call, *what)
 
 
 __all__ = ["PeerEngine"]

@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Callable
 
 from pccl.protocol import messages as msg
-from pccl.protocol.handshake import RUN_BYTES, Opening
-from pccl.protocol.limits import Timing
+from pccl.protocol.errors import LocalProtocolError
+from pccl.protocol.handshake import NO_RUN, RUN_BYTES, Opening
+from pccl.protocol.limits import INCUMBENT_BYTES, Timing
 from pccl.protocol.master import MasterMachine
 from pccl.protocol.master_events import (
     Announce,
@@ -16,13 +17,19 @@ from pccl.protocol.master_events import (
     ControlClosed,
     ControlMessage,
     ControlOpened,
+    Forget,
     MasterEvent,
+    Remember,
     Send,
     Tick,
 )
+from pccl.protocol.messages import MasterAddress
+from pccl.protocol.restart import Origin
 from pccl.runtime.clock import Clock, Ticker, Timer
 from pccl.runtime.control import ControlStream
 from pccl.runtime.greeting import Credentials, Reception
+from pccl.runtime.master_store import MasterStore, Remembered
+from pccl.runtime.status_desk import StatusDesk
 from pccl.transports.base import Address, Connection, Listener, Transport
 
 _log = logging.getLogger("pccl.master")
@@ -42,6 +49,12 @@ class MasterServer:
         random_bytes: source of run id, nonces and resume tokens.
         observer: called with each event and its effects after they were carried out (traces).
         token: what every process of the run has to know; None: anybody may come.
+        store: where it is kept which run this is; None: nowhere, the members know it.
+        standbys: where other masters listen, which the peers are told.
+        standby: whether it waits for a run whose master is gone.
+
+    Raises:
+        LocalProtocolError: the store can't be read or written.
     """
 
     def __init__(
@@ -52,13 +65,16 @@ class MasterServer:
         random_bytes: Callable[[int], bytes],
         observer: Callable[[MasterEvent, list[object]], None] | None = None,
         token: bytes | None = None,
+        store: MasterStore | None = None,
+        standbys: tuple[MasterAddress, ...] = (),
+        standby: bool = False,
     ) -> None:
         self._clock = clock
         self._transport = transport
         self._timing = timing
         self._observer = observer
-        run = random_bytes(RUN_BYTES)
-        self.machine = MasterMachine(timing, run, 1, random_bytes, clock.now_ns())
+        self._store = store
+        self.machine = self._make_machine(random_bytes, standbys, standby=standby)
         self._credentials = Credentials(token, random_bytes)
         self._reception = Reception(
             clock,
@@ -73,9 +89,53 @@ class MasterServer:
         self._streams: dict[int, ControlStream] = {}
         self._silent: dict[int, Timer] = {}
         """Connections that have said nothing yet, the oldest first."""
+        self._desk = StatusDesk(clock, self._tell_status)
+        self._readers: dict[int, Timer] = {}
+        """Connections on which a status was sent, until they are cut off."""
         self._last_connection = 0
         self._events: deque[MasterEvent] = deque()
         self._busy = False
+
+    def _make_machine(
+        self,
+        random_bytes: Callable[[int], bytes],
+        standbys: tuple[MasterAddress, ...],
+        *,
+        standby: bool,
+    ) -> MasterMachine:
+        known = self._store.load() if self._store is not None else None
+        if known is not None:
+            run, term, origin, incumbent = (
+                known.run,
+                known.term + 1,
+                Origin.RESTARTED,
+                known.incumbent,
+            )
+        elif standby:
+            run, term, origin, incumbent = NO_RUN, 1, Origin.STANDBY, random_bytes(INCUMBENT_BYTES)
+        else:
+            run, term, origin = random_bytes(RUN_BYTES), 1, Origin.BLANK
+            incumbent = random_bytes(INCUMBENT_BYTES)
+        if run != NO_RUN:
+            self._remember(Remembered(run, term, incumbent))
+        now_ns = self._clock.now_ns()
+        return MasterMachine(
+            self._timing, run, term, random_bytes, now_ns, origin, incumbent, standbys
+        )
+
+    def _remember(self, remembered: Remembered) -> None:
+        if self._store is not None:
+            self._store.save(remembered)
+
+    def _keep(self, remembered: Remembered | None) -> None:
+        """Keep what has changed; if that fails, the members know it all the same."""
+        try:
+            if remembered is not None:
+                self._remember(remembered)
+            elif self._store is not None:
+                self._store.clear()
+        except LocalProtocolError as error:
+            _log.warning("the state of this master is out of date: %s", error.reason)
 
     @property
     def address(self) -> Address:
@@ -99,8 +159,11 @@ class MasterServer:
         if self._listener is not None:
             self._listener.close()
         self._reception.close()
-        for number in list(self._silent):
-            self._silent.pop(number).cancel()
+        self._desk.close()
+        for timer in (*self._silent.values(), *self._readers.values()):
+            timer.cancel()
+        self._silent.clear()
+        self._readers.clear()
         for stream in list(self._streams.values()):
             stream.close()
         self._streams.clear()
@@ -108,7 +171,7 @@ class MasterServer:
     # -- connections ---------------------------------------------------------------------------
 
     def _identify(self) -> Opening:
-        return self._credentials.masters_opening(self.machine.run, self.machine.term)
+        return self._credentials.masters_opening(self.machine.shown_run, self.machine.shown_term)
 
     def _on_proven(self, connection: Connection, remote: Opening, deadline_ns: int) -> None:
         self._last_connection += 1
@@ -116,6 +179,10 @@ class MasterServer:
         self._feed(ControlOpened(number, connection.remote.host))
 
         def on_message(message: msg.Message) -> None:
+            if message == msg.StatusRequest() and number in self._silent:
+                if number not in self._desk:  # until its turn it counts as silent
+                    self._desk.ask(number)
+                return
             self._has_spoken(number)
             self._feed(ControlMessage(number, message))
 
@@ -131,6 +198,7 @@ class MasterServer:
         self._silent[number] = self._clock.call_at_ns(deadline_ns, self._dismiss, number, reason)
 
     def _has_spoken(self, number: int) -> None:
+        self._desk.forget(number)
         timer = self._silent.pop(number, None)
         if timer is not None:
             timer.cancel()
@@ -140,6 +208,19 @@ class MasterServer:
         self._streams.pop(number).close()
         self._feed(ControlClosed(number, reason))
         _log.info("closed control connection %d: %s", number, reason)
+
+    def _tell_status(self, number: int) -> None:
+        self._has_spoken(number)
+        reader = self._streams[number].connection
+        self._feed(ControlMessage(number, msg.StatusRequest()))
+        patience_ns = self._timing.ns(self._timing.dial_s)
+        when_ns = self._clock.now_ns() + patience_ns
+        self._readers[number] = self._clock.call_at_ns(when_ns, self._cut_off, number, reader)
+
+    def _cut_off(self, number: int, reader: Connection) -> None:
+        """Whoever has asked for a status has had time enough to read it."""
+        del self._readers[number]
+        reader.abort()
 
     def _tick(self) -> None:
         self._feed(Tick())
@@ -166,10 +247,17 @@ class MasterServer:
                     if stream is not None:
                         stream.send(message)
                 case CloseControl(connection, reason):
+                    self._has_spoken(connection)
                     stream = self._streams.pop(connection, None)
                     if stream is not None:
                         stream.close()
                         _log.info("closed control connection %d: %s", connection, reason)
+                case Remember(run, term, incumbent):
+                    self._keep(Remembered(run, term, incumbent))
+                    _log.info("coordinates the run %s in term %d", run.hex(), term)
+                case Forget():
+                    self._keep(None)
+                    _log.info("no member is left: the run is over")
                 case Announce(what, peer, group, text):
                     _log.info("peer %d of group %d %s: %s", peer, group, what, text)
         if self._observer is not None:

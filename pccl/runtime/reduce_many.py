@@ -140,6 +140,8 @@ class ReduceMany:
         tags = ", ".join(str(tag) for tag in completed) or "none"
         reason = f"{error.reason}; tags that completed: {tags}; the other inputs are what they were"
         named = type(error)(error.result, error.func, reason)
+        if isinstance(error, errors.Evicted) and isinstance(named, errors.Evicted):
+            named.cause, named.ago_s = error.cause, error.ago_s
         named.completed_tags = completed
         named.__cause__ = error.with_traceback(None)  # its frames hold the tensors
         return named

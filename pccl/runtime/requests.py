@@ -27,6 +27,8 @@ class PeerOptions:
     """The port that others are told; 0: the one where it listens."""
     token: bytes | None = None
     """The run's secret, if it has one."""
+    other_masters: tuple[Address, ...] = ()
+    """Where to look for a master if the first one is not there, or is gone."""
     lanes: int = 0
     """Connections per link; 0: as many as the other side wants, or as is good."""
     segment_bytes: int | None = None

@@ -1,37 +1,31 @@
 """What must hold in every run, written apart from the code that it checks.
 
 * A result equals the fold over the contributors that its outcome names, and is the same for all.
-* An operation has one outcome.
+* An operation has one outcome. One that is committed names all who began it as contributors, also
+  those who were lost since.
 * Inputs are intact after every failure, and separate inputs always.
 * Nothing is written into a buffer after its call has returned.
-* Nobody is removed without a cause, and without faults nobody is removed who is alive.
+* Nobody is removed without a cause: nobody who is alive, unless something was done to him.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pccl.protocol.types import NS_PER_S, OperationId, PeerId, ReduceOp, RemovalCause
+from pccl.protocol.errors import MasterLost, PCCLError
+from pccl.protocol.types import OperationId, PeerId, ReduceOp, RemovalCause
+from pccl.stress.sim.excuses import Excuses
 from pccl.stress.sim.fold import differences, fold
 from pccl.stress.sim.scenario import Scenario
+from pccl.transports.base import Address
 
 Array = npt.NDArray[Any]
-
-_BY_DEADLINE = (
-    RemovalCause.SILENT.name,
-    RemovalCause.NO_PROGRESS.name,
-    RemovalCause.UNREACHABLE.name,
-)
-"""A live process may be removed for these only if something kept its bytes from moving."""
-
-
-LONG_STALL_NS = 9 * NS_PER_S
-"""Shorter than every deadline that could tell a stalled peer from a dead one."""
 
 
 class Violation(AssertionError):
@@ -51,7 +45,7 @@ class _Returned:
 class Checkers:
     """Hears of everything that the processes of one run do and see."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, excuses: Excuses) -> None:
         self.reduces = 0
         self.aborts = 0
         self.done: Counter[str] = Counter()
@@ -62,10 +56,21 @@ class Checkers:
         self._entered: set[tuple[OperationId, PeerId]] = set()
         self._results: dict[OperationId, tuple[tuple[PeerId, ...], bytes]] = {}
         self._aborted: dict[OperationId, str] = {}
-        self._outcomes: dict[OperationId, object] = {}
+        self._interrupted: set[OperationId] = set()
+        self._outcomes: dict[
+            OperationId, tuple[tuple[bool, tuple[PeerId, ...]], dict[Address, PeerId]]
+        ] = {}
+        """How each has ended, and who was told so, under which id."""
+        self._rings: dict[OperationId, tuple[PeerId, ...]] = {}
+        self._resumes: dict[OperationId, OperationId] = {}
         self._returned: list[_Returned] = []
-        self._hosts: dict[PeerId, str] = {}
-        self._killed: set[str] = set()
+        self._excuses = excuses
+        self._addresses: dict[int, Address] = {}
+        """Where the process of each id listens: every process has a port of its own."""
+        self.believes: Callable[[Address], PeerId | None] = lambda address: None
+        """Which id the process that listens there takes for its own; None: none, or it is dead."""
+        self.waits: Callable[[Address], bool] = lambda address: True
+        """Whether anybody but the process that listens there is in a call."""
 
     # -- results -------------------------------------------------------------------------------
 
@@ -73,13 +78,71 @@ class Checkers:
         """A peer lends ``content`` (a copy of the input; a barrier has none) to an operation."""
         self._entered.add((operation, peer))
         if content is not None:
-            self._inputs[operation, peer] = content
+            self._inputs.setdefault((operation, peer), content)
 
-    def outcome(self, operation: OperationId, who: str, outcome: object) -> None:
-        """The master (or a peer) says how an operation has ended."""
-        known = self._outcomes.setdefault(operation, outcome)
-        if known != outcome:
-            raise Violation(f"{operation} ended as {known} and, for {who}, as {outcome}")
+    def repeats(self, operation: OperationId, earlier: OperationId, peer: PeerId) -> None:
+        """A call goes on with another attempt; its input must be what it was."""
+        self._inputs[operation, peer] = self._inputs[earlier, peer]
+
+    def has_ring(self, operation: OperationId, ring: tuple[PeerId, ...]) -> None:
+        """An operation is one of these members, in this order."""
+        self._rings[operation] = ring
+
+    def resumed(self, operation: OperationId, earlier: OperationId) -> None:
+        """An operation has started with what an earlier one has left."""
+        if operation not in self._resumes:
+            self._resumes[operation] = earlier
+            self.done["resumed"] += 1
+
+    def _first_ranks(self, operation: OperationId) -> list[int]:
+        """Of each chunk the rank that begins it.
+
+        What is resumed has the chunks of the first attempt; a lost member's are begun by the next
+        one in the ring that is left.
+        """
+        ring = self._rings[operation]
+        first = operation
+        while first in self._resumes:
+            first = self._resumes[first]
+        before = self._rings[first]
+        firsts: list[int] = []
+        for rank in range(len(before)):
+            behind = [peer for peer in before[rank:] + before[:rank] if peer in ring]
+            firsts.append(ring.index(behind[0]))
+        return firsts
+
+    def was_interrupted(self, operation: OperationId) -> None:
+        """A member was lost while an operation moved data."""
+        self._interrupted.add(operation)
+
+    def outcome(
+        self,
+        operation: OperationId,
+        address: Address,
+        peer: PeerId,
+        outcome: tuple[bool, tuple[PeerId, ...]],
+    ) -> None:
+        """A member is told how an operation has ended: whether committed, and who contributed.
+
+        What only the dead have seen may be decided anew by a master that is restarted.
+        """
+        committed, contributors = outcome
+        if operation not in self._outcomes and operation in self._interrupted:
+            self.done["repaired" if committed else "not repaired"] += 1
+        entered = {peer for entered, peer in self._entered if entered == operation}
+        if committed and (set(contributors) != entered or len(contributors) != len(entered)):
+            raise Violation(f"{operation} of {entered} was committed for {contributors}")
+        known, seen_by = self._outcomes.setdefault(operation, (outcome, {}))
+        if known == outcome:
+            seen_by[address] = peer
+            return
+        alive = [str(a) for a, p in seen_by.items() if a != address and self.believes(a) == p]
+        if alive or address in seen_by:
+            others = ", ".join(alive)
+            raise Violation(
+                f"{operation} ended as {known} for {others}, and for {address} as {outcome}"
+            )
+        self._outcomes[operation] = (outcome, {address: peer})
 
     def succeeded(
         self,
@@ -95,7 +158,7 @@ class Checkers:
         known = self._results.get(operation)
         if known is None:
             inputs = [self._inputs[operation, peer] for peer in contributors]
-            expected = fold(inputs, op)
+            expected = fold(inputs, op, self._first_ranks(operation))
             for wrong in differences(result, expected, op):
                 raise Violation(
                     f"{who}: wrong result of {operation} over {contributors}: element {wrong} is "
@@ -157,21 +220,32 @@ class Checkers:
 
     # -- membership ----------------------------------------------------------------------------
 
-    def registered(self, peer: PeerId, host: str) -> None:
-        """The master has given an id to the process on ``host``."""
-        self._hosts[peer] = host
-
-    def killed(self, host: str) -> None:
-        """The process on ``host`` was killed."""
-        self._killed.add(host)
+    def registered(self, peer: PeerId, host: str, port: int) -> None:
+        """The master has given an id to the process that listens there."""
+        self._addresses[peer] = Address(host, port)
 
     def removed(self, peer: PeerId, why: str) -> None:
         """The master has removed a peer."""
-        cause = why.split(":")[0]
-        if cause == RemovalCause.GOODBYE.name or self._hosts[peer] in self._killed:
-            return
-        long_stall = any(s.duration_ns >= LONG_STALL_NS for s in self._scenario.stalls)
-        if cause in _BY_DEADLINE and not long_stall:
-            raise Violation(f"peer {peer} was removed though nothing stood still: {why}")
-        if self._scenario.undisturbed:
-            raise Violation(f"peer {peer} was removed without a fault: {why}")
+        address = self._addresses[peer]
+        if self.believes(address) != peer:
+            return  # killed, gone by itself, or it has another id by now: nobody has lost a place
+        cause = RemovalCause[why.split(":")[0]]
+        if cause is RemovalCause.SILENT and "awaited" in why and not self.waits(address):
+            raise Violation(f"peer {peer} ({address.host}) was removed, and nobody waited: {why}")
+        if not self._excuses.removal(address.host, cause, why, self._host_of):
+            raise Violation(f"peer {peer} ({address.host}) was removed without a cause: {why}")
+        self.done["removed alive"] += 1
+
+    def may_raise(self, host: str, error: PCCLError) -> None:
+        """The process there has lost its place, or found none."""
+        if isinstance(error, MasterLost) and not self._excuses.lost_master(host):
+            raise Violation(f"{host} has lost its master, which lives: {error}")
+
+    @property
+    def nobody_to_join(self) -> bool:
+        """Whether there may be no master any more that admits anybody."""
+        return self._excuses.may_stay_without_master
+
+    def _host_of(self, peer: int) -> str | None:
+        address = self._addresses.get(peer)
+        return address.host if address else None

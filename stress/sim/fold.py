@@ -25,16 +25,23 @@ Array = npt.NDArray[Any]
 _HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
-def fold(contributions: list[Array], op: ReduceOp) -> Array:
-    """The result that a ring of these contributions (in ring order) must have."""
+def fold(contributions: list[Array], op: ReduceOp, firsts: list[int] | None = None) -> Array:
+    """The result that a ring of these contributions (in ring order) must have.
+
+    Args:
+        contributions: of all ranks.
+        op: what becomes of them.
+        firsts: of each chunk the rank that begins it; None: there is one chunk for each rank.
+    """
     world_size, count = len(contributions), len(contributions[0])
-    base, longer = divmod(count, world_size)
+    firsts = list(range(world_size)) if firsts is None else firsts
+    base, longer = divmod(count, len(firsts))
     result = np.empty_like(contributions[0])
     combine = _fold_integers if np.issubdtype(result.dtype, np.integer) else _fold_floats
     start = 0
-    for chunk in range(world_size):
+    for chunk, first in enumerate(firsts):
         end = start + base + (1 if chunk < longer else 0)
-        ranks = [(chunk + hop) % world_size for hop in range(world_size)]
+        ranks = [(first + hop) % world_size for hop in range(world_size)]
         result[start:end] = combine([contributions[rank][start:end] for rank in ranks], op)
         start = end
     return result

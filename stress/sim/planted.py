@@ -9,16 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 from pccl.collectives.received_set import ReceivedSet
+from pccl.collectives.ring import RingSchedule
+from pccl.protocol import messages as msg
+from pccl.protocol.kept import Kept
 from pccl.protocol.lockstep import Finding, LockstepWatch, Wait
 from pccl.protocol.operation import Ballot, Commit, Decision, Phase
 from pccl.protocol.peer_membership import KnownMembership
+from pccl.protocol.registrar import Registrar
 from pccl.protocol.types import OperationId, PeerId
+from pccl.runtime.carry import Carry
 from pccl.runtime.data_plane import DataPlane
 from pccl.runtime.transfer import Placement, Transfer
 from pccl.transports.lane import Lane
+from pccl.transports.link import Link
 
 
 def _commit_before_all_reported(stack: ExitStack) -> None:
@@ -143,18 +151,123 @@ def _partly_sent_forgotten(stack: ExitStack) -> None:
     stack.enter_context(patch.object(DataPlane, "lane_lost", careless))
 
 
+def _vote_counted_twice(stack: ExitStack) -> None:
+    """A second copy of a report stands for a member that has not reported."""
+    done = Ballot.done
+
+    def generous(ballot: Ballot, peer: PeerId, digest: bytes, now_ns: int) -> Decision | None:
+        missing = ballot.waiting_for()
+        if ballot.phase is Phase.STARTED and missing and peer not in missing:
+            peer = missing[0]
+        return done(ballot, peer, digest, now_ns)
+
+    stack.enter_context(patch.object(Ballot, "done", generous))
+
+
+def _resume_token_ignored(stack: ExitStack) -> None:
+    """Whoever knows the number of a peer is taken for it."""
+    resume = getattr(Registrar, "_resume")  # noqa: B009
+
+    def trusting(registrar: Registrar, connection: int, message: msg.Resume) -> None:
+        peer = registrar.membership.peers.get(message.peer)
+        if peer is not None:
+            message = replace(message, token=peer.token)
+        resume(registrar, connection, message)
+
+    stack.enter_context(patch.object(Registrar, "_resume", trusting))
+
+
+def _late_tick_judged(stack: ExitStack) -> None:
+    """A master that slept shifts no deadline, and judges at once."""
+
+    def note(registrar: Registrar) -> int:
+        return 0
+
+    stack.enter_context(patch.object(Registrar, "_note_tick", note))
+
+
+def _outcome_not_kept(stack: ExitStack) -> None:
+    """A member that was away when an operation ended never learns how."""
+
+    def owed_to(kept: Kept[Any, Any], peer: PeerId) -> list[Any]:
+        return []
+
+    def owed(kept: Kept[Any, Any], key: Any, peer: PeerId) -> Any:
+        return None
+
+    stack.enter_context(patch.object(Kept, "owed_to", owed_to))
+    stack.enter_context(patch.object(Kept, "owed", owed))
+
+
+def _partial_taken_for_final(stack: ExitStack) -> None:
+    """Across a gap comes a partial result for a chunk that a lost member had finished."""
+
+    def irreplaceable_count(ring: RingSchedule, gap: int) -> int:
+        steps = ring.world_size - 2 + gap
+        return sum(
+            len(ring.layout.chunk((ring.rank - s - 1) % ring.world_size)) for s in range(steps)
+        )
+
+    stack.enter_context(patch.object(RingSchedule, "irreplaceable_count", irreplaceable_count))
+
+
+def _holdings_overstated(stack: ExitStack) -> None:
+    """Whoever is behind a gap says that it can go on, whatever it lacks."""
+
+    def lacks(transfer: Transfer, gap: int) -> bool:
+        return False
+
+    stack.enter_context(patch.object(Transfer, "lacks_irreplaceable", lacks))
+
+
+def _gap_not_bridged(stack: ExitStack) -> None:
+    """Whoever is before a gap says nothing to the one behind it."""
+
+    def send_across(transfer: Transfer, downstream: Link, gap: int) -> None:
+        return
+
+    stack.enter_context(patch.object(Transfer, "send_across", send_across))
+
+
+def _lost_part_kept(stack: ExitStack) -> None:
+    """A retry uses all partial sums that are left, with what the lost member has given to them."""
+
+    def reusable_chunks(rank: int, world_size: int, left: Sequence[int]) -> list[int]:
+        return [chunk for chunk in range(world_size) if chunk != rank]
+
+    stack.enter_context(patch("pccl.runtime.carry.reusable_chunks", reusable_chunks))
+
+
+def _carry_not_restored(stack: ExitStack) -> None:
+    """Whoever gives up on another attempt leaves partial sums in the input."""
+
+    def restore(carry: Carry) -> None:
+        return
+
+    stack.enter_context(patch.object(Carry, "restore", restore))
+
+
 PLANTED: dict[str, Callable[[ExitStack], None]] = {
     "commit_before_all_reported": _commit_before_all_reported,
     "no_fencing": _no_fencing,
     "no_restore_after_completion": _no_restore_after_completion,
+    "carry_not_restored": _carry_not_restored,
+    "gap_not_bridged": _gap_not_bridged,
+    "holdings_overstated": _holdings_overstated,
     "dead_lane_unnoticed": _dead_lane_unnoticed,
     "lost_lane_forgotten": _lost_lane_forgotten,
+    "lost_part_kept": _lost_part_kept,
     "mistakes_undiagnosed": _mistakes_undiagnosed,
     "nothing_for_others_after_leaving": _nothing_for_others_after_leaving,
+    "partial_taken_for_final": _partial_taken_for_final,
     "partly_sent_forgotten": _partly_sent_forgotten,
     "world_changes_unseen": _world_changes_unseen,
     "second_copy_added": _second_copy_added,
     "write_after_return": _write_after_return,
+    "vote_counted_twice": _vote_counted_twice,
+    "resume_token_ignored": _resume_token_ignored,
+    "late_tick_judged": _late_tick_judged,
+    "outcome_not_kept": _outcome_not_kept,
 }
 
 

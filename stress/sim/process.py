@@ -4,51 +4,95 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
 from pccl.protocol.frame import FrameHeader
 from pccl.protocol.limits import Timing
 from pccl.protocol.master_events import Announce, MasterEvent
+from pccl.protocol.master_events import ControlMessage as MasterHears
 from pccl.protocol.master_events import Send as MasterSend
-from pccl.protocol.messages import OperationEnded
+from pccl.protocol.messages import (
+    HoldingsQuery,
+    MasterAddress,
+    OperationEnded,
+    OperationRequest,
+    OperationStarted,
+)
 from pccl.protocol.operation import Phase
 from pccl.protocol.peer import Standing
-from pccl.protocol.peer_events import PeerEffect, PeerEvent, ReduceResult, Return
+from pccl.protocol.peer_events import ControlMessage, PeerEffect, PeerEvent, ReduceResult, Return
 from pccl.protocol.types import PeerId
 from pccl.runtime.clock import Timer
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
+from pccl.runtime.master_store import Remembered
 from pccl.runtime.requests import PeerOptions
 from pccl.stress.sim.checkers import Checkers
+from pccl.stress.sim.faults.base import LifePhase
 from pccl.stress.sim.loop import VirtualLoop
-from pccl.stress.sim.scenario import LifePhase
 from pccl.stress.sim.trace import Trace
 from pccl.transports.base import Address
 from pccl.transports.link import Link
 from pccl.transports.sim import SimHost
 
 MASTER_ADDRESS = Address("master", 48148)
+STANDBY_ADDRESS = Address("standby", 48148)
 
 
 class ProcessClock:
-    """The loop's time for one process: a dead process is never called back."""
+    """The time as one process knows it: dead it is never called back, frozen or slow it is late.
+
+    Attributes:
+        missed_ns: how long its clock stood still in all.
+    """
 
     def __init__(self, loop: VirtualLoop, host: SimHost) -> None:
+        self.missed_ns = 0
+        self.host = host
         self._loop = loop
-        self._host = host
 
     def now_ns(self) -> int:
         """The present."""
-        return self._loop.now_ns()
+        return self._loop.now_ns() - self.missed_ns
 
     def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> Timer:
-        """Call back at ``when_ns`` if the process is still alive then."""
-        return self._loop.call_at_ns(when_ns, self._fire, callback, args)
+        """Call back at ``when_ns``, or as soon as the process runs then."""
+        return _ProcessTimer(self, when_ns, partial(callback, *args))
 
-    def _fire(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
-        if self._host.alive:
-            callback(*args)
+    def arm(self, when_ns: int, action: Callable[[], None]) -> Timer:
+        """Let ``action`` happen at ``when_ns`` of this clock, whatever the process does."""
+        return self._loop.call_at_ns(when_ns + self.missed_ns, action)
+
+
+class _ProcessTimer:
+    """A pending call of a process."""
+
+    def __init__(self, clock: ProcessClock, when_ns: int, callback: Callable[[], object]) -> None:
+        self._clock = clock
+        self._when_ns = when_ns
+        self._callback: Callable[[], object] | None = callback
+        self._timer = clock.arm(when_ns, self._due)
+
+    def cancel(self) -> None:
+        """Forget the call."""
+        self._callback = None
+        self._timer.cancel()
+
+    def _due(self) -> None:
+        if self._clock.host.alive:
+            self._clock.host.run(self._fire, timer=True)
+
+    def _fire(self) -> None:
+        callback = self._callback
+        if callback is None or not self._clock.host.alive:
+            return
+        if self._clock.now_ns() < self._when_ns:  # the clock stood still meanwhile
+            self._timer = self._clock.arm(self._when_ns, self._due)
+            return
+        self._callback = None
+        callback()
 
 
 class RepeatingLink(Link):
@@ -66,6 +110,25 @@ class RepeatingLink(Link):
             super().send(header, payload, number)
 
 
+class MemoryStore:
+    """What a master's directory keeps; it outlasts the process."""
+
+    def __init__(self) -> None:
+        self._kept: Remembered | None = None
+
+    def load(self) -> Remembered | None:
+        """See ``MasterStore``."""
+        return self._kept
+
+    def save(self, remembered: Remembered) -> None:
+        """See ``MasterStore``."""
+        self._kept = remembered
+
+    def clear(self) -> None:
+        """See ``MasterStore``."""
+        self._kept = None
+
+
 class MasterProcess:
     """A process that runs the master."""
 
@@ -78,17 +141,24 @@ class MasterProcess:
         trace: Trace,
         checkers: Checkers,
         token: bytes | None,
+        store: MemoryStore,
+        others: tuple[Address, ...],
+        *,
+        standby: bool,
     ) -> None:
         self.host = host
         self._loop = loop
         self._trace = trace
         self._checkers = checkers
-        clock = ProcessClock(loop, host)
-        self.server = MasterServer(clock, host, timing, rng.randbytes, self._observe, token)
+        self.clock = ProcessClock(loop, host)
+        standbys = tuple(MasterAddress(other.host, other.port) for other in others)
+        self.server = MasterServer(
+            self.clock, host, timing, rng.randbytes, self._observe, token, store, standbys, standby
+        )
 
     async def start(self) -> None:
         """Listen."""
-        await self.server.start(MASTER_ADDRESS)
+        await self.server.start(Address(self.host.name, MASTER_ADDRESS.port))
 
     def kill(self) -> None:
         """Die at once."""
@@ -98,17 +168,20 @@ class MasterProcess:
     def _observe(self, event: MasterEvent, effects: list[object]) -> None:
         if not self.host.alive:
             return
-        self._trace.note(self._loop.now_ns(), "master", repr(event))
+        self._trace.note(self._loop.now_ns(), self.host.name, repr(event))
         self.server.machine.check()
+        if isinstance(event, MasterHears) and isinstance(event.message, OperationRequest):
+            asked = event.message
+            started = OperationStarted(asked.operation, resumed=True)
+            sent = [effect.message for effect in effects if isinstance(effect, MasterSend)]
+            if started in sent and asked.resumes is not None:
+                self._checkers.resumed(asked.operation, asked.resumes)
         for effect in effects:
-            if isinstance(effect, MasterSend):
-                if isinstance(effect.message, OperationEnded):
-                    ended = effect.message
-                    outcome = (ended.abort is None, ended.contributors)
-                    self._checkers.outcome(ended.operation, "the master", outcome)
+            if isinstance(effect, MasterSend) and isinstance(effect.message, HoldingsQuery):
+                self._checkers.was_interrupted(effect.message.operation)
             elif isinstance(effect, Announce) and effect.what == "registered":
-                host = self.server.machine.membership.peers[effect.peer].member.host
-                self._checkers.registered(effect.peer, host)
+                member = self.server.machine.membership.peers[effect.peer].member
+                self._checkers.registered(effect.peer, member.host, member.port)
             elif isinstance(effect, Announce) and effect.what == "removed":
                 self._checkers.removed(effect.peer, effect.text)
 
@@ -122,23 +195,28 @@ class PeerProcess:
         host: SimHost,
         options: PeerOptions,
         trace: Trace,
+        checkers: Checkers,
         on_event: Callable[[PeerProcess, PeerEvent, list[PeerEffect]], None],
         make_link: Callable[[PeerId], Link],
         index: int,
         group: int,
+        port: int,
     ) -> None:
         self.host = host
         self.name = host.name
         self.index = index
+        self.address = Address(host.name, port)
         self.results: dict[int, ReduceResult] = {}
         """Tag -> the last operation that was committed for a caller here."""
         self._loop = loop
         self._trace = trace
+        self._checkers = checkers
         self._on_event = on_event
-        clock = ProcessClock(loop, host)
-        options = replace(options, random_bytes=Random(host.name).randbytes)
+        self.clock = ProcessClock(loop, host)
+        random_bytes = Random(str(self.address)).randbytes
+        options = replace(options, random_bytes=random_bytes, listen=Address("", port))
         self.engine = PeerEngine(
-            loop, clock, host, MASTER_ADDRESS, group, options, self._observe, make_link
+            loop, self.clock, host, MASTER_ADDRESS, group, options, self._observe, make_link
         )
 
     @property
@@ -178,6 +256,10 @@ class PeerProcess:
             return
         self._trace.note(self._loop.now_ns(), self.name, repr(event))
         self.engine.machine.check()
+        if isinstance(event, ControlMessage) and isinstance(event.message, OperationEnded):
+            ended = event.message
+            outcome = (ended.abort is None, ended.contributors)
+            self._checkers.outcome(ended.operation, self.address, self.peer, outcome)
         for effect in effects:
             if isinstance(effect, Return) and isinstance(effect.value, ReduceResult):
                 self.results[effect.value.operation.tag] = effect.value

@@ -6,20 +6,10 @@ import enum
 from dataclasses import dataclass, replace
 from random import Random
 
+from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, DataType, ReduceOp
-
-MS = NS_PER_S // 1000
-
-
-class LifePhase(enum.Enum):
-    """What a process was doing when it was killed."""
-
-    CONNECTING = "connecting"
-    ROUND = "round"
-    REDUCE_SCATTER = "reduce_scatter"
-    GATHER = "gather"
-    DONE = "done_before_commit"
-    OTHER = "other"
+from pccl.stress.sim.faults import Fault, Ground, draw_faults
+from pccl.stress.sim.faults.base import MS
 
 
 class Style(enum.Enum):
@@ -42,64 +32,6 @@ class Slot:
     count: int
     data_type: DataType
     op: ReduceOp
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """Kill a process once it is in ``phase`` (OTHER: at ``delay_ns`` of the run)."""
-
-    victim: int
-    phase: LifePhase
-    occurrence: int
-    """Which time it enters the phase (from 0)."""
-    delay_ns: int
-    """How long after that."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reset:
-    """Reset one connection of the run: the ``choice``-th (modulo their number) at that time."""
-
-    when_ns: int
-    choice: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stall:
-    """Nothing moves between two processes for a while."""
-
-    when_ns: int
-    a: int
-    b: int
-    duration_ns: int
-    one_way: bool
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLane:
-    """One connection delivers nothing more one way; new ones between the same two peers work."""
-
-    when_ns: int
-    choice: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """One lane is reset: the ``choice``-th (modulo their number) at that time.
-
-    The others between the same two peers live on.
-    """
-
-    when_ns: int
-    choice: int
-
-
-@dataclass(frozen=True, slots=True)
-class Interrupt:
-    """The call that a process is in at that time is cancelled, as by Ctrl-C, and repeated."""
-
-    when_ns: int
-    victim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +59,11 @@ class Scenario:
     window_bytes: int
     stop_ns: int
     """When members begin to vote for the end."""
-    kills: tuple[Kill, ...]
-    resets: tuple[Reset, ...]
-    stalls: tuple[Stall, ...]
-    master_dies_ns: int | None
+    faults: tuple[Fault, ...]
     repeats: float
     """Probability that a segment is sent twice, as a sender may that has lost a lane."""
     asks_pending: bool
     """Whether members ask if anybody is pending, and admit only then."""
-    dead_lanes: tuple[DeadLane, ...]
     groups: int
     """Process i is in group i modulo this."""
     retries: bool
@@ -147,7 +75,6 @@ class Scenario:
     """What those that start early demand of ``connect``, for a while."""
     impatience: float
     """Probability that a call gets a time budget of a few latencies."""
-    interrupts: tuple[Interrupt, ...]
     mistake: Mistake | None
     secured: bool
     """Whether the run has a token."""
@@ -155,7 +82,13 @@ class Scenario:
     """Whether each iteration launches a reduce whose handle is dropped at once."""
     lanes: int
     """How many lanes of a link every second process wants; the others leave it to the library."""
-    cuts: tuple[Cut, ...]
+    timing: Timing
+    settles_ns: int
+    """How long members go on after the last fault, to be all together then (0: not asked)."""
+    standby: bool = False
+    """Whether there is a second master."""
+    pause_ns: int = 0
+    """How long a process computes between two iterations."""
 
     @property
     def token(self) -> bytes | None:
@@ -164,45 +97,50 @@ class Scenario:
 
     @property
     def undisturbed(self) -> bool:
-        """Whether nobody may be removed who was not killed. A lane that is cut costs nobody."""
-        return not (self.resets or self.stalls or self.dead_lanes or self.master_dies_ns)
+        """Whether nobody may be removed who was not killed."""
+        return all(fault.calm for fault in self.faults)
+
+    @property
+    def ends_ns(self) -> int:
+        """When members may stop: all faults are over, and forgotten."""
+        over_ns = max((fault.ends_ns for fault in self.faults), default=0)
+        return max(self.stop_ns, over_ns) + self.settles_ns
 
 
-_TARGETS = (
-    LifePhase.CONNECTING,
-    LifePhase.ROUND,
-    LifePhase.REDUCE_SCATTER,
-    LifePhase.GATHER,
-    LifePhase.DONE,
-    LifePhase.OTHER,
-)
+TIMINGS: dict[str, Timing] = {
+    "default": Timing(),
+    "quick": Timing(
+        heartbeat_s=0.25,
+        tick_s=0.1,
+        deadline_s=2.0,
+        resume_s=1.0,
+        lane_stall_s=2.0,
+        progress_s=6.0,
+        link_s=3.0,
+        dial_s=1.0,
+        lockstep_s=0.5,
+        master_lost_s=12.0,
+    ),
+    "patient": Timing(heartbeat_s=2.0, deadline_s=20.0, lane_stall_s=15.0, progress_s=40.0),
+}
+"""The deadlines that a seed draws from."""
+
+_CROWDS = (24, 32, 48, 64)
 
 
 def draw(seed: int) -> Scenario:
     """Draw the scenario of ``seed``."""
     rng = Random(seed)
-    peers = rng.choice((2, 2, 3, 3, 4, 4, 5, 6, 8, 12, 16))
+    crowd = Random(f"{seed}/crowd")
+    peers = rng.choice((2, 2, 3, 3, 4, 4, 5, 5, 6, 8, 12))
     slots = tuple(_draw_slot(rng, tag, peers) for tag in range(rng.choice((1, 1, 2, 3))))
     latency_ns = rng.choice((MS // 20, MS // 2, 5 * MS, 40 * MS))
-    stop_ns = rng.randint(20, 60) * max(latency_ns, MS // 4)
-    kills: list[Kill] = []
-    for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 3))):
-        phase = rng.choice(_TARGETS)
-        if phase is LifePhase.OTHER:
-            delay_ns = rng.randrange(stop_ns)
-        else:
-            delay_ns = rng.choice((0, 1, rng.randrange(latency_ns), rng.randrange(latency_ns)))
-        kills.append(Kill(rng.randrange(peers), phase, rng.choice((0, 0, 1, 3)), delay_ns))
-    resets: list[Reset] = []
-    if rng.random() < 0.35:
-        count = rng.randint(1, 4)
-        resets += [Reset(rng.randrange(stop_ns), rng.randrange(1 << 16)) for _ in range(count)]
-    stalls: list[Stall] = []
-    if rng.random() < 0.2:
-        for _ in range(rng.randint(1, 2)):
-            a, b = rng.sample(range(-1, peers), 2)  # -1 is the master
-            duration_ns = rng.choice((10 * MS, 300 * MS, 3000 * MS, 15000 * MS, 45000 * MS))
-            stalls.append(Stall(rng.randrange(stop_ns), a, b, duration_ns, rng.random() < 0.5))
+    stop_ns = rng.randint(12, 40) * max(latency_ns, MS // 4)
+    if crowd.random() < 0.02:
+        peers = 16
+    if crowd.random() < 0.004:
+        peers, slots, stop_ns = crowd.choice(_CROWDS), slots[:1], 1
+    timing = TIMINGS[rng.choice(("default", "default", "default", "quick", "quick", "patient"))]
     scenario = Scenario(
         seed=seed,
         peers=peers,
@@ -215,16 +153,9 @@ def draw(seed: int) -> Scenario:
         bytes_per_s=rng.choice((None, 125_000_000, 2_000_000)),
         window_bytes=rng.choice((600, 4096, 65536)),
         stop_ns=stop_ns,
-        kills=tuple(kills),
-        resets=tuple(resets),
-        stalls=tuple(stalls),
-        master_dies_ns=rng.randrange(stop_ns) if rng.random() < 0.06 else None,
+        faults=draw_faults(seed, Ground(peers, stop_ns, latency_ns, timing)),
         repeats=rng.choice((0.0, 0.0, 0.02, 0.3)),
         asks_pending=rng.random() < 0.3,
-        dead_lanes=tuple(
-            DeadLane(rng.randrange(stop_ns), rng.randrange(1 << 16))
-            for _ in range(rng.choice((0, 0, 0, 0, 0, 1, 2)))
-        ),
         groups=rng.choice((1, 1, 1, 2, 3)) if peers > 3 else 1,
         retries=rng.random() < 0.4,
         broadcasts=rng.random() < 0.3,
@@ -232,22 +163,27 @@ def draw(seed: int) -> Scenario:
         optimizes=rng.random() < 0.2,
         min_peers=rng.randint(2, peers) if rng.random() < 0.3 else 1,
         impatience=rng.choice((0.0, 0.0, 0.0, 0.05, 0.2)),
-        interrupts=tuple(
-            Interrupt(rng.randrange(stop_ns), rng.randrange(peers))
-            for _ in range(rng.choice((0, 0, 0, 1, 3)))
-        ),
         mistake=Mistake(rng.randrange(peers), rng.randrange(4)) if rng.random() < 0.1 else None,
         secured=rng.random() < 0.3,
         drops=rng.random() < 0.2,
         lanes=rng.choice((1, 1, 2, 3, 8)),
-        cuts=tuple(
-            Cut(rng.randrange(stop_ns), rng.randrange(1 << 16))
-            for _ in range(rng.choice((0, 0, 0, 1, 3, 10)))
-        ),
+        timing=timing,
+        settles_ns=_settling_ns(timing) if rng.random() < 0.3 else 0,
     )
+    if rng.random() < 0.03 or any(fault.needs_standby for fault in scenario.faults):
+        scenario = replace(scenario, standby=True)
+    if peers in _CROWDS:  # some of so many would always be impatient
+        scenario = replace(scenario, impatience=0.0)
+    if scenario.impatience:  # who leaves the last vote early has another one later
+        scenario = replace(scenario, settles_ns=0)
     # Elsewhere the others would not come to the call that the culprit waits in.
     plain = not scenario.asks_pending and not scenario.optimizes
     return scenario if plain else replace(scenario, mistake=None)
+
+
+def _settling_ns(timing: Timing) -> int:
+    """Long enough for every deadline to pass, and for whoever was removed to come back."""
+    return round(NS_PER_S * (timing.progress_s + timing.deadline_s + 2 * timing.dial_s))
 
 
 def _draw_slot(rng: Random, tag: int, peers: int) -> Slot:

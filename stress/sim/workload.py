@@ -30,14 +30,15 @@ from pccl.protocol.errors import (
     ResyncRequired,
     TooFewPeers,
 )
-from pccl.protocol.types import NS_PER_S, DataType, Descriptor, ReduceOp
+from pccl.protocol.types import NS_PER_S, DataType, Descriptor, OperationId, ReduceOp
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.operand import borrow
 from pccl.runtime.requests import ReduceRequest
 from pccl.stress.sim.checkers import Checkers, Violation
+from pccl.stress.sim.faults.base import MS
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import PeerProcess
-from pccl.stress.sim.scenario import MS, Scenario, Slot, Style
+from pccl.stress.sim.scenario import Scenario, Slot, Style
 
 Array = npt.NDArray[Any]
 
@@ -46,10 +47,17 @@ _BROADCAST_TAG = _VOTE_TAG + 1
 _BARRIER_TAG = _VOTE_TAG + 2
 _DROPPED_TAG = _VOTE_TAG + 3
 _ATTEMPTS_MAX = 200
-_REJOINS_MAX = 8
-_LONELY_TURNS_MAX = 40
+_REJOINS_MAX = 40
+_TURNS_OF_WAITING = 8
+"""Iterations between the end of the busy part of a run and its end, about."""
+_PATIENCE_S = 60.0
+"""How long a newcomer looks for a master of a run that may have lost its majority."""
 _GANG_S = 2.0
 """How long a newcomer insists on company: those it waits for may have been killed."""
+
+
+_WITHOUT_MASTER = (MasterLost, NotAdmitted, DeadlineExceeded)
+_BEGIN_ANEW = (*_WITHOUT_MASTER, Evicted, ResyncRequired)
 
 
 class Interrupted(Exception):
@@ -71,8 +79,11 @@ class Workload:
         self._iteration = 0
         self._calls: dict[asyncio.Task[Any], bool] = {}
         """Those that the process is in -> whether the scenario has interrupted them."""
+        self._leaving: asyncio.Task[None] | None = None
         self.ended_with: str | None = None
         """Why it stopped; None while it runs."""
+        self.last_vote: OperationId | None = None
+        """The last operation in which members agreed on whether to stop."""
 
     async def run(self) -> None:
         """Join, work, stop; lost memberships are taken up again."""
@@ -86,13 +97,25 @@ class Workload:
                 await self._work(rejoined=rejoins)
                 self.ended_with = "finished"
                 break
-            except MasterLost:
-                self.ended_with = "master lost"
-                break
-            except (Evicted, NotAdmitted, ResyncRequired) as error:
+            except PCCLError as error:
+                if self._leaving is not None:
+                    self.ended_with = "left"
+                    break
+                if not isinstance(error, _BEGIN_ANEW):
+                    raise
+                self._checkers.may_raise(self._process.name, error)
+                if isinstance(error, _WITHOUT_MASTER) and self._checkers.nobody_to_join:
+                    self.ended_with = "master lost"
+                    break
                 self.ended_with = type(error).__name__
+                self._checkers.done[self.ended_with] += 1
                 rejoins = isinstance(error, Evicted) and self._rng.random() < 0.5
         await self._engine.close()
+
+    def leave(self) -> None:
+        """Close the communicator, whatever goes on."""
+        if self._leaving is None:
+            self._leaving = self._loop.create_task(self._engine.close())
 
     def interrupt(self) -> None:
         """Cancel the calls that the process is in."""
@@ -103,7 +126,8 @@ class Workload:
     async def sleep(self, duration_ns: int) -> None:
         """Let virtual time pass."""
         woken: asyncio.Future[None] = self._loop.create_future()
-        self._loop.call_at_ns(self._loop.now_ns() + duration_ns, _wake, woken)
+        clock = self._process.clock
+        clock.call_at_ns(clock.now_ns() + duration_ns, _wake, woken)
         await woken
 
     async def _connect(self, attempt: int) -> None:
@@ -117,23 +141,24 @@ class Workload:
                 return
             except DeadlineExceeded:
                 pass
-        await self._engine.connect(n_attempts=100)
+        patience_s = _PATIENCE_S if self._scenario.standby else None
+        await self._engine.connect(n_attempts=100, timeout_s=patience_s)
 
     # -- the loop ------------------------------------------------------------------------------
 
     async def _work(self, *, rejoined: bool) -> None:
-        lonely_turns = 0
         first = True
         while True:
             await self._admit(first=first, rejoined=rejoined)
             first = False
             self._iteration += 1
             if self._world_size < 2:
-                lonely_turns += 1
-                if self._time_is_up or lonely_turns > _LONELY_TURNS_MAX:
+                if self._time_is_up:
                     return
-                await self.sleep(max(self._scenario.latency_ns, MS))
+                await self.sleep(max(self._scenario.latency_ns, MS, self._pace_ns))
                 continue
+            if self._pace_ns:
+                await self.sleep(self._pace_ns)
             if self._rng.random() < 0.5:
                 await self.sleep(self._rng.randrange(2 * self._scenario.latency_ns))
             if self._errs_now:
@@ -164,7 +189,15 @@ class Workload:
 
     @property
     def _time_is_up(self) -> bool:
-        return self._loop.now_ns() >= self._scenario.stop_ns
+        return self._loop.now_ns() >= self._scenario.ends_ns
+
+    @property
+    def _pace_ns(self) -> int:
+        """How long to compute before the next call: who only waits for faults to end is slow."""
+        scenario = self._scenario
+        waits = self._loop.now_ns() >= scenario.stop_ns
+        spare_ns = (scenario.ends_ns - scenario.stop_ns) // _TURNS_OF_WAITING if waits else 0
+        return scenario.pause_ns + spare_ns
 
     @property
     def _errs_now(self) -> bool:
@@ -178,7 +211,10 @@ class Workload:
         votes = np.array([self._time_is_up], dtype=np.int32)
         slot = Slot(_VOTE_TAG, 1, DataType.INT32, ReduceOp.SUM)
         result = await self._reduce(slot, votes)
-        return result is None or bool(result[0])
+        if result is None:
+            return self._time_is_up
+        self.last_vote = self._process.results[slot.tag].operation
+        return bool(result[0])
 
     async def _collectives(self) -> None:
         if self._scenario.drops:

@@ -77,7 +77,7 @@ def test_wrong_arguments_are_two_and_a_word(arguments: list[str], words: str) ->
 def test_a_time_that_is_no_number_is_refused() -> None:
     result = CliRunner().invoke(main, ["verify-link", "--link", "", "--seconds", "nan"])
     assert result.exit_code == 2
-    assert "'nan' is not a number of seconds" in result.output
+    assert "'nan' is not a finite number" in result.output
 
 
 def test_relay_ends_with_its_stdin_if_it_is_told_to() -> None:

@@ -86,7 +86,7 @@ def test_an_internal_error_fails_the_call_and_frees_the_others(
     broken: list[int] = []
 
     def failing(plane: DataPlane, *arguments: Any) -> tuple[PeerId, ...]:
-        own = arguments[-1]
+        own = arguments[4]
         if own == 2 and not broken:
             broken.append(own)
             raise RuntimeError("planted")

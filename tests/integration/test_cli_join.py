@@ -89,6 +89,7 @@ def test_waits_for_a_late_master(port: tuple[socket.socket, str], tmp_path: Path
         "PCCL_GROUP": "3",
         "PCCL_ADVERTISE": "198.51.100.7:5000-5009",
         "PCCL_TOKEN_FILE": str(token),
+        "PCCL_DRAIN": "1",
     }
 
 
@@ -96,11 +97,12 @@ def test_waits_for_a_late_master(port: tuple[socket.socket, str], tmp_path: Path
 def test_says_nothing_when_the_master_is_there(port: tuple[socket.socket, str]) -> None:
     listener, address = port
     listener.listen()
-    join = start(address, "--", sys.executable, "-c", SHOW, PCCL_TOKEN=SECRET, PCCL_GROUP="9")
+    given = {"PCCL_TOKEN": SECRET, "PCCL_GROUP": "9", "PCCL_DRAIN": "0"}
+    join = start(address, "--", sys.executable, "-c", SHOW, **given)
     out, err = finish(join)
     assert (join.returncode, err) == (0, "")
     told = json.loads(out)["told"]
-    assert told == {"PCCL_MASTER": address, "PCCL_TOKEN": SECRET, "PCCL_GROUP": "9"}
+    assert told == {"PCCL_MASTER": address, **given}
 
 
 @only_v4

@@ -113,6 +113,40 @@ def test_port_in_use_is_said_in_a_sentence(master: subprocess.Popen[str]) -> Non
     assert line.startswith(f"Error: cannot listen on {address}: address already in use; choose")
 
 
+@pytest.mark.parametrize("option", ["--standby", "--standby-of"])
+def test_a_standby_is_another_master(option: str) -> None:
+    run = run_pccl("master", "--listen", "127.0.0.1:48200", option, "127.0.0.1:48200")
+    assert run.returncode == 2
+    assert "127.0.0.1:48200 is this master itself; a standby is another one" in run.stderr
+    run = run_pccl("master", option, "nowhere")
+    assert run.returncode == 2
+    assert f"Invalid value for '{option}': 'nowhere' is not an address" in run.stderr
+
+
+def test_a_state_that_cannot_be_kept_is_said_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    run = run_pccl("master", "--listen", "127.0.0.1:0", "--state", str(tmp_path / "file"))
+    assert run.returncode == 2
+    assert "is a file" in run.stderr
+    run = run_pccl("master", "--listen", "127.0.0.1:0", "--state", str(tmp_path / "file" / "in"))
+    assert run.returncode == 1
+    (line,) = run.stderr.strip().splitlines()
+    assert line.startswith(f"Error: cannot keep the state in {tmp_path}/file/in/master.state: Not ")
+    assert line.endswith("choose a directory that can be written")
+    (tmp_path / "master.state").write_text("not mine")
+    run = run_pccl("master", "--listen", "127.0.0.1:0", "--state", str(tmp_path))
+    assert run.returncode == 1
+    (line,) = run.stderr.strip().splitlines()
+    assert "it is no state of a master; mend it, or move it away" in line
+
+
+def test_a_standby_says_what_it_is() -> None:
+    with running("--listen", "127.0.0.1:0", "--standby-of", "127.0.0.1:48201") as process:
+        address, said = read_greeting(process)
+        assert "a standby: it begins no run" in said
+        assert f"pccl join 127.0.0.1:48201,{address} --" in said
+
+
 @pytest.mark.parametrize("address", ["48148", "127.0.0.1", "127.0.0.1:http", "127.0.0.1:99999"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     run = run_pccl("master", "--listen", address)

@@ -146,12 +146,15 @@ class Peer:
         mock.patch.object(data_plane, "_on_done").start()
         return {}
 
-    def withhold_last_segment(self) -> dict[str, Any]:
-        """Send everything but the very last segment, which only the next in the ring needs."""
+    def withhold_segment(self, step: int) -> dict[str, Any]:
+        """Send everything but one segment of this step: of the victim's, which is the third of
+        three, 3 only brings the next in the ring what the one before it has, and 2 what nobody but
+        the victim has."""
         transmit = Link.send
+        end = 4 * COUNT if step == 3 else 4 * -(-COUNT // 3)
 
         def send(link: Link, header: FrameHeader, payload: memoryview, number: int) -> None:
-            if not (header.step == 3 and header.offset + header.length == 4 * COUNT):
+            if not (header.step == step and header.offset + header.length == end):
                 transmit(link, header, payload, number)
 
         mock.patch.object(Link, "send", send).start()
@@ -391,17 +394,31 @@ def test_at_any_time() -> None:
 
 
 def test_after_one_survivor_was_done() -> None:
-    """One survivor holds the whole result, the other one never will: both get their input back."""
+    """One survivor holds the whole result, and the other one gets from it what is missing."""
     with Arena() as arena:
         for _ in range(6):
             victim = arena.victim()
-            victim.ask("withhold_last_segment")
+            victim.ask("withhold_segment", 3)
             operation = arena.reduce(victim)
             arena.master.wait_done(operation, {arena.ids[1], victim.id})
             victim.kill()
             victim.wait_killed()
+            assert arena.verdict(victim)
+            assert arena.ids[0] in arena.master.done(operation)
+
+
+def test_after_the_victim_alone_was_done() -> None:
+    """What only the victim has finished is gone with it: both survivors get their input back."""
+    with Arena() as arena:
+        for _ in range(4):
+            victim = arena.victim()
+            victim.ask("withhold_segment", 2)
+            operation = arena.reduce(victim)
+            arena.master.wait_done(operation, {victim.id})
+            victim.kill()
+            victim.wait_killed()
             assert not arena.verdict(victim)
-            assert arena.ids[0] not in arena.master.done(operation)
+            assert arena.master.done(operation) == {victim.id}
 
 
 def test_after_all_survivors_were_done() -> None:

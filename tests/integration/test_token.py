@@ -344,14 +344,24 @@ def test_a_member_is_not_turned_away_by_an_impostor() -> None:
     assert set(heard) == {b""}
 
 
-def test_a_new_master_of_the_same_token_is_another_run() -> None:
+def test_a_new_master_of_the_same_token_takes_up_the_run() -> None:
+    with master_of(TOKEN) as node:
+        address = node.address
+        member = join(address, TOKEN)
+    with member, pccl.MasterNode(address, timing=QUICK, token=TOKEN):
+        member.update_topology()
+
+
+def test_a_master_that_has_kept_another_run(tmp_path: Path) -> None:
+    with pccl.MasterNode("127.0.0.1:0", timing=QUICK, token=TOKEN, state=tmp_path):
+        pass
     with master_of(TOKEN) as node:
         address = node.address
         member = join(address, TOKEN)
     with (
         member,
-        pccl.MasterNode(address, timing=QUICK, token=TOKEN),
-        pytest.raises(MasterLost, match="another one answered: it coordinates another run"),
+        pccl.MasterNode(address, timing=QUICK, token=TOKEN, state=tmp_path),
+        pytest.raises(MasterLost, match="another one answered: this master coordinates another"),
     ):
         member.update_topology()
 

@@ -35,6 +35,7 @@ from pccl.protocol.limits import (
     SEQUENCE_ITEMS_MAX,
     TEXT_BYTES_MAX,
 )
+from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import Member, OperationId, PeerId, RemovalCause, RoundId, RoundKind
 
 MESSAGE_TYPES: list[type[Any]] = [
@@ -115,7 +116,7 @@ def test_a_message_on_the_wire_byte_by_byte() -> None:
     message = msg.RoundRequest(RoundId(RoundKind.PEERS_PENDING, 300))
     assert encode(message) == bytes.fromhex("07000000 92 05 92 02 cd012c")
     refused = msg.Refused(RemovalCause.SILENT, "é")
-    assert encode(refused) == bytes.fromhex("06000000 93 43 04 a2 c3a9")
+    assert encode(refused) == bytes.fromhex("08000000 95 43 04 a2 c3a9 00 00")
 
 
 @settings(max_examples=100)
@@ -191,7 +192,7 @@ PLAIN = st.recursive(
 
 
 @settings(max_examples=300)
-@given(st.sampled_from([*range(1, 12), *range(64, 77)]), st.lists(PLAIN, max_size=5))
+@given(st.sampled_from([*range(1, 22), *range(64, 83)]), st.lists(PLAIN, max_size=5))
 def test_wrong_types_and_field_counts_do_no_harm(code: int, parts: list[Any]) -> None:
     try:
         message = decode(pack(code, *parts))
@@ -215,34 +216,55 @@ SAMPLES: dict[type[Any], msg.Message] = {}
 
 
 def _fill_samples() -> None:
-    roster = [7, 2, 1, [[1, "h", 9]], [1], 1, 1, 1]
+    roster = [7, 2, 1, [[1, "h", 9]], [1], 1, 1, 1, 1, 2]
     op = [1, 2, 3, 4, 5]
+    registration = [0, "h", 9, 2, 1]
+    outcome, answer = [op, None, "", [1], 7, 3], [[1, 0], 7, True, "", 4]
     bodies: dict[type[Any], list[Any]] = {
-        msg.Register: [1, 0, "h", 9, 2],
-        msg.Resume: [2, 1, b"t", 0],
+        msg.Register: [1, *registration],
+        msg.Resume: [2, 1, b"t", 0, b"m"],
         msg.Goodbye: [3],
-        msg.Heartbeat: [4, [[op, 1, 2, 1 << 40]], [op], [[1, 0]], True],
+        msg.Heartbeat: [4, [[op, 1, 2, 1 << 40]], [op], [[1, 0]], True, 7, 2],
         msg.RoundRequest: [5, [1, 0]],
-        msg.OperationRequest: [6, op, [10, 0, 8, 2, 1, 0, 0]],
+        msg.OperationRequest: [6, op, [10, 0, 8, 2, 1, 0, 0], [1, 2, 3, 4, 4]],
         msg.OperationDone: [7, op, b"d"],
         msg.Withdraw: [8, op, "why"],
         msg.OutcomeQuery: [9, op],
         msg.LinkReport: [10, 1, False, "down"],
         msg.BlockedReply: [11, 3, True],
-        msg.Registered: [64, 1, 1, b"run", b"token"],
+        msg.StatusRequest: [21],
+        msg.Return: [16, 1, b"t", b"run", 1, registration, 7, [[1, 3]], b"m", 6],
+        msg.KnownRoster: [17, roster, b"m"],
+        msg.KnownOutcome: [18, outcome],
+        msg.KnownAnswer: [19, answer],
+        msg.Reported: [20],
+        msg.Registered: [64, 1, 1, b"run", b"token", b"m", [["h", 9]]],
+        msg.Holdings: [12, op, 2, True],
         msg.LinkPlan: [65, [[1, "h", 9]]],
-        msg.Resumed: [66],
-        msg.Refused: [67, None, "why"],
+        msg.Resumed: [66, 2, b"m", [["h", 9]]],
+        msg.Refused: [67, None, "why", 5, 9],
         msg.Admitted: [68, roster, [[1, 0]]],
         msg.RosterChanged: [69, roster],
-        msg.RoundClosed: [70, [1, 0], 7, True, ""],
-        msg.OperationStarted: [71, op],
-        msg.OperationEnded: [72, op, None, "", [1], 7],
-        msg.MasterHeartbeat: [73],
+        msg.RoundClosed: [70, *answer],
+        msg.OperationStarted: [71, op, True],
+        msg.OperationEnded: [72, *outcome],
+        msg.MasterHeartbeat: [73, 9, 5, 6],
         msg.RoundWaits: [74, [1, 0], 5, "peer 2"],
         msg.OperationWaits: [75, op, 5, "peer 2"],
         msg.BlockedQuery: [76, 3],
         msg.AdmissionWaits: [77, 5, "company"],
+        StatusReport: [
+            *(82, b"run", 1, 60000, 7),
+            *(1, [[1, 0, 0, "h", 9, True, 5, None, "a barrier"]]),
+            *(1, [[2, 0, "h", 9, False, 5, 6, "company"]]),
+            *(1, [[0, 7, 1, [6, 7]]]),
+            [[[1, 0], 5, 1, [1], 1]],
+            *(1, [[op, "a barrier", True, 5, 4, 2, [1], 1, 0, 10]]),
+            *(1, [[3, 0, 4, "silent", 10]]),
+            "members",
+        ],
+        msg.HoldingsQuery: [78, op, [3, 9]],
+        msg.Repair: [79, op, [3]],
     }
     for kind, body in bodies.items():
         SAMPLES[kind] = decode(pack(*body))
@@ -255,28 +277,28 @@ _fill_samples()
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (pack(1, -1, "h", 9, 1), "not an integer from 0 to 4294967295"),
-        (pack(1, 1 << 32, "h", 9, 1), "not an integer from 0 to 4294967295"),
-        (pack(1, 0, "h", 1 << 16, 1), "not an integer from 0 to 65535"),
-        (pack(1, True, "h", 9, 1), "not an integer"),
-        (pack(1, 1.0, "h", 9, 1), "not an integer"),
-        (pack(1, 0, b"h", 9, 1), "not str"),
-        (pack(1, 0, None, 9, 1), "not str"),
-        (pack(2, 1, "token", 0), "not bytes"),
-        (pack(2, -1, b"t", 0), "not an integer"),
+        (pack(1, -1, "h", 9, 1, 1), "not an integer from 0 to 4294967295"),
+        (pack(1, 1 << 32, "h", 9, 1, 1), "not an integer from 0 to 4294967295"),
+        (pack(1, 0, "h", 1 << 16, 1, 1), "not an integer from 0 to 65535"),
+        (pack(1, True, "h", 9, 1, 1), "not an integer"),
+        (pack(1, 1.0, "h", 9, 1, 1), "not an integer"),
+        (pack(1, 0, b"h", 9, 1, 1), "not str"),
+        (pack(1, 0, None, 9, 1, 1), "not str"),
+        (pack(2, 1, "token", 0, b""), "not bytes"),
+        (pack(2, -1, b"t", 0, b""), "not an integer"),
         (pack(10, 1, 1, ""), "not bool"),
         (pack(5, [4, 0]), "not a RoundKind"),
         (pack(5, [True, 0]), "not a RoundKind"),
         (pack(5, 3), "not a list"),
-        (pack(6, [1, 2, 3, 4, 5], [99, 0, 8, 1, 0, 0, 0]), "not a DataType"),
-        (pack(67, 99, "why"), "not a RemovalCause"),
+        (pack(6, [1, 2, 3, 4, 5], [99, 0, 8, 1, 0, 0, 0], None), "not a DataType"),
+        (pack(67, 99, "why", 0, 0), "not a RemovalCause"),
         (pack(65, "members"), "not a list"),
         (pack(65, [[1, "h"]]), "Member has 3 fields, not 2"),
         (pack(10, 1, False, "x" * (TEXT_BYTES_MAX + 1)), "at most 4096"),
         (pack(7, [1, 2, 3, 4, 5], b"x" * (TEXT_BYTES_MAX + 1)), "at most 4096"),
-        (pack(4, [], [], [[1, 0]] * (SEQUENCE_ITEMS_MAX + 1), False), "not MessagePack"),
+        (pack(4, [], [], [[1, 0]] * (SEQUENCE_ITEMS_MAX + 1), False, 0), "not MessagePack"),
         (pack(0), "unknown message code 0"),
-        (pack(12), "unknown message code 12"),
+        (pack(63), "unknown message code 63"),
         (pack(1 << 63), "unknown message code"),
         (pack(-1), "unknown message code -1"),
         (pack(), "not a control message"),
@@ -290,7 +312,7 @@ _fill_samples()
         (b"\x92\x03\xd6\xff\x00\x00\x00\x01", "not MessagePack"),  # a timestamp
         (b"\x92\x03\xd4\x01\x01", "not MessagePack"),  # an extension
         (b"\x92\x0a\x81\x01\x02", "not MessagePack"),  # a map
-        (b"\x95\x01\x00\xa2\xff\xfe\x09\x01", "not MessagePack"),  # text that is not UTF-8
+        (b"\x96\x01\x00\xa2\xff\xfe\x09\x01\x01", "not MessagePack"),  # text that is not UTF-8
     ],
 )
 def test_each_breach_is_named(body: bytes, says: str) -> None:
@@ -300,7 +322,7 @@ def test_each_breach_is_named(body: bytes, says: str) -> None:
 
 @pytest.mark.parametrize("depth", [10, 500, 980, 1000, 1019, 1024, 5000, 500_000])
 def test_deep_nesting_does_no_harm(depth: int) -> None:
-    for opening in (b"", b"\x94\x01", b"\x92\x05", b"\x92\x44"):
+    for opening in (b"", b"\x95\x01", b"\x92\x05", b"\x92\x44"):
         with pytest.raises(RemoteProtocolError):
             decode(opening + b"\x91" * depth + b"\x01" + b"\xa0\x01")
 

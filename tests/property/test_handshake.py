@@ -385,7 +385,6 @@ def test_a_master_of_another_run_or_an_older_term(key: bytes | None) -> None:
     ("younger", "elder", "words"),
     [
         ({"run": b"x" * 16}, {}, ("a peer of another run", "a peer of another run")),
-        ({"term": 2}, {}, ("term 3 there, 2 here", "term 2 there, 3 here")),
         (
             {"target": PeerId(5)},
             {},

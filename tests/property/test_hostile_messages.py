@@ -40,6 +40,7 @@ from pccl.protocol.types import (
 from pccl.runtime.control import UNSENT_BYTES_MAX
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
+from pccl.runtime.master_store import Remembered
 from pccl.runtime.operand import borrow
 from pccl.runtime.requests import PeerOptions, ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
@@ -57,10 +58,13 @@ class FakeTimer:
 
 
 class FakeClock:
-    """Time that stands still."""
+    """Time that stands still, unless a test moves it."""
+
+    def __init__(self) -> None:
+        self.time_ns = 0
 
     def now_ns(self) -> int:
-        return 0
+        return self.time_ns
 
     def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> FakeTimer:
         return FakeTimer()
@@ -141,7 +145,7 @@ def draw(rng: Random, hint: Any) -> Any:
     if hint is bool:
         return rng.random() < 0.5
     if hint is bytes:
-        return rng.choice((b"", bytes(16), rng.randbytes(32)))
+        return rng.choice((b"", bytes(16), RUN, rng.randbytes(32)))
     if hint is str:
         return rng.choice(("", "a", "\0\n", "\U0001f600" * 300))
     if issubclass(hint, enum.IntEnum):
@@ -176,11 +180,46 @@ class FakeNetwork:
         pass
 
 
+class FakeStore:
+    """What a master has kept of the run."""
+
+    def load(self) -> Remembered:
+        return Remembered(RUN, 1, b"master A")
+
+    def save(self, remembered: Remembered) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass
+
+
+def report(rng: Random) -> list[msg.Message]:
+    """A peer returns; some of what it tells is true of some run."""
+    peer, view = PeerId(rng.choice((1, 1, 2, 3))), rng.choice((1, 2, (1 << 64) - 1))
+    registration = msg.Register(rng.randrange(2), "", 1, masters=rng.choice((1, 1, 2)))
+    words: list[msg.Message] = [
+        msg.Return(peer, b"token", RUN, rng.choice((1, 1, (1 << 32) - 1)), registration, 1, (), b"")
+    ]
+    for _ in range(rng.randrange(3)):
+        ring = {peer, PeerId(rng.choice((1, 2, 3, (1 << 64) - 1)))}
+        members = tuple(Member(other, "there", 1) for other in sorted(ring))
+        views = rng.choice(((view,), (view, 1), ()))
+        version, size = rng.choice((1, 2, (1 << 64) - 1)), rng.choice((0, 1, 2, (1 << 32) - 1))
+        group = rng.choice((registration.group, registration.group, 7))
+        words.append(msg.KnownRoster(Roster(version, group, view, members, views, size, 1, size)))
+    kinds = (msg.KnownOutcome, msg.KnownAnswer, *FROM_PEERS)
+    words += [draw(rng, kind) for kind in rng.choices(kinds, k=rng.randrange(3))]
+    return [*words, msg.Reported()] if rng.random() < 0.9 else words
+
+
 @settings(max_examples=200)
 @given(SEEDS)
 def test_any_messages_to_a_master(seed: int) -> None:
-    rng, network = Random(seed), FakeNetwork()
-    server = MasterServer(FakeClock(), typing.cast("Any", network), Timing(), lambda n: bytes(n))
+    rng, network, clock = Random(seed), FakeNetwork(), FakeClock()
+    server = MasterServer(
+        clock, typing.cast("Any", network), Timing(), lambda n: bytes(n),
+        store=rng.choice((None, FakeStore())), standby=rng.random() < 0.2,
+    )  # fmt: skip
     asyncio.run(server.start(network.address))
     wires: list[Wire] = []
     for _ in range(rng.randrange(1, 40)):
@@ -188,11 +227,16 @@ def test_any_messages_to_a_master(seed: int) -> None:
             wire = Wire(rng.choice((None, lambda data: None)))
             network.accept(typing.cast("Connection", wire))
             wire.feed(Opening(Channel.CONTROL, bytes(32)).encode(), rng)
-            wire.feed(encode(msg.Register(rng.randrange(2), "", 1)), rng)
+            first = rng.choice(([msg.Register(rng.randrange(2), "", 1)], report(rng), report(rng)))
+            wire.feed(b"".join(map(encode, first)), rng)
             wires.append(wire)
         wire = rng.choice(wires)
         words = [encode(draw(rng, rng.choice(FROM_PEERS))) for _ in range(rng.randrange(1, 4))]
         wire.feed(spoil_some(rng, b"".join(words)), rng)
+        if rng.random() < 0.2:
+            for _ in range(rng.choice((1, 1, 25))):
+                clock.time_ns += 240_000_000
+                server._tick()  # pyright: ignore[reportPrivateUsage]
         server.machine.check()
         for stream in server._streams.values():  # pyright: ignore[reportPrivateUsage]
             assert len(stream._unsent) <= UNSENT_BYTES_MAX  # pyright: ignore[reportPrivateUsage]

@@ -161,7 +161,7 @@ class MasterWitness:
                     assert int(text.removeprefix("world size ")) >= self.min_peers[peer]
                     self.members.add(peer)
                     self.new_members.add(peer)
-                case me.Announce():
+                case me.Announce() | me.Remember() | me.Forget():
                     pass
                 case me.CloseControl(connection):
                     self._on_close(connection)
@@ -463,7 +463,7 @@ class MasterAlone:
         peer = witness.peer_of.get(connection)
         operation = self._operation(peer)
         if rng.random() < 0.01:
-            misplaced: list[msg.Message] = [msg.Resumed(), msg.OperationStarted(operation)]
+            misplaced: list[msg.Message] = [msg.Resumed(1), msg.OperationStarted(operation)]
             return rng.choice(misplaced)
         kind = rng.choice(["request"] * 8 + ["done"] * 8 + ["round"] * 6 + ["link"] * 4 + [
             "beat"] * 3 + ["reply"] * 2 + ["withdraw", "query", "goodbye", "greeting"])  # fmt: skip
@@ -555,6 +555,7 @@ class Process:
         self.unanswered: set[RoundKind] = set()
         """Those that a caller has left and whose answer no other call has taken."""
         self.asked: deque[int] = deque()
+        self.gaps: deque[pe.CloseGap] = deque()
         self.computes = False
         """Whether a thread of it is not inside any call."""
         self.frozen = False
@@ -630,6 +631,10 @@ class Process:
             assert not self.machine.may_come(operation)
         while self.asked:
             self.feed(pe.CallersAsked(self.asked.popleft(), self.callers_blocked))
+        while self.gaps:
+            gap = self.gaps.popleft()
+            complete = self.world.rng.random() < 0.7
+            self.feed(pe.HoldingsKnown(gap.operation, gap.lost, complete))
 
     @property
     def callers_blocked(self) -> bool:
@@ -679,12 +684,16 @@ class Process:
                 posted = self.posted.pop(operation)
                 self.left.add(operation)
                 assert not (committed and not posted.done)
-            case pe.AskCallers() | pe.ReportWait() | pe.ForgetEarly():
+            case pe.CloseGap():
+                self.gaps.append(effect)
+            case pe.AskCallers() | pe.ReportWait() | pe.ForgetEarly() | pe.SendAcross():
                 self._take_note(effect)
             case pe.Return() | pe.Raise():
                 self._finish_call(effect)
 
-    def _take_note(self, effect: pe.AskCallers | pe.ReportWait | pe.ForgetEarly) -> None:
+    def _take_note(
+        self, effect: pe.AskCallers | pe.ReportWait | pe.ForgetEarly | pe.SendAcross
+    ) -> None:
         match effect:
             case pe.AskCallers(query):
                 self.asked.append(query)
@@ -692,6 +701,8 @@ class Process:
                 assert self.calls
                 assert text
                 assert waited_s >= TIMING.waiting_report_s
+            case pe.SendAcross(operation):
+                assert operation in self.posted
             case pe.ForgetEarly():
                 pass
 
@@ -752,7 +763,7 @@ class World:
                     by_number[number].down.append(None)
                     by_number[number].up.clear()
                     self.wires.remove(by_number[number])
-                case me.Announce():
+                case me.Announce() | me.Remember() | me.Forget():
                     pass
 
     # -- single steps ------------------------------------------------------------------------
@@ -790,7 +801,7 @@ class World:
         process.wire = Wire(self.last_number)
         self.wires.append(process.wire)
         self.feed_master(me.ControlOpened(self.last_number, "host"))
-        process.feed(pe.ControlOpened())
+        process.feed(pe.ControlOpened(self.master.run, self.master.term))
 
     def drop(self, wire: Wire) -> None:
         """The network breaks a connection; each side keeps a prefix of what was on its way."""

@@ -41,6 +41,8 @@ class Verdict:
 
 
 STARTED = Verdict("start")
+HOLDINGS = "holdings"
+"""A fact whose value is how many losses the member knows, and whether it can go on."""
 
 
 def verdict_of(members: tuple[PeerId, ...], facts: list[Fact]) -> list[Verdict]:
@@ -86,12 +88,17 @@ def _judge_prefix(
         winner = next(result for result in results if results.count(result) == most)
         minority = [peer for peer in present if done[peer] != winner]
         return Verdict(AbortCause.DIGEST_MISMATCH, tuple(sorted(minority)))
-    if kind == "lose":
+    if kind == "lose" and not (started and present):
         return Verdict(AbortCause.MEMBER_LOST, (peer,))
+    if facts[-1][2] == (len(lost), False) and started and peer not in done:
+        losses = [at for at, fact in enumerate(facts) if fact[0] == "lose"]
+        answered = (HOLDINGS, peer, (len(lost), True)) in facts[losses[-1] if losses else 0 :]
+        if members[members.index(peer) - 1] in lost and not answered:
+            return Verdict(AbortCause.MEMBER_LOST, (facts[losses[-1]][1],))
     return None
 
 
-def as_verdict(decision: Decision) -> tuple[object, str]:
+def as_verdict(decision: Start | Commit | Abort) -> tuple[object, str]:
     match decision:
         case Start():
             return "start", ""
@@ -108,13 +115,13 @@ def test_a_ballot_decides_as_its_dumb_twin_does(seed: int, size: int) -> None:
     members = tuple(PeerId(n) for n in sorted(rng.sample(range(1, 30), size)))
     ballot = Ballot(OperationId(1, 0, 1, 0, 0), members, members[0], 0)
     facts: list[Fact] = []
-    decisions: list[Decision] = []
+    decisions: list[Start | Commit | Abort] = []
     careless = rng.random() < 0.5
     while not ballot.phase.ended and len(facts) < 60:
         assert ballot.survivors == [m for m in members if ("lose", m, "gone") not in facts]
         peer = rng.choice(ballot.survivors)
         rare = ["lose", "withdraw", "stuck"][: 1 + 2 * careless]
-        kind = rng.choice(["request"] * 6 + ["done"] * 6 + rare)
+        kind = rng.choice(["request"] * 6 + ["done"] * 6 + [HOLDINGS] * 3 + rare)
         decision: Decision | None
         match kind:
             case "request":
@@ -125,11 +132,15 @@ def test_a_ballot_decides_as_its_dumb_twin_does(seed: int, size: int) -> None:
                 digest = rng.choice([b"a"] * 8 + [b"b", b"c"])
                 facts.append((kind, peer, digest))
                 decision = ballot.done(peer, digest, 1)
+            case "holdings":
+                lost_count = len(members) - len(ballot.survivors) - (rng.random() < 0.2)
+                facts.append((kind, peer, (lost_count, complete := rng.random() < 0.8)))
+                decision = ballot.holdings(peer, lost_count, complete=complete)
             case "lose":
                 if rng.random() < 0.7:
                     continue
                 facts.append((kind, peer, "gone"))
-                decision = ballot.lose(peer, "gone")
+                decision = ballot.lose([peer], "gone", 1)
             case "stuck":
                 if STARTED in [Verdict(as_verdict(made)[0]) for made in decisions]:
                     continue  # only what waits for calls can be stuck
@@ -138,7 +149,7 @@ def test_a_ballot_decides_as_its_dumb_twin_does(seed: int, size: int) -> None:
             case _:
                 facts.append((kind, peer, "bye"))
                 decision = ballot.withdraw(peer, "bye")
-        if decision is not None:
+        if isinstance(decision, Start | Commit | Abort):
             decisions.append(decision)
         expected = verdict_of(members, facts)
         assert len(decisions) == len(expected)
@@ -168,7 +179,7 @@ class DumbMembership:
         self.links: list[tuple[PeerId, PeerId, bool]] = []
 
     def ring(self, group: int) -> list[PeerId]:
-        return sorted(peer for peer in self.admitted if self.groups[peer] == group)
+        return [peer for peer in self.admitted if self.groups[peer] == group]
 
     def open_view(self, group: int) -> None:
         number = 1 + sum(1 for g, _, _ in self.views if g == group)
@@ -257,7 +268,7 @@ class DumbMembership:
 @given(SEEDS)
 def test_membership_agrees_with_its_dumb_twin(seed: int) -> None:
     rng = random.Random(seed)
-    real, dumb = Membership(), DumbMembership()
+    real, dumb = Membership(term=1), DumbMembership()
     published: dict[int, list[Roster]] = {}
     for last in range(1, 50):
         match rng.choice(["register"] * 3 + ["link"] * 6 + ["admit"] * 3 + ["remove", "cut"]):
@@ -273,7 +284,7 @@ def test_membership_agrees_with_its_dumb_twin(seed: int) -> None:
                 for _ in range(3):
                     one, other = rng.sample([*real.peers], 2)
                     up = rng.random() < 0.85
-                    real.report_link(one, other, None if up else "no")
+                    real.report_link(one, other, None if up else "no", last)
                     dumb.links.append((one, other, up))
             case "admit":
                 ready = real.admissible()
@@ -283,7 +294,9 @@ def test_membership_agrees_with_its_dumb_twin(seed: int) -> None:
                     dumb.admit([p.id for p in ready], busy)
             case "remove" if real.peers:
                 peer = rng.choice([*real.peers])
-                assert real.remove(real.peers[peer]) == dumb.remove(peer)
+                group = real.peers[peer].group
+                closed = {(group, view) for view in dumb.remove(peer)}
+                assert real.remove([real.peers[peer]]) == closed
             case "cut" if real.peers:
                 peer = rng.choice([*real.peers])
                 real.peers[peer].connection = rng.choice([None, 1])

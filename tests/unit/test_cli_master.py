@@ -35,12 +35,20 @@ def test_a_new_token_is_something_to_paste() -> None:
     assert not any("PCCL_TOKEN" in line for line in greeting("192.0.2.7:1"))
 
 
+def test_peers_are_told_of_both_masters() -> None:
+    said = greeting("192.0.2.7:1", standby="192.0.2.8:2")
+    assert "    pccl join 192.0.2.7:1,192.0.2.8:2 -- python train.py" in said
+    said = greeting("0.0.0.0:2", standby_of="192.0.2.7:1")
+    assert "  a standby: it begins no run, and takes over the one of 192.0.2.7:1" in said
+    assert '    or in Python: pccl.Communicator("192.0.2.7:1,HOST:2")' in said
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.9.1:1", "[::1]:1", "localhost:1"])
 def test_nobody_else_reaches_loopback(address: str) -> None:
     refuse_to_be_open(address)
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "my-host:1", "nonsense"])
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "my-host:1"])
 def test_anything_else_is_open(address: str) -> None:
     with pytest.raises(click.BadParameter):
         refuse_to_be_open(address)

@@ -13,7 +13,7 @@ from pccl.config import (
     resolve_group,
     resolve_lanes,
     resolve_listen,
-    resolve_master,
+    resolve_masters,
     resolve_min_peers,
     resolve_token,
 )
@@ -157,7 +157,7 @@ def test_a_range_cannot_be_told_to_others_when_it_listens_elsewhere() -> None:
 
 def test_nothing_is_set() -> None:
     with pytest.raises(ValueError, match=r"Communicator\('HOST:PORT'\), or set PCCL_MASTER"):
-        resolve_master(None)
+        resolve_masters(None)
     assert resolve_group(None) == 0
     assert resolve_lanes(None, None) == 0
     assert resolve_listen(None) is None
@@ -173,7 +173,7 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PCCL_MIN_PEERS", "4")
     monkeypatch.setenv("PCCL_ADVERTISE", "host:5000-5001")
     monkeypatch.setenv("PCCL_LISTEN", ":6000")
-    assert resolve_master(None) == Address("::1", 48148)
+    assert resolve_masters(None) == (Address("::1", 48148),)
     assert resolve_group(None) == 3
     assert resolve_lanes(None, None) == 16
     assert resolve_min_peers(None) == 4
@@ -184,7 +184,7 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_arguments_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.setenv(f"PCCL_{name}", "nonsense")
-    assert resolve_master("host:1") == Address("host", 1)
+    assert resolve_masters("host:1") == (Address("host", 1),)
     assert resolve_group(0) == 0
     assert resolve_lanes(0, None) == 0
     assert resolve_lanes(None, 0) == 0
@@ -218,7 +218,7 @@ def _lanes(lanes: None) -> int:
 @pytest.mark.parametrize(
     ("name", "value", "resolve", "words"),
     [
-        ("PCCL_MASTER", "host", resolve_master, "PCCL_MASTER: 'host' is not an address"),
+        ("PCCL_MASTER", "host", resolve_masters, "PCCL_MASTER: 'host' is not an address"),
         ("PCCL_GROUP", "x", resolve_group, "PCCL_GROUP must be a whole number, not 'x'"),
         ("PCCL_GROUP", "-1", resolve_group, "PCCL_GROUP must be from 0 to 4294967295, not -1"),
         ("PCCL_LANES", "1e3", _lanes, "PCCL_LANES must be a whole number"),

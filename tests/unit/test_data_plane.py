@@ -751,3 +751,91 @@ def test_a_barrier_moves_nothing_and_is_done_as_it_begins() -> None:
     assert (transfer.tx_bytes, transfer.rx_bytes) == (0, 0)
     assert [link.sent for link in bench.links.values()] == [[], []]
     assert [link.asked for link in bench.links.values()] == [[], []]
+
+
+# -- gaps ------------------------------------------------------------------------------------------
+
+
+def test_behind_a_gap_segments_come_from_the_one_before_it_and_from_nobody_else() -> None:
+    """The chain was STRANGER, OTHER, ME; then OTHER is lost."""
+    bench = Bench()
+    buffer = np.zeros(4, np.int32)
+    bench.broadcast(buffer, root=2)
+    bench.plane.begin(OPERATION)
+    first: Any = FakeLane()
+    bench.frame(first, data(1, 0), ints(1, 2))
+    half: Any = FakeLane()
+    bench.start(half, data(1, 8))
+    bench.read(half, ints(9, 9)[:3], 0)
+    lane: Any = FakeLane()
+    with pytest.raises(RemoteProtocolError, match="not upstream"):
+        bench.start(lane, data(1, 8), STRANGER)
+    assert bench.plane.close_gap(OPERATION, STRANGER, 1)
+    assert bench.plane.uses(STRANGER)
+    with pytest.raises(RemoteProtocolError, match="not upstream"):
+        bench.start(lane, data(1, 8), OTHER)
+    bench.start(lane, FrameHeader(FrameKind.QUERY, OPERATION, 0, 1, 0), STRANGER)
+    lane.sink.complete()
+    assert lane.said == [(FrameHeader(FrameKind.HAVE, OPERATION, 0, 1, 1), b"\x01")]
+    bench.frame(lane, data(1, 8), ints(3, 4), STRANGER)
+    bench.read(half, ints(9, 9), 3)  # what the lost one still had on its way
+    half.sink.complete()
+    assert buffer.tolist() == [1, 2, 3, 4]
+    assert len(bench.done) == 1
+
+
+def test_a_gap_is_not_closed_without_what_only_the_lost_ones_have_or_without_a_link() -> None:
+    bench = Bench()
+    bench.broadcast(np.zeros(4, np.int32), root=0)  # OTHER is the root
+    bench.plane.begin(OPERATION)
+    lane: Any = FakeLane()
+    bench.frame(lane, data(0, 0), ints(1, 2))
+    assert not bench.plane.close_gap(OPERATION, STRANGER, 1)
+    bench.frame(lane, data(0, 8), ints(3, 4))
+    bench.links[STRANGER].is_up = False
+    assert bench.plane.close_gap(OPERATION, STRANGER, 1)  # nothing is missing at all
+    bench = Bench()
+    bench.broadcast(np.zeros(4, np.int32), root=2)
+    bench.links[STRANGER].is_up = False
+    assert not bench.plane.close_gap(OPERATION, STRANGER, 1)
+    assert not bench.plane.uses(STRANGER)
+
+
+def test_across_a_gap_goes_what_is_missing_behind_it() -> None:
+    """The chain is ME, STRANGER, OTHER; then STRANGER is lost, with all that was sent to it."""
+    bench = Bench()
+    bench.broadcast(np.array([1, 2, 3, 4], np.int32), root=1)
+    bench.plane.begin(OPERATION)
+    assert len(bench.links[STRANGER].sent) == 2
+    bench.plane.send_across(OPERATION, OTHER, 1)
+    assert bench.links[STRANGER].revoked == [OPERATION]
+    assert bench.plane.uses(OTHER)
+    assert not bench.plane.uses(STRANGER)
+    question = FrameHeader(FrameKind.QUERY, OPERATION, 0, 1, 0)
+    assert bench.link.asked == [question]
+    bench.plane.send_across(OPERATION, OTHER, 1)  # told twice
+    bench.lose(0, 1, peer=STRANGER)  # the lane to the lost one ends
+    assert bench.link.asked == [question]
+    lane: Any = FakeLane()
+    bench.answer(lane, 1, 0b01)
+    assert bench.link.sent == [(data(1, 8), ints(3, 4))]
+    bench.lose(1)  # the lane that it was given
+    assert bench.link.asked[1:] == [FrameHeader(FrameKind.QUERY, OPERATION, 0, 2, 0)]
+    bench.answer(lane, 2, 0b01)
+    assert bench.link.sent[1:] == [(data(1, 8), ints(3, 4))]
+    bench.plane.end(OPERATION, committed=True)
+    assert bench.link.revoked == [OPERATION]
+
+
+def test_what_becomes_final_later_goes_across_at_once() -> None:
+    """The chain is OTHER, ME, STRANGER in a ring; everything behind the gap is there already."""
+    bench = Bench()
+    bench.broadcast(np.zeros(4, np.int32), root=0)
+    bench.plane.begin(OPERATION)
+    lane: Any = FakeLane()
+    bench.frame(lane, data(0, 0), ints(1, 2))
+    bench.plane.send_across(OPERATION, OTHER, 1)  # the root: it needs nothing
+    bench.frame(lane, data(0, 8), ints(3, 4))
+    assert bench.link.asked == []
+    assert bench.link.sent == []
+    assert len(bench.done) == 1

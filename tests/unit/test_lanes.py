@@ -157,8 +157,9 @@ class Handler:
 class Bench:
     """A link, and lanes with so much room."""
 
-    def __init__(self, *rooms: int) -> None:
+    def __init__(self, *rooms: int, near: bool = False) -> None:
         self.link = Link(PeerId(2))
+        self.near = near
         self.handler = Handler()
         self.connections: list[FakeConnection] = []
         self.lanes: list[Lane] = []
@@ -167,6 +168,8 @@ class Bench:
 
     def add(self, room: int = 0) -> FakeConnection:
         connection = FakeConnection(room)
+        if self.near:
+            connection.remote = connection.local
         number = len(self.lanes)
         self.lanes.append(Lane(connection, number, self.link, self.handler))
         self.connections.append(connection)
@@ -254,13 +257,14 @@ def test_without_a_lane_they_wait_for_one() -> None:
     assert connection.offsets == [0, 1, 2]
 
 
-def test_the_newest_of_what_was_computed_here_goes_first() -> None:
-    """Of step 0 any will do; the others wait for what is of a later step."""
-    bench = Bench(0)
+@pytest.mark.parametrize(("near", "order"), [(True, [0, 3, 2, 1, 4]), (False, [0, 1, 4, 2, 3])])
+def test_the_order_inside_a_machine_and_between_two(near: bool, order: list[int]) -> None:
+    """The newest of what was computed here, or the lowest step; the first one is on its way."""
+    bench = Bench(0, near=near)
     for number, step in ((0, 0), (1, 0), (2, 1), (3, 2), (4, 0)):
         bench.send(number, step=step)
     bench.connections[0].grant(PLENTY)
-    assert bench.offsets == [[0, 3, 2, 1, 4]]  # the first one was on its way
+    assert bench.offsets == [order]
 
 
 def test_any_split_of_the_bytes_gives_the_same_stream() -> None:
@@ -478,7 +482,7 @@ def test_what_a_lost_lane_carried_is_known_and_the_rest_goes_out_on_the_others()
 
 
 def test_operations_take_turns_and_inside_one_what_was_computed_here_comes_first() -> None:
-    bench = Bench(0)
+    bench = Bench(0, near=True)
     bench.send(0)  # given to the lane at once
     for number in range(1, 5):
         bench.send(number)

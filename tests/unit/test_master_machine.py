@@ -71,10 +71,10 @@ def counts(update: int, pending: int = 0, optimize: int = 0) -> tuple[msg.RoundC
 class Master:
     """A machine and its clock. Peer n speaks on connection n, unless it is said otherwise."""
 
-    def __init__(self, members: int = 0) -> None:
+    def __init__(self, members: int = 0, timing: Timing | None = None) -> None:
         numbers = count(1)
         self.machine = MasterMachine(
-            Timing(), b"run", 1, lambda size: bytes([next(numbers)] * size), 0
+            timing or Timing(), b"run", 1, lambda size: bytes([next(numbers)] * size), 0
         )
         self.now_ns = 0
         for peer in range(1, members + 1):
@@ -120,6 +120,11 @@ class Master:
         return [
             e for e in effects if not (isinstance(e, Send) and isinstance(e.message, BACKGROUND))
         ]
+
+    def refused(self, cause: RemovalCause, reason: str) -> msg.Refused:
+        """What a peer is told that is removed now."""
+        now_ms = self.now_ns // 1_000_000
+        return msg.Refused(cause, reason, now_ms, now_ms)
 
     def start(self, *peers: int, what: OperationId | None = None) -> OperationId:
         what = what or operation()
@@ -215,7 +220,7 @@ def test_a_newcomer_that_cannot_be_linked_is_refused_and_members_carry_on() -> N
     )
     assert master.wait(0.25, speaking=(1, 2, 3)) == [
         Announce("removed", THREE, 0, f"UNREACHABLE: {reason}"),
-        Send(3, msg.Refused(RemovalCause.UNREACHABLE, reason)),
+        Send(3, master.refused(RemovalCause.UNREACHABLE, reason)),
         CloseControl(3, reason),
     ]
     master.start(1, 2)
@@ -227,7 +232,7 @@ def test_a_newcomer_that_reaches_nobody_costs_no_member_its_place() -> None:
     master.hear(3, msg.LinkReport(TWO, False, "connection refused"))
     assert master.do(ControlClosed(2, "reset")) == []
     assert master.hear(3, msg.LinkReport(TWO, False, "timed out")) == []
-    assert sent(master.resume(2, 12, 2))[0] == (12, msg.Resumed())
+    assert sent(master.resume(2, 12, 2))[0] == (12, msg.Resumed(1))
 
 
 def test_the_last_member_leaves_and_the_next_newcomer_is_admitted() -> None:
@@ -501,13 +506,78 @@ def test_a_death_commits_if_all_survivors_are_done() -> None:
     ]
 
 
-def test_a_death_aborts_if_a_survivor_is_not_done() -> None:
+def test_a_death_aborts_if_it_takes_a_contribution_along() -> None:
     master = Master(3)
     what = master.start(1, 2, 3)
-    master.hear(1, msg.OperationDone(what, b"x"))
+    master.hear(2, msg.OperationDone(what, b"x"))
+    asked = msg.HoldingsQuery(what, (THREE,))
+    assert sent(master.hear(3, msg.Goodbye()))[2:] == [(1, asked)]  # it is behind peer 3
     reason = "peer 3 lost: goodbye, it left"
     aborted = ended(what, AbortCause.MEMBER_LOST, reason, version=3)
-    assert sent(master.hear(3, msg.Goodbye()))[2:] == [(1, aborted), (2, aborted)]
+    answer = msg.Holdings(what, 1, complete=False)
+    assert master.hear(1, answer) == [Send(1, aborted), Send(2, aborted)]
+
+
+def test_a_death_that_takes_nothing_along_is_repaired() -> None:
+    master = Master(3)
+    what = master.start(1, 2, 3)
+    master.hear(3, msg.Goodbye())
+    assert master.hear(1, msg.Holdings(what, 1, complete=True)) == [
+        Send(2, msg.Repair(what, (THREE,)))  # it is before peer 3
+    ]
+    assert master.hear(1, msg.Holdings(what, 1, complete=True)) == []
+    assert master.hear(2, msg.OperationDone(what, b"x")) == []
+    committed = ended(what, contributors=(ONE, TWO, THREE), version=3)
+    done = msg.OperationDone(what, b"x")
+    assert master.hear(1, done) == [Send(1, committed), Send(2, committed)]
+    master.start(1, 2, what=operation(view=3))
+
+
+def test_who_was_away_during_a_repair_is_told_again() -> None:
+    master = Master(4)
+    what = master.start(1, 2, 3, 4)
+    master.hear(3, msg.Goodbye())
+    left = roster(3, 3, 1, 2, 4, views=(1, 3))
+    asked = msg.HoldingsQuery(what, (THREE,))
+    again = [msg.RosterChanged(left), msg.OperationStarted(what)]
+    assert [m for _, m in sent(master.resume(4, 14, 2))][2:] == [*again, asked]
+    assert [m for _, m in sent(master.resume(2, 12, 2))][2:] == again
+    repair = msg.Repair(what, (THREE,))
+    assert master.hear(14, msg.Holdings(what, 1, complete=True)) == [Send(12, repair)]
+    assert [m for _, m in sent(master.resume(4, 24, 3))][2:] == again[1:]
+    assert [m for _, m in sent(master.resume(2, 22, 3))][2:] == [*again[1:], repair]
+    # What they ask for once more is what is being repaired, though its view is closed.
+    request = msg.OperationRequest(what, SUM)
+    assert master.hear(22, request) == [Send(22, msg.OperationStarted(what))]
+
+
+def test_a_withdrawal_ends_a_repair() -> None:
+    master = Master(3)
+    what = master.start(1, 2, 3)
+    master.hear(3, msg.Goodbye())
+    aborted = ended(what, AbortCause.WITHDRAWN, "peer 2 withdrew: Ctrl-C", version=3)
+    effects = master.hear(2, msg.Withdraw(what, "Ctrl-C"))
+    assert effects == [Send(1, aborted), Send(2, aborted)]
+    assert master.hear(1, msg.Holdings(what, 1, complete=True)) == []
+
+
+def test_who_does_not_answer_in_a_repair_is_lost_as_well() -> None:
+    master = Master(3)
+    what = master.start(1, 2, 3)
+    master.hear(3, msg.Goodbye())
+    effects = master.wait(10.25, speaking=(2,))
+    left = roster(4, 4, 2, views=(4,))
+    asked = msg.HoldingsQuery(what, (ONE, THREE))
+    assert [m for connection, m in sent(effects) if connection == 2] == [
+        msg.RosterChanged(left),
+        msg.LinkPlan(()),
+        asked,
+    ]
+    assert master.hear(1, msg.Holdings(what, 1, complete=True)) == []  # it is no member any more
+    reason = "peer 1 lost: silent, silent for 10.2 s while awaited"
+    aborted = ended(what, AbortCause.MEMBER_LOST, reason, version=4)
+    assert master.hear(2, msg.Holdings(what, 1, complete=True)) == []  # to an older question
+    assert master.hear(2, msg.Holdings(what, 2, complete=False)) == [Send(2, aborted)]
 
 
 def test_a_request_that_crosses_a_death() -> None:
@@ -678,7 +748,7 @@ def test_resuming_in_time_keeps_everything() -> None:
     master.do(ControlClosed(2, "reset"))
     master.wait(1.75, speaking=(1,))
     assert master.resume(2, 12, 2) == [
-        Send(12, msg.Resumed()),
+        Send(12, msg.Resumed(1)),
         Send(12, msg.LinkPlan((where(1),))),
         Send(12, msg.OperationStarted(what)),
     ]
@@ -714,7 +784,7 @@ def test_an_outcome_is_repeated_after_each_resume_until_it_is_acknowledged() -> 
         assert effects == [Send(connection, committed)]
     master.hear(32, msg.Heartbeat((), (what,), ()))
     assert sent(master.resume(2, 42, 2)) == [
-        (42, msg.Resumed()),
+        (42, msg.Resumed(1)),
         (42, msg.LinkPlan((where(1),))),
     ]
     assert sent(master.resume(1, 11, 2))[-1] == (11, committed)
@@ -749,13 +819,29 @@ def test_an_admission_that_got_lost_is_repeated() -> None:
     assert sent(master.resume(1, 11, 0))[-1] == (11, admission)
 
 
+@pytest.mark.parametrize("older", [True, False])
+def test_a_link_that_has_long_been_broken_does_not_make_a_lost_connection_a_death(
+    older: bool,
+) -> None:
+    """Two who cannot talk are alive, also if one loses its master for a moment."""
+    master = Master(3)
+    master.hear(1, msg.LinkReport(TWO, False, "no route"))
+    master.wait(2.25 if older else 1.75, speaking=(1, 2, 3))
+    master.hear(1, msg.LinkReport(TWO, False, "no answer"))  # a redial that failed in another way
+    effects = master.do(ControlClosed(2, "reset"))
+    assert [peer for peer, _ in removals(effects)] == ([] if older else [2])
+    if older:
+        assert removals(master.hear(1, msg.LinkReport(TWO, False, "no route"))) == []
+        assert Send(12, msg.Resumed(1)) in master.resume(2, 12, 2)
+
+
 def test_who_was_removed_is_told_why() -> None:
     master = Master(2)
     master.do(ControlClosed(2, "reset"))
-    master.wait(2, speaking=(1,))
+    master.wait(9, speaking=(1,))
     reason = "its connection was not resumed"
     assert master.resume(2, 12, 2) == [
-        Send(12, msg.Refused(RemovalCause.CONTROL_LOST, reason)),
+        Send(12, msg.Refused(RemovalCause.CONTROL_LOST, reason, 2000, 9000)),
         CloseControl(12, reason),
     ]
 
@@ -790,7 +876,7 @@ def test_a_silent_peer_is_removed_when_it_is_awaited_and_only_after_the_deadline
     effects = master.wait(0.25, speaking=(1,))
     assert removals(effects) == [(2, "SILENT: silent for 40.2 s while awaited")]
     reason = "silent for 40.2 s while awaited"
-    assert (2, msg.Refused(RemovalCause.SILENT, reason)) in sent(effects)
+    assert (2, master.refused(RemovalCause.SILENT, reason)) in sent(effects)
     assert CloseControl(2, reason) in effects
     assert (1, msg.RoundClosed(RoundId(UPDATE, 1), 3, False)) in sent(effects)
 
@@ -846,7 +932,7 @@ def test_a_late_tick_moves_the_time_to_resume_as_well() -> None:
     master.wait(1.75)
     master.now_ns += 60 * SECOND
     master.do(Tick())
-    assert master.resume(2, 12, 2)[0] == Send(12, msg.Resumed())
+    assert master.resume(2, 12, 2)[0] == Send(12, msg.Resumed(1))
 
 
 def test_signs_of_life() -> None:
@@ -891,8 +977,42 @@ def test_no_progress_is_charged_to_the_furthest_upstream() -> None:
 
     assert stand_still(29.75) == []
     effects = stand_still(0.5)
-    assert removals(effects) == [(1, "NO_PROGRESS: t1/g0/v2/tag5#0 stands still for 30.0 s")]
+    evidence = "peer 2 has 2 of the 4 segments that peer 1 could send it"
+    reason = f"t1/g0/v2/tag5#0 has stood still for 30.0 s, and {evidence}"
+    assert removals(effects) == [(1, f"NO_PROGRESS: {reason}")]
     assert (2, msg.RosterChanged(roster(3, 3, 2, 3))) in sent(effects)
+
+
+def test_of_two_with_a_stuck_link_the_one_with_more_broken_links_pays() -> None:
+    master = Master(4)
+    what = master.start(1, 2, 3, 4)
+    master.hear(4, msg.LinkReport(TWO, False, "no route"))
+    stuck = [(4, 4), (2, 2), (2, 2), (4, 4)]
+    effects: list[MasterEffect] = []
+    for _ in range(121):
+        for peer, (received, ready) in enumerate(stuck, start=1):
+            progress = msg.Progress(what, received, ready, received)
+            effects += master.hear(peer, msg.Heartbeat((progress,)))
+        effects += master.wait(0.25)
+    assert [peer for peer, _ in removals(effects)] == [2]
+
+
+def test_a_neighbour_does_not_pay_for_a_silent_member() -> None:
+    """Member 2 may have patience for longer than the operation has; its own deadline ends it."""
+    master = Master(3, Timing(deadline_s=60.0))
+    what = master.start(1, 2, 3)
+    told = [msg.Progress(what, 4, 6, 4), msg.Progress(what, 2, 4, 2), msg.Progress(what, 2, 2, 2)]
+    for peer, progress in enumerate(told, start=1):
+        master.hear(peer, msg.Heartbeat((progress,)))
+    effects: list[MasterEffect] = []
+    for _ in range(4 * 59):
+        for peer in (1, 3):
+            effects += master.hear(peer, msg.Heartbeat((told[peer - 1],)))
+        effects += master.wait(0.25)
+    assert removals(effects) == []
+    assert removals(master.wait(2, speaking=(1, 3))) == [
+        (2, "SILENT: silent for 60.2 s while awaited")
+    ]
 
 
 def test_a_slow_reduce_that_progresses_is_left_alone() -> None:

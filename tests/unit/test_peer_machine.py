@@ -17,6 +17,7 @@ from pccl.protocol.peer_events import (
     Claim,
     Close,
     CloseControl,
+    CloseGap,
     ControlClosed,
     ControlMessage,
     ControlOpened,
@@ -25,6 +26,7 @@ from pccl.protocol.peer_events import (
     End,
     Forget,
     ForgetEarly,
+    HoldingsKnown,
     JoinCall,
     LeaveCall,
     LeftAdmitted,
@@ -42,6 +44,7 @@ from pccl.protocol.peer_events import (
     Return,
     RoundCall,
     Send,
+    SendAcross,
     SetLinks,
     Tick,
 )
@@ -61,6 +64,7 @@ from pccl.protocol.types import (
 
 MS = 1_000_000
 SECOND = 1000 * MS
+RUN = b"the run's own id"
 ME = PeerId(2)
 ELDER, ME_MEMBER, YOUNGER = (Member(PeerId(n), f"10.0.0.{n}", 4000 + n) for n in (1, 2, 3))
 SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
@@ -116,8 +120,8 @@ class Peer:
 def registered() -> Peer:
     peer = Peer()
     peer.do(JoinCall(1, 0, "", 4002, 5))
-    peer.do(ControlOpened())
-    peer.hear(msg.Registered(ME, 1, b"the run's own id", b"token"))
+    peer.do(ControlOpened(RUN, 1))
+    peer.hear(msg.Registered(ME, 1, RUN, b"token"))
     return peer
 
 
@@ -151,8 +155,8 @@ def running(call: int = 9, *, done: bool = False) -> Peer:
 def test_join_alone() -> None:
     peer = Peer()
     assert peer.do(JoinCall(1, 0, "", 4002, 5)) == [DialControl(0)]
-    assert peer.do(ControlOpened()) == [Send(msg.Register(0, "", 4002))]
-    assert peer.hear(msg.Registered(ME, 1, b"the run's own id", b"token")) == []
+    assert peer.do(ControlOpened(RUN, 1)) == [Send(msg.Register(0, "", 4002))]
+    assert peer.hear(msg.Registered(ME, 1, RUN, b"token")) == []
     assert peer.hear(msg.LinkPlan(())) == []
     assert peer.machine.standing.name == "PENDING"
     assert peer.hear(msg.Admitted(roster(1, 1, ME_MEMBER), ())) == [
@@ -161,7 +165,7 @@ def test_join_alone() -> None:
     ]
     assert peer.machine.standing is Standing.MEMBER
     assert peer.machine.seen == roster(1, 1, ME_MEMBER)
-    assert (peer.machine.peer, peer.machine.term, peer.machine.run) == (ME, 1, b"the run's own id")
+    assert (peer.machine.peer, peer.machine.term, peer.machine.run) == (ME, 1, RUN)
 
 
 def test_join_a_run() -> None:
@@ -190,8 +194,8 @@ def test_the_round_that_admitted_a_newcomer_satisfies_its_first_update() -> None
 def test_a_member_that_comes_back_by_an_update_has_had_that_update() -> None:
     peer = Peer()
     peer.do(JoinCall(1, 3, "me", 4002, 5, 7, True))
-    assert peer.do(ControlOpened()) == [Send(msg.Register(3, "me", 4002, 7))]
-    peer.hear(msg.Registered(ME, 1, b"the run's own id", b"token"))
+    assert peer.do(ControlOpened(RUN, 1)) == [Send(msg.Register(3, "me", 4002, 7))]
+    peer.hear(msg.Registered(ME, 1, RUN, b"token"))
     counts = (msg.RoundCount(UPDATE, 7), msg.RoundCount(OPTIMIZE, 2))
     assert peer.hear(msg.Admitted(roster(1, 1, ELDER, ME_MEMBER), counts))[-1] == Return(1, None)
     assert peer.do(RoundCall(2, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 7)))]
@@ -241,7 +245,7 @@ def test_no_master() -> None:
 def test_a_master_that_accepts_and_says_nothing_costs_an_attempt() -> None:
     peer = Peer()
     peer.do(JoinCall(1, 0, "", 4002, 2))
-    peer.do(ControlOpened())
+    peer.do(ControlOpened(RUN, 1))
     assert peer.wait(4.75) == []
     assert peer.wait(0.25) == [CloseControl("the master is silent"), DialControl(SECOND)]
     error = only_error(peer.do(ControlClosed("refused")))
@@ -554,6 +558,81 @@ def test_a_death_during_the_reduce() -> None:
     assert type(error) is errors.CollectiveAborted
     assert error.reason == "tag 5: peer 1 lost: gone; inputs are intact, call again"
     assert peer.machine.seen == roster(2, 2, ME_MEMBER)
+
+
+def running_among_three(*, done: bool = False) -> Peer:
+    peer = member(ELDER, ME_MEMBER, YOUNGER)
+    peer.do(ReduceCall(9, 5, SUM))
+    peer.hear(msg.OperationStarted(operation()))
+    if done:
+        peer.do(ReduceDone(operation(), b"digest"))
+    return peer
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_behind_a_gap(done: bool) -> None:
+    peer = running_among_three(done=done)
+    effects = peer.hear(msg.HoldingsQuery(operation(), (PeerId(1),)))
+    assert effects == [CloseGap(operation(), 1, upstream=PeerId(3), size=1)]
+    answer = msg.Holdings(operation(), 1, True)
+    assert peer.do(HoldingsKnown(operation(), 1, complete=True)) == [Send(answer)]
+
+
+def test_before_a_gap() -> None:
+    peer = running_among_three()
+    effects = peer.hear(msg.Repair(operation(), (PeerId(3),)))
+    assert effects == [SendAcross(operation(), downstream=PeerId(1), size=1)]
+    assert peer.hear(msg.Repair(operation(), (PeerId(1),))) == []  # it is not before that gap
+
+
+def test_a_repair_is_committed_with_those_who_were_lost() -> None:
+    peer = running_among_three()
+    left = roster(2, 2, ME_MEMBER, YOUNGER)
+    peer.hear(msg.RosterChanged(left))
+    peer.hear(msg.HoldingsQuery(operation(), (PeerId(1),)))
+    peer.do(HoldingsKnown(operation(), 1, complete=True))
+    peer.do(ReduceDone(operation(), b"digest"))
+    contributors = (PeerId(1), ME, PeerId(3))
+    effects = peer.hear(msg.OperationEnded(operation(), None, "", contributors, 2))
+    assert effects == [
+        End(operation(), committed=True),
+        Return(9, ReduceResult(operation(), contributors)),
+    ]
+    assert peer.machine.seen == left
+
+
+def test_who_takes_no_part_in_an_operation_has_nothing_for_its_repair() -> None:
+    peer = running_among_three()
+    answer = msg.Holdings(operation(), 1, complete=False)
+    peer.do(LeaveCall(9, "Ctrl-C"))
+    assert peer.hear(msg.HoldingsQuery(operation(), (PeerId(1),))) == [Send(answer)]
+    assert peer.hear(msg.Repair(operation(), (PeerId(3),))) == []
+    unknown = operation(7)
+    answer = msg.Holdings(unknown, 1, complete=False)
+    assert peer.hear(msg.HoldingsQuery(unknown, (PeerId(1),))) == [Send(answer)]
+    assert peer.hear(msg.Repair(unknown, (PeerId(3),))) == []
+
+
+def test_an_attempt_that_resumes_another_one() -> None:
+    peer = member()
+    earlier = operation(view=0)
+    effects = peer.do(ReduceCall(9, 5, SUM, resumes=earlier))
+    request = msg.OperationRequest(operation(), SUM, earlier)
+    assert effects[1:] == [Send(request)]
+    peer.do(ControlClosed("reset"))
+    peer.do(ControlOpened(RUN, 1))
+    assert Send(request) in peer.hear(msg.Resumed(1))
+    effects = peer.hear(msg.OperationStarted(operation(), resumed=True))
+    assert effects == [Begin(operation(), resumed=True)]
+
+
+def test_the_second_try_after_different_digests_resumes_nothing() -> None:
+    peer = member()
+    peer.do(ReduceCall(9, 5, SUM, resumes=operation(view=0)))
+    peer.hear(msg.OperationStarted(operation(), resumed=True))
+    peer.do(ReduceDone(operation(), b"digest"))
+    effects = peer.hear(ended(operation(), AbortCause.DIGEST_MISMATCH, "results differ"))
+    assert effects[-1] == Send(msg.OperationRequest(operation(1), SUM))
 
 
 def test_different_descriptors() -> None:
@@ -938,10 +1017,10 @@ def test_news_of_the_callers_is_sent_with_the_next_tick_and_once() -> None:
     peer.do(RoundCall(3, UPDATE))
     for blocked in (True, False, True):
         peer.now_ns += 250 * MS
-        assert peer.do(Tick((), blocked)) == [Send(msg.Heartbeat((), (), (), blocked))]
+        assert peer.do(Tick((), blocked)) == [Send(msg.Heartbeat((), (), (), blocked, 1))]
         assert peer.do(Tick((), blocked)) == []
     peer.now_ns += SECOND
-    assert peer.do(Tick((), True)) == [Send(msg.Heartbeat((), (), (), True))]
+    assert peer.do(Tick((), True)) == [Send(msg.Heartbeat((), (), (), True, 1))]
 
 
 def test_no_answer_without_a_connection() -> None:
@@ -1110,8 +1189,8 @@ def test_a_lost_connection_is_resumed_and_unanswered_requests_are_repeated() -> 
     assert peer.do(ReduceCall(12, 7, SUM)) == [Post(12, operation(tag=7), SUM, (PeerId(1), ME))]
     assert peer.do(LeaveCall(12, "x"))[0] == End(operation(tag=7), False)
     assert peer.do(LinkChanged(PeerId(1), "reset")) == []
-    assert peer.do(ControlOpened()) == [Send(msg.Resume(ME, b"token", 1))]
-    assert peer.hear(msg.Resumed()) == [
+    assert peer.do(ControlOpened(RUN, 1)) == [Send(msg.Resume(ME, b"token", 1))]
+    assert peer.hear(msg.Resumed(1)) == [
         Send(msg.LinkReport(PeerId(1), False, "reset")),
         Send(msg.RoundRequest(RoundId(PENDING, 0))),
         Send(msg.OperationRequest(operation(), SUM)),
@@ -1126,10 +1205,10 @@ def test_attempts_to_reconnect_become_rarer_until_the_master_speaks() -> None:
     peer = member()
     delays = [effect for _ in range(7) for effect in peer.do(ControlClosed("reset"))]
     assert delays == [DialControl(ms * MS) for ms in (20, 40, 80, 160, 320, 500, 500)]
-    peer.do(ControlOpened())
+    peer.do(ControlOpened(RUN, 1))
     assert peer.do(ControlClosed("reset")) == [DialControl(500 * MS)]
-    peer.do(ControlOpened())
-    peer.hear(msg.Resumed())
+    peer.do(ControlOpened(RUN, 1))
+    peer.hear(msg.Resumed(1))
     assert peer.do(ControlClosed("reset")) == [DialControl(20 * MS)]
 
 
@@ -1157,28 +1236,57 @@ def test_a_frozen_master_is_lost_too_although_its_kernel_accepts_connections() -
         if peer.machine.standing is Standing.LOST:
             break
         assert effects[-2:] == [CloseControl("the master is silent"), effects[-1]]
-        peer.do(ControlOpened())
+        peer.do(ControlOpened(RUN, 1))
     assert isinstance(only_error(effects), errors.MasterLost)
     assert 60 <= peer.now_ns / SECOND <= 70
 
 
 def test_a_loss_that_nobody_waited_for_is_raised_by_the_next_call_once() -> None:
     peer = member()
-    effects = peer.hear(msg.Refused(RemovalCause.SILENT, "silent for 10.0 s while awaited"))
+    reason = "silent for 10.0 s while awaited"
+    effects = peer.hear(msg.Refused(RemovalCause.SILENT, reason, 7000, 7500))
     assert [type(effect) for effect in effects] == [CloseControl, SetLinks]
     error = only_error(peer.do(ReduceCall(9, 5, SUM)))
     assert isinstance(error, errors.Evicted)
     assert error.reason == (
-        "the run went on without this peer: silent for 10.0 s while awaited; "
-        "update_topology() or connect() rejoins it"
+        "the run has gone on without this peer for 0.5 s: silent for 10.0 s while awaited "
+        "[SILENT]; update_topology() or connect() rejoins it"
     )
+    assert (error.cause, error.ago_s) == (RemovalCause.SILENT, 0.5)
     assert isinstance(only_error(peer.do(ReduceCall(10, 5, SUM))), errors.NotConnected)
+
+
+def evicted_by(peer: Peer, message: msg.Refused) -> errors.Evicted:
+    peer.hear(message)
+    error = only_error(peer.do(ReduceCall(9, 5, SUM)))
+    assert isinstance(error, errors.Evicted)
+    return error
+
+
+def test_a_peer_that_slept_knows_how_long_it_has_been_out() -> None:
+    """The refusal was on its way when it fell asleep; the master's clock has gone on."""
+    peer = member()
+    peer.now_ns = 3 * SECOND
+    peer.hear(msg.MasterHeartbeat(500_000))
+    peer.now_ns = 63 * SECOND
+    peer.hear(msg.MasterHeartbeat(501_000))  # also from before
+    error = evicted_by(peer, msg.Refused(RemovalCause.SILENT, "silent", 504_000, 504_000))
+    assert error.ago_s == 56.0
+
+
+def test_the_clock_of_an_older_connection_says_nothing_of_a_removal() -> None:
+    peer = member()
+    peer.hear(msg.MasterHeartbeat(500_000))
+    peer.do(ControlClosed("reset"))
+    peer.do(ControlOpened(RUN, 2))  # to a master that began anew
+    error = evicted_by(peer, msg.Refused(RemovalCause.CONTROL_LOST, "not resumed", 1000, 3000))
+    assert error.ago_s == 2.0
 
 
 def test_evicted_while_it_waits() -> None:
     peer = running()
     peer.do(ControlClosed("reset"))
-    peer.do(ControlOpened())
+    peer.do(ControlOpened(RUN, 1))
     effects = peer.hear(msg.Refused(RemovalCause.CONTROL_LOST, "not resumed"))
     error = only_error(effects)
     assert isinstance(error, errors.Evicted)
@@ -1195,7 +1303,7 @@ def test_a_silent_master_is_only_left_while_somebody_waits() -> None:
     assert peer.wait(30) == []
     peer.do(RoundCall(3, UPDATE))
     assert peer.wait(0.25) == [CloseControl("the master is silent"), DialControl(20 * MS)]
-    peer.do(ControlOpened())
+    peer.do(ControlOpened(RUN, 1))
     assert peer.wait(9.75) == []  # each connection has the whole deadline to bring something
     assert peer.wait(0.25) == [CloseControl("the master is silent"), DialControl(40 * MS)]
 
@@ -1223,19 +1331,21 @@ def test_heartbeats_carry_progress_and_acknowledgements() -> None:
     report = msg.Progress(operation(), 1, 2, 3)
     peer.now_ns = SECOND
     assert peer.do(Tick((report,))) == [
-        Send(msg.Heartbeat((report,), (operation(4, tag=8),), (RoundId(PENDING, 0),)))
+        Send(msg.Heartbeat((report,), (operation(4, tag=8),), (RoundId(PENDING, 0),), False, 1))
     ]
     peer.now_ns += 250 * MS
     assert peer.do(Tick((report,))) == []
     peer.now_ns = 2 * SECOND
-    assert peer.do(Tick()) == [Send(msg.Heartbeat())]
+    assert peer.do(Tick()) == [Send(msg.Heartbeat(roster_version=1))]
 
 
 def test_a_full_batch_of_acknowledgements_does_not_wait() -> None:
     peer = member()
     outcomes = [ended(operation(n), AbortCause.WITHDRAWN, "x") for n in range(64)]
     effects = [effect for outcome in outcomes for effect in peer.hear(outcome)]
-    assert effects == [Send(msg.Heartbeat((), tuple(operation(n) for n in range(64)), ()))]
+    assert effects == [
+        Send(msg.Heartbeat((), tuple(operation(n) for n in range(64)), (), False, 1))
+    ]
 
 
 # -- closing -----------------------------------------------------------------------------------
@@ -1256,7 +1366,7 @@ def test_close_says_goodbye_and_fails_what_is_open() -> None:
     assert peer.machine.standing is Standing.CLOSED
     assert peer.do(Close()) == []
     assert peer.hear(msg.MasterHeartbeat()) == []
-    assert peer.do(ControlOpened()) == [CloseControl("not needed any more")]
+    assert peer.do(ControlOpened(RUN, 1)) == [CloseControl("not needed any more")]
     assert peer.wait(100) == []
     assert isinstance(only_error(peer.do(RoundCall(11, UPDATE))), errors.NotConnected)
 
@@ -1416,8 +1526,8 @@ def test_an_update_that_the_admission_satisfied_without_being_noticed() -> None:
 def test_an_update_that_rejoined_without_being_noticed() -> None:
     peer = Peer()
     peer.do(JoinCall(1, 0, "", 4002, 5, 1, True))
-    peer.do(ControlOpened())
-    peer.hear(msg.Registered(ME, 1, b"the run's own id", b"token"))
+    peer.do(ControlOpened(RUN, 1))
+    peer.hear(msg.Registered(ME, 1, RUN, b"token"))
     peer.hear(msg.Admitted(roster(1, 1, ELDER, ME_MEMBER), (msg.RoundCount(UPDATE, 7),)))
     peer.do(LeftAnswered(UPDATE))
     assert peer.do(RoundCall(2, UPDATE)) == [Return(2, None)]
@@ -1456,3 +1566,10 @@ def test_a_caller_who_left_without_noticing_his_admission_is_no_member() -> None
     closed.do(Close())
     assert closed.do(LeftAdmitted()) == []
     assert closed.machine.standing is Standing.CLOSED
+
+
+def test_a_caller_between_two_attempts_is_told_of_the_loss_that_another_was_told() -> None:
+    peer = member()
+    error = evicted_by(peer, msg.Refused(RemovalCause.SILENT, "silent", 1000, 1000))
+    assert peer.do(ReduceCall(12, 6, SUM, repeats=True)) == [Raise(12, error)]
+    assert isinstance(only_error(peer.do(ReduceCall(13, 6, SUM))), errors.NotConnected)

@@ -1,0 +1,126 @@
+"""``pccl status``: how a run stands, as its master sees it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import click
+
+import pccl
+from pccl import config
+from pccl.cli.command_line import Seconds, check_address
+from pccl.cli.status_view import LineView, TableView, View
+from pccl.cli.streams import writing
+from pccl.errors import PCCLError
+from pccl.inquiry import MasterStatus, to_json
+
+INTERVAL_S_MIN = 0.1
+
+
+class JsonView:
+    """One object for each status."""
+
+    def show(self, status: MasterStatus) -> None:
+        """Print it."""
+        click.echo(json.dumps(to_json(status)))
+
+    def trouble(self, text: str) -> None:
+        """There was none this time."""
+        click.echo(json.dumps({"error": text}))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@click.command()
+@click.argument("master", metavar="[HOST:PORT]", required=False, callback=check_address)
+@click.option(
+    "--token",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
+    help="File that holds the run's secret (PCCL_TOKEN_FILE).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--watch", is_flag=True, help="Ask again and again until Ctrl-C.")
+@click.option(
+    "--interval",
+    "interval_s",
+    metavar="SECONDS",
+    type=Seconds(INTERVAL_S_MIN),
+    default=1.0,
+    show_default=True,
+    help="Between two questions of --watch.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="SECONDS",
+    type=Seconds(0.0, min_open=True),
+    default=5.0,
+    show_default=True,
+    help="How long to wait for an answer.",
+)
+def status(
+    master: str | None,
+    token: Path | None,
+    as_json: bool,
+    watch: bool,
+    interval_s: float,
+    timeout_s: float,
+) -> None:
+    """Show the run of the master at HOST:PORT (PCCL_MASTER if left out).
+
+    Its members and what they are in, newcomers and what they wait for, open rounds and collectives
+    and who is missing in them, and who was removed, when and why. To ask takes no part in the run
+    and changes nothing in it. A run with a token tells only those who know it.
+
+    The exit code is 1 if no master answered as one does.
+    """
+    secret = _secret(master, token)
+    view = JsonView() if as_json else _choose_view()
+    try:
+        with writing():
+            view.show(_ask(master, secret, timeout_s))
+        while watch:
+            time.sleep(interval_s)
+            _show_next(view, master, secret, timeout_s)
+    except KeyboardInterrupt:
+        raise click.Abort from None
+    finally:
+        view.close()
+
+
+def _secret(master: str | None, token: Path | None) -> bytes | None:
+    try:
+        config.resolve_masters(master)
+        return config.resolve_token(None) if token is None else config.read_token_file(token)
+    except ValueError as error:
+        hint = None if token is None else "--token"
+        raise click.BadParameter(str(error), param_hint=hint) from error
+
+
+def _choose_view() -> View:
+    return TableView() if sys.stdout.isatty() else LineView()
+
+
+def _show_next(view: View, master: str | None, secret: bytes | None, timeout_s: float) -> None:
+    """A master that is gone for a while may come back: somebody who watches wants to see that."""
+    try:
+        found = _ask(master, secret, timeout_s)
+    except click.ClickException as error:
+        with writing():
+            view.trouble(error.message)
+    else:
+        with writing():
+            view.show(found)
+
+
+def _ask(master: str | None, secret: bytes | None, timeout_s: float) -> MasterStatus:
+    try:
+        return pccl.master_status(master, token=secret, timeout_s=timeout_s)
+    except PCCLError as error:
+        where = ", ".join(str(address) for address in config.resolve_masters(master))
+        raise click.ClickException(f"no status from {where}: {error.reason}") from error

@@ -1,0 +1,120 @@
+"""How a run stands, asked of its master by somebody who takes no part in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from pccl.checks import check_timeout
+from pccl.config import resolve_masters, resolve_token
+from pccl.errors import PCCLError, named
+from pccl.protocol.limits import SECONDS_MAX
+from pccl.protocol.status_report import (
+    GroupStatus,
+    MemberStatus,
+    NewcomerStatus,
+    OperationStatus,
+    RemovalStatus,
+    RoundStatus,
+)
+from pccl.protocol.status_report import StatusReport as MasterStatus
+from pccl.protocol.types import RemovalCause, RoundId
+from pccl.runtime.clock import LoopClock
+from pccl.runtime.io_thread import IOThread
+from pccl.runtime.status_query import ask_status
+from pccl.transports.base import Address
+
+__all__ = [
+    "GroupStatus",
+    "MasterStatus",
+    "MemberStatus",
+    "NewcomerStatus",
+    "OperationStatus",
+    "RemovalCause",
+    "RemovalStatus",
+    "RoundStatus",
+    "master_status",
+    "to_json",
+]
+
+TIMEOUT_S = 5.0
+
+
+def master_status(
+    address: str | None = None,
+    *,
+    token: str | bytes | None = None,
+    timeout_s: float | None = TIMEOUT_S,
+) -> MasterStatus:
+    """Ask a master how its run stands. Blocks; changes nothing in the run.
+
+    Args:
+        address: the master, ``"host:port"``; of several, separated by commas, the first that has
+            members tells; None: what ``PCCL_MASTER`` says.
+        token: the secret of the run; None: what ``PCCL_TOKEN`` or ``PCCL_TOKEN_FILE`` says.
+        timeout_s: for each master; None: as long as it takes.
+
+    Raises:
+        LinkError: no master is there, or it did not answer in time.
+        NotAdmitted: a master is there that gives no status; the reason says why.
+        RemoteProtocolError: what is there is no master of this version, or has another token.
+        TypeError, ValueError: not an address, or no good token.
+    """
+    masters, secret = resolve_masters(address), resolve_token(token)
+    limit_s = check_timeout(timeout_s) or SECONDS_MAX
+    user = object()
+    try:
+        io = IOThread.acquire(user)
+        return io.submit(lambda: _ask_in_turn(io, masters, secret, limit_s)).wait()
+    except PCCLError as error:
+        raise named(error, "master_status") from None
+    finally:
+        IOThread.give_up(user)
+
+
+async def _ask_in_turn(
+    io: IOThread, masters: Sequence[Address], secret: bytes | None, limit_s: float
+) -> MasterStatus:
+    """A standby has nothing to tell until the run has come to it."""
+    idle: MasterStatus | None = None
+    failure: PCCLError | None = None
+    for master in masters:
+        try:
+            status = await ask_status(
+                LoopClock(io.loop), io.transport, master, secret, os.urandom, limit_s
+            )
+        except PCCLError as error:
+            failure = error
+            continue
+        if status.member_count:
+            return status
+        idle = idle or status
+    if idle is None:
+        assert failure is not None
+        raise failure
+    return idle
+
+
+def to_json(status: MasterStatus) -> dict[str, Any]:
+    """The same as plain values, for ``json.dumps``: enums by name, ids as numbers, bytes as hex."""
+    return {field.name: _plain(getattr(status, field.name)) for field in dataclasses.fields(status)}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case bytes():
+            return value.hex()
+        case enum.Enum():
+            return value.name
+        case RoundId(kind, n):
+            return {"call": kind.call_name, "n": n}
+        case tuple():
+            return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        case _ if dataclasses.is_dataclass(value):
+            names = [field.name for field in dataclasses.fields(value)]
+            return {name: _plain(getattr(value, name)) for name in names}
+        case _:
+            return value

@@ -1,0 +1,509 @@
+"""``Restartable``: a registrar that can take up a run which another master has coordinated before.
+
+A master that is started knows nothing, or only which run it had. Members of a run that find a
+master of another incarnation *return*: they report what they know. The master collects that until
+all are back or the recovery window ends, rebuilds the run (:mod:`pccl.protocol.recovery`), takes
+the next term and goes on; whoever did not come back is removed. Newcomers wait meanwhile.
+
+A master that was started without any memory admits newcomers at once, into a new run. It can't
+know that there was one before. If members of one return while the new run is young, they come
+first: the new run is given up.
+
+Where a run has more than one master, none moves it without a majority of its members
+(:mod:`pccl.protocol.majority`). Who has lost it starts over and waits for the members to return.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import abstractmethod
+from collections.abc import Callable
+
+from pccl.protocol import messages as msg
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.handshake import NO_RUN, RUN_BYTES
+from pccl.protocol.limits import ID_JUMP_BYTES, PEERS_MAX, TERM_GAP, Timing
+from pccl.protocol.majority import HELD_BACK, Majority
+from pccl.protocol.master_events import CloseControl, Forget, MasterEvent, Remember, Send
+from pccl.protocol.membership import Membership, RegisteredPeer
+from pccl.protocol.recovery import Recovered, Recovery, Report, is_credible
+from pccl.protocol.registrar import Registrar
+from pccl.protocol.status import Removal
+from pccl.protocol.types import NS_PER_MS, Member, PeerId, RemovalCause, RoundKind
+
+
+class Origin(enum.Enum):
+    """What a master knows when it is started."""
+
+    BLANK = "blank"
+    """Nothing: it begins a run, unless members of another one return."""
+    RESTARTED = "restarted"
+    """Which run it had: the members return."""
+    STANDBY = "standby"
+    """That it is none: it waits for the members of a run whose master is gone."""
+
+
+class Restartable(Registrar):
+    """What a master is to the peers of its run, and of a run that it takes up.
+
+    Args:
+        timing: deadlines.
+        run: the run's id; of a standby, none yet.
+        term: number of this incarnation, at least.
+        random_bytes: source of resume tokens; must be unpredictable outside simulation.
+        now_ns: the present.
+        origin: what is known at the start.
+        incumbent: id of this master, the same after a restart if it has kept it.
+        standbys: where other masters of the run listen.
+    """
+
+    def __init__(
+        self,
+        timing: Timing,
+        run: bytes,
+        term: int,
+        random_bytes: Callable[[int], bytes],
+        now_ns: int,
+        origin: Origin,
+        incumbent: bytes,
+        standbys: tuple[msg.MasterAddress, ...],
+    ) -> None:
+        super().__init__(timing, run, term, random_bytes, now_ns, incumbent, standbys)
+        self._origin = origin
+        self._term_min = term
+        self._first_peer_ns: int | None = None
+        """When somebody registered in a run that was begun here."""
+        self._waiting: dict[int, msg.Register] = {}
+        """Newcomers that have to wait until the run is rebuilt, by connection."""
+        self._recovery: Recovery | None = None
+        self._has_members = self._is_forgotten = False
+        self._majority = Majority()
+        self._asked_term: int | None = None
+        """The term in which it will go on, once enough of the members follow it."""
+        self._asked_ns = now_ns
+        self._sole = not standbys and origin is not Origin.STANDBY
+        """Whether nobody else can coordinate the run."""
+        if origin is not Origin.BLANK:
+            known = run if origin is Origin.RESTARTED else None
+            self._recovery = Recovery(timing, known, incumbent, now_ns)
+
+    @property
+    def recovering(self) -> bool:
+        """Whether it waits for members to return."""
+        return self._recovery is not None
+
+    def _waits_for(self) -> str:
+        """What it waits for if it coordinates nothing; otherwise empty."""
+        recovery = self._recovery
+        if recovery is None:
+            return ""
+        if recovery.run is None:
+            return "it is a standby, and no run has come to it yet"
+        came = len(recovery.result().returned)
+        size = recovery.world_size or "?"
+        return f"{came} of {size} members of run {recovery.run.hex()} have returned to it"
+
+    @property
+    def shown_run(self) -> bytes:
+        """The run that it says to coordinate; none as long as another one may be taken up."""
+        return NO_RUN if self._recovery is not None or self._is_young else self.run
+
+    @property
+    def shown_term(self) -> int:
+        """The term that it says to be in; 0 as long as that is open."""
+        return 0 if self._recovery is not None or self._is_young else self.term
+
+    @property
+    def _is_young(self) -> bool:
+        """Whether a run that was begun here gives way to one that was there before."""
+        if self._origin is not Origin.BLANK:
+            return False
+        first_ns = self._first_peer_ns
+        return first_ns is None or self._now_ns - first_ns < self.timing.ns(self.timing.recovery_s)
+
+    # -- what rounds and operations have to do with it -------------------------------------------
+
+    @abstractmethod
+    def _take_up(self, recovered: Recovered) -> None:
+        """Forget everything about rounds and operations but what is recovered."""
+
+    # -- the majority --------------------------------------------------------------------------
+
+    def _ratified(self) -> int:
+        return self.membership.version if self._sole else self._majority.ratified
+
+    def _take(self, event: MasterEvent) -> None:
+        super()._take(event)
+        if not self._sole and self._recovery is None and self._majority.consents(self.membership):
+            for peer, message in self._majority.settle(self.membership):
+                known = self.membership.peers.get(peer)
+                if known is not None:
+                    super()._send(known, message)
+        self._note_end()
+
+    def _note_end(self) -> None:
+        """If nobody is a member any more, there is nothing to take up after a restart.
+
+        Where another master may have them, only if they have said goodbye.
+        """
+        has_members = bool(self.membership.members())
+        if self._recovery is not None or has_members == self._has_members:
+            return
+        if has_members and self._is_forgotten:
+            self._is_forgotten = False
+            self._effects.append(Remember(self.run, self.term, self.incumbent))
+        elif not has_members and (self._sole or self._majority.consents(self.membership)):
+            self._is_forgotten = True
+            self._effects.append(Forget())
+        self._has_members = has_members
+
+    def _send(self, peer: RegisteredPeer, message: msg.MasterMessage) -> None:
+        held = not self._sole and isinstance(message, HELD_BACK)
+        if held and not self._majority.consents(self.membership):
+            self._majority.hold(peer.id, message)
+        else:
+            super()._send(peer, message)
+
+    def _dismiss(self, peer: RegisteredPeer, cause: RemovalCause, reason: str) -> None:
+        if cause is RemovalCause.GOODBYE:
+            self._majority.leave(peer.id)
+        super()._dismiss(peer, cause, reason)
+
+    def _note_registration(self, registration: msg.Register) -> None:
+        if registration.masters > 1 and self._sole:
+            self._sole = False
+            self._majority.settle(self.membership)
+
+    def _stand_down(self) -> None:
+        """A majority is gone, to another master perhaps: start over, and see who returns."""
+        for connection in list(self._hosts):
+            reason = "this master has lost the majority of the members"
+            self._effects.append(CloseControl(connection, reason))
+        self._hosts.clear()
+        self._by_connection.clear()
+        self._origin = Origin.RESTARTED
+        self._term_min = self.term + 1
+        self._begin_recovery(self.run)
+
+    # -- connections ---------------------------------------------------------------------------
+
+    def _on_message(self, connection: int, message: msg.Message) -> None:
+        match message:
+            case _ if connection not in self._hosts:
+                return
+            case msg.Return() if connection not in self._by_connection:
+                self._on_return(connection, message)
+            case msg.KnownRoster() | msg.KnownOutcome() | msg.KnownAnswer() | msg.Reported() if (
+                connection in self._by_connection
+            ):
+                pass  # it has returned to a run that goes on
+            case _ if self._recovery is not None:
+                self._collect(self._recovery, connection, message)
+            case _:
+                super()._on_message(connection, message)
+
+    def _on_closed(self, connection: int, reason: str) -> None:
+        self._waiting.pop(connection, None)
+        if self._recovery is not None:
+            self._recovery.closed(connection)
+        super()._on_closed(connection, reason)
+
+    def _register(self, connection: int, message: msg.Register) -> None:
+        if self._first_peer_ns is None:
+            self._first_peer_ns = self._now_ns
+        self._note_registration(message)
+        super()._register(connection, message)
+
+    def _on_return(self, connection: int, header: msg.Return) -> None:
+        if len(header.run) != RUN_BYTES or header.run == NO_RUN:
+            raise RemoteProtocolError(reason="it returns from no run")
+        if not is_credible(header):
+            raise RemoteProtocolError(reason="it returns with numbers that no master gives out")
+        recovery = self._recovery
+        if recovery is None and header.run == self.run:
+            self._return_late(connection, header)
+            return
+        if recovery is None and self._is_young:
+            recovery = self._give_up_run()
+        if recovery is None or recovery.run not in (None, header.run):
+            self._refuse(connection, "this master coordinates another run")
+            return
+        if header.registration.masters > 1:
+            self._sole = False
+        before = recovery.superseded(header.peer)
+        recovery.begins(connection, self._hosts[connection], header, self._now_ns)
+        if before is not None:
+            self._hosts.pop(before, None)
+            self._effects.append(CloseControl(before, "superseded"))
+
+    def _return_late(self, connection: int, header: msg.Return) -> None:
+        """The run goes on already; perhaps with this peer."""
+        if header.term > self.term:
+            raise RemoteProtocolError(reason="it follows a later master")
+        if header.peer > self._last_peer:
+            raise RemoteProtocolError(reason="it was never registered")
+        known = self.membership.peers.get(header.peer)
+        if (
+            known is not None
+            and known.admitted
+            and not self._sole
+            and not self._is_followed(header)
+        ):
+            # Who knows whom it has followed since its report? What it had said is void.
+            raise RemoteProtocolError(reason="it has not followed this master")
+        if known is not None:
+            resume = msg.Resume(header.peer, header.token, header.roster_version, self.incumbent)
+            self._resume(connection, resume)
+        elif header.peer in self._removed or header.roster_version:
+            self._tell_removed(connection, header)
+        elif len(self.membership.peers) >= PEERS_MAX:
+            self._refuse(connection, "the run is full")
+        else:
+            peer = self._revive(header, self._hosts[connection], connection, None)
+            self.membership.peers[peer.id] = peer
+            self.membership.sort_peers()
+            self._by_connection[connection] = peer
+            self._welcome_back(peer, 0)
+            self._plan_links_anew(peer.group, peer.id)  # younger ones have to dial it
+            self._admit_into_empty_run()
+
+    def _is_followed(self, header: msg.Return) -> bool:
+        return (header.term, header.incumbent) == (self.term, self.incumbent)
+
+    def _tell_removed(self, connection: int, header: msg.Return) -> None:
+        """The run has gone on without a peer; who removed it, and why, may be forgotten."""
+        removal = self._removed.get(header.peer)
+        if removal is None:
+            group, reason = header.registration.group, "the run went on without it"
+            cause = RemovalCause.CONTROL_LOST
+            removal = Removal(header.peer, group, cause, reason, self._now_ns)
+        self._part_with(connection, self._refusal(removal), removal.reason)
+
+    def _give_up_run(self) -> Recovery:
+        """Members of a run that was there before are back: the own one, just begun, gives way."""
+        for connection in list(self._by_connection):
+            self._effects.append(CloseControl(connection, "members of an older run are back"))
+            del self._by_connection[connection], self._hosts[connection]
+        return self._begin_recovery(None)
+
+    def _begin_recovery(self, run: bytes | None) -> Recovery:
+        self._asked_term = None
+        self._recovery = Recovery(self.timing, run, self.incumbent, self._now_ns)
+        return self._recovery
+
+    def _collect(self, recovery: Recovery, connection: int, message: msg.Message) -> None:
+        report = recovery.report_on(connection)
+        match message:
+            case msg.Register() if report is None:
+                self._let_wait(recovery, connection, message)
+            case msg.Goodbye() if report is not None:
+                recovery.leave(connection)
+                self._hosts.pop(connection)
+                self._effects.append(CloseControl(connection, "it left"))
+            case msg.Goodbye() if connection in self._waiting:
+                del self._waiting[connection]
+                self._hosts.pop(connection)
+                self._effects.append(CloseControl(connection, "it left"))
+            case msg.StatusRequest() if report is None:
+                self._part_with(connection, self._status(), "it was told the status")
+            case msg.Resume():
+                self._refuse(connection, "this master does not know you")
+            case _ if report is not None:
+                report.take(message)
+                if isinstance(message, msg.Heartbeat) and message.term == self._asked_term:
+                    report.promised = True
+                elif isinstance(message, msg.Reported) and self._asked_term is not None:
+                    self._ask_for_promise(recovery, report)
+                if report.complete:
+                    self._recover_if_over()
+            case _:
+                raise RemoteProtocolError(reason="did not begin with Register, Resume or Return")
+
+    def _let_wait(self, recovery: Recovery, connection: int, message: msg.Register) -> None:
+        if recovery.run is None:
+            self._refuse(connection, "this is a standby, and its run has not come to it")
+        elif len(self._waiting) >= PEERS_MAX:
+            self._refuse(connection, "the run is full")
+        else:
+            self._waiting[connection] = message
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def _on_tick(self) -> None:
+        if self._recovery is None:
+            super()._on_tick()
+            if not self._sole and not self._majority.consents(self.membership):
+                lacking_ns = self._majority.lacks_for_ns(self._now_ns)
+                if lacking_ns >= self.timing.ns(self.timing.recovery_s):
+                    self._stand_down()
+            return
+        gap_ns = self._note_tick()
+        if self._now_ns - self._beat_ns >= self.timing.ns(self.timing.heartbeat_s):
+            self._beat_ns = self._now_ns
+            for connection in self._hosts:
+                if connection in self._waiting or self._recovery.report_on(connection):
+                    beat = msg.MasterHeartbeat(self._now_ns // NS_PER_MS)
+                    self._effects.append(Send(connection, beat))
+        if gap_ns:
+            self._recovery.shift(gap_ns, self._now_ns)
+        else:
+            self._recover_if_over()
+
+    def _shift_deadlines(self, gap_ns: int) -> None:
+        super()._shift_deadlines(gap_ns)
+        self._majority.shift(gap_ns, self._now_ns)
+
+    def _recover_if_over(self) -> None:
+        recovery = self._recovery
+        if recovery is None or recovery.run is None or not recovery.is_over(self._now_ns):
+            return
+        if self._sole:
+            self._rebuild(recovery.run, recovery.result())
+        elif self._asked_term is None:
+            if recovery.has_majority():
+                self._ask_for_promises(recovery)
+            elif recovery.is_late(self._now_ns):
+                self._begin_anew(recovery)
+        else:
+            asked_ns = self._now_ns - self._asked_ns
+            late = asked_ns >= self.timing.ns(self.timing.resume_s)
+            if recovery.has_promises() and (late or recovery.all_promised()):
+                self._rebuild(recovery.run, recovery.result(promised=True))
+            elif late:
+                self._begin_anew(recovery)
+
+    def _ask_for_promises(self, recovery: Recovery) -> None:
+        """Enough members have come: choose the term; they have to follow it before it begins."""
+        assert recovery.run is not None
+        self._term_min = max(self._term_min, recovery.result().term + 1)
+        self._asked_term, self._asked_ns = self._term_min, self._now_ns
+        self._effects.append(Remember(recovery.run, self._term_min, self.incumbent))
+        for report in recovery.complete_reports():
+            self._ask_for_promise(recovery, report)
+
+    def _ask_for_promise(self, recovery: Recovery, report: Report) -> None:
+        assert self._asked_term is not None
+        assert report.connection is not None
+        elsewhere = report.header.incumbent != self.incumbent
+        if report.header.term >= self._asked_term + (not elsewhere):
+            self._begin_anew(recovery)  # another master was faster
+            return
+        asked = msg.Resumed(self._asked_term, self.incumbent, self.standbys)
+        self._effects.append(Send(report.connection, asked))
+
+    def _begin_anew(self, recovery: Recovery) -> None:
+        """Too few follow this master; whoever still comes may have news."""
+        if self._asked_term is not None:
+            self._term_min = self._asked_term + 1
+            self._asked_term = None
+        came = len(recovery.result().returned)
+        had = max((basis.size for basis in recovery.bases()), default=0)
+        them = f"{came} of {had} members" if came else "no member"
+        reason = (
+            f"{them} came back; without a majority this master waits. If the others are gone for "
+            "good: stop every master of the run, move their state away, and start anew"
+        )
+        for connection in recovery.begin_anew(self._now_ns):
+            self._hosts.pop(connection, None)
+            self._effects.append(CloseControl(connection, reason))
+        for connection in list(self._waiting):
+            del self._waiting[connection]
+            self._refuse(connection, reason)
+
+    # -- the run as it was -----------------------------------------------------------------------
+
+    def _rebuild(self, run: bytes, recovered: Recovered) -> None:
+        """Go on with the run: whoever is missing is removed when all others have been heard."""
+        assert self._recovery is not None
+        bases = self._recovery.bases()
+        self._recovery = None
+        self._origin = Origin.RESTARTED
+        self.run = run
+        if self._asked_term is not None:
+            self.term = self._asked_term
+        else:
+            self.term = max(self._term_min, recovered.term + 1)
+            self._effects.append(Remember(self.run, self.term, self.incumbent))
+        # Two restarts may follow each other with nobody to tell of whom the first one registered.
+        jump = TERM_GAP + int.from_bytes(self._random_bytes(ID_JUMP_BYTES))
+        self._last_peer = PeerId(recovered.last_peer + jump)
+        reports = {r.peer: r for r in (*recovered.returned, *recovered.newcomers)}
+        peers = [
+            self._member(peer, group, member, reports.get(peer))
+            for peer, (group, member) in recovered.members.items()
+        ]
+        peers += [self._revive(r.header, r.host, r.connection, None) for r in recovered.newcomers]
+        self.membership = Membership(self.term)
+        self.membership.updates = recovered.counts[RoundKind.UPDATE_TOPOLOGY]
+        self.membership.restore(recovered.membership, peers, shared=not self._sole)
+        self._by_connection = {p.connection: p for p in peers if p.connection is not None}
+        self._majority = Majority(bases)
+        self._outdated_plans.clear()
+        self._take_up(recovered)
+        for report in reports.values():
+            peer = self.membership.peers[report.peer]
+            self._welcome_back(peer, max(report.rosters, default=0))
+        for report in reports.values():
+            self._replay(report)
+        missing = [self.membership.peers[peer] for peer in recovered.missing]
+        left = [peer for peer in missing if peer.id in recovered.left]
+        lost = [peer for peer in missing if peer.id not in recovered.left]
+        if left:
+            self._remove_all(left, RemovalCause.GOODBYE, "it left")
+        if lost:
+            reason = "it did not come back to the restarted master"
+            self._remove_all(lost, RemovalCause.CONTROL_LOST, reason)
+        for report in recovered.strangers:
+            if report.connection in self._hosts:
+                self._tell_removed(report.connection, report.header)
+        self._admit_into_empty_run()
+        waiting, self._waiting = self._waiting, {}
+        for connection, message in waiting.items():
+            if connection in self._hosts:
+                self._register(connection, message)
+
+    def _member(
+        self, peer: PeerId, group: int, member: Member, report: Report | None
+    ) -> RegisteredPeer:
+        if report is not None:
+            return self._revive(report.header, report.host, report.connection, member)
+        return RegisteredPeer(
+            peer, group, member, b"", admitted=True, control_lost_ns=self._now_ns,
+            heard_ns=self._now_ns, pending_ns=self._now_ns, registered_ns=self._now_ns,
+        )  # fmt: skip
+
+    def _revive(
+        self, header: msg.Return, host: str, connection: int | None, member: Member | None
+    ) -> RegisteredPeer:
+        """A peer as the master before knew it; ``member``: as the others see it, if they do."""
+        registration, now_ns = header.registration, self._now_ns
+        seen_as = Member(header.peer, registration.host or host, registration.port)
+        return RegisteredPeer(
+            header.peer, registration.group, member or seen_as, header.token,
+            min_peers=registration.min_peers, admitted=member is not None, connection=connection,
+            control_lost_ns=None if connection is not None else now_ns,
+            heard_ns=now_ns, pending_ns=now_ns, registered_ns=now_ns,
+        )  # fmt: skip
+
+    def _replay(self, report: Report) -> None:
+        """Deal with what a peer wants, as if it had come just now.
+
+        That removes nobody: the missing are removed together, when everybody has been heard.
+        """
+        peer = self.membership.peers[report.peer]
+        for message in report.requests:
+            try:
+                match message:
+                    case msg.LinkReport(other, up, reason):
+                        why = None if up else reason
+                        self.membership.report_link(peer.id, other, why, self._now_ns)
+                    case _:
+                        self._on_request(peer, message)
+            except RemoteProtocolError as error:
+                if peer.connection is not None:
+                    self._effects.append(CloseControl(peer.connection, error.reason))
+                    self._on_closed(peer.connection, error.reason)
+                return
+
+
+__all__ = ["Origin", "Restartable"]

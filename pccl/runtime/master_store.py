@@ -1,0 +1,131 @@
+"""What a master keeps between its incarnations: which run it has, its last term, and its id.
+
+That is little, and none of it is needed to take up a run: the members know everything. Who has it
+knows from the start that there was a run, and lets newcomers wait until its members are back.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgpack
+
+from pccl.protocol.errors import LocalProtocolError
+from pccl.protocol.handshake import RUN_BYTES
+from pccl.protocol.limits import INCUMBENT_BYTES, TERM_MAX
+
+_VERSION = 1
+_FILE = "master.state"
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """One run, as its master has to know it after a restart."""
+
+    run: bytes
+    term: int
+    incumbent: bytes
+
+
+class MasterStore(Protocol):
+    """Where it is kept."""
+
+    def load(self) -> Remembered | None:
+        """What was saved last; None if nothing ever was.
+
+        Raises:
+            LocalProtocolError: something is there, and it can't be read.
+        """
+        ...
+
+    def save(self, remembered: Remembered) -> None:
+        """Keep it; when this returns, it outlasts a crash."""
+        ...
+
+    def clear(self) -> None:
+        """Keep nothing: the run is over."""
+        ...
+
+
+class DirectoryStore:
+    """One small file in a directory.
+
+    Args:
+        directory: made if there is none.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._path = Path(directory) / _FILE
+
+    def load(self) -> Remembered | None:
+        """See ``MasterStore``."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _unreachable(self._path, error) from error
+        return _decode(self._path, data)
+
+    def save(self, remembered: Remembered) -> None:
+        """See ``MasterStore``.
+
+        Raises:
+            LocalProtocolError: the directory can't be written.
+        """
+        written = self._path.with_suffix(".new")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with written.open("wb") as file:
+                file.write(msgpack.packb([_VERSION, *astuple(remembered)]))
+                file.flush()
+                os.fsync(file.fileno())
+            written.replace(self._path)
+            directory = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)  # the new name, too
+            finally:
+                os.close(directory)
+        except OSError as error:
+            raise _unreachable(self._path, error) from error
+
+    def clear(self) -> None:
+        """See ``MasterStore``.
+
+        Raises:
+            LocalProtocolError: the directory can't be written.
+        """
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            raise _unusable(self._path, str(error)) from error
+
+
+def _decode(path: Path, data: bytes) -> Remembered:
+    try:
+        value: Any = msgpack.unpackb(data)
+        version, run, term, incumbent = value
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+        raise _unusable(path, "it is no state of a master") from error
+    known = (type(run), type(term), type(incumbent)) == (bytes, int, bytes)
+    sound = known and len(run) == RUN_BYTES and len(incumbent) == INCUMBENT_BYTES
+    if version != _VERSION or not sound or not 1 <= term < TERM_MAX:
+        raise _unusable(path, "it is no state of a master of this version")
+    return Remembered(run, term, incumbent)
+
+
+def _unreachable(path: Path, error: OSError) -> LocalProtocolError:
+    why = error.strerror or type(error).__name__
+    reason = f"cannot keep the state in {path}: {why}; choose a directory that can be written"
+    return LocalProtocolError(func="master", reason=reason)
+
+
+def _unusable(path: Path, why: str) -> LocalProtocolError:
+    reason = f"{path}: {why}; mend it, or move it away: the members of the run know everything"
+    return LocalProtocolError(func="master", reason=reason)
+
+
+__all__ = ["DirectoryStore", "MasterStore", "Remembered"]

@@ -1,0 +1,57 @@
+"""Where those wait who ask a master for its status: one is served at a time, with a pause after it.
+
+A report is the largest thing that a stranger can ask for, and the run must not feel it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pccl.runtime.clock import Clock, Timer
+
+PAUSE_NS = 20_000_000
+"""Fifty reports a second are more than people read; each costs a master of a thousand members a
+few milliseconds."""
+
+
+class StatusDesk:
+    """Connections that have asked.
+
+    Args:
+        clock: time.
+        serve: called with each in turn.
+    """
+
+    def __init__(self, clock: Clock, serve: Callable[[int], None]) -> None:
+        self._clock = clock
+        self._serve = serve
+        self._waiting: dict[int, None] = {}
+        self._timer: Timer | None = None
+
+    def __contains__(self, connection: int) -> bool:
+        return connection in self._waiting
+
+    def ask(self, connection: int) -> None:
+        """Wait for a turn; who else bounds connections bounds how many wait."""
+        self._waiting[connection] = None
+        if self._timer is None:
+            self._serve_next()
+
+    def forget(self, connection: int) -> None:
+        """It is gone, or is served in another way."""
+        self._waiting.pop(connection, None)
+
+    def close(self) -> None:
+        """Serve nobody any more."""
+        self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _serve_next(self) -> None:
+        self._timer = None
+        connection = next(iter(self._waiting), None)
+        if connection is not None:
+            del self._waiting[connection]
+            self._timer = self._clock.call_at_ns(self._clock.now_ns() + PAUSE_NS, self._serve_next)
+            self._serve(connection)

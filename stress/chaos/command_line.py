@@ -1,0 +1,162 @@
+"""``python -m pccl.stress run``: the harness as a command."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from pccl.cli.command_line import Seconds
+from pccl.cli.streams import writing
+from pccl.stress.chaos.judge import judge
+from pccl.stress.chaos.namespaces import NamespacesRefused
+from pccl.stress.chaos.report import show, write_html, write_json
+from pccl.stress.chaos.run import ChaosRun, StartFailed
+from pccl.stress.chaos.settings import Settings
+from pccl.stress.chaos.view import choose_view
+from pccl.stress.drawing import draw
+from pccl.stress.emulator.command_line import Link, ending_on_sigterm
+from pccl.stress.emulator.spec import LinkSpec
+from pccl.stress.timeline import PEERS_MAX, Timeline, TimelineError
+
+STATUS_INTERRUPTED = 130
+MINUTES_MAX = 7 * 24 * 60
+
+OF_THE_SCENARIO = ("peers", "minutes", "seed", "every", "link", "lanes", "groups", "deadline")
+"""Options that a scenario file takes the place of."""
+
+
+def check_file(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Refuse a file that could not be written, before the minutes are spent."""
+    if value is not None and not value.absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder {value.absolute().parent}")
+    return value
+
+
+_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+
+
+@click.command()
+@click.option(
+    "--peers", type=click.IntRange(2, PEERS_MAX), default=6, show_default=True, help="At the start."
+)
+@click.option(
+    "--minutes", type=Seconds(0.05, MINUTES_MAX), default=5.0, show_default=True, metavar="MINUTES"
+)
+@click.option("--seed", type=click.IntRange(0), default=7, show_default=True)
+@click.option(
+    "--every",
+    type=Seconds(0.05, 3600),
+    default=2.0,
+    show_default=True,
+    help="Mean time between two faults.",
+)
+@click.option(
+    "--link",
+    type=Link(),
+    default="rate=200mbit,rtt=10ms",
+    show_default=True,
+    help="Between any two processes.",
+)
+@click.option("--lanes", type=click.IntRange(1, 64), default=2, show_default=True)
+@click.option("--groups", type=click.IntRange(1, 16), default=1, show_default=True)
+@click.option(
+    "--deadline",
+    type=Seconds(0.5, 600),
+    default=5.0,
+    show_default=True,
+    help="Silence after which a peer that others wait for is removed.",
+)
+@click.option(
+    "--scenario",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file that says all of the above, and each fault.",
+)
+@click.option("--save-scenario", type=_FILE, callback=check_file, help="Write what was drawn.")
+@click.option("--json", "json_path", type=_FILE, callback=check_file, help="Where the report goes.")
+@click.option("--html", "html_path", type=_FILE, callback=check_file, help="The same as a page.")
+@click.option("--netns", is_flag=True, help="Peers in network namespaces (root and Linux).")
+@click.option("--plant", type=click.IntRange(1), hidden=True, help="Spoil a result of peer 0.")
+@click.pass_context
+def run(
+    ctx: click.Context,
+    peers: int,
+    minutes: float,
+    seed: int,
+    every: float,
+    link: LinkSpec,
+    lanes: int,
+    groups: int,
+    deadline: float,
+    scenario: Path | None,
+    save_scenario: Path | None,
+    json_path: Path | None,
+    html_path: Path | None,
+    netns: bool,
+    plant: int | None,
+) -> None:
+    """Run real processes under faults, and check every bit of what they reduce.
+
+    A master and peers on this machine, an emulated link between any two of them, and faults that
+    the seed draws, or that a scenario file lists: kills, freezes, cut and slow connections,
+    restarts, newcomers, garbage. The exit code is 0 only if no value was wrong, no input damaged,
+    nothing hung or leaked, and nobody was removed without a fault.
+    """
+    if scenario is not None:
+        timeline = _load(ctx, scenario)
+    else:
+        timeline = draw(
+            seed, peers, minutes * 60, every, lanes=lanes, groups=groups, deadline_s=deadline,
+            link=str(link),
+        )  # fmt: skip
+    if save_scenario is not None:
+        timeline.dump(save_scenario)
+    with tempfile.TemporaryDirectory(prefix="pccl-stress-") as folder:
+        settings = Settings(timeline, Path(folder), netns=netns, plant=plant)
+        sys.exit(_run(settings, json_path, html_path))
+
+
+def _load(ctx: click.Context, path: Path) -> Timeline:
+    given = [
+        name
+        for name in OF_THE_SCENARIO
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(f"--{given[0]} is said by the scenario file; leave it out")
+    try:
+        return Timeline.load(path)
+    except TimelineError as error:
+        raise click.BadParameter(str(error), param_hint="--scenario") from error
+
+
+def _run(settings: Settings, json_path: Path | None, html_path: Path | None) -> int:
+    interrupted = False
+    view = choose_view()
+    with ending_on_sigterm(), view:
+        chaos = ChaosRun(settings, view)
+        try:
+            chaos.run()
+        except (StartFailed, NamespacesRefused) as error:
+            raise click.ClickException(str(error)) from error
+        except (KeyboardInterrupt, SystemExit):
+            interrupted = True
+            # What is left is short, and must not be lost to an impatient second Ctrl-C.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+    judgement = judge(chaos.record, interrupted=interrupted)
+    try:
+        if json_path is not None:
+            write_json(judgement, json_path)
+        if html_path is not None:
+            write_html(judgement, chaos.record, html_path)
+    except OSError as error:
+        raise click.ClickException(f"cannot write the report: {error}") from error
+    with writing():
+        show(judgement, Console())
+    if interrupted and not chaos.record.wrong_values.count:
+        return STATUS_INTERRUPTED
+    return 0 if judgement.is_ok else 1

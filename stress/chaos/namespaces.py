@@ -1,0 +1,199 @@
+"""Where the processes run: all on loopback, or each in a network namespace with a real rate.
+
+With ``--netns`` each process has a namespace and a pair of virtual Ethernet ends whose other half
+hangs on a bridge. Both halves have a token bucket (``tc ... tbf``), so that rates are kept by the
+kernel, with its queues, instead of the relays. Delay stays theirs: it takes netem, which not every
+kernel has.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from pccl.stress.timeline import MASTER
+
+LOOPBACK = "127.0.0.1"
+
+
+class NamespacesRefused(Exception):
+    """The system does not allow it; the message says why and what to do."""
+
+
+class Hosts(Protocol):
+    """Where processes run, and how they are started there."""
+
+    @property
+    def relay_host(self) -> str:
+        """Where the relays listen."""
+        ...
+
+    def host(self, index: int) -> str:
+        """The address of a process; made if it is new."""
+        ...
+
+    def test_host(self, host: str) -> str:
+        """Where to try whether a port of ``host`` is free."""
+        ...
+
+    def prefix(self, index: int) -> Sequence[str]:
+        """What comes before its command."""
+        ...
+
+
+class Loopback:
+    """All on one address."""
+
+    relay_host = LOOPBACK
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def host(self, index: int) -> str:
+        """Loopback."""
+        return LOOPBACK
+
+    def test_host(self, host: str) -> str:
+        """There."""
+        return host
+
+    def prefix(self, index: int) -> Sequence[str]:
+        """Nothing."""
+        return ()
+
+
+class Namespaces:
+    """Namespaces and a bridge, named after this process; all are removed when the block ends.
+
+    Args:
+        rate_bps: of each process, in each direction; None: no limit.
+
+    Raises:
+        NamespacesRefused: on entering.
+    """
+
+    def __init__(self, rate_bps: int | None) -> None:
+        self._rate_bps = rate_bps
+        self._name = f"pccl{os.getpid()}"
+        self._network = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
+        self._made: dict[int, str] = {}
+        self._ip = ""
+        self._tc = ""
+
+    def __enter__(self) -> Self:
+        if not sys.platform.startswith("linux"):
+            raise NamespacesRefused("--netns needs Linux; leave it out, all else works without")
+        if os.geteuid() != 0:
+            raise NamespacesRefused(
+                "--netns needs root, to make network namespaces; leave it out, or use sudo"
+            )
+        self._ip, self._tc = _find("ip"), _find("tc")
+        self._remove_old()
+        try:
+            self._run_ip("link", "add", self._name, "type", "bridge")
+            self._run_ip("addr", "add", f"{self.relay_host}/24", "dev", self._name)
+            self._run_ip("link", "set", self._name, "up")
+            self.host(MASTER)
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._remove()
+
+    @property
+    def relay_host(self) -> str:
+        """The bridge."""
+        return f"{self._network}.1"
+
+    def host(self, index: int) -> str:
+        """The address inside its namespace."""
+        if index not in self._made:
+            if len(self._made) > 250:
+                raise NamespacesRefused("--netns has room for 250 processes; plan fewer joiners")
+            self._made[index] = f"{self._network}.{2 + len(self._made)}"
+            self._make(index, self._made[index])
+        return self._made[index]
+
+    def test_host(self, host: str) -> str:
+        """A namespace of its own has all its ports free; so there is nothing to find out there."""
+        return LOOPBACK
+
+    def prefix(self, index: int) -> Sequence[str]:
+        """Runs the rest inside its namespace, in the same process."""
+        self.host(index)
+        return (self._ip, "netns", "exec", self._namespace(index))
+
+    def _namespace(self, index: int) -> str:
+        return f"{self._name}-{index + 1}"
+
+    def _make(self, index: int, host: str) -> None:
+        inside, outside = f"i{index + 1}-{os.getpid()}", f"o{index + 1}-{os.getpid()}"
+        namespace = self._namespace(index)
+        self._run_ip("netns", "add", namespace)
+        self._run_ip("link", "add", outside, "type", "veth", "peer", "name", inside)
+        self._run_ip("link", "set", outside, "master", self._name, "up")
+        self._run_ip("link", "set", inside, "netns", namespace)
+        self._run_ip("-n", namespace, "addr", "add", f"{host}/24", "dev", inside)
+        self._run_ip("-n", namespace, "link", "set", inside, "up")
+        self._run_ip("-n", namespace, "link", "set", "lo", "up")
+        if self._rate_bps is not None and index != MASTER:
+            # A burst of 2 ms of the rate, and never less than a few full packets.
+            burst = max(64 << 10, self._rate_bps // 8 // 500)
+            shape = ("root", "tbf", "rate", f"{self._rate_bps}bit")
+            limit = ("burst", f"{burst}b", "latency", "50ms")
+            _run([self._tc, "qdisc", "add", "dev", outside, *shape, *limit])
+            _run([self._tc, "-n", namespace, "qdisc", "add", "dev", inside, *shape, *limit])
+
+    def _remove(self) -> None:
+        for index in self._made:
+            self._run_ip("netns", "del", self._namespace(index), check=False)
+            self._run_ip("link", "del", f"o{index + 1}-{os.getpid()}", check=False)
+        self._run_ip("link", "del", self._name, check=False)
+
+    def _remove_old(self) -> None:
+        """What a harness left that was killed."""
+        listed = subprocess.run([self._ip, "netns", "list"], capture_output=True, check=False)
+        for line in listed.stdout.decode().splitlines():
+            name = (line.split() or [""])[0]
+            pid = name.removeprefix("pccl").partition("-")[0]
+            if name.startswith("pccl") and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+                self._run_ip("netns", "del", name, check=False)
+                self._run_ip("link", "del", f"pccl{pid}", check=False)
+
+    def _run_ip(self, *arguments: str, check: bool = True) -> None:
+        _run([self._ip, *arguments], check=check)
+
+
+def _find(program: str) -> str:
+    found = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
+    if found is None:
+        raise NamespacesRefused(f"--netns needs the program {program} (package iproute2)")
+    return found
+
+
+def _run(command: Sequence[str], *, check: bool = True) -> None:
+    done = subprocess.run(command, capture_output=True, check=False)
+    if check and done.returncode != 0:
+        words = done.stderr.decode(errors="replace").strip() or f"status {done.returncode}"
+        raise NamespacesRefused(
+            f"--netns is not possible here: {' '.join(command)}: {words}; leave it out, all else "
+            "works without"
+        )
+
+
+__all__ = ["Hosts", "Loopback", "Namespaces", "NamespacesRefused"]

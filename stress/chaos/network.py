@@ -1,0 +1,327 @@
+"""The network of a run: a relay before each door, and the faults that lie on it at the moment.
+
+Each peer has two doors. At the first the others reach it: connections are told apart by the id of
+the peer that dials. Through the second it reaches the master. Which faults act on which connections
+follows from the list of those that last; when the list or somebody's id changes, it is worked out
+anew. So faults may overlap, and one that ends lifts nothing that another one has done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from pccl.stress.chaos.garbage import pour
+from pccl.stress.emulator.connection import Side
+from pccl.stress.emulator.relay import Relay
+from pccl.stress.emulator.shaper import Direction
+from pccl.stress.emulator.sorting import peer_of
+from pccl.stress.emulator.spec import RATE_BPS_MIN, LinkSpec
+from pccl.stress.emulator.thread import run_in_loop
+from pccl.stress.timeline import MASTER, Fault, FaultKind
+
+_T = TypeVar("_T")
+
+ANSWER_S = 60.0
+"""A loop that does not answer for so long never will."""
+
+_LASTING = (
+    FaultKind.PARTITION,
+    FaultKind.PARTITION_ONE_WAY,
+    FaultKind.CLOCK_PAUSE,
+    FaultKind.BANDWIDTH,
+    FaultKind.DELAY,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Connections that a fault is about: those that ``source`` dials to ``target``."""
+
+    source: int
+    target: int
+
+
+@dataclass(slots=True)
+class _State:
+    """What is done to the connections of a place."""
+
+    spec: LinkSpec
+    held: frozenset[Direction] = frozenset()
+
+
+@dataclass(slots=True)
+class _Doors:
+    """Of one peer: the relay before it, those to the masters, and its ids so far."""
+
+    front: Relay
+    to_masters: list[Relay]
+    ids: list[int] = field(default_factory=list[int])
+
+    def all(self) -> list[Relay]:
+        """Every relay."""
+        return [self.front, *self.to_masters]
+
+
+class Network:
+    """A thread with all relays. Use as a context; call from any other thread.
+
+    Args:
+        link: what each link is like when nothing is wrong with it.
+        seed: of jitter and garbage.
+    """
+
+    def __init__(self, link: LinkSpec, seed: int) -> None:
+        self._link = link
+        self._seed = seed
+        self._doors: dict[int, _Doors] = {}
+        self._active: list[Fault] = []
+        self._done: dict[tuple[Relay, int | None], _State] = {}
+        """Relay and key of the link in it -> what was done last."""
+        self._stalled: dict[int, list[tuple[Relay, int]]] = {}
+        self._pouring: set[asyncio.Task[None]] = set()
+        self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._run, name="network", daemon=True)
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+
+    def __enter__(self) -> Network:
+        self._thread.start()
+        self._started.result(ANSWER_S)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(ANSWER_S)
+
+    # -- doors -----------------------------------------------------------------------------------
+
+    def add(self, index: int, host: str, door: str, masters: Sequence[str]) -> list[str]:
+        """Set up the doors of a peer.
+
+        Args:
+            index: of the process.
+            host: where its relays listen.
+            door: where it listens itself, ``HOST:PORT``.
+            masters: the masters' own addresses.
+
+        Returns:
+            Where the others reach it, then where it reaches each master.
+
+        Raises:
+            OSError: no port is free.
+        """
+        return self._ask(lambda: self._add(index, host, door, masters))
+
+    def joined(self, index: int, peer: int) -> None:
+        """A process has a new id."""
+        self._ask(lambda: self._joined(index, peer))
+
+    def remove(self, index: int) -> None:
+        """Close the doors of a peer that is gone for good. Again: no effect."""
+        self._ask(lambda: self._remove(index))
+
+    def free_port(self, host: str, first: int, last: int) -> int:
+        """A port of that range that nobody listens at.
+
+        Raises:
+            OSError: none is.
+        """
+        return self._await(_free_port(host, first, last))
+
+    # -- faults ----------------------------------------------------------------------------------
+
+    def begin(self, fault: Fault) -> None:
+        """A fault of the network begins, or, if it takes no time, happens."""
+        self._ask(lambda: self._begin(fault))
+
+    def end(self, fault: Fault) -> None:
+        """A fault that takes time is over."""
+        self._ask(lambda: self._end(fault))
+
+    def pour_garbage(self, door: str, fault: Fault) -> None:
+        """Hostile bytes on a door."""
+
+        def begin() -> None:
+            task = self._loop.create_task(pour(door, round(fault.amount), self._seed, fault.at_s))
+            self._pouring.add(task)
+            task.add_done_callback(self._pouring.discard)
+
+        self._ask(begin)
+
+    # -- in the loop -----------------------------------------------------------------------------
+
+    def _add(self, index: int, host: str, door: str, masters: Sequence[str]) -> list[str]:
+        listen = f"{host}:0"
+        seed = self._seed + 10 * index
+        front = Relay(door, self._link, listen=listen, link_of=peer_of, seed=seed)
+        to_masters = [
+            Relay(master, self._link, listen=listen, seed=seed + number)
+            for number, master in enumerate(masters, 1)
+        ]
+        self._doors[index] = doors = _Doors(front, to_masters)
+        for relay in doors.all():
+            relay.start()
+        self._settle()
+        return [str(relay.address) for relay in doors.all()]
+
+    def _remove(self, index: int) -> None:
+        doors = self._doors.pop(index, None)
+        if doors is None:
+            return
+        for relay in doors.all():
+            relay.close()
+        gone = doors.all()
+        self._done = {at: done for at, done in self._done.items() if at[0] not in gone}
+        for fault, flows in self._stalled.items():
+            self._stalled[fault] = [each for each in flows if each[0] not in gone]
+
+    def _joined(self, index: int, peer: int) -> None:
+        self._doors[index].ids.append(peer)
+        self._settle()
+
+    def _begin(self, fault: Fault) -> None:
+        match fault.kind:
+            case FaultKind.RESET:
+                for place in self._places(fault):
+                    for relay, key in self._relays(place):
+                        relay.reset(link=key)
+            case FaultKind.HALF_OPEN:
+                for place in self._places(fault):
+                    gone = Side.DIALLER if place.target == fault.peer else Side.TARGET
+                    for relay, key in self._relays(place):
+                        relay.half_open(gone, link=key)
+            case FaultKind.STALL:
+                flows = [
+                    (relay, each.flow)
+                    for place in self._places(fault)
+                    for relay, key in self._relays(place)
+                    for each in relay.flows()
+                    if key is None or each.link == key
+                ]
+                for relay, flow in flows:
+                    relay.stall(flow=flow)
+                self._stalled[id(fault)] = flows
+            case _:
+                assert fault.kind in _LASTING
+                self._active.append(fault)
+                self._settle()
+
+    def _end(self, fault: Fault) -> None:
+        for relay, flow in self._stalled.pop(id(fault), ()):
+            with suppress(LookupError):  # it has ended
+                relay.resume(flow=flow)
+        if fault in self._active:
+            self._active.remove(fault)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Let what is done to each connection be what the lasting faults want."""
+        for source, target in self._all_places():
+            wanted = self._wanted(Place(source, target))
+            for relay, key in self._relays(Place(source, target)):
+                done = self._done.setdefault((relay, key), _State(self._link))
+                if done.spec != wanted.spec:
+                    relay.change(wanted.spec, link=key)
+                for direction in sorted(wanted.held - done.held, key=lambda each: each.value):
+                    relay.cut(link=key, direction=direction)
+                for direction in sorted(done.held - wanted.held, key=lambda each: each.value):
+                    relay.resume(link=key, direction=direction)
+                self._done[relay, key] = wanted
+
+    def _wanted(self, place: Place) -> _State:
+        spec = self._link
+        held: set[Direction] = set()
+        for fault in self._active:
+            if place not in self._places(fault):
+                continue
+            match fault.kind:
+                case FaultKind.PARTITION | FaultKind.CLOCK_PAUSE:
+                    held.update(Direction)
+                case FaultKind.PARTITION_ONE_WAY:
+                    from_peer = place.source == fault.peer
+                    held.add(Direction.FORWARD if from_peer else Direction.BACKWARD)
+                case FaultKind.BANDWIDTH:
+                    rate_bps = max(RATE_BPS_MIN, round(fault.amount * 8))
+                    spec = replace(spec, rate_bps=min(rate_bps, spec.rate_bps or rate_bps))
+                case _:
+                    spec = replace(spec, rtt_s=spec.rtt_s + 2 * fault.amount)
+        return _State(spec, frozenset(held))
+
+    def _all_places(self) -> Iterator[tuple[int, int]]:
+        for source in self._doors:
+            yield source, MASTER
+            for target in self._doors:
+                if source != target:
+                    yield source, target
+
+    def _places(self, fault: Fault) -> set[Place]:
+        """What a fault is about."""
+        others: Iterable[int] = [fault.other] if fault.other is not None else self._everybody()
+        pairs = [(fault.peer, other) for other in others if other != fault.peer]
+        return {Place(*ends) for a, b in pairs for ends in ((a, b), (b, a)) if ends[0] != MASTER}
+
+    def _everybody(self) -> list[int]:
+        return [MASTER, *self._doors]
+
+    def _relays(self, place: Place) -> Iterator[tuple[Relay, int | None]]:
+        """The relay of a place with the key of the link in it, for each id of the dialler."""
+        dialler = self._doors.get(place.source)
+        if dialler is None:
+            return
+        if place.target == MASTER:
+            for relay in dialler.to_masters:
+                yield relay, None
+            return
+        target = self._doors.get(place.target)
+        if target is not None:
+            for peer in dialler.ids[-1:]:
+                yield target.front, peer
+
+    # -- the thread ------------------------------------------------------------------------------
+
+    def _ask(self, work: Callable[[], _T]) -> _T:
+        async def answered() -> _T:
+            return work()
+
+        return self._await(answered())
+
+    def _await(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(ANSWER_S)
+
+    def _run(self) -> None:
+        try:
+            run_in_loop(self._main())
+        except BaseException as error:
+            if self._started.done():
+                raise
+            self._started.set_exception(error)
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._started.set_result(None)
+        await self._stop.wait()
+        for task in list(self._pouring):
+            task.cancel()
+        for doors in self._doors.values():
+            for relay in doors.all():
+                relay.close()
+
+
+async def _free_port(host: str, first: int, last: int) -> int:
+    for port in range(first, last + 1):
+        try:
+            server = await asyncio.start_server(lambda reader, writer: writer.close(), host, port)
+        except OSError:
+            continue
+        server.close()
+        await server.wait_closed()
+        return port
+    raise OSError(f"no port from {first} to {last} of {host} is free")

@@ -1,0 +1,210 @@
+"""Carries out a timeline: each fault at its time, and its end at its end."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+from functools import partial
+
+from pccl.stress.chaos.crew import Crew
+from pccl.stress.chaos.network import Network
+from pccl.stress.chaos.record import Done, Life, Record
+from pccl.stress.timeline import MASTER, OF_PAIR, STANDBY, Fault, FaultKind
+
+SLOW_PERIOD_S = 0.1
+"""A slow process runs for its share of each of these periods, and is stopped for the rest."""
+
+LAST_WORDS_S = 30.0
+"""What an ended process said may be on its way for so long: links are slow, or stand still."""
+
+
+class Trouble:
+    """See the module.
+
+    Args:
+        crew: the processes.
+        network: between them.
+        record: told what was done.
+        note: told in words.
+    """
+
+    def __init__(
+        self, crew: Crew, network: Network, record: Record, note: Callable[[str], None]
+    ) -> None:
+        self._crew = crew
+        self._network = network
+        self._record = record
+        self._note = note
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._undo: dict[int, Callable[[], None]] = {}
+        self._known = record.timeline.peers
+
+    def plan(self, began_s: float) -> None:
+        """Take up the whole timeline, from now on."""
+        for fault in self._record.timeline.faults:
+            self._at(began_s + fault.at_s, partial(self._begin, fault))
+
+    def next_s(self) -> float | None:
+        """When there is something to do."""
+        return self._due[0][0] if self._due else None
+
+    def act(self) -> None:
+        """Do what is due."""
+        while self._due and self._due[0][0] <= time.monotonic():
+            heapq.heappop(self._due)[2]()
+
+    def lift(self) -> None:
+        """End all faults at once, and begin no more."""
+        self._due.clear()
+        for undo in list(self._undo.values()):
+            undo()
+
+    # -- faults ----------------------------------------------------------------------------------
+
+    def _begin(self, fault: Fault) -> None:
+        if fault.kind in OF_PAIR:
+            if not self._lives_at_both_ends(fault):
+                self._skip(fault)
+                return
+            self._network.begin(fault)
+            self._lasts(fault, lambda: self._network.end(fault))
+            return
+        match fault.kind:
+            case FaultKind.KILL | FaultKind.RESTART:
+                self._kill(fault)
+            case FaultKind.FREEZE | FaultKind.CLOCK_PAUSE | FaultKind.SLOW:
+                self._hold(fault)
+            case FaultKind.LEAVE:
+                if self._crew.tell_to_leave(fault.peer):
+                    self._happened(fault)
+                else:
+                    self._skip(fault)
+            case FaultKind.JOINERS:
+                first, self._known = self._known, self._known + round(fault.amount)
+                for index in range(first, self._known):
+                    self._crew.start_peer(index)
+                self._happened(fault)
+            case FaultKind.GARBAGE:
+                if self._crew.living(fault.peer) is None:
+                    self._skip(fault)
+                    return
+                self._network.pour_garbage(self._crew.door(fault.peer), fault)
+                self._happened(fault)
+            case _:
+                self._kill_master(fault)
+
+    def ended(self, life: Life) -> None:
+        """A process has ended. If nobody takes its place, its doors are closed some time later."""
+        if life.index >= 0 and not life.comes_back:
+            self._at(time.monotonic() + LAST_WORDS_S, partial(self._network.remove, life.index))
+
+    def _kill(self, fault: Fault) -> None:
+        life = self._crew.living(fault.peer)
+        if life is None:
+            self._skip(fault)
+            return
+        life.comes_back = fault.kind is FaultKind.RESTART
+        self._crew.kill(fault.peer)
+        if life.comes_back:
+            self._lasts(fault, lambda: self._start_again(fault.peer))
+        else:
+            self._happened(fault)
+
+    def _start_again(self, index: int) -> None:
+        if self._crew.living(index) is None:
+            self._crew.start_peer(index)
+
+    def _hold(self, fault: Fault) -> None:
+        life = self._crew.living(fault.peer)
+        if life is None:
+            self._skip(fault)
+            return
+        if fault.kind is FaultKind.SLOW:
+            self._slow(fault, life, time.monotonic() + fault.duration_s)
+        else:
+            self._crew.stop(life, fault)
+        if fault.kind is FaultKind.CLOCK_PAUSE:
+            self._network.begin(fault)
+
+        def end() -> None:
+            self._crew.go_on(life, fault)
+            if fault.kind is FaultKind.CLOCK_PAUSE:
+                self._network.end(fault)
+
+        self._lasts(fault, end)
+
+    def _slow(self, fault: Fault, life: Life, until_s: float) -> None:
+        """Let it run for its share of a period, and stop it."""
+        now = time.monotonic()
+        self._crew.go_on(life, fault)
+        run_s = fault.amount * SLOW_PERIOD_S
+        if now + SLOW_PERIOD_S < until_s:
+            self._at(now + run_s, lambda: self._crew.stop(life, fault))
+            self._at(now + SLOW_PERIOD_S, lambda: self._slow(fault, life, until_s))
+
+    def _kill_master(self, fault: Fault) -> None:
+        takes_over = fault.kind is FaultKind.STANDBY
+        if (takes_over and self._crew.living(STANDBY) is None) or not self._crew.kill(MASTER):
+            self._skip(fault)
+            return
+        if takes_over:
+            self._crew.promote()
+            self._happened(fault)
+            return
+        blank = fault.kind is FaultKind.MASTER_RESTART_BLANK
+        self._lasts(fault, lambda: self._restart_master(blank))
+
+    def _restart_master(self, blank: bool) -> None:
+        if self._crew.living(MASTER) is None:
+            self._crew.restart_master(blank=blank)
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def _at(self, when_s: float, work: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (when_s, next(self._order), work))
+
+    def _happened(self, fault: Fault) -> None:
+        now = time.monotonic()
+        self._record.done.append(Done(fault, now, now))
+        self._note(words(fault))
+
+    def _lasts(self, fault: Fault, end: Callable[[], None]) -> None:
+        """It has begun; undo it at its end, or when all are lifted, but once."""
+        began_s = time.monotonic()
+        place = len(self._record.done)
+        self._record.done.append(Done(fault, began_s, began_s + fault.duration_s))
+        number = next(self._order)
+
+        def undo() -> None:
+            if self._undo.pop(number, None) is not None:
+                end()
+                self._record.done[place] = Done(fault, began_s, time.monotonic())
+
+        self._undo[number] = undo
+        self._at(began_s + fault.duration_s, undo)
+        self._note(words(fault))
+
+    def _skip(self, fault: Fault) -> None:
+        self._record.skipped[fault.kind] += 1
+
+    def _lives_at_both_ends(self, fault: Fault) -> bool:
+        other = fault.peer if fault.other is None else fault.other
+        return all(self._crew.living(index) is not None for index in (fault.peer, other))
+
+
+def words(fault: Fault) -> str:
+    """A fault for people."""
+    who = _who(fault.peer)
+    if fault.kind in OF_PAIR:
+        who += " - everybody" if fault.other is None else f" - {_who(fault.other)}"
+    if fault.kind is FaultKind.JOINERS:
+        who = f"{fault.amount:g}"
+    lasting = f" for {fault.duration_s:.1f} s" if fault.duration_s else ""
+    return f"{fault.kind} {who}{lasting}"
+
+
+def _who(index: int) -> str:
+    return "master" if index == MASTER else f"peer {index}"

@@ -1,0 +1,160 @@
+"""What is shown while a run lasts: a live picture on a terminal, lines when piped."""
+
+from __future__ import annotations
+
+import collections
+from typing import Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from pccl.stress.chaos.record import Life, Record
+
+NOTES_MAX = 14
+LINE_EVERY_S = 10.0
+RATE_WINDOW_S = 2.0
+REDRAW_S = 0.25
+
+QUIET_S = 1.0
+"""Without progress for longer than this, the table says since when."""
+
+BAD = ("WRONG", "DAMAGED", "HANG", "CRASH", "ERROR")
+
+
+class View(Protocol):
+    """Somebody to tell what happens."""
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+        ...
+
+    def __exit__(self, *exc: object) -> None:
+        """Leave the terminal as it was found."""
+        ...
+
+    def note(self, at_s: float, text: str) -> None:
+        """Something happened, so many seconds after the beginning."""
+        ...
+
+    def update(self, record: Record, now_s: float) -> None:
+        """Show how things stand; called often."""
+        ...
+
+
+class _Rate:
+    """Operations per second, lately."""
+
+    def __init__(self) -> None:
+        self._seen: collections.deque[tuple[float, int]] = collections.deque()
+
+    def update(self, now_s: float, count: int) -> float:
+        self._seen.append((now_s, count))
+        while len(self._seen) > 2 and self._seen[0][0] < now_s - RATE_WINDOW_S:
+            self._seen.popleft()
+        (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
+
+
+class PlainView:
+    """A line for each event, and one now and then on how things stand."""
+
+    def __init__(self) -> None:
+        self._line_s = 0.0
+        self._rate = _Rate()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def note(self, at_s: float, text: str) -> None:
+        """A line with the time before it."""
+        print(f"{at_s:7.1f} s  {text}", flush=True)
+
+    def update(self, record: Record, now_s: float) -> None:
+        """A line now and then."""
+        if not record.began_s or now_s - self._line_s < LINE_EVERY_S:
+            return
+        self._line_s = now_s
+        rate = self._rate.update(now_s, len(record.operations))
+        self.note(now_s - record.began_s, f"{summary(record)}, {rate:.1f} a second")
+
+
+class LiveView:
+    """A table of the processes, and the last events under it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._notes: collections.deque[Text] = collections.deque(maxlen=NOTES_MAX)
+        self._drawn_s = 0.0
+        self._rate = _Rate()
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._live.__exit__(None, None, None)
+
+    def note(self, at_s: float, text: str) -> None:
+        """Stays visible for a while; what is wrong, for good."""
+        bad = text.startswith(BAD)
+        line = Text(f"{at_s:7.1f} s  {text}", style="bold red" if bad else "")
+        self._notes.append(line)
+        if bad:
+            self._console.print(line)
+
+    def update(self, record: Record, now_s: float) -> None:
+        """Draw."""
+        if now_s - self._drawn_s < REDRAW_S:
+            return
+        self._drawn_s = now_s
+        rate = self._rate.update(now_s, len(record.operations))
+        at_s = now_s - record.began_s if record.began_s else 0.0
+        title = f"{at_s:.0f} of {record.timeline.duration_s:.0f} s: {summary(record)}"
+        table = Table(title=f"{title}, {rate:.1f} a second", title_justify="left")
+        for name in ("process", "pid", "state", "memory", "threads", "descriptors"):
+            table.add_column(name)
+        for index in sorted({life.index for life in record.lives}):
+            life = record.newest(index)
+            if life is not None and (life.exit_code is None or index < 0):
+                table.add_row(*_cells(record, life, now_s))
+        self._live.update(Group(table, *self._notes), refresh=True)
+
+
+def _cells(record: Record, life: Life, now_s: float) -> tuple[str, ...]:
+    troubles = [
+        str(done.fault.kind)
+        for done in record.done
+        if done.began_s <= now_s < done.ended_s and done.fault.concerns(life.index)
+    ]
+    quiet_s = now_s - life.progress_s
+    state = "gone" if life.exit_code is not None or life.killed else "well"
+    if state == "well" and life.index >= 0 and quiet_s > QUIET_S:
+        state = f"waits for {quiet_s:.0f} s"
+    last = life.samples[-1] if life.samples else None
+    held = ("", "", "")
+    if last is not None:
+        mib = f"{last.resident_bytes >> 20} MiB"
+        held = (mib, str(last.threads), str(last.descriptors))
+    return (life.label, str(life.pid), ", ".join([state, *troubles]), *held)
+
+
+def summary(record: Record) -> str:
+    """How things stand, in a few words."""
+    worlds = "+".join(str(size) for _, size in sorted(record.world_sizes.items()))
+    wrong = record.wrong_values.count + record.damaged_inputs.count + record.hangs.count
+    return (
+        f"world size {worlds or 0}, {len(record.operations)} operations, "
+        f"{len(record.done)} faults, {wrong} wrong"
+    )
+
+
+def choose_view() -> View:
+    """What suits our stdout."""
+    console = Console()
+    return LiveView(console) if console.is_terminal else PlainView()

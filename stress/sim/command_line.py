@@ -1,0 +1,248 @@
+"""The simulator's command: ``python -m pccl.stress sim --seeds A:B``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from pccl.cli.command_line import Seconds
+from pccl.cli.streams import writing
+from pccl.stress.sim.planted import PLANTED, planted
+from pccl.stress.sim.runner import Verdict, run_scenario, run_seed
+from pccl.stress.sim.scenario import Scenario
+from pccl.stress.sim.scenario_file import load, to_text
+from pccl.stress.sim.shrink import shrink
+from pccl.stress.timeline import TimelineError
+
+STORY_LINES = 60
+
+_IN_FLIGHT = 4
+"""Seeds per process that are handed out ahead."""
+
+
+class SeedRange(click.ParamType[range]):
+    """``A:B`` (A up to, not including, B) or a single seed."""
+
+    name = "A:B"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> range:
+        """Parse."""
+        if isinstance(value, range):
+            return value
+        first, colon, last = str(value).partition(":")
+        try:
+            seeds = range(int(first), int(last) if colon else int(first) + 1)
+        except ValueError:
+            self.fail(f"{value!r} is not a range of seeds; write A:B, such as 0:200", param, ctx)
+        if not seeds or seeds.start < 0:
+            self.fail(f"{value!r} contains no seed; write A:B with 0 <= A < B", param, ctx)
+        return seeds
+
+
+@click.command()
+@click.option("--seeds", type=SeedRange(), default="0:200", show_default=True)
+@click.option(
+    "--minutes",
+    type=Seconds(0.0, min_open=True),
+    help="Go on with further seeds until so much time is over.",
+)
+@click.option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, show_default=True)
+@click.option("--planted", "bug", type=click.Choice(sorted(PLANTED)), help="Run with a known bug.")
+@click.option(
+    "--scenario",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Run this file instead: a reduced scenario, or one of the chaos harness.",
+)
+@click.option(
+    "--shrink",
+    "shrinks",
+    is_flag=True,
+    help="Reduce each failing scenario; it is written to seed-N.json.",
+)
+@click.option("--first", is_flag=True, help="Stop at the first seed that fails.")
+@click.option("--json", "as_json", is_flag=True, help="Print one object.")
+def sim(
+    seeds: range,
+    minutes: float | None,
+    jobs: int,
+    bug: str | None,
+    scenario: Path | None,
+    shrinks: bool,
+    first: bool,
+    as_json: bool,
+) -> None:
+    """Run simulated scenarios; exit code 1 if any promise was broken.
+
+    Each seed draws peers, links, sizes, faults and timing; the same seed gives the same run, event
+    by event. A failing seed is printed with its story and the command that replays it.
+    """
+    console = Console(stderr=as_json)
+    started_s = time.monotonic()
+    summary = Summary()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("seeds", total=None if minutes else len(seeds))
+        for verdict in _verdicts(seeds, minutes, jobs, bug, scenario):
+            summary.add(verdict)
+            progress.advance(task)
+            if not verdict.ok and shrinks:
+                verdict = _shrunk(verdict, bug)
+            if not verdict.ok and not as_json:
+                _tell(console, verdict, _replay(verdict, bug, scenario, shrunk=shrinks))
+            if not verdict.ok and first:
+                break
+    result = summary.result(time.monotonic() - started_s)
+    with writing():
+        if as_json:
+            click.echo(json.dumps(result))
+        else:
+            _show(console, result)
+    sys.exit(0 if not result["failed"] else 1)
+
+
+# -- running -------------------------------------------------------------------------------------
+
+
+def _verdicts(
+    seeds: range, minutes: float | None, jobs: int, bug: str | None, scenario: Path | None
+) -> Iterator[Verdict]:
+    if scenario is not None:
+        yield _run(bug, _load(scenario))
+        return
+    run = partial(_run, bug)
+    if minutes is None and (jobs == 1 or len(seeds) < 2 * jobs):
+        yield from map(run, seeds)
+        return
+    ends_s = time.monotonic() + (minutes or 0.0) * 60
+    with ProcessPoolExecutor(jobs) as pool:
+        running: deque[Future[Verdict]] = deque()
+        for seed in count(seeds.start):
+            if seed >= seeds.stop and time.monotonic() >= ends_s:
+                break
+            running.append(pool.submit(run, seed))
+            if len(running) >= _IN_FLIGHT * jobs:
+                yield from _next(running)
+        while running:
+            yield from _next(running)
+
+
+def _next(running: deque[Future[Verdict]]) -> Iterator[Verdict]:
+    try:
+        yield running.popleft().result()
+    except GeneratorExit:  # nobody wants the others
+        for future in running:
+            future.cancel()
+        raise
+
+
+def _run(bug: str | None, what: int | Scenario) -> Verdict:
+    with planted(bug):
+        return run_seed(what) if isinstance(what, int) else run_scenario(what)
+
+
+def _load(path: Path) -> Scenario:
+    try:
+        return load(path)
+    except TimelineError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _shrunk(verdict: Verdict, bug: str | None) -> Verdict:
+    shrunk = shrink(verdict.scenario, partial(_run, bug))
+    _reduced(shrunk).write_text(to_text(shrunk.scenario))
+    return shrunk
+
+
+def _reduced(verdict: Verdict) -> Path:
+    return Path(f"seed-{verdict.scenario.seed}.json")
+
+
+# -- telling -------------------------------------------------------------------------------------
+
+
+def _replay(verdict: Verdict, bug: str | None, scenario: Path | None, *, shrunk: bool) -> str:
+    path = _reduced(verdict) if shrunk else scenario
+    what = f"--scenario {path}" if path else f"--seeds {verdict.scenario.seed}"
+    with_bug = f" --planted {bug}" if bug else ""
+    return f"{sys.executable} -m pccl.stress sim {what}{with_bug}"
+
+
+@writing()
+def _tell(console: Console, verdict: Verdict, replay: str) -> None:
+    story = "\n".join(verdict.story.splitlines()[-STORY_LINES:])
+    for line in (
+        f"seed {verdict.scenario.seed}: {verdict.violation}",
+        f"options: {verdict.scenario}",
+        f"the last events:\n{story}",
+        f"replay: {replay}",
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _show(console: Console, result: dict[str, Any]) -> None:
+    def listed(name: str) -> str:
+        return ", ".join(f"{number} {what}" for what, number in sorted(result[name].items()))
+
+    for line in (
+        f"{result['seeds']} seeds, {len(result['failed'])} failed; {result['reduces']} reduces, "
+        f"{result['aborts']} failed calls, {result['events']} events, "
+        f"{result['virtual_s']:.0f} virtual s in {result['seconds']:.1f} s",
+        f"faults: {listed('faults')}",
+        f"killed while: {listed('kills')}",
+        f"besides: {listed('done')}",
+    ):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+class Summary:
+    """Adds up verdicts; keeps no stories."""
+
+    def __init__(self) -> None:
+        self._seeds = 0
+        self._counts: dict[str, Counter[str]] = {
+            name: Counter() for name in ("kills", "faults", "endings", "done")
+        }
+        self._sums: Counter[str] = Counter()
+        self._violations: dict[str, str] = {}
+        self._digests: dict[str, str] = {}
+        self._virtual_s = 0.0
+
+    def add(self, verdict: Verdict) -> None:
+        """One more seed is done."""
+        seed = str(verdict.scenario.seed)
+        self._seeds += 1
+        for name, counts in self._counts.items():
+            counts.update(getattr(verdict, name))
+        for name in ("reduces", "aborts", "events"):
+            self._sums[name] += getattr(verdict, name)
+        self._virtual_s += verdict.virtual_s
+        self._digests[seed] = verdict.trace_digest
+        if verdict.violation is not None:
+            self._violations[seed] = verdict.violation
+
+    def result(self, seconds: float) -> dict[str, Any]:
+        """All that there is to tell."""
+        return {
+            "seeds": self._seeds,
+            "failed": [int(seed) for seed in self._violations],
+            "violations": self._violations,
+            **{name: dict(counts) for name, counts in self._counts.items()},
+            **self._sums,
+            "virtual_s": self._virtual_s,
+            "seconds": seconds,
+            "trace_digests": self._digests,
+        }

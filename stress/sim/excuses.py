@@ -1,0 +1,210 @@
+"""What was done to whom: which causes of a removal the faults of a run can have brought about.
+
+Faults tell it what they do when they strike. A live process may be removed only if something was
+done to itself, to its connections, or to the master; and by a deadline only if nothing moved for
+about as long. So a verdict must name the culprit that was planted, and nobody else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pccl.protocol.limits import Timing
+from pccl.protocol.types import NS_PER_S, RemovalCause
+from pccl.transports.sim import SimConnection
+
+MASTER_NAME = "master"
+STANDBY_NAME = "standby"
+MASTERS = (MASTER_NAME, STANDBY_NAME)
+
+_ACCUSER = re.compile(r"peer (\d+)")
+_PAIR = re.compile(r"peers (\d+) and (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    """Something that befell one process, or what is between two."""
+
+    a: str
+    b: str
+    """The other one; the same as ``a``: all of its connections."""
+    since_ns: int
+    until_ns: int
+
+    def touches(self, a: str, b: str) -> bool:
+        """Whether it concerns what is between these two."""
+        if self.a == self.b:
+            return self.a in (a, b)
+        return {self.a, self.b} == {a, b}
+
+    def lasted_s(self, since_ns: int, now_ns: int) -> float:
+        """For how long of that time."""
+        begin, end = max(self.since_ns, since_ns), min(self.until_ns, now_ns)
+        return max(0, end - begin) / NS_PER_S
+
+
+class Excuses:
+    """Everything that has been done to the processes of one run.
+
+    Args:
+        timing: their deadlines.
+        latency_ns: the longest way between two of them.
+        now_ns: the present.
+    """
+
+    def __init__(self, timing: Timing, latency_ns: int, now_ns: Callable[[], int]) -> None:
+        self._timing = timing
+        self._now_ns = now_ns
+        self._latency_ns = latency_ns
+        self._troubles: list[_Trouble] = []
+        self._lags_ns: Counter[str] = Counter()
+        self._links_planned_anew = False
+        self._master_blank = False
+        self._masters_died = False
+        self.is_master_gone = False
+        """Whether there will be none any more."""
+
+    # -- what faults do ------------------------------------------------------------------------
+
+    def broken(self, end: SimConnection) -> None:
+        """A connection ends."""
+        self._note(end.local.host, end.remote.host, 0)
+
+    def deadened(self, end: SimConnection) -> None:
+        """A connection delivers nothing any more and does not end; others of the pair live on."""
+        patience_s = 2 * max(self._timing.lane_stall_s, self._timing.deadline_s)
+        self._note(end.local.host, end.remote.host, round(patience_s * NS_PER_S))
+
+    def silenced(self, a: str, b: str, duration_ns: int) -> None:
+        """Nothing moves between two hosts, one way at least."""
+        self._note(a, b, duration_ns)
+
+    def paused(self, host: str, duration_ns: int) -> None:
+        """The process there does not run."""
+        self._note(host, host, duration_ns)
+
+    def slowed(self, host: str, lag_ns: int) -> None:
+        """The process there does everything late."""
+        self._lags_ns[host] += lag_ns
+
+    def master_lost(self) -> None:
+        """There will be no master any more."""
+        self.is_master_gone = True
+
+    def master_died(self) -> None:
+        """The standby has to take over, and waits for ever if too few members are left."""
+        self._masters_died = True
+
+    def master_restarted(self) -> None:
+        """Another incarnation begins."""
+        self._links_planned_anew = True
+
+    def master_blank(self) -> None:
+        """A master starts that knows of no run; a run that it begins gives way to an older one."""
+        self._master_blank = True
+
+    def _note(self, a: str, b: str, duration_ns: int) -> None:
+        since_ns = self._now_ns()
+        a, b = (MASTER_NAME if host in MASTERS else host for host in (a, b))
+        self._troubles.append(_Trouble(a, b, since_ns, since_ns + duration_ns))
+
+    # -- what they excuse ----------------------------------------------------------------------
+
+    def removal(
+        self, host: str, cause: RemovalCause, why: str, host_of: Callable[[int], str | None]
+    ) -> bool:
+        """Whether the living process on ``host`` may have been removed for this.
+
+        Args:
+            host: where it runs.
+            cause: what the master says.
+            why: in words; they name others by their ids.
+            host_of: where the peer of an id runs.
+        """
+        timing = self._timing
+        with_master = self._any(host, MASTER_NAME)
+        match cause:
+            case RemovalCause.GOODBYE:
+                return False  # whoever leaves does it himself
+            case RemovalCause.CONTROL_LOST:
+                return with_master or self.is_master_gone
+            case RemovalCause.CONNECTIONS_LOST:
+                accuser = self._accuser(why, host_of)
+                # A restarted master plans links anew, and some are given up for a moment.
+                lanes = (
+                    self._links_planned_anew
+                    or accuser is None
+                    or self._any(host, accuser)
+                    or self._any(accuser, accuser)
+                )
+                return (with_master or self.is_master_gone) and lanes
+            case RemovalCause.SILENT:
+                return self._stood_still(host, MASTER_NAME, timing.deadline_s, master=False)
+            case RemovalCause.NO_PROGRESS:
+                return self._stood_still(host, None, timing.progress_s / 3)
+            case RemovalCause.LINK_BROKEN:
+                pair = _PAIR.search(why)
+                ends = [host_of(int(number)) for number in pair.groups()] if pair else []
+                a, b = (end or host for end in ends) if pair else (host, host)
+                return host in (a, b) and self._any(a, b)
+            case RemovalCause.UNREACHABLE:
+                # Its neighbour may be dead, and the master not have heard of that.
+                neighbour = self._accuser(why, host_of)
+                return self._stood_still(host, neighbour, timing.link_s / 2) or (
+                    neighbour is not None
+                    and self._stood_still(neighbour, MASTER_NAME, timing.link_s / 2)
+                )
+
+    def lost_master(self, host: str) -> bool:
+        """Whether the process on ``host`` may say that it has lost its master."""
+        if self.is_master_gone or self._master_blank or self._masters_died:
+            return True
+        return self._stood_still(host, MASTER_NAME, self._timing.master_lost_s)
+
+    @property
+    def may_stay_without_master(self) -> bool:
+        """Whether it may be in vain to look for one again."""
+        return self.is_master_gone or self._masters_died
+
+    def _any(self, a: str, b: str) -> bool:
+        return any(trouble.touches(a, b) for trouble in self._troubles)
+
+    def _stood_still(
+        self, host: str, other: str | None, wanted_s: float, *, master: bool = True
+    ) -> bool:
+        """Whether nothing may have moved between the two (None: any other peer) for about so long.
+
+        Args:
+            host: one of the two.
+            other: the other one.
+            wanted_s: the deadline.
+            master: whether it counts if the master itself stood still.
+        """
+        now_ns, timing = self._now_ns(), self._timing
+        slack_s = timing.heartbeat_s + 3 * timing.tick_s + 8 * self._latency_ns / NS_PER_S
+        slack_s += (self._lags_ns[host] + self._lags_ns[MASTER_NAME]) / NS_PER_S
+        window_s = 3 * wanted_s + timing.progress_s
+        since_ns = now_ns - round(window_s * NS_PER_S)
+        lasted_s = 0.0
+        for trouble in self._troubles:
+            if other is None:
+                concerns = host in (trouble.a, trouble.b) and trouble.a != MASTER_NAME
+                concerns = concerns and trouble.b != MASTER_NAME
+            else:
+                concerns = trouble.touches(host, other)
+                if trouble.a == trouble.b == MASTER_NAME:
+                    concerns = concerns and master
+            if concerns:
+                lasted_s += trouble.lasted_s(since_ns, now_ns)
+        return lasted_s >= wanted_s - slack_s
+
+    @staticmethod
+    def _accuser(why: str, host_of: Callable[[int], str | None]) -> str | None:
+        for number in _ACCUSER.findall(why):
+            host = host_of(int(number))
+            if host is not None:
+                return host
+        return None

@@ -1,0 +1,116 @@
+"""What goes wrong in a simulated run: one kind of fault, one file.
+
+Each is a frozen dataclass that is drawn from a seed, can be written into a file, and plants itself
+into a run through a :class:`~pccl.stress.sim.stage.Stage`. All are what TCP really shows: inside a
+connection no byte is lost, doubled or reordered.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from pccl.stress.sim.faults.bandwidth import Bandwidth
+from pccl.stress.sim.faults.base import MASTER, Fault, Ground, LifePhase
+from pccl.stress.sim.faults.between import PairHalfOpen, PairReset, PairStall
+from pccl.stress.sim.faults.clock_pause import ClockPause
+from pccl.stress.sim.faults.cut import Cut
+from pccl.stress.sim.faults.delay import Delay
+from pccl.stress.sim.faults.freeze import Freeze
+from pccl.stress.sim.faults.garbage import Garbage, Rubbish
+from pccl.stress.sim.faults.half_open import DeadLane, HalfOpen
+from pccl.stress.sim.faults.interrupt import Interrupt
+from pccl.stress.sim.faults.joiners import Joiners
+from pccl.stress.sim.faults.kill import Kill, Restart
+from pccl.stress.sim.faults.leave import Leave
+from pccl.stress.sim.faults.master import (
+    BlankMasterRestart,
+    MasterDeath,
+    MasterRestart,
+    Takeover,
+)
+from pccl.stress.sim.faults.partition import OneWayPartition, Partition
+from pccl.stress.sim.faults.reset import Reset
+from pccl.stress.sim.faults.slow import Slow
+from pccl.stress.sim.faults.stall import Stall
+
+_CALM = 0.35
+"""The share of runs in which nobody who lives may lose his place."""
+
+_HOW_MANY: tuple[tuple[type[Fault], tuple[int, ...]], ...] = (
+    (Kill, (0, 0, 1, 1, 1, 2, 2, 3)),
+    (Cut, (0, 0, 0, 1, 3, 10)),
+    (Interrupt, (0, 0, 0, 1, 3)),
+    (Restart, (0,) * 8 + (1, 2)),
+    (Slow, (0,) * 8 + (1, 2)),
+    (Bandwidth, (0,) * 12 + (1, 2)),
+    (Delay, (0,) * 12 + (1, 2)),
+    (Joiners, (0,) * 30 + (1,)),
+    (Garbage, (0,) * 12 + (1, 3)),
+    (Leave, (0,) * 12 + (1, 2)),
+    (Reset, (0, 0, 0, 0, 1, 2, 4)),
+    (DeadLane, (0,) * 6 + (1, 2)),
+    (HalfOpen, (0,) * 6 + (1, 2)),
+    (Stall, (0,) * 9 + (1, 2)),
+    (PairReset, (0,) * 20 + (1,)),
+    (PairHalfOpen, (0,) * 20 + (1,)),
+    (PairStall, (0,) * 20 + (1,)),
+    (Partition, (0,) * 8 + (1, 2)),
+    (OneWayPartition, (0,) * 8 + (1, 2)),
+    (Freeze, (0,) * 5 + (1, 2)),
+    (ClockPause, (0,) * 9 + (1, 2)),
+    (MasterDeath, (0,) * 24 + (1,)),
+    (MasterRestart, (0,) * 10 + (1, 2)),
+    (BlankMasterRestart, (0,) * 10 + (1, 2)),
+    (Takeover, (0,) * 24 + (1,)),
+)
+"""From which counts the seed draws, by kind."""
+
+KINDS: dict[str, type[Fault]] = {fault.kind: fault for fault, _ in _HOW_MANY}
+
+
+def draw_faults(seed: int, ground: Ground) -> tuple[Fault, ...]:
+    """Draw the faults of ``seed``; every kind has a generator of its own."""
+    calm = Random(f"{seed}/calm").random() < _CALM
+    faults: list[Fault] = []
+    for fault, counts in _HOW_MANY:
+        rng = Random(f"{seed}/{fault.kind}")
+        count = rng.choice(counts)
+        if fault.calm or not calm:
+            faults += [fault.draw(rng, ground) for _ in range(count)]
+    return tuple(faults)
+
+
+__all__ = [
+    "KINDS",
+    "MASTER",
+    "Bandwidth",
+    "BlankMasterRestart",
+    "ClockPause",
+    "Cut",
+    "DeadLane",
+    "Delay",
+    "Fault",
+    "Freeze",
+    "Garbage",
+    "Ground",
+    "HalfOpen",
+    "Interrupt",
+    "Joiners",
+    "Kill",
+    "Leave",
+    "LifePhase",
+    "MasterDeath",
+    "MasterRestart",
+    "OneWayPartition",
+    "PairHalfOpen",
+    "PairReset",
+    "PairStall",
+    "Partition",
+    "Reset",
+    "Restart",
+    "Rubbish",
+    "Slow",
+    "Stall",
+    "Takeover",
+    "draw_faults",
+]

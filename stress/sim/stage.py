@@ -1,0 +1,385 @@
+"""The stage of one run: master, peers and network, and what faults may do to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
+from random import Random
+from typing import Any
+
+from pccl.protocol.errors import LinkError
+from pccl.protocol.messages import OperationRequest
+from pccl.protocol.peer import Standing
+from pccl.protocol.peer_events import PeerEffect, PeerEvent, Post, Send
+from pccl.protocol.types import PeerId
+from pccl.runtime.requests import PeerOptions
+from pccl.stress.sim.checkers import Checkers
+from pccl.stress.sim.excuses import MASTER_NAME, MASTERS, STANDBY_NAME, Excuses
+from pccl.stress.sim.faults.base import MASTER, Fault
+from pccl.stress.sim.loop import VirtualLoop
+from pccl.stress.sim.process import (
+    MASTER_ADDRESS,
+    STANDBY_ADDRESS,
+    MasterProcess,
+    MemoryStore,
+    PeerProcess,
+    ProcessClock,
+    RepeatingLink,
+)
+from pccl.stress.sim.scenario import Scenario
+from pccl.stress.sim.trace import Trace
+from pccl.stress.sim.workload import Workload
+from pccl.transports.base import Address
+from pccl.transports.link import Link
+from pccl.transports.sim import SimConnection, SimHost, SimNetwork
+from pccl.transports.sim_pipe import Route
+
+_FIRST_LISTENING_PORT = 20000
+
+_BELIEVERS = (Standing.PENDING, Standing.MEMBER)
+
+Watcher = Callable[["Seat", PeerEvent], None]
+
+
+class Seat:
+    """One place in the run: a process and its application; after a restart, others."""
+
+    def __init__(self, index: int, process: PeerProcess, workload: Workload) -> None:
+        self.index = index
+        self.process = process
+        self.workload = workload
+        self.boots = 1
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether its present process was not killed."""
+        return self.process.alive
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its application has ended."""
+        return self.task is not None and self.task.done()
+
+
+class Stage:
+    """Everything that takes part in one run.
+
+    Args:
+        scenario: what to build.
+        loop: where it runs.
+        trace: told of everything.
+        checkers: told of what they judge.
+        excuses: told of what was done to whom.
+        on_done: called when an application has ended.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        loop: VirtualLoop,
+        trace: Trace,
+        checkers: Checkers,
+        excuses: Excuses,
+        on_done: Callable[[PeerProcess, asyncio.Task[None]], None],
+    ) -> None:
+        self.scenario = scenario
+        self.checkers = checkers
+        self.excuses = excuses
+        self.seats: list[Seat] = []
+        self.kills: Counter[str] = Counter()
+        """By the phase of life in which they came."""
+        self.strikes: Counter[str] = Counter()
+        """By kind of fault."""
+        self.struck_ns = 0
+        """When the last fault has struck."""
+        self._loop = loop
+        self._trace = trace
+        self._on_done = on_done
+        self._rng = Random(f"{scenario.seed}/network")
+        self._watchers: list[Watcher] = []
+        self._spawned: dict[asyncio.Task[None], None] = {}
+        self._stranger: SimHost | None = None
+        checkers.believes = self._believes
+        checkers.waits = self._waits
+        if scenario.standby and not all(fault.keeps_majority for fault in scenario.faults):
+            excuses.master_died()
+        self.network = SimNetwork(
+            loop,
+            self._rng,
+            lambda now_ns, what: trace.note(now_ns, "network", what),
+            latency_ns=scenario.latency_ns,
+            bytes_per_s=scenario.bytes_per_s,
+            window_bytes=scenario.window_bytes,
+        )
+        self._stores = {name: MemoryStore() for name in MASTERS}
+        self.master = self._make_master(MASTER_NAME)
+        self.standby = self._make_master(STANDBY_NAME) if scenario.standby else None
+        for _ in range(scenario.peers):
+            self._add_seat()
+        self._spread_links()
+
+    # -- building ------------------------------------------------------------------------------
+
+    def _make_master(self, name: str) -> MasterProcess:
+        others: tuple[Address, ...] = ()
+        if self.scenario.standby:
+            others = (STANDBY_ADDRESS if name == MASTER_NAME else MASTER_ADDRESS,)
+        return MasterProcess(
+            self._loop,
+            self.network.host(name),
+            self.scenario.timing,
+            self._rng,
+            self._trace,
+            self.checkers,
+            self.scenario.token,
+            self._stores[name],
+            others,
+            standby=name == STANDBY_NAME,
+        )
+
+    def _add_seat(self) -> Seat:
+        index = len(self.seats)
+        process = self._make_process(index, 0)
+        workload = Workload(self.scenario, process, self.checkers, self._loop)
+        seat = Seat(index, process, workload)
+        self.seats.append(seat)
+        return seat
+
+    def _make_process(self, index: int, boots: int) -> PeerProcess:
+        scenario = self.scenario
+        options = PeerOptions(
+            scenario.timing,
+            token=scenario.token,
+            segment_bytes=scenario.segment_bytes,
+            other_masters=(STANDBY_ADDRESS,) if scenario.standby else (),
+            lanes=0 if index % 2 else scenario.lanes,
+        )
+        return PeerProcess(
+            self._loop,
+            self.network.host(f"p{index}"),
+            options,
+            self._trace,
+            self.checkers,
+            self._on_event,
+            self._make_link,
+            index,
+            index % scenario.groups,
+            _FIRST_LISTENING_PORT + boots,
+        )
+
+    def _make_link(self, peer: PeerId) -> Link:
+        if not self.scenario.repeats:
+            return Link(peer)
+        return RepeatingLink(peer, self._rng, self.scenario.repeats)
+
+    def _spread_links(self) -> None:
+        if not self.scenario.uneven_links:
+            return
+        rates = (self.scenario.bytes_per_s, self.scenario.bytes_per_s, 2_000_000, 200_000)
+        names = self.names()
+        for i, a in enumerate(names):
+            for b in names[i + 1 :]:
+                self.network.set_link(
+                    a,
+                    b,
+                    latency_ns=self._rng.randint(1, 2 * self.scenario.latency_ns),
+                    bytes_per_s=self._rng.choice(rates),
+                )
+
+    # -- what faults see -----------------------------------------------------------------------
+
+    def now_ns(self) -> int:
+        """The present."""
+        return self._loop.now_ns()
+
+    def at(self, when_ns: int, callback: Callable[..., object], *args: Any) -> None:
+        """Let something happen at a time of the run."""
+        self._loop.call_at_ns(when_ns, callback, *args)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Be called after every event of a peer's machine."""
+        self._watchers.append(watcher)
+
+    def struck(self, fault: Fault) -> None:
+        """A fault is about to do what it does."""
+        self.strikes[fault.kind] += 1
+        self.struck_ns = self.now_ns()
+
+    def name(self, index: int) -> str:
+        """The host of a process (-1: the master)."""
+        return MASTER_NAME if index == MASTER else f"p{index}"
+
+    def names(self) -> list[str]:
+        """The hosts of all processes, the masters' first."""
+        masters = MASTERS if self.scenario.standby else (MASTER_NAME,)
+        return [*masters, *(self.name(seat.index) for seat in self.seats)]
+
+    def others(self, index: int, other: int | None = None) -> list[str]:
+        """The host of the ``other`` process; None: those of all but the one of ``index``."""
+        if other is not None:
+            return [self.name(other)]
+        return [name for name in self.names() if name != self.name(index)]
+
+    def routes(self, index: int, other: int | None) -> list[Route]:
+        """Both directions between a process and another one (None: all others)."""
+        name, route = self.name(index), self.network.route
+        pairs = [(route(name, far), route(far, name)) for far in self.others(index, other)]
+        return [each for pair in pairs for each in pair]
+
+    def host(self, index: int) -> SimHost:
+        """Where a process runs."""
+        return self.network.hosts[self.name(index)]
+
+    def clock(self, index: int) -> ProcessClock:
+        """The time as a process knows it."""
+        return self.master.clock if index == MASTER else self.seats[index].process.clock
+
+    def address(self, index: int) -> Address:
+        """Where a process listens."""
+        return MASTER_ADDRESS if index == MASTER else self.seats[index].process.address
+
+    def stranger(self) -> SimHost:
+        """A machine that nobody has invited."""
+        if self._stranger is None:
+            self._stranger = self.network.host("stranger")
+        return self._stranger
+
+    def lane_ends(self) -> list[SimConnection]:
+        """The ends of all connections between peers."""
+        return [
+            end
+            for end in self.network.ends
+            if not {*MASTERS, "stranger"} & {end.local.host, end.remote.host}
+        ]
+
+    def choose(self, ends: Iterable[SimConnection], choice: int) -> SimConnection | None:
+        """The ``choice``-th of them, modulo their number; None: there are none."""
+        candidates = list(ends)
+        return candidates[choice % len(candidates)] if candidates else None
+
+    # -- what faults do ------------------------------------------------------------------------
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something that is no part of the library."""
+        task = self._loop.create_task(work)
+        self._spawned[task] = None
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        del self._spawned[task]
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, LinkError):
+            self._loop.call_exception_handler({"message": "a fault failed", "exception": error})
+
+    def begin(self, seat: Seat, wait_ns: int) -> None:
+        """Start the application of a seat after a while."""
+
+        async def work(workload: Workload) -> None:
+            await workload.sleep(wait_ns)
+            await workload.run()
+
+        process = seat.process
+        seat.task = self._loop.create_task(work(seat.workload))
+        seat.task.add_done_callback(lambda task: self._on_done(process, task))
+
+    def kill(self, seat: Seat) -> bool:
+        """Kill the process of a seat, unless it has ended; return whether it lived."""
+        if not seat.alive or seat.task is None or seat.task.done():
+            return False
+        self.kills[seat.process.life_phase().value] += 1
+        self.struck_ns = self.now_ns()
+        seat.process.kill()
+        seat.task.cancel()
+        return True
+
+    def restart(self, seat: Seat) -> None:
+        """Start a new process on the machine of one that was killed."""
+        self.strikes["restart"] += 1
+        self.struck_ns = self.now_ns()
+        seat.process = self._make_process(seat.index, seat.boots)
+        seat.workload = Workload(self.scenario, seat.process, self.checkers, self._loop)
+        seat.boots += 1
+        self.begin(seat, 0)
+
+    async def start(self) -> None:
+        """Let the masters listen."""
+        await self.master.start()
+        if self.standby is not None:
+            await self.standby.start()
+
+    def kill_master(self) -> bool:
+        """Kill the (first) master; return whether it lived."""
+        alive = self.master.host.alive
+        self.struck_ns = self.now_ns()
+        self.master.kill()
+        return alive
+
+    def restart_master(self, *, blank: bool) -> None:
+        """Start a new master on the address of the one that was killed."""
+        self.struck_ns = self.now_ns()
+        self.excuses.master_restarted()
+        if blank:
+            self.excuses.master_blank()
+            self._stores[MASTER_NAME] = MemoryStore()
+        self.master = self._make_master(MASTER_NAME)
+        self.spawn(self.master.start())
+
+    def close(self) -> None:
+        """Everybody has finished."""
+        self.master.server.close()
+        if self.standby is not None:
+            self.standby.server.close()
+
+    def join(self) -> None:
+        """Start one more process."""
+        self.begin(self._add_seat(), 0)
+
+    # -- what processes do ---------------------------------------------------------------------
+
+    def _on_event(self, process: PeerProcess, event: PeerEvent, effects: list[PeerEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(OperationRequest(operation, _, resumes)) if resumes is not None:
+                    self.checkers.repeats(operation, resumes, process.peer)
+                case _:
+                    pass
+        for effect in effects:
+            if isinstance(effect, Post):
+                operand = process.engine.operand_of(effect.call)
+                content = operand.send.copy() if operand is not None else None
+                self.checkers.posted(effect.operation, process.peer, content)
+                self.checkers.has_ring(effect.operation, effect.ring)
+        seat = self.seats[process.index]
+        for watcher in self._watchers:
+            watcher(seat, event)
+
+    def everybody_is_member(self) -> bool:
+        """Whether all processes that live are members of the run."""
+        alive = [seat.process.engine.machine for seat in self.seats if seat.alive]
+        return all(machine.standing is Standing.MEMBER for machine in alive)
+
+    def _believes(self, address: Address) -> PeerId | None:
+        for seat in self.seats:
+            if seat.process.address == address and seat.alive:
+                machine = seat.process.engine.machine
+                return machine.peer if machine.standing in _BELIEVERS else None
+        return None
+
+    def _waits(self, address: Address) -> bool:
+        # Who has left a round, or a reduce after he was done, still waits for its end; and that
+        # somebody is dead need not be known yet.
+        others = (seat.process for seat in self.seats if seat.process.address != address)
+        return any(
+            not process.alive
+            or len(process.engine.calls) > 0
+            or process.engine.machine.in_round
+            or process.engine.data_plane.transfers
+            for process in others
+        )
+
+    def crash(self) -> None:
+        """The run is over: nothing is called back any more."""
+        for host in list(self.network.hosts.values()):
+            host.crash()

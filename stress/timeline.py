@@ -1,0 +1,390 @@
+"""A scenario file: who takes part in a run, and what goes wrong in it when.
+
+One JSON object that drives the simulator and the harness on real processes alike::
+
+    {"seed": 7, "peers": 6, "duration_s": 300.0, "lanes": 2, "groups": 1, "deadline_s": 10.0,
+     "link": "rate=200mbit,rtt=20ms",
+     "faults": [{"at_s": 1.5, "kind": "freeze", "peer": 2, "duration_s": 4.0}]}
+
+Processes are numbered from 0; -1 is the master. Newcomers (``joiners``) take the numbers that
+follow, in the order of time. A fault for a process that is not there any more does nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, cast
+
+from pccl.stress.emulator.spec import LinkSpec
+
+MASTER = -1
+"""The master's index."""
+
+STANDBY = -2
+"""That of a second master, which no fault is about."""
+
+PEERS_MAX = 64
+"""Processes at the start, and newcomers at once: a machine has to carry them."""
+
+PROCESSES_MAX = 4096
+"""Processes that there ever are."""
+
+FAULTS_MAX = 100_000
+DURATION_S_MAX = 7 * 24 * 3600.0
+LANES_MAX = 64
+GROUPS_MAX = 16
+
+
+class FaultKind(StrEnum):
+    """What goes wrong."""
+
+    KILL = "kill"
+    """SIGKILL; it stays dead."""
+    RESTART = "restart"
+    """SIGKILL; a new process takes its place after ``duration_s``."""
+    FREEZE = "freeze"
+    """SIGSTOP for ``duration_s``."""
+    SLOW = "slow"
+    """For ``duration_s`` it gets the share ``amount`` of a CPU, above 0 and below 1."""
+    CLOCK_PAUSE = "clock_pause"
+    """Its machine sleeps for ``duration_s``: process and network stand still."""
+    RESET = "reset"
+    """The connections between ``peer`` and ``other`` are reset; new ones can be made at once."""
+    HALF_OPEN = "half_open"
+    """The connections between the two: ``other`` is gone for them, and ``peer`` is not told."""
+    PARTITION = "partition"
+    """Nothing passes between the two for ``duration_s``; new connections neither."""
+    PARTITION_ONE_WAY = "partition_one_way"
+    """Likewise from ``peer`` to ``other``; the way back works."""
+    STALL = "stall"
+    """The connections that there are stand still for ``duration_s``; new ones work."""
+    BANDWIDTH = "bandwidth"
+    """``amount`` bytes per second between the two for ``duration_s``."""
+    DELAY = "delay"
+    """``amount`` seconds more, one way, between the two for ``duration_s``."""
+    MASTER_RESTART = "master_restart"
+    """The master is killed; ``duration_s`` later there is a new one, with its state directory."""
+    MASTER_RESTART_BLANK = "master_restart_blank"
+    """Likewise, and what it had written down is lost."""
+    STANDBY = "standby"
+    """The master is killed for good; a standby takes over."""
+    JOINERS = "joiners"
+    """``amount`` newcomers come at once."""
+    GARBAGE = "garbage"
+    """Hostile bytes on the port of ``peer`` or the master, over ``amount`` connections."""
+    LEAVE = "leave"
+    """``close()`` in the middle of whatever it does."""
+
+
+OF_MASTER = frozenset({FaultKind.MASTER_RESTART, FaultKind.MASTER_RESTART_BLANK, FaultKind.STANDBY})
+"""``peer`` may only be -1, and need not be given."""
+
+OF_PAIR = frozenset(
+    {
+        FaultKind.RESET,
+        FaultKind.HALF_OPEN,
+        FaultKind.PARTITION,
+        FaultKind.PARTITION_ONE_WAY,
+        FaultKind.STALL,
+        FaultKind.BANDWIDTH,
+        FaultKind.DELAY,
+    }
+)
+"""Between ``peer`` and ``other``; without ``other``: between ``peer`` and everybody."""
+
+LASTING = frozenset(
+    {
+        FaultKind.RESTART,
+        FaultKind.FREEZE,
+        FaultKind.SLOW,
+        FaultKind.CLOCK_PAUSE,
+        FaultKind.PARTITION,
+        FaultKind.PARTITION_ONE_WAY,
+        FaultKind.STALL,
+        FaultKind.BANDWIDTH,
+        FaultKind.DELAY,
+        FaultKind.MASTER_RESTART,
+        FaultKind.MASTER_RESTART_BLANK,
+    }
+)
+"""They take ``duration_s``; the others are over at once."""
+
+WITH_AMOUNT: Mapping[FaultKind, tuple[float, float, str]] = {
+    FaultKind.SLOW: (0.01, 0.99, "a share of a CPU"),
+    FaultKind.BANDWIDTH: (1000.0, 1e11, "bytes per second"),
+    FaultKind.DELAY: (0.0001, 30.0, "seconds"),
+    FaultKind.JOINERS: (1, PEERS_MAX, "a count"),
+    FaultKind.GARBAGE: (1, 1000, "a count"),
+}
+"""Kind -> smallest and largest ``amount``, and what it is."""
+
+
+class TimelineError(ValueError):
+    """A scenario that cannot be run; the message names the field and says what to write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong.
+
+    Attributes:
+        at_s: when, in seconds since the members were all there.
+        kind: what.
+        peer: index of a process; -1: the master.
+        other: index of the other end, -1: the master, None: everybody (see ``OF_PAIR``).
+        duration_s: how long, for those in ``LASTING``; otherwise 0.
+        amount: see ``WITH_AMOUNT``; otherwise 0.
+
+    Raises:
+        TimelineError: a value that does not fit the kind.
+    """
+
+    at_s: float
+    kind: FaultKind
+    peer: int = MASTER
+    other: int | None = None
+    duration_s: float = 0.0
+    amount: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_number("at_s", self.at_s, 0.0, DURATION_S_MAX)
+        _check_count("peer", self.peer, MASTER, PROCESSES_MAX - 1)
+        if self.kind in OF_MASTER | {FaultKind.JOINERS} and self.peer != MASTER:
+            raise TimelineError(f"peer: {self.kind} is not about a peer; leave it out")
+        self._check_pair()
+        if self.kind in LASTING:
+            _check_number("duration_s", self.duration_s, 0.001, DURATION_S_MAX)
+        elif self.duration_s != 0:
+            raise TimelineError(f"duration_s: {self.kind} takes no time; leave it out")
+        if self.kind in WITH_AMOUNT:
+            self._check_amount()
+        elif self.amount != 0:
+            raise TimelineError(f"amount: {self.kind} has none; leave it out")
+
+    @property
+    def end_s(self) -> float:
+        """When it is over."""
+        return self.at_s + self.duration_s
+
+    def concerns(self, index: int) -> bool:
+        """Whether something is done to a process, or to its connections."""
+        if self.kind not in OF_PAIR:
+            return index == self.peer
+        return index in (self.peer, self.other) or (self.other is None and self.peer == MASTER)
+
+    def _check_pair(self) -> None:
+        if self.kind in OF_PAIR:
+            if self.other is not None:
+                _check_count("other", self.other, MASTER, PROCESSES_MAX - 1)
+            if self.other == self.peer:
+                raise TimelineError("other: must not be peer; name another one, or leave it out")
+            return
+        if self.other is not None:
+            raise TimelineError(f"other: {self.kind} is not about two; leave it out")
+        may_be_master = OF_MASTER | {FaultKind.JOINERS, FaultKind.GARBAGE}
+        if self.peer == MASTER and self.kind not in may_be_master:
+            raise TimelineError(
+                f"peer: {self.kind} needs the index of a peer, from 0; for the master there is "
+                f"{FaultKind.MASTER_RESTART}"
+            )
+
+    def _check_amount(self) -> None:
+        least, most, what = WITH_AMOUNT[self.kind]
+        if what == "a count":
+            _check_count("amount", self.amount, round(least), round(most))
+        else:
+            _check_number(f"amount ({what})", self.amount, least, most)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A run and its faults.
+
+    Attributes:
+        seed: of whatever else is drawn (inputs, sizes); also names a drawn timeline.
+        peers: processes at the start.
+        duration_s: how long the run takes.
+        faults: in the order of time.
+        lanes: connections of each link.
+        groups: process i belongs to peer group i modulo this.
+        deadline_s: silence after which a peer that others wait for is removed.
+        link: between any two processes, as ``LinkSpec.parse`` takes it; empty: no limits.
+
+    Raises:
+        TimelineError: a value out of range, or a fault of a process that never is.
+    """
+
+    seed: int
+    peers: int
+    duration_s: float
+    faults: tuple[Fault, ...] = ()
+    lanes: int = 2
+    groups: int = 1
+    deadline_s: float = 10.0
+    link: str = ""
+
+    def __post_init__(self) -> None:
+        _check_count("seed", self.seed, 0, 2**63 - 1)
+        _check_count("peers", self.peers, 2, PEERS_MAX)
+        _check_number("duration_s", self.duration_s, 0.1, DURATION_S_MAX)
+        _check_count("lanes", self.lanes, 1, LANES_MAX)
+        _check_count("groups", self.groups, 1, GROUPS_MAX)
+        _check_number("deadline_s", self.deadline_s, 0.1, 3600.0)
+        try:
+            LinkSpec.parse(self.link)
+        except ValueError as error:
+            raise TimelineError(f"link: {error}") from error
+        if len(self.faults) > FAULTS_MAX:
+            raise TimelineError(f"faults: at most {FAULTS_MAX} of them, not {len(self.faults)}")
+        object.__setattr__(self, "faults", tuple(sorted(self.faults, key=lambda each: each.at_s)))
+        self._check_faults()
+
+    def _check_faults(self) -> None:
+        known = self.peers
+        for number, fault in enumerate(self.faults):
+            where = f"faults[{number}]"
+            if fault.at_s > self.duration_s:
+                raise TimelineError(
+                    f"{where}.at_s: {fault.at_s:g} is after the end of the run, "
+                    f"duration_s={self.duration_s:g}"
+                )
+            if fault.kind is FaultKind.JOINERS:
+                known += round(fault.amount)
+                if known > PROCESSES_MAX:
+                    raise TimelineError(
+                        f"{where}.amount: that makes {known} processes, at most {PROCESSES_MAX}"
+                    )
+            for name, index in (("peer", fault.peer), ("other", fault.other)):
+                if index is not None and index >= known:
+                    raise TimelineError(
+                        f"{where}.{name}: there is no process {index} at {fault.at_s:g} s; "
+                        f"write 0 to {known - 1}"
+                    )
+
+    @property
+    def link_spec(self) -> LinkSpec:
+        """The link, parsed."""
+        return LinkSpec.parse(self.link)
+
+    @property
+    def has_standby(self) -> bool:
+        """Whether a second master is needed."""
+        return any(fault.kind is FaultKind.STANDBY for fault in self.faults)
+
+    @property
+    def processes(self) -> int:
+        """How many peers there ever are: those at the start and all newcomers."""
+        joiners = (each for each in self.faults if each.kind is FaultKind.JOINERS)
+        return self.peers + sum(round(each.amount) for each in joiners)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that ``from_json`` takes; a fault's defaults are left out."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        found["faults"] = [_fault_to_json(fault) for fault in self.faults]
+        return found
+
+    @staticmethod
+    def from_json(given: object) -> Timeline:
+        """Check an object, strictly.
+
+        Raises:
+            TimelineError: a field is missing, unknown, of the wrong type or out of range.
+        """
+        values = _object("scenario", given, Timeline)
+        faults = values.get("faults", [])
+        if not isinstance(faults, list):
+            raise TimelineError("faults: must be a list of objects")
+        listed = cast("list[object]", faults)
+        values["faults"] = tuple(_fault_from_json(n, each) for n, each in enumerate(listed))
+        return Timeline(**values)
+
+    @staticmethod
+    def load(path: Path) -> Timeline:
+        """Read a scenario file.
+
+        Raises:
+            TimelineError: it cannot be read, or is no scenario.
+        """
+        try:
+            given = json.loads(path.read_text())
+        except OSError as error:
+            raise TimelineError(f"{path}: {error.strerror or error}") from error
+        except (ValueError, RecursionError) as error:
+            raise TimelineError(f"{path}: is no JSON: {error}") from error
+        try:
+            return Timeline.from_json(given)
+        except TimelineError as error:
+            raise TimelineError(f"{path}: {error}") from error
+
+    def dump(self, path: Path) -> None:
+        """Write a scenario file, a fault in each line.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path.write_text(self.to_text())
+
+    def to_text(self) -> str:
+        """The scenario file."""
+        head = {name: value for name, value in self.to_json().items() if name != "faults"}
+        lines = ",\n  ".join(json.dumps(_fault_to_json(fault)) for fault in self.faults)
+        return f'{json.dumps(head)[:-1]},\n "faults": [\n  {lines}\n]}}\n'
+
+
+def _fault_to_json(fault: Fault) -> dict[str, Any]:
+    return {
+        each.name: value
+        for each in fields(fault)
+        if (value := getattr(fault, each.name)) != each.default
+    }
+
+
+def _fault_from_json(number: int, given: object) -> Fault:
+    where = f"faults[{number}]"
+    values = _object(where, given, Fault)
+    kinds = [kind.value for kind in FaultKind]
+    if values["kind"] not in kinds:
+        raise TimelineError(f"{where}.kind: {values['kind']!r} is none of {', '.join(kinds)}")
+    values["kind"] = FaultKind(values["kind"])
+    try:
+        return Fault(**values)
+    except TimelineError as error:
+        raise TimelineError(f"{where}.{error}") from error
+
+
+def _object(where: str, given: object, kind: type[Fault | Timeline]) -> dict[str, Any]:
+    """The fields of an object, of which none may be unknown and those without default are there."""
+    if not isinstance(given, dict):
+        raise TimelineError(f"{where}: must be an object, not {type(given).__name__}")
+    values = cast("dict[str, Any]", given)
+    names = [each.name for each in fields(kind)]
+    for name in values:
+        if name not in names:
+            raise TimelineError(f"{where}.{name}: no such field; there are {', '.join(names)}")
+    needed = ("at_s", "kind") if kind is Fault else ("seed", "peers", "duration_s")
+    for name in needed:
+        if name not in values:
+            raise TimelineError(f"{where}.{name}: is missing")
+    if not isinstance(values.get("link", ""), str):
+        raise TimelineError(f"{where}.link: must be text such as 'rate=200mbit,rtt=20ms'")
+    return dict(values)
+
+
+def _check_number(name: str, value: object, least: float, most: float) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and math.isfinite(cast("float", value)) and least <= cast("float", value) <= most:
+        return
+    raise TimelineError(f"{name}: must be a number from {least:g} to {most:g}, not {value!r}")
+
+
+def _check_count(name: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise TimelineError(f"{name}: must be a whole number from {least} to {most}, not {value!r}")
+
+
+__all__ = ["MASTER", "STANDBY", "Fault", "FaultKind", "Timeline", "TimelineError"]

@@ -1,0 +1,44 @@
+"""``python -m pccl.stress patience``: that it runs, and that it would see a removal."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from pccl.stress.patience import Findings
+
+LIMIT_S = 120.0
+
+
+def test_a_short_run_removes_nobody() -> None:
+    options = ["--minutes", "0.02", "--peers", "2", "--busy", "1", "--json"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "pccl.stress", "patience", *options],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    told = json.loads(ended.stdout)
+    assert (told["verdict"], told["removals"], told["errors"], told["hangs"]) == ("ok", [], [], 0)
+    assert told["reduces"] > 0
+    assert told["status_reports"] > 0
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (Findings(1.0, 2, 0, 0, reduces=1), "ok"),
+        (Findings(1.0, 2, 0, 0), "failed"),
+        (Findings(1.0, 2, 0, 0, reduces=1, removals=["peer 1: SILENT"]), "failed"),
+        (Findings(1.0, 2, 0, 0, reduces=1, wrong_values=1), "failed"),
+        (Findings(1.0, 2, 0, 0, reduces=1, hangs=1), "failed"),
+        (Findings(1.0, 2, 0, 0, reduces=1, errors=["peer 0: exit code 1"]), "failed"),
+    ],
+)
+def test_what_breaks_the_promise(found: Findings, verdict: str) -> None:
+    assert found.verdict()["verdict"] == verdict

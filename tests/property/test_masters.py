@@ -1,0 +1,391 @@
+"""Two masters, the members of one run, and a network that is cut in any way: one run stays one.
+
+The real machines on both sides, connections as queues. Masters are cut off from some members, die
+and come back with their state; members hop between them in the middle of anything. Whatever is
+decided must be decided once, and of two rings in which anything happens one contains the other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import count
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pccl.protocol import master_events as me
+from pccl.protocol import messages as msg
+from pccl.protocol import peer_events as pe
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.handshake import NO_RUN
+from pccl.protocol.limits import Timing
+from pccl.protocol.majority import HELD_BACK
+from pccl.protocol.master import MasterMachine
+from pccl.protocol.peer import PeerMachine, Standing
+from pccl.protocol.restart import Origin
+from pccl.protocol.types import (
+    AbortCause,
+    DataType,
+    Descriptor,
+    OperationId,
+    PeerId,
+    ReduceOp,
+    RoundId,
+    RoundKind,
+)
+
+SECOND = 1_000_000_000
+STEP_NS = SECOND // 4
+RUN = b"the run of these"
+SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
+TIMING = Timing(resume_s=1.0, recovery_s=2.0, master_lost_s=1000.0)
+ADDRESSES = (msg.MasterAddress("a", 1), msg.MasterAddress("b", 2))
+SEEDS = st.integers(0, (1 << 32) - 1)
+
+
+@dataclass
+class Line:
+    """A control connection: what is under way, and which ends still hold it."""
+
+    number: int
+    peer: int
+    master: int
+    to_master: deque[msg.PeerMessage | None] = field(default_factory=deque[msg.PeerMessage | None])
+    to_peer: deque[msg.MasterMessage | None] = field(
+        default_factory=deque[msg.MasterMessage | None]
+    )
+    at_master: bool = True
+    at_peer: bool = True
+
+
+class Member:
+    """A peer and its application: reduces and asks for newcomers, again and again."""
+
+    def __init__(self, number: int, now_ns: int) -> None:
+        self.number = number
+        self.machine = PeerMachine(TIMING, now_ns)
+        self.line: Line | None = None
+        self.dial_ns: int | None = None
+        self.working: dict[OperationId, None] = {}
+        self.applied: list[OperationId] = []
+        self.steps = 0
+        self.calls = count(2)
+
+
+class World:
+    """Masters 0 and 1 (the standby), members, and who reaches whom."""
+
+    def __init__(self, seed: int, size: int) -> None:
+        self.rng = Random(seed)
+        self.now_ns = 0
+        self.numbers = count(1)
+        self.tokens = count(1)
+        self.lines: dict[int, Line] = {}
+        self.kept: list[tuple[bytes, int] | None] = [None, None]
+        self.masters: list[MasterMachine | None] = [
+            self.new_master(0, RUN, 1, Origin.BLANK),
+            self.new_master(1, NO_RUN, 1, Origin.STANDBY),
+        ]
+        self.reach = [[True] * size, [True] * size]
+        self.outcomes: dict[OperationId, tuple[AbortCause | None, tuple[PeerId, ...]]] = {}
+        self.answers: dict[RoundId, tuple[bool, str]] = {}
+        self.rings: dict[frozenset[PeerId], str] = {}
+        self.commits = 0
+        self.members = [Member(number, 0) for number in range(size)]
+        for member in self.members:
+            join = pe.JoinCall(1, 0, "", 4000 + member.number, 5, min_peers=size, masters=2)
+            self.tell(member, join)
+        for _ in range(20 * size):
+            self.pass_time(0)
+            self.deliver_all()
+        assert all(m.machine.standing is Standing.MEMBER for m in self.members)
+
+    def new_master(self, index: int, run: bytes, term: int, origin: Origin) -> MasterMachine:
+        if origin is not Origin.STANDBY:
+            self.kept[index] = (run, term)
+        return MasterMachine(
+            TIMING, run, term, lambda size: next(self.tokens).to_bytes(size, "big"),
+            self.now_ns, origin, b"master %d" % index, (ADDRESSES[1 - index],),
+        )  # fmt: skip
+
+    # -- the shells ----------------------------------------------------------------------------
+
+    def tell(self, member: Member, event: pe.PeerEvent) -> None:
+        for effect in member.machine.handle(event, self.now_ns):
+            self.carry_out(member, effect)
+        member.machine.check()
+
+    def carry_out(self, member: Member, effect: pe.PeerEffect) -> None:
+        match effect:
+            case pe.Send(message) if member.line is not None:
+                member.line.to_master.append(message)
+            case pe.DialControl(delay_ns):
+                member.dial_ns = self.now_ns + delay_ns
+            case pe.CloseControl():
+                self.hang_up(member)
+                member.dial_ns = None
+            case pe.SetLinks(peers):
+                for known in peers:
+                    self.tell(member, pe.LinkChanged(known.peer, None))
+            case pe.Begin(operation):
+                member.working[operation] = None
+            case pe.End(operation, committed):
+                member.working.pop(operation, None)
+                if committed:
+                    member.applied.append(operation)
+                    self.commits += 1
+            case pe.Return(call):
+                member.steps += call > 1
+                self.call(member)
+            case pe.Raise():
+                self.call(member)
+            case pe.AskCallers(query):
+                self.tell(member, pe.CallersAsked(query, False))
+            case _:
+                pass
+
+    def call(self, member: Member) -> None:
+        if member.machine.standing is not Standing.MEMBER:
+            return
+        seen = member.machine.seen
+        if member.steps % 3 == 2 or (seen is not None and len(seen.members) < 2):
+            event: pe.PeerEvent = pe.RoundCall(next(member.calls), RoundKind.PEERS_PENDING)
+        else:
+            event = pe.ReduceCall(next(member.calls), 5, SUM)
+        self.tell(member, event)
+
+    def hang_up(self, member: Member) -> None:
+        if member.line is not None:
+            member.line.at_peer = False
+            member.line.to_peer.clear()
+            member.line.to_master.append(None)
+            member.line = None
+
+    def tell_master(self, index: int, event: me.MasterEvent) -> None:
+        master = self.masters[index]
+        if master is None:
+            return
+        for effect in master.handle(event, self.now_ns):
+            match effect:
+                case me.Send(connection, message):
+                    self.watch(master, message)
+                    line = self.lines.get(connection)
+                    if line is not None and line.at_master and line.at_peer:
+                        line.to_peer.append(message)
+                case me.CloseControl(connection):
+                    self.drop(self.lines[connection])
+                case me.Remember(run, term):
+                    self.kept[index] = (run, term)
+                case _:
+                    pass
+        master.check()
+
+    def drop(self, line: Line) -> None:
+        """The master's end is closed."""
+        line.at_master = False
+        line.to_master.clear()
+        line.to_peer.append(None)
+
+    # -- what must hold ------------------------------------------------------------------------
+
+    def watch(self, master: MasterMachine, message: msg.MasterMessage) -> None:
+        if not isinstance(message, HELD_BACK):
+            return
+        match message:
+            case msg.OperationStarted(operation):
+                ring = master.membership.ring(operation.group, operation.view)
+                if ring is not None:  # it was held back, and the view has been closed since
+                    self.moves(frozenset(ring), f"{master.incumbent!r} in term {master.term}")
+            case msg.OperationEnded(operation, abort, _, contributors):
+                outcome = (abort, contributors)
+                if abort is not AbortCause.VIEW_CLOSED:
+                    assert self.outcomes.setdefault(operation, outcome) == outcome, operation
+            case msg.RoundClosed(round_id, _, pending, lockstep):
+                answer = (pending, lockstep)
+                assert self.answers.setdefault(round_id, answer) == answer
+
+    def moves(self, ring: frozenset[PeerId], who: str) -> None:
+        for other, by in self.rings.items():
+            assert ring <= other or other <= ring, f"{set(ring)} by {who}, {set(other)} by {by}"
+        self.rings.setdefault(ring, who)
+
+    # -- what happens --------------------------------------------------------------------------
+
+    def deliver(self, line: Line) -> None:
+        queues = [bool(line.to_master and line.at_master), bool(line.to_peer and line.at_peer)]
+        if queues[0] and (not queues[1] or self.rng.random() < 0.5):
+            message = line.to_master.popleft()
+            if message is None:
+                line.at_master = False
+                self.tell_master(line.master, me.ControlClosed(line.number, "closed"))
+            else:
+                self.tell_master(line.master, me.ControlMessage(line.number, message))
+        elif queues[1]:
+            word = line.to_peer.popleft()
+            member = self.members[line.peer]
+            if word is None or (isinstance(word, msg.Refused) and word.cause is None):
+                self.hang_up(member)
+                self.tell(member, pe.ControlClosed("closed"))
+            else:
+                try:
+                    self.tell(member, pe.ControlMessage(word))
+                except RemoteProtocolError as error:
+                    self.hang_up(member)
+                    self.tell(member, pe.ControlClosed(error.reason))
+
+    def busy(self) -> list[Line]:
+        for number, line in list(self.lines.items()):
+            if not line.at_master and not line.at_peer:
+                del self.lines[number]
+        return [
+            line
+            for line in self.lines.values()
+            if (line.to_master and line.at_master) or (line.to_peer and line.at_peer)
+        ]
+
+    def deliver_all(self) -> None:
+        for _ in range(2000):
+            lines = self.busy()
+            if not lines:
+                return
+            self.deliver(self.rng.choice(lines))
+
+    def cut(self, line: Line) -> None:
+        """Both ends learn of it; what was under way is lost."""
+        if line.at_master:
+            line.at_master = False
+            self.tell_master(line.master, me.ControlClosed(line.number, "reset"))
+        if line.at_peer:
+            member = self.members[line.peer]
+            self.hang_up(member)
+            line.to_master.clear()
+            self.tell(member, pe.ControlClosed("reset"))
+
+    def dial(self, member: Member) -> None:
+        choice = [i for i in (0, 1) if self.reach[i][member.number] and self.masters[i]]
+        if not member.machine.run:
+            choice = [0]
+        member.dial_ns = None
+        if not choice:
+            self.tell(member, pe.ControlClosed("nobody there"))
+            return
+        index = self.rng.choice(choice)
+        master = self.masters[index]
+        assert master is not None
+        run, term = master.shown_run, master.shown_term
+        if run != NO_RUN and (term < member.machine.term or run != RUN):
+            self.tell(member, pe.ControlClosed("a master of the past"))
+            return
+        line = Line(next(self.numbers), member.number, index)
+        self.lines[line.number] = member.line = line
+        self.tell_master(index, me.ControlOpened(line.number, "host"))
+        self.tell(member, pe.ControlOpened(run, term))
+
+    def pass_time(self, step_ns: int = STEP_NS) -> None:
+        self.now_ns += step_ns
+        for index in (0, 1):
+            if step_ns:
+                self.tell_master(index, me.Tick())
+        for member in self.members:
+            if step_ns:
+                self.tell(member, pe.Tick())
+            if member.dial_ns is not None and member.dial_ns <= self.now_ns:
+                self.dial(member)
+
+    def finish_some(self) -> None:
+        for member in self.members:
+            if member.working and self.rng.random() < 0.7:
+                operation = next(iter(member.working))
+                del member.working[operation]
+                self.tell(member, pe.ReduceDone(operation, b"the same for all"))
+
+    def fault(self) -> None:
+        rng = self.rng
+        kind = rng.choice(("split", "split", "cut", "hop", "kill", "restart", "restart", "heal"))
+        lines = [line for line in self.lines.values() if line.at_master and line.at_peer]
+        if kind == "split":
+            here = {m.number for m in self.members if rng.random() < 0.5}
+            for index, side in ((0, True), (1, False)):
+                self.reach[index] = [(m.number in here) is side for m in self.members]
+            for line in lines:
+                if not self.reach[line.master][line.peer]:
+                    self.cut(line)
+        elif kind == "heal":
+            self.heal()
+        elif kind in ("cut", "hop") and lines:
+            line = rng.choice(lines)
+            self.reach = [list(reach) for reach in self.reach]
+            if kind == "hop":
+                self.reach[line.master][line.peer] = False
+                self.reach[1 - line.master][line.peer] = True
+            self.cut(line)
+        elif kind == "kill":
+            self.kill(rng.randrange(2))
+        elif kind == "restart":
+            index = rng.randrange(2)
+            self.kill(index)
+            self.restart(index)
+
+    def heal(self) -> None:
+        for index in (0, 1):
+            self.reach[index] = [True] * len(self.members)
+            if self.masters[index] is None:
+                self.restart(index)
+
+    def restart(self, index: int) -> None:
+        kept = self.kept[index]
+        if kept is None:
+            self.masters[index] = self.new_master(index, NO_RUN, 1, Origin.STANDBY)
+        else:
+            run, term = kept
+            self.masters[index] = self.new_master(index, run, term + 1, Origin.RESTARTED)
+
+    def kill(self, index: int) -> None:
+        self.masters[index] = None
+        for line in list(self.lines.values()):
+            if line.master == index and (line.at_master or line.at_peer):
+                self.cut(line)
+
+    def live(self, steps: int) -> None:
+        rng = self.rng
+        for _ in range(steps):
+            if rng.random() < 0.12:
+                self.fault()
+            if rng.random() < 0.5:
+                for _ in range(rng.randrange(12)):
+                    lines = self.busy()
+                    if lines:
+                        self.deliver(rng.choice(lines))
+            else:
+                self.deliver_all()
+            self.finish_some()
+            if rng.random() < 0.7:
+                self.pass_time()
+            else:
+                self.pass_time(0)
+
+
+@settings(max_examples=20)
+@given(SEEDS, st.integers(2, 7))
+def test_two_masters_never_both_move_a_run(seed: int, size: int) -> None:
+    World(seed, size).live(40)
+
+
+@pytest.mark.parametrize(("seed", "size"), [(3, 5), (46, 6), (53, 7), (82, 6)])
+def test_splits_that_were_found_once(seed: int, size: int) -> None:
+    World(seed, size).live(60)
+
+
+def test_when_all_is_healed_the_run_goes_on() -> None:
+    world = World(4, 5)
+    world.live(20)
+    world.heal()
+    before = world.commits
+    for _ in range(100):
+        world.deliver_all()
+        world.finish_some()
+        world.pass_time()
+    assert world.commits > before + 20

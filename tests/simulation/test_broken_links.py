@@ -1,0 +1,160 @@
+"""Two live members that cannot talk to each other, in the middle of an all-reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pccl.protocol.errors import Evicted
+from pccl.protocol.limits import Timing
+from pccl.protocol.types import NS_PER_S, DataType, Descriptor, ReduceOp
+from pccl.runtime.engine import PeerEngine
+from pccl.runtime.master_server import MasterServer
+from pccl.runtime.operand import borrow
+from pccl.runtime.requests import PeerOptions, ReduceReport, ReduceRequest
+from pccl.stress.sim.loop import VirtualLoop
+from pccl.transports.base import Address
+from pccl.transports.sim import SimNetwork
+
+MASTER = Address("master", 48148)
+TIMING = Timing()
+
+
+class World:
+    """A master and peers on a slow network, so that there is time to break something."""
+
+    def __init__(self, peers: int) -> None:
+        self.loop = VirtualLoop(limit_ns=600 * NS_PER_S)
+        self.network = SimNetwork(
+            self.loop,
+            Random(1),
+            lambda now_ns, what: None,
+            latency_ns=5_000_000,
+            bytes_per_s=100_000,
+            window_bytes=2000,
+        )
+        host = self.network.host("master")
+        self.master = MasterServer(self.loop, host, TIMING, Random(2).randbytes)
+        options = PeerOptions(
+            listen=Address("", 0), random_bytes=Random(3).randbytes, segment_bytes=512
+        )
+        self.engines = [
+            PeerEngine(self.loop, self.loop, self.network.host(f"p{n}"), MASTER, 0, options)
+            for n in range(peers)
+        ]
+
+    async def start(self) -> None:
+        await self.master.start(MASTER)
+        size = len(self.engines)
+        await self.all([engine.connect(min_peers=size) for engine in self.engines])
+
+    async def all(self, works: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+        tasks = [self.loop.create_task(work) for work in works]
+        results: list[Any] = []
+        for task in tasks:
+            try:
+                results.append(await task)
+            except Evicted as error:
+                results.append(error)
+        return results
+
+    async def reduce(self, rank: int) -> tuple[ReduceReport, list[int]]:
+        values = np.full(20_000, 10**rank, dtype=np.int64)
+        descriptor = Descriptor(DataType.INT64, ReduceOp.SUM, len(values))
+        request = ReduceRequest(borrow(values, values), descriptor, 0)
+        report = await self.engines[rank].reduce(request, retry=True)
+        return report, sorted({int(value) for value in values})
+
+    def break_link(self, one: int, other: int) -> None:
+        """Their connections are reset, and new ones come to nothing."""
+        a, b = f"p{one}", f"p{other}"
+        for end in list(self.network.ends):
+            if {end.local.host, end.remote.host} == {a, b}:
+                end.reset()
+        self.network.stall(a, b, None)
+
+    def ring(self) -> list[int]:
+        """Ranks of the first peer's ring, as indices of processes."""
+        roster = self.engines[0].machine.newest
+        assert roster is not None
+        index = {engine.machine.peer: n for n, engine in enumerate(self.engines)}
+        return [index[peer] for peer in roster.ring]
+
+    async def close(self) -> None:
+        for engine in self.engines:
+            await engine.close()
+        self.master.close()
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_the_ring_is_put_in_another_order_and_nobody_is_removed(rank: int) -> None:
+    world = World(4)
+
+    async def main() -> None:
+        await world.start()
+        ring = world.ring()
+        one, other = ring[rank], ring[(rank + 1) % 4]
+        began_ns = world.loop.now_ns()
+        works = [world.reduce(n) for n in range(4)]
+        world.loop.call_at_ns(began_ns + NS_PER_S // 2, world.break_link, one, other)
+        for report, values in await world.all(works):
+            assert values == [1111]
+            assert len(report.contributors) == 4
+            assert report.attempts == 2
+        places = world.ring()
+        distance = abs(places.index(one) - places.index(other))
+        assert distance == 2
+        # Lost at once, given up after 2 s, and then a whole reduce on this network.
+        assert world.loop.now_ns() - began_ns < 8 * NS_PER_S
+        await world.close()
+
+    world.loop.run_until_complete(main())
+    world.loop.close()
+
+
+def test_of_three_one_has_to_go_and_is_told_why() -> None:
+    world = World(3)
+
+    async def main() -> None:
+        await world.start()
+        index = {engine.machine.peer: n for n, engine in enumerate(world.engines)}
+        youngest = index[max(index)]
+        other = (youngest + 1) % 3
+        works = [world.reduce(n) for n in range(3)]
+        world.loop.call_at_ns(
+            world.loop.now_ns() + NS_PER_S // 2, world.break_link, youngest, other
+        )
+        results = await world.all(works)
+        error = results.pop(youngest)
+        assert isinstance(error, Evicted)
+        assert "cannot talk to each other" in error.reason
+        assert "no order of the ring avoids that" in error.reason
+        for report, values in results:
+            assert values == [111 - 10**youngest]
+            assert len(report.contributors) == 2
+        await world.close()
+
+    world.loop.run_until_complete(main())
+    world.loop.close()
+
+
+def test_a_link_that_comes_back_in_time_costs_nothing() -> None:
+    world = World(3)
+
+    async def main() -> None:
+        await world.start()
+        works = [world.reduce(n) for n in range(3)]
+        now_ns = world.loop.now_ns()
+        world.loop.call_at_ns(now_ns + NS_PER_S // 2, world.break_link, 0, 1)
+        world.loop.call_at_ns(now_ns + NS_PER_S, world.network.heal, "p0", "p1")
+        for report, values in await world.all(works):
+            assert values == [111]
+            assert report.attempts == 1
+        await world.close()
+
+    world.loop.run_until_complete(main())
+    world.loop.close()

@@ -1,0 +1,344 @@
+"""Masters of a run that has more than one: what waits for a majority, and who goes on."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from pccl.protocol import messages as msg
+from pccl.protocol.handshake import NO_RUN
+from pccl.protocol.limits import TERM_GAP, Timing
+from pccl.protocol.majority import HELD_BACK, Basis
+from pccl.protocol.master import MasterMachine
+from pccl.protocol.master_events import (
+    CloseControl,
+    ControlClosed,
+    ControlMessage,
+    ControlOpened,
+    MasterEffect,
+    MasterEvent,
+    Remember,
+    Send,
+    Tick,
+)
+from pccl.protocol.restart import Origin
+from pccl.protocol.types import (
+    DataType,
+    Descriptor,
+    Member,
+    OperationId,
+    PeerId,
+    ReduceOp,
+    Roster,
+    RoundId,
+    RoundKind,
+)
+
+SECOND = 1_000_000_000
+RUN = b"the run of these"
+FIRST, NEXT = b"master A", b"master B"
+SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
+STANDBY = msg.MasterAddress("b", 2)
+VERSION, VIEW = 7, 4
+
+
+def ids(*peers: int) -> frozenset[PeerId]:
+    return frozenset(PeerId(peer) for peer in peers)
+
+
+def roster(version: int, view: int, *peers: int) -> Roster:
+    members = tuple(Member(PeerId(p), f"10.0.0.{p}", 4000 + p) for p in peers)
+    return Roster(version, 0, view, members, (view,), len(peers), 1, len(peers))
+
+
+class Master:
+    """A machine and its clock. Peer n speaks on connection n, unless it is said otherwise."""
+
+    def __init__(self, origin: Origin, incumbent: bytes, term: int = 1) -> None:
+        numbers = count(1)
+        run = NO_RUN if origin is Origin.STANDBY else RUN
+        self.now_ns = 0
+        self.machine = MasterMachine(
+            Timing(), run, term, lambda size: bytes([next(numbers)] * size), 0,
+            origin, incumbent, (STANDBY,),
+        )  # fmt: skip
+
+    def do(self, event: MasterEvent) -> list[MasterEffect]:
+        effects = self.machine.handle(event, self.now_ns)
+        self.machine.check()
+        return effects
+
+    def hear(self, connection: int, *messages: msg.Message) -> list[MasterEffect]:
+        return [e for m in messages for e in self.do(ControlMessage(connection, m))]
+
+    def acknowledge(self, connection: int, term: int | None = None) -> list[MasterEffect]:
+        """What a peer says that follows this master and has all that it was sent."""
+        version, term = self.machine.membership.version, term or self.machine.term
+        return self.hear(connection, msg.Heartbeat(roster_version=version, term=term))
+
+    def promise(self, connection: int, term: int) -> list[MasterEffect]:
+        return self.hear(connection, msg.Heartbeat(roster_version=VERSION, term=term))
+
+    def come(
+        self,
+        peer: int,
+        *known: Roster,
+        by: bytes = FIRST,
+        ratified: int = VERSION,
+        term: int = 1,
+        connection: int = 0,
+    ) -> list[MasterEffect]:
+        registration = msg.Register(0, "", 4000 + peer, masters=2)
+        header = msg.Return(
+            PeerId(peer), bytes([peer] * 16), RUN, term, registration,
+            max(r.version for r in known), (), by, ratified,
+        )  # fmt: skip
+        self.do(ControlOpened(connection or peer, f"10.0.0.{peer}"))
+        words = [msg.KnownRoster(r, by) for r in known]
+        return self.hear(connection or peer, header, *words, msg.Reported())
+
+    def wait(self, seconds: float, speaking: tuple[int, ...] = ()) -> list[MasterEffect]:
+        """Punctual ticks; all effects but signs of life."""
+        effects: list[MasterEffect] = []
+        end_ns = self.now_ns + round(seconds * SECOND)
+        while self.now_ns < end_ns:
+            self.now_ns += SECOND // 4
+            for connection in speaking:
+                effects += self.hear(connection, msg.Heartbeat())
+            effects += self.do(Tick())
+        beats = msg.MasterHeartbeat
+        return [e for e in effects if not (isinstance(e, Send) and isinstance(e.message, beats))]
+
+
+def incumbent(members: int) -> Master:
+    """A master with a standby, and members that have acknowledged their roster."""
+    master = Master(Origin.BLANK, FIRST)
+    for peer in range(1, members + 1):
+        master.do(ControlOpened(peer, f"10.0.0.{peer}"))
+        master.hear(peer, msg.Register(0, "", 4000 + peer, members, 2))
+        for elder in range(1, peer):
+            master.hear(peer, msg.LinkReport(PeerId(elder), True, ""))
+    for peer in range(1, members + 1):
+        master.acknowledge(peer)
+    assert len(master.machine.membership.members()) == members
+    return master
+
+
+def standby() -> Master:
+    return Master(Origin.STANDBY, NEXT)
+
+
+def moving(effects: list[MasterEffect]) -> list[tuple[int, str]]:
+    """What moves the run."""
+    sends = [e for e in effects if isinstance(e, Send) and isinstance(e.message, HELD_BACK)]
+    return [(e.connection, type(e.message).__name__) for e in sends]
+
+
+def closed(effects: list[MasterEffect]) -> list[int]:
+    return [effect.connection for effect in effects if isinstance(effect, CloseControl)]
+
+
+def resumed(effects: list[MasterEffect]) -> list[int]:
+    sends = [e for e in effects if isinstance(e, Send)]
+    return [e.connection for e in sends if isinstance(e.message, msg.Resumed)]
+
+
+# -- arithmetic ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "ours", "theirs"),
+    [(1, 1, 1), (2, 1, 2), (3, 2, 2), (4, 2, 3), (5, 3, 3), (6, 3, 4), (7, 4, 4)],
+)
+def test_how_many_are_enough(size: int, ours: int, theirs: int) -> None:
+    for is_ours, enough in ((True, ours), (False, theirs)):
+        basis = Basis(ids(*range(size)), size, is_ours)
+        assert [basis.consents(ids(*range(n))) for n in range(size + 1)] == [
+            n >= enough for n in range(size + 1)
+        ]
+    assert not Basis(ids(1, 2, 3), 3, is_ours=True).consents(ids(3, 4, 5))
+
+
+# -- the incumbent ---------------------------------------------------------------------------
+
+
+def test_while_nobody_is_lost_nothing_waits() -> None:
+    master = incumbent(3)
+    what = OperationId(1, 0, 1, 5, 0)
+    effects: list[MasterEffect] = []
+    for peer in (1, 2, 3):
+        effects = master.hear(peer, msg.OperationRequest(what, SUM))
+    assert moving(effects) == [(peer, "OperationStarted") for peer in (1, 2, 3)]
+
+
+def test_a_loss_moves_nothing_before_a_majority_knows_of_it() -> None:
+    master = incumbent(3)
+    round_id = RoundId(RoundKind.PEERS_PENDING, 0)
+    master.hear(1, msg.RoundRequest(round_id))
+    master.hear(2, msg.RoundRequest(round_id))
+    master.do(ControlClosed(3, "reset"))
+    effects = master.wait(2, speaking=(1, 2))
+    assert moving(effects) == []
+    assert [type(e.message) for e in effects if isinstance(e, Send)] == [msg.RosterChanged] * 2
+    assert moving(master.acknowledge(1)) == []
+    assert moving(master.acknowledge(2, term=9)) == []  # it follows another master
+    assert moving(master.acknowledge(2)) == [(1, "RoundClosed"), (2, "RoundClosed")]
+
+
+def test_who_says_goodbye_is_not_asked() -> None:
+    master = incumbent(2)
+    master.hear(1, msg.RoundRequest(RoundId(RoundKind.PEERS_PENDING, 0)))
+    assert moving(master.hear(2, msg.Goodbye())) == []
+    assert moving(master.acknowledge(1)) == [(1, "RoundClosed")]
+
+
+def test_what_the_others_have_acknowledged_is_told() -> None:
+    master = incumbent(3)
+    master.hear(3, msg.Goodbye())
+    before = master.machine.membership.version - 1
+    master.now_ns += SECOND
+    beats = [e.message for e in master.do(Tick()) if isinstance(e, Send)]
+    assert {m.ratified for m in beats if isinstance(m, msg.MasterHeartbeat)} == {before}
+    for peer in (1, 2):
+        master.acknowledge(peer)
+    master.now_ns += SECOND // 4
+    master.do(Tick())
+    master.now_ns += 3 * SECOND // 4
+    beats = [e.message for e in master.do(Tick()) if isinstance(e, Send)]
+    assert {m.ratified for m in beats if isinstance(m, msg.MasterHeartbeat)} == {before + 1}
+
+
+def test_exactly_half_goes_on_with_the_incumbent() -> None:
+    master = incumbent(4)
+    round_id = RoundId(RoundKind.PEERS_PENDING, 0)
+    for peer in (1, 2):
+        master.hear(peer, msg.RoundRequest(round_id))
+    for peer in (3, 4):
+        master.do(ControlClosed(peer, "reset"))
+    master.wait(2, speaking=(1, 2))
+    assert [peer.id for peer in master.machine.membership.members()] == [1, 2]
+    assert moving(master.acknowledge(1)) == []
+    assert moving(master.acknowledge(2)) == [(1, "RoundClosed"), (2, "RoundClosed")]
+
+
+def test_a_minority_is_closed_and_its_own_successor_gives_it_nothing() -> None:
+    master = incumbent(3)
+    for peer in (2, 3):
+        master.do(ControlClosed(peer, "reset"))
+    effects = master.wait(2, speaking=(1,)) + master.acknowledge(1)
+    successor = master.machine.membership.roster(0)
+    assert successor.ring == (PeerId(1),)
+    effects += master.wait(5.25, speaking=(1,))
+    assert moving(effects) == []
+    assert closed(effects) == [1]
+    assert master.machine.recovering
+    whole = roster(1, 1, 1, 2, 3)
+    for _ in range(3):  # it may come back as often as it likes
+        effects = master.come(1, whole, successor, ratified=1)
+        effects += master.wait(5.25)
+        assert (moving(effects), resumed(effects)) == ([], [])
+        assert closed(effects) == [1]
+    master.come(1, whole, successor, ratified=1)
+    assert resumed(master.come(2, whole, ratified=1)) == [1, 2]
+
+
+# -- the standby -----------------------------------------------------------------------------
+
+
+def test_a_standby_begins_no_run() -> None:
+    master = standby()
+    master.do(ControlOpened(9, "10.0.0.9"))
+    reason = "this is a standby, and its run has not come to it"
+    assert master.hear(9, msg.Register(0, "", 4009)) == [
+        Send(9, msg.Refused(None, reason)),
+        CloseControl(9, reason),
+    ]
+
+
+def test_it_asks_a_majority_to_follow_it_and_rebuilds_the_run_then() -> None:
+    master = standby()
+    whole = roster(VERSION, VIEW, 1, 2, 3)
+    assert master.come(1, whole) == []
+    assert master.come(2, whole) == []
+    effects = master.wait(5, speaking=(1, 2))
+    asked = msg.Resumed(2, NEXT, (STANDBY,))
+    assert effects == [Remember(RUN, 2, NEXT), Send(1, asked), Send(2, asked)]
+    assert master.promise(1, 1) == []  # that was said before it heard
+    assert master.promise(1, 2) == []
+    effects = master.promise(2, 2)
+    changed = [e.message for e in effects if isinstance(e, Send)]
+    newest = [m.roster for m in changed if isinstance(m, msg.RosterChanged)][-1]
+    assert (newest.version, newest.view) == ((2 << 31) + 2, VIEW + TERM_GAP + 1)
+    assert newest.ring == (PeerId(1), PeerId(2))
+    assert moving(effects) == []
+    round_id = RoundId(RoundKind.PEERS_PENDING, 0)
+    for peer in (1, 2):
+        assert moving(master.hear(peer, msg.RoundRequest(round_id))) == []
+    assert moving(master.acknowledge(1)) == []
+    assert moving(master.acknowledge(2)) == [(1, "RoundClosed"), (2, "RoundClosed")]
+
+
+@pytest.mark.parametrize(("by", "goes_on"), [(FIRST, False), (NEXT, True)])
+def test_exactly_half_is_enough_for_who_told_the_roster(by: bytes, goes_on: bool) -> None:
+    master = standby()
+    for peer in (1, 2):
+        master.come(peer, roster(VERSION, VIEW, 1, 2, 3, 4), by=by)
+    effects = master.wait(5, speaking=(1, 2))
+    assert resumed(effects) == ([1, 2] if goes_on else [])
+    assert closed(effects) == ([] if goes_on else [1, 2])
+
+
+def test_a_roster_that_may_have_counted_needs_its_own_majority() -> None:
+    """Peer 3 knows that 1, 2 and 3 may have gone on: with 4 and 5 it is no majority of these."""
+    whole, later = roster(VERSION, VIEW, 1, 2, 3, 4, 5), roster(VERSION + 1, VIEW + 1, 1, 2, 3)
+    master = standby()
+    master.come(3, whole, later)
+    master.come(4, whole)
+    master.come(5, whole)
+    effects = master.wait(5, speaking=(3, 4, 5))
+    assert (resumed(effects), closed(effects)) == ([], [3, 4, 5])
+    for peer in (3, 4, 5):
+        master.come(peer, whole, *((later,) if peer == 3 else ()))
+    effects = master.come(2, whole) + master.wait(5, speaking=(2, 3, 4, 5))
+    assert resumed(effects) == [2, 3, 4, 5]
+
+
+def test_what_was_ratified_since_makes_older_rosters_not_count() -> None:
+    whole, later = roster(VERSION, VIEW, 1, 2, 3, 4, 5), roster(VERSION + 1, VIEW + 1, 1, 2)
+    master = standby()
+    master.come(1, whole, later, ratified=VERSION + 1)
+    assert resumed(master.come(2, whole, later)) == [1, 2]
+
+
+def test_who_breaks_off_before_it_has_promised_has_said_nothing() -> None:
+    whole = roster(VERSION, VIEW, 1, 2, 3)
+    master = standby()
+    master.come(1, whole)
+    master.come(2, whole)
+    master.wait(5, speaking=(1, 2))
+    master.promise(1, 2)
+    master.do(ControlClosed(2, "reset"))
+    effects = master.wait(2.25, speaking=(1,))
+    assert closed(effects) == [1]
+    assert master.machine.recovering
+    master.come(1, whole, term=2, by=NEXT)
+    effects = master.come(2, whole) + master.wait(5, speaking=(1, 2))
+    assert Send(1, msg.Resumed(3, NEXT, (STANDBY,))) in effects  # in a term of its own
+
+
+def test_who_comes_back_without_having_followed_is_not_counted() -> None:
+    whole = roster(VERSION, VIEW, 1, 2, 3)
+    master = standby()
+    for peer in (1, 2, 3):
+        master.come(peer, whole)
+    for peer in (1, 2, 3):
+        master.promise(peer, 2)
+    assert not master.machine.recovering
+    master.do(ControlClosed(3, "reset"))
+    assert master.come(3, whole, connection=13) == [
+        CloseControl(13, "it has not followed this master")
+    ]
+    other = msg.Resume(PeerId(3), bytes([3] * 16), 99, FIRST)
+    master.do(ControlOpened(14, "10.0.0.3"))
+    assert master.hear(14, other) == [CloseControl(14, "it follows another master in this term")]

@@ -1,0 +1,804 @@
+"""A master that takes up a run from what returning members say, message by message."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from pccl.protocol import messages as msg
+from pccl.protocol.handshake import NO_RUN
+from pccl.protocol.limits import TERM_GAP, Timing
+from pccl.protocol.master import MasterMachine
+from pccl.protocol.master_events import (
+    Announce,
+    CloseControl,
+    ControlClosed,
+    ControlMessage,
+    ControlOpened,
+    Forget,
+    MasterEffect,
+    MasterEvent,
+    Remember,
+    Send,
+    Tick,
+)
+from pccl.protocol.restart import Origin
+from pccl.protocol.status_report import StatusReport
+from pccl.protocol.types import (
+    AbortCause,
+    DataType,
+    Descriptor,
+    Member,
+    OperationId,
+    PeerId,
+    ReduceOp,
+    RemovalCause,
+    Roster,
+    RoundId,
+    RoundKind,
+)
+
+SECOND = 1_000_000_000
+RUN, OTHER_RUN = b"the run of these", b"quite other runs"
+MASTER, NEXT = b"master A", b"master B"
+SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
+UPDATE, PENDING = RoundKind.UPDATE_TOPOLOGY, RoundKind.PEERS_PENDING
+OPTIMIZE = RoundKind.OPTIMIZE_TOPOLOGY
+ONE, TWO, THREE = PeerId(1), PeerId(2), PeerId(3)
+VERSION, VIEW = 7, 4
+"""What the members of the run know before its master dies."""
+
+
+def where(peer: int) -> Member:
+    return Member(PeerId(peer), f"10.0.0.{peer}", 4000 + peer)
+
+
+def roster(
+    version: int, view: int, *peers: int, views: tuple[int, ...] | None = None, term: int = 1
+) -> Roster:
+    members = tuple(where(peer) for peer in peers)
+    size = len(peers)
+    return Roster(version, 0, view, members, views or (view,), size, 1, size, term)
+
+
+def operation(n: int = 0, *, view: int = VIEW, term: int = 1, tag: int = 5) -> OperationId:
+    return OperationId(term, 0, view, tag, n)
+
+
+def ended(
+    what: OperationId, abort: AbortCause | None = None, reason: str = "",
+    contributors: tuple[int, ...] = (), version: int = VERSION, sequence: int = 0,
+) -> msg.OperationEnded:  # fmt: skip
+    peers = tuple(PeerId(peer) for peer in contributors)
+    return msg.OperationEnded(what, abort, reason, peers, version, sequence)
+
+
+JUMP = TERM_GAP + 0x010101
+"""Of ids; the first random bytes of a test are ones."""
+
+
+def token(peer: int) -> bytes:
+    return bytes([(100 + peer) % 256] * 16)
+
+
+def counts(update: int = 0, pending: int = 0, optimize: int = 0) -> tuple[msg.RoundCount, ...]:
+    return (
+        msg.RoundCount(UPDATE, update),
+        msg.RoundCount(PENDING, pending),
+        msg.RoundCount(OPTIMIZE, optimize),
+    )
+
+
+class Master:
+    """A machine that was just started, and its clock. Peer n speaks on connection n."""
+
+    def __init__(
+        self,
+        origin: Origin = Origin.BLANK,
+        term: int = 1,
+        standbys: tuple[msg.MasterAddress, ...] = (),
+        incumbent: bytes = NEXT,
+    ) -> None:
+        numbers = count(1)
+        run = {Origin.BLANK: OTHER_RUN, Origin.RESTARTED: RUN, Origin.STANDBY: NO_RUN}[origin]
+        self.machine = MasterMachine(
+            Timing(), run, term, lambda size: bytes([next(numbers)] * size), 0,
+            origin, incumbent, standbys,
+        )  # fmt: skip
+        self.now_ns = 0
+
+    def do(self, event: MasterEvent) -> list[MasterEffect]:
+        effects = self.machine.handle(event, self.now_ns)
+        self.machine.check()
+        return effects
+
+    def hear(self, connection: int, *messages: msg.Message) -> list[MasterEffect]:
+        return [e for m in messages for e in self.do(ControlMessage(connection, m))]
+
+    def open(self, connection: int, peer: int | None = None) -> None:
+        self.do(ControlOpened(connection, f"10.0.0.{peer or connection}"))
+
+    def register(self, peer: int, masters: int = 1) -> list[MasterEffect]:
+        self.open(peer)
+        return self.hear(peer, msg.Register(0, "", 4000 + peer, 1, masters))
+
+    def say(
+        self,
+        peer: int,
+        *more: msg.Message,
+        connection: int | None = None,
+        known: tuple[Roster, ...] | None = None,
+        term: int = 1,
+        rounds: tuple[msg.RoundCount, ...] = (),
+        run: bytes = RUN,
+        incumbent: bytes = MASTER,
+        masters: int = 1,
+        secret: bytes | None = None,
+    ) -> list[MasterEffect]:
+        """A peer returns with a report; its end is not said yet."""
+        connection = peer if connection is None else connection
+        known = (roster(VERSION, VIEW, 1, 2, 3),) if known is None else known
+        newest = max((r.version for r in known), default=0)
+        header = msg.Return(
+            PeerId(peer), secret or token(peer), run, term,
+            msg.Register(0, "", 4000 + peer, 1, masters), newest, rounds, incumbent,
+        )  # fmt: skip
+        self.open(connection, peer)
+        return self.hear(connection, header, *(msg.KnownRoster(r) for r in known), *more)
+
+    def come(self, peer: int, *more: msg.Message, **options: object) -> list[MasterEffect]:
+        """A peer returns, and has said everything."""
+        effects = self.say(peer, *more, **options)  # type: ignore[arg-type]
+        connection = options.get("connection", peer)
+        assert isinstance(connection, int)
+        return effects + self.hear(connection, msg.Reported())
+
+    def wait(self, seconds: float, speaking: tuple[int, ...] = ()) -> list[MasterEffect]:
+        """Let time pass with punctual ticks; give all effects but signs of life."""
+        effects: list[MasterEffect] = []
+        end_ns = self.now_ns + round(seconds * SECOND)
+        while self.now_ns < end_ns:
+            self.now_ns += SECOND // 4
+            for connection in speaking:
+                effects += self.hear(connection, msg.Heartbeat())
+            effects += self.do(Tick())
+        quiet = (msg.MasterHeartbeat, msg.AdmissionWaits)
+        return [e for e in effects if not (isinstance(e, Send) and isinstance(e.message, quiet))]
+
+
+def sent(effects: list[MasterEffect]) -> list[tuple[int, msg.MasterMessage]]:
+    return [(e.connection, e.message) for e in effects if isinstance(e, Send)]
+
+
+def told(effects: list[MasterEffect], kind: type) -> list[tuple[int, msg.MasterMessage]]:
+    return [(connection, m) for connection, m in sent(effects) if isinstance(m, kind)]
+
+
+def removals(effects: list[MasterEffect]) -> list[tuple[int, str]]:
+    return [(e.peer, e.text) for e in effects if isinstance(e, Announce) and e.what == "removed"]
+
+
+# -- the run as it was -----------------------------------------------------------------------
+
+
+def test_a_blank_master_takes_up_a_run_as_soon_as_everybody_is_back() -> None:
+    master = Master()
+    assert master.come(1) == []
+    assert master.come(3) == []
+    assert master.machine.recovering
+    known = roster(VERSION + TERM_GAP + 1, VIEW, 1, 2, 3)
+    assert master.come(2) == [
+        Remember(RUN, 2, NEXT),
+        Send(1, msg.Resumed(2, NEXT)),
+        Send(1, msg.LinkPlan(())),
+        Send(1, msg.RosterChanged(known)),
+        Send(2, msg.Resumed(2, NEXT)),
+        Send(2, msg.LinkPlan((where(1),))),
+        Send(2, msg.RosterChanged(known)),
+        Send(3, msg.Resumed(2, NEXT)),
+        Send(3, msg.LinkPlan((where(1), where(2)))),
+        Send(3, msg.RosterChanged(known)),
+    ]
+    assert (master.machine.shown_run, master.machine.shown_term) == (RUN, 2)
+
+
+def test_who_does_not_come_back_is_removed_when_the_window_ends() -> None:
+    master = Master(Origin.RESTARTED, term=2)
+    assert master.come(1) == []
+    assert master.come(2) == []
+    assert master.wait(4.75, speaking=(1, 2)) == []
+    effects = master.wait(0.25, speaking=(1, 2))
+    assert removals(effects) == [(3, "CONTROL_LOST: it did not come back to the restarted master")]
+    successor = roster(VERSION + TERM_GAP + 2, VIEW + TERM_GAP + 1, 1, 2, term=2)
+    assert sent(effects)[-2:] == [
+        (1, msg.RosterChanged(successor)),
+        (2, msg.RosterChanged(successor)),
+    ]
+
+
+def test_the_term_is_above_all_that_anybody_has_followed_and_all_that_was_kept() -> None:
+    for kept, followed, term in ((2, 1, 2), (2, 6, 7), (9, 3, 9)):
+        master = Master(Origin.RESTARTED, term=kept)
+        known = (roster(VERSION, VIEW, 1, 2),)
+        master.come(1, term=1, known=known)
+        effects = master.come(2, term=followed, known=known)
+        assert effects[0] == Remember(RUN, term, NEXT)
+
+
+def test_nothing_that_the_master_before_may_have_given_out_is_given_out_again() -> None:
+    master = Master()
+    known = (roster(VERSION, VIEW, 1, 2),)
+    master.come(1, known=known)
+    master.come(2, known=known)
+    assert sent(master.register(3))[0] == (
+        3,
+        msg.Registered(PeerId(2 + JUMP + 1), 2, RUN, bytes([2] * 16), NEXT),
+    )
+    master.hear(1, msg.Goodbye())
+    newest = master.machine.membership.roster(0)
+    assert (newest.version, newest.view) == (VERSION + TERM_GAP + 2, VIEW + TERM_GAP + 1)
+
+
+def test_every_round_goes_on_where_it_was() -> None:
+    known = (roster(VERSION, VIEW, 1, 2),)
+    master = Master()
+    master.come(1, msg.RoundRequest(RoundId(PENDING, 4)), known=known, rounds=counts(3, 4))
+    effects = master.come(
+        2, msg.RoundRequest(RoundId(PENDING, 4)), known=known, rounds=counts(3, 4)
+    )
+    closed = msg.RoundClosed(RoundId(PENDING, 4), VERSION + TERM_GAP + 1, False)
+    assert sent(effects)[-2:] == [(1, closed), (2, closed)]
+
+
+def test_operations_in_a_view_that_is_open_keep_its_term() -> None:
+    known = (roster(VERSION, VIEW, 1, 2),)
+    master = Master()
+    request = msg.OperationRequest(operation(3), SUM)
+    master.come(1, request, known=known)
+    effects = master.come(2, request, known=known)
+    assert sent(effects)[-2:] == [
+        (1, msg.OperationStarted(operation(3))),
+        (2, msg.OperationStarted(operation(3))),
+    ]
+    master.hear(1, msg.OperationDone(operation(3), b"x"))
+    effects = master.hear(2, msg.OperationDone(operation(3), b"x"))
+    committed = ended(operation(3), contributors=(1, 2), version=VERSION + TERM_GAP + 1)
+    assert sent(effects) == [(1, committed), (2, committed)]
+    wrong = operation(4, term=2)
+    (effect,) = master.hear(1, msg.OperationRequest(wrong, SUM))
+    assert isinstance(effect, CloseControl)
+    assert f"view {VIEW} is of term 1" in effect.reason
+
+
+def test_two_groups() -> None:
+    master = Master()
+    for peer, group in ((1, 0), (2, 1)):
+        known = Roster(VERSION, group, VIEW, (where(peer),), (VIEW,), 2, 2, 1)
+        header = msg.Return(
+            PeerId(peer), token(peer), RUN, 1, msg.Register(group, "", 4000 + peer),
+            VERSION, (), MASTER,
+        )  # fmt: skip
+        master.open(peer)
+        effects = master.hear(peer, header, msg.KnownRoster(known), msg.Reported())
+    changed = told(effects, msg.RosterChanged)
+    assert [(c, m.roster.group, m.roster.ring) for c, m in changed] == [  # type: ignore[union-attr]
+        (1, 0, (ONE,)),
+        (2, 1, (TWO,)),
+    ]
+
+
+def test_the_newest_roster_counts_and_older_views_in_it_stay_open() -> None:
+    old = roster(VERSION, VIEW, 1, 2)
+    new = roster(VERSION + 1, VIEW + 1, 1, 2, 3, views=(VIEW, VIEW + 1))
+    master = Master()
+    master.come(1, known=(old,))  # it has not heard of the newcomer
+    master.come(2, known=(old, new))
+    effects = master.come(3, known=(new,))
+    assert Send(3, msg.Resumed(2, NEXT)) in effects
+    for peer in (1, 2):
+        master.hear(peer, msg.OperationRequest(operation(), SUM))
+    assert master.machine.membership.newest_view(0) == VIEW + 1
+    seen = [m.roster.version for c, m in told(effects, msg.RosterChanged) if c == 1]  # type: ignore[union-attr]
+    assert seen == [VERSION + 1, VERSION + TERM_GAP + 2]  # what it has missed comes, too
+
+
+# -- operations ------------------------------------------------------------------------------
+
+
+def test_an_outcome_that_one_member_has_seen_is_the_outcome() -> None:
+    known = (roster(VERSION, VIEW, 1, 2),)
+    done = msg.OperationDone(operation(), b"x")
+    aborted = ended(operation(), AbortCause.WITHDRAWN, "peer 1 withdrew: Ctrl-C", sequence=12)
+    master = Master()
+    master.come(1, msg.KnownOutcome(aborted), known=known)
+    effects = master.come(2, msg.OperationRequest(operation(), SUM), done, known=known)
+    assert (2, aborted) in sent(effects)
+    assert (1, aborted) not in sent(effects)
+    assert not [m for _, m in told(effects, msg.OperationEnded) if m != aborted]
+    master.hear(2, msg.Heartbeat((), (operation(),), ()))
+    for peer in (1, 2):  # the next number follows
+        effects = master.hear(peer, msg.OperationRequest(operation(1), SUM))
+    assert sent(effects) == [(p, msg.OperationStarted(operation(1))) for p in (1, 2)]
+
+
+def test_all_who_are_back_are_done_and_the_operation_commits_without_the_missing() -> None:
+    master = Master(Origin.RESTARTED, term=2)
+    words = (msg.OperationRequest(operation(), SUM), msg.OperationDone(operation(), b"x"))
+    master.come(1, *words)
+    master.come(2, *words)
+    effects = master.wait(5, speaking=(1, 2))
+    committed = ended(operation(), contributors=(1, 2, 3), version=VERSION + TERM_GAP + 2)
+    assert told(effects, msg.OperationEnded) == [(1, committed), (2, committed)]
+
+
+def test_one_who_is_back_disagrees() -> None:
+    master = Master(Origin.RESTARTED, term=2)
+    request = msg.OperationRequest(operation(), SUM)
+    master.come(1, request, msg.OperationDone(operation(), b"x"))
+    master.come(2, request, msg.OperationDone(operation(), b"y"))
+    ends = told(master.wait(5, speaking=(1, 2)), msg.OperationEnded)
+    mismatch = AbortCause.DIGEST_MISMATCH
+    assert [(c, m.abort) for c, m in ends] == [(1, mismatch), (2, mismatch)]  # type: ignore[union-attr]
+
+
+def test_one_who_is_back_is_not_done_and_is_waited_for() -> None:
+    """Peer 1, right behind the missing one, has everything: nobody lacks it."""
+    master = Master(Origin.RESTARTED, term=2)
+    request = msg.OperationRequest(operation(), SUM)
+    master.come(1, request, msg.OperationDone(operation(), b"x"))
+    master.come(2, request)
+    assert told(master.wait(5, speaking=(1, 2)), msg.OperationEnded) == []
+    effects = master.hear(2, msg.OperationDone(operation(), b"x"))
+    committed = ended(operation(), contributors=(1, 2, 3), version=VERSION + TERM_GAP + 2)
+    assert sent(effects) == [(1, committed), (2, committed)]
+
+
+def test_what_went_on_behind_the_missing_one_cannot_go_on_without_it() -> None:
+    master = Master(Origin.RESTARTED, term=2)
+    request = msg.OperationRequest(operation(), SUM)
+    master.come(1, request)
+    master.come(2, request, msg.OperationDone(operation(), b"x"))
+    effects = master.wait(5, speaking=(1, 2))
+    ((asked, query),) = told(effects, msg.HoldingsQuery)
+    assert (asked, query) == (1, msg.HoldingsQuery(operation(), (THREE,)))
+    effects = master.hear(1, msg.Holdings(operation(), 1, complete=False))
+    lost = AbortCause.MEMBER_LOST
+    ends = told(effects, msg.OperationEnded)
+    assert [(c, m.abort) for c, m in ends] == [(1, lost), (2, lost)]  # type: ignore[union-attr]
+
+
+def test_a_done_report_whose_start_nobody_else_has_heard_starts_it_for_all() -> None:
+    known = (roster(VERSION, VIEW, 1, 2),)
+    request = msg.OperationRequest(operation(2), SUM)
+    master = Master()
+    master.come(1, request, msg.OperationDone(operation(2), b"x"), known=known)
+    effects = master.come(2, request, known=known)
+    assert (2, msg.OperationStarted(operation(2))) in sent(effects)
+    effects = master.hear(2, msg.OperationDone(operation(2), b"x"))
+    assert [c for c, _ in told(effects, msg.OperationEnded)] == [1, 2]
+
+
+def test_a_request_that_one_member_has_not_made_yet_waits_for_it() -> None:
+    known = (roster(VERSION, VIEW, 1, 2),)
+    request = msg.OperationRequest(operation(), SUM)
+    master = Master()
+    master.come(1, request, known=known)
+    assert told(master.come(2, known=known), msg.OperationStarted) == []
+    effects = master.hear(2, request)
+    assert sent(effects) == [(p, msg.OperationStarted(operation())) for p in (1, 2)]
+
+
+def test_a_withdrawal_that_got_lost_with_the_master_ends_it_for_all() -> None:
+    known = (roster(VERSION, VIEW, 1, 2),)
+    master = Master()
+    master.come(1, msg.OperationRequest(operation(), SUM), known=known)
+    effects = master.come(2, msg.Withdraw(operation(), "Ctrl-C"), known=known)
+    ends = told(effects, msg.OperationEnded)
+    assert [(c, m.abort) for c, m in ends] == [  # type: ignore[union-attr]
+        (1, AbortCause.WITHDRAWN),
+        (2, AbortCause.WITHDRAWN),
+    ]
+
+
+# -- rounds ----------------------------------------------------------------------------------
+
+
+def test_an_answer_that_one_member_has_seen_is_the_answer() -> None:
+    known = (roster(VERSION, VIEW, 1, 2),)
+    answer = msg.RoundClosed(RoundId(PENDING, 4), VERSION, True, sequence=9)
+    master = Master()
+    master.come(1, msg.KnownAnswer(answer), known=known, rounds=counts(3, 5))
+    effects = master.come(
+        2, msg.RoundRequest(RoundId(PENDING, 4)), known=known, rounds=counts(3, 4)
+    )
+    assert (2, answer) in told(effects, msg.RoundClosed)
+    assert (1, answer) not in told(effects, msg.RoundClosed)
+
+
+def test_a_round_whose_answer_nobody_can_tell_is_answered_from_the_counts() -> None:
+    """Peer 1 has taken the answer and forgotten it: it was settled, or so it was told."""
+    known = (roster(VERSION, VIEW, 1, 2),)
+    master = Master()
+    master.come(1, known=known, rounds=counts(3, 5))
+    effects = master.come(
+        2, msg.RoundRequest(RoundId(PENDING, 4)), known=known, rounds=counts(3, 4)
+    )
+    answer = msg.RoundClosed(RoundId(PENDING, 4), VERSION + TERM_GAP + 1, False)
+    assert (2, answer) in told(effects, msg.RoundClosed)
+
+
+# -- newcomers -------------------------------------------------------------------------------
+
+
+def test_newcomers_wait_for_the_members_and_are_registered_then() -> None:
+    known = (roster(VERSION, VIEW, 1, 2),)
+    master = Master(Origin.RESTARTED, term=2)
+    assert master.register(3) == []
+    assert master.machine.shown_run == NO_RUN
+    master.come(1, known=known)
+    effects = master.come(2, known=known)
+    stranger = PeerId(2 + JUMP + 1)
+    assert sent(effects)[-2:] == [
+        (3, msg.Registered(stranger, 2, RUN, bytes([2] * 16), NEXT)),
+        (3, msg.LinkPlan((where(1), where(2)))),
+    ]
+
+
+def test_newcomers_that_were_registered_before_keep_their_ids() -> None:
+    known = (roster(VERSION, VIEW, 1, 2),)
+    master = Master()
+    master.come(3, known=())
+    master.come(1, known=known)
+    effects = master.come(2, known=known)
+    assert [c for c, _ in told(effects, msg.Resumed)] == [1, 2, 3]
+    assert [peer.id for peer in master.machine.membership.pending()] == [THREE]
+    master.hear(3, msg.LinkReport(ONE, True, ""), msg.LinkReport(TWO, True, ""))
+    master.hear(1, msg.RoundRequest(RoundId(UPDATE, 0)))
+    effects = master.hear(2, msg.RoundRequest(RoundId(UPDATE, 0)))
+    ((connection, admission),) = told(effects, msg.Admitted)
+    assert connection == 3
+    assert isinstance(admission, msg.Admitted)
+    assert admission.roster.ring == (ONE, TWO, THREE)
+
+
+def test_a_newcomer_may_go_while_it_waits() -> None:
+    master = Master(Origin.RESTARTED, term=2)
+    master.register(9)
+    assert master.hear(9, msg.Goodbye()) == [CloseControl(9, "it left")]
+    master.register(8)
+    master.do(ControlClosed(8, "reset"))
+    effects = master.wait(5)
+    assert told(effects, msg.Registered) == []
+
+
+def test_a_young_run_gives_way_to_members_of_an_older_one() -> None:
+    known = (roster(VERSION, VIEW, 1, 2),)
+    master = Master()
+    assert told(master.register(9), msg.Admitted) != []
+    assert master.machine.shown_run == NO_RUN
+    assert master.say(1, known=known) == [CloseControl(9, "members of an older run are back")]
+    master.hear(1, msg.Reported())
+    effects = master.come(2, known=known)
+    assert effects[0] == Remember(RUN, 2, NEXT)
+
+
+def test_a_run_that_is_no_longer_young_is_not_given_up() -> None:
+    master = Master()
+    master.register(9)
+    master.wait(5, speaking=(9,))
+    assert master.machine.shown_run == OTHER_RUN
+    reason = "this master coordinates another run"
+    assert master.come(1)[:2] == [Send(1, msg.Refused(None, reason)), CloseControl(1, reason)]
+
+
+def test_members_of_two_runs_do_not_mix() -> None:
+    master = Master()
+    master.come(1)
+    reason = "this master coordinates another run"
+    effects = master.come(2, run=OTHER_RUN)
+    assert effects[:2] == [Send(2, msg.Refused(None, reason)), CloseControl(2, reason)]
+
+
+# -- who belongs to it -----------------------------------------------------------------------
+
+
+def test_a_member_that_was_removed_before_is_told_so() -> None:
+    """It has not heard of its removal: the newest roster is without it."""
+    master = Master()
+    newest = roster(VERSION + 1, VIEW + 1, 1, 2)
+    master.come(3)
+    master.come(1, known=(roster(VERSION, VIEW, 1, 2, 3), newest))
+    effects = master.come(2, known=(newest,))
+    why = "the run went on without it"
+    assert sent(effects)[-1] == (3, msg.Refused(RemovalCause.CONTROL_LOST, why))
+    assert effects[-1] == CloseControl(3, why)
+
+
+def test_who_comes_too_late_is_told_so() -> None:
+    master = Master(Origin.RESTARTED, term=2)
+    master.come(1)
+    master.come(2)
+    master.wait(5, speaking=(1, 2))
+    effects = master.come(3)
+    why = "it did not come back to the restarted master"
+    assert effects == [
+        Send(3, msg.Refused(RemovalCause.CONTROL_LOST, why, 5000, 5000)),
+        CloseControl(3, why),
+    ]
+
+
+def test_a_pending_newcomer_that_returns_late_is_still_one() -> None:
+    known = (roster(VERSION, VIEW, 1, 2),)
+    master = Master()
+    master.come(1, known=known)
+    master.come(2, known=known)
+    effects = master.come(3, known=())
+    assert sent(effects) == [
+        (3, msg.Resumed(2, NEXT)),
+        (3, msg.LinkPlan((where(1), where(2)))),
+    ]
+    assert [peer.id for peer in master.machine.membership.pending()] == [THREE]
+
+
+def test_a_peer_that_lost_its_connection_meanwhile_goes_on() -> None:
+    known = (roster(VERSION, VIEW, 1, 2),)
+    master = Master(Origin.RESTARTED, term=2)
+    master.come(1, known=known)
+    assert master.do(ControlClosed(1, "reset")) == []
+    master.come(2, known=known)
+    effects = master.come(1, connection=11, known=known)
+    assert sent(effects)[:2] == [(11, msg.Resumed(2, NEXT)), (11, msg.LinkPlan(()))]
+    assert removals(master.wait(30, speaking=(11, 2))) == []
+
+
+def test_half_a_report_is_none() -> None:
+    known = (roster(VERSION, VIEW, 1, 2),)
+    master = Master(Origin.RESTARTED, term=2)
+    master.say(1, known=known)
+    master.do(ControlClosed(1, "reset"))
+    assert master.come(2, known=known) == []
+    effects = master.wait(5, speaking=(2,))
+    assert [peer for peer, _ in removals(effects)] == [1]
+
+
+def test_the_second_connection_of_a_peer_takes_the_place_of_the_first() -> None:
+    known = (roster(VERSION, VIEW, 1, 2),)
+    master = Master()
+    master.say(1, known=known)
+    assert master.come(1, connection=11, known=known) == [CloseControl(1, "superseded")]
+    assert master.hear(1, msg.Reported()) == []
+    assert master.do(ControlClosed(1, "reset")) == []
+    effects = master.come(2, known=known)
+    assert [c for c, _ in told(effects, msg.Resumed)] == [11, 2]
+
+
+def test_nobody_returns_in_the_name_of_another() -> None:
+    known = (roster(VERSION, VIEW, 1, 2),)
+    master = Master()
+    master.come(1, known=known)
+    effects = master.say(1, connection=11, known=known, secret=b"guessed")
+    assert effects == [CloseControl(11, "another process has returned as peer 1")]
+    effects = master.come(2, known=known)
+    assert [c for c, _ in told(effects, msg.Resumed)] == [1, 2]
+    effects = master.come(1, connection=12, known=known, secret=b"guessed")
+    assert told(effects, msg.Resumed) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (msg.KnownRoster(roster(VERSION, VIEW, 2, 3)),),
+        (msg.KnownRoster(Roster(VERSION, 1, VIEW, (where(1),), (VIEW,), 1, 1, 1)),),
+        (msg.Register(0, "", 1), msg.Reported()),
+        (msg.Return(ONE, token(1), RUN, 1, msg.Register(0, "", 1), 0, (), MASTER),),
+        (msg.MasterHeartbeat(), msg.Reported()),
+        (msg.OperationRequest(operation(view=VIEW + 9), SUM), msg.Reported()),
+        (msg.RoundRequest(RoundId(PENDING, 77)), msg.Reported()),
+    ],
+    ids=["without it", "of others", "registers", "twice", "a master's", "future", "not open"],
+)
+def test_garbage_in_a_report_costs_that_connection_only(words: tuple[msg.Message, ...]) -> None:
+    known = (roster(VERSION, VIEW, 1, 2),)
+    master = Master(Origin.RESTARTED, term=2)
+    master.come(2, known=known)
+    effects = master.say(1, *words, known=known) + master.wait(5, speaking=(2,))
+    assert [e.connection for e in effects if isinstance(e, CloseControl)] == [1]
+    assert (2, msg.Resumed(2, NEXT)) in sent(effects)
+    effects += master.wait(2, speaking=(2,))
+    assert [peer for peer, _ in removals(effects)] == [1]
+    assert 2 in master.machine._by_connection  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_report_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl.protocol.recovery.REPORT_MESSAGES_MAX", 3)
+    master = Master()
+    beats = [msg.Heartbeat()] * 4
+    assert master.say(1, *beats) == [CloseControl(1, "a report without end")]
+
+
+@pytest.mark.parametrize("run", [b"short", NO_RUN])
+def test_who_returns_from_no_run(run: bytes) -> None:
+    master = Master()
+    assert master.say(1, run=run, known=()) == [CloseControl(1, "it returns from no run")]
+
+
+@pytest.mark.parametrize("message", [msg.Heartbeat(), msg.Reported(), msg.Goodbye()])
+def test_a_stranger_must_introduce_itself(message: msg.Message) -> None:
+    master = Master(Origin.RESTARTED, term=2)
+    master.open(9)
+    assert master.hear(9, message) == [
+        CloseControl(9, "did not begin with Register, Resume or Return")
+    ]
+
+
+def test_who_only_resumes_is_not_known() -> None:
+    master = Master(Origin.RESTARTED, term=2)
+    master.open(1)
+    reason = "this master does not know you"
+    assert master.hear(1, msg.Resume(ONE, token(1), VERSION)) == [
+        Send(1, msg.Refused(None, reason)),
+        CloseControl(1, reason),
+    ]
+
+
+# -- leaving meanwhile -----------------------------------------------------------------------
+
+
+def test_who_says_goodbye_meanwhile_is_not_waited_for() -> None:
+    master = Master(Origin.RESTARTED, term=2)
+    master.come(1)
+    master.come(3)
+    assert master.hear(3, msg.Goodbye()) == [CloseControl(3, "it left")]
+    effects = master.come(2)
+    assert removals(effects) == [(3, "GOODBYE: it left")]
+    assert master.machine.membership.roster(0).ring == (ONE, TWO)
+
+
+def test_the_last_goodbye_ends_the_wait() -> None:
+    master = Master(Origin.RESTARTED, term=2)
+    master.come(1)
+    master.come(2)
+    master.say(3)
+    master.hear(3, msg.Goodbye())
+    effects = master.wait(0.25, speaking=(1, 2))
+    assert removals(effects) == [(3, "GOODBYE: it left")]
+
+
+def test_a_run_that_nobody_returns_to_begins_empty_in_the_next_term() -> None:
+    master = Master(Origin.RESTARTED, term=5)
+    assert master.register(1) == []
+    assert master.wait(4.75) == []
+    effects = master.wait(0.25)
+    assert effects[0] == Remember(RUN, 5, NEXT)
+    registered, _, admitted = sent(effects)
+    assert registered == (
+        1,
+        msg.Registered(PeerId(JUMP + 1), 5, RUN, bytes([2] * 16), NEXT),
+    )
+    assert isinstance(admitted[1], msg.Admitted)
+    assert admitted[1].roster.term == 5
+
+
+# -- time ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sleep_s", [1, 30, 3600])
+def test_a_late_tick_gives_everybody_so_much_more_time(sleep_s: int) -> None:
+    master = Master(Origin.RESTARTED, term=2)
+    master.come(1)
+    assert master.wait(4.5, speaking=(1,)) == []
+    master.now_ns += sleep_s * SECOND
+    assert removals(master.do(Tick())) == []
+    assert removals(master.wait(0.25, speaking=(1,))) == []
+    assert [peer for peer, _ in removals(master.wait(0.25, speaking=(1,)))] == [2, 3]
+
+
+def test_a_blank_master_counts_from_the_first_who_returns() -> None:
+    master = Master()
+    assert master.wait(60) == []
+    master.come(1)
+    assert master.wait(4.75, speaking=(1,)) == []
+    assert [peer for peer, _ in removals(master.wait(0.25, speaking=(1,)))] == [2, 3]
+
+
+def test_signs_of_life_go_to_all_who_wait() -> None:
+    master = Master(Origin.RESTARTED, term=2)
+    master.come(1)
+    master.register(9)
+    master.open(8)  # it has said nothing
+    beats: list[int] = []
+    for _ in range(4):
+        master.now_ns += SECOND // 4
+        beats += [connection for connection, _ in sent(master.do(Tick()))]
+    assert sorted(beats) == [1, 9]
+
+
+# -- what reviews have found -----------------------------------------------------------------
+
+
+def test_who_follows_a_later_master_is_no_consent_here() -> None:
+    master = Master(Origin.RESTARTED, term=2)
+    master.come(1)
+    master.come(2)
+    master.wait(5, speaking=(1, 2))
+    assert master.machine.term == 2
+    effects = master.say(2, connection=12, term=3, incumbent=b"a later")
+    assert CloseControl(12, "it follows a later master") in effects
+    assert master.machine.membership.peers[PeerId(2)].connection == 2
+
+
+def test_an_id_that_was_never_given_out_is_nobodys() -> None:
+    master = Master(Origin.RESTARTED, term=2)
+    for peer in (1, 2, 3):
+        master.come(peer)
+    stranger = 3 + JUMP + 1
+    effects = master.say(stranger, connection=14, known=())
+    assert CloseControl(14, "it was never registered") in effects
+    (registered,) = told(master.register(15), msg.Registered)
+    assert registered[1].peer == stranger  # type: ignore[union-attr]
+
+
+def test_a_stray_return_does_not_bind_a_standby_to_its_run() -> None:
+    master = Master(Origin.STANDBY)
+    master.say(7, run=OTHER_RUN)
+    master.do(ControlClosed(7, "reset"))
+    assert told(master.say(1), msg.Refused) == []
+    master.come(2)
+    assert told(master.come(3), msg.Refused) == []
+
+
+def test_a_run_that_all_have_left_is_not_remembered() -> None:
+    master = Master(Origin.RESTARTED, term=2)
+    for peer in (1, 2, 3):
+        master.come(peer)
+    effects = [e for peer in (1, 2, 3) for e in master.hear(peer, msg.Goodbye())]
+    assert [e for e in effects if isinstance(e, Forget)] == [Forget()]
+    assert effects[-1] == Forget()
+    effects = master.register(4)
+    assert Remember(RUN, 2, NEXT) in effects  # it has a member again
+
+
+def test_the_status_of_a_master_that_coordinates_nothing() -> None:
+    for origin, words in (
+        (Origin.STANDBY, "it is a standby, and no run has come to it yet"),
+        (Origin.RESTARTED, f"0 of ? members of run {RUN.hex()} have returned to it"),
+    ):
+        master = Master(origin, term=2)
+        master.open(9)
+        ((_, report),) = sent(master.hear(9, msg.StatusRequest()))
+        assert isinstance(report, StatusReport)
+        assert (report.waits_for, report.members) == (words, ())
+
+
+def test_two_restarts_in_a_row_give_out_different_ids() -> None:
+    """The newcomer of the first one has not come back when the second one begins."""
+    given: list[int] = []
+    for chance in (b"\x07", b"\x09"):
+        master = Master(Origin.RESTARTED, term=2)
+        master.machine._random_bytes = lambda size, chance=chance: chance * size  # type: ignore[misc]
+        for peer in (1, 2, 3):
+            master.come(peer)
+        ((_, registered),) = told(master.register(9), msg.Registered)
+        assert isinstance(registered, msg.Registered)
+        given.append(registered.peer)
+    jumps = [int.from_bytes(chance * 3) for chance in (b"\x07", b"\x09")]
+    assert given == [3 + TERM_GAP + jump + 1 for jump in jumps]
+
+
+def test_another_process_under_a_members_id_is_no_member() -> None:
+    """It was registered under that id by a master whose newcomers nobody could tell of."""
+    members = roster(VERSION, VIEW, 1, 2, 9)
+    master = Master(Origin.RESTARTED, term=2)
+    for peer in (1, 2):
+        master.come(peer, known=(members,))
+    header = msg.Return(
+        PeerId(9), token(9), RUN, 1, msg.Register(0, "", 5000), 0, counts(), MASTER
+    )  # its port is 5000, the member's is 4009
+    master.open(9)
+    master.hear(9, header, msg.Reported())
+    effects = master.wait(5, speaking=(1, 2))
+    assert [peer for peer, _ in removals(effects)] == [9]
+    ((_, refused),) = [(c, m) for c, m in told(effects, msg.Refused) if c == 9]
+    assert isinstance(refused, msg.Refused)
+    assert refused.cause is RemovalCause.CONTROL_LOST
