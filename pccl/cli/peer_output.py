@@ -35,11 +35,17 @@ class PeerOutput:
         prefix = self._prefixes[line.stream][peer]
         leaks_colour = b"\x1b" in line.text and b"\x1b" in prefix
         end = RESET + b"\n" if leaks_colour else b"\n"
-        self._outs[line.stream].write(prefix + line.text + end)
+        self._write(line.stream, prefix + line.text + end)
 
     def complain(self, text: str) -> None:
         """Something of our own, on stderr."""
-        self._outs[STDERR].write(f"pccl launch: {text}\n".encode(errors="replace"))
+        self._write(STDERR, f"pccl launch: {text}\n".encode(errors="replace"))
+
+    def _write(self, number: int, data: bytes) -> None:
+        """All of it: with PYTHONUNBUFFERED the stream is a bare file, which a signal cuts short."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._outs[number].write(rest) :]
 
     def flush(self) -> None:
         """Let everything be seen.
