@@ -12,6 +12,7 @@ perhaps not yet for whoever receives it, and counts it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from pccl.protocol.frame import (
@@ -58,6 +59,10 @@ class FrameHandler(Protocol):
         ...
 
 
+Payload = memoryview | bytes | Callable[[], memoryview]
+"""Bytes, or what makes them when a lane is about to send them."""
+
+
 class Frame:
     """A frame on its way out.
 
@@ -67,34 +72,43 @@ class Frame:
         number: of the segment among all that its operation sends; -1: no segment.
     """
 
-    __slots__ = ("_head", "header", "number", "payload", "sent")
+    __slots__ = ("_head", "_payload", "header", "number", "sent")
 
-    def __init__(
-        self, header: FrameHeader, payload: memoryview | bytes = b"", number: int = -1
-    ) -> None:
+    def __init__(self, header: FrameHeader, payload: Payload = b"", number: int = -1) -> None:
         self.header = header
-        self.payload = payload
+        self._payload = payload
         self.number = number
         self.sent = 0
         """Bytes of header and payload together that the network has taken."""
         self._head = encode_header(header)
 
+    @property
+    def payload(self) -> memoryview | bytes:
+        """What follows the header; made now if it was not yet."""
+        if callable(self._payload):
+            self._payload = self._payload()
+        return self._payload
+
     def detach(self, tensor: memoryview) -> None:
         """If it is a segment, take it from ``tensor`` instead."""
         if self.number >= 0:
-            self.payload = tensor[self.header.offset : self.header.offset + self.header.length]
+            self._payload = tensor[self.header.offset : self.header.offset + self.header.length]
+
+    def keep(self) -> None:
+        """Make a copy of the payload: the memory that it is in is about to be used otherwise."""
+        self._payload = bytes(self.payload)
 
     def rest(self) -> list[bytes | memoryview]:
         """What is still to be sent."""
         if self.sent >= HEADER_BYTES:
             return [memoryview(self.payload)[self.sent - HEADER_BYTES :]]
         head = self._head[self.sent :] if self.sent else self._head
-        return [head, self.payload] if self.payload else [head]
+        return [head, self.payload] if self.header.length else [head]
 
     @property
     def missing(self) -> int:
         """How many bytes are still to be sent."""
-        return HEADER_BYTES + len(self.payload) - self.sent
+        return HEADER_BYTES + self.header.length - self.sent
 
 
 class LaneGroup(Protocol):
@@ -226,7 +240,7 @@ class Lane:
         frame = self._current
         if frame is not None and frame.header.operation == operation:
             if frame.sent:
-                frame.payload = bytes(frame.payload)
+                frame.keep()
             else:
                 self._current = None
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from pccl.protocol.frame import FrameHeader
 from pccl.protocol.types import OperationId, PeerId
-from pccl.transports.lane import Frame, Lane
+from pccl.transports.lane import Frame, Lane, Payload
 
 
 class Link:
@@ -51,12 +51,12 @@ class Link:
 
     # -- sending -------------------------------------------------------------------------------
 
-    def send(self, header: FrameHeader, payload: memoryview, number: int) -> None:
+    def send(self, header: FrameHeader, payload: Payload, number: int) -> None:
         """Queue a segment; without a lane it waits for one.
 
         Args:
             header: of a DATA frame.
-            payload: must stay valid until it is sent or revoked.
+            payload: must stay valid until it is sent or revoked, or is made when it is sent.
             number: of the segment among all that its operation sends.
         """
         frame = Frame(header, payload, number)

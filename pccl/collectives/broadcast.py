@@ -11,9 +11,8 @@ What travels is final from the start, so all members hold the root's bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from pccl.collectives.layout import Layout, Segment
+from pccl.collectives.route import Route
 from pccl.collectives.schedule import Arrival
 
 
@@ -39,10 +38,11 @@ class BroadcastSchedule:
         self.downstream = (rank + 1) % world_size
         self._distance = (rank - root) % world_size
         self._segments = tuple(layout.segments())
-        self._positions = {segment.offset: segment.position for segment in self._segments}
-        receives, sends = self._distance > 0, self._distance < world_size - 1
-        self.incoming_count = len(self._segments) if receives else 0
-        self.outgoing_count = len(self._segments) if sends else 0
+        sends = self._distance < world_size - 1
+        came = [(self._distance - 1, self._segments)] if self._distance else []
+        goes = [(self._distance, self._segments)] if sends else []
+        self.incoming = Route(layout, came)
+        self.outgoing = Route(layout, goes)
         self.first_gather_index = 0
         self._arrival = Arrival(reduce=False, finish=False, final=True, forward=sends)
 
@@ -53,26 +53,6 @@ class BroadcastSchedule:
     def initial_finals(self) -> tuple[Segment, ...]:
         """Everything, if this is the root."""
         return () if self._distance else self._segments
-
-    def outgoing_index(self, step: int, segment: Segment) -> int:
-        """Number of a segment among all that this rank sends: its position."""
-        return segment.position
-
-    def outgoing(self) -> Iterator[tuple[int, Segment]]:
-        """All (step, segment) that this rank sends, in the order of their index."""
-        for segment in self._segments[: self.outgoing_count]:
-            yield self._distance, segment
-
-    def incoming(self, step: int, offset: int, length: int) -> tuple[int, Segment] | None:
-        """Find what a frame claims to carry: (index among all incoming, segment).
-
-        None if no such segment is expected at this step: the sender broke the protocol.
-        """
-        position = self._positions.get(offset)
-        if not self._distance or step != self._distance - 1 or position is None:
-            return None
-        segment = self._segments[position]
-        return (position, segment) if segment.length == length else None
 
     def arrival(self, step: int) -> Arrival:
         """What the arrival of any segment causes: it is final, and travels on."""
@@ -85,4 +65,4 @@ class BroadcastSchedule:
 
     def irreplaceable_count(self, gap: int) -> int:
         """See ``Schedule``: everything if the root is gone, otherwise nothing."""
-        return self.incoming_count if gap >= self._distance else 0
+        return self.incoming.count if gap >= self._distance else 0

@@ -7,7 +7,7 @@ and never splits an element. All members compute the same layout from the same d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -35,6 +35,8 @@ class Segment:
     """In bytes from the start of the tensor."""
     length: int
     """In bytes."""
+    wire_length: int
+    """In bytes, as it travels: the same, unless values are quantized."""
 
 
 class Layout:
@@ -45,9 +47,17 @@ class Layout:
         itemsize: bytes per element.
         world_size: number of ranks, at least 1.
         segment_bytes: upper bound of a segment; rounded down to whole elements.
+        wire_bytes: how many bytes so many elements are on the wire; None: what they are here.
     """
 
-    def __init__(self, count: int, itemsize: int, world_size: int, segment_bytes: int) -> None:
+    def __init__(
+        self,
+        count: int,
+        itemsize: int,
+        world_size: int,
+        segment_bytes: int,
+        wire_bytes: Callable[[int], int] | None = None,
+    ) -> None:
         if count < 0 or itemsize < 1 or world_size < 1 or segment_bytes < itemsize:
             raise ValueError(f"no layout for {count=} {itemsize=} {world_size=} {segment_bytes=}")
         self.nbytes = count * itemsize
@@ -61,7 +71,8 @@ class Layout:
             segments: list[Segment] = []
             while offset < end:
                 length = min(step, end - offset)
-                segments.append(Segment(position, offset, length))
+                wire = length if wire_bytes is None else wire_bytes(length // itemsize)
+                segments.append(Segment(position, offset, length, wire))
                 position += 1
                 offset += length
             self._chunks.append(tuple(segments))

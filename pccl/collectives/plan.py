@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import assert_never
 
 from pccl.collectives.broadcast import BroadcastSchedule
+from pccl.collectives.direct import DirectSchedule
 from pccl.collectives.layout import Layout, segment_bytes_for
 from pccl.collectives.ring import RingSchedule
-from pccl.collectives.schedule import Schedule
-from pccl.protocol.types import Collective, Descriptor
+from pccl.protocol.types import Algorithm, Collective, Descriptor
+
+Plan = RingSchedule | BroadcastSchedule | DirectSchedule
+
+STAR_ROOT = 0
+"""The eldest member."""
 
 
-def plan(descriptor: Descriptor, rank: int, world_size: int, segment_bytes: int | None) -> Schedule:
-    """The schedule of an operation as ``rank`` sees it.
+@lru_cache(maxsize=256)
+def plan(
+    descriptor: Descriptor,
+    rank: int,
+    world_size: int,
+    segment_bytes: int | None,
+    wire_bytes: Callable[[int], int] | None = None,
+) -> Plan:
+    """The schedule of an operation as ``rank`` sees it. Plans are kept: many operations are alike.
 
     Args:
-        descriptor: what all members asked for.
+        descriptor: what all members asked for; its algorithm is settled.
         rank: own position in the ring.
         world_size: members of the ring, at least 2.
         segment_bytes: upper bound of a segment; None: chosen by size of tensor and ring.
+        wire_bytes: how many bytes so many elements are on the wire; None: what they are here.
 
     Raises:
         ValueError: a rank or a root outside the ring.
@@ -27,7 +42,13 @@ def plan(descriptor: Descriptor, rank: int, world_size: int, segment_bytes: int 
     segment_bytes = segment_bytes or segment_bytes_for(descriptor.count * itemsize, world_size)
     match descriptor.collective:
         case Collective.ALL_REDUCE:
-            layout = Layout(descriptor.count, itemsize, world_size, segment_bytes)
+            star = descriptor.algorithm is Algorithm.STAR
+            chunks = 1 if star else world_size
+            layout = Layout(descriptor.count, itemsize, chunks, segment_bytes, wire_bytes)
+            if star:
+                return DirectSchedule(rank, world_size, layout, STAR_ROOT)
+            if descriptor.algorithm is Algorithm.MESH:
+                return DirectSchedule(rank, world_size, layout)
             return RingSchedule(rank, layout)
         case Collective.BROADCAST:
             layout = Layout(descriptor.count, itemsize, 1, segment_bytes)

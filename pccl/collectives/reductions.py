@@ -69,33 +69,35 @@ class Reduction:
         """Whether there is more to do for the last contribution than for the others."""
         return self._divisor is not None
 
-    def combine(self, arrived: Array, own: Array, *, finish: bool) -> None:
-        """``arrived`` becomes ``arrived`` op ``own``, in that order of operands.
+    def combine(self, left: Array, right: Array, out: Array | None = None, *, finish: bool) -> None:
+        """``out`` becomes ``left`` op ``right``, in that order of operands.
 
         Args:
-            arrived: shape (n,), at most a segment.
-            own: shape (n,), same dtype.
+            left: shape (n,), at most a segment.
+            right: shape (n,), same dtype.
+            out: likewise; may be one of the two. None: ``left``.
             finish: the last contribution: divide if an average was asked for.
         """
+        out = left if out is None else out
         divisor = self._divisor if finish else None
         with np.errstate(all="ignore"):
             if divisor is None:
-                self._combine(arrived, own)
+                self._combine(left, right, out)
             elif self._data_type in _HALVES:
-                wide = self._scratch.array(len(arrived), np.float32)
-                self._operation(arrived, own, out=wide, dtype=np.float32)
+                wide = self._scratch.array(len(left), np.float32)
+                self._operation(left, right, out=wide, dtype=np.float32)
                 np.divide(wide, np.float32(divisor), out=wide)
-                np.copyto(arrived, wide, casting="same_kind")
+                np.copyto(out, wide, casting="same_kind")
             else:
-                self._combine(arrived, own)
-                self._divide(arrived, divisor)
+                self._combine(left, right, out)
+                self._divide(out, divisor)
 
-    def _combine(self, arrived: Array, own: Array) -> None:
+    def _combine(self, left: Array, right: Array, out: Array) -> None:
         if self._data_type is DataType.BFLOAT16:
             # The operations of ml_dtypes do the same, at half the speed.
-            self._operation(arrived, own, out=arrived, dtype=np.float32, casting="same_kind")
+            self._operation(left, right, out=out, dtype=np.float32, casting="same_kind")
         else:
-            self._operation(arrived, own, out=arrived)
+            self._operation(left, right, out=out)
 
     def _divide(self, values: Array, divisor: int) -> None:
         if np.issubdtype(values.dtype, np.integer):

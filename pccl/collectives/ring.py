@@ -20,9 +20,8 @@ of c.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 from pccl.collectives.layout import Layout, Segment
+from pccl.collectives.route import Route
 from pccl.collectives.schedule import Arrival
 
 
@@ -46,62 +45,16 @@ class RingSchedule:
         self.upstream = (rank - 1) % world_size
         self.downstream = (rank + 1) % world_size
         self._arrivals = [self._arrival(step) for step in range(self.step_count)]
-        self._first_incoming = self._first_indices(self._incoming)
-        self._first_outgoing = self._first_indices(self._outgoing)
-
-    # -- what travels ------------------------------------------------------------------------
-
-    @property
-    def incoming_count(self) -> int:
-        """How many segments this rank receives in all."""
-        return self._first_incoming[-1]
-
-    @property
-    def outgoing_count(self) -> int:
-        """How many segments this rank sends in all."""
-        return self._first_outgoing[-1]
+        self.incoming = Route(layout, [(k, self._chunk(k + 1)) for k in range(self.step_count)])
+        self.outgoing = Route(layout, [(k, self._chunk(k)) for k in range(self.step_count)])
 
     def initial_sends(self) -> tuple[Segment, ...]:
         """The segments to send as step 0, from the own contribution."""
-        return self._outgoing(0)
+        return self._chunk(0)
 
     def initial_finals(self) -> tuple[Segment, ...]:
         """None: to every result all ranks contribute."""
         return ()
-
-    def outgoing_index(self, step: int, segment: Segment) -> int:
-        """Number of a segment among all that this rank sends (the receiver's incoming index)."""
-        number = self.layout.number(segment.offset)
-        assert number is not None
-        return self._first_outgoing[step] + number
-
-    def outgoing(self) -> Iterator[tuple[int, Segment]]:
-        """All (step, segment) that this rank sends, in the order of their index."""
-        for step in range(self.step_count):
-            for segment in self._outgoing(step):
-                yield step, segment
-
-    def incoming_segments(self) -> Iterator[tuple[int, Segment]]:
-        """All (step, segment) that this rank receives, in the order of their index."""
-        for step in range(self.step_count):
-            for segment in self._incoming(step):
-                yield step, segment
-
-    def incoming(self, step: int, offset: int, length: int) -> tuple[int, Segment] | None:
-        """Find what a frame claims to carry: (index among all incoming, segment).
-
-        None if no such segment is expected at this step: the sender broke the protocol.
-        """
-        if step >= self.step_count:
-            return None
-        segments = self._incoming(step)
-        number = self.layout.number(offset)
-        if number is None or number >= len(segments):
-            return None
-        segment = segments[number]
-        if segment.offset != offset or segment.length != length:
-            return None
-        return self._first_incoming[step] + number, segment
 
     def arrival(self, step: int) -> Arrival:
         """What the arrival of any segment at ``step`` causes."""
@@ -110,7 +63,7 @@ class RingSchedule:
     @property
     def first_gather_index(self) -> int:
         """How many of the incoming segments are partial results: the others are the gather."""
-        return self._first_incoming[self.world_size - 1]
+        return self.incoming.first(self.world_size - 1)
 
     def seen_by(self, rank: int) -> RingSchedule:
         """The same ring as another rank sees it (modulo the world size)."""
@@ -122,15 +75,13 @@ class RingSchedule:
         The gather begins with the chunk that the rank right before has finished, and goes on with
         those of the ranks before it.
         """
-        return self._first_incoming[min(self.world_size - 1 + gap, self.step_count)]
+        return self.incoming.first(self.world_size - 1 + gap)
 
     # -- the arithmetic of the ring ------------------------------------------------------------
 
-    def _outgoing(self, step: int) -> tuple[Segment, ...]:
-        return self.layout.chunk((self.rank - step) % self.world_size)
-
-    def _incoming(self, step: int) -> tuple[Segment, ...]:
-        return self.layout.chunk((self.rank - step - 1) % self.world_size)
+    def _chunk(self, hop: int) -> tuple[Segment, ...]:
+        """The chunk that begins so many ranks before this one."""
+        return self.layout.chunk((self.rank - hop) % self.world_size)
 
     def _arrival(self, step: int) -> Arrival:
         last_reduce = self.world_size - 2
@@ -140,9 +91,3 @@ class RingSchedule:
             final=step >= last_reduce,
             forward=step + 1 < self.step_count,
         )
-
-    def _first_indices(self, segments_of: Callable[[int], tuple[Segment, ...]]) -> list[int]:
-        firsts = [0]
-        for step in range(self.step_count):
-            firsts.append(firsts[-1] + len(segments_of(step)))
-        return firsts

@@ -1,16 +1,16 @@
-"""What a schedule tells the runtime: who sends what when, as one rank sees it.
+"""What a chain tells the runtime: who sends what when, as one rank sees it.
 
-Segments that travel are numbered twice, in the same order: the sender's outgoing index of a segment
-is the receiver's incoming index. The steps tell apart the times that one segment passes one rank.
+In a chain everything comes from the rank before and goes to the rank behind: the ring and the
+broadcast. The steps tell apart the times that one segment passes one rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from pccl.collectives.layout import Layout, Segment
+from pccl.collectives.route import Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class Arrival:
     """Send it on to the next rank, as part of the next step."""
 
 
-class Schedule(Protocol):
-    """One collective as one rank sees it; everything comes from one rank and goes to one rank."""
+class ChainSchedule(Protocol):
+    """One collective as one rank of a chain sees it."""
 
     @property
     def rank(self) -> int:
@@ -61,13 +61,13 @@ class Schedule(Protocol):
         ...
 
     @property
-    def incoming_count(self) -> int:
-        """How many segments this rank receives in all."""
+    def incoming(self) -> Route:
+        """What this rank receives."""
         ...
 
     @property
-    def outgoing_count(self) -> int:
-        """How many segments this rank sends in all."""
+    def outgoing(self) -> Route:
+        """What this rank sends: the incoming route of the next one."""
         ...
 
     @property
@@ -83,26 +83,11 @@ class Schedule(Protocol):
         """The segments whose own contribution is the result: nothing arrives for them."""
         ...
 
-    def outgoing_index(self, step: int, segment: Segment) -> int:
-        """Number of a segment among all that this rank sends (the receiver's incoming index)."""
-        ...
-
-    def outgoing(self) -> Iterator[tuple[int, Segment]]:
-        """All (step, segment) that this rank sends, in the order of their index."""
-        ...
-
-    def incoming(self, step: int, offset: int, length: int) -> tuple[int, Segment] | None:
-        """Find what a frame claims to carry: (index among all incoming, segment).
-
-        None if no such segment is expected at this step: the sender broke the protocol.
-        """
-        ...
-
     def arrival(self, step: int) -> Arrival:
         """What the arrival of any segment at ``step`` causes."""
         ...
 
-    def seen_by(self, rank: int) -> Schedule:
+    def seen_by(self, rank: int) -> ChainSchedule:
         """The same collective as another rank sees it (modulo the world size)."""
         ...
 

@@ -162,6 +162,24 @@ class Collective(enum.IntEnum):
     BARRIER = 3
 
 
+class Algorithm(enum.IntEnum):
+    """How the values of an all-reduce travel."""
+
+    AUTO = 0
+    """As the master has found to be the quickest, by the size of the tensor."""
+    RING = 1
+    """From neighbour to neighbour, twice around: 2(N-1) steps."""
+    STAR = 2
+    """To one member and back: two steps, for small tensors."""
+    MESH = 3
+    """From everyone to everyone: two steps, and as many bytes as in a ring."""
+
+    @property
+    def label(self) -> str:
+        """As users write it."""
+        return self.name.lower()
+
+
 class QuantizationAlgorithm(enum.IntEnum):
     """How values are shortened for the wire."""
 
@@ -259,6 +277,8 @@ class Descriptor:
     quantization: QuantizationAlgorithm = QuantizationAlgorithm.NONE
     quantized_dtype: DataType = DataType.UINT8
     """Means nothing without quantization."""
+    algorithm: Algorithm = Algorithm.AUTO
+    """Of an all-reduce; what that is for AUTO is settled before anybody is asked."""
 
     @staticmethod
     def broadcast(dtype: DataType, count: int, root: int) -> Descriptor:

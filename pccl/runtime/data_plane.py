@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pccl.collectives.direct import DirectSchedule
 from pccl.collectives.plan import plan
 from pccl.collectives.reductions import Reduction, Scratch
 from pccl.protocol.early_store import EarlyStore
@@ -21,7 +22,10 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.messages import Progress
 from pccl.protocol.types import Collective, Descriptor, OperationId, PeerId
+from pccl.runtime.buffers import Buffers
 from pccl.runtime.carry import Carry
+from pccl.runtime.chain_transfer import ChainTransfer
+from pccl.runtime.direct_transfer import DirectTransfer
 from pccl.runtime.discard import discard
 from pccl.runtime.operand import Operand, nothing
 from pccl.runtime.transfer import Transfer
@@ -82,7 +86,10 @@ class _Question:
         self.transfer.when_begun(self.lane, self._answer)
 
     def _answer(self) -> None:
-        asked, bitmap = self.header, self.transfer.bitmap()
+        inlet = self.transfer.inlets.get(self.lane.link.peer)
+        if inlet is None:
+            return  # it was lost, and another one has its place
+        asked, bitmap = self.header, inlet.received.to_bitmap()
         answer = FrameHeader(FrameKind.HAVE, asked.operation, 0, asked.offset, len(bitmap))
         self.lane.say(answer, bitmap)
 
@@ -95,7 +102,7 @@ class _Answer:
     """The sink of a HAVE: memory of its own."""
 
     plane: DataPlane
-    transfer: Transfer
+    peer: PeerId
     header: FrameHeader
     payload: bytearray
 
@@ -103,8 +110,9 @@ class _Answer:
         return memoryview(self.payload)[received:]
 
     def complete(self) -> None:
-        if self.plane.transfers.get(self.header.operation) is self.transfer:  # not over meanwhile
-            self.transfer.have(self.header.offset, memoryview(self.payload))
+        transfer = self.plane.transfers.get(self.header.operation)
+        if transfer is not None and self.peer in transfer.outlets:  # nothing is over meanwhile
+            transfer.outlets[self.peer].have(self.header.offset, memoryview(self.payload))
 
     def lost(self) -> None:
         pass
@@ -135,6 +143,7 @@ class DataPlane:
         self._segment_bytes = segment_bytes
         self._early: dict[PeerId, EarlyStore] = {}
         self._scratch = Scratch()
+        self._buffers = Buffers()
 
     # -- what the engine does ------------------------------------------------------------------
 
@@ -170,21 +179,32 @@ class DataPlane:
         assert operand.data_type is descriptor.dtype
         assert operand.send.size == descriptor.count
         assert operand.in_place or descriptor.collective is not Collective.BROADCAST
-        schedule = plan(descriptor, ring.index(own), len(ring), self._segment_bytes)
-        transfer = Transfer(
-            operation,
-            Reduction(descriptor.dtype, descriptor.op, len(ring), self._scratch),
-            operand,
-            schedule,
-            ring[schedule.upstream],
-            self._link_to(ring[schedule.downstream]),
-            self._on_done,
-            ring,
-            carry,
-        )
+        transfer = self._make_transfer(operation, descriptor, operand, ring, own, carry)
         self.transfers[operation] = transfer
         self._replay_early(transfer)
         return transfer.partners
+
+    def _make_transfer(
+        self,
+        operation: OperationId,
+        descriptor: Descriptor,
+        operand: Operand,
+        ring: tuple[PeerId, ...],
+        own: PeerId,
+        carry: Carry | None,
+    ) -> Transfer:
+        rank, world_size = ring.index(own), len(ring)
+        reduction = Reduction(descriptor.dtype, descriptor.op, world_size, self._scratch)
+        schedule = plan(descriptor, rank, world_size, self._segment_bytes)
+        what = (operation, reduction, operand)
+        if isinstance(schedule, DirectSchedule):
+            if carry is not None:
+                carry.restore()
+            return DirectTransfer(
+                *what, schedule, self._link_to, ring, self._on_done, self._buffers
+            )
+        downstream = self._link_to(ring[schedule.downstream])
+        return ChainTransfer(*what, schedule, downstream, ring, self._on_done, self._buffers, carry)
 
     def begin(self, operation: OperationId, *, resumed: bool = False) -> None:
         """The operation has started; ``resumed``: with what the attempt before it has left."""
@@ -196,17 +216,22 @@ class DataPlane:
         Returns:
             False if it can't have all that is missing; nothing has changed then.
         """
-        transfer = self.transfers[operation]
+        transfer = self._chain(operation)
         if transfer.lacks_irreplaceable(size):
             return False
         if transfer.lacking and not self._link_to(upstream).up:
             return False
-        transfer.upstream = upstream
+        transfer.take_from(upstream)
         return True
 
     def send_across(self, operation: OperationId, downstream: PeerId, size: int) -> None:
         """The ``size`` ranks behind this one are lost: send to ``downstream`` in their place."""
-        self.transfers[operation].send_across(self._link_to(downstream), size)
+        self._chain(operation).send_across(self._link_to(downstream), size)
+
+    def _chain(self, operation: OperationId) -> ChainTransfer:
+        transfer = self.transfers[operation]
+        assert isinstance(transfer, ChainTransfer)  # the master repairs nothing else
+        return transfer
 
     def detach(self, operation: OperationId) -> None:
         """The caller leaves an operation that is complete here; its buffers are free after this."""
@@ -239,15 +264,14 @@ class DataPlane:
     def lane_up(self, peer: PeerId) -> None:
         """There is one more lane to ``peer``."""
         for transfer in self.transfers.values():
-            if transfer.downstream.peer == peer:
-                transfer.ask()
+            outlet = transfer.outlets.get(peer)
+            if outlet is not None:
+                outlet.ask()
 
     def uses(self, peer: PeerId) -> bool:
         """Whether a running transfer lacks segments from ``peer``, or sends some there."""
         return any(
-            (t.upstream == peer and t.lacking) or t.sends_to(peer)
-            for t in self.transfers.values()
-            if t.begun
+            t.lacks_from(peer) or t.sends_to(peer) for t in self.transfers.values() if t.begun
         )
 
     def progress(self) -> tuple[Progress, ...]:
@@ -266,23 +290,20 @@ class DataPlane:
         transfer = self._find(header.operation)
         match header.kind:
             case FrameKind.DATA if transfer is not None:
-                if transfer.upstream != peer:
-                    reason = f"peer {peer} is not upstream in {header.operation}"
-                    raise RemoteProtocolError(func="lane", reason=reason)
-                return transfer.place(header) or _Drain(header.length)
+                return transfer.place(peer, header) or _Drain(header.length)
             case FrameKind.DATA if self._may_come(header.operation):
                 store = self._early.get(peer)
                 if store is None:
                     reason = f"peer {peer} sends ahead of {header.operation}, and is no member"
                     raise RemoteProtocolError(func="lane", reason=reason)
                 return _EarlyFrame(self, store, header, store.reserve(header))
-            case FrameKind.QUERY if transfer is not None and transfer.upstream == peer:
+            case FrameKind.QUERY if transfer is not None and peer in transfer.inlets:
                 return _Question(transfer, lane, header)
-            case FrameKind.HAVE if transfer is not None and transfer.downstream.peer == peer:
-                if header.length != transfer.answer_bytes:
+            case FrameKind.HAVE if transfer is not None and peer in transfer.outlets:
+                if header.length != transfer.outlets[peer].answer_bytes:
                     reason = f"a bitmap of {header.length} bytes for {header.operation}"
                     raise RemoteProtocolError(func="lane", reason=reason)
-                return _Answer(self, transfer, header, bytearray(header.length))
+                return _Answer(self, peer, header, bytearray(header.length))
             case _:
                 return _Drain(header.length)
 
@@ -290,8 +311,8 @@ class DataPlane:
         """A lane is gone; what was given to it may not have arrived."""
         for operation, numbers in lane.carried.items():
             transfer = self.transfers.get(operation)
-            if transfer is not None and transfer.downstream.peer == lane.link.peer:
-                transfer.lane_lost(numbers)
+            if transfer is not None and lane.link.peer in transfer.outlets:
+                transfer.outlets[lane.link.peer].lane_lost(numbers)
 
     def _find(self, operation: OperationId) -> Transfer | None:
         """The transfer that a frame belongs to: the very operation, not one with its tag."""
@@ -308,12 +329,13 @@ class DataPlane:
             store.discard(operation)
 
     def _replay_early(self, transfer: Transfer) -> None:
-        store = self._early.get(transfer.upstream)
-        if store is None:
-            return
-        try:
-            for header, payload in store.take(transfer.operation):
-                transfer.take_early(header, payload)
-        except RemoteProtocolError as error:
-            _log.warning("closed the link to peer %d: %s", transfer.upstream, error.reason)
-            self._link_to(transfer.upstream).close()
+        for peer in list(transfer.inlets):
+            store = self._early.get(peer)
+            if store is None:
+                continue
+            try:
+                for header, payload in store.take(transfer.operation):
+                    transfer.take_early(peer, header, payload)
+            except RemoteProtocolError as error:
+                _log.warning("closed the link to peer %d: %s", peer, error.reason)
+                self._link_to(peer).close()

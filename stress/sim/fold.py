@@ -47,6 +47,38 @@ def fold(contributions: list[Array], op: ReduceOp, firsts: list[int] | None = No
     return result
 
 
+def implausible(result: Array, contributions: list[Array], op: ReduceOp) -> list[int]:
+    """The indices at which ``result`` is no fold of the contributions in any order.
+
+    Integers, MIN and MAX are the same in every order. Of the others each rounding is bounded
+    (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, sections 3.1 and 4.2). Where
+    something on the way might overflow or is not finite, only a NaN that no order avoids is seen.
+    """
+    if np.issubdtype(result.dtype, np.integer) or op in (ReduceOp.MIN, ReduceOp.MAX):
+        return differences(result, fold(contributions, op), op)
+    finfo: Any = ml_dtypes.finfo
+    info = finfo(result.dtype)
+    count = len(contributions)
+    with np.errstate(all="ignore"):
+        wide = np.array([part.astype(np.longdouble) for part in contributions])
+        if op is ReduceOp.PROD:
+            exact = np.prod(wide, axis=0)
+            size = np.prod(np.maximum(np.abs(wide), 1), axis=0)
+            small = np.prod(np.minimum(np.abs(wide), 1), axis=0)
+            safe = (size < float(info.max)) & (small > float(info.tiny))
+            slack = np.abs(exact)
+        else:
+            divisor = count if op is ReduceOp.AVG else 1
+            exact = np.sum(wide, axis=0) / divisor
+            size = np.sum(np.abs(wide), axis=0)
+            safe = size < float(info.max)
+            slack = size / divisor
+        slack = slack * 2 * count * float(info.eps) + float(info.tiny)
+        wrong = safe & ~(np.abs(result.astype(np.longdouble) - exact) <= slack)
+        lost = np.isnan(wide).any(axis=0) & ~np.isnan(result.astype(np.longdouble))
+    return [int(index) for index in np.flatnonzero(wrong | lost)]
+
+
 def differences(result: Array, expected: Array, op: ReduceOp) -> list[int]:
     """The indices at which ``result`` is not what a :func:`fold` says that it must be."""
     equal = _bits(result) == _bits(expected)

@@ -23,8 +23,9 @@ from pccl.protocol.peer_membership import KnownMembership
 from pccl.protocol.registrar import Registrar
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.carry import Carry
+from pccl.runtime.chain_transfer import ChainTransfer
 from pccl.runtime.data_plane import DataPlane
-from pccl.runtime.transfer import Placement, Transfer
+from pccl.runtime.transfer import Inlet, Placement, Transfer
 from pccl.transports.lane import Lane
 from pccl.transports.link import Link
 
@@ -58,7 +59,7 @@ def _no_restore_after_completion(stack: ExitStack) -> None:
     restore = getattr(Transfer, "_restore")  # noqa: B009
 
     def careless(transfer: Transfer) -> None:
-        if transfer.progress.received < transfer.schedule.incoming_count:
+        if transfer.lacking:
             restore(transfer)
 
     stack.enter_context(patch.object(Transfer, "_restore", careless))
@@ -68,7 +69,7 @@ def _second_copy_added(stack: ExitStack) -> None:
     """A segment that arrives twice counts twice."""
     add = ReceivedSet.add
 
-    def blind(transfer: Transfer, index: int) -> bool:
+    def blind(transfer: Transfer, inlet: Inlet, index: int) -> bool:
         return False
 
     def forgetful(received: ReceivedSet, index: int) -> bool:
@@ -84,6 +85,8 @@ def _write_after_return(stack: ExitStack) -> None:
 
     def stubborn(placement: Placement, received: int) -> memoryview:
         segment, memory = placement.segment, placement.transfer.result_bytes
+        if placement.buffer is not None:
+            return placement.buffer[received:]
         return memory[segment.offset + received : segment.offset + segment.length]
 
     stack.enter_context(patch.object(Placement, "memory", stubborn))
@@ -115,7 +118,8 @@ def _nothing_for_others_after_leaving(stack: ExitStack) -> None:
 
     def selfish(transfer: Transfer) -> None:
         detach(transfer)
-        transfer.downstream.revoke(transfer.operation)
+        for outlet in transfer.outlets.values():
+            outlet.revoke()
         transfer.begun = False
 
     stack.enter_context(patch.object(Transfer, "detach", selfish))
@@ -214,19 +218,19 @@ def _partial_taken_for_final(stack: ExitStack) -> None:
 def _holdings_overstated(stack: ExitStack) -> None:
     """Whoever is behind a gap says that it can go on, whatever it lacks."""
 
-    def lacks(transfer: Transfer, gap: int) -> bool:
+    def lacks(transfer: ChainTransfer, gap: int) -> bool:
         return False
 
-    stack.enter_context(patch.object(Transfer, "lacks_irreplaceable", lacks))
+    stack.enter_context(patch.object(ChainTransfer, "lacks_irreplaceable", lacks))
 
 
 def _gap_not_bridged(stack: ExitStack) -> None:
     """Whoever is before a gap says nothing to the one behind it."""
 
-    def send_across(transfer: Transfer, downstream: Link, gap: int) -> None:
+    def send_across(transfer: ChainTransfer, downstream: Link, gap: int) -> None:
         return
 
-    stack.enter_context(patch.object(Transfer, "send_across", send_across))
+    stack.enter_context(patch.object(ChainTransfer, "send_across", send_across))
 
 
 def _lost_part_kept(stack: ExitStack) -> None:

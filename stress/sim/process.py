@@ -34,6 +34,7 @@ from pccl.stress.sim.faults.base import LifePhase
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.trace import Trace
 from pccl.transports.base import Address
+from pccl.transports.lane import Payload
 from pccl.transports.link import Link
 from pccl.transports.sim import SimHost
 
@@ -103,7 +104,7 @@ class RepeatingLink(Link):
         self._rng = rng
         self._probability = probability
 
-    def send(self, header: FrameHeader, payload: memoryview, number: int) -> None:
+    def send(self, header: FrameHeader, payload: Payload, number: int) -> None:
         """Queue a segment, perhaps twice."""
         super().send(header, payload, number)
         if self._rng.random() < self._probability:

@@ -89,7 +89,7 @@ class Peer:
         def complete_and_freeze(transfer: Transfer, *arguments: Any) -> None:
             nonlocal frozen
             complete(transfer, *arguments)
-            due = fraction * transfer.schedule.incoming_count
+            due = fraction * (transfer.progress.received + transfer.lacking)
             if not frozen and transfer.progress.received >= due:
                 frozen = True
                 os.kill(os.getpid(), signal.SIGSTOP)

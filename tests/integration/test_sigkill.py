@@ -134,7 +134,8 @@ class Peer:
 
         def complete_or_die(transfer: Transfer, *arguments: Any) -> None:
             complete(transfer, *arguments)
-            if transfer.progress.received >= fraction * transfer.schedule.incoming_count:
+            received = transfer.progress.received
+            if received >= fraction * (received + transfer.lacking):
                 os.kill(os.getpid(), signal.SIGKILL)
 
         mock.patch.object(Transfer, "complete", complete_or_die).start()

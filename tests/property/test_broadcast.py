@@ -55,7 +55,7 @@ def test_everybody_gets_every_segment_once(
     sent[root] = len(positions)
     while travelling:
         rank, step, offset, length = travelling.pop(rng.randrange(len(travelling)))
-        found = schedules[rank].incoming(step, offset, length)
+        found = schedules[rank].incoming.find(step, offset, length)
         assert found is not None
         got[rank].append(found[1].position)
         arrival = schedules[rank].arrival(step)
@@ -64,10 +64,10 @@ def test_everybody_gets_every_segment_once(
             sent[rank] += 1
             travelling.append((schedules[rank].downstream, step + 1, offset, length))
     assert [sorted(positions_of_rank) for positions_of_rank in got] == [positions] * world_size
-    assert sent == [schedule.outgoing_count for schedule in schedules]
+    assert sent == [schedule.outgoing.count for schedule in schedules]
     before_root = (root - 1) % world_size
     assert [rank for rank in range(world_size) if not sent[rank]] == [before_root]
-    assert [s.incoming_count == 0 for s in schedules] == [
+    assert [s.incoming.count == 0 for s in schedules] == [
         rank == root for rank in range(world_size)
     ]
 
@@ -80,13 +80,13 @@ def test_neighbours_agree_on_every_number(shape: tuple[int, int, int, int, int, 
     for rank, sender in enumerate(schedules):
         receiver = schedules[(rank + 1) % world_size]
         assert (sender.rank, receiver.upstream, sender.downstream) == (rank, rank, receiver.rank)
-        outgoing = list(sender.outgoing())
-        assert sender.outgoing_count == receiver.incoming_count == len(outgoing)
+        outgoing = list(sender.outgoing)
+        assert sender.outgoing.count == receiver.incoming.count == len(outgoing)
         assert receiver.first_gather_index == 0
         for index, (step, segment) in enumerate(outgoing):
             assert step == (rank - root) % world_size
-            assert sender.outgoing_index(step, segment) == index
-            assert receiver.incoming(step, segment.offset, segment.length) == (index, segment)
+            assert sender.outgoing.number(step, segment) == index
+            assert receiver.incoming.find(step, segment.offset, segment.length) == (index, segment)
 
 
 @settings(max_examples=150)
@@ -98,9 +98,7 @@ def test_what_is_not_expected_is_not_found(
     schedules = chain(shape)
     receiver = schedules[data.draw(st.integers(0, world_size - 1))]
     upstream = schedules[receiver.upstream]
-    expected = {
-        (step, s.offset, s.length): (i, s) for i, (step, s) in enumerate(upstream.outgoing())
-    }
+    expected = {(step, s.offset, s.length): (i, s) for i, (step, s) in enumerate(upstream.outgoing)}
     nbytes = count * itemsize
     for _ in range(6):
         claim = (
@@ -108,7 +106,7 @@ def test_what_is_not_expected_is_not_found(
             data.draw(st.integers(0, nbytes + 9) | st.just((1 << 64) - 1)),
             data.draw(st.integers(0, nbytes + 9)),
         )
-        assert receiver.incoming(*claim) == expected.get(claim)
+        assert receiver.incoming.find(*claim) == expected.get(claim)
 
 
 @settings(max_examples=100)
@@ -119,7 +117,7 @@ def test_a_claim_with_one_thing_wrong_is_not_found(
     schedules = chain(shape)
     for receiver in schedules:
         sender = schedules[receiver.upstream]
-        expected = {(step, s.offset, s.length) for step, s in sender.outgoing()}
+        expected = {(step, s.offset, s.length) for step, s in sender.outgoing}
         for step, offset, length in sorted(expected)[:20]:
             for claim in (
                 (step + 1, offset, length),
@@ -128,7 +126,7 @@ def test_a_claim_with_one_thing_wrong_is_not_found(
                 (step, offset, length + 1),
                 (step, offset, length - 1),
             ):
-                assert (receiver.incoming(*claim) is not None) == (claim in expected)
+                assert (receiver.incoming.find(*claim) is not None) == (claim in expected)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +157,9 @@ def test_a_broadcast_is_a_chain() -> None:
 
 def test_a_barrier_moves_nothing() -> None:
     schedule = plan(Descriptor.barrier(), 1, 3, None)
+    assert isinstance(schedule, RingSchedule)
     assert (schedule.upstream, schedule.downstream, schedule.world_size) == (0, 2, 3)
-    assert (schedule.incoming_count, schedule.outgoing_count) == (0, 0)
+    assert (schedule.incoming.count, schedule.outgoing.count) == (0, 0)
     assert list(schedule.layout.segments()) == []
 
 

@@ -18,13 +18,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccl.protocol.frame import FrameHeader
-from pccl.protocol.types import Collective, DataType, Descriptor, OperationId, PeerId, ReduceOp
+from pccl.protocol.types import (
+    Algorithm,
+    Collective,
+    DataType,
+    Descriptor,
+    OperationId,
+    PeerId,
+    ReduceOp,
+)
 from pccl.runtime.data_plane import DataPlane
 from pccl.runtime.operand import borrow
-from pccl.stress.sim.fold import differences, fold
+from pccl.stress.sim.fold import differences, fold, implausible
+from pccl.transports.lane import Payload
 from pccl.transports.link import Link
 
 Array = npt.NDArray[Any]
+
+ALGORITHMS = (Algorithm.RING, Algorithm.STAR, Algorithm.MESH)
 
 OPERATION = OperationId(term=1, group=0, view=3, tag=5, n=0)
 
@@ -46,8 +57,8 @@ class Wire(Link):
     def up(self) -> bool:
         return True
 
-    def send(self, header: FrameHeader, payload: memoryview, number: int) -> None:
-        self._carry(header, payload)
+    def send(self, header: FrameHeader, payload: Payload, number: int) -> None:
+        self._carry(header, memoryview(payload() if callable(payload) else payload))
 
     def detach(self, operation: OperationId, tensor: memoryview) -> None:
         self._copy_queued()
@@ -157,11 +168,18 @@ def lend(inputs: list[Array], rng: random.Random) -> list[tuple[Array, Array]]:
 
 @pytest.mark.parametrize("op", ReduceOp)
 @pytest.mark.parametrize("data_type", DataType)
-@settings(max_examples=8)
-@given(st.integers(2, 9), st.integers(1, 30), st.integers(1, 40), st.randoms())
+@settings(max_examples=12)
+@given(
+    st.sampled_from(ALGORITHMS),
+    st.integers(2, 9),
+    st.integers(1, 30),
+    st.integers(1, 40),
+    st.randoms(),
+)
 def test_a_reduce_of_every_kind(
     data_type: DataType,
     op: ReduceOp,
+    algorithm: Algorithm,
     world_size: int,
     count: int,
     segment_bytes: int,
@@ -170,11 +188,16 @@ def test_a_reduce_of_every_kind(
     inputs = [random_values(data_type, count, rng) for _ in range(world_size)]
     buffers = lend(inputs, rng)
     ring = Ring(world_size, max(segment_bytes, data_type.itemsize), rng)
-    ring.post(Descriptor(data_type, op, count), buffers)
+    ring.post(Descriptor(data_type, op, count, algorithm=algorithm), buffers)
     while ring.step():
         pass
     ring.end(committed=True)
-    assert differences(buffers[0][1], fold(inputs, op), op) == []
+    result = buffers[0][1]
+    if algorithm is Algorithm.MESH:
+        assert implausible(result, inputs, op) == []
+    else:
+        firsts = [0] if algorithm is Algorithm.STAR else None
+        assert differences(result, fold(inputs, op, firsts), op) == []
     assert len({recv.tobytes() for _, recv in buffers}) == 1
     assert sorted(ring.done) == list(range(world_size))
     assert len(set(ring.done.values())) == 1
@@ -245,7 +268,8 @@ def test_an_abort_at_any_moment_leaves_every_input_as_it_was(
         descriptor = Descriptor.broadcast(data_type, count, rng.randrange(world_size))
         buffers = [(own, own) for own in (own.copy() for own in inputs)]
     else:
-        descriptor = Descriptor(data_type, rng.choice(tuple(ReduceOp)), count)
+        op, algorithm = rng.choice(tuple(ReduceOp)), rng.choice(ALGORITHMS)
+        descriptor = Descriptor(data_type, op, count, algorithm=algorithm)
         buffers = lend(inputs, rng)
     ring = Ring(world_size, 16, rng)
     ring.post(descriptor, buffers)
@@ -274,7 +298,8 @@ def test_who_is_done_may_leave_with_his_input(
         buffers = [(own, own) for own in (own.copy() for own in inputs)]
     else:
         expected = fold(inputs, ReduceOp.PROD)
-        descriptor = Descriptor(DataType.INT16, ReduceOp.PROD, count)
+        algorithm = rng.choice(ALGORITHMS)
+        descriptor = Descriptor(DataType.INT16, ReduceOp.PROD, count, algorithm=algorithm)
         buffers = lend(inputs, rng)
     ring = Ring(world_size, 8, rng)
     ring.post(descriptor, buffers)
@@ -320,3 +345,31 @@ def test_progress_shows_who_owes_what(
     for rank, mine in enumerate(progress):
         travelling = sum(frame.target == rank for frame in ring.frames)
         assert progress[rank - 1].ready - mine.received == travelling
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from((Algorithm.STAR, Algorithm.MESH)),
+    st.integers(2, 7),
+    st.integers(1, 40),
+    st.randoms(),
+)
+def test_what_a_direct_reduce_moves(
+    algorithm: Algorithm, world_size: int, count: int, rng: random.Random
+) -> None:
+    """Mesh: everybody 2(N-1)/N of the tensor, as in a ring; star: all of it, the root N-1 times."""
+    inputs = [random_values(DataType.INT32, count, rng) for _ in range(world_size)]
+    ring = Ring(world_size, 8, rng)
+    descriptor = Descriptor(DataType.INT32, ReduceOp.SUM, count, algorithm=algorithm)
+    ring.post(descriptor, lend(inputs, rng))
+    while ring.step():
+        pass
+    base, longer = divmod(count, world_size)
+    for rank, plane in enumerate(ring.planes):
+        transfer = plane.end(OPERATION, committed=True)
+        if algorithm is Algorithm.STAR:
+            moved = 4 * count * (world_size - 1 if rank == 0 else 1)
+        else:
+            own = base + (rank < longer)
+            moved = 4 * ((count - own) + own * (world_size - 1))
+        assert (transfer.tx_bytes, transfer.rx_bytes) == (moved, moved)

@@ -21,6 +21,7 @@ from pccl.protocol.repair import find_gaps
 from pccl.protocol.types import DataType, Descriptor, OperationId, PeerId, ReduceOp
 from pccl.runtime.data_plane import DataPlane
 from pccl.runtime.operand import borrow
+from pccl.transports.lane import Payload
 from pccl.transports.link import Link
 
 Array = npt.NDArray[Any]
@@ -41,7 +42,8 @@ class WireLink(Link):
     def up(self) -> bool:
         return self.peer not in self.world.lost
 
-    def send(self, header: FrameHeader, payload: memoryview, number: int) -> None:
+    def send(self, header: FrameHeader, payload: Payload, number: int) -> None:
+        assert isinstance(payload, memoryview)
         self.world.bag.append((self, header, payload))
 
     def ask(self, header: FrameHeader) -> None:

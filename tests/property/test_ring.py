@@ -80,7 +80,7 @@ class Rank:
         data_type = DataType.from_numpy_dtype(own.dtype)
         self.reduction = Reduction(data_type, op, schedule.world_size, Scratch())
         self.result = np.full_like(own, 77)
-        self.received = ReceivedSet(schedule.incoming_count)
+        self.received = ReceivedSet(schedule.incoming.count)
         self.digest = ResultDigest(schedule.layout.segment_count)
         self.finals: set[int] = set()
         self.sent_bytes = 0
@@ -101,12 +101,12 @@ class Rank:
 
     def _send(self, step: int, segment: Segment, source: Array) -> None:
         self.outbox.append((step, segment, self._slice(source, segment)))
-        self.sent_indices.append(self.schedule.outgoing_index(step, segment))
+        self.sent_indices.append(self.schedule.outgoing.number(step, segment))
         self.sent_bytes += segment.length
 
     def take(self, step: int, offset: int, data: bytes) -> None:
         """A segment arrives for the first time."""
-        found = self.schedule.incoming(step, offset, len(data))
+        found = self.schedule.incoming.find(step, offset, len(data))
         assert found is not None
         index, segment = found
         assert index not in self.received
@@ -168,7 +168,7 @@ def test_every_rank_holds_the_fold_whatever_the_order_of_arrival(
             break
         if copies and (not ready or rng.random() < 0.3):
             target, message = copies.pop(rng.randrange(len(copies)))
-            found = ranks[target].schedule.incoming(message[0], message[1], len(message[2]))
+            found = ranks[target].schedule.incoming.find(message[0], message[1], len(message[2]))
             assert found is not None
             assert found[0] in ranks[target].received  # a second copy: dropped before any memory
             assert not ranks[target].received.add(found[0])
@@ -187,7 +187,7 @@ def test_every_rank_holds_the_fold_whatever_the_order_of_arrival(
         assert rank.result.tobytes() == expected
         assert rank.received.missing == 0
         assert len(rank.finals) == rank.schedule.layout.segment_count
-        assert sorted(rank.sent_indices) == list(range(rank.schedule.outgoing_count))
+        assert sorted(rank.sent_indices) == list(range(rank.schedule.outgoing.count))
         traffic = (rank.sent_bytes, rank.received_bytes)
         assert traffic == expected_traffic(count, itemsize, world_size, rank.schedule.rank)
     assert len({rank.digest.value() for rank in ranks}) == 1
@@ -217,11 +217,11 @@ def test_neighbours_agree_on_every_number(shape: tuple[int, int, int, int]) -> N
     for sender in schedules:
         receiver = schedules[(sender.rank + 1) % world_size]
         assert (sender.downstream, receiver.upstream) == (receiver.rank, sender.rank)
-        outgoing = list(sender.outgoing())
-        assert sender.outgoing_count == receiver.incoming_count == len(outgoing)
+        outgoing = list(sender.outgoing)
+        assert sender.outgoing.count == receiver.incoming.count == len(outgoing)
         for index, (step, segment) in enumerate(outgoing):
-            assert sender.outgoing_index(step, segment) == index
-            assert receiver.incoming(step, segment.offset, segment.length) == (index, segment)
+            assert sender.outgoing.number(step, segment) == index
+            assert receiver.incoming.find(step, segment.offset, segment.length) == (index, segment)
         initial = [segment for step, segment in outgoing if step == 0]
         assert list(sender.initial_sends()) == initial
         partial = sum(1 for step, _ in outgoing if step < world_size - 1)
@@ -237,9 +237,7 @@ def test_what_is_not_expected_is_not_found(
     layout = Layout(count, itemsize, world_size, itemsize * per_segment)
     receiver = RingSchedule(data.draw(st.integers(0, world_size - 1)), layout)
     upstream = RingSchedule(receiver.upstream, layout)
-    expected = {
-        (step, s.offset, s.length): (i, s) for i, (step, s) in enumerate(upstream.outgoing())
-    }
+    expected = {(step, s.offset, s.length): (i, s) for i, (step, s) in enumerate(upstream.outgoing)}
     nbytes = count * itemsize
     for _ in range(6):
         claim = (
@@ -247,7 +245,7 @@ def test_what_is_not_expected_is_not_found(
             data.draw(st.integers(0, nbytes + 9) | st.just((1 << 64) - 1)),
             data.draw(st.integers(0, nbytes + 9)),
         )
-        assert receiver.incoming(*claim) == expected.get(claim)
+        assert receiver.incoming.find(*claim) == expected.get(claim)
 
 
 @settings(max_examples=100)
@@ -258,7 +256,7 @@ def test_a_claim_with_one_thing_wrong_is_not_found(shape: tuple[int, int, int, i
     schedules = [RingSchedule(rank, layout) for rank in range(world_size)]
     for receiver in schedules:
         sender = schedules[receiver.upstream]
-        expected = {(step, s.offset, s.length) for step, s in sender.outgoing()}
+        expected = {(step, s.offset, s.length) for step, s in sender.outgoing}
         for step, offset, length in sorted(expected)[:20]:
             for claim in (
                 (step + 1, offset, length),
@@ -267,7 +265,7 @@ def test_a_claim_with_one_thing_wrong_is_not_found(shape: tuple[int, int, int, i
                 (step, offset, length + 1),
                 (step, offset, length - 1),
             ):
-                assert (receiver.incoming(*claim) is not None) == (claim in expected)
+                assert (receiver.incoming.find(*claim) is not None) == (claim in expected)
 
 
 def test_a_ring_needs_two_and_a_rank_in_it() -> None:
@@ -283,9 +281,9 @@ def test_a_ring_of_nothing_has_nothing_to_do() -> None:
     layout = Layout(0, 1, 3, 64)
     assert (layout.segment_count, layout.nbytes, list(layout.segments())) == (0, 0, [])
     schedule = RingSchedule(1, layout)
-    assert (schedule.incoming_count, schedule.outgoing_count) == (0, 0)
+    assert (schedule.incoming.count, schedule.outgoing.count) == (0, 0)
     assert schedule.initial_sends() == ()
-    assert schedule.incoming(0, 0, 0) is None
+    assert schedule.incoming.find(0, 0, 0) is None
 
 
 # -- the layout --------------------------------------------------------------------------------

@@ -1,0 +1,80 @@
+"""Mesh and star all-reduce as one pure schedule: contributions to owners, results from owners.
+
+Each segment has an owner. At step 0 every rank sends it its contribution; when all are there, the
+owner sends the result to every rank at step 1. Two steps, whatever the number of ranks.
+
+* Mesh: rank r owns chunk r (direct reduce-scatter and all-gather; Thakur, Rabenseifner & Gropp,
+  "Optimization of collective communication operations in MPICH", IJHPCA 2005, sections 4 and 5, and
+  Li et al., "Communication efficient distributed machine learning with the parameter server", NIPS
+  2014, with a server in every rank). Each rank sends and receives 2(N-1)/N of the tensor, as in the
+  ring, over N-1 links at once. Contributions are added in the order in which they come.
+* Star: one rank, the root, owns everything. Every other rank sends and receives the tensor once,
+  the root N-1 times: for tensors whose time on the wire is small beside the latency. Contributions
+  are added in rank order, so the result is reproducible for the same ranks; what comes before its
+  turn waits at the root.
+
+One owner computes each value and all take its bytes: results are bit-identical. With quantization a
+contribution is quantized once and the result once, however many ranks there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pccl.collectives.layout import Layout, Segment
+from pccl.collectives.route import Route
+
+CONTRIBUTE, PUBLISH = 0, 1
+"""The steps: contributions to the owner, results from the owner."""
+
+
+class DirectSchedule:
+    """The mesh or the star as one rank sees it.
+
+    Args:
+        rank: own rank.
+        world_size: number of ranks, at least 2.
+        layout: the segments; for a mesh of ``world_size`` chunks.
+        root: the rank that owns everything (star); None: each owns the chunk of its number (mesh).
+    """
+
+    step_count = 2
+
+    def __init__(self, rank: int, world_size: int, layout: Layout, root: int | None = None) -> None:
+        if world_size < 2 or not 0 <= rank < world_size or not 0 <= (root or 0) < world_size:
+            raise ValueError(f"nothing direct for rank {rank} of {world_size} with root {root}")
+        if layout.world_size != (world_size if root is None else 1):
+            raise ValueError(f"a mesh of {world_size} needs as many chunks, a star one")
+        self.rank = rank
+        self.world_size = world_size
+        self.layout = layout
+        self.root = root
+        self.in_rank_order = root is not None
+        """Whether contributions are combined in the order of ranks, or as they come."""
+        self._everything = tuple(layout.segments())
+        self.owned = self._owned_by(rank)
+        """The segments whose results this rank computes."""
+        others = [(rank + distance) % world_size for distance in range(1, world_size)]
+        incoming = {other: self._route(other, rank) for other in others}
+        outgoing = {other: self._route(rank, other) for other in others}
+        self.incoming_from = {other: route for other, route in incoming.items() if route.count}
+        """By rank: what comes from it; the next rank first."""
+        self.outgoing_to = {other: route for other, route in outgoing.items() if route.count}
+        """By rank: what goes to it."""
+
+    def initial_sends(self) -> Iterator[tuple[int, Segment]]:
+        """All (rank, segment) to send as step 0, in turn to each owner, the next rank first."""
+        chunks = {other: self._owned_by(other) for other in self.outgoing_to}
+        for number in range(max((len(chunk) for chunk in chunks.values()), default=0)):
+            for other, chunk in chunks.items():
+                if number < len(chunk):
+                    yield other, chunk[number]
+
+    def _owned_by(self, rank: int) -> Sequence[Segment]:
+        if self.root is None:
+            return self.layout.chunk(rank)
+        return self._everything if rank == self.root else ()
+
+    def _route(self, source: int, target: int) -> Route:
+        contributes, publishes = tuple(self._owned_by(target)), tuple(self._owned_by(source))
+        return Route(self.layout, [(CONTRIBUTE, contributes), (PUBLISH, publishes)])

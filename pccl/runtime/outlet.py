@@ -1,0 +1,150 @@
+"""``Outlet``: what one running collective sends to one peer.
+
+What was given to a lane that is lost may or may not have arrived: the receiver is asked, and only
+what it lacks of that is sent again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from pccl.collectives.layout import Segment
+from pccl.collectives.received_set import ReceivedSet
+from pccl.collectives.route import Route
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.types import OperationId
+from pccl.transports.lane import Payload
+from pccl.transports.link import Link
+
+
+class Outlet:
+    """The segments for one peer: which are ready, sent, or perhaps lost.
+
+    Args:
+        operation: whose segments they are.
+        link: where they go.
+        route: all of them.
+        payload: what a segment carries at a step.
+    """
+
+    def __init__(
+        self,
+        operation: OperationId,
+        link: Link,
+        route: Route,
+        payload: Callable[[int, Segment], Payload],
+    ) -> None:
+        self.link = link
+        self.route = route
+        self.sent_bytes = 0
+        """Payload bytes handed to the link, repetitions included."""
+        self.ready = ReceivedSet(route.count)
+        """What could be sent so far."""
+        self._operation = operation
+        self._payload = payload
+        self._question = 0
+        """Number of the last question to the peer."""
+        self._unheard = False
+        """Whether the peer has to show by an answer that it has begun, before it is sent any."""
+        self._doubtful: dict[int, int] = {}
+        """Segments that were given to a lane that was lost, by number, and the question that was
+        asked after that: its answer, or a later one's, says whether they arrived."""
+
+    @property
+    def answer_bytes(self) -> int:
+        """Length of a bitmap of all segments."""
+        return (self.route.count + 7) // 8
+
+    def offer(self, step: int, segment: Segment) -> None:
+        """A segment can be sent. Told twice changes nothing."""
+        number = self.route.number(step, segment)
+        if not self.ready.add(number):
+            return
+        if self._unheard:
+            self._doubtful[number] = self._question
+        else:
+            self._transmit(step, segment, number)
+
+    def lane_lost(self, numbers: list[int]) -> None:
+        """A lane is gone: ask which of the segments it was given have arrived."""
+        self._question += 1
+        self._doubtful.update(dict.fromkeys(numbers, self._question))
+        self.ask()
+
+    def ask(self) -> None:
+        """Ask (again) about what is doubtful; for every new lane, so that all have been asked."""
+        if self._doubtful or self._unheard:
+            self.link.ask(FrameHeader(FrameKind.QUERY, self._operation, 0, self._question, 0))
+
+    def have(self, question: int, bitmap: memoryview) -> None:
+        """The peer says which segments it has; send it again what is lost.
+
+        Raises:
+            RemoteProtocolError: not a bitmap of this operation's segments, or nobody asked.
+        """
+        if not 0 < question <= self._question:
+            reason = f"answer to question {question}; {self._question} were asked"
+            raise RemoteProtocolError(func="lane", reason=reason)
+        first, self._unheard = self._unheard, False
+        settled = [number for number, asked in self._doubtful.items() if asked <= question]
+        if not settled and not first:
+            return
+        try:
+            missing = ReceivedSet.missing_in(bitmap, self.route.count)
+        except ValueError as error:
+            raise RemoteProtocolError(func="lane", reason=str(error)) from error
+        for number in settled:
+            del self._doubtful[number]
+        if first:
+            for number in set(range(self.route.count)).difference(missing):
+                self.ready.add(number)  # it has them from the attempt before
+        segments = list(self.route)
+        for number in sorted(set(settled).intersection(missing)):
+            self._transmit(*segments[number], number)
+
+    def begin_anew(
+        self,
+        route: Route,
+        here: Iterable[int],
+        *,
+        there: Iterable[int] = (),
+        link: Link | None = None,
+        unheard: bool = False,
+    ) -> None:
+        """Go on with other segments, or for another peer; ask before any is sent.
+
+        Args:
+            route: all segments from now on.
+            here: numbers of those that are ready; the peer may have some.
+            there: numbers of those that it surely has.
+            link: to the other peer.
+            unheard: send nothing before an answer.
+        """
+        if link is not None:
+            self.link.revoke(self._operation)
+            self.link = link
+        self.route = route
+        self.ready = ReceivedSet(route.count)
+        self._doubtful.clear()
+        self._unheard = unheard
+        self._question += 1
+        for number in there:
+            self.ready.add(number)
+        for number in here:
+            self.ready.add(number)
+            self._doubtful[number] = self._question
+
+    def detach(self, tensor: memoryview) -> None:
+        """Send what waits from ``tensor``: all of it is final values, or not needed any more."""
+        self.link.detach(self._operation, tensor)
+
+    def revoke(self) -> None:
+        """Send nothing more; no memory is read after this."""
+        self.link.revoke(self._operation)
+
+    def _transmit(self, step: int, segment: Segment, number: int) -> None:
+        length = segment.wire_length
+        header = FrameHeader(FrameKind.DATA, self._operation, step, segment.offset, length)
+        self.sent_bytes += length
+        self.link.send(header, self._payload(step, segment), number)
