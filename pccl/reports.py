@@ -25,6 +25,9 @@ class ReduceInfo:
             tensors: of the one that was reduced last.
         view: number of the view that the operation belonged to.
         attempts: how many operations it took; more than one after losses.
+        compression: how many times as many bytes this peer would have sent without quantization.
+        quantization_error: relative L2 error of all that this peer has rounded; of several tensors
+            the largest.
     """
 
     local_world_size: int
@@ -33,6 +36,8 @@ class ReduceInfo:
     contributors: tuple[int, ...] = ()
     view: int = 0
     attempts: int = 0
+    compression: float = 1.0
+    quantization_error: float = 0.0
 
 
 NO_INFO = ReduceInfo(0, 0, 0)
@@ -275,6 +280,8 @@ def info_of(report: ReduceReport) -> ReduceInfo:
         contributors=report.contributors,
         view=report.operation.view,
         attempts=report.attempts,
+        compression=report.raw_tx_bytes / report.tx_bytes if report.tx_bytes else 1.0,
+        quantization_error=report.quantization_error,
     )
 
 

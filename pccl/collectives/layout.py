@@ -38,6 +38,11 @@ class Segment:
     wire_length: int
     """In bytes, as it travels: the same, unless values are quantized."""
 
+    @property
+    def is_coded(self) -> bool:
+        """Whether its values are encoded while it travels."""
+        return self.wire_length != self.length
+
 
 class Layout:
     """The chunks and segments of one tensor.
@@ -47,7 +52,8 @@ class Layout:
         itemsize: bytes per element.
         world_size: number of ranks, at least 1.
         segment_bytes: upper bound of a segment; rounded down to whole elements.
-        wire_bytes: how many bytes so many elements are on the wire; None: what they are here.
+        wire_bytes: how many bytes so many elements are on the wire; None: what they are here, and
+            so are segments too short to become shorter.
     """
 
     def __init__(
@@ -71,7 +77,9 @@ class Layout:
             segments: list[Segment] = []
             while offset < end:
                 length = min(step, end - offset)
-                wire = length if wire_bytes is None else wire_bytes(length // itemsize)
+                wire = length
+                if wire_bytes is not None:
+                    wire = min(length, wire_bytes(length // itemsize))
                 segments.append(Segment(position, offset, length, wire))
                 position += 1
                 offset += length

@@ -24,8 +24,9 @@ from pccl.protocol.limits import (
     SEQUENCE_ITEMS_MAX,
     TEXT_BYTES_MAX,
 )
-from pccl.protocol.messages import Below, Message
+from pccl.protocol.messages import Message
 from pccl.protocol.status_report import StatusReport
+from pccl.protocol.types import Below
 
 _LENGTH = struct.Struct("<I")
 _U64 = Below(1 << 64)

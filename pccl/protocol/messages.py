@@ -14,6 +14,7 @@ from typing import Annotated
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import (
     AbortCause,
+    Below,
     Descriptor,
     Member,
     OperationId,
@@ -23,13 +24,6 @@ from pccl.protocol.types import (
     RoundId,
     RoundKind,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Below:
-    """Annotation of an integer field: valid values are ``0 <= value < bound``."""
-
-    bound: int
 
 
 U16 = Annotated[int, Below(1 << 16)]

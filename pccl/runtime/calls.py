@@ -54,6 +54,8 @@ class Call:
     """When its first attempt began."""
     tx_bytes: int = 0
     rx_bytes: int = 0
+    raw_tx_bytes: int = 0
+    quantization_error: float = 0.0
     timer: Timer | None = None
     forgotten: bool = False
     """Nobody will ask for its outcome."""
@@ -70,6 +72,8 @@ class Call:
             self.tx_bytes,
             self.rx_bytes,
             result.attempts,
+            self.raw_tx_bytes,
+            self.quantization_error,
         )
 
 

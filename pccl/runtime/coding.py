@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pccl.collectives.layout import Segment
-from pccl.collectives.quantization import Codec, noise_source
+from pccl.collectives.quantization import Codec, EncodeError, noise_source
 from pccl.collectives.reductions import Scratch
 from pccl.protocol.types import OperationId
 from pccl.runtime.operand import Operand
@@ -51,27 +51,28 @@ class Coding:
     ) -> None:
         self._codec = codec
         self._operand = operand
+        self._residual = operand.residual
         self._itemsize = operand.result.dtype.itemsize
         self._operation = operation
         self._rank = rank
         self._shares = shares
         self._stochastic = stochastic
         self._values = Scratch()
-        self._errors: dict[int, tuple[float, float]] = {}
-        """By position: squares of what rounding has cost, and of what was rounded."""
+        self._errors: dict[int, EncodeError] = {}
+        """By position: what rounding has cost."""
         self._coded: dict[int, Segment] = {}
         """Segments of the result that are still encoded, by position."""
 
     @property
     def error(self) -> float:
         """Relative L2 error of all that this peer has rounded; 0.0 if that was nothing."""
-        lost = sum(lost for lost, _ in self._errors.values())
-        whole = sum(whole for _, whole in self._errors.values())
-        return sqrt(lost / whole) if whole else 0.0
+        errors = self._errors.values()
+        whole = sum(error.value_squares for error in errors)
+        return sqrt(sum(error.error_squares for error in errors) / whole) if whole else 0.0
 
     def own(self, segment: Segment, values: Array) -> Array:
         """The own contribution with what is owed from before; good until the next call."""
-        residual = self._operand.residual
+        residual = self._residual
         if residual is None or residual.current is None:
             return values
         total = self._values.array(len(values), values.dtype)
@@ -80,12 +81,18 @@ class Coding:
 
     def encode(self, segment: Segment, values: Array) -> memoryview:
         """What a contribution or a partial result is on the wire."""
+        if not segment.is_coded:
+            self._owe_nothing(segment)
+            return values.copy().view(np.uint8).data
         encoded = np.empty(segment.wire_length, np.uint8)
         self._encode(segment, values, encoded, shares=1)
         return encoded.data
 
     def settle(self, segment: Segment) -> None:
         """The result of an own segment is known: from now on it is what its encoded bytes say."""
+        if not segment.is_coded:
+            self._owe_nothing(segment)
+            return
         exact = self._elements(segment)
         encoded = np.empty(segment.wire_length, np.uint8)
         self._encode(segment, exact, encoded, shares=self._shares)
@@ -94,39 +101,62 @@ class Coding:
 
     def keep_coded(self, segment: Segment) -> None:
         """The encoded bytes of a segment are in its place of the result, and may be sent again."""
-        self._coded[segment.position] = segment
+        if segment.is_coded:
+            self._coded[segment.position] = segment
 
     def decode(self, segment: Segment, encoded: memoryview) -> Array:
         """The values of encoded bytes; good until the next call."""
-        values = self._values.array(segment.length // self._itemsize, self._operand.result.dtype)
+        dtype = self._operand.result.dtype
+        if not segment.is_coded:
+            return np.frombuffer(encoded, dtype)
+        values = self._values.array(segment.length // self._itemsize, dtype)
         self._codec.decode(np.frombuffer(encoded, np.uint8), values)
         return values
 
     def decode_in_place(self, segment: Segment) -> None:
         """The encoded bytes of a segment are in its place; put the values there."""
+        if not segment.is_coded:
+            return
         target = self._elements(segment)
         encoded = target.view(np.uint8)[: segment.wire_length].copy()
         self._codec.decode(encoded, target)
 
-    def finish(self) -> None:
-        """The result is committed: decode what is still encoded."""
-        for segment in self._coded.values():
-            self.decode_in_place(segment)
+    def end(self, *, committed: bool) -> None:
+        """The result counts, and what is still encoded is decoded; or it does not."""
+        if committed:
+            for segment in self._coded.values():
+                self.decode_in_place(segment)
         self._coded.clear()
+        if self._residual is not None:
+            if committed:
+                self._residual.commit()
+            else:
+                self._residual.drop()
+
+    def detach(self) -> None:
+        """The caller has left and takes nothing: neither a result nor what it has cost."""
+        self._coded.clear()
+        if self._residual is not None:
+            self._residual.drop()
+            self._residual = None
 
     def _encode(self, segment: Segment, values: Array, encoded: Array, *, shares: int) -> None:
         noise = None
         if self._stochastic:
             noise = noise_source(self._operation, self._rank, segment.position)
         error = self._codec.encode(values, encoded, noise)
-        self._errors[segment.position] = (error.lost, error.whole)
-        residual = self._operand.residual
+        self._errors[segment.position] = error
+        residual = self._residual
         if residual is not None:
             staged = residual.staged[self._range(segment)]
             self._codec.decode(encoded, staged)
             np.subtract(values, staged, out=staged, casting="same_kind")
             if shares != 1:
                 np.multiply(staged, shares, out=staged)
+
+    def _owe_nothing(self, segment: Segment) -> None:
+        if self._residual is not None:
+            self._residual.staged[self._range(segment)] = 0
 
     def _range(self, segment: Segment) -> slice:
         first = segment.offset // self._itemsize

@@ -16,15 +16,25 @@ from dataclasses import dataclass
 
 from pccl.collectives.direct import DirectSchedule
 from pccl.collectives.plan import plan
+from pccl.collectives.quantization import Codec, make_codec
 from pccl.collectives.reductions import Reduction, Scratch
 from pccl.protocol.early_store import EarlyStore
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.messages import Progress
-from pccl.protocol.types import Collective, Descriptor, OperationId, PeerId
+from pccl.protocol.types import (
+    Collective,
+    DataType,
+    Descriptor,
+    OperationId,
+    PeerId,
+    Quantization,
+    ReduceOp,
+)
 from pccl.runtime.buffers import Buffers
 from pccl.runtime.carry import Carry
 from pccl.runtime.chain_transfer import ChainTransfer
+from pccl.runtime.coding import Coding
 from pccl.runtime.direct_transfer import DirectTransfer
 from pccl.runtime.discard import discard
 from pccl.runtime.operand import Operand, nothing
@@ -33,6 +43,9 @@ from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Link
 
 _log = logging.getLogger("pccl.link")
+
+CODECS_MAX = 64
+"""Kept for the next operation of the same kind."""
 
 
 @dataclass(slots=True)
@@ -144,6 +157,8 @@ class DataPlane:
         self._early: dict[PeerId, EarlyStore] = {}
         self._scratch = Scratch()
         self._buffers = Buffers()
+        self._code_scratch = Scratch()
+        self._codecs: dict[tuple[Quantization, DataType], Codec] = {}
 
     # -- what the engine does ------------------------------------------------------------------
 
@@ -195,16 +210,34 @@ class DataPlane:
     ) -> Transfer:
         rank, world_size = ring.index(own), len(ring)
         reduction = Reduction(descriptor.dtype, descriptor.op, world_size, self._scratch)
-        schedule = plan(descriptor, rank, world_size, self._segment_bytes)
+        codec = self._codec(descriptor)
+        wire_bytes = codec.encoded_bytes if codec is not None else None
+        schedule = plan(descriptor, rank, world_size, self._segment_bytes, wire_bytes)
+        coding = None
+        if codec is not None:
+            shares = world_size if descriptor.op is ReduceOp.AVG else 1
+            stochastic = descriptor.quantization.stochastic
+            coding = Coding(codec, operand, operation, rank, shares, stochastic=stochastic)
         what = (operation, reduction, operand)
+        how = (ring, self._on_done, self._buffers)
         if isinstance(schedule, DirectSchedule):
             if carry is not None:
                 carry.restore()
-            return DirectTransfer(
-                *what, schedule, self._link_to, ring, self._on_done, self._buffers
-            )
+            return DirectTransfer(*what, schedule, self._link_to, *how, coding)
         downstream = self._link_to(ring[schedule.downstream])
-        return ChainTransfer(*what, schedule, downstream, ring, self._on_done, self._buffers, carry)
+        return ChainTransfer(*what, schedule, downstream, *how, carry, coding)
+
+    def _codec(self, descriptor: Descriptor) -> Codec | None:
+        """What encodes the values of an operation; None: they travel as they are."""
+        if not descriptor.quantization.active:
+            return None
+        kind = (descriptor.quantization, descriptor.dtype)
+        codec = self._codecs.get(kind)
+        if codec is None:
+            if len(self._codecs) >= CODECS_MAX:
+                self._codecs.clear()
+            codec = self._codecs[kind] = make_codec(*kind, self._code_scratch)
+        return codec
 
     def begin(self, operation: OperationId, *, resumed: bool = False) -> None:
         """The operation has started; ``resumed``: with what the attempt before it has left."""

@@ -509,6 +509,8 @@ class PeerEngine:
             call.operation, call.carry = None, transfer.left
             call.tx_bytes += transfer.tx_bytes
             call.rx_bytes += transfer.rx_bytes
+            call.raw_tx_bytes += transfer.raw_tx_bytes
+            call.quantization_error = transfer.quantization_error
 
     def _tick(self) -> None:
         if self._broken is not None:

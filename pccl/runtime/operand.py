@@ -12,7 +12,7 @@ import ctypes
 import operator
 import sys
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,28 @@ from pccl.protocol.types import DataType, numpy_dtypes
 Array = npt.NDArray[Any]
 
 _ADDRESS_MAX = (1 << (8 * ctypes.sizeof(ctypes.c_void_p))) - 1
+
+
+class Residual(Protocol):
+    """What rounding has cost a peer in one tensor, and it still owes."""
+
+    @property
+    def current(self) -> Array | None:
+        """Shape (n,), to be added to the contribution; None: nothing is owed."""
+        ...
+
+    @property
+    def staged(self) -> Array:
+        """Shape (n,): takes what this operation costs."""
+        ...
+
+    def commit(self) -> None:
+        """The operation is committed: what is staged is what is owed."""
+        ...
+
+    def drop(self) -> None:
+        """The operation has failed: what is owed has not changed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +62,8 @@ class Operand:
     send_span: tuple[int, int] = field(init=False)
     """Addresses of the first byte of ``send`` and of the byte behind it."""
     result_span: tuple[int, int] = field(init=False)
+    residual: Residual | None = None
+    """Of a reduce with error feedback."""
     overwritten: list[bool] = field(default_factory=lambda: [False], init=False)
     """Whether the whole input was overwritten, and all of it is in ``own``."""
 

@@ -39,6 +39,8 @@ class Outlet:
         self.route = route
         self.sent_bytes = 0
         """Payload bytes handed to the link, repetitions included."""
+        self.raw_bytes = 0
+        """What those would have been without quantization."""
         self.ready = ReceivedSet(route.count)
         """What could be sent so far."""
         self._operation = operation
@@ -147,4 +149,5 @@ class Outlet:
         length = segment.wire_length
         header = FrameHeader(FrameKind.DATA, self._operation, step, segment.offset, length)
         self.sent_bytes += length
+        self.raw_bytes += segment.length
         self.link.send(header, self._payload(step, segment), number)

@@ -104,6 +104,8 @@ class ReduceMany:
             sum(report.tx_bytes for report in reports),
             sum(report.rx_bytes for report in reports),
             max(report.attempts for report in reports),
+            sum(report.raw_tx_bytes for report in reports),
+            max(report.quantization_error for report in reports),
         )
 
     async def _work(self) -> None:

@@ -59,6 +59,10 @@ class ReduceReport:
     rx_bytes: int
     attempts: int = 1
     """How often it was begun, the last time included."""
+    raw_tx_bytes: int = 0
+    """What ``tx_bytes`` would have been without quantization."""
+    quantization_error: float = 0.0
+    """Relative L2 error of what this peer has rounded, the last time."""
 
 
 @dataclass(frozen=True, slots=True)

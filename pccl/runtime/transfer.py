@@ -152,12 +152,22 @@ class Transfer(ABC):
         return sum(outlet.sent_bytes for outlet in self.outlets.values())
 
     @property
+    def raw_tx_bytes(self) -> int:
+        """What those would have been without quantization."""
+        return sum(outlet.raw_bytes for outlet in self.outlets.values())
+
+    @property
     def progress(self) -> Progress:
         """How far this peer is."""
         received = sum(len(inlet.received) for inlet in self.inlets.values())
         ready = sum(len(outlet.ready) for outlet in self.outlets.values())
         arriving = sum(inlet.arriving_bytes for inlet in self.inlets.values())
         return Progress(self.operation, received, ready, self.rx_bytes + arriving)
+
+    @property
+    def quantization_error(self) -> float:
+        """Relative L2 error of what this peer has rounded; 0.0 if that is nothing."""
+        return self._coding.error if self._coding is not None else 0.0
 
     @property
     def lacking(self) -> int:
@@ -252,6 +262,8 @@ class Transfer(ABC):
         copy = memoryview(bytes(self.result_bytes))
         for outlet in self.outlets.values():
             outlet.detach(copy)
+        if self._coding is not None:
+            self._coding.detach()
         self._restore()
         self._saved = bytearray()
         self._operand = nothing(self._operand.data_type)
@@ -272,11 +284,11 @@ class Transfer(ABC):
             inlet.claims.clear()
         if self.left is not None:
             return
+        if self._coding is not None:
+            self._coding.end(committed=committed)
         if not committed:
             self._restore()
             return
-        if self._coding is not None:
-            self._coding.finish()
         if self._saved:
             self._operand.overwritten[0] = all(self._saved)
 

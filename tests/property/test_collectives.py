@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,9 @@ from pccl.protocol.types import (
     Descriptor,
     OperationId,
     PeerId,
+    Quantization,
     ReduceOp,
+    WireFormat,
 )
 from pccl.runtime.data_plane import DataPlane
 from pccl.runtime.operand import borrow
@@ -373,3 +375,159 @@ def test_what_a_direct_reduce_moves(
             own = base + (rank < longer)
             moved = 4 * ((count - own) + own * (world_size - 1))
         assert (transfer.tx_bytes, transfer.rx_bytes) == (moved, moved)
+
+
+FORMATS = [format for format in WireFormat if format is not WireFormat.NONE]
+
+
+@pytest.mark.parametrize("data_type", [DataType.FLOAT, DataType.DOUBLE, DataType.BFLOAT16])
+@pytest.mark.parametrize("wire_format", FORMATS)
+@settings(max_examples=10)
+@given(
+    st.sampled_from(ALGORITHMS),
+    st.sampled_from((ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX)),
+    st.integers(2, 6),
+    st.integers(1, 90),
+    st.booleans(),
+    st.randoms(),
+)
+def test_a_quantized_reduce_is_the_same_for_all_and_near_the_truth(
+    wire_format: WireFormat,
+    data_type: DataType,
+    algorithm: Algorithm,
+    op: ReduceOp,
+    world_size: int,
+    count: int,
+    stochastic: bool,
+    rng: random.Random,
+) -> None:
+    """Values within +-1, so a step is at most 2/15 (int4), and a half of it off without noise.
+
+    A mesh or a star rounds each contribution but the owner's once, and the result once; a ring
+    rounds what all contributions before it have become at every hop, which is up to N times larger.
+    """
+    dtype = data_type.to_numpy_dtype()
+    inputs = [
+        np.array([rng.uniform(-1, 1) for _ in range(count)]).astype(dtype)
+        for _ in range(world_size)
+    ]
+    buffers = lend(inputs, rng)
+    ring = Ring(world_size, 16 * data_type.itemsize, rng)
+    quantization = Quantization(wire_format, 8, stochastic)
+    ring.post(
+        Descriptor(data_type, op, count, Collective.ALL_REDUCE, 0, quantization, algorithm), buffers
+    )
+    while ring.step():
+        pass
+    assert len(set(ring.done.values())) == 1
+    assert sorted(ring.done) == list(range(world_size))
+    errors = [plane.transfers[OPERATION].quantization_error for plane in ring.planes]
+    ring.end(committed=True)
+    assert len({recv.tobytes() for _, recv in buffers}) == 1
+    exact = np.array([own.astype(np.float64) for own in inputs])
+    truth = {ReduceOp.SUM: exact.sum(0), ReduceOp.AVG: exact.mean(0), ReduceOp.MAX: exact.max(0)}[
+        op
+    ]
+    step = {WireFormat.INT4: 2 / 15, WireFormat.COMPANDED8: 4 / 127}.get(wire_format, 2 / 127)
+    rounded = step * (1.02 if stochastic else 0.51)
+    largest = world_size if op is ReduceOp.SUM else 1
+    hops = world_size * (world_size if algorithm is Algorithm.RING else 1) + largest
+    slack = rounded * hops + float(np.finfo(np.float32).eps) * world_size * 100
+    if data_type is DataType.BFLOAT16:
+        slack += 2**-7 * world_size * (world_size + 1)
+    assert np.abs(buffers[0][1].astype(np.float64) - truth).max() <= slack
+    assert all(0 <= error <= 1 for error in errors)
+    for own, (send, recv) in zip(inputs, buffers, strict=True):
+        assert send is recv or send.tobytes() == own.tobytes()
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(ALGORITHMS),
+    st.sampled_from(FORMATS),
+    st.integers(2, 5),
+    st.integers(1, 60),
+    st.integers(0, 120),
+    st.randoms(),
+)
+def test_an_aborted_quantized_reduce_leaves_every_input_as_it_was(
+    algorithm: Algorithm,
+    wire_format: WireFormat,
+    world_size: int,
+    count: int,
+    moment: int,
+    rng: random.Random,
+) -> None:
+    inputs = [random_values(DataType.FLOAT, count, rng) for _ in range(world_size)]
+    buffers = lend(inputs, rng)
+    ring = Ring(world_size, 40, rng)
+    quantization = Quantization(wire_format, 8)
+    ring.post(
+        Descriptor(
+            DataType.FLOAT, ReduceOp.SUM, count, Collective.ALL_REDUCE, 0, quantization, algorithm
+        ),
+        buffers,
+    )
+    for _ in range(moment):
+        if not ring.step():
+            break
+    left = {rank for rank in ring.done if rng.random() < 0.3}
+    for rank in sorted(left):
+        ring.planes[rank].detach(OPERATION)
+        assert buffers[rank][0].tobytes() == inputs[rank].tobytes()
+    while left and ring.step():
+        pass
+    ring.end(committed=False)
+    results = [recv.tobytes() for _, recv in buffers]
+    assert [send.tobytes() for send, _ in buffers] == [own.tobytes() for own in inputs]
+    ring.deliver_the_rest()
+    assert [recv.tobytes() for _, recv in buffers] == results
+
+
+class Owed:
+    """Residuals as a caller keeps them from one reduce to the next."""
+
+    def __init__(self, count: int) -> None:
+        self.current: Array | None = None
+        self.staged: Array = np.zeros(count, np.float32)
+
+    def commit(self) -> None:
+        self.current, self.staged = self.staged, np.zeros_like(self.staged)
+
+    def drop(self) -> None:
+        self.staged = np.zeros_like(self.staged)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.AVG])
+def test_with_error_feedback_the_running_mean_converges(algorithm: Algorithm, op: ReduceOp) -> None:
+    """What one reduce loses the next one makes good: the error of the mean of n shrinks as 1/n."""
+    world_size, count, rounds = 4, 200, 50
+    values = np.random.default_rng(7).normal(size=(world_size, count)).astype(np.float32)
+    truth = values.astype(np.float64).sum(0) / (world_size if op is ReduceOp.AVG else 1)
+    owed = [Owed(count) for _ in range(world_size)]
+    rng = random.Random(3)
+    sums = {"with": np.zeros(count), "without": np.zeros(count)}
+    for kind, total in sums.items():
+        for turn in range(rounds):
+            ring = Ring(world_size, 64, rng)
+            quantization = Quantization(WireFormat.INT4, 16)
+            descriptor = Descriptor(
+                DataType.FLOAT, op, count, Collective.ALL_REDUCE, 0, quantization, algorithm
+            )
+            results = [np.zeros(count, np.float32) for _ in range(world_size)]
+            for rank, plane in enumerate(ring.planes):
+                operand = borrow(values[rank], results[rank])
+                if kind == "with":
+                    operand = replace(operand, residual=owed[rank])
+                plane.post(OPERATION, descriptor, operand, ring.peers, ring.peers[rank])
+            while ring.step():
+                pass
+            committed = turn % 5 != 4  # one of five fails, and must not count
+            ring.end(committed=committed)
+            if committed:
+                total += results[0]
+    committed_rounds = rounds - rounds // 5
+    off = {k: float(np.abs(v / committed_rounds - truth).max()) for k, v in sums.items()}
+    assert off["with"] <= off["without"] / 8
+    assert off["with"] <= 0.02 * (world_size if op is ReduceOp.SUM else 1)

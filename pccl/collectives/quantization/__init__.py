@@ -1,0 +1,46 @@
+"""Wire formats: values become fewer bytes, block by block, and bytes become values.
+
+* ``codec``: what every format does, and the error that it reports.
+* ``affine``: even steps between each block's minimum and maximum (uint8, uint16, int4).
+* ``symmetric``: even steps about zero, plain (int8) or of the square root (companded8).
+* ``halves``: float16 and bfloat16 with a power of two per block.
+* ``steps``: a step in half the bits of a float; ``blocks``: a segment as blocks of values.
+* ``noise``: what stochastic rounding draws.
+
+Encoding may differ in the last bit between machines. Decoding does not: it uses multiplications and
+additions that IEEE 754 defines exactly, one by one, and each product of a code and a step is exact.
+So everybody who decodes the same bytes holds the same bits.
+"""
+
+from __future__ import annotations
+
+from pccl.collectives.quantization.affine import AffineCodec
+from pccl.collectives.quantization.codec import Codec, EncodeError
+from pccl.collectives.quantization.halves import HalfCodec
+from pccl.collectives.quantization.noise import Noise, noise_source
+from pccl.collectives.quantization.symmetric import CompandedCodec, SymmetricCodec
+from pccl.collectives.reductions import Scratch
+from pccl.protocol.types import DataType, Quantization, WireFormat
+
+__all__ = ["Codec", "EncodeError", "Noise", "make_codec", "noise_source"]
+
+_CODECS: dict[WireFormat, type[Codec]] = {
+    WireFormat.UINT8: AffineCodec,
+    WireFormat.UINT16: AffineCodec,
+    WireFormat.INT4: AffineCodec,
+    WireFormat.INT8: SymmetricCodec,
+    WireFormat.COMPANDED8: CompandedCodec,
+    WireFormat.FLOAT16: HalfCodec,
+    WireFormat.BFLOAT16: HalfCodec,
+}
+
+
+def make_codec(quantization: Quantization, data_type: DataType, scratch: Scratch) -> Codec:
+    """Make what encodes and decodes the segments of one operation.
+
+    Args:
+        quantization: a format other than NONE, with its block.
+        data_type: of the values; a float.
+        scratch: working memory; may be shared by all codecs of a thread.
+    """
+    return _CODECS[quantization.format](quantization, data_type, scratch)

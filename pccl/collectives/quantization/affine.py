@@ -1,0 +1,158 @@
+"""Even steps from each block's minimum to its maximum: uint8, uint16, and int4.
+
+Per block the minimum (float32) and the step (16 bits; ``steps``), then a code per value:
+``minimum + code * step``. The error is at most half a step, a step when rounding stochastically,
+and what the sum is rounded by. A constant block is exact. PCCL's MIN_MAX is this with one block per
+chunk, truncating; blocks as in 8-bit optimizers (Dettmers et al., arXiv:2110.02861).
+
+In a marked block the three highest codes are inf, -inf and NaN; the finite values share the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pccl.collectives.quantization.blocks import Blocks
+from pccl.collectives.quantization.codec import Codec
+from pccl.collectives.reductions import Scratch
+from pccl.protocol.types import DataType, Quantization, WireFormat
+
+Array = npt.NDArray[Any]
+
+_RESERVED = 3
+
+
+class AffineCodec(Codec):
+    """uint8, uint16 or int4; two int4 share a byte: the values i and i + ceil(n / 2)."""
+
+    def __init__(self, quantization: Quantization, data_type: DataType, scratch: Scratch) -> None:
+        super().__init__(quantization, data_type, scratch)
+        self._nibbles = self._format is WireFormat.INT4
+        self._codes = np.dtype("<u2" if self._format is WireFormat.UINT16 else np.uint8)
+        self._top = (1 << self._format.bits) - 1
+        self._lows = self._work.newbyteorder("<")
+
+    def encoded_bytes(self, count: int) -> int:
+        """Length of ``count`` encoded values."""
+        metadata = self._lows.itemsize + self._steps.wire.itemsize
+        codes = (count + 1) // 2 if self._nibbles else count * self._codes.itemsize
+        return -(-count // self.block) * metadata + codes
+
+    def _parts(self, encoded: Array, count: int) -> tuple[Array, Array, Array]:
+        """Minima, steps and codes, as views."""
+        number = -(-count // self.block)
+        first = number * self._lows.itemsize
+        second = first + number * self._steps.wire.itemsize
+        return (
+            encoded[:first].view(self._lows),
+            encoded[first:second].view(self._steps.wire),
+            encoded[second : self.encoded_bytes(count)].view(self._codes),
+        )
+
+    def _write(self, wide: Array, out: Array, noise: Array | None, rows: Array) -> Array | None:
+        lows_out, steps_out, codes_out = self._parts(out, len(wide))
+        blocks = self._blocks(len(wide))
+        grid, finite = rows[0], rows[1]
+        lows, highs = self._extremes(blocks, wide, rows)
+        marked = ~(np.isfinite(lows) & np.isfinite(highs))
+        special: Array | None = None
+        levels: Array | int = self._top
+        values = wide
+        if marked.any():
+            special = ~np.isfinite(wide)
+            lows, highs = self._finite_extremes(blocks, wide, special, rows)
+            np.copyto(finite, wide)
+            np.copyto(finite, blocks.spread(lows), where=special)
+            values = finite
+            levels = np.where(marked, self._top - _RESERVED, self._top).astype(self._work)
+        reach = highs - lows
+        huge = ~np.isfinite(reach)  # the difference of two such numbers is none
+        halved = (highs / 2 - lows / 2) / levels * 2
+        packed = self._steps.pack(np.where(huge, halved, reach / levels), reach, levels, marked)
+        lows_out[:] = lows
+        steps_out[:] = packed
+        steps, _ = self._steps.unpack(packed)
+        steps[steps == 0] = 1
+        if huge.any():
+            scale = np.where(huge, self._work.type(0.5), self._work.type(1))
+            lows, steps = lows * scale, steps * scale
+            values = np.multiply(values, blocks.spread(scale), out=finite)
+        np.subtract(values, blocks.spread(lows), out=grid)
+        np.divide(grid, blocks.spread(steps), out=grid)
+        if noise is None:
+            np.rint(grid, out=grid)
+        else:
+            np.add(grid, noise, out=grid)
+            np.floor(grid, out=grid)
+            ends = levels if isinstance(levels, int) else blocks.spread(levels)
+            np.minimum(grid, ends, out=grid)  # the sum may have been rounded up
+
+        codes = finite.view(np.uint8)[: len(grid)] if self._nibbles else codes_out
+        np.copyto(codes, grid, casting="unsafe")
+        if special is not None:
+            odd = wide[special]
+            infinite = np.where(odd > 0, self._top - 2, self._top - 1)
+            codes[special] = np.where(np.isnan(odd), self._top, infinite)
+        if self._nibbles:
+            middle = len(codes_out)
+            np.copyto(codes_out, codes[:middle])
+            codes_out[: len(codes) - middle] |= codes[middle:] << np.uint8(4)
+        return special
+
+    def _extremes(self, blocks: Blocks, values: Array, rows: Array) -> tuple[Array, Array]:
+        """Minimum and maximum of each block; NaN or infinite if any of its values is."""
+        # As integers that are in the order of the floats; NaN is beyond the infinity of its sign.
+        signed = np.dtype(f"i{self._work.itemsize}")
+        magnitude = signed.type(np.iinfo(signed).max)
+        ordered, spare = rows[0].view(signed), rows[2].view(signed)
+        bits = values.view(signed)
+        np.right_shift(bits, 8 * signed.itemsize - 1, out=ordered)
+        np.bitwise_and(ordered, magnitude, out=ordered)
+        np.bitwise_xor(ordered, bits, out=ordered)
+        lows = blocks.fold(np.minimum, ordered, spare)
+        highs = blocks.fold(np.maximum, ordered, spare)
+        for found in (lows, highs):
+            np.bitwise_xor(found, (found >> (8 * signed.itemsize - 1)) & magnitude, out=found)
+        return lows.view(self._work), highs.view(self._work)
+
+    def _finite_extremes(
+        self, blocks: Blocks, values: Array, special: Array, rows: Array
+    ) -> tuple[Array, Array]:
+        """As ``_extremes``, of the finite values; 0 where there is none."""
+        spare = rows[1]
+        np.copyto(spare, values)
+        np.copyto(spare, self._work.type(np.inf), where=special)
+        lows, _ = self._extremes(blocks, spare, rows)
+        np.copyto(spare, self._work.type(-np.inf), where=special)
+        _, highs = self._extremes(blocks, spare, rows)
+        empty = lows > highs
+        lows[empty] = highs[empty] = 0
+        return lows, highs
+
+    def _read(self, encoded: Array, wide: Array, spare: Array) -> None:
+        lows_in, steps_in, codes = self._parts(encoded, len(wide))
+        blocks = self._blocks(len(wide))
+        if self._nibbles:
+            packed, codes = codes, spare.view(np.uint8)[: len(wide)]
+            np.bitwise_and(packed, 15, out=codes[: len(packed)])
+            np.right_shift(packed[: len(codes) - len(packed)], 4, out=codes[len(packed) :])
+        lows = lows_in.astype(self._work)
+        steps, marked = self._steps.unpack(steps_in)
+        np.copyto(wide, codes)
+        over = ~(lows + steps * self._work.type(self._top) <= self._largest)
+        if over.any():  # half of it does not overflow before it is cut off
+            scale = np.where(over, self._work.type(0.5), self._work.type(1))
+            np.multiply(wide, blocks.spread(steps * scale), out=wide)
+            np.add(wide, blocks.spread(lows * scale), out=wide)
+            np.divide(wide, blocks.spread(scale), out=wide)
+            np.clip(wide, -self._largest, self._largest, out=wide)
+        else:
+            np.multiply(wide, blocks.spread(steps), out=wide)
+            np.add(wide, blocks.spread(lows), out=wide)
+        if marked.any():
+            inside = blocks.spread(marked)
+            for code, value in enumerate((np.inf, -np.inf, np.nan), self._top - 2):
+                wide[inside & (codes == code)] = value

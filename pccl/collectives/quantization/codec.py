@@ -1,0 +1,160 @@
+"""What every wire format does: encode a segment, decode it, and say what that cost."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from pccl.collectives.quantization.blocks import Blocks
+from pccl.collectives.quantization.noise import Noise
+from pccl.collectives.quantization.steps import DOUBLE, SINGLE
+from pccl.collectives.reductions import Scratch
+from pccl.protocol.types import DataType, Quantization
+
+Array = npt.NDArray[Any]
+
+_ROWS = 5
+"""Arrays of working memory, as long as the segment: the values, what they become, and spare ones.
+"""
+_SQUARES = 1024
+"""Squares that are summed in the work dtype before float64 takes over."""
+
+
+class EncodeError(NamedTuple):
+    """What encoding changed, over the finite values: its root mean square relative to theirs is
+    ``sqrt(error_squares / value_squares)``. Sums of several segments add up."""
+
+    error_squares: float
+    value_squares: float
+
+
+class Codec(ABC):
+    """One wire format for values of one dtype. float16 and bfloat16 are handled as float32.
+
+    An encoded segment is the metadata of all its blocks, then the codes of all its values; its
+    length depends on nothing but the count. Finite values stay finite: what would be rounded beyond
+    the dtype's largest number becomes that. NaN, inf and -inf are decoded as what they are.
+
+    Args:
+        quantization: the format and its block.
+        data_type: FLOAT16, BFLOAT16, FLOAT or DOUBLE.
+        scratch: working memory; ``values``, ``out`` and the like must not lie in it.
+    """
+
+    def __init__(self, quantization: Quantization, data_type: DataType, scratch: Scratch) -> None:
+        self.block = quantization.block
+        self._format = quantization.format
+        self._dtype = data_type.to_numpy_dtype()
+        self._steps = DOUBLE if data_type is DataType.DOUBLE else SINGLE
+        self._work = self._steps.work
+        finfo: Any = ml_dtypes.finfo  # typed in part only
+        self._largest = self._work.type(finfo(self._dtype).max)
+        self._scratch = scratch
+
+    @abstractmethod
+    def encoded_bytes(self, count: int) -> int:
+        """Length of ``count`` encoded values."""
+
+    @abstractmethod
+    def _write(self, wide: Array, out: Array, noise: Array | None, rows: Array) -> Array | None:
+        """Encode ``wide`` (work dtype), which is not changed.
+
+        Returns:
+            Which values are NaN or infinite, or None if none is.
+        """
+
+    @abstractmethod
+    def _read(self, encoded: Array, wide: Array, spare: Array) -> None:
+        """Decode into ``wide`` (work dtype), all of which the own dtype can hold."""
+
+    def encode(
+        self,
+        values: Array,
+        out: Array,
+        noise: Noise | None = None,
+        decoded: Array | None = None,
+    ) -> EncodeError:
+        """Write ``values`` to ``out``.
+
+        Args:
+            values: own dtype, shape (n,).
+            out: uint8, shape (encoded_bytes(n),).
+            noise: draws n float32 from [0, 1): round up with the probability that keeps the mean
+                (for every value on its own, but for those that saturate); None: round to nearest.
+            decoded: own dtype, shape (n,): takes what everybody will decode; may be ``values``.
+        """
+        count = len(values)
+        if not count:
+            return EncodeError(0.0, 0.0)
+        with np.errstate(all="ignore"):
+            rows = self._rows(count)
+            wide = values
+            if values.dtype != self._work:
+                wide = rows[0]
+                np.copyto(wide, values)
+            special = self._write(wide, out, None if noise is None else noise(count), rows[1:])
+            return self._measured(wide, out, special, decoded, rows[1:])
+
+    def decode(self, encoded: Array, out: Array) -> None:
+        """Write what ``encoded`` says to ``out``. Any bytes are decoded to something.
+
+        Args:
+            encoded: uint8, shape (encoded_bytes(n),).
+            out: own dtype, shape (n,).
+        """
+        count = len(out)
+        if not count:
+            return
+        with np.errstate(all="ignore"):
+            rows = self._rows(count)
+            if out.dtype == self._work:
+                self._read(encoded, out, rows[0])
+            else:
+                self._read(encoded, rows[0], rows[1])
+                np.copyto(out, rows[0], casting="same_kind")
+
+    def _rows(self, count: int) -> Array:
+        padded = -(-count // 16) * 16  # each begins where vector instructions like it
+        return self._scratch.array(_ROWS * padded, self._work).reshape(_ROWS, padded)[:, :count]
+
+    def _blocks(self, count: int) -> Blocks:
+        return Blocks(count, self.block)
+
+    def _measured(
+        self, wide: Array, out: Array, special: Array | None, decoded: Array | None, rows: Array
+    ) -> EncodeError:
+        got, spare = rows[0], rows[1]
+        self._read(out, got, spare)
+        if self._dtype != self._work:
+            narrow = spare.view(self._dtype)[: len(got)]
+            np.copyto(narrow, got, casting="same_kind")
+            np.copyto(got, narrow)
+        np.subtract(got, wide, out=spare)
+        if special is None:
+            found = EncodeError(_square_sum(spare), _square_sum(wide))
+        else:
+            spare[special] = 0
+            finite = np.where(special, self._work.type(0), wide)
+            found = EncodeError(_square_sum(spare), _square_sum(finite))
+        if decoded is not None:
+            np.copyto(decoded, got, casting="same_kind")
+        return found
+
+
+def _square_sum(values: Array) -> float:
+    """The sum of squares, also where float32 cannot hold a square."""
+    even = len(values) // _SQUARES * _SQUARES
+    rows = values[:even].reshape(-1, _SQUARES)
+    total = float(np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64))
+    total += float(np.einsum("i,i->", values[even:], values[even:]))
+    if 1e-20 < total < np.inf:
+        return total
+    largest = float(np.abs(values).max())
+    if largest == 0 or not np.isfinite(largest):
+        return largest
+    scaled = values.astype(np.float64) / largest
+    return float(np.square(scaled).sum() * np.float64(largest) ** 2)

@@ -1,0 +1,97 @@
+"""float16 and bfloat16, scaled by a power of two per block.
+
+Per block an int16 ``k``, then a half per value: ``value * 2**k``, with which the block's largest
+magnitude is at least 2**14 and below 2**15 (``k`` is at most 127, for float64 at most 1023). So
+nothing overflows, whatever float32 or float64 holds, and what a plain cast would have lost to
+underflow stays: a value is off by at most 2**-11 of itself (bfloat16: 2**-8), doubled when rounding
+stochastically, or by 2**-39 of the block's largest. NaN and infinity are the halves' own.
+
+Values within the last 2**-29 of the block's largest are always rounded to nearest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from pccl.collectives.quantization.codec import Codec
+from pccl.collectives.reductions import Scratch
+from pccl.protocol.types import DataType, Quantization, WireFormat
+
+Array = npt.NDArray[Any]
+
+_EXPONENT_BYTES = 2
+_TARGET = 15
+
+
+class HalfCodec(Codec):
+    """float16 or bfloat16 for values of 32 or 64 bits."""
+
+    def __init__(self, quantization: Quantization, data_type: DataType, scratch: Scratch) -> None:
+        super().__init__(quantization, data_type, scratch)
+        half: type[Any] = np.float16
+        kept = 10
+        if self._format is WireFormat.BFLOAT16:
+            half, kept = ml_dtypes.bfloat16, 7
+        self._half = np.dtype(half)
+        self._infinity = int(np.array(np.inf, half).view(np.uint16))
+        self._dropped = np.finfo(self._work).nmant - kept
+        """Bits of the significand that a half has no room for."""
+
+    def encoded_bytes(self, count: int) -> int:
+        """Length of ``count`` encoded values."""
+        return -(-count // self.block) * _EXPONENT_BYTES + 2 * count
+
+    def _parts(self, encoded: Array, count: int) -> tuple[Array, Array]:
+        """Exponents, and halves as integers, as views."""
+        start = -(-count // self.block) * _EXPONENT_BYTES
+        return (
+            encoded[:start].view("<i2"),
+            encoded[start : self.encoded_bytes(count)].view("<u2"),
+        )
+
+    def _write(self, wide: Array, out: Array, noise: Array | None, rows: Array) -> Array | None:
+        exponents_out, halves = self._parts(out, len(wide))
+        blocks = self._blocks(len(wide))
+        grid = rows[0]
+        bits = self._steps.bits.type
+        sizes, spare = grid.view(bits), rows[2].view(bits)
+        np.bitwise_and(wide.view(bits), bits((1 << (8 * self._work.itemsize - 1)) - 1), out=sizes)
+        largest = blocks.fold(np.maximum, sizes, spare)
+        special: Array | None = None
+        if (largest >= bits(self._steps.infinity)).any():
+            special = ~np.isfinite(wide)
+            sizes[special] = 0
+            largest = blocks.fold(np.maximum, sizes, spare)
+        _, exponents = np.frexp(largest.view(self._work))
+        scales = np.minimum(_TARGET - exponents, np.finfo(self._work).maxexp - 1)
+        exponents_out[:] = scales
+        np.multiply(wide, blocks.spread(np.ldexp(self._work.type(1), scales)), out=grid)
+        if noise is not None:
+            raised = grid.view(bits)
+            span = self._work.type(1 << self._dropped)
+            np.add(raised, (noise * span).astype(bits), out=raised)
+            np.bitwise_and(raised, ~bits((1 << self._dropped) - 1), out=raised)
+        narrow = spare.view(self._half)[: len(wide)]
+        np.copyto(narrow, grid, casting="same_kind")
+        if special is not None:
+            narrow[special] = wide[special]
+            narrow[np.isnan(wide)] = np.nan
+        np.copyto(halves, narrow.view(np.uint16))
+        return special
+
+    def _read(self, encoded: Array, wide: Array, spare: Array) -> None:
+        exponents, halves = self._parts(encoded, len(wide))
+        blocks = self._blocks(len(wide))
+        native = spare.view(np.uint16)[: len(wide)]
+        np.copyto(native, halves)
+        np.copyto(wide, native.view(self._half))
+        scales = -exponents.astype(np.int32)
+        np.multiply(wide, blocks.spread(np.ldexp(self._work.type(1), scales)), out=wide)
+        if (scales + _TARGET >= np.finfo(self._work).maxexp).any():
+            # The largest may have been rounded up to what only an infinity is.
+            over = np.isinf(wide) & ((native & np.uint16(0x7FFF)) != self._infinity)
+            np.copyto(wide, np.copysign(self._largest, wide), where=over)

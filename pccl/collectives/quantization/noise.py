@@ -1,0 +1,39 @@
+"""What stochastic rounding draws: everybody can draw the same again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pccl.protocol.types import OperationId
+
+Noise = Callable[[int], npt.NDArray[Any]]
+"""Draws so many float32 from [0, 1)."""
+
+
+def noise_source(operation: OperationId, rank: int, position: int) -> Noise:
+    """The draws for one segment that one rank encodes.
+
+    Philox (Salmon et al. 2011) is a function of a key and a counter, so nothing has to be hashed:
+    different operations, ranks and positions draw from different places of it. NumPy promises that
+    the raw stream of a bit generator never changes (NEP 19), which it does not of the methods that
+    make floats of it; each draw is 16 bits of the raw stream, in the middle of its interval.
+
+    Args:
+        operation: the collective.
+        rank: of who encodes, below 2**16.
+        position: of the segment in the tensor, below 2**48.
+    """
+    generator = np.random.Philox(
+        key=[operation.tag, operation.n],
+        counter=[0, operation.view, operation.term << 32 | operation.group, rank << 48 | position],
+    )
+
+    def draw(count: int) -> npt.NDArray[Any]:
+        raw = np.asarray(generator.random_raw(-(-count // 4)), "<u8").view("<u2")[:count]
+        return (raw + np.float32(0.5)) * np.float32(2**-16)
+
+    return draw

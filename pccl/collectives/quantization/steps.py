@@ -1,0 +1,87 @@
+"""The step of a block in the upper half of a float's bits: 16 for float32, 32 for float64.
+
+So few bits make the product of a step and a code exact, whatever multiplies them. A step is rounded
+up, so that the codes still reach the end of the block. The upper half of a float32 is a bfloat16;
+where that would be denormal, it is a power of two instead, 2**-149 at least: blocks of denormals
+keep their values. The sign, which no step needs, marks blocks that hold NaN or infinity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StepFormat:
+    """How the steps of one work dtype are written."""
+
+    work: np.dtype[Any]
+    """Of the arithmetic: float32, or float64."""
+    bits: np.dtype[Any]
+    """Unsigned integers of the same size."""
+    wire: np.dtype[Any]
+    """Unsigned integers of half the size, little-endian."""
+    shift: int
+    mantissa: int
+    """Mask of the upper half's bits of the significand."""
+    exponent: int
+    """Mask of its exponent."""
+    least: int
+    """2**least is the smallest positive number."""
+
+    @property
+    def infinity(self) -> int:
+        """The bits of infinity; all above, the sign aside, are NaN."""
+        return self.exponent << self.shift
+
+    def pack(self, wanted: Array, reach: Array, levels: Array | int, marked: Array) -> Array:
+        """Write steps, rounded up.
+
+        Args:
+            wanted: ``reach / levels`` in the work dtype, shape (blocks,), finite, not negative.
+            reach: what so many steps have to cover.
+            levels: of each block, or of all.
+            marked: bool, shape (blocks,): those that hold NaN or infinity.
+        """
+        ones = self.bits.type((1 << self.shift) - 1)
+        upper = (wanted.view(self.bits) + ones) >> self.bits.type(self.shift)
+        tiny = ((upper & self.bits.type(self.exponent)) == 0) & (reach > 0)
+        if tiny.any():
+            fraction, exponent = np.frexp(reach)
+            part, more = np.frexp(fraction.astype(np.float64) / levels)
+            power = exponent + more - (part == 0.5)
+            power = np.maximum(power, self.least) - self.least + 1
+            upper = np.where(tiny, power.astype(self.bits), upper)
+        upper |= marked.astype(self.bits) << self.bits.type(self.shift - 1)
+        return upper.astype(self.wire)
+
+    def unpack(self, packed: Array) -> tuple[Array, Array]:
+        """The steps, and which blocks are marked.
+
+        Args:
+            packed: wire dtype, shape (blocks,); nothing about it is trusted.
+        """
+        upper = packed.astype(self.bits)
+        marked = (upper >> self.bits.type(self.shift - 1)) != 0
+        small = upper & self.bits.type(self.mantissa)
+        tiny = ((upper & self.bits.type(self.exponent)) == 0) & (small != 0)
+        upper &= self.bits.type(self.exponent | self.mantissa)
+        steps = (upper << self.bits.type(self.shift)).view(self.work)
+        if tiny.any():
+            powers = np.ldexp(self.work.type(1), small.astype(np.int32) - 1 + self.least)
+            steps = np.where(tiny, powers.astype(self.work), steps)
+        return steps, marked
+
+
+SINGLE = StepFormat(
+    np.dtype(np.float32), np.dtype(np.uint32), np.dtype("<u2"), 16, 0x7F, 0x7F80, -149
+)
+DOUBLE = StepFormat(
+    np.dtype(np.float64), np.dtype(np.uint64), np.dtype("<u4"), 32, 0xFFFFF, 0x7FF00000, -1074
+)

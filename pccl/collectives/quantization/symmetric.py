@@ -1,0 +1,146 @@
+"""Even steps about zero as far as each block's largest magnitude: int8, and companded8.
+
+Per block the step (16 bits; ``steps``), then a signed code per value. Zero stays zero.
+
+* int8: ``code * step``; off by at most half a step (a whole one when rounding stochastically).
+* companded8: ``code * |code| * step``, so that steps are the finer the smaller a value is: off by
+  at most ``sqrt(|x| * step) / 2 + step / 4``, to nearest. For heavy tails: one large value costs the
+  small ones of its block little. Square-root companding is between linear steps and the
+  logarithmic ones of mu-law (ITU-T G.711).
+
+In a marked block the code -128 is NaN, 127 and -127 are the infinities, and the finite values have
+the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pccl.collectives.quantization.codec import Codec
+
+Array = npt.NDArray[Any]
+
+_TOP = 127
+_NAN = -128
+
+
+class SymmetricCodec(Codec):
+    """int8."""
+
+    _power = 1
+    """The largest value is ``127 ** _power`` steps."""
+
+    def encoded_bytes(self, count: int) -> int:
+        """Length of ``count`` encoded values."""
+        return -(-count // self.block) * self._steps.wire.itemsize + count
+
+    def _parts(self, encoded: Array, count: int) -> tuple[Array, Array]:
+        """Steps and codes, as views."""
+        start = -(-count // self.block) * self._steps.wire.itemsize
+        return (
+            encoded[:start].view(self._steps.wire),
+            encoded[start : self.encoded_bytes(count)].view(np.int8),
+        )
+
+    def _write(self, wide: Array, out: Array, noise: Array | None, rows: Array) -> Array | None:
+        steps_out, codes = self._parts(out, len(wide))
+        blocks = self._blocks(len(wide))
+        grid, finite = rows[0], rows[1]
+        bits = self._steps.bits.type
+        magnitude = bits((1 << (8 * self._work.itemsize - 1)) - 1)
+        sizes, spare = grid.view(bits), rows[2].view(bits)
+        np.bitwise_and(wide.view(bits), magnitude, out=sizes)
+        largest = blocks.fold(np.maximum, sizes, spare)
+        marked = largest >= bits(self._steps.infinity)
+        special: Array | None = None
+        levels: Array | int = _TOP**self._power
+        ends: Array | int = _TOP
+        values = wide
+        if marked.any():
+            special = ~np.isfinite(wide)
+            np.copyto(finite, wide)
+            finite[special] = 0
+            values = finite
+            np.bitwise_and(values.view(bits), magnitude, out=sizes)
+            largest = blocks.fold(np.maximum, sizes, spare)
+            last = np.where(marked, _TOP - 1, _TOP).astype(self._work)
+            levels, ends = last**self._power, blocks.spread(last)
+        reach = largest.view(self._work)
+        packed = self._steps.pack(reach / levels, reach, levels, marked)
+        steps_out[:] = packed
+        steps, _ = self._steps.unpack(packed)
+        steps[steps == 0] = 1
+        self._round(values, blocks.spread(steps), ends, noise, rows)
+        np.copyto(codes, grid, casting="unsafe")
+        if special is not None:
+            odd = wide[special]
+            codes[special] = np.where(np.isnan(odd), _NAN, np.where(odd > 0, _TOP, -_TOP))
+        return special
+
+    def _round(
+        self, values: Array, steps: Array, ends: Array | int, noise: Array | None, rows: Array
+    ) -> None:
+        """Codes of the values, into the first row; what ``values`` may be in is the second one."""
+        grid = rows[0]
+        np.divide(values, steps, out=grid)
+        if noise is None:
+            np.rint(grid, out=grid)
+        else:
+            np.add(grid, noise, out=grid)
+            np.floor(grid, out=grid)
+            np.minimum(grid, ends, out=grid)  # the sum may have been rounded up
+
+    def _read(self, encoded: Array, wide: Array, spare: Array) -> None:
+        steps_in, codes = self._parts(encoded, len(wide))
+        blocks = self._blocks(len(wide))
+        steps, marked = self._steps.unpack(steps_in)
+        np.copyto(wide, codes)
+        self._expand(wide, spare)
+        np.multiply(wide, blocks.spread(steps), out=wide)
+        if not (steps * self._work.type(_TOP**self._power) <= self._largest).all():
+            np.clip(wide, -self._largest, self._largest, out=wide)
+        if marked.any():
+            inside = blocks.spread(marked)
+            for code, value in ((_TOP, np.inf), (-_TOP, -np.inf), (_NAN, np.nan)):
+                wide[inside & (codes == code)] = value
+
+    def _expand(self, wide: Array, spare: Array) -> None:
+        """Codes become multiples of the step."""
+
+
+class CompandedCodec(SymmetricCodec):
+    """companded8."""
+
+    _power = 2
+
+    def _round(
+        self, values: Array, steps: Array, ends: Array | int, noise: Array | None, rows: Array
+    ) -> None:
+        bits = self._steps.bits.type
+        sign = bits(1 << (8 * self._work.itemsize - 1))
+        grid, spare = rows[0], rows[2]
+        np.divide(values, steps, out=grid)
+        signs = np.bitwise_and(values.view(bits), sign, out=rows[1].view(bits))
+        np.abs(grid, out=grid)
+        if noise is None:
+            np.sqrt(grid, out=grid)
+            np.rint(grid, out=grid)
+        else:
+            below = np.sqrt(grid, out=spare)
+            np.floor(below, out=below)
+            # Of the way to the next square, 2 * below + 1, so much is done.
+            np.subtract(grid, np.square(below), out=grid)
+            np.divide(grid, 2 * below + self._work.type(1), out=grid)
+            np.add(grid, noise, out=grid)
+            np.floor(grid, out=grid)
+            np.clip(grid, 0, 1, out=grid)
+            np.add(grid, below, out=grid)
+            np.minimum(grid, ends, out=grid)
+        np.bitwise_or(grid.view(bits), signs, out=grid.view(bits))
+
+    def _expand(self, wide: Array, spare: Array) -> None:
+        np.abs(wide, out=spare)
+        np.multiply(wide, spare, out=wide)
