@@ -25,6 +25,8 @@ class ReduceInfo:
             tensors: of the one that was reduced last.
         view: number of the view that the operation belonged to.
         attempts: how many operations it took; more than one after losses.
+        algorithm: how the values travelled: ``ring``, ``star`` or ``mesh``; a broadcast goes along
+            the ring. Of several tensors: of the one that was reduced last.
     """
 
     local_world_size: int
@@ -33,6 +35,7 @@ class ReduceInfo:
     contributors: tuple[int, ...] = ()
     view: int = 0
     attempts: int = 0
+    algorithm: str = ""
 
 
 NO_INFO = ReduceInfo(0, 0, 0)
@@ -129,6 +132,7 @@ class TransferStatus:
     Attributes:
         tag: its tag.
         what: what is reduced, or the like.
+        algorithm: how the values travel, as of ``ReduceInfo``.
         phase: ``requested``, ``started``, or ``done`` here and not yet everywhere.
         received_segments: of the tensor, so far.
         segments: that this peer receives in all.
@@ -138,6 +142,7 @@ class TransferStatus:
 
     tag: int
     what: str
+    algorithm: str
     phase: str
     received_segments: int
     segments: int
@@ -242,6 +247,7 @@ def _transfer_status(operation: OpenOperation, transfer: Transfer) -> TransferSt
     return TransferStatus(
         tag=operation.id.tag,
         what=str(operation.descriptor),
+        algorithm=operation.descriptor.carrier.label,
         phase=operation.phase.value,
         received_segments=progress.received,
         segments=progress.received + transfer.lacking,
@@ -275,6 +281,7 @@ def info_of(report: ReduceReport) -> ReduceInfo:
         contributors=report.contributors,
         view=report.operation.view,
         attempts=report.attempts,
+        algorithm=report.algorithm.label,
     )
 
 

@@ -15,6 +15,7 @@ from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import (
     AbortCause,
     Descriptor,
+    MeasuredLink,
     Member,
     OperationId,
     PeerId,
@@ -216,6 +217,13 @@ class LinkReport:
     peer: PeerId
     up: bool
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinksMeasured:
+    """What links can do, of those that have changed much since they were reported last."""
+
+    links: tuple[MeasuredLink, ...]
 
 
 # -- master to peer ----------------------------------------------------------------------------
@@ -422,6 +430,7 @@ PeerMessage = (
     | BlockedReply
     | Holdings
     | LinkReport
+    | LinksMeasured
 )
 MasterMessage = (
     Registered

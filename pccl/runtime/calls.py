@@ -70,6 +70,7 @@ class Call:
             self.tx_bytes,
             self.rx_bytes,
             result.attempts,
+            result.algorithm,
         )
 
 

@@ -104,6 +104,7 @@ class ReduceMany:
             sum(report.tx_bytes for report in reports),
             sum(report.rx_bytes for report in reports),
             max(report.attempts for report in reports),
+            reports[-1].algorithm,
         )
 
     async def _work(self) -> None:
