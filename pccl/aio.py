@@ -17,7 +17,7 @@ from pccl.base import CommunicatorBase
 from pccl.descriptors import QuantizationOptions, ReduceOpDescriptor, ReduceOperandDescriptor
 from pccl.errors import PCCLError, named
 from pccl.handles import AsyncReduceHandle
-from pccl.protocol.types import ReduceOp
+from pccl.protocol.types import Algorithm, ReduceOp
 from pccl.reports import MemberInfo, ReduceInfo, info_of
 from pccl.runtime.io_thread import ended
 from pccl.session import Call
@@ -65,12 +65,21 @@ class Communicator(CommunicatorBase):
         tag: int = 0,
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
+        algorithm: Algorithm | str = "auto",
         retry: bool = False,
         timeout_s: float | None = None,
     ) -> ReduceInfo:
         """Reduce over the group; see :meth:`pccl.Communicator.all_reduce`."""
         call = self._session.all_reduce(
-            send, recv, op, tag, operand_descriptor, quantization_options, retry, timeout_s
+            send,
+            recv,
+            op,
+            tag,
+            operand_descriptor,
+            quantization_options,
+            retry,
+            timeout_s,
+            algorithm,
         )
         return info_of(await self._run(call))
 
@@ -83,6 +92,7 @@ class Communicator(CommunicatorBase):
         tag: int = 0,
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
+        algorithm: Algorithm | str = "auto",
         timeout_s: float | None = None,
     ) -> AsyncReduceHandle:
         """Start a reduce; await the handle for its outcome.
@@ -91,7 +101,7 @@ class Communicator(CommunicatorBase):
         reduce is launched when this returns, and cancelling a wait for it does not withdraw it.
         """
         call = self._session.launch(
-            send, recv, op, tag, operand_descriptor, quantization_options, timeout_s
+            send, recv, op, tag, operand_descriptor, quantization_options, timeout_s, algorithm
         )
         return AsyncReduceHandle(self._session, await self._run(call))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 
 from pccl.checks import TAG_MAX, check_member, check_range, check_type
 from pccl.descriptors import (
@@ -15,7 +16,14 @@ from pccl.descriptors import (
     check_operand_descriptor,
 )
 from pccl.protocol.limits import PEERS_MAX
-from pccl.protocol.types import DataType, Descriptor, QuantizationAlgorithm, ReduceOp
+from pccl.protocol.types import (
+    STAR_BYTES_MAX,
+    Algorithm,
+    DataType,
+    Descriptor,
+    QuantizationAlgorithm,
+    ReduceOp,
+)
 from pccl.runtime.operand import Operand, borrow, borrow_pointers
 from pccl.runtime.requests import ReduceRequest
 
@@ -34,6 +42,7 @@ def reduce_request(
     tag: int,
     operand_descriptor: ReduceOperandDescriptor | None,
     quantization_options: QuantizationOptions | None,
+    algorithm: Algorithm | str = Algorithm.AUTO,
 ) -> ReduceRequest:
     """Check what ``all_reduce`` is given.
 
@@ -45,7 +54,37 @@ def reduce_request(
     operand = borrow(send, recv)
     if operand_descriptor is not None:
         check_operand_descriptor(operand_descriptor, operand.data_type)
-    return ReduceRequest(operand, _descriptor(operand, op, quantization_options), tag)
+    descriptor = _descriptor(operand, op, quantization_options)
+    return ReduceRequest(operand, _by(check_algorithm(algorithm), descriptor), tag)
+
+
+def check_algorithm(given: object) -> Algorithm:
+    """Check an algorithm, by its name or as the enum's member, and return it.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: there is none of that name.
+    """
+    if isinstance(given, Algorithm):
+        return given
+    names = {algorithm.label: algorithm for algorithm in Algorithm}
+    known = ", ".join(repr(name) for name in names)
+    if not isinstance(given, str):
+        raise TypeError(f"algorithm must be one of {known}, not {given!r}")
+    if given not in names:
+        raise ValueError(f"algorithm must be one of {known}, not {given!r}")
+    return names[given]
+
+
+def _by(algorithm: Algorithm, descriptor: Descriptor) -> Descriptor:
+    if algorithm is Algorithm.AUTO:
+        return descriptor
+    if algorithm is Algorithm.STAR and descriptor.tensor_bytes > STAR_BYTES_MAX:
+        raise ValueError(
+            f"algorithm 'star' is for tensors up to {STAR_BYTES_MAX} bytes, and this one has "
+            f"{descriptor.tensor_bytes}; take 'mesh', 'ring' or 'auto'"
+        )
+    return replace(descriptor, algorithm=algorithm, forced=True)
 
 
 def many_requests(descriptors: Iterable[ReduceOpDescriptor]) -> list[ReduceRequest]:

@@ -11,7 +11,7 @@ from pccl.base import CommunicatorBase
 from pccl.descriptors import QuantizationOptions, ReduceOpDescriptor, ReduceOperandDescriptor
 from pccl.errors import PCCLError, named
 from pccl.handles import AsyncReduceHandle
-from pccl.protocol.types import ReduceOp
+from pccl.protocol.types import Algorithm, ReduceOp
 from pccl.reports import MemberInfo, ReduceInfo, info_of
 from pccl.session import Call
 
@@ -92,7 +92,8 @@ class Communicator(CommunicatorBase):
     def optimize_topology(self, *, timeout_s: float | None = None) -> None:
         """Settle the order of the rings. Joint call of all members of all groups.
 
-        The order stays that of the ids for now.
+        The order stays that of the ids for now. Where links have turned out to be other than they
+        seemed, ``algorithm="auto"`` is decided anew, in a new view.
 
         Raises:
             TooFewPeers: alone in the run. Wait for others with ``update_topology``.
@@ -110,6 +111,7 @@ class Communicator(CommunicatorBase):
         tag: int = 0,
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
+        algorithm: Algorithm | str = "auto",
         retry: bool = False,
         timeout_s: float | None = None,
     ) -> ReduceInfo:
@@ -128,23 +130,34 @@ class Communicator(CommunicatorBase):
             operand_descriptor: must say the tensor's own dtype; None: nothing to say.
             quantization_options: all members must ask for the same. This version sends the values
                 as they are, and logs one warning.
+            algorithm: how the values travel: ``"ring"``, ``"star"`` (tensors up to 4 MiB),
+                ``"mesh"``, or ``"auto"``: what the master's cost model finds the quickest for this
+                size; the same for all. All members must ask for the same.
             retry: when a member is lost or withdraws, reduce again with whoever is left.
             timeout_s: budget of all attempts together.
 
         Returns:
-            Bytes moved and whose values are in the result.
+            Bytes moved, whose values are in the result, and the algorithm.
 
         Raises:
             CollectiveAborted: a member was lost, or withdrew. ``send`` is bit for bit what it
                 was; re-read the world size and call again.
-            DescriptorMismatch: the members asked for different dtypes, ops or counts.
+            DescriptorMismatch: the members asked for different dtypes, ops, counts or algorithms.
             TooFewPeers: alone in the group. Wait for others with ``update_topology``.
             DeadlineExceeded, OutcomeUnknown: the budget ran out; ``send`` is what it was.
             PCCLError: the tag is in use by a collective that is still open (INVALID_ARGUMENT).
             ValueError, TypeError: a buffer that cannot be used; the message says how to mend it.
         """
         call = self._session.all_reduce(
-            send, recv, op, tag, operand_descriptor, quantization_options, retry, timeout_s
+            send,
+            recv,
+            op,
+            tag,
+            operand_descriptor,
+            quantization_options,
+            retry,
+            timeout_s,
+            algorithm,
         )
         return info_of(self._run(call))
 
@@ -157,6 +170,7 @@ class Communicator(CommunicatorBase):
         tag: int = 0,
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
+        algorithm: Algorithm | str = "auto",
         timeout_s: float | None = None,
     ) -> AsyncReduceHandle:
         """Start ``all_reduce`` and return at once.
@@ -171,6 +185,7 @@ class Communicator(CommunicatorBase):
             tag: as of ``all_reduce``.
             operand_descriptor: as of ``all_reduce``.
             quantization_options: as of ``all_reduce``.
+            algorithm: as of ``all_reduce``.
             timeout_s: budget of the reduce, whether anybody waits for it or not.
 
         Returns:
@@ -180,7 +195,7 @@ class Communicator(CommunicatorBase):
             TooFewPeers, PCCLError, ValueError, TypeError: as of ``all_reduce``.
         """
         call = self._session.launch(
-            send, recv, op, tag, operand_descriptor, quantization_options, timeout_s
+            send, recv, op, tag, operand_descriptor, quantization_options, timeout_s, algorithm
         )
         return AsyncReduceHandle(self._session, self._run(call))
 

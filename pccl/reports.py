@@ -25,6 +25,8 @@ class ReduceInfo:
             tensors: of the one that was reduced last.
         view: number of the view that the operation belonged to.
         attempts: how many operations it took; more than one after losses.
+        algorithm: how the values travelled: ``ring``, ``star`` or ``mesh``; a broadcast goes along
+            the ring. Of several tensors: of the one that was reduced last.
         compression: how many times as many bytes this peer would have sent without quantization.
         quantization_error: relative L2 error of all that this peer has rounded; of several tensors
             the largest.
@@ -36,6 +38,7 @@ class ReduceInfo:
     contributors: tuple[int, ...] = ()
     view: int = 0
     attempts: int = 0
+    algorithm: str = ""
     compression: float = 1.0
     quantization_error: float = 0.0
 
@@ -134,6 +137,7 @@ class TransferStatus:
     Attributes:
         tag: its tag.
         what: what is reduced, or the like.
+        algorithm: how the values travel, as of ``ReduceInfo``.
         phase: ``requested``, ``started``, or ``done`` here and not yet everywhere.
         received_segments: of the tensor, so far.
         segments: that this peer receives in all.
@@ -143,6 +147,7 @@ class TransferStatus:
 
     tag: int
     what: str
+    algorithm: str
     phase: str
     received_segments: int
     segments: int
@@ -247,6 +252,7 @@ def _transfer_status(operation: OpenOperation, transfer: Transfer) -> TransferSt
     return TransferStatus(
         tag=operation.id.tag,
         what=str(operation.descriptor),
+        algorithm=operation.descriptor.carrier.label,
         phase=operation.phase.value,
         received_segments=progress.received,
         segments=progress.received + transfer.lacking,
@@ -280,6 +286,7 @@ def info_of(report: ReduceReport) -> ReduceInfo:
         contributors=report.contributors,
         view=report.operation.view,
         attempts=report.attempts,
+        algorithm=report.algorithm.label,
         compression=report.raw_tx_bytes / report.tx_bytes if report.tx_bytes else 1.0,
         quantization_error=report.quantization_error,
     )

@@ -38,7 +38,7 @@ from pccl.config import (
 from pccl.descriptors import QuantizationOptions, ReduceOpDescriptor, ReduceOperandDescriptor
 from pccl.errors import NotConnected
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import PeerId, ReduceOp, Roster, RoundKind
+from pccl.protocol.types import Algorithm, PeerId, ReduceOp, Roster, RoundKind
 from pccl.reports import Status, status_of
 from pccl.runtime.clock import LoopClock
 from pccl.runtime.engine import PeerEngine
@@ -161,10 +161,13 @@ class Session:
         quantization_options: QuantizationOptions | None,
         retry: bool,
         timeout_s: float | None,
+        algorithm: Algorithm | str = Algorithm.AUTO,
     ) -> Call[ReduceReport]:
         """Prepare ``all_reduce``."""
         limit_s, again = check_timeout(timeout_s), check_flag("retry", retry)
-        request = reduce_request(send, recv, op, tag, operand_descriptor, quantization_options)
+        request = reduce_request(
+            send, recv, op, tag, operand_descriptor, quantization_options, algorithm
+        )
         return self._collective(
             "all_reduce",
             lambda: self.engine.reduce(request, retry=again, timeout_s=limit_s),
@@ -180,10 +183,13 @@ class Session:
         operand_descriptor: ReduceOperandDescriptor | None,
         quantization_options: QuantizationOptions | None,
         timeout_s: float | None,
+        algorithm: Algorithm | str = Algorithm.AUTO,
     ) -> Call[int]:
         """Prepare the launch of ``all_reduce_async``, which returns a ticket."""
         limit_s = check_timeout(timeout_s)
-        request = reduce_request(send, recv, op, tag, operand_descriptor, quantization_options)
+        request = reduce_request(
+            send, recv, op, tag, operand_descriptor, quantization_options, algorithm
+        )
 
         async def work() -> int:
             return self.engine.launch(request, timeout_s=limit_s)

@@ -33,6 +33,21 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+@dataclass(frozen=True, slots=True)
+class PathMeasure:
+    """What a connection knows of its path, from what has gone over it; 0 where it knows nothing.
+
+    Attributes:
+        rtt_ns: the shortest round trip.
+        bytes_per_s: at which the other side took what was sent last.
+        is_lower_bound: whether there was too little to send to see how fast it could be.
+    """
+
+    rtt_ns: int
+    bytes_per_s: int
+    is_lower_bound: bool
+
+
 class Receiver(Protocol):
     """What a connection calls. Implemented above the seam."""
 
@@ -82,6 +97,10 @@ class Connection(Protocol):
     @property
     def congestion(self) -> str:
         """What paces the bytes we send: the kernel's name for it, empty if there is none."""
+        ...
+
+    def measure(self) -> PathMeasure | None:
+        """What is known of the path, without sending anything; None: nothing is."""
         ...
 
     def start(self, receiver: Receiver) -> None:
@@ -158,4 +177,12 @@ class Transport(Protocol):
         ...
 
 
-__all__ = ["Address", "Connection", "LinkError", "Listener", "Receiver", "Transport"]
+__all__ = [
+    "Address",
+    "Connection",
+    "LinkError",
+    "Listener",
+    "PathMeasure",
+    "Receiver",
+    "Transport",
+]

@@ -25,7 +25,7 @@ from random import Random
 
 from pccl.protocol.errors import LinkError, LocalProtocolError, RemoteProtocolError
 from pccl.protocol.types import NS_PER_S
-from pccl.transports.base import Address, Connection, Listener, Receiver
+from pccl.transports.base import Address, Connection, Listener, PathMeasure, Receiver
 from pccl.transports.sim_pipe import Action, Clock, Events, Pipe, Route, Trace
 from pccl.transports.sim_run_queue import RunQueue
 
@@ -97,6 +97,16 @@ class SimConnection:
     def congestion(self) -> str:
         """See ``Connection``: nothing is lost here."""
         return ""
+
+    def measure(self) -> PathMeasure | None:
+        """See ``Connection``: the truth. Connections between two hosts share alike."""
+        if not self._open:
+            return None
+        there, back = self._out.route, self._in.route
+        sharing = sum(end.remote.host == self._remote.host for end in self._host.ends)
+        rate = there.rate
+        speed = 0 if rate is None else rate // sharing
+        return PathMeasure(there.delay_ns + back.delay_ns, speed, is_lower_bound=False)
 
     def start(self, receiver: Receiver) -> None:
         """See ``Connection``."""

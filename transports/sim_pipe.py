@@ -188,11 +188,17 @@ class Route:
     def transmit(self, nbytes: int) -> int:
         """Queue ``nbytes`` behind everything that goes this way; return when they arrive."""
         start = max(self._events.now_ns(), self._busy_until_ns)
+        rate = self.rate
+        self._busy_until_ns = start + (0 if rate is None else -(-nbytes * NS_PER_S // rate))
+        return self._busy_until_ns + self.delay_ns
+
+    @property
+    def rate(self) -> int | None:
+        """The bandwidth at present, in bytes per second; None: any."""
         rate = min(self.caps, default=None)
         if rate is None or (self.bytes_per_s is not None and self.bytes_per_s < rate):
             rate = self.bytes_per_s
-        self._busy_until_ns = start + (0 if rate is None else -(-nbytes * NS_PER_S // rate))
-        return self._busy_until_ns + self.delay_ns
+        return rate
 
     @property
     def delay_ns(self) -> int:
@@ -269,7 +275,7 @@ class Pipe:
         self._events = events
         self._source = source
         self._sink = sink
-        self._route = route
+        self.route = route
         self._back = back
         self._window_bytes = window_bytes
         self._pieces: deque[tuple[int, memoryview]] = deque()  # (when it arrives, bytes)
@@ -309,7 +315,7 @@ class Pipe:
         return size
 
     def _post(self, piece: memoryview) -> None:
-        arrival = max(self._route.transmit(len(piece)), self._last_arrival_ns)
+        arrival = max(self.route.transmit(len(piece)), self._last_arrival_ns)
         self._last_arrival_ns = arrival
         if self._pieces and self._pieces[-1][0] > self._events.now_ns():
             _, last = self._pieces[-1]
@@ -322,16 +328,16 @@ class Pipe:
 
     def finish(self, reason: str) -> None:
         """The stream ends here, behind everything that was taken."""
-        self._end = (max(self._route.transmit(0), self._last_arrival_ns), reason)
+        self._end = (max(self.route.transmit(0), self._last_arrival_ns), reason)
         self.arm()
 
     def reset(self, reason: str) -> None:
         """The stream ends as soon as the other side can know; what is later than that is lost."""
-        self._route.carry(partial(self._cut, reason))
+        self.route.carry(partial(self._cut, reason))
 
     def drop_unsent(self) -> None:
         """Lose what has not left the source yet."""
-        self._drop_after(self._events.now_ns() + self._route.delay_ns)
+        self._drop_after(self._events.now_ns() + self.route.delay_ns)
 
     def _drop_after(self, when_ns: int) -> None:
         while self._pieces and self._pieces[-1][0] > when_ns:
@@ -383,7 +389,7 @@ class Pipe:
     def _deliver(self) -> None:
         self._delivery = None
         self._held_up = not (
-            self._route.gate.admits(self._deliver) and self.gate.admits(self._deliver)
+            self.route.gate.admits(self._deliver) and self.gate.admits(self._deliver)
         )
         if self._held_up or self._sink.awaits_start:
             return

@@ -29,12 +29,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
 from pccl.protocol.errors import LinkError, LocalProtocolError, RemoteProtocolError
-from pccl.transports.base import Address, Connection, Listener, Receiver
+from pccl.transports.base import Address, Connection, Listener, PathMeasure, Receiver
 from pccl.transports.tcp_socket import (
     Lingering,
     Resolved,
     SocketAddress,
     congestion_of,
+    measure_path,
     reason_of,
     resolve,
     set_options,
@@ -97,6 +98,9 @@ class _TcpConnection:
     @property
     def congestion(self) -> str:
         return congestion_of(self._sock) if self._open else ""
+
+    def measure(self) -> PathMeasure | None:
+        return measure_path(self._sock) if self._open else None
 
     def start(self, receiver: Receiver) -> None:
         if self._open:

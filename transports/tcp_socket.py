@@ -14,12 +14,13 @@ import asyncio
 import contextlib
 import os
 import socket
+import struct
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import cache, partial
 
-from pccl.transports.base import Address
+from pccl.transports.base import Address, PathMeasure
 
 LINGER_S = 5.0
 """How long a closed connection's descriptor waits for the other side to read the rest."""
@@ -42,6 +43,15 @@ _PACED = "bbr"
 
 _UNPACED = b"reno"
 """In every kernel, and allowed to everybody by default."""
+
+_TCP_INFO = struct.Struct("=7xB60xI76xI8xQ")
+"""Of Linux's tcp_info (linux/tcp.h): flags, tcpi_rtt and tcpi_min_rtt in microseconds, and
+tcpi_delivery_rate in bytes per second."""
+
+_SENDER_LIMITED = 1 if sys.byteorder == "little" else 0x80
+"""The flag tcpi_delivery_rate_app_limited, the first bit field of its byte."""
+
+_NO_RTT_US = 0xFFFFFFFF
 
 _DISCARD_BYTES = 256 << 10
 _DISCARDS_PER_TURN = 4
@@ -126,6 +136,23 @@ def congestion_of(sock: socket.socket) -> str:
     except OSError:
         return ""
     return name.split(b"\0")[0].decode("ascii", "replace")
+
+
+def measure_path(sock: socket.socket) -> PathMeasure | None:
+    """What the kernel has seen of a connection's path; None where it does not tell.
+
+    Older kernels tell less, in a shorter structure: then the speed is unknown.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    except OSError:
+        return None
+    info = info.ljust(_TCP_INFO.size, b"\0")
+    flags, smoothed_us, shortest_us, bytes_per_s = _TCP_INFO.unpack(info)
+    known_us = shortest_us if 0 < shortest_us < _NO_RTT_US else smoothed_us
+    return PathMeasure(known_us * 1000, bytes_per_s, bool(flags & _SENDER_LIMITED))
 
 
 SocketAddress = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
@@ -227,6 +254,7 @@ __all__ = [
     "Resolved",
     "SocketAddress",
     "congestion_of",
+    "measure_path",
     "reason_of",
     "resolve",
     "set_options",

@@ -49,6 +49,7 @@ _CODES: dict[type[Any], int] = {
     messages.KnownAnswer: 19,
     messages.Reported: 20,
     messages.StatusRequest: 21,
+    messages.LinksMeasured: 22,
     messages.Holdings: 12,
     messages.Registered: 64,
     messages.LinkPlan: 65,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 from pccl.protocol.types import NS_PER_S
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 TERM_GAP = 1 << 20
 """Ids of peers, numbers of views and roster versions jump by so much when a master is restarted:
@@ -79,6 +79,12 @@ the numbers of tags that are never used again don't pile up."""
 
 OWED_MAX = 65536
 """Outcomes and answers that a member has not acknowledged; it loses its connection beyond."""
+
+RTT_NS_MAX = 60 * NS_PER_S
+"""Of a link that somebody reports: more is a mistake, or malice, and counts as this."""
+
+BYTES_PER_S_MAX = 10**12
+"""Likewise: ten times the fastest network there is."""
 
 SECONDS_MAX = 10 * 365 * 24 * 3600
 """Of any deadline: ten years, for those who want none."""

@@ -22,6 +22,7 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.history import InvariantViolation
 from pccl.protocol.kept import Kept
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX, OWED_MAX, TAGS_PER_VIEW_MAX, Timing
+from pccl.protocol.link_measures import Choose, ring_always
 from pccl.protocol.lockstep import AskBlocked, Finding, LockstepWatch, LongWait, Stuck, Wait
 from pccl.protocol.membership import Membership, RegisteredPeer
 from pccl.protocol.operation import Ballot, Commit, Decision, Phase, Start, name_peers
@@ -46,6 +47,7 @@ class MasterMachine(Restartable):
         origin: what is known at the start.
         incumbent: id of this master, the same after a restart if it has kept it.
         standbys: where other masters of the run listen.
+        choose: finds out which algorithms are the quickest in a ring.
     """
 
     def __init__(
@@ -58,8 +60,11 @@ class MasterMachine(Restartable):
         origin: Origin = Origin.BLANK,
         incumbent: bytes = b"",
         standbys: tuple[msg.MasterAddress, ...] = (),
+        choose: Choose = ring_always,
     ) -> None:
-        super().__init__(timing, run, term, random_bytes, now_ns, origin, incumbent, standbys)
+        super().__init__(
+            timing, run, term, random_bytes, now_ns, origin, incumbent, standbys, choose
+        )
         self._forget_run()
 
     def _forget_run(self) -> None:
@@ -200,6 +205,8 @@ class MasterMachine(Restartable):
         if kind is RoundKind.UPDATE_TOPOLOGY:
             self.membership.updates = self._round_counts[kind] + 1
             self._admit(newcomers)
+        elif kind is RoundKind.OPTIMIZE_TOPOLOGY:
+            self._renew_outdated()
         self._answer_round(kind, members, pending=bool(newcomers))
         if kind is RoundKind.UPDATE_TOPOLOGY:
             for peer in newcomers:
@@ -228,6 +235,20 @@ class MasterMachine(Restartable):
         self._tell_rosters(informed)
         for peer in newcomers:
             self._announce("admitted", peer, f"world size {len(self.membership.members())}")
+
+    def _renew_outdated(self) -> None:
+        """Put views in the place of those that would do otherwise if they were opened now.
+
+        Not of one that somebody has asked for an operation in: he does not know of the round's end
+        (his caller has left it), or works on without the caller.
+        """
+        busy = {operation.group for operation in self._ballots}
+        renewed = sorted(self.membership.outdated() - busy)
+        for group in renewed:
+            self.membership.reorder(group, self.membership.order(group))
+        if renewed:
+            self._forget_numbers()
+            self._tell_rosters(self.membership.members())
 
     def _admit_into_empty_run(self) -> None:
         if self.membership.members():
@@ -468,8 +489,9 @@ class MasterMachine(Restartable):
                         self._decide(ballot, ballot.get_stuck(reason))
 
     def _mend_ring(self, group: int) -> None:
-        """If an operation waits for neighbours that cannot talk, go on with others as neighbours.
+        """If an operation waits for members that cannot talk, go on in a view that needs it not.
 
+        Its ring has others as neighbours, and with them known to be apart no mesh is chosen.
         Their lanes are redialled all the time; a pair that has no link for as long as a lost
         control connection may take to come back counts as one that cannot talk.
         """
@@ -480,7 +502,7 @@ class MasterMachine(Restartable):
             for ballot in self._ballots.values()
             if ballot.operation.group == group and ballot.phase is Phase.STARTED
         ]
-        pairs = [pair for b in started for pair in broken_neighbours(b.survivors, broken)]
+        pairs = [pair for ballot in started for pair in ballot.separated(broken)]
         if not pairs:
             return
         pair = pairs[0]
@@ -492,14 +514,22 @@ class MasterMachine(Restartable):
             reason = f"{why}, and no order of the ring avoids that"
             self._remove_all(peers, RemovalCause.LINK_BROKEN, reason)
         closed: list[int] = []
-        if broken_neighbours(self.membership.order(group), broken):
+        across = any(
+            ballot.separated(broken)
+            for ballot in started
+            if not ballot.follows_ring and ballot.operation in self._ballots
+        )
+        if across or broken_neighbours(self.membership.order(group), broken):
             closed = self.membership.reorder(group, order)
             self._tell_rosters(self.membership.members())
             self._forget_numbers()
         for operation, ballot in list(self._ballots.items()):
-            still_stuck = ballot in started and broken_neighbours(ballot.survivors, broken)
+            still_stuck = ballot in started and ballot.separated(broken)
             if still_stuck or (operation.group == group and operation.view in closed):
-                reason = f"{why}; the ring was put in another order"
+                mended = (
+                    "another view was opened" if across else "the ring was put in another order"
+                )
+                reason = f"{why}; {mended}"
                 self._decide(ballot, ballot.close_view(reason))
 
     def _judge_progress(self, ballot: Ballot) -> None:

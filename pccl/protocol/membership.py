@@ -7,6 +7,7 @@ Newcomers are appended to the ring of their group.
 * Losing a member closes every open view of its group that contains it and opens a successor.
 * A ring whose neighbours cannot talk gives way to one in another order.
 * Every change anywhere makes a new roster version, because callers are told global sizes.
+* Which algorithm is the quickest is found when a view is opened, and holds as long as the view.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pccl.protocol.limits import ROSTERS_KEPT_MAX, TERM_GAP
+from pccl.protocol.link_measures import Choose, LinkMeasures, ring_always
 from pccl.protocol.ring_order import Pair
-from pccl.protocol.types import Member, PeerId, Roster
+from pccl.protocol.types import AlgorithmTable, LinkMeasure, Member, PeerId, Roster
 
 
 @dataclass(slots=True)
@@ -55,10 +57,12 @@ class View:
     Attributes:
         ring: its members in order.
         term: of the master that opened it.
+        algorithms: which one is the quickest in it.
     """
 
     ring: tuple[PeerId, ...]
     term: int
+    algorithms: AlgorithmTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +126,10 @@ class Membership:
 
     Args:
         term: of the master.
+        choose: finds out which algorithms are the quickest in a ring.
     """
 
-    def __init__(self, term: int) -> None:
+    def __init__(self, term: int, choose: Choose = ring_always) -> None:
         self.peers: dict[PeerId, RegisteredPeer] = {}
         """Everybody who is registered, in order of id."""
         self.version = 0
@@ -134,6 +139,8 @@ class Membership:
         self._groups: dict[int, _Group] = {}
         self._links: dict[tuple[PeerId, PeerId], _Link] = {}
         """(reporter, other) -> what the reporter says of their link."""
+        self._choose = choose
+        self._measures = LinkMeasures()
 
     # -- peers ---------------------------------------------------------------------------------
 
@@ -165,6 +172,21 @@ class Membership:
         else:
             since_ns = known.since_ns
         self._links[reporter, other] = _Link(down_reason, since_ns)
+
+    def note_measure(self, reporter: PeerId, other: PeerId, measure: LinkMeasure) -> None:
+        """``reporter`` has measured its link to ``other``; only within a group that is of use."""
+        there = self.peers.get(other)
+        if there is not None and other != reporter and there.group == self.peers[reporter].group:
+            self._measures.note(reporter, other, measure)
+
+    def outdated(self) -> set[int]:
+        """The groups whose newest view would do otherwise if it were opened now."""
+        return {
+            group
+            for group, state in self._groups.items()
+            if state.order
+            and state.open_views[state.newest_view].algorithms != self._algorithms(group)
+        }
 
     def link_trouble(self, peer: PeerId, since_ns: int) -> str | None:
         """What a live member reports of its link to ``peer`` that broke at ``since_ns`` or later.
@@ -296,6 +318,7 @@ class Membership:
         for peer in gone:
             del self.peers[peer]
         self._links = {pair: why for pair, why in self._links.items() if gone.isdisjoint(pair)}
+        self._measures.forget(gone)
         members = [peer for peer in peers if peer.admitted]
         closed: set[tuple[int, int]] = set()
         for group in sorted({peer.group for peer in members}):
@@ -312,9 +335,9 @@ class Membership:
         return closed
 
     def reorder(self, group: int, order: Sequence[PeerId]) -> list[int]:
-        """Give a group's ring another order; return the numbers of the views closed by that: all.
+        """Give a group's ring an order; return the numbers of the views closed by that: all.
 
-        Their neighbours could not talk to each other.
+        In them members that cannot talk had to, or the wrong algorithms were chosen.
         """
         state = self._groups[group]
         assert sorted(order) == sorted(state.order)
@@ -357,7 +380,21 @@ class Membership:
     def _open_view(self, group: int) -> None:
         state = self._groups[group]
         state.newest_view = max(state.newest_view, state.views_from) + 1
-        state.open_views[state.newest_view] = View(tuple(state.order), self._term)
+        algorithms = self._algorithms(group)
+        state.open_views[state.newest_view] = View(tuple(state.order), self._term, algorithms)
+
+    def _algorithms(self, group: int) -> AlgorithmTable:
+        """What is the quickest in a group's ring, as far as is known now."""
+        ring = self._groups[group].order
+        members = set(ring)
+        broken = {
+            Pair(pair)
+            for pair, link in self._links.items()
+            if link.why_down is not None
+            and members.issuperset(pair)
+            and all(self.may_accuse(end) for end in pair)
+        }
+        return self._choose(ring, self._measures.matrix, broken)
 
     def _publish(self) -> None:
         self.version += 1
@@ -378,6 +415,7 @@ class Membership:
                 largest_group_size=max(sizes.values(), default=0),
                 term=state.open_views[state.newest_view].term,
                 updates=self.updates,
+                algorithms=state.open_views[state.newest_view].algorithms,
             )
             while len(state.rosters) > ROSTERS_KEPT_MAX:
                 del state.rosters[next(iter(state.rosters))]

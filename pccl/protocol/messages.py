@@ -16,6 +16,7 @@ from pccl.protocol.types import (
     AbortCause,
     Below,
     Descriptor,
+    MeasuredLink,
     Member,
     OperationId,
     PeerId,
@@ -24,7 +25,6 @@ from pccl.protocol.types import (
     RoundId,
     RoundKind,
 )
-
 
 U16 = Annotated[int, Below(1 << 16)]
 U32 = Annotated[int, Below(1 << 32)]
@@ -210,6 +210,13 @@ class LinkReport:
     peer: PeerId
     up: bool
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinksMeasured:
+    """What links can do, of those that have changed much since they were reported last."""
+
+    links: tuple[MeasuredLink, ...]
 
 
 # -- master to peer ----------------------------------------------------------------------------
@@ -416,6 +423,7 @@ PeerMessage = (
     | BlockedReply
     | Holdings
     | LinkReport
+    | LinksMeasured
 )
 MasterMessage = (
     Registered

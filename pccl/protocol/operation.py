@@ -15,12 +15,14 @@ After a loss it goes on if the members that are left can complete the result
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from pccl.protocol.messages import MasterMessage, OperationStarted, Progress
 from pccl.protocol.repair import RingRepair, Tell
-from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId
+from pccl.protocol.ring_order import Pair, broken_neighbours
+from pccl.protocol.types import AbortCause, Algorithm, Descriptor, OperationId, PeerId
 
 
 class Phase(enum.Enum):
@@ -194,6 +196,11 @@ class Ballot:
         return outcome
 
     @property
+    def follows_ring(self) -> bool:
+        """Whether its data goes from each member to the next one, as far as is known."""
+        return all(asked.follows_ring for asked in self._descriptors.values())
+
+    @property
     def what(self) -> str:
         """How its callers know it."""
         asked = next(iter(self._descriptors.values()), None)
@@ -218,7 +225,8 @@ class Ballot:
     def lose(self, peers: Sequence[PeerId], reason: str, now_ns: int) -> Decision | None:
         """Members are lost: commit if everyone left has the result, or find out if they can.
 
-        Before it has started there is nothing that they could have.
+        Before it has started there is nothing that they could have. Only what travels from one
+        member to the next can be repaired.
         """
         self._present = [peer for peer in self._present if peer not in peers]
         self._loss = f"{name_peers(list(peers))} lost: {reason}"
@@ -227,6 +235,8 @@ class Ballot:
         outcome = self._outcome_if_complete()
         if outcome is not None:
             return outcome
+        if not self.follows_ring:
+            return self._give_up()
         self.progress_ns = now_ns
         self.repair = RingRepair(self.operation, self.members, self._present, self._digests)
         return self.repair.begin()
@@ -254,6 +264,14 @@ class Ballot:
             self.progress_ns = now_ns
         self._progress[peer] = progress
         self._reported_ns[peer] = now_ns
+
+    def separated(self, broken: Collection[Pair]) -> list[Pair]:
+        """The pairs of members that have to talk for this, and cannot."""
+        if self.follows_ring:
+            return broken_neighbours(self._present, broken)
+        star = all(asked.algorithm is Algorithm.STAR for asked in self._descriptors.values())
+        pairs = (Pair(pair) for pair in combinations(self._present, 2))
+        return [p for p in pairs if p in broken and (not star or self.members[0] in p)]
 
     def received_bytes(self, peer: PeerId) -> int:
         """The most that a member is known to have received."""

@@ -18,7 +18,7 @@ from pccl.protocol.machine import Machine
 from pccl.protocol.peer_contact import MasterContact
 from pccl.protocol.peer_join import JoinAttempt
 from pccl.protocol.peer_membership import KnownMembership, Standing
-from pccl.protocol.types import PeerId, Roster
+from pccl.protocol.types import MeasuredLink, PeerId, Roster
 
 
 class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
@@ -224,6 +224,8 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
 
     def _on_known_again(self) -> None:
         """Repeat what a master has to know that has not seen this connection before."""
+        if measured := self._membership.all_measured():
+            self._send(msg.LinksMeasured(measured))
         for report in self._membership.link_reports():
             self._send(report)
         self._repeat_requests()
@@ -257,6 +259,8 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
     def _on_roster(self, roster: Roster) -> None:
         if self.peer not in roster.ring or roster.view not in roster.open_views:
             raise errors.RemoteProtocolError(func="control", reason="a roster of others")
+        if not roster.algorithms.is_sound:
+            raise errors.RemoteProtocolError(func="control", reason="a table that no master makes")
         if self._membership.learn(roster, self._incumbent):
             self._forget_closed(roster.open_views)
             self._effects.append(ev.ForgetEarly())
@@ -282,6 +286,12 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         registered = self.standing in (Standing.PENDING, Standing.MEMBER)
         if registered and self._membership.link_changed(peer, why):
             self._send(msg.LinkReport(peer, why is None, why or ""))
+
+    def _on_links_measured(self, links: tuple[MeasuredLink, ...]) -> None:
+        if self.standing in (Standing.PENDING, Standing.MEMBER):
+            news = self._membership.measured(links)
+            if news:
+                self._send(msg.LinksMeasured(news))
 
     # -- the end ---------------------------------------------------------------------------------
 

@@ -131,6 +131,8 @@ class PeerMachine(Participant):
                 self._on_control_closed(reason)
             case ev.LinkChanged(peer, reason):
                 self._on_link_changed(peer, reason)
+            case ev.LinksMeasured(links):
+                self._on_links_measured(links)
             case ev.ReduceDone(operation, digest):
                 self._on_reduce_done(operation, digest)
             case ev.HoldingsKnown(operation, lost, complete):
@@ -188,6 +190,9 @@ class PeerMachine(Participant):
         The caller may have left a round that the others have had, or will have, with him; their
         collectives would wait for each other in different views.
         """
+        left = self._rounds.get(RoundKind.OPTIMIZE_TOPOLOGY)
+        if left is not None and left.call is None and left.answer is not None:
+            self._membership.follow(left.answer.roster_version)  # the next call gets the answer
         left = self._rounds.get(RoundKind.UPDATE_TOPOLOGY)
         if left is None or left.call is not None:
             return True
@@ -232,9 +237,9 @@ class PeerMachine(Participant):
 
     def _request(self, event: ev.ReduceCall, roster: Roster) -> None:
         operation = self._next_operation(roster, event.tag)
-        what, call = event.descriptor, event.call
+        what, call = event.descriptor.settled(roster.algorithms), event.call
         opened = OpenOperation(operation, what, roster.ring, call, event.detached)
-        opened.resumes = event.resumes
+        opened.resumes = event.resumes if what.follows_ring else None
         self._open(opened)
 
     def _next_operation(self, roster: Roster, tag: int) -> OperationId:
@@ -436,6 +441,8 @@ class PeerMachine(Participant):
         self._acknowledge(current.id)
         if current.id.kind is RoundKind.UPDATE_TOPOLOGY:
             self._membership.see(answer.roster_version)
+        elif current.id.kind is RoundKind.OPTIMIZE_TOPOLOGY:
+            self._membership.follow(answer.roster_version)
 
     # -- operations ----------------------------------------------------------------------------
 
@@ -475,7 +482,7 @@ class PeerMachine(Participant):
     def _gaps(self, operation_id: OperationId, lost: tuple[PeerId, ...]) -> list[Gap]:
         """The gaps in the ring of an operation that moves data here."""
         operation = self._operations.get(operation_id)
-        if operation is None or not operation.moves_data:
+        if operation is None or not operation.moves_data or not operation.descriptor.follows_ring:
             return []
         return find_gaps(operation.ring, lost)
 
@@ -508,7 +515,8 @@ class PeerMachine(Participant):
         detached = operation.detached
         self._membership.show(operation.call, message.roster_version, detached=detached)
         if committed:
-            result = ev.ReduceResult(ended, message.contributors, operation.attempt + 1)
+            how, attempts = operation.descriptor.carrier, operation.attempt + 1
+            result = ev.ReduceResult(ended, message.contributors, attempts, how)
             self._effects.append(ev.Return(operation.call, result))
         else:
             self._raise(operation.call, words.aborted(message, operation.attempt))

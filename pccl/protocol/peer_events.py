@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
-from pccl.protocol.types import Descriptor, Member, OperationId, PeerId, RoundKind
+from pccl.protocol.types import (
+    Algorithm,
+    Descriptor,
+    MeasuredLink,
+    Member,
+    OperationId,
+    PeerId,
+    RoundKind,
+)
 
 # -- events ------------------------------------------------------------------------------------
 
@@ -122,6 +130,13 @@ class LinkChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class LinksMeasured:
+    """What the links can do, as far as was seen; also those that are what they were."""
+
+    links: tuple[MeasuredLink, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReduceDone:
     """The own result of an operation is complete."""
 
@@ -180,6 +195,7 @@ PeerEvent = (
     | ControlMessage
     | ControlClosed
     | LinkChanged
+    | LinksMeasured
     | ReduceDone
     | HoldingsKnown
     | LeftCommitted
@@ -307,6 +323,7 @@ class ReduceResult:
     operation: OperationId
     contributors: tuple[PeerId, ...]
     attempts: int = 1
+    algorithm: Algorithm = Algorithm.RING
 
 
 @dataclass(frozen=True, slots=True)

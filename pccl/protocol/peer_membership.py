@@ -10,7 +10,8 @@ from __future__ import annotations
 import enum
 
 from pccl.protocol import messages as msg
-from pccl.protocol.types import Member, PeerId, Roster
+from pccl.protocol.link_measures import ToldMeasures
+from pccl.protocol.types import MeasuredLink, Member, PeerId, Roster
 
 
 class Standing(enum.Enum):
@@ -46,6 +47,7 @@ class KnownMembership:
         self._links: dict[PeerId, str | None] = {}
         """Peer -> None if the link is up, otherwise why not."""
         self._links_wanted: tuple[Member, ...] = ()
+        self._measures = ToldMeasures()
 
     @property
     def newest(self) -> Roster | None:
@@ -93,6 +95,17 @@ class KnownMembership:
                 del self._rosters[known]
         self.seen = next(iter(self._rosters.values()))
 
+    def follow(self, version: int) -> None:
+        """Let the caller go on in another view of the same members, if that roster is of one.
+
+        Of losses he hears when a collective raises.
+        """
+        told = next((roster for v, roster in self._rosters.items() if v >= version), None)
+        if self.seen is None or told is None:
+            return
+        if told.view != self.seen.view and told.ring == self.seen.ring:
+            self.see(version)
+
     def show(self, call: int, version: int, *, detached: bool) -> None:
         """Let the caller see a roster: now, or when he claims the outcome of his call."""
         if detached:
@@ -129,6 +142,7 @@ class KnownMembership:
             return None
         self._links_wanted = peers
         self._links = {peer: why for peer, why in self._links.items() if peer in wanted}
+        self._measures.keep(wanted)
         return peers
 
     def link_changed(self, peer: PeerId, why: str | None) -> bool:
@@ -145,8 +159,17 @@ class KnownMembership:
         """What the master has to know of the own links, all of it."""
         return [msg.LinkReport(peer, why is None, why or "") for peer, why in self._links.items()]
 
+    def measured(self, links: tuple[MeasuredLink, ...]) -> tuple[MeasuredLink, ...]:
+        """Links were measured; return what is news of them."""
+        return self._measures.news(links)
+
+    def all_measured(self) -> tuple[MeasuredLink, ...]:
+        """What the master has to know of the own links, all of it."""
+        return tuple(self._measures.all())
+
     def leave(self) -> None:
         """This peer is no longer a part of the run, needs nobody, and has nothing to be told."""
         self._unclaimed.clear()
         self._links.clear()
+        self._measures.keep(())
         self._links_wanted = ()

@@ -308,7 +308,7 @@ class Recovery:
             newest = group.rosters[max(group.rosters)]
             for roster in group.rosters.values():
                 if roster.view in newest.open_views:
-                    group.views[roster.view] = View(roster.ring, roster.term)
+                    group.views[roster.view] = View(roster.ring, roster.term, roster.algorithms)
         return groups
 
     def _is_complete(self) -> bool:
@@ -338,6 +338,7 @@ def _roster_is_possible(roster: Roster) -> bool:
     numbers = (roster.version, roster.view, *roster.ring, *roster.open_views)
     return (
         roster.view in roster.open_views
+        and roster.algorithms.is_sound
         and len(set(roster.ring)) == len(roster.ring) <= roster.global_world_size
         and roster.term < TERM_MAX
         and max(numbers) < REPORTED_MAX

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import HOST_CHARACTERS_MAX, PEERS_MAX, REMOVED_KEPT_MAX, Timing
+from pccl.protocol.link_measures import Choose
 from pccl.protocol.machine import Machine
 from pccl.protocol.master_events import (
     Announce,
@@ -41,6 +42,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         now_ns: the present.
         incumbent: id of this master.
         standbys: where other masters of the run listen.
+        choose: finds out which algorithms are the quickest in a ring.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         now_ns: int,
         incumbent: bytes,
         standbys: tuple[msg.MasterAddress, ...],
+        choose: Choose,
     ) -> None:
         super().__init__("master", now_ns)
         self.timing = timing
@@ -59,7 +62,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         self.term = term
         self.incumbent = incumbent
         self.standbys = standbys
-        self.membership = Membership(term)
+        self._choose = choose
+        self.membership = Membership(term, choose)
         self._random_bytes = random_bytes
         self._hosts: dict[int, str] = {}
         """Connection -> where it comes from, of all that are open."""
@@ -165,6 +169,9 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             case msg.LinkReport(other, up, reason):
                 self._on_link_report(peer, other, None if up else reason)
                 self._admit_into_empty_run()
+            case msg.LinksMeasured(links):
+                for link in links:
+                    self.membership.note_measure(peer.id, link.peer, link.measure)
             case msg.Goodbye():
                 self._remove(peer, RemovalCause.GOODBYE, "it left")
             case _:

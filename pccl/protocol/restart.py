@@ -23,6 +23,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.handshake import NO_RUN, RUN_BYTES
 from pccl.protocol.limits import ID_JUMP_BYTES, PEERS_MAX, TERM_GAP, Timing
+from pccl.protocol.link_measures import Choose
 from pccl.protocol.majority import HELD_BACK, Majority
 from pccl.protocol.master_events import CloseControl, Forget, MasterEvent, Remember, Send
 from pccl.protocol.membership import Membership, RegisteredPeer
@@ -55,6 +56,7 @@ class Restartable(Registrar):
         origin: what is known at the start.
         incumbent: id of this master, the same after a restart if it has kept it.
         standbys: where other masters of the run listen.
+        choose: finds out which algorithms are the quickest in a ring.
     """
 
     def __init__(
@@ -67,8 +69,9 @@ class Restartable(Registrar):
         origin: Origin,
         incumbent: bytes,
         standbys: tuple[msg.MasterAddress, ...],
+        choose: Choose,
     ) -> None:
-        super().__init__(timing, run, term, random_bytes, now_ns, incumbent, standbys)
+        super().__init__(timing, run, term, random_bytes, now_ns, incumbent, standbys, choose)
         self._origin = origin
         self._term_min = term
         self._first_peer_ns: int | None = None
@@ -433,7 +436,7 @@ class Restartable(Registrar):
             for peer, (group, member) in recovered.members.items()
         ]
         peers += [self._revive(r.header, r.host, r.connection, None) for r in recovered.newcomers]
-        self.membership = Membership(self.term)
+        self.membership = Membership(self.term, self._choose)
         self.membership.updates = recovered.counts[RoundKind.UPDATE_TOPOLOGY]
         self.membership.restore(recovered.membership, peers, shared=not self._sole)
         self._by_connection = {p.connection: p for p in peers if p.connection is not None}
@@ -497,6 +500,9 @@ class Restartable(Registrar):
                     case msg.LinkReport(other, up, reason):
                         why = None if up else reason
                         self.membership.report_link(peer.id, other, why, self._now_ns)
+                    case msg.LinksMeasured(links):
+                        for link in links:
+                            self.membership.note_measure(peer.id, link.peer, link.measure)
                     case _:
                         self._on_request(peer, message)
             except RemoteProtocolError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, NewType
 
@@ -187,6 +187,13 @@ class Algorithm(enum.IntEnum):
         return self.name.lower()
 
 
+STAR_BYTES_MAX = 4 << 20
+"""The largest tensor that goes through a star: its root keeps what comes too early to be added."""
+
+ALGORITHM_STEPS_MAX = 4
+"""Of a table. Three algorithms need two, if each is the quickest in one range of sizes."""
+
+
 class QuantizationAlgorithm(enum.IntEnum):
     """How values are shortened for the wire."""
 
@@ -351,6 +358,63 @@ UNQUANTIZED = Quantization()
 
 
 @dataclass(frozen=True, slots=True)
+class AlgorithmStep:
+    """Tensors of up to so many bytes, and more than the step before, take this algorithm."""
+
+    up_to_bytes: int
+    algorithm: Algorithm
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmTable:
+    """What AUTO means in one view: made by the master, the same for all members, never changed."""
+
+    steps: tuple[AlgorithmStep, ...] = ()
+    """The smallest tensors first."""
+    beyond: Algorithm = Algorithm.RING
+    """For all larger ones."""
+
+    def algorithm_for(self, tensor_bytes: int) -> Algorithm:
+        """What a tensor of this size takes."""
+        for step in self.steps:
+            if tensor_bytes <= step.up_to_bytes:
+                return step.algorithm
+        return self.beyond
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a master may have made it: short, in order, and within the bounds of the star."""
+        sizes = [step.up_to_bytes for step in self.steps]
+        chosen = [*(step.algorithm for step in self.steps), self.beyond]
+        stars = [step.up_to_bytes for step in self.steps if step.algorithm is Algorithm.STAR]
+        return (
+            len(sizes) <= ALGORITHM_STEPS_MAX
+            and sizes == sorted(set(sizes))
+            and Algorithm.AUTO not in chosen
+            and self.beyond is not Algorithm.STAR
+            and max(stars, default=0) <= STAR_BYTES_MAX
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMeasure:
+    """What one end of a link has seen of it while it was in use; 0 where it knows nothing."""
+
+    rtt_ns: int
+    """The shortest round trip."""
+    bytes_per_s: int
+    """What this end could send."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLink:
+    """A link, named by its other end, and what this end has measured."""
+
+    peer: PeerId
+    measure: LinkMeasure
+
+
+@dataclass(frozen=True, slots=True)
 class Descriptor:
     """What one member asked for; all members of an operation must ask for the same."""
 
@@ -363,6 +427,8 @@ class Descriptor:
     quantization: Quantization = UNQUANTIZED
     algorithm: Algorithm = Algorithm.AUTO
     """Of an all-reduce; what that is for AUTO is settled before anybody is asked."""
+    forced: bool = False
+    """Whether the caller has named the algorithm."""
 
     @staticmethod
     def broadcast(dtype: DataType, count: int, root: int) -> Descriptor:
@@ -374,17 +440,39 @@ class Descriptor:
         """Everybody waits for everybody."""
         return Descriptor(DataType.UINT8, ReduceOp.SUM, 0, Collective.BARRIER)
 
+    @property
+    def tensor_bytes(self) -> int:
+        """Size of the tensor."""
+        return self.count * self.dtype.itemsize
+
+    @property
+    def carrier(self) -> Algorithm:
+        """How the data travels, once that is settled; what is no all-reduce goes along the ring."""
+        return Algorithm.RING if self.algorithm is Algorithm.AUTO else self.algorithm
+
+    @property
+    def follows_ring(self) -> bool:
+        """Whether all data goes from each member to the next one in the ring."""
+        return self.carrier is Algorithm.RING
+
+    def settled(self, table: AlgorithmTable) -> Descriptor:
+        """The same with the algorithm that AUTO stands for."""
+        if self.collective is not Collective.ALL_REDUCE or self.algorithm is not Algorithm.AUTO:
+            return self
+        return replace(self, algorithm=table.algorithm_for(self.tensor_bytes))
+
     def __str__(self) -> str:
         what = f"{self.count} x {self.dtype.label}"
+        how = f" by {self.algorithm.label}" if self.forced else ""
         match self.collective:
             case Collective.BARRIER:
                 return "a barrier"
             case Collective.BROADCAST:
                 return f"broadcast of {what} from rank {self.root}"
             case Collective.ALL_REDUCE if self.quantization.active:
-                return f"{self.op.name} of {what}, quantized as {self.quantization}"
+                return f"{self.op.name} of {what}{how}, quantized as {self.quantization}"
             case _:
-                return f"{self.op.name} of {what}"
+                return f"{self.op.name} of {what}{how}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,6 +505,8 @@ class Roster:
     """Of the master that opened ``view``; operations in it carry it, whoever decides them."""
     updates: int = field(default=0, compare=False)
     """How many rounds of ``update_topology`` were closed before or with this change."""
+    algorithms: AlgorithmTable = AlgorithmTable()
+    """Of ``view``."""
 
     @property
     def ring(self) -> tuple[PeerId, ...]:

@@ -72,6 +72,7 @@ class Call:
             self.tx_bytes,
             self.rx_bytes,
             result.attempts,
+            result.algorithm,
             self.raw_tx_bytes,
             self.quantization_error,
         )

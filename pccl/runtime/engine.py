@@ -32,6 +32,7 @@ from pccl.protocol.peer_events import (
     JoinCall,
     LeaveCall,
     LinkChanged,
+    LinksMeasured,
     PeerEffect,
     PeerEvent,
     Post,
@@ -54,6 +55,7 @@ from pccl.runtime.control_keeper import ControlKeeper
 from pccl.runtime.data_plane import DataPlane
 from pccl.runtime.greeting import Credentials
 from pccl.runtime.link_keeper import LinkKeeper
+from pccl.runtime.link_meter import LinkMeter
 from pccl.runtime.operand import Operand
 from pccl.runtime.reduce_many import ReduceMany
 from pccl.runtime.requests import Deadline, PeerOptions, ReduceReport, ReduceRequest
@@ -133,6 +135,7 @@ class PeerEngine:
         """Begin anew, as a process that no run knows."""
         self.machine = PeerMachine(self._timing, self._clock.now_ns())
         self.links = Links(self._make_link)
+        self._meter = LinkMeter(self._clock, self.links)
         self.data_plane = DataPlane(
             self.links.to, self.machine.may_come, self._on_done, self._options.segment_bytes
         )
@@ -516,6 +519,8 @@ class PeerEngine:
         if self._broken is not None:
             return
         self.keeper.replace_stalled_lanes()
+        if measured := self._meter.look():
+            self._feed(LinksMeasured(measured))
         self._feed(Tick(self.data_plane.progress(), self._callers_blocked()))
 
     # -- the data plane --------------------------------------------------------------------------
@@ -524,6 +529,8 @@ class PeerEngine:
         self.keeper.accept(connection)
 
     def _on_link_change(self, peer: PeerId, reason: str | None) -> None:
+        if reason is None and (measured := self._meter.look_at(self.links.to(peer))):
+            self._feed(LinksMeasured(measured))  # first: the view that this may bring needs it
         self._feed(LinkChanged(peer, reason))
 
     def _on_done(self, operation: OperationId, digest: bytes) -> None:

@@ -30,6 +30,7 @@ from pccl.runtime.control import ControlStream
 from pccl.runtime.greeting import Credentials, Reception
 from pccl.runtime.master_store import MasterStore, Remembered
 from pccl.runtime.status_desk import StatusDesk
+from pccl.topology.cost_model import choose_algorithms
 from pccl.transports.base import Address, Connection, Listener, Transport
 
 _log = logging.getLogger("pccl.master")
@@ -120,7 +121,15 @@ class MasterServer:
             self._remember(Remembered(run, term, incumbent))
         now_ns = self._clock.now_ns()
         return MasterMachine(
-            self._timing, run, term, random_bytes, now_ns, origin, incumbent, standbys
+            self._timing,
+            run,
+            term,
+            random_bytes,
+            now_ns,
+            origin,
+            incumbent,
+            standbys,
+            choose_algorithms,
         )
 
     def _remember(self, remembered: Remembered) -> None:

@@ -104,6 +104,7 @@ class ReduceMany:
             sum(report.tx_bytes for report in reports),
             sum(report.rx_bytes for report in reports),
             max(report.attempts for report in reports),
+            reports[-1].algorithm,
             sum(report.raw_tx_bytes for report in reports),
             max(report.quantization_error for report in reports),
         )

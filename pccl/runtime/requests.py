@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import Descriptor, OperationId, PeerId
+from pccl.protocol.types import Algorithm, Descriptor, OperationId, PeerId
 from pccl.runtime.operand import Operand
 from pccl.transports.base import Address
 
@@ -59,6 +59,8 @@ class ReduceReport:
     rx_bytes: int
     attempts: int = 1
     """How often it was begun, the last time included."""
+    algorithm: Algorithm = Algorithm.RING
+    """How its values travelled; a broadcast goes along the ring."""
     raw_tx_bytes: int = 0
     """What ``tx_bytes`` would have been without quantization."""
     quantization_error: float = 0.0

@@ -100,6 +100,7 @@ class RecordingConnection:
         self.remote = connection.remote
         self.local = connection.local
         self.congestion = connection.congestion
+        self.measure = connection.measure
         self.notify_writable = connection.notify_writable
         self.close = connection.close
         self.abort = connection.abort

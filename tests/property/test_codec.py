@@ -192,7 +192,7 @@ PLAIN = st.recursive(
 
 
 @settings(max_examples=300)
-@given(st.sampled_from([*range(1, 22), *range(64, 83)]), st.lists(PLAIN, max_size=5))
+@given(st.sampled_from([*range(1, 23), *range(64, 83)]), st.lists(PLAIN, max_size=5))
 def test_wrong_types_and_field_counts_do_no_harm(code: int, parts: list[Any]) -> None:
     try:
         message = decode(pack(code, *parts))
@@ -216,7 +216,7 @@ SAMPLES: dict[type[Any], msg.Message] = {}
 
 
 def _fill_samples() -> None:
-    roster = [7, 2, 1, [[1, "h", 9]], [1], 1, 1, 1, 1, 2]
+    roster = [7, 2, 1, [[1, "h", 9]], [1], 1, 1, 1, 1, 2, [[[4096, 2]], 3]]
     op = [1, 2, 3, 4, 5]
     registration = [0, "h", 9, 2, 1]
     outcome, answer = [op, None, "", [1], 7, 3], [[1, 0], 7, True, "", 4]
@@ -226,11 +226,12 @@ def _fill_samples() -> None:
         msg.Goodbye: [3],
         msg.Heartbeat: [4, [[op, 1, 2, 1 << 40]], [op], [[1, 0]], True, 7, 2],
         msg.RoundRequest: [5, [1, 0]],
-        msg.OperationRequest: [6, op, [10, 0, 8, 2, 1, 0, 0], [1, 2, 3, 4, 4]],
+        msg.OperationRequest: [6, op, [10, 0, 8, 2, 1, 0, 0, 3, True], [1, 2, 3, 4, 4]],
         msg.OperationDone: [7, op, b"d"],
         msg.Withdraw: [8, op, "why"],
         msg.OutcomeQuery: [9, op],
         msg.LinkReport: [10, 1, False, "down"],
+        msg.LinksMeasured: [22, [[1, [250000, 1 << 30]], [2, [0, 0]]]],
         msg.BlockedReply: [11, 3, True],
         msg.StatusRequest: [21],
         msg.Return: [16, 1, b"t", b"run", 1, registration, 7, [[1, 3]], b"m", 6],
@@ -290,7 +291,7 @@ _fill_samples()
         (pack(5, [4, 0]), "not a RoundKind"),
         (pack(5, [True, 0]), "not a RoundKind"),
         (pack(5, 3), "not a list"),
-        (pack(6, [1, 2, 3, 4, 5], [99, 0, 8, 1, 0, 0, 0], None), "not a DataType"),
+        (pack(6, [1, 2, 3, 4, 5], [99, 0, 8, 1, 0, 0, 0, 0, False], None), "not a DataType"),
         (pack(67, 99, "why", 0, 0), "not a RemovalCause"),
         (pack(65, "members"), "not a list"),
         (pack(65, [[1, "h"]]), "Member has 3 fields, not 2"),

@@ -14,7 +14,7 @@ from pccl.protocol.handshake import OPENING_BYTES, PROOF_BYTES, Channel, Handsha
 from pccl.protocol.types import NS_PER_S, PeerId
 from pccl.runtime.greeting import Credentials, Reception, introduce
 from pccl.stress.sim.loop import VirtualLoop
-from pccl.transports.base import Address, Connection, Receiver
+from pccl.transports.base import Address, Connection, PathMeasure, Receiver
 from pccl.transports.sim import SimNetwork
 
 PORT = Address("elder", 4000)
@@ -286,6 +286,9 @@ class StubConnection:
         self.sent = bytearray()
         self.ended = False
         self.receiver: Receiver | None = None
+
+    def measure(self) -> PathMeasure | None:
+        return None
 
     def start(self, receiver: Receiver) -> None:
         self.receiver = receiver

@@ -22,7 +22,7 @@ from pccl.protocol.frame import (
     encode_header,
 )
 from pccl.protocol.types import OperationId, PeerId
-from pccl.transports.base import Address, Receiver
+from pccl.transports.base import Address, PathMeasure, Receiver
 from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Link
 
@@ -43,6 +43,9 @@ class FakeConnection:
         self.wants_room = False
         self.ended = ""
         self.receiver: Receiver | None = None
+
+    def measure(self) -> PathMeasure | None:
+        return None
 
     def start(self, receiver: Receiver) -> None:
         self.receiver = receiver

@@ -50,6 +50,7 @@ from pccl.protocol.peer_events import (
 )
 from pccl.protocol.types import (
     AbortCause,
+    Algorithm,
     DataType,
     Descriptor,
     Member,
@@ -67,7 +68,7 @@ SECOND = 1000 * MS
 RUN = b"the run's own id"
 ME = PeerId(2)
 ELDER, ME_MEMBER, YOUNGER = (Member(PeerId(n), f"10.0.0.{n}", 4000 + n) for n in (1, 2, 3))
-SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
+SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8, algorithm=Algorithm.RING)
 BROADCAST = Descriptor.broadcast(DataType.FLOAT, 8, 0)
 UPDATE, PENDING = RoundKind.UPDATE_TOPOLOGY, RoundKind.PEERS_PENDING
 OPTIMIZE = RoundKind.OPTIMIZE_TOPOLOGY

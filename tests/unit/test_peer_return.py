@@ -32,6 +32,7 @@ from pccl.protocol.peer_events import (
 )
 from pccl.protocol.types import (
     AbortCause,
+    Algorithm,
     DataType,
     Descriptor,
     Member,
@@ -49,7 +50,7 @@ RUN = b"the run's own id"
 MASTER, NEXT = b"master A", b"master B"
 ME = PeerId(2)
 ELDER, ME_MEMBER, YOUNGER = (Member(PeerId(n), f"10.0.0.{n}", 4000 + n) for n in (1, 2, 3))
-SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
+SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8, algorithm=Algorithm.RING)
 UPDATE, PENDING = RoundKind.UPDATE_TOPOLOGY, RoundKind.PEERS_PENDING
 OPTIMIZE = RoundKind.OPTIMIZE_TOPOLOGY
 STANDBY = msg.MasterAddress("10.0.0.9", 9)

@@ -133,7 +133,7 @@ CALLS: dict[str, Row] = {
 
 MORE_POSITIONS = {
     "PCCLError": ["reason"],
-    "ReduceInfo": ["contributors", "view", "attempts"],
+    "ReduceInfo": ["contributors", "view", "attempts", "algorithm"],
 }
 """Positions that ours adds behind the others, each with a default."""
 

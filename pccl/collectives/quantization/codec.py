@@ -26,7 +26,8 @@ _SQUARES = 1024
 
 class EncodeError(NamedTuple):
     """What encoding changed, over the finite values: its root mean square relative to theirs is
-    ``sqrt(error_squares / value_squares)``. Sums of several segments add up."""
+    ``sqrt(error_squares / value_squares)``. Sums of several segments add up.
+    """
 
     error_squares: float
     value_squares: float
