@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 from pccl.protocol.types import NS_PER_S
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 TERM_GAP = 1 << 20
 """Ids of peers, numbers of views and roster versions jump by so much when a master is restarted:
@@ -33,6 +33,9 @@ TERM_MAX = 1 << 31
 
 LANES_MAX = 256
 """Lanes of one link; each costs two descriptors and their buffers in the kernel."""
+
+AUTO_LANES_MAX = 16
+"""Lanes that one side opens of its own accord: who needs more has a strange line, and says so."""
 
 CONTROL_MESSAGE_BYTES_MAX = 1 << 20
 """The largest control message is a roster: about 40 bytes a member, so thousands of members fit."""
