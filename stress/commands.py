@@ -8,6 +8,7 @@ from pccl.cli.streams import open_missing
 from pccl.stress.chaos.command_line import run
 from pccl.stress.chaos.recovery import recovery
 from pccl.stress.emulator.command_line import relay, verify_link
+from pccl.stress.lane_trace import lanes
 from pccl.stress.patience import patience
 from pccl.stress.resend import resend
 from pccl.stress.sim.command_line import sim
@@ -21,6 +22,7 @@ def main() -> None:
 
 main.add_command(relay)
 main.add_command(verify_link)
+main.add_command(lanes)
 main.add_command(patience)
 main.add_command(resend)
 main.add_command(sim)

@@ -51,7 +51,10 @@ class FrameHandler(Protocol):
     """Who understands the frames of a lane."""
 
     def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
-        """A header has arrived. May raise RemoteProtocolError: the lane is closed."""
+        """A header has arrived. May raise RemoteProtocolError: the lane is closed.
+
+        PINGs and PONGs that answer none are not passed on.
+        """
         ...
 
     def lane_lost(self, lane: Lane, error: Exception | None) -> None:
@@ -124,8 +127,8 @@ class LaneGroup(Protocol):
         """Whether it has a lane."""
         ...
 
-    def next_frame(self) -> Frame | None:
-        """Take the next of the segments that any lane may send."""
+    def next_frame(self, lane: Lane) -> Frame | None:
+        """Take the next segment for ``lane``; None: there is none, or the lane gets none."""
         ...
 
     def remove(self, lane: Lane) -> bool:
@@ -217,20 +220,25 @@ class Lane:
             return
         like = (header.kind, header.operation)
         waiting = self._own.get(like)
-        if waiting is not None and waiting.header.offset > header.offset:
+        newest_counts = header.kind is FrameKind.LANES
+        if waiting is not None and waiting.header.offset > header.offset and not newest_counts:
             # Both answer numbered questions, and what is newer answers either.
             number = waiting.header.offset
             header = FrameHeader(header.kind, header.operation, 0, number, header.length)
         self._own[like] = Frame(header, payload)
         self.pump()
 
-    def ping(self) -> None:
-        """Ask the other side for a sign of life on this lane."""
-        self.say(_PING)
+    def ping(self, number: int = 0) -> None:
+        """Ask the other side for a sign of life on this lane; its PONG has the same ``number``."""
+        self.say(FrameHeader(FrameKind.PING, NO_OPERATION, 0, number, 0))
 
-    def pong(self) -> None:
+    def pong(self, number: int = 0) -> None:
         """Tell the other side that something arrives here on this lane."""
-        self.say(_PONG)
+        self.say(FrameHeader(FrameKind.PONG, NO_OPERATION, 0, number, 0))
+
+    def wish(self, lanes: int) -> None:
+        """Tell the other side on how many lanes this one would like to send."""
+        self.say(FrameHeader(FrameKind.LANES, NO_OPERATION, 0, lanes, 0))
 
     def revoke(self, operation: OperationId) -> None:
         """Drop the frames of ``operation``; its memory is not read after this."""
@@ -252,7 +260,7 @@ class Lane:
 
     def _next_frame(self) -> Frame | None:
         first = next(iter(self._own), None)
-        frame = self.link.next_frame() if first is None else self._own.pop(first)
+        frame = self.link.next_frame(self) if first is None else self._own.pop(first)
         self._current = frame
         if frame is not None and frame.number >= 0:
             self.carried.setdefault(frame.header.operation, []).append(frame.number)
@@ -280,11 +288,12 @@ class Lane:
             self._received = 0
             header = decode_header(self._head)
             if header.kind is FrameKind.PING:
-                self.pong()
+                self.pong(header.offset)
                 return
             if header.kind is FrameKind.PONG:
                 self.moved_bytes += HEADER_BYTES
-                return
+                if not header.offset:
+                    return
             self._length = header.length
             sink = self._sink = self._handler.frame_started(self, header)
         if self._received == self._length:
@@ -319,7 +328,3 @@ class Lane:
         self._open = False
         self._current = None
         self._own.clear()
-
-
-_PING = FrameHeader(FrameKind.PING, NO_OPERATION, 0, 0, 0)
-_PONG = FrameHeader(FrameKind.PONG, NO_OPERATION, 0, 0, 0)

@@ -8,7 +8,8 @@ aborted attempt, an older view or another term can never be taken for one of the
     tag u64 | offset u64 | reserved u64
 
 Of a segment, ``offset`` counts bytes from the start of the tensor, and ``step`` is the schedule's
-step number. Of a question and its answer, ``offset`` is the question's number.
+step number. Of a question and its answer (QUERY and HAVE, PING and PONG), ``offset`` is the
+question's number.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class FrameKind(enum.IntEnum):
     PONG = 5
     """Something arrives here on this lane: the answer to PING, and said from time to time by
     whoever receives segments."""
+    LANES = 6
+    """On how many lanes the sender would like to send, in ``offset``; of no operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class FrameHeader:
 
 _KINDS = {int(kind): kind for kind in FrameKind}
 
-_BARE = (FrameKind.QUERY, FrameKind.PING, FrameKind.PONG)
+_BARE = (FrameKind.QUERY, FrameKind.PING, FrameKind.PONG, FrameKind.LANES)
 
 NO_OPERATION = OperationId(term=0, group=0, view=0, tag=0, n=0)
 """In the headers of frames that belong to none."""

@@ -34,6 +34,9 @@ TERM_MAX = 1 << 31
 LANES_MAX = 256
 """Lanes of one link; each costs two descriptors and their buffers in the kernel."""
 
+AUTO_LANES_MAX = 16
+"""Lanes that one side opens of its own accord: who needs more has a strange line, and says so."""
+
 CONTROL_MESSAGE_BYTES_MAX = 1 << 20
 """The largest control message is a roster: about 40 bytes a member, so thousands of members fit."""
 

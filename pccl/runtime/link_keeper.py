@@ -2,9 +2,11 @@
 
 The handshake that opens a lane names both peers, the run, the term and the lane. A link begins with
 one lane; when it is first used, the others are dialled: as many as the one of the two wants that
-wants more. A lane that is lost is redialled at once and then with back-off for as long as the
-link is wanted. The link is up while one lane is; when it comes up or goes down, that is reported,
-and the master draws its conclusions.
+wants more. If neither was told a number, each finds by trying how many its own direction needs; the
+elder tells the younger, who dials. Lanes that neither sends on any more are closed after a while.
+A lane that is lost is redialled at once and then with back-off for as long as the link is wanted.
+The link is up while one lane is; when it comes up or goes down, that is reported, and the master
+draws its conclusions.
 """
 
 from __future__ import annotations
@@ -13,15 +15,17 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
-from pccl.protocol.frame import FrameHeader
+from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.handshake import Channel, Opening
-from pccl.protocol.limits import LANES_MAX, Timing
-from pccl.protocol.types import Member, PeerId
+from pccl.protocol.limits import AUTO_LANES_MAX, LANES_MAX, Timing
+from pccl.protocol.types import NS_PER_S, Member, PeerId
 from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.greeting import Credentials, Identity, Reception, introduce
+from pccl.runtime.lane_tuner import LaneTuner
 from pccl.transports.base import Address, Connection, Transport
 from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Links
@@ -35,10 +39,8 @@ NEWCOMERS_MAX = 1024
 """Links to peers that we do not know yet, each of one lane; the oldest are closed. So many may join
 together."""
 
-FAR_LANES = 4
-"""Lanes of a link to another machine if nobody says. One connection gets a fair share of a line
-that others use too, and less on a long one with losses; each more helps less. On one machine it is
-one: more only make the kernel's work less orderly."""
+SPARE_NS = 10 * NS_PER_S
+"""Lanes that neither side sends on any more are closed after so long: the next try may use them."""
 
 
 class Frames(Protocol):
@@ -67,6 +69,22 @@ class Frames(Protocol):
     def forget_peer(self, peer: PeerId) -> None:
         """Nobody needs ``peer`` any more."""
         ...
+
+
+class _Said:
+    """The sink of a frame without payload, which has been taken note of."""
+
+    def memory(self, received: int) -> memoryview:
+        raise AssertionError("it has no payload")
+
+    def complete(self) -> None:
+        pass
+
+    def lost(self) -> None:
+        pass
+
+
+_SAID = _Said()
 
 
 @dataclass(slots=True)
@@ -108,17 +126,22 @@ class _Dialling:
     lanes: dict[int, _Redial] = field(default_factory=dict[int, "_Redial"])
     """By number."""
     used: bool = False
-    wish: int = 0
-    """How many lanes the other side wants; 0: it leaves that to us."""
-    is_near: bool = False
-    """Whether the other side is on this machine."""
+    asked: int = 0
+    """How many lanes the other side would like to send on, if neither was told a number."""
+    spare_since_ns: int | None = None
+    """Since when there are more lanes than wanted."""
 
     def cancel(self) -> None:
-        for redial in self.lanes.values():
-            if redial.task is not None:
-                redial.task.cancel()
-            if redial.timer is not None:
-                redial.timer.cancel()
+        for number in list(self.lanes):
+            self.give_up(number)
+
+    def give_up(self, number: int) -> None:
+        """Keep this lane no longer."""
+        redial = self.lanes.pop(number)
+        if redial.task is not None:
+            redial.task.cancel()
+        if redial.timer is not None:
+            redial.timer.cancel()
 
 
 class LinkKeeper:
@@ -135,7 +158,7 @@ class LinkKeeper:
             down or cannot be made.
         create_task: runs a dial.
         credentials: what we greet with.
-        lanes: how many a link should have; 0: whatever the other side says, or is good.
+        lanes: how many a link should have; 0: whatever the other side says, or is found by trying.
     """
 
     def __init__(
@@ -168,6 +191,8 @@ class LinkKeeper:
             clock, patience_ns, STRANGERS_MAX, credentials, self._identify, self._on_proven
         )
         self._watches: dict[Lane, _Watch] = {}
+        self._tuners: dict[PeerId, LaneTuner] = {}
+        """Of links that are used, if neither side was told how many lanes they should have."""
         self._looked_ns = clock.now_ns()
         self._closed = False
 
@@ -179,6 +204,7 @@ class LinkKeeper:
             dialling = self._dialling.pop(peer, None)
             if dialling is not None:
                 dialling.cancel()
+            self._tune_no_more(peer)
             self._links.drop(peer)
             self._frames.forget_peer(peer)
         for peer, member in wanted.items():
@@ -194,6 +220,12 @@ class LinkKeeper:
         if dialling is not None and not dialling.used:
             dialling.used = True
             self._widen(peer)
+        if self._told(peer) or peer not in self._wanted or self._closed:
+            return
+        if peer not in self._tuners:
+            wish = partial(self._wish, peer)
+            self._tuners[peer] = LaneTuner(self._clock, self._links.to(peer), wish)
+        self._tuners[peer].begin()
 
     def accept(self, connection: Connection) -> None:
         """Somebody has connected to our port."""
@@ -215,6 +247,8 @@ class LinkKeeper:
         late = now_ns - self._looked_ns >= 2 * self._timing.ns(self._timing.tick_s)
         self._looked_ns = now_ns
         stall_ns = self._timing.ns(self._timing.lane_stall_s)
+        for peer in self._dialling:
+            self._close_spare(peer, now_ns)
         for link in self._links.all():
             used = self._frames.uses(link.peer)
             for lane in link.lanes:
@@ -242,6 +276,8 @@ class LinkKeeper:
             dialling.cancel()
         self._dialling.clear()
         self._reception.close()
+        for peer in list(self._tuners):
+            self._tune_no_more(peer)
         for link in self._links.all():
             link.close()
 
@@ -251,20 +287,42 @@ class LinkKeeper:
     def _first_backoff_ns(self) -> int:
         return self._timing.ns(self._timing.redial_min_s)
 
-    def _width(self, dialling: _Dialling) -> int:
+    def _told(self, peer: PeerId) -> int:
+        """How many lanes one side was told that the link should have; 0: neither was."""
+        return max(self._lanes, self._links.to(peer).told)
+
+    def _width(self, peer: PeerId) -> int:
         """How many lanes the link should have now."""
-        if not dialling.used:
-            return 1
-        return max(self._lanes, dialling.wish) or (1 if dialling.is_near else FAR_LANES)
+        dialling, tuner = self._dialling[peer], self._tuners.get(peer)
+        told = self._told(peer)
+        if told:
+            return told if dialling.used else 1
+        return max(1, dialling.asked, tuner.wish if tuner is not None else 1)
 
     def _widen(self, peer: PeerId) -> None:
         """Dial the lanes that the link should have and nobody has dialled yet."""
         dialling, link = self._dialling[peer], self._links.to(peer)
-        width = self._width(dialling) if link.up else 1  # the first one finds out
+        width = self._width(peer) if link.up else 1  # the first one finds out
         for number in range(width):
             if number not in dialling.lanes:
                 dialling.lanes[number] = _Redial(self._first_backoff_ns)
                 self._dial(peer, number)
+
+    def _close_spare(self, peer: PeerId, now_ns: int) -> None:
+        """Close lanes that neither side has sent on for long; nothing is lost with them."""
+        dialling, width = self._dialling[peer], self._width(peer)
+        spare = [number for number in dialling.lanes if number >= width]
+        if not spare or self._told(peer):
+            dialling.spare_since_ns = None
+        elif dialling.spare_since_ns is None:
+            dialling.spare_since_ns = now_ns
+        elif now_ns - dialling.spare_since_ns >= SPARE_NS:
+            for number in spare:
+                lane = self._links.to(peer).lane(number)
+                if lane is None or not (lane.carried or lane.backlog_bytes or lane.receiving):
+                    dialling.give_up(number)
+                    if lane is not None:
+                        lane.close()
 
     def _dial(self, peer: PeerId, number: int) -> None:
         dialling = self._dialling.get(peer)
@@ -282,8 +340,13 @@ class LinkKeeper:
 
         def take(connection: Connection, remote: Opening) -> None:
             redial.task = None
-            self._attach(connection, peer, number)
-            self._on_dialled(connection, peer, number, remote.lanes)
+            dialling = self._dialling.get(peer)
+            if dialling is None or dialling.lanes.get(number) is not redial:
+                connection.abort()  # nobody wants it any more
+                return
+            self._attach(connection, peer, number, remote.lanes)
+            redial.up_since_ns = self._clock.now_ns()
+            self._widen(peer)
 
         try:
             address = Address(member.host, member.port)
@@ -302,14 +365,6 @@ class LinkKeeper:
             if not self._links.to(peer).up:
                 self._on_change(peer, error.reason)
             self._dial_later(peer, number)
-
-    def _on_dialled(self, connection: Connection, peer: PeerId, number: int, wish: int) -> None:
-        dialling = self._dialling.get(peer)
-        if dialling is not None:
-            dialling.wish = min(wish, LANES_MAX)
-            dialling.is_near = connection.local.host == connection.remote.host
-            dialling.lanes[number].up_since_ns = self._clock.now_ns()
-            self._widen(peer)
 
     def _dial_later(self, peer: PeerId, number: int) -> None:
         dialling = self._dialling.get(peer)
@@ -334,15 +389,23 @@ class LinkKeeper:
         if len(newcomers) >= NEWCOMERS_MAX and remote.source not in self._wanted:
             _log.info("closed the link to peer %d: too many newcomers came", newcomers[0].peer)
             self._links.drop(newcomers[0].peer)
-        self._attach(connection, remote.source, remote.lane)
+        self._attach(connection, remote.source, remote.lane, remote.lanes)
 
-    def _attach(self, connection: Connection, peer: PeerId, number: int) -> None:
+    def _attach(self, connection: Connection, peer: PeerId, number: int, told: int) -> None:
         link = self._links.to(peer)
+        link.told = min(told, LANES_MAX)
         superseded = link.lane(number)
         was_up = link.up
         lane = Lane(connection, number, link, self)
         now_ns = self._clock.now_ns()
         self._watches[lane] = _Watch(now_ns, now_ns)  # its time to move something begins now
+        tuner = self._tuners.get(peer)
+        if self._told(peer):
+            self._tune_no_more(peer)
+        elif tuner is not None:
+            tuner.ping(lane)
+            if tuner.wish > 1:
+                self._wish(peer)
         link.add(lane)
         _log.debug(
             "lane %d to peer %d is up, paced by %s", number, peer, connection.congestion or "?"
@@ -356,10 +419,40 @@ class LinkKeeper:
         if not was_up:
             self._on_change(peer, None)
 
+    # -- how many, if nobody was told --------------------------------------------------------------
+
+    def _wish(self, peer: PeerId) -> None:
+        """Our direction of the link wants another number of lanes, or still has fewer."""
+        link = self._links.to(peer)
+        if peer in self._dialling:
+            self._widen(peer)
+        elif link.up:
+            link.lanes[0].wish(self._tuners[peer].wish)
+
+    def _on_asked(self, peer: PeerId, lanes: int) -> None:
+        """The other direction wants so many."""
+        dialling = self._dialling.get(peer)
+        if dialling is not None:
+            dialling.asked = min(lanes, AUTO_LANES_MAX)
+            self._widen(peer)
+
+    def _tune_no_more(self, peer: PeerId) -> None:
+        tuner = self._tuners.pop(peer, None)
+        if tuner is not None:
+            tuner.close()
+
     # -- what lanes call -------------------------------------------------------------------------
 
     def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
         """See ``FrameHandler``."""
+        peer = lane.link.peer
+        if header.kind is FrameKind.PONG:
+            if peer in self._tuners:
+                self._tuners[peer].answered(lane, header.offset)
+            return _SAID
+        if header.kind is FrameKind.LANES:
+            self._on_asked(peer, header.offset)
+            return _SAID
         return self._frames.frame_started(lane, header)
 
     def lane_lost(self, lane: Lane, error: Exception | None) -> None:
