@@ -110,6 +110,8 @@ class Transfer:
         self.upstream = upstream
         self.downstream = downstream
         self.begun = False
+        self.what = 0
+        """The fingerprint that goes with what is sent ahead of the start; otherwise 0."""
         self.tx_bytes = 0
         """Payload bytes handed to links, repetitions included."""
         self.rx_bytes = 0
@@ -128,6 +130,8 @@ class Transfer:
         self._received = ReceivedSet(schedule.incoming_count)
         self._claims: dict[int, Placement] = {}
         self._ready = ReceivedSet(schedule.outgoing_count)
+        self._held: list[tuple[int, Segment]] = []
+        """What can be sent on and came before the beginning: others are ahead of it."""
         self._question = 0
         """Number of the last question to the downstream peer."""
         self._is_resumed = False
@@ -203,6 +207,9 @@ class Transfer:
                 self._offer(0, segment)
             for segment in self.schedule.initial_finals():
                 self._digest.add(segment.position, self._send_bytes[_range(segment)])
+        for step, segment in self._held:
+            self._offer(step, segment)
+        self._held.clear()
         self._report_if_done()
 
     def lane_lost(self, numbers: list[int]) -> None:
@@ -257,7 +264,9 @@ class Transfer:
 
     def _transmit(self, step: int, segment: Segment, number: int) -> None:
         source = self.result_bytes if step else self._contribution(segment)
-        header = FrameHeader(FrameKind.DATA, self.operation, step, segment.offset, segment.length)
+        header = FrameHeader(
+            FrameKind.DATA, self.operation, step, segment.offset, segment.length, self.what
+        )
         self.tx_bytes += segment.length
         self.downstream.send(header, source[_range(segment)], number)
 
@@ -415,8 +424,10 @@ class Transfer:
                 self._elements(self._operand.own, segment),
                 finish=arrival.finish,
             )
-        if arrival.forward:
+        if arrival.forward and self.begun:
             self._offer(step + 1, segment)
+        elif arrival.forward:
+            self._held.append((step + 1, segment))
         if arrival.final:
             self._digest.add(segment.position, self.result_bytes[_range(segment)])
         self._report_if_done()
@@ -425,16 +436,10 @@ class Transfer:
         if self.begun and not self._received.missing:
             self._on_done(self.operation, self._digest.value())
 
-    def take_early(self, header: FrameHeader, payload: bytearray) -> None:
-        """A segment that arrived before the buffers were posted.
-
-        Raises:
-            RemoteProtocolError: the schedule expects no such segment.
-        """
-        placement = self.place(header)
-        if placement is not None:
-            self.result_bytes[_range(placement.segment)] = payload
-            self.complete(placement)
+    def take_early(self, placement: Placement, payload: bytearray) -> None:
+        """A segment arrived before the buffers were posted; it is placed now."""
+        self.result_bytes[_range(placement.segment)] = payload
+        self.complete(placement)
 
     # -- the end -------------------------------------------------------------------------------
 
