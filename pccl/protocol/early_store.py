@@ -1,8 +1,11 @@
 """Bounded memory for frames that arrive before their operation is posted here.
 
-Buffers are posted before the operation is requested, so with well-behaved peers frames of a started
-operation always find them; this store covers what a sender may do ahead of that. It never grows
+Buffers are posted before the operation is requested, so frames of a started operation always find
+them; this store is for what is sent ahead of that (:mod:`~pccl.protocol.eager`). It never grows
 beyond its bound: a sender that exceeds it broke the protocol, and lanes are never paused.
+
+After the loss of a lane a sender asks what of an operation has arrived. That can't be said before
+the operation is posted, so the last question waits with the frames.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ class EarlyStore:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._frames: dict[OperationId, list[tuple[FrameHeader, bytearray]]] = {}
+        self._questions: dict[OperationId, FrameHeader] = {}
 
     def reserve(self, header: FrameHeader) -> bytearray:
         """Return memory for the payload of an early frame that is about to be read.
@@ -55,10 +59,30 @@ class EarlyStore:
         self._bytes -= sum(_cost(header) for header, _ in frames)
         return frames
 
+    def put_question(self, question: FrameHeader) -> None:
+        """Keep a question, in place of the one before it of the same operation.
+
+        Raises:
+            RemoteProtocolError: the store is full. Close the lane.
+        """
+        before = self._questions.get(question.operation)
+        if before is None:
+            self.reserve(question)
+        if before is None or before.offset < question.offset:
+            self._questions[question.operation] = question
+
+    def take_question(self, operation: OperationId) -> FrameHeader | None:
+        """Hand out the question about an operation that is posted now, if there is one."""
+        question = self._questions.pop(operation, None)
+        if question is not None:
+            self.release(question)
+        return question
+
     def discard(self, operation: OperationId) -> None:
         """Forget the frames of an operation that will never be posted."""
         self.take(operation)
+        self.take_question(operation)
 
     def operations(self) -> list[OperationId]:
-        """The operations that frames are kept of, oldest first."""
-        return list(self._frames)
+        """The operations that anything is kept of."""
+        return list(self._frames | self._questions)

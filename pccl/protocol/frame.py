@@ -5,11 +5,12 @@ integers are little-endian. The header names the operation completely, so that a
 aborted attempt, an older view or another term can never be taken for one of the present.
 
     kind u8 | flags u8 | step u16 | length u32 | term u32 | group u32 | view u32 | n u32
-    tag u64 | offset u64 | reserved u64
+    tag u64 | offset u64 | what u32 | reserved u32
 
 Of a segment, ``offset`` counts bytes from the start of the tensor, and ``step`` is the schedule's
-step number. Of a question and its answer (QUERY and HAVE, PING and PONG), ``offset`` is the
-question's number.
+step number; ``what`` is the fingerprint of what the sender has asked for, if it was sent ahead of
+the operation's start. Of a question and its answer (QUERY and HAVE, PING and
+PONG), ``offset`` is the question's number.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.types import OperationId
 
-_HEADER = struct.Struct("<BBHIIIIIQQQ")
+_HEADER = struct.Struct("<BBHIIIIIQQII")
 HEADER_BYTES = _HEADER.size
 assert HEADER_BYTES == 48
 
@@ -56,6 +57,8 @@ class FrameHeader:
     step: int
     offset: int
     length: int
+    what: int = 0
+    """Of what is sent ahead: see ``eager.fingerprint``; otherwise 0."""
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
@@ -71,7 +74,7 @@ def encode_header(header: FrameHeader) -> bytes:
     op = header.operation
     return _HEADER.pack(
         header.kind, 0, header.step, header.length, op.term, op.group, op.view, op.n,
-        op.tag, header.offset, 0,
+        op.tag, header.offset, header.what, 0,
     )  # fmt: skip
 
 
@@ -82,7 +85,10 @@ def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
         RemoteProtocolError: the kind is unknown, a reserved field is set or the length is out of
             bounds. Close the lane; nothing after this can be trusted.
     """
-    kind, flags, step, length, term, group, view, n, tag, offset, reserved = _HEADER.unpack(data)
+    (
+        kind, flags, step, length, term, group, view, n,
+        tag, offset, what, reserved,
+    ) = _HEADER.unpack(data)  # fmt: skip
     known = _KINDS.get(kind)
     if known is None or flags or reserved:
         raise RemoteProtocolError(func="lane", reason=f"not a frame header (kind {kind})")
@@ -92,4 +98,4 @@ def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
         )
     if length and known in _BARE:
         raise RemoteProtocolError(func="lane", reason=f"a {known.name} carries no payload")
-    return FrameHeader(known, OperationId(term, group, view, tag, n), step, offset, length)
+    return FrameHeader(known, OperationId(term, group, view, tag, n), step, offset, length, what)

@@ -53,7 +53,14 @@ SEQUENCE_ITEMS_MAX = 65536
 """Items in any list of a message; keeps a short message from unfolding into much memory."""
 
 EARLY_STORE_BYTES_MAX = 256 << 10
-"""Per link. Buffers are posted before an operation is requested, so hardly anything is early."""
+"""Per link. Only what small operations send ahead is early; senders keep account of it."""
+
+EAGER_BYTES_MAX = 64 << 10
+"""A larger tensor waits until all have asked: there the time of one message more hardly shows, and
+a few of them would fill an early store."""
+
+EAGER_SEGMENT_BYTES = 64 << 10
+"""The smallest segment, where no other size is fixed: what goes ahead has one per rank."""
 
 HISTORY_EVENTS_MAX = 256
 """Enough to see a whole join or a whole aborted operation when a machine fails."""

@@ -270,9 +270,10 @@ class MasterMachine(Restartable):
     def _on_operation_request(self, peer: RegisteredPeer, message: msg.OperationRequest) -> None:
         ballot = self._find_ballot(peer, message.operation, opens=True)
         if ballot is not None:
-            self._repeat_start(peer, ballot)
+            if not message.eager:
+                self._repeat_start(peer, ballot)
             asked = (peer.id, message.descriptor, self._now_ns, message.resumes)
-            self._decide(ballot, ballot.request(*asked))
+            self._decide(ballot, ballot.request(*asked, eager=message.eager))
 
     def _find_ballot(
         self, peer: RegisteredPeer, operation: OperationId, *, opens: bool
@@ -355,8 +356,9 @@ class MasterMachine(Restartable):
             return
         concerned = [self.membership.peers[peer] for peer in ballot.survivors]
         if isinstance(decision, Start):
-            for peer in concerned:
-                self._send(peer, msg.OperationStarted(ballot.operation, decision.resumed))
+            started = msg.OperationStarted(ballot.operation, decision.resumed)
+            for waiting in ballot.wait_for_start():
+                self._send(self.membership.peers[waiting], started)
             return
         if isinstance(decision, Tell):
             for told in decision.peers:
@@ -431,6 +433,8 @@ class MasterMachine(Restartable):
             self._mend_ring(group)
         for ballot in list(self._ballots.values()):
             self._judge_progress(ballot)
+            for peer in ballot.take_untold():
+                self._repeat_start(self.membership.peers[peer], ballot)
         blocked = [peer.id for peer in self.membership.members() if peer.blocked]
         for finding in self._lockstep.look(self._waits(), blocked, self._now_ns):
             self._carry_out(finding)

@@ -152,12 +152,14 @@ class RoundRequest:
 
 @dataclass(frozen=True, slots=True)
 class OperationRequest:
-    """The peer has posted its buffers for this operation and waits for its start."""
+    """The peer has posted its buffers for this operation."""
 
     operation: OperationId
     descriptor: Descriptor
     resumes: OperationId | None = None
     """An earlier attempt of the same call, with the same input, of which partial sums are left."""
+    eager: bool = False
+    """Whether its data goes ahead; otherwise the peer waits for the start."""
 
 
 @dataclass(frozen=True, slots=True)

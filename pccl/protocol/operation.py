@@ -10,6 +10,10 @@ An operation is committed if and only if every member that has not been lost rep
 digest; it is aborted as soon as that can no longer happen. Both are final and the same for all.
 After a loss it goes on if the members that are left can complete the result
 (:mod:`~pccl.protocol.repair`).
+
+Of a small all-reduce the data goes ahead of the start (:mod:`~pccl.protocol.eager`). Nobody is done
+with one before all have asked for the same. So whoever is done shows that it has started, also
+while the request of another one is still on its way to the master.
 """
 
 from __future__ import annotations
@@ -140,6 +144,10 @@ class Ballot:
         self._descriptors: dict[PeerId, Descriptor] = {}
         self._resumes: set[OperationId | None] = set()
         """The earlier attempts that they resume; None: somebody resumes none."""
+        self._eager: dict[PeerId, None] = {}
+        """Those who do not wait for the start."""
+        self._untold = False
+        """Whether they have yet to be told of it."""
         self._digests: dict[PeerId, bytes] = {}
         self._progress: dict[PeerId, Progress] = {}
         self._reported_ns: dict[PeerId, int] = {}
@@ -167,26 +175,41 @@ class Ballot:
         descriptor: Descriptor,
         now_ns: int,
         resumes: OperationId | None = None,
+        *,
+        eager: bool = False,
     ) -> Decision | None:
-        """A member asks for the operation. A second request of the same member changes nothing."""
-        if self.phase is not Phase.REQUESTED or peer in self._descriptors:
+        """A member asks for the operation. A second request of the same member changes nothing.
+
+        Args:
+            peer: who.
+            descriptor: what it asks for.
+            now_ns: the present.
+            resumes: the earlier attempt of which it has something left.
+            eager: whether its data goes ahead.
+        """
+        if self.phase.ended or peer in self._descriptors:
             return None
         self._descriptors[peer] = descriptor
-        self._resumes.add(resumes)
+        if eager:
+            self._eager[peer] = None
         self.progress_ns = now_ns
         if descriptor != next(iter(self._descriptors.values())):
             return self._end(Abort(AbortCause.DESCRIPTOR_MISMATCH, self._who_asked_what()))
+        if self.phase is not Phase.REQUESTED:
+            return None
+        self._resumes.add(resumes)
         return self._start_if_complete()
 
     def done(self, peer: PeerId, digest: bytes, now_ns: int) -> Decision | None:
         """A member holds the complete result."""
-        if self.phase is Phase.REQUESTED and self._inherited:
+        if self.phase is Phase.REQUESTED and (self._inherited or self._is_ahead(peer)):
             # Nobody is done before all have asked, so it was started; not all may have heard that.
-            self.phase = Phase.STARTED
             self._digests[peer] = digest
             self.progress_ns = now_ns
-            return Start()
+            return self._start(resumed=False)
         if self.phase is not Phase.STARTED or peer in self._digests:
+            return None
+        if not self._inherited and peer not in self._descriptors:
             return None
         self._digests[peer] = digest
         self.progress_ns = now_ns
@@ -209,6 +232,21 @@ class Ballot:
     def requested_by(self) -> list[PeerId]:
         """The members that have asked for it and have not been lost."""
         return [peer for peer in self._present if peer in self._descriptors]
+
+    def wait_for_start(self) -> list[PeerId]:
+        """The members that do nothing before they are told of the start."""
+        return [peer for peer in self._present if peer not in self._eager]
+
+    def take_untold(self) -> list[PeerId]:
+        """The members whose data went ahead, if nobody has told them yet that it has started.
+
+        While all goes well they need not know. If it takes longer, they do: from then on a lane
+        that brings nothing is suspect, and what does not fit is a fault.
+        """
+        if not self._untold or self.phase is not Phase.STARTED:
+            return []
+        self._untold = False
+        return [peer for peer in self._present if peer in self._eager]
 
     def get_stuck(self, reason: str) -> Decision:
         """The members wait for different things."""
@@ -304,8 +342,16 @@ class Ballot:
     def _start_if_complete(self) -> Decision | None:
         if self.waiting_for():
             return None
+        return self._start(resumed=self.resumed)
+
+    def _start(self, *, resumed: bool) -> Start:
         self.phase = Phase.STARTED
-        return Start(self.resumed)
+        self._untold = bool(self._eager)
+        return Start(resumed)
+
+    def _is_ahead(self, peer: PeerId) -> bool:
+        """Whether a member may be done of which others are not known to have asked."""
+        return peer in self._eager and len(self._eager) == len(self._descriptors)
 
     def _outcome_if_complete(self) -> Decision | None:
         if self.waiting_for() or not self._present:

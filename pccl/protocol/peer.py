@@ -20,6 +20,7 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol import peer_errors as words
 from pccl.protocol import peer_events as ev
+from pccl.protocol.eager import EagerBudget
 from pccl.protocol.history import InvariantViolation
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX, Timing
 from pccl.protocol.operation import Phase
@@ -48,10 +49,12 @@ class PeerMachine(Participant):
     Args:
         timing: deadlines.
         now_ns: the present.
+        eager: which operations go ahead; None: none does.
     """
 
-    def __init__(self, timing: Timing, now_ns: int) -> None:
+    def __init__(self, timing: Timing, now_ns: int, eager: EagerBudget | None = None) -> None:
         super().__init__(timing, now_ns)
+        self._eager = eager or EagerBudget()
         self._rounds = OpenRounds()
         self._admission_unused = False
         self._operations = OpenOperations(self.history)
@@ -249,8 +252,12 @@ class PeerMachine(Participant):
     def _open(self, operation: OpenOperation) -> None:
         assert operation.call is not None
         self._operations.open(operation)
-        what = operation.descriptor
-        self._effects.append(ev.Post(operation.call, operation.id, what, operation.ring))
+        what, ring = operation.descriptor, operation.ring
+        if operation.resumes is None:
+            operation.eager = self._eager.take(operation.id, what, len(ring))
+        self._effects.append(ev.Post(operation.call, operation.id, what, ring))
+        if operation.eager:
+            self._effects.append(ev.Begin(operation.id, ahead=True))
         self._send(operation.request())
 
     def _on_claim(self, call: int) -> None:
@@ -378,6 +385,8 @@ class PeerMachine(Participant):
 
     def _forget_closed(self, open_views: tuple[int, ...]) -> None:
         self._operations.forget_closed(open_views)
+        assert self.newest is not None
+        self._eager.close_views(open_views, self.newest.view)
 
     def _repeat_requests(self) -> None:
         for current in self._rounds:
@@ -448,19 +457,22 @@ class PeerMachine(Participant):
 
     def _on_started(self, operation_id: OperationId, *, resumed: bool) -> None:
         operation = self._operations.get(operation_id)
-        if operation is None or operation.phase is not Phase.REQUESTED:
-            return
+        if operation is not None and operation.phase is Phase.REQUESTED:
+            self._start(operation, resumed=resumed)
+
+    def _start(self, operation: OpenOperation, *, resumed: bool) -> None:
+        """All members have asked for the same."""
         self._operations.enter(operation, Phase.STARTED)
+        self._eager.all_asked(operation.id)
         if operation.call is not None:
-            self._effects.append(ev.Begin(operation_id, resumed))
+            self._effects.append(ev.Begin(operation.id, resumed))
 
     def _on_reduce_done(self, operation_id: OperationId, digest: bytes) -> None:
         operation = self._operations.get(operation_id)
         if operation is None or operation.call is None:
             return
-        if operation.phase is Phase.REQUESTED:  # the data was faster than the start
-            self._operations.enter(operation, Phase.STARTED)
-            self._effects.append(ev.Begin(operation_id))
+        if operation.phase is Phase.REQUESTED:  # everybody's data is here: it needs no telling
+            self._start(operation, resumed=False)
         self._operations.enter(operation, Phase.DONE)
         operation.digest = digest
         self._send(msg.OperationDone(operation_id, digest))
@@ -488,6 +500,7 @@ class PeerMachine(Participant):
 
     def _on_ended(self, message: msg.OperationEnded) -> None:
         ended = message.operation
+        might_come = self.may_come(ended)
         self._membership.ratify(message.roster_version)
         self._finals.see(message)
         if ended.group == self.group:
@@ -499,8 +512,10 @@ class PeerMachine(Participant):
         self._acknowledge(ended)
         committed = message.abort is None
         operation = self._operations.end(ended, committed=committed)
-        if operation is None:
-            return  # told twice, or never asked for
+        if operation is None:  # told twice, or never asked for: others may have gone ahead
+            if might_come:
+                self._effects.append(ev.ForgetEarly())
+            return
         if operation.withdrawn is None:
             self._effects.append(ev.End(ended, committed))
         if operation.call is None:

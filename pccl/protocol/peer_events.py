@@ -247,11 +247,13 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Everybody has posted: move the data."""
+    """Everybody has posted: move the data, unless it moves already."""
 
     operation: OperationId
     resumed: bool = False
     """Whether what is left of the attempt before counts, here and at all others."""
+    ahead: bool = False
+    """It is small: move the data although others may not have posted."""
 
 
 @dataclass(frozen=True, slots=True)

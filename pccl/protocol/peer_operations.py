@@ -46,17 +46,20 @@ class OpenOperation:
     """Whom it waits for, as far as the master has said."""
     resumes: OperationId | None = None
     """An earlier attempt of the same call, of which partial sums are left."""
+    eager: bool = False
+    """Whether its data moves since it was posted."""
 
     def request(self) -> msg.OperationRequest:
         """What the master is asked."""
-        return msg.OperationRequest(self.id, self.descriptor, self.resumes)
+        return msg.OperationRequest(self.id, self.descriptor, self.resumes, self.eager)
 
     def next_attempt(self, n: int) -> OpenOperation:
         """The same once more, under the number ``n``."""
         again, attempt = replace(self.id, n=n), self.attempt + 1
-        return replace(
-            self, id=again, phase=Phase.REQUESTED, digest=b"", attempt=attempt, resumes=None
-        )
+        return OpenOperation(
+            again, self.descriptor, self.ring, self.call, self.detached, self.forgotten,
+            attempt=attempt,
+        )  # fmt: skip
 
     @property
     def blocks_its_caller(self) -> bool:
@@ -66,8 +69,9 @@ class OpenOperation:
 
     @property
     def moves_data(self) -> bool:
-        """Whether it has started, and nobody has left it before it was done."""
-        return self.phase in (Phase.STARTED, Phase.DONE) and self.withdrawn is None
+        """Whether it has begun here, and nobody has left it before it was done."""
+        begun = self.eager or self.phase in (Phase.STARTED, Phase.DONE)
+        return begun and self.withdrawn is None
 
     @property
     def in_doubt(self) -> bool:

@@ -76,6 +76,8 @@ class ChainTransfer(Transfer):
         self._gap = 0
         """How many ranks are lost between us and the downstream peer."""
         self._last_step = schedule.step_count - 1
+        self._held: list[tuple[int, Segment]] = []
+        """What can be sent on and came before the beginning: others are ahead of it."""
         self._is_resumed = False
         self._ring = ring
         self._buffers = buffers
@@ -109,12 +111,15 @@ class ChainTransfer(Transfer):
                 self._offer(0, segment)
             for segment in self.schedule.initial_finals():
                 self._digest.add(segment.position, self._send_bytes[span(segment)])
+        for step, segment in self._held:
+            self._offer(step, segment)
+        self._held.clear()
         self._report_if_done()
 
     def _offer(self, step: int, segment: Segment) -> None:
         step += self._gap
         if step <= self._last_step:  # otherwise the rank behind the gap has finished it
-            self._outlet.offer(step, segment)
+            self._outlet.offer(step, segment, self.what)
 
     def _payload(self, step: int, segment: Segment) -> Payload:
         if self._coding is not None and step < self.schedule.world_size - 1:
@@ -157,8 +162,10 @@ class ChainTransfer(Transfer):
             self._reduction.combine(result, own, finish=arrival.finish)
         if self._coding is not None and arrival.finish:
             self._coding.settle(segment)
-        if arrival.forward:
+        if arrival.forward and self.begun:
             self._offer(step + 1, segment)
+        elif arrival.forward:
+            self._held.append((step + 1, segment))
         if arrival.final:
             self._digest.add(segment.position, self.result_bytes[wire_span(segment)])
         if self._coding is not None and arrival.final and not arrival.finish:

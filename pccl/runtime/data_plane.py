@@ -2,6 +2,8 @@
 
 * A frame of a posted operation goes straight into the caller's result.
 * A frame of an operation that may still be posted goes to the link's bounded early store.
+* A frame of a posted operation that does not fit it is drained as long as it is not known that all
+  have asked for the same; from then on it is a fault, and costs the link.
 * Everything else (older views, operations that have ended, second copies) is drained.
 
 Fencing is by construction: a frame names its operation completely, so a frame of an aborted attempt
@@ -12,12 +14,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pccl.collectives.direct import DirectSchedule
 from pccl.collectives.plan import plan
 from pccl.collectives.quantization import Codec, make_codec
 from pccl.collectives.reductions import Reduction, Scratch
+from pccl.protocol.eager import fingerprint
 from pccl.protocol.early_store import EarlyStore
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
@@ -38,7 +41,7 @@ from pccl.runtime.coding import Coding
 from pccl.runtime.direct_transfer import DirectTransfer
 from pccl.runtime.discard import discard
 from pccl.runtime.operand import Operand, nothing
-from pccl.runtime.transfer import Transfer
+from pccl.runtime.transfer import Placement, Transfer
 from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Link
 
@@ -82,6 +85,34 @@ class _EarlyFrame:
 
     def lost(self) -> None:
         self.store.release(self.header)
+
+
+@dataclass(slots=True)
+class _EarlyQuestion:
+    """The sink of a QUERY whose operation is not posted yet."""
+
+    store: EarlyStore
+    header: FrameHeader
+
+    def memory(self, received: int) -> memoryview:
+        raise AssertionError("a question has no payload")
+
+    def complete(self) -> None:
+        self.store.put_question(self.header)
+
+    def lost(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Unstarted:
+    """A posted operation of which it is not known that all have asked for the same."""
+
+    descriptor: Descriptor
+    strange: dict[PeerId, RemoteProtocolError] = field(
+        default_factory=dict[PeerId, RemoteProtocolError]
+    )
+    """Who has sent what does not fit it."""
 
 
 @dataclass(slots=True)
@@ -155,6 +186,7 @@ class DataPlane:
         self._on_done = on_done
         self._segment_bytes = segment_bytes
         self._early: dict[PeerId, EarlyStore] = {}
+        self._unstarted: dict[OperationId, _Unstarted] = {}
         self._scratch = Scratch()
         self._buffers = Buffers()
         self._code_scratch = Scratch()
@@ -196,6 +228,7 @@ class DataPlane:
         assert operand.in_place or descriptor.collective is not Collective.BROADCAST
         transfer = self._make_transfer(operation, descriptor, operand, ring, own, carry)
         self.transfers[operation] = transfer
+        self._unstarted[operation] = _Unstarted(descriptor)
         self._replay_early(transfer)
         return transfer.partners
 
@@ -239,9 +272,19 @@ class DataPlane:
             codec = self._codecs[kind] = make_codec(*kind, self._code_scratch)
         return codec
 
+    def go_ahead(self, operation: OperationId) -> None:
+        """Move the data, although the operation is not known to have started."""
+        transfer = self.transfers[operation]
+        transfer.what = fingerprint(self._unstarted[operation].descriptor)
+        transfer.begin()
+
     def begin(self, operation: OperationId, *, resumed: bool = False) -> None:
         """The operation has started; ``resumed``: with what the attempt before it has left."""
-        self.transfers[operation].begin(resumed=resumed)
+        for peer, error in self._unstarted.pop(operation).strange.items():
+            self._close_link(peer, error)
+        transfer = self.transfers[operation]
+        if not transfer.begun:
+            transfer.begin(resumed=resumed)
 
     def close_gap(self, operation: OperationId, upstream: PeerId, size: int) -> bool:
         """The ``size`` ranks before this one are lost: take what is missing from ``upstream``.
@@ -276,6 +319,7 @@ class DataPlane:
         With ``keep`` and without a commit, what is in them is left for another attempt.
         """
         transfer = self.transfers.pop(operation)
+        self._unstarted.pop(operation, None)
         transfer.end(committed=committed, keep=keep)
         return transfer
 
@@ -302,9 +346,11 @@ class DataPlane:
                 outlet.ask()
 
     def uses(self, peer: PeerId) -> bool:
-        """Whether a running transfer lacks segments from ``peer``, or sends some there."""
+        """Whether a started transfer lacks segments from ``peer``, or sends some there."""
         return any(
-            t.lacks_from(peer) or t.sends_to(peer) for t in self.transfers.values() if t.begun
+            t.lacks_from(peer) or t.sends_to(peer)
+            for t in self.transfers.values()
+            if t.operation not in self._unstarted
         )
 
     def progress(self) -> tuple[Progress, ...]:
@@ -323,17 +369,18 @@ class DataPlane:
         transfer = self._find(header.operation)
         match header.kind:
             case FrameKind.DATA if transfer is not None:
-                return transfer.place(peer, header) or _Drain(header.length)
+                return self._place(transfer, peer, header) or _Drain(header.length)
             case FrameKind.DATA if self._may_come(header.operation):
-                store = self._early.get(peer)
-                if store is None:
-                    reason = f"peer {peer} sends ahead of {header.operation}, and is no member"
-                    raise RemoteProtocolError(func="lane", reason=reason)
+                store = self._early_of(peer, header)
                 return _EarlyFrame(self, store, header, store.reserve(header))
             case FrameKind.QUERY if transfer is not None and peer in transfer.inlets:
                 return _Question(transfer, lane, header)
+            case FrameKind.QUERY if transfer is None and self._may_come(header.operation):
+                return _EarlyQuestion(self._early_of(peer, header), header)
             case FrameKind.HAVE if transfer is not None and peer in transfer.outlets:
                 if header.length != transfer.outlets[peer].answer_bytes:
+                    if header.operation in self._unstarted:  # it has asked for something else
+                        return _Drain(header.length)
                     reason = f"a bitmap of {header.length} bytes for {header.operation}"
                     raise RemoteProtocolError(func="lane", reason=reason)
                 return _Answer(self, peer, header, bytearray(header.length))
@@ -351,6 +398,28 @@ class DataPlane:
         """The transfer that a frame belongs to: the very operation, not one with its tag."""
         return self.transfers.get(operation)
 
+    def _place(self, transfer: Transfer, peer: PeerId, header: FrameHeader) -> Placement | None:
+        """Where a segment of a posted operation goes; None: nowhere.
+
+        Raises:
+            RemoteProtocolError: the sender may not send this.
+        """
+        unstarted = self._unstarted.get(transfer.operation)
+        try:
+            if unstarted and header.what not in (0, fingerprint(unstarted.descriptor)):
+                reason = f"peer {peer} sends something else than asked for in {header.operation}"
+                raise RemoteProtocolError(func="lane", reason=reason)
+            return transfer.place(peer, header)
+        except RemoteProtocolError as error:
+            if unstarted is None:
+                raise
+            unstarted.strange[peer] = error
+            return None
+
+    def _close_link(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        _log.warning("closed the link to peer %d: %s", peer, error.reason)
+        self._link_to(peer).close()
+
     # -- early frames --------------------------------------------------------------------------
 
     def settle_early(self, store: EarlyStore, operation: OperationId) -> None:
@@ -361,6 +430,13 @@ class DataPlane:
         elif not self._may_come(operation):
             store.discard(operation)
 
+    def _early_of(self, peer: PeerId, header: FrameHeader) -> EarlyStore:
+        store = self._early.get(peer)
+        if store is None:
+            reason = f"peer {peer} sends ahead of {header.operation}, and is no member"
+            raise RemoteProtocolError(func="lane", reason=reason)
+        return store
+
     def _replay_early(self, transfer: Transfer) -> None:
         for peer in list(transfer.inlets):
             store = self._early.get(peer)
@@ -368,7 +444,12 @@ class DataPlane:
                 continue
             try:
                 for header, payload in store.take(transfer.operation):
-                    transfer.take_early(peer, header, payload)
+                    placement = self._place(transfer, peer, header)
+                    if placement is not None:
+                        transfer.take_early(placement, payload)
             except RemoteProtocolError as error:
-                _log.warning("closed the link to peer %d: %s", peer, error.reason)
-                self._link_to(peer).close()
+                self._close_link(peer, error)
+            question = store.take_question(transfer.operation)
+            if question is not None:
+                for lane in self._link_to(peer).lanes:
+                    _Question(transfer, lane, question).complete()

@@ -65,6 +65,8 @@ class DirectTransfer(Transfer):
         self._to_rank = {rank: self.outlets[ring[rank]] for rank in schedule.outgoing_to}
         self._sums: dict[int, _Sum] = {}
         """Results of own segments that lack contributions, by position."""
+        self._held: list[Segment] = []
+        """Own results that were known before the beginning: others are ahead of it."""
         self._unfinished = len(schedule.owned)
 
     @property
@@ -76,7 +78,10 @@ class DirectTransfer(Transfer):
         """See ``Transfer``."""
         self.begun = True
         for rank, segment in self.schedule.initial_sends():
-            self._to_rank[rank].offer(CONTRIBUTE, segment)
+            self._to_rank[rank].offer(CONTRIBUTE, segment, self.what)
+        for segment in self._held:
+            self._publish(segment)
+        self._held.clear()
         self._report_if_done()
 
     def _payload(self, step: int, segment: Segment) -> Payload:
@@ -117,7 +122,7 @@ class DirectTransfer(Transfer):
             self._fold(segment, known, known.waiting.pop(rank))
         if known.folded == self.schedule.world_size:
             del self._sums[segment.position]
-            self._publish(segment)
+            self._settle(segment)
 
     def _next_rank(self, known: _Sum) -> int:
         """Whose contribution is next; of one that is not here, or of nobody: not yet."""
@@ -148,14 +153,20 @@ class DirectTransfer(Transfer):
         known.values = result
         self._buffers.give(buffer)
 
-    def _publish(self, segment: Segment) -> None:
+    def _settle(self, segment: Segment) -> None:
         """The result of an own segment is known."""
         self._unfinished -= 1
         if self._coding is not None:
             self._coding.settle(segment)
         self._digest.add(segment.position, self.result_bytes[wire_span(segment)])
+        if self.begun:
+            self._publish(segment)
+        else:
+            self._held.append(segment)
+
+    def _publish(self, segment: Segment) -> None:
         for outlet in self._to_rank.values():
-            outlet.offer(PUBLISH, segment)
+            outlet.offer(PUBLISH, segment, self.what)
 
     def _own_elements(self, segment: Segment) -> Array:
         return np.frombuffer(self._contribution(segment), self._operand.send.dtype)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from pccl.protocol import errors
+from pccl.protocol.eager import EagerBudget
 from pccl.protocol.operation import Phase
 from pccl.protocol.peer import PeerMachine, Standing
 from pccl.protocol.peer_events import (
@@ -133,11 +134,13 @@ class PeerEngine:
 
     def _enter_run(self) -> None:
         """Begin anew, as a process that no run knows."""
-        self.machine = PeerMachine(self._timing, self._clock.now_ns())
+        options = self._options
+        eager = EagerBudget(options.eager_bytes_max, options.segment_bytes)
+        self.machine = PeerMachine(self._timing, self._clock.now_ns(), eager)
         self.links = Links(self._make_link)
         self._meter = LinkMeter(self._clock, self.links)
         self.data_plane = DataPlane(
-            self.links.to, self.machine.may_come, self._on_done, self._options.segment_bytes
+            self.links.to, self.machine.may_come, self._on_done, options.segment_bytes
         )
         self.keeper = LinkKeeper(
             self._clock,
@@ -149,7 +152,7 @@ class PeerEngine:
             self._on_link_change,
             self._create_task,
             self._credentials,
-            self._options.lanes,
+            options.lanes,
         )
 
     @property
@@ -478,6 +481,8 @@ class PeerEngine:
                 for peer in self.data_plane.post(operation, descriptor, *lent):
                     self.keeper.use(peer)
                 lender.carry = None
+            case Begin(operation, ahead=True):
+                self.data_plane.go_ahead(operation)
             case Begin(operation, resumed):
                 self.data_plane.begin(operation, resumed=resumed)
             case CloseGap(operation, lost, upstream, size):

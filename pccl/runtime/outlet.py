@@ -44,6 +44,7 @@ class Outlet:
         self.ready = ReceivedSet(route.count)
         """What could be sent so far."""
         self._operation = operation
+        self._what = 0
         self._payload = payload
         self._question = 0
         """Number of the last question to the peer."""
@@ -58,8 +59,15 @@ class Outlet:
         """Length of a bitmap of all segments."""
         return (self.route.count + 7) // 8
 
-    def offer(self, step: int, segment: Segment) -> None:
-        """A segment can be sent. Told twice changes nothing."""
+    def offer(self, step: int, segment: Segment, what: int = 0) -> None:
+        """A segment can be sent. Told twice changes nothing.
+
+        Args:
+            step: of the schedule.
+            segment: one of the route.
+            what: the fingerprint that goes with what is sent ahead of the start.
+        """
+        self._what = what
         number = self.route.number(step, segment)
         if not self.ready.add(number):
             return
@@ -147,7 +155,9 @@ class Outlet:
 
     def _transmit(self, step: int, segment: Segment, number: int) -> None:
         length = segment.wire_length
-        header = FrameHeader(FrameKind.DATA, self._operation, step, segment.offset, length)
+        header = FrameHeader(
+            FrameKind.DATA, self._operation, step, segment.offset, length, self._what
+        )
         self.sent_bytes += length
         self.raw_bytes += segment.length
         self.link.send(header, self._payload(step, segment), number)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pccl.protocol.limits import Timing
+from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
 from pccl.protocol.types import Algorithm, Descriptor, OperationId, PeerId
 from pccl.runtime.operand import Operand
 from pccl.transports.base import Address
@@ -33,6 +33,8 @@ class PeerOptions:
     """Connections per link; 0: as many as the other side wants, or as is good."""
     segment_bytes: int | None = None
     """Fixed segment size (tests); None: chosen. All members must agree."""
+    eager_bytes_max: int = EAGER_BYTES_MAX
+    """The largest tensor whose data goes ahead of the start of its operation; 0: none."""
     callers_blocked: Callable[[], bool] | None = None
     """Whether everybody who makes calls here is inside one; None: whenever a call is open."""
     random_bytes: Callable[[int], bytes] = os.urandom

@@ -126,6 +126,8 @@ class Transfer(ABC):
     ) -> None:
         self.operation = operation
         self.begun = False
+        self.what = 0
+        """The fingerprint that goes with what is sent ahead of the start; otherwise 0."""
         self.rx_bytes = 0
         """Payload bytes that counted."""
         self.result_bytes = operand.result.view(np.uint8).data
@@ -242,16 +244,10 @@ class Transfer(ABC):
         self._arrived(placement)
         self._report_if_done()
 
-    def take_early(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
-        """A segment that arrived before the buffers were posted.
-
-        Raises:
-            RemoteProtocolError: the schedule expects no such segment.
-        """
-        placement = self.place(peer, header)
-        if placement is not None:
-            placement.memory(0)[:] = payload
-            self.complete(placement)
+    def take_early(self, placement: Placement, payload: bytearray) -> None:
+        """A segment arrived before the buffers were posted; it is placed now."""
+        placement.memory(0)[:] = payload
+        self.complete(placement)
 
     def detach(self) -> None:
         """The caller leaves after the result was complete: go on, for the others, from a copy.

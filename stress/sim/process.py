@@ -8,6 +8,8 @@ from functools import partial
 from random import Random
 from typing import Any
 
+import numpy.typing as npt
+
 from pccl.protocol.frame import FrameHeader
 from pccl.protocol.limits import Timing
 from pccl.protocol.master_events import Announce, MasterEvent
@@ -22,7 +24,14 @@ from pccl.protocol.messages import (
 )
 from pccl.protocol.operation import Phase
 from pccl.protocol.peer import Standing
-from pccl.protocol.peer_events import ControlMessage, PeerEffect, PeerEvent, ReduceResult, Return
+from pccl.protocol.peer_events import (
+    ControlMessage,
+    PeerEffect,
+    PeerEvent,
+    ReduceCall,
+    ReduceResult,
+    Return,
+)
 from pccl.protocol.types import PeerId
 from pccl.runtime.clock import Timer
 from pccl.runtime.engine import PeerEngine
@@ -37,6 +46,8 @@ from pccl.transports.base import Address
 from pccl.transports.lane import Payload
 from pccl.transports.link import Link
 from pccl.transports.sim import SimHost
+
+Array = npt.NDArray[Any]
 
 MASTER_ADDRESS = Address("master", 48148)
 STANDBY_ADDRESS = Address("standby", 48148)
@@ -187,6 +198,21 @@ class MasterProcess:
                 self._checkers.removed(effect.peer, effect.text)
 
 
+class _RecordingEngine(PeerEngine):
+    """Copies every input before anything is done with it: data that came early is added at once."""
+
+    inputs: dict[int, Array | None]
+    """By the number of the open call; a barrier has none."""
+
+    def _step(self, event: PeerEvent) -> None:
+        if isinstance(event, ReduceCall):
+            operand = self.operand_of(event.call)
+            self.inputs[event.call] = operand.send.copy() if operand is not None else None
+        super()._step(event)
+        for call in [call for call in self.inputs if self.calls.get(call) is None]:
+            del self.inputs[call]
+
+
 class PeerProcess:
     """A process that runs a peer."""
 
@@ -216,9 +242,10 @@ class PeerProcess:
         self.clock = ProcessClock(loop, host)
         random_bytes = Random(str(self.address)).randbytes
         options = replace(options, random_bytes=random_bytes, listen=Address("", port))
-        self.engine = PeerEngine(
+        self.engine = _RecordingEngine(
             loop, self.clock, host, MASTER_ADDRESS, group, options, self._observe, make_link
         )
+        self.engine.inputs = {}
 
     @property
     def alive(self) -> bool:

@@ -347,8 +347,7 @@ class Stage:
                     pass
         for effect in effects:
             if isinstance(effect, Post):
-                operand = process.engine.operand_of(effect.call)
-                content = operand.send.copy() if operand is not None else None
+                content = process.engine.inputs[effect.call]
                 self.checkers.posted(effect.operation, process.peer, content)
                 self.checkers.has_ring(effect.operation, effect.ring)
         seat = self.seats[process.index]

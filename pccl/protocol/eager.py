@@ -1,0 +1,114 @@
+"""Going ahead: a small all-reduce sends its data before all members are known to have asked for it.
+
+What arrives at a member that has not asked yet waits in its early store, which is bounded, one per
+link. So a member keeps account of what it has sent ahead. No link carries more of an operation
+than the tensor once before everybody has asked: everything after that needs all contributions.
+
+It goes ahead only in a view in which all members have asked for something before: whoever has not
+heard of a view yet would drain what comes of it.
+
+A debt is paid by proof that every member has let go of what it kept:
+
+* It has asked for the operation, so everything was taken out of its store. All have, once it has
+  started, or is done here.
+* It has asked for a later one of the same tag and view: the one before had ended for it.
+* The view is closed, and it has asked for one in a view that is as new as the news of that, or
+  newer: with the roster that told it so, its store has forgotten the closed view.
+
+State only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from zlib import crc32
+
+from pccl.protocol.codec import encode
+from pccl.protocol.frame import HEADER_BYTES, NO_OPERATION
+from pccl.protocol.limits import EAGER_SEGMENT_BYTES, EARLY_STORE_BYTES_MAX
+from pccl.protocol.messages import OperationRequest
+from pccl.protocol.types import Collective, Descriptor, OperationId
+
+
+@lru_cache(maxsize=1024)
+def fingerprint(descriptor: Descriptor) -> int:
+    """What frames that go ahead say of what their sender has asked for; 32 bits, never 0.
+
+    Members may have asked for different things. Whoever is done has combined with its own only what
+    was asked for alike, so that from one who is done it follows that all have asked for the same.
+    """
+    return crc32(encode(OperationRequest(NO_OPERATION, descriptor))) or 1
+
+
+@dataclass(slots=True)
+class _Debt:
+    nbytes: int
+    closed_by_view: int | None = None
+    """The newest view when its own was known to be closed."""
+
+
+class EagerBudget:
+    """What one member may send ahead, and has.
+
+    Args:
+        tensor_bytes_max: no larger tensor goes ahead; 0: none does.
+        segment_bytes: the fixed size of segments, if there is one.
+        bytes_max: what each other member keeps of us, headers included.
+    """
+
+    def __init__(
+        self,
+        tensor_bytes_max: int = 0,
+        segment_bytes: int | None = None,
+        bytes_max: int = EARLY_STORE_BYTES_MAX,
+    ) -> None:
+        self._tensor_bytes_max = tensor_bytes_max
+        self._segment_bytes = segment_bytes or EAGER_SEGMENT_BYTES
+        self._free = bytes_max
+        self._debts: dict[OperationId, _Debt] = {}
+        self._entered: dict[int, None] = {}
+        """Views in which all members have asked for something."""
+
+    @property
+    def free_bytes(self) -> int:
+        """What may still be sent ahead."""
+        return self._free
+
+    def take(self, operation: OperationId, what: Descriptor, world_size: int) -> bool:
+        """Whether an operation that resumes nothing may go ahead; if so it is accounted for.
+
+        Nobody is done with an all-reduce of something before all have asked for it; of a broadcast,
+        a barrier or an all-reduce of nothing that is not so.
+        """
+        nbytes = what.count * what.dtype.itemsize
+        if what.collective is not Collective.ALL_REDUCE or operation.view not in self._entered:
+            return False
+        if not 0 < nbytes <= self._tensor_bytes_max:
+            return False
+        segments = world_size + nbytes // self._segment_bytes
+        cost = nbytes + (segments + 1) * HEADER_BYTES  # a question after a lost lane counts, too
+        if cost > self._free:
+            return False
+        self._free -= cost
+        self._debts[operation] = _Debt(cost)
+        return True
+
+    def all_asked(self, operation: OperationId) -> None:
+        """Every member of its view is known to have asked for this one."""
+        self._entered[operation.view] = None
+        for known in [known for known in self._debts if self._is_paid(known, operation)]:
+            self._free += self._debts.pop(known).nbytes
+
+    def close_views(self, open_views: tuple[int, ...], newest: int) -> None:
+        """These views are open, and no others; nobody enters ``newest`` without knowing that."""
+        self._entered = {view: None for view in self._entered if view in open_views}
+        for operation, debt in self._debts.items():
+            if operation.view not in open_views and debt.closed_by_view is None:
+                debt.closed_by_view = newest
+
+    def _is_paid(self, known: OperationId, by: OperationId) -> bool:
+        closed_by = self._debts[known].closed_by_view
+        if closed_by is not None and by.view >= closed_by:
+            return True
+        return (known.view, known.tag) == (by.view, by.tag) and known.n <= by.n

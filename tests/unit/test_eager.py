@@ -1,0 +1,339 @@
+"""Going ahead of the start: the account of it, the peer that does, the ballot that allows it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pccl.protocol import messages as msg
+from pccl.protocol.eager import EagerBudget, fingerprint
+from pccl.protocol.limits import Timing
+from pccl.protocol.operation import Abort, Ballot, Commit, Phase, Start
+from pccl.protocol.peer import PeerMachine
+from pccl.protocol.peer_events import (
+    Begin,
+    CloseGap,
+    ControlMessage,
+    ControlOpened,
+    End,
+    JoinCall,
+    LeaveCall,
+    PeerEffect,
+    PeerEvent,
+    Post,
+    ReduceCall,
+    ReduceDone,
+    Send,
+)
+from pccl.protocol.repair import Tell
+from pccl.protocol.types import (
+    AbortCause,
+    DataType,
+    Descriptor,
+    Member,
+    OperationId,
+    PeerId,
+    ReduceOp,
+    Roster,
+)
+
+SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
+A, B, C = PeerId(1), PeerId(2), PeerId(3)
+RING = (A, B, C)
+
+
+def op(n: int = 0, *, view: int = 1, tag: int = 5) -> OperationId:
+    return OperationId(1, 0, view, tag, n)
+
+
+# -- fingerprints ------------------------------------------------------------------------------
+
+
+def test_what_differs_has_another_fingerprint() -> None:
+    alike = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
+    others = [
+        replace(SUM, dtype=DataType.INT32),
+        replace(SUM, op=ReduceOp.AVG),
+        replace(SUM, count=9),
+        Descriptor.broadcast(DataType.FLOAT, 8, 0),
+        Descriptor.broadcast(DataType.FLOAT, 8, 1),
+        Descriptor.barrier(),
+    ]
+    assert fingerprint(alike) == fingerprint(SUM)
+    assert len({fingerprint(what) for what in [SUM, *others]}) == 7
+    assert all(0 < fingerprint(what) < 1 << 32 for what in [SUM, *others])
+
+
+# -- the account -------------------------------------------------------------------------------
+
+COST = 32 + (3 + 1) * 48
+"""Of 8 floats among three: the tensor, a header for each rank's segment, and a question."""
+
+
+def budget(bytes_max: int = 3 * COST) -> EagerBudget:
+    """In view 1 all have asked for something."""
+    made = EagerBudget(64, bytes_max=bytes_max)
+    made.all_asked(op(tag=99))
+    return made
+
+
+def test_who_says_nothing_never_goes_ahead() -> None:
+    made = EagerBudget()
+    made.all_asked(op())
+    assert not made.take(op(1), SUM, 2)
+
+
+@pytest.mark.parametrize(
+    ("what", "goes"),
+    [
+        (SUM, True),
+        (replace(SUM, count=16), True),
+        (replace(SUM, count=17), False),
+        (replace(SUM, count=0), False),  # one is done with nothing before others have asked
+        (Descriptor.broadcast(DataType.FLOAT, 8, 0), False),
+        (Descriptor.barrier(), False),
+    ],
+)
+def test_what_goes_ahead(what: Descriptor, goes: bool) -> None:
+    assert budget().take(op(), what, 3) is goes
+
+
+def test_nothing_goes_ahead_in_a_view_that_others_may_not_know() -> None:
+    made = budget()
+    assert not made.take(op(view=2), SUM, 3)
+    made.all_asked(op(view=2))
+    assert made.take(op(1, view=2), SUM, 3)
+
+
+def test_what_is_out_is_bounded() -> None:
+    made = budget()
+    assert [made.take(op(tag=tag), SUM, 3) for tag in range(4)] == [True, True, True, False]
+    assert made.free_bytes == 0
+    made.all_asked(op(tag=1))
+    assert made.free_bytes == COST
+    assert made.take(op(tag=7), SUM, 3)
+
+
+def test_small_segments_cost_more_headers() -> None:
+    made = EagerBudget(64, segment_bytes=8, bytes_max=1000)
+    made.all_asked(op(tag=99))
+    assert made.take(op(), SUM, 3)
+    assert made.free_bytes == 1000 - 32 - (3 + 4 + 1) * 48
+
+
+def test_an_abort_proves_nothing() -> None:
+    """Until the others have asked for a later one of the same tag they may keep what came."""
+    made = budget()
+    assert made.take(op(), SUM, 3)
+    made.all_asked(op(tag=6))
+    assert made.free_bytes == 2 * COST
+    made.all_asked(op(1))
+    assert made.free_bytes == 3 * COST
+
+
+def test_an_earlier_operation_proves_nothing() -> None:
+    made = budget()
+    assert made.take(op(1), SUM, 3)
+    made.all_asked(op(0))
+    made.all_asked(op(2, view=2))
+    assert made.free_bytes == 2 * COST
+
+
+def test_a_closed_view_is_forgotten_by_whoever_enters_the_one_after_it() -> None:
+    made = budget()
+    made.all_asked(op(view=2))
+    assert made.take(op(), SUM, 3)
+    made.close_views((3,), 3)
+    assert not made.take(op(1, view=2), SUM, 3)  # nobody may ask there any more
+    made.all_asked(op(1, view=2))  # asked for before its view was closed
+    assert made.free_bytes == 2 * COST
+    made.close_views((3, 4), 4)
+    made.all_asked(op(view=3))
+    assert made.free_bytes == 3 * COST
+
+
+# -- a peer that goes ahead --------------------------------------------------------------------
+
+
+class Peer:
+    """Peer 2 of 3, in view 1."""
+
+    def __init__(self) -> None:
+        self.machine = PeerMachine(Timing(), 0, EagerBudget(64))
+        self.do(JoinCall(1, 0, "", 4002, 5))
+        self.do(ControlOpened(b"the run's own id", 1))
+        self.hear(msg.Registered(B, 1, b"the run's own id", b"token"))
+        members = tuple(Member(peer, "h", 4000 + peer) for peer in RING)
+        self.hear(msg.Admitted(Roster(1, 0, 1, members, (1,), 3, 1, 3), ()))
+        self.enter()
+
+    def do(self, event: PeerEvent) -> list[PeerEffect]:
+        effects = self.machine.handle(event, 0)
+        self.machine.check()
+        return effects
+
+    def hear(self, message: msg.Message) -> list[PeerEffect]:
+        return self.do(ControlMessage(message))
+
+    def enter(self) -> None:
+        """The first operation in the view waits for its start."""
+        first = op(tag=99)
+        assert self.do(ReduceCall(2, 99, SUM)) == [
+            Post(2, first, SUM, RING), Send(msg.OperationRequest(first, SUM)),
+        ]  # fmt: skip
+        self.hear(msg.OperationStarted(first))
+        self.do(ReduceDone(first, b"d"))
+        self.hear(ended(first))
+
+
+def ended(what: OperationId, abort: AbortCause | None = None) -> msg.OperationEnded:
+    return msg.OperationEnded(what, abort, "why" if abort else "", () if abort else RING, 1)
+
+
+ASKED = Send(msg.OperationRequest(op(), SUM, eager=True))
+
+
+def test_the_second_operation_of_a_view_goes_ahead() -> None:
+    peer = Peer()
+    post = Post(3, op(), SUM, RING)
+    assert peer.do(ReduceCall(3, 5, SUM)) == [post, Begin(op(), ahead=True), ASKED]
+    assert peer.machine.phase_of(op()) is Phase.REQUESTED
+    assert peer.do(ReduceDone(op(), b"d")) == [
+        Begin(op()), Send(msg.OperationDone(op(), b"d"))
+    ]  # fmt: skip
+    assert peer.machine.phase_of(op()) is Phase.DONE
+    assert peer.hear(msg.OperationStarted(op())) == []
+    assert peer.hear(ended(op()))[0] == End(op(), True)
+
+
+def test_it_may_be_told_of_the_start_later() -> None:
+    peer = Peer()
+    peer.do(ReduceCall(3, 5, SUM))
+    assert peer.hear(msg.OperationStarted(op())) == [Begin(op())]
+    assert peer.do(ReduceDone(op(), b"d")) == [Send(msg.OperationDone(op(), b"d"))]
+
+
+def test_what_resumes_an_attempt_waits_for_the_start() -> None:
+    peer = Peer()
+    effects = peer.do(ReduceCall(3, 5, SUM, resumes=op(7, view=0)))
+    assert effects[1:] == [Send(msg.OperationRequest(op(), SUM, op(7, view=0)))]
+
+
+def test_it_repeats_that_it_has_gone_ahead() -> None:
+    peer = Peer()
+    peer.do(ReduceCall(3, 5, SUM))
+    peer.do(ReduceDone(op(), b"d"))
+    effects = peer.hear(msg.Resumed(1))
+    assert effects == [ASKED, Send(msg.OperationDone(op(), b"d"))]
+
+
+def test_before_it_is_done_its_caller_may_withdraw() -> None:
+    peer = Peer()
+    peer.do(ReduceCall(3, 5, SUM))
+    effects = peer.do(LeaveCall(3, "no time"))
+    assert effects[:2] == [End(op(), False), Send(msg.Withdraw(op(), "no time"))]
+    assert not peer.machine.may_come(op())
+
+
+def test_whoever_is_behind_a_gap_goes_on_though_it_was_not_told_of_the_start() -> None:
+    peer = Peer()
+    peer.do(ReduceCall(3, 5, SUM))
+    assert peer.hear(msg.HoldingsQuery(op(), (A,))) == [CloseGap(op(), 1, upstream=C, size=1)]
+
+
+def test_another_attempt_after_differing_results_goes_ahead_anew() -> None:
+    peer = Peer()
+    peer.do(ReduceCall(3, 5, SUM))
+    peer.do(ReduceDone(op(), b"d"))
+    effects = peer.hear(ended(op(), AbortCause.DIGEST_MISMATCH))
+    assert effects == [
+        End(op(), False),
+        Post(3, op(1), SUM, RING),
+        Begin(op(1), ahead=True),
+        Send(msg.OperationRequest(op(1), SUM, eager=True)),
+    ]
+
+
+# -- the ballot --------------------------------------------------------------------------------
+
+
+def ballot(*eager: PeerId, inherited: bool = False) -> Ballot:
+    made = Ballot(op(), RING, A, 0, inherited=inherited)
+    for peer in eager:
+        assert made.request(peer, SUM, 0, eager=True) is None
+    return made
+
+
+def test_nobody_waits_for_the_start_of_what_has_gone_ahead() -> None:
+    made = ballot(A, B)
+    assert made.request(C, SUM, 0, eager=True) == Start()
+    assert made.wait_for_start() == []
+    assert made.take_untold() == [A, B, C]
+    assert made.take_untold() == []
+
+
+def test_only_those_who_wait_are_told_at_once() -> None:
+    made = ballot(A, B)
+    assert made.take_untold() == []
+    assert made.request(C, SUM, 0) == Start()
+    assert made.wait_for_start() == [C]
+    assert made.take_untold() == [A, B]
+
+
+def test_who_is_done_shows_that_all_have_asked() -> None:
+    made = ballot(A, B)
+    assert made.done(B, b"x", 5) == Start()
+    assert (made.phase, made.progress_ns) == (Phase.STARTED, 5)
+    assert made.waiting_for() == [A, C]
+    assert made.request(C, SUM, 6, eager=True) is None
+    assert [made.done(peer, b"x", 7) for peer in (A, C)] == [None, Commit()]
+
+
+def test_without_having_asked_nobody_is_done() -> None:
+    made = ballot(A)
+    assert made.done(B, b"x", 5) is None
+    assert made.phase is Phase.REQUESTED
+    assert made.done(A, b"x", 5) == Start()
+    assert made.done(B, b"x", 5) is None
+    assert made.waiting_for() == [B, C]
+
+
+def test_who_waits_for_the_start_is_not_done_before() -> None:
+    made = ballot(A)
+    assert made.request(B, SUM, 0) is None
+    assert [made.done(peer, b"x", 5) for peer in (A, B)] == [None, None]
+    assert made.phase is Phase.REQUESTED
+
+
+def test_who_is_done_with_something_else() -> None:
+    """Fingerprints of 32 bits may be alike by chance, and members may lie."""
+    made = ballot(A, B)
+    assert made.done(A, b"x", 5) == Start()
+    decision = made.request(C, replace(SUM, op=ReduceOp.MAX), 6, eager=True)
+    assert isinstance(decision, Abort)
+    assert decision.cause is AbortCause.DESCRIPTOR_MISMATCH
+    assert "peer 3 asked for MAX" in decision.reason
+
+
+def test_a_member_is_lost_whose_request_never_came() -> None:
+    """It has given all that it had to give: the others hold the result."""
+    made = ballot(A, B)
+    made.done(B, b"x", 5)
+    assert made.lose([C], "gone", 6) == Tell((A,), msg.HoldingsQuery(op(), (C,)))
+    assert made.done(A, b"x", 7) == Commit()
+
+
+def test_a_member_is_lost_before_anybody_is_done() -> None:
+    made = ballot(A, B)
+    decision = made.lose([C], "gone", 6)
+    assert isinstance(decision, Abort)
+    assert made.phase is Phase.ABORTED
+
+
+def test_another_master_takes_it_up() -> None:
+    made = ballot(A, inherited=True)
+    assert made.done(A, b"x", 5) == Start()
+    assert made.wait_for_start() == [B, C]
+    assert made.request(B, SUM, 6, eager=True) is None
+    assert [made.done(peer, b"x", 7) for peer in (B, C)] == [None, Commit()]
