@@ -25,7 +25,6 @@ from pccl.protocol.types import (
     RoundKind,
 )
 
-
 U16 = Annotated[int, Below(1 << 16)]
 U32 = Annotated[int, Below(1 << 32)]
 
