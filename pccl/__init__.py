@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         ReduceOpDescriptor,
         ReduceOperandDescriptor,
     )
+    from pccl.error_feedback import ErrorFeedback as ErrorFeedback
     from pccl.errors import PCCLError
     from pccl.errors import Result as Result
     from pccl.handles import AsyncReduceHandle
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from pccl.master_node import MasterNode
     from pccl.protocol.limits import Timing as Timing
     from pccl.protocol.types import Attribute, DataType, QuantizationAlgorithm, ReduceOp
+    from pccl.protocol.types import WireFormat as WireFormat
     from pccl.reports import MemberInfo as MemberInfo
     from pccl.reports import ReduceInfo
     from pccl.shared_state import (
@@ -76,12 +78,19 @@ _NAMES_OF_HOMES = {
         "ReduceOpDescriptor",
         "ReduceOperandDescriptor",
     ),
+    "pccl.error_feedback": ("ErrorFeedback",),
     "pccl.errors": ("PCCLError", "Result"),
     "pccl.handles": ("AsyncReduceHandle",),
     "pccl.inquiry": ("MasterStatus", "master_status"),
     "pccl.master_node": ("MasterNode",),
     "pccl.protocol.limits": ("Timing",),
-    "pccl.protocol.types": ("Attribute", "DataType", "QuantizationAlgorithm", "ReduceOp"),
+    "pccl.protocol.types": (
+        "Attribute",
+        "DataType",
+        "QuantizationAlgorithm",
+        "ReduceOp",
+        "WireFormat",
+    ),
     "pccl.reports": ("MemberInfo", "ReduceInfo"),
     "pccl.shared_state": (
         "SharedState",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
-from pccl.checks import TAG_MAX, check_member, check_range, check_type
+from pccl.checks import TAG_MAX, check_flag, check_member, check_range, check_text, check_type
 from pccl.descriptors import (
     QuantizationOptions,
     ReduceOpDescriptor,
@@ -15,24 +14,28 @@ from pccl.descriptors import (
     check_count,
     check_operand_descriptor,
 )
+from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.limits import PEERS_MAX
 from pccl.protocol.types import (
+    BLOCK_MAX,
+    BLOCK_MIN,
     STAR_BYTES_MAX,
+    UNQUANTIZED,
     Algorithm,
     DataType,
     Descriptor,
+    Quantization,
     QuantizationAlgorithm,
     ReduceOp,
+    WireFormat,
 )
 from pccl.runtime.operand import Operand, borrow, borrow_pointers
 from pccl.runtime.requests import ReduceRequest
 
-_log = logging.getLogger("pccl.peer")
-
 COUNT_MAX = 2**63 - 1
 
-_unquantized = itertools.count()
-"""How often quantization was asked for; only the first time is worth a line."""
+_FLOATS = frozenset({DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE})
+_HALVES = {DataType.FLOAT16: WireFormat.FLOAT16, DataType.BFLOAT16: WireFormat.BFLOAT16}
 
 
 def reduce_request(
@@ -54,8 +57,7 @@ def reduce_request(
     operand = borrow(send, recv)
     if operand_descriptor is not None:
         check_operand_descriptor(operand_descriptor, operand.data_type)
-    descriptor = _descriptor(operand, op, quantization_options)
-    return ReduceRequest(operand, _by(check_algorithm(algorithm), descriptor), tag)
+    return _request(operand, op, tag, quantization_options, check_algorithm(algorithm))
 
 
 def check_algorithm(given: object) -> Algorithm:
@@ -140,24 +142,84 @@ def _described_request(given: ReduceOpDescriptor) -> ReduceRequest:
         check_type("operand_descriptor", held, ReduceOperandDescriptor)
         data_type = check_member("datatype", held.datatype, DataType)
         operand = borrow_pointers(given.sendbuf_ptr, given.recvbuf_ptr, count, data_type)
-    return ReduceRequest(operand, _descriptor(operand, op, what.quantization_options), tag)
+    return _request(operand, op, tag, what.quantization_options, Algorithm.AUTO)
+
+
+def _request(
+    operand: Operand,
+    op: ReduceOp,
+    tag: int,
+    options: QuantizationOptions | None,
+    algorithm: Algorithm,
+) -> ReduceRequest:
+    descriptor = _by(algorithm, _descriptor(operand, op, options))
+    if options is None or options.error_feedback is None or not descriptor.quantization.active:
+        return ReduceRequest(operand, descriptor, tag)
+    assert options.name is not None
+    begin = options.error_feedback.begin
+    residual = partial(begin, options.name, descriptor.count, descriptor.dtype)
+    return ReduceRequest(operand, descriptor, tag, residual)
 
 
 def _descriptor(operand: Operand, op: ReduceOp, options: QuantizationOptions | None) -> Descriptor:
-    plain = Descriptor(operand.data_type, op, operand.send.size)
-    if options is None:
-        return plain
-    check_type("quantization_options", options, QuantizationOptions)
+    quantization = UNQUANTIZED
+    if options is not None:
+        check_type("quantization_options", options, QuantizationOptions)
+        quantization = _quantization(operand.data_type, options)
+        _check_error_feedback(op, options)
+    return Descriptor(operand.data_type, op, operand.send.size, quantization=quantization)
+
+
+def _quantization(held: DataType, options: QuantizationOptions) -> Quantization:
+    wire = _wire_format(options)
+    block = None
+    if options.block is not None:
+        block = check_range("block", options.block, BLOCK_MIN, BLOCK_MAX)
+    stochastic = check_flag("stochastic", options.stochastic)
+    if wire is WireFormat.NONE or (options.format is None and wire.bits >= 8 * held.itemsize):
+        return UNQUANTIZED
+    if held not in _FLOATS:
+        raise ValueError(
+            f"{held.label} cannot be quantized to {wire.label}: only floats can; leave "
+            "quantization_options out, or reduce a float tensor"
+        )
+    if wire.bits >= 8 * held.itemsize:
+        return UNQUANTIZED
+    return Quantization(wire, wire.default_block if block is None else block, stochastic)
+
+
+def _wire_format(options: QuantizationOptions) -> WireFormat:
+    """The format asked for by our name, or by PCCL's dtype and algorithm."""
     algorithm = check_member("algorithm", options.algorithm, QuantizationAlgorithm)
     wire = check_member("quantized_datatype", options.quantized_datatype, DataType)
-    if algorithm is QuantizationAlgorithm.NONE or wire is operand.data_type:
-        return plain
-    if next(_unquantized) == 0:
-        _log.warning(
-            "%s to %s was asked for; this version sends the values as they are",
-            algorithm.name,
-            wire.label,
+    if isinstance(options.format, str):
+        known = {member.label: member for member in WireFormat}
+        if options.format not in known:
+            raise ValueError(f"format must be one of {', '.join(known)}, not {options.format!r}")
+        return known[options.format]
+    if options.format is not None:
+        return check_member("format", options.format, WireFormat)
+    if algorithm is QuantizationAlgorithm.NONE or wire.itemsize > 2:
+        return WireFormat.NONE
+    if wire.itemsize == 2:
+        return _HALVES.get(wire, WireFormat.UINT16)
+    affine = algorithm is QuantizationAlgorithm.MIN_MAX
+    return WireFormat.UINT8 if affine else WireFormat.INT8
+
+
+def _check_error_feedback(op: ReduceOp, options: QuantizationOptions) -> None:
+    if options.error_feedback is None:
+        if options.name is not None:
+            raise ValueError(
+                "name tells an error_feedback which tensor this is; give one, or leave name out"
+            )
+        return
+    check_type("error_feedback", options.error_feedback, ErrorFeedback)
+    if op not in (ReduceOp.SUM, ReduceOp.AVG):
+        raise ValueError(
+            f"error_feedback cannot make good what {op.name} loses: only with SUM and AVG does an "
+            "error add up with later contributions; leave it out"
         )
-    return Descriptor(
-        operand.data_type, op, operand.send.size, quantization=algorithm, quantized_dtype=wire
-    )
+    if options.name is None:
+        raise ValueError("error_feedback needs the tensor's name, as in name='layer1'")
+    check_text("name", options.name)

@@ -128,8 +128,8 @@ class Communicator(CommunicatorBase):
             tag: collectives with different tags may be in flight at the same time, from several
                 threads; the members pair them by tag.
             operand_descriptor: must say the tensor's own dtype; None: nothing to say.
-            quantization_options: all members must ask for the same. This version sends the values
-                as they are, and logs one warning.
+            quantization_options: how values are shortened for the wire; floats only. All members
+                must ask for the same.
             algorithm: how the values travel: ``"ring"``, ``"star"`` (tensors up to 4 MiB),
                 ``"mesh"``, or ``"auto"``: what the master's cost model finds the quickest for this
                 size; the same for all. All members must ask for the same.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import enum
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from pccl.checks import check_range, check_type
-from pccl.protocol.types import DataType, QuantizationAlgorithm, ReduceOp
+from pccl.error_feedback import ErrorFeedback
+from pccl.protocol.types import DataType, QuantizationAlgorithm, ReduceOp, WireFormat
 from pccl.runtime.operand import borrow
 
 POINTER_MAX = 2**64 - 1
@@ -51,15 +52,34 @@ class ReduceOperandDescriptor:
 
 @dataclass
 class QuantizationOptions:
-    """How values are shortened for the wire. All members must ask for the same.
+    """How values are shortened for the wire.
+
+    All members must ask for the same, but for ``error_feedback`` and ``name``, which are each
+    member's own. Only floats are quantized. A format that is not shorter than the tensor's own
+    dtype is none.
 
     Attributes:
-        quantized_datatype: the dtype on the wire. The tensors' own: no quantization.
-        algorithm: how; NONE: no quantization.
+        quantized_datatype: PCCL's way to choose, if ``format`` is not given: 8 bit dtypes are the
+            format ``uint8`` with MIN_MAX and ``int8`` with ZERO_POINT_SCALE, 16 bit integers are
+            ``uint16``, FLOAT16 and BFLOAT16 are themselves; with longer ones nothing is quantized.
+        algorithm: see there; NONE: no quantization.
+        format: ``"uint8"``, ``"int8"``, ``"companded8"``, ``"int4"``, ``"float16"``,
+            ``"bfloat16"``, ``"uint16"`` or ``"none"``, or a ``pccl.WireFormat``.
+        block: values that share a step, from 8 to 65536; None: what is good for the format.
+        stochastic: round up with the probability that keeps the mean, instead of to the nearest.
+            The draws follow from operation, rank and position, so they can be repeated.
+        error_feedback: adds what quantization left out of this tensor the last time. For SUM and
+            AVG.
+        name: of the tensor, for ``error_feedback``.
     """
 
     quantized_datatype: DataType = DataType.UINT8
     algorithm: QuantizationAlgorithm = QuantizationAlgorithm.MIN_MAX
+    format: WireFormat | str | None = field(default=None, kw_only=True)
+    block: int | None = field(default=None, kw_only=True)
+    stochastic: bool = field(default=False, kw_only=True)
+    error_feedback: ErrorFeedback | None = field(default=None, kw_only=True)
+    name: str | None = field(default=None, kw_only=True)
 
 
 @dataclass

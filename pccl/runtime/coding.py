@@ -127,18 +127,13 @@ class Coding:
             for segment in self._coded.values():
                 self.decode_in_place(segment)
         self._coded.clear()
-        if self._residual is not None:
-            if committed:
-                self._residual.commit()
-            else:
-                self._residual.drop()
+        if committed and self._residual is not None:
+            self._residual.commit()
 
     def detach(self) -> None:
         """The caller has left and takes nothing: neither a result nor what it has cost."""
         self._coded.clear()
-        if self._residual is not None:
-            self._residual.drop()
-            self._residual = None
+        self._residual = None
 
     def _encode(self, segment: Segment, values: Array, encoded: Array, *, shares: int) -> None:
         noise = None

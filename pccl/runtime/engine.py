@@ -265,6 +265,8 @@ class PeerEngine:
         self, request: ReduceRequest, deadline: Deadline | None, may_retry: Callable[[], bool]
     ) -> ReduceReport:
         """The same, with a deadline that others may share, and for as long as ``may_retry``."""
+        self._check_request(request)
+        request = request.opened()
         call = self.calls.new(request.operand)
         call.retries = may_retry()
         if request.operand is not None:
@@ -276,6 +278,7 @@ class PeerEngine:
             if call.carry is not None:
                 call.carry.restore()
                 call.carry = None
+            request.drop_residual()
 
     async def _reduce_by(
         self,
@@ -341,9 +344,12 @@ class PeerEngine:
         """
         self._require_soundness()
         self._check_request(request)
-        event = _reduce_event(request, detached=True)
+        request = request.opened()
         call = self.calls.new(request.operand)
-        return self.calls.launch(event, self.deadline(timeout_s), call)
+        call.future.add_done_callback(lambda _: request.drop_residual())
+        return self.calls.launch(
+            _reduce_event(request, detached=True), self.deadline(timeout_s), call
+        )
 
     async def finish(self, ticket: int) -> ReduceReport:
         """Wait for a launched reduce; its outcome counts as seen when this returns or raises.

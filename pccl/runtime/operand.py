@@ -12,38 +12,17 @@ import ctypes
 import operator
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from pccl.collectives.residual import Residual
 from pccl.protocol.types import DataType, numpy_dtypes
 
 Array = npt.NDArray[Any]
 
 _ADDRESS_MAX = (1 << (8 * ctypes.sizeof(ctypes.c_void_p))) - 1
-
-
-class Residual(Protocol):
-    """What rounding has cost a peer in one tensor, and it still owes."""
-
-    @property
-    def current(self) -> Array | None:
-        """Shape (n,), to be added to the contribution; None: nothing is owed."""
-        ...
-
-    @property
-    def staged(self) -> Array:
-        """Shape (n,): takes what this operation costs."""
-        ...
-
-    def commit(self) -> None:
-        """The operation is committed: what is staged is what is owed."""
-        ...
-
-    def drop(self) -> None:
-        """The operation has failed: what is owed has not changed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from pccl.collectives.residual import Residual
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
 from pccl.protocol.types import Algorithm, Descriptor, OperationId, PeerId
 from pccl.runtime.operand import Operand
@@ -49,6 +50,20 @@ class ReduceRequest:
     """None for a barrier."""
     descriptor: Descriptor
     tag: int
+    open_residual: Callable[[], Residual] | None = None
+    """Of a reduce with error feedback. Raises ValueError if another one uses it."""
+
+    def opened(self) -> ReduceRequest:
+        """The same, with its residual open; whoever opens it drops it when the call has ended."""
+        if self.operand is None or self.open_residual is None:
+            return self
+        operand = replace(self.operand, residual=self.open_residual())
+        return replace(self, operand=operand, open_residual=None)
+
+    def drop_residual(self) -> None:
+        """The call has ended; what was not committed does not count."""
+        if self.operand is not None and self.operand.residual is not None:
+            self.operand.residual.drop()
 
 
 @dataclass(frozen=True, slots=True)

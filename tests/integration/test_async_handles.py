@@ -197,7 +197,7 @@ def test_quantization_must_agree(run_of: Callable[..., Run]) -> None:
             for member, option in zip(run.members, pair, strict=True)
         ]
         for handle in handles:
-            with pytest.raises(DescriptorMismatch, match="quantized by MIN_MAX to uint8"):
+            with pytest.raises(DescriptorMismatch, match="quantized as uint8 in blocks of 96"):
                 handle.result(LIMIT_S)
     arrays = [np.full(5, 0.1), np.full(5, 0.2)]
     run.reduce(arrays, quantization_options=options[0])

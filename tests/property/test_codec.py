@@ -301,6 +301,16 @@ _fill_samples()
             pack(6, [1, 2, 3, 4, 5], [99, 0, 8, 1, 0, [0, 0, False], 0, False], None, False),
             "not a DataType",
         ),
+        (
+            pack(6, [1, 2, 3, 4, 5], [10, 0, 8, 1, 0, [8, 0, False], 0, False], None, False),
+            "not a WireFormat",
+        ),
+        (
+            pack(6, [1, 2, 3, 4, 5], [10, 0, 8, 1, 0, [1, 65537, False], 0, False], None, False),
+            "0 to 65536",
+        ),
+        (pack(6, [1, 2, 3, 4, 5], [10, 0, 8, 1, 0, [1, 96, 1], 0, False], None, False), "not bool"),
+        (pack(6, [1, 2, 3, 4, 5], [10, 0, 8, 1, 0, 0, 0, False], None, False), "not a list"),
         (pack(67, 99, "why", 0, 0), "not a RemovalCause"),
         (pack(65, "members"), "not a list"),
         (pack(65, [[1, "h"]]), "Member has 3 fields, not 2"),

@@ -17,6 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pccl.collectives.residual import Residual
+from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.frame import FrameHeader
 from pccl.protocol.types import (
     Algorithm,
@@ -484,20 +486,6 @@ def test_an_aborted_quantized_reduce_leaves_every_input_as_it_was(
     assert [recv.tobytes() for _, recv in buffers] == results
 
 
-class Owed:
-    """Residuals as a caller keeps them from one reduce to the next."""
-
-    def __init__(self, count: int) -> None:
-        self.current: Array | None = None
-        self.staged: Array = np.zeros(count, np.float32)
-
-    def commit(self) -> None:
-        self.current, self.staged = self.staged, np.zeros_like(self.staged)
-
-    def drop(self) -> None:
-        self.staged = np.zeros_like(self.staged)
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.AVG])
 def test_with_error_feedback_the_running_mean_converges(algorithm: Algorithm, op: ReduceOp) -> None:
@@ -505,11 +493,12 @@ def test_with_error_feedback_the_running_mean_converges(algorithm: Algorithm, op
     world_size, count, rounds = 4, 200, 50
     values = np.random.default_rng(7).normal(size=(world_size, count)).astype(np.float32)
     truth = values.astype(np.float64).sum(0) / (world_size if op is ReduceOp.AVG else 1)
-    owed = [Owed(count) for _ in range(world_size)]
+    owed = [ErrorFeedback() for _ in range(world_size)]
     rng = random.Random(3)
     sums = {"with": np.zeros(count), "without": np.zeros(count)}
     for kind, total in sums.items():
         for turn in range(rounds):
+            residuals: list[Residual] = []
             ring = Ring(world_size, 64, rng)
             quantization = Quantization(WireFormat.INT4, 16)
             descriptor = Descriptor(
@@ -519,12 +508,16 @@ def test_with_error_feedback_the_running_mean_converges(algorithm: Algorithm, op
             for rank, plane in enumerate(ring.planes):
                 operand = borrow(values[rank], results[rank])
                 if kind == "with":
-                    operand = replace(operand, residual=owed[rank])
+                    residual = owed[rank].begin("w", count, DataType.FLOAT)
+                    operand = replace(operand, residual=residual)
+                    residuals.append(residual)
                 plane.post(OPERATION, descriptor, operand, ring.peers, ring.peers[rank])
             while ring.step():
                 pass
             committed = turn % 5 != 4  # one of five fails, and must not count
             ring.end(committed=committed)
+            for residual in residuals:
+                residual.drop()  # nothing, after a commit
             if committed:
                 total += results[0]
     committed_rounds = rounds - rounds // 5

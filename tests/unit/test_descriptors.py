@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
-import logging
 import weakref
 from typing import Any
 
@@ -16,16 +14,17 @@ from pccl import (
     DataType,
     DeviceType,
     DistributionHint,
+    ErrorFeedback,
     QuantizationAlgorithm,
     QuantizationOptions,
     ReduceDescriptor,
     ReduceOp,
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
+    WireFormat,
 )
-from pccl import arguments as requests_module
 from pccl.arguments import broadcast_request, many_requests, reduce_request
-from pccl.protocol.types import Collective
+from pccl.protocol.types import Collective, Quantization
 
 
 def about(count: int = 4, tag: int = 0, **changes: Any) -> ReduceDescriptor:
@@ -48,6 +47,8 @@ def test_holders_hold() -> None:
     options = QuantizationOptions()
     assert options.quantized_datatype is DataType.UINT8
     assert options.algorithm is QuantizationAlgorithm.MIN_MAX
+    assert (options.format, options.block, options.stochastic) == (None, None, False)
+    assert (options.error_feedback, options.name) == (None, None)
     descriptor = ReduceDescriptor(10, ReduceOp.SUM, 3, operand, options)
     assert (descriptor.count, descriptor.op, descriptor.tag) == (10, ReduceOp.SUM, 3)
     descriptor.tag = 4
@@ -74,7 +75,7 @@ def test_request_of_a_reduce() -> None:
     descriptor = request.descriptor
     assert (descriptor.dtype, descriptor.op, descriptor.count) == (DataType.FLOAT, 3, 5)
     assert descriptor.collective is Collective.ALL_REDUCE
-    assert descriptor.quantization is QuantizationAlgorithm.NONE
+    assert descriptor.quantization == Quantization(WireFormat.NONE, 0, False)
 
 
 def test_plain_numbers_do_for_enums() -> None:
@@ -109,7 +110,27 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
         ValueError,
         "quantized_datatype must be one of",
     ),
-]
+    ({"quantization_options": QuantizationOptions(format="int3")}, ValueError,
+     "format must be one of none, uint8, int8, companded8, int4, .*, not 'int3'"),
+    ({"quantization_options": QuantizationOptions(format=99)},  # type: ignore[arg-type]
+     ValueError, "format must be one of WireFormat.NONE"),
+    ({"quantization_options": QuantizationOptions(block=7)}, ValueError,
+     "block must be from 8 to 65536, not 7"),
+    ({"quantization_options": QuantizationOptions(block=65537)}, ValueError, "block"),
+    ({"quantization_options": QuantizationOptions(block=8.0)},  # type: ignore[arg-type]
+     TypeError, "block must be an integer"),
+    ({"quantization_options": QuantizationOptions(stochastic=1)},  # type: ignore[arg-type]
+     TypeError, "stochastic must be True or False"),
+    ({"quantization_options": QuantizationOptions(name="w")}, ValueError, "give one, or leave"),
+    ({"quantization_options": QuantizationOptions(error_feedback=ErrorFeedback())},
+     ValueError, "error_feedback needs the tensor's name"),
+    ({"quantization_options": QuantizationOptions(error_feedback={}, name="w")},  # type: ignore[arg-type]
+     TypeError, "error_feedback must be a pccl.ErrorFeedback"),
+    ({"quantization_options": QuantizationOptions(error_feedback=ErrorFeedback(), name="")},
+     ValueError, "name must not be empty"),
+    ({"quantization_options": QuantizationOptions(error_feedback=ErrorFeedback(), name="w"),
+      "op": ReduceOp.MAX}, ValueError, "cannot make good what MAX loses"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "kind", "words"), WRONG)
@@ -127,31 +148,86 @@ def test_wrong_arguments_of_a_reduce(
 # -- quantization --------------------------------------------------------------------------------
 
 
-def test_quantization_is_told_to_the_others_and_warned_of_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(requests_module, "_unquantized", itertools.count())
-    options = QuantizationOptions(DataType.UINT16, QuantizationAlgorithm.ZERO_POINT_SCALE)
-    with caplog.at_level(logging.WARNING, "pccl.peer"):
-        for _ in range(3):
-            descriptor = reduce_request(ONES, None, ReduceOp.SUM, 0, None, options).descriptor
-            assert descriptor.quantization is QuantizationAlgorithm.ZERO_POINT_SCALE
-            assert descriptor.quantized_dtype is DataType.UINT16
-    (record,) = caplog.records
-    assert "ZERO_POINT_SCALE to uint16" in record.getMessage()
+def asked(options: QuantizationOptions | None, kind: DataType = DataType.FLOAT) -> Quantization:
+    array = np.ones(4, kind.to_numpy_dtype())
+    return reduce_request(array, None, ReduceOp.SUM, 0, None, options).descriptor.quantization
 
 
-def test_what_is_no_quantization(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+MIN_MAX, ZERO_POINT = QuantizationAlgorithm.MIN_MAX, QuantizationAlgorithm.ZERO_POINT_SCALE
+
+
+@pytest.mark.parametrize(
+    ("wire", "algorithm", "expected", "block"),
+    [
+        (DataType.UINT8, MIN_MAX, WireFormat.UINT8, 96),
+        (DataType.INT8, MIN_MAX, WireFormat.UINT8, 96),
+        (DataType.UINT8, ZERO_POINT, WireFormat.INT8, 32),
+        (DataType.INT8, ZERO_POINT, WireFormat.INT8, 32),
+        (DataType.UINT16, MIN_MAX, WireFormat.UINT16, 96),
+        (DataType.INT16, ZERO_POINT, WireFormat.UINT16, 96),
+        (DataType.FLOAT16, MIN_MAX, WireFormat.FLOAT16, 256),
+        (DataType.BFLOAT16, ZERO_POINT, WireFormat.BFLOAT16, 256),
+    ],
+)
+def test_what_users_of_pccl_ask_for(
+    wire: DataType, algorithm: QuantizationAlgorithm, expected: WireFormat, block: int
 ) -> None:
-    monkeypatch.setattr(requests_module, "_unquantized", itertools.count())
+    assert asked(QuantizationOptions(wire, algorithm)) == Quantization(expected, block, False)
+
+
+@pytest.mark.parametrize("name", ["int8", "uint8", "companded8", "int4", "float16", "bfloat16",
+                                  "uint16"])  # fmt: skip
+def test_our_names_of_formats(name: str) -> None:
+    wire = WireFormat[name.upper()]
+    options = QuantizationOptions(format=name, block=64, stochastic=True)
+    assert asked(options) == Quantization(wire, 64, True)
+    assert asked(QuantizationOptions(format=wire)) == Quantization(wire, wire.default_block)
+    assert str(asked(options)) == f"{name} in blocks of 64, stochastic"
+
+
+def test_a_format_wins_over_dtype_and_algorithm() -> None:
+    options = QuantizationOptions(DataType.DOUBLE, QuantizationAlgorithm.NONE, format="int4")
+    assert asked(options) == Quantization(WireFormat.INT4, 32)
+    assert asked(QuantizationOptions(format="none")) == Quantization()
+
+
+def test_members_that_ask_for_different_things_are_told_so() -> None:
+    options = QuantizationOptions(format="int8", block=40)
+    descriptor = reduce_request(ONES, None, ReduceOp.SUM, 0, None, options).descriptor
+    assert str(descriptor) == "SUM of 4 x float32, quantized as int8 in blocks of 40"
+    plain = reduce_request(ONES, None, ReduceOp.SUM, 0, None, None).descriptor
+    assert str(plain) == "SUM of 4 x float32"
+
+
+def test_what_is_no_quantization() -> None:
     plain = reduce_request(ONES, None, ReduceOp.SUM, 0, None, None).descriptor
     for options in (
         QuantizationOptions(DataType.UINT8, QuantizationAlgorithm.NONE),
         QuantizationOptions(DataType.FLOAT, QuantizationAlgorithm.MIN_MAX),
+        QuantizationOptions(DataType.UINT64),
     ):
         assert reduce_request(ONES, None, ReduceOp.SUM, 0, None, options).descriptor == plain
-    assert not caplog.records
+    unquantized = Quantization()
+    assert asked(QuantizationOptions(DataType.UINT16), DataType.FLOAT16) == unquantized
+    assert asked(QuantizationOptions(format="float16"), DataType.BFLOAT16) == unquantized
+    assert asked(QuantizationOptions(), DataType.INT8) == unquantized
+    assert asked(QuantizationOptions(format="none"), DataType.INT32) == unquantized
+
+
+@pytest.mark.parametrize("kind", [DataType.INT32, DataType.UINT64])
+@pytest.mark.parametrize("options", [QuantizationOptions(), QuantizationOptions(format="int4")])
+def test_integers_cannot_be_quantized(kind: DataType, options: QuantizationOptions) -> None:
+    with pytest.raises(ValueError, match=f"{kind.label} cannot be quantized .* reduce a float"):
+        asked(options, kind)
+    with pytest.raises(ValueError, match="int8 cannot be quantized to int8"):
+        asked(QuantizationOptions(format="int8"), DataType.INT8)
+
+
+def test_error_feedback_for_sums_and_averages() -> None:
+    options = QuantizationOptions(error_feedback=ErrorFeedback(), name="w")
+    for op in (ReduceOp.SUM, ReduceOp.AVG):
+        descriptor = reduce_request(ONES, None, op, 0, None, options).descriptor
+        assert descriptor.quantization == Quantization(WireFormat.UINT8, 96)
 
 
 # -- several reduces -----------------------------------------------------------------------------

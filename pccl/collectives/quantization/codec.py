@@ -18,15 +18,15 @@ from pccl.protocol.types import DataType, Quantization
 Array = npt.NDArray[Any]
 
 _ROWS = 5
-"""Arrays of working memory, as long as the segment: the values, what they become, and spare ones.
-"""
+"""Arrays of working memory, each as long as the segment."""
 _SQUARES = 1024
 """Squares that are summed in the work dtype before float64 takes over."""
 
 
 class EncodeError(NamedTuple):
-    """What encoding changed, over the finite values: its root mean square relative to theirs is
-    ``sqrt(error_squares / value_squares)``. Sums of several segments add up.
+    """What encoding changed, over the finite values.
+
+    The relative error in L2 is ``sqrt(error_squares / value_squares)``; sums of segments add up.
     """
 
     error_squares: float

@@ -27,9 +27,10 @@ def noise_source(operation: OperationId, rank: int, position: int) -> Noise:
         rank: of who encodes, below 2**16.
         position: of the segment in the tensor, below 2**48.
     """
+    counter = [0, operation.view, operation.term << 32 | operation.group, rank << 48 | position]
     generator = np.random.Philox(
-        key=[operation.tag, operation.n],
-        counter=[0, operation.view, operation.term << 32 | operation.group, rank << 48 | position],
+        key=np.array([operation.tag, operation.n], np.uint64),
+        counter=np.array(counter, np.uint64),
     )
 
     def draw(count: int) -> npt.NDArray[Any]:

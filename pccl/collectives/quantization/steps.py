@@ -59,7 +59,8 @@ class StepFormat:
             power = np.maximum(power, self.least) - self.least + 1
             upper = np.where(tiny, power.astype(self.bits), upper)
         upper |= marked.astype(self.bits) << self.bits.type(self.shift - 1)
-        return upper.astype(self.wire)
+        packed: Array = upper.astype(self.wire)
+        return packed
 
     def unpack(self, packed: Array) -> tuple[Array, Array]:
         """The steps, and which blocks are marked.

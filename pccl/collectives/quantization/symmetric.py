@@ -4,9 +4,9 @@ Per block the step (16 bits; ``steps``), then a signed code per value. Zero stay
 
 * int8: ``code * step``; off by at most half a step (a whole one when rounding stochastically).
 * companded8: ``code * |code| * step``, so that steps are the finer the smaller a value is: off by
-  at most ``sqrt(|x| * step) / 2 + step / 4``, to nearest. For heavy tails: one large value costs the
-  small ones of its block little. Square-root companding is between linear steps and the
-  logarithmic ones of mu-law (ITU-T G.711).
+  at most ``sqrt(|x| * step) + step / 4`` (twice the root and a step when rounding stochastically).
+  For heavy tails: one large value costs the small ones of its block little. The square root lies
+  between linear steps and the logarithmic ones of mu-law (ITU-T G.711).
 
 In a marked block the code -128 is NaN, 127 and -127 are the infinities, and the finite values have
 the others.
