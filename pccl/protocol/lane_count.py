@@ -39,9 +39,11 @@ RESUME_ROUND_TRIPS = 2
 """The same after a pause of the application, and at the beginning of a later search. Few, so that
 short calls count, too."""
 
-MEASURE_ROUND_TRIPS = 4
+MEASURE_ROUND_TRIPS = 6
+"""A connection that is held back by its window sends one burst in each."""
+
 MEASURE_MIN_NS = NS_PER_S // 5
-"""Of busy time at least, both to settle and to measure: bursts and a busy machine are averaged."""
+"""Of busy time at least, both to settle and to measure: a busy machine is averaged."""
 
 PATIENCE_NS = 10 * NS_PER_S
 """For lanes that were asked for: two dials."""

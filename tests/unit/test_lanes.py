@@ -673,3 +673,139 @@ class AnyOrder(RuleBasedStateMachine):
 
 AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 test_anything_in_any_order = AnyOrder.TestCase
+
+
+# -- a link that is told to use fewer of its lanes -------------------------------------------------
+
+
+def test_a_parked_lane_is_given_nothing_new() -> None:
+    bench = Bench(PLENTY, PLENTY, PLENTY)
+    bench.link.limit(2)
+    for number in range(5):
+        bench.send(number)
+    assert bench.offsets == [[0, 2, 4], [1, 3], []]
+    assert [lane.number for lane in bench.link.used_lanes] == [0, 1]
+    assert bench.link.lanes == tuple(bench.lanes)
+
+
+def test_a_parked_lane_finishes_what_it_was_given() -> None:
+    bench = Bench(30, 30)
+    for number in range(4):
+        bench.send(number)
+    bench.link.limit(1)
+    bench.connections[1].grant(PLENTY)
+    assert bench.offsets == [[], [1]]
+    assert bench.link.backlog_bytes == 70 + 200
+    bench.connections[0].grant(PLENTY)
+    assert bench.offsets == [[0, 2, 3], [1]]
+    bench.connections[1].lose()
+    assert bench.handler.lost[0].carried == {OPERATION: [1]}
+
+
+def test_a_parked_lane_is_taken_up_again_with_what_waits() -> None:
+    bench = Bench(0, PLENTY)
+    bench.link.limit(1)
+    for number in range(3):
+        bench.send(number)
+    assert bench.offsets == [[], []]
+    bench.link.limit(2)
+    assert bench.offsets == [[], [1, 2]]
+    bench.connections[0].grant(PLENTY)
+    assert bench.offsets == [[0], [1, 2]]
+
+
+def test_a_parked_lane_takes_the_place_of_one_that_is_lost() -> None:
+    bench = Bench(30, 30, PLENTY)
+    bench.link.limit(2)
+    for number in range(4):
+        bench.send(number)
+    bench.connections[0].lose()
+    assert [lane.number for lane in bench.link.used_lanes] == [1, 2]
+    assert bench.offsets == [[], [], [2, 3]]
+
+
+def test_questions_go_out_on_parked_lanes_too() -> None:
+    """What they carried may be doubtful as well."""
+    bench = Bench(PLENTY, PLENTY)
+    bench.link.limit(1)
+    bench.link.ask(question(1))
+    for connection in bench.connections:
+        assert connection.frames == [(question(1), b"")]
+
+
+def test_without_a_limit_all_lanes_are_used() -> None:
+    bench = Bench(PLENTY)
+    bench.link.limit(1)
+    bench.add(PLENTY)
+    assert len(bench.link.used_lanes) == 1
+    bench.link.limit(None)
+    bench.send(0)
+    bench.send(1)
+    assert bench.offsets == [[0], [1]]
+
+
+def test_a_revoked_segment_is_not_sent_on_a_parked_lane() -> None:
+    bench = Bench(0, 0)
+    bench.send(0)
+    bench.send(1)
+    bench.link.limit(1)
+    bench.link.revoke(OPERATION)
+    for connection in bench.connections:
+        connection.grant(PLENTY)
+    assert bench.offsets == [[], []]
+
+
+def test_backlog_and_want_are_noticed() -> None:
+    bench = Bench(150)
+    calls: list[int] = []
+    bench.link.on_backlog = lambda: calls.append(1)
+    bench.link.starved = False
+    bench.send(0)
+    assert bench.link.starved
+    assert calls == []
+    bench.send(1)  # in part
+    assert calls == []
+    bench.link.starved = False
+    bench.send(2)
+    assert calls == [1]
+    assert bench.link.backlogged
+    bench.connections[0].grant(100)
+    assert not bench.link.starved
+    assert not bench.link.backlogged
+    bench.connections[0].grant(PLENTY)
+    assert bench.link.starved
+
+
+# -- numbered signs of life, and wishes -----------------------------------------------------------
+
+
+def sign(kind: FrameKind, number: int) -> FrameHeader:
+    return FrameHeader(kind, PING.operation, 0, number, 0)
+
+
+def test_a_numbered_ping_is_answered_with_its_number() -> None:
+    bench = Bench(PLENTY)
+    bench.connections[0].deliver(encode_header(sign(FrameKind.PING, 7)))
+    assert bench.connections[0].frames == [(sign(FrameKind.PONG, 7), b"")]
+    assert bench.handler.sinks == []
+
+
+def test_only_an_answer_to_a_numbered_ping_is_passed_on() -> None:
+    bench = Bench(PLENTY)
+    bench.connections[0].deliver(encode_header(sign(FrameKind.PONG, 0)))
+    assert bench.handler.sinks == []
+    bench.connections[0].deliver(encode_header(sign(FrameKind.PONG, 7)))
+    assert [sink.header for sink in bench.handler.sinks] == [sign(FrameKind.PONG, 7)]
+    assert bench.lanes[0].moved_bytes == 2 * HEADER_BYTES
+
+
+def test_the_last_wish_counts() -> None:
+    bench = Bench(0)
+    for lanes in (4, 8, 2):
+        bench.lanes[0].wish(lanes)
+    bench.connections[0].grant(PLENTY)
+    # The first was with the network already.
+    assert bench.connections[0].frames == [
+        (sign(FrameKind.LANES, 4), b""),
+        (sign(FrameKind.LANES, 2), b""),
+    ]

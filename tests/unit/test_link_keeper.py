@@ -13,7 +13,7 @@ import pytest
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import NS_PER_S, Member, PeerId
+from pccl.protocol.types import NS_PER_S, Member, OperationId, PeerId
 from pccl.runtime.clock import Ticker
 from pccl.runtime.greeting import Credentials, introduce
 from pccl.runtime.link_keeper import LinkKeeper
@@ -29,6 +29,7 @@ SETTLED_NS = 20 * MS
 """Long enough to dial and greet several times over."""
 
 ELDER, YOUNG = PeerId(3), PeerId(7)
+OPERATION = OperationId(1, 0, 1, 0, 0)
 TIMING = Timing(tick_s=0.25, lane_stall_s=10.0, dial_s=5.0, redial_min_s=0.02, redial_max_s=0.5)
 STALL_NS, TICK_NS, LONG_NS = 10 * NS_PER_S, NS_PER_S // 4, NS_PER_S
 """LONG_NS: a lane that has lived so long is redialled at once."""
@@ -306,6 +307,100 @@ def test_without_a_collective_on_the_dialling_side_there_is_one_lane() -> None:
         assert world.numbers() == [0]
 
     World(4, 4).run(main).check_never_down()
+
+
+# -- how many, if nobody was told ------------------------------------------------------------------
+
+
+def test_the_elder_gets_the_lanes_that_it_asks_for() -> None:
+    async def main(world: World) -> None:
+        await world.use()
+        assert world.numbers() == [0]
+        world.elder.lanes[0].wish(3)
+        await world.settle()
+        assert world.numbers() == [0, 1, 2]
+        world.elder.lanes[0].wish(2)  # the third is spare, and stays for a while
+        await world.sleep(9 * NS_PER_S)
+        assert world.numbers() == [0, 1, 2]
+        await world.sleep(2 * NS_PER_S)
+        assert world.numbers() == [0, 1]
+        world.elder.lanes[1].wish(4)
+        await world.settle()
+        assert world.numbers() == [0, 1, 2, 3]
+        await world.sleep(60 * NS_PER_S)
+        assert world.numbers() == [0, 1, 2, 3]
+
+    World().run(main).check_never_down()
+
+
+def test_a_spare_lane_that_has_carried_something_undecided_is_kept() -> None:
+    async def main(world: World) -> None:
+        await world.use()
+        world.elder.lanes[0].wish(2)
+        await world.settle()
+        world.young.lanes[1].carried[OPERATION] = [7]
+        world.elder.lanes[0].wish(1)
+        await world.sleep(60 * NS_PER_S)
+        assert world.numbers() == [0, 1]
+        del world.young.lanes[1].carried[OPERATION]
+        await world.sleep(2 * TICK_NS)
+        assert world.numbers() == [0]
+
+    World().run(main).check_never_down()
+
+
+def test_a_spare_lane_that_is_lost_is_redialled_only_while_it_is_kept() -> None:
+    async def main(world: World) -> None:
+        await world.use()
+        world.elder.lanes[0].wish(2)
+        await world.sleep(LONG_NS)
+        world.elder.lanes[0].wish(1)
+        await world.sleep(LONG_NS)
+        world.elder.deafen()
+        world.elder.end(1).reset()
+        await world.sleep(60 * NS_PER_S)
+        dials = len(world.dials_ns)
+        assert world.numbers() == [0]
+        assert dials > 10
+        await world.sleep(60 * NS_PER_S)
+        assert len(world.dials_ns) == dials
+
+    World().run(main).check_never_down()
+
+
+@pytest.mark.parametrize(("asked", "width"), [(0, 1), (17, 16), (1 << 60, 16)])
+def test_nobody_gets_more_than_he_may_wish(asked: int, width: int) -> None:
+    async def main(world: World) -> None:
+        await world.use()
+        world.elder.lanes[0].wish(asked)
+        await world.settle()
+        assert world.numbers() == list(range(width))
+
+    World().run(main).check_never_down()
+
+
+@pytest.mark.parametrize(("elder", "young"), [(3, 0), (0, 3), (2, 3)])
+def test_a_number_that_was_told_is_kept_whatever_is_asked_for(elder: int, young: int) -> None:
+    async def main(world: World) -> None:
+        await world.use()
+        for side in world.sides:
+            side.lanes[0].wish(9)
+        await world.sleep(60 * NS_PER_S)
+        assert world.numbers() == [0, 1, 2]
+        for side in world.sides:
+            assert len(side.links.to(side.other).used_lanes) == 3
+
+    World(elder, young).run(main).check_never_down()
+
+
+def test_wishes_for_an_elder_are_no_business_of_his() -> None:
+    async def main(world: World) -> None:
+        await world.use()
+        world.young.lanes[0].wish(9)
+        await world.sleep(NS_PER_S)
+        assert world.numbers() == [0]
+
+    World().run(main).check_never_down()
 
 
 # -- who may have them -----------------------------------------------------------------------------
