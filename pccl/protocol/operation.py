@@ -166,8 +166,11 @@ class Ballot:
 
     @property
     def resumed(self) -> bool:
-        """Whether all who have asked resume the same earlier attempt."""
-        return len(self._resumes) == 1 and None not in self._resumes
+        """Whether all who have asked resume the same earlier attempt.
+
+        Only a ring can: what is left are partial sums of one.
+        """
+        return len(self._resumes) == 1 and None not in self._resumes and self.follows_ring
 
     def request(
         self,

@@ -242,7 +242,7 @@ class PeerMachine(Participant):
         operation = self._next_operation(roster, event.tag)
         what, call = event.descriptor.settled(roster.algorithms), event.call
         opened = OpenOperation(operation, what, roster.ring, call, event.detached)
-        opened.resumes = event.resumes if what.follows_ring else None
+        opened.resumes = event.resumes
         self._open(opened)
 
     def _next_operation(self, roster: Roster, tag: int) -> OperationId:
