@@ -39,7 +39,7 @@ from pccl.protocol.types import (
     PeerId,
 )
 
-IMPLEMENTED = (Algorithm.RING,)
+IMPLEMENTED = (Algorithm.RING, Algorithm.STAR, Algorithm.MESH)
 """What a table may name. Of two that take equally long, the first one: a ring can be repaired."""
 
 MESSAGE_S = 25e-6

@@ -415,7 +415,7 @@ def test_a_large_roster_fits() -> None:
 
 U32 = integers_below(1 << 32)
 U64 = integers_below(1 << 64)
-BARE = (FrameKind.QUERY, FrameKind.PING, FrameKind.PONG)
+BARE = (FrameKind.QUERY, FrameKind.PING, FrameKind.PONG, FrameKind.LANES)
 HEADERS = st.sampled_from(FrameKind).flatmap(
     lambda kind: st.builds(
         FrameHeader,
@@ -465,7 +465,7 @@ def test_a_flipped_bit_in_a_header_is_seen_or_refused(header: FrameHeader, bit: 
         assert decode_header(data) != header
 
 
-@pytest.mark.parametrize("kind", [0, 6, 255])
+@pytest.mark.parametrize("kind", [0, 7, 255])
 def test_unknown_kinds_are_refused(kind: int) -> None:
     with pytest.raises(RemoteProtocolError, match=f"kind {kind}"):
         decode_header(bytes([kind]) + bytes(47))
@@ -475,7 +475,7 @@ def test_unknown_kinds_are_refused(kind: int) -> None:
 def test_what_carries_nothing_says_so(kind: FrameKind) -> None:
     header = FrameHeader(kind, OperationId(1, 2, 3, 4, 5), 0, 7, 0)
     data = bytearray(encode_header(header))
-    assert data[0] == {"QUERY": 2, "PING": 4, "PONG": 5}[kind.name]
+    assert data[0] == {"QUERY": 2, "PING": 4, "PONG": 5, "LANES": 6}[kind.name]
     assert decode_header(data) == header
     data[4] = 1
     with pytest.raises(RemoteProtocolError, match=f"a {kind.name} carries no payload"):
