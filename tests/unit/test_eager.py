@@ -38,7 +38,7 @@ from pccl.protocol.types import (
     Roster,
 )
 
-SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
+SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8, algorithm=Algorithm.RING)
 A, B, C = PeerId(1), PeerId(2), PeerId(3)
 RING = (A, B, C)
 

@@ -133,7 +133,10 @@ CALLS: dict[str, Row] = {
 
 MORE_POSITIONS = {
     "PCCLError": ["reason"],
-    "ReduceInfo": ["contributors", "view", "attempts", "algorithm"],
+    "ReduceInfo": [
+        *("contributors", "view", "attempts", "algorithm"),
+        *("compression", "quantization_error"),
+    ],
 }
 """Positions that ours adds behind the others, each with a default."""
 
