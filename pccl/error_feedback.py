@@ -115,7 +115,7 @@ class ErrorFeedback:
 
 def _checked(name: str, value: npt.ArrayLike) -> Array:
     array = np.array(value)
-    if array.dtype not in (np.float32, np.float64) or array.ndim != 1:
+    if array.dtype.kind != "f" or array.itemsize < 4 or array.ndim != 1:
         raise ValueError(
             f"the residual of {name!r} must be float32 or float64 of one dimension, "
             f"not {array.dtype} of shape {array.shape}"

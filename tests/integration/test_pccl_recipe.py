@@ -59,8 +59,7 @@ def test_synchronous_diloco(master: str) -> None:
             peer.communicate()
     for (result, complaints), wanted in zip(told, steps, strict=True):
         assert result["revision"] == wanted
-        warned = [line for line in complaints if "MIN_MAX to uint8" in line]
-        assert len(warned) == 1, "one warning, whatever the number of calls"
+        assert not [line for line in complaints if "uint8" in line]
         common = min(steps)
         assert result["worlds"] == [len(steps)] * common + [2] * (wanted - common)
     longest = [result for result, _ in told if result["revision"] == max(steps)]

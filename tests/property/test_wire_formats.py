@@ -151,7 +151,7 @@ def bound(
             allowed += Fraction(1, 2**1048)
     own_digits, own_least, _ = SHAPES[kind]
     allowed += (abs(x) + allowed) / 2**own_digits + Fraction(2) ** (own_least - 1) * (kind != work)
-    return allowed
+    return Fraction(allowed)
 
 
 @pytest.mark.parametrize(("wire", "kind"), CASES)

@@ -77,7 +77,7 @@ class AffineCodec(Codec):
         steps, _ = self._steps.unpack(packed)
         steps[steps == 0] = 1
         if huge.any():
-            scale = np.where(huge, self._work.type(0.5), self._work.type(1))
+            scale = self._halves(huge)
             lows, steps = lows * scale, steps * scale
             values = np.multiply(values, blocks.spread(scale), out=finite)
         np.subtract(values, blocks.spread(lows), out=grid)
@@ -107,16 +107,22 @@ class AffineCodec(Codec):
         # As integers that are in the order of the floats; NaN is beyond the infinity of its sign.
         signed = np.dtype(f"i{self._work.itemsize}")
         magnitude = signed.type(np.iinfo(signed).max)
-        ordered, spare = rows[0].view(signed), rows[2].view(signed)
+        ordered = rows[0].view(signed)
         bits = values.view(signed)
         np.right_shift(bits, 8 * signed.itemsize - 1, out=ordered)
         np.bitwise_and(ordered, magnitude, out=ordered)
         np.bitwise_xor(ordered, bits, out=ordered)
-        lows = blocks.fold(np.minimum, ordered, spare)
-        highs = blocks.fold(np.maximum, ordered, spare)
+        lows = blocks.fold(np.minimum, ordered)
+        highs = blocks.fold(np.maximum, ordered)
         for found in (lows, highs):
             np.bitwise_xor(found, (found >> (8 * signed.itemsize - 1)) & magnitude, out=found)
         return lows.view(self._work), highs.view(self._work)
+
+    def _halves(self, where: Array) -> Array:
+        """A factor per block: 1/2 where what it has to hold would overflow."""
+        factors = np.ones(len(where), self._work)
+        factors[where] = 0.5
+        return factors
 
     def _finite_extremes(
         self, blocks: Blocks, values: Array, special: Array, rows: Array
@@ -144,7 +150,7 @@ class AffineCodec(Codec):
         np.copyto(wide, codes)
         over = ~(lows + steps * self._work.type(self._top) <= self._largest)
         if over.any():  # half of it does not overflow before it is cut off
-            scale = np.where(over, self._work.type(0.5), self._work.type(1))
+            scale = self._halves(over)
             np.multiply(wide, blocks.spread(steps * scale), out=wide)
             np.add(wide, blocks.spread(lows * scale), out=wide)
             np.divide(wide, blocks.spread(scale), out=wide)

@@ -58,14 +58,14 @@ class HalfCodec(Codec):
         blocks = self._blocks(len(wide))
         grid = rows[0]
         bits = self._steps.bits.type
-        sizes, spare = grid.view(bits), rows[2].view(bits)
+        sizes = grid.view(bits)
         np.bitwise_and(wide.view(bits), bits((1 << (8 * self._work.itemsize - 1)) - 1), out=sizes)
-        largest = blocks.fold(np.maximum, sizes, spare)
+        largest = blocks.fold(np.maximum, sizes)
         special: Array | None = None
         if (largest >= bits(self._steps.infinity)).any():
             special = ~np.isfinite(wide)
             sizes[special] = 0
-            largest = blocks.fold(np.maximum, sizes, spare)
+            largest = blocks.fold(np.maximum, sizes)
         _, exponents = np.frexp(largest.view(self._work))
         scales = np.minimum(_TARGET - exponents, np.finfo(self._work).maxexp - 1)
         exponents_out[:] = scales
@@ -75,7 +75,7 @@ class HalfCodec(Codec):
             span = self._work.type(1 << self._dropped)
             np.add(raised, (noise * span).astype(bits), out=raised)
             np.bitwise_and(raised, ~bits((1 << self._dropped) - 1), out=raised)
-        narrow = spare.view(self._half)[: len(wide)]
+        narrow = rows[1].view(self._half)[: len(wide)]
         np.copyto(narrow, grid, casting="same_kind")
         if special is not None:
             narrow[special] = wide[special]

@@ -50,7 +50,7 @@ class StepFormat:
             marked: bool, shape (blocks,): those that hold NaN or infinity.
         """
         ones = self.bits.type((1 << self.shift) - 1)
-        upper = (wanted.view(self.bits) + ones) >> self.bits.type(self.shift)
+        upper: Array = (wanted.view(self.bits) + ones) >> self.bits.type(self.shift)
         tiny = ((upper & self.bits.type(self.exponent)) == 0) & (reach > 0)
         if tiny.any():
             fraction, exponent = np.frexp(reach)
@@ -73,7 +73,7 @@ class StepFormat:
         small = upper & self.bits.type(self.mantissa)
         tiny = ((upper & self.bits.type(self.exponent)) == 0) & (small != 0)
         upper &= self.bits.type(self.exponent | self.mantissa)
-        steps = (upper << self.bits.type(self.shift)).view(self.work)
+        steps: Array = (upper << self.bits.type(self.shift)).view(self.work)
         if tiny.any():
             powers = np.ldexp(self.work.type(1), small.astype(np.int32) - 1 + self.least)
             steps = np.where(tiny, powers.astype(self.work), steps)

@@ -51,9 +51,9 @@ class SymmetricCodec(Codec):
         grid, finite = rows[0], rows[1]
         bits = self._steps.bits.type
         magnitude = bits((1 << (8 * self._work.itemsize - 1)) - 1)
-        sizes, spare = grid.view(bits), rows[2].view(bits)
+        sizes = grid.view(bits)
         np.bitwise_and(wide.view(bits), magnitude, out=sizes)
-        largest = blocks.fold(np.maximum, sizes, spare)
+        largest = blocks.fold(np.maximum, sizes)
         marked = largest >= bits(self._steps.infinity)
         special: Array | None = None
         levels: Array | int = _TOP**self._power
@@ -65,7 +65,7 @@ class SymmetricCodec(Codec):
             finite[special] = 0
             values = finite
             np.bitwise_and(values.view(bits), magnitude, out=sizes)
-            largest = blocks.fold(np.maximum, sizes, spare)
+            largest = blocks.fold(np.maximum, sizes)
             last = np.where(marked, _TOP - 1, _TOP).astype(self._work)
             levels, ends = last**self._power, blocks.spread(last)
         reach = largest.view(self._work)
