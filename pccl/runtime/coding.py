@@ -58,6 +58,7 @@ class Coding:
         self._shares = shares
         self._stochastic = stochastic
         self._values = Scratch()
+        self._decoded = Scratch()
         self._errors: dict[int, EncodeError] = {}
         """By position: what rounding has cost."""
         self._coded: dict[int, Segment] = {}
@@ -139,14 +140,15 @@ class Coding:
         noise = None
         if self._stochastic:
             noise = noise_source(self._operation, self._rank, segment.position)
-        error = self._codec.encode(values, encoded, noise)
-        self._errors[segment.position] = error
         residual = self._residual
+        decoded = None
         if residual is not None:
+            decoded = self._decoded.array(len(values), values.dtype)
+        self._errors[segment.position] = self._codec.encode(values, encoded, noise, decoded)
+        if residual is not None and decoded is not None:
             staged = residual.staged[self._range(segment)]
-            self._codec.decode(encoded, staged)
-            np.subtract(values, staged, out=staged, casting="same_kind")
-            if shares != 1:
+            with np.errstate(all="ignore"):
+                np.subtract(values, decoded, out=staged)
                 np.multiply(staged, shares, out=staged)
 
     def _owe_nothing(self, segment: Segment) -> None:

@@ -7,18 +7,20 @@ import contextlib
 import os
 import resource
 import socket
+import struct
 import sys
 from collections.abc import Coroutine, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import pccl.transports.tcp as tcp_module
 from pccl.protocol.errors import LinkError
-from pccl.transports.base import Address, Connection, Listener
+from pccl.protocol.types import NS_PER_S
+from pccl.transports.base import Address, Connection, Listener, PathMeasure
 from pccl.transports.tcp import TcpTransport
-from pccl.transports.tcp_socket import Resolved
+from pccl.transports.tcp_socket import Resolved, measure_path
 
 LOOPBACK = Address("127.0.0.1", 0)
 
@@ -388,3 +390,50 @@ def test_the_child_of_a_fork_lets_go_silently(tcp: Tcp) -> None:
     children: list[int] = []
     tcp.run(main())
     assert os.waitpid(children[0], 0)[1] == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not tell")
+def test_a_connection_knows_what_the_kernel_has_seen_of_its_path(tcp: Tcp) -> None:
+    async def main() -> None:
+        one, other = await tcp.link()
+        for _ in range(50):
+            one.connection.send([bytes(100_000)])
+            await asyncio.sleep(0)
+        measured = one.connection.measure()
+        assert measured is not None
+        assert 1_000 <= measured.rtt_ns < NS_PER_S  # inside one machine
+        assert measured.rtt_ns % 1000 == 0
+        assert 10**6 < measured.bytes_per_s < 10**12
+        one.connection.abort()
+        assert one.connection.measure() is None
+        await other.lost
+
+    tcp.run(main())
+
+
+def test_what_an_older_kernel_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Socket:
+        def __init__(self, info: bytes | None) -> None:
+            self.info = info
+
+        def getsockopt(self, level: int, option: int, size: int) -> bytes:
+            if self.info is None:
+                raise OSError("no such option")
+            return self.info[:size]
+
+    def told(info: bytes | None) -> PathMeasure | None:
+        return measure_path(cast("socket.socket", Socket(info)))
+
+    monkeypatch.setattr(sys, "platform", "linux")
+    info = bytearray(168)
+    struct.pack_into("=I", info, 68, 900)  # tcpi_rtt, in microseconds
+    assert told(bytes(info[:104])) == PathMeasure(900_000, 0, False)  # of Linux 2.6
+    struct.pack_into("=I", info, 148, 700)  # tcpi_min_rtt
+    struct.pack_into("=Q", info, 160, 12_345)  # tcpi_delivery_rate
+    assert told(bytes(info)) == PathMeasure(700_000, 12_345, False)
+    info[7] = 1 if sys.byteorder == "little" else 0x80  # tcpi_delivery_rate_app_limited
+    struct.pack_into("=I", info, 148, 0xFFFFFFFF)
+    assert told(bytes(info)) == PathMeasure(900_000, 12_345, True)
+    assert told(None) is None
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert told(bytes(info)) is None

@@ -29,6 +29,7 @@ from pccl.protocol.peer_events import (
 from pccl.protocol.repair import Tell
 from pccl.protocol.types import (
     AbortCause,
+    Algorithm,
     DataType,
     Descriptor,
     Member,

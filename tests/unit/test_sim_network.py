@@ -16,7 +16,7 @@ import pytest
 
 from pccl.protocol.errors import LinkError
 from pccl.stress.sim.loop import Deadlock, VirtualLoop
-from pccl.transports.base import Address, Connection
+from pccl.transports.base import Address, Connection, PathMeasure
 from pccl.transports.sim import SimConnection, SimHost, SimNetwork
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
@@ -546,3 +546,21 @@ def test_a_seed_gives_one_trace_whatever_the_hash_seed() -> None:
 
 if __name__ == "__main__":
     sys.stdout.write(f"{digest(3)} {digest(4)}\n")
+
+
+# -- what a connection knows of its path -------------------------------------------------------
+
+
+def test_a_connection_knows_the_truth_about_its_path(world: World) -> None:
+    async def main() -> None:
+        world.network.set_link("a", "b", latency_ns=3_000_000, bytes_per_s=900)
+        one, _ = await world.link(world.a, world.b)
+        assert one.connection.measure() == PathMeasure(6_000_000, 900, False)
+        two, other = await world.link(world.a, world.b)  # they share the way
+        assert one.connection.measure() == PathMeasure(6_000_000, 450, False)
+        assert other.connection.measure() == PathMeasure(6_000_000, 450, False)
+        two.connection.abort()
+        assert two.connection.measure() is None
+        assert one.connection.measure() == PathMeasure(6_000_000, 900, False)
+
+    world.run(main())

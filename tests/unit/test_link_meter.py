@@ -1,0 +1,81 @@
+"""What a peer makes of what its lanes know of their paths."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from pccl.protocol.types import LinkMeasure, MeasuredLink, PeerId
+from pccl.runtime.link_meter import PERIOD_NS, LinkMeter
+from pccl.transports.base import PathMeasure
+from pccl.transports.link import Link
+
+
+class Bench:
+    """A meter, its clock, and links whose lanes know what a test says."""
+
+    def __init__(self) -> None:
+        self.time_ns = 0
+        self.paths: dict[int, list[PathMeasure | None]] = {}
+        clock = SimpleNamespace(now_ns=lambda: self.time_ns)
+        self.meter = LinkMeter(cast("Any", clock), cast("Any", self))
+
+    def all(self) -> list[Any]:
+        return [self.link(peer) for peer in self.paths]
+
+    def link(self, peer: int) -> Link:
+        lanes = [
+            SimpleNamespace(connection=SimpleNamespace(measure=lambda path=path: path))
+            for path in self.paths[peer]
+        ]
+        return cast("Link", SimpleNamespace(peer=PeerId(peer), lanes=lanes, up=bool(lanes)))
+
+    def look_at(self, *paths: PathMeasure | None) -> LinkMeasure | None:
+        self.paths[1] = list(paths)
+        found = self.meter.look_at(self.link(1))
+        return found[0].measure if found else None
+
+
+def path(rtt_ns: int, speed: int, *, at_least: bool = False) -> PathMeasure:
+    return PathMeasure(rtt_ns, speed, at_least)
+
+
+def test_the_lanes_of_a_link_add_up_and_the_shortest_way_counts() -> None:
+    bench = Bench()
+    assert bench.look_at(path(900, 10), path(700, 20), None, path(0, 5)) == LinkMeasure(700, 35)
+    assert bench.look_at() is None
+    assert bench.look_at(None) is None
+
+
+def test_who_had_little_to_send_does_not_make_a_link_slower() -> None:
+    bench = Bench()
+    assert bench.look_at(path(700, 1000)) == LinkMeasure(700, 1000)
+    assert bench.look_at(path(700, 10, at_least=True)) == LinkMeasure(700, 1000)
+    assert bench.look_at(path(700, 3000, at_least=True)) == LinkMeasure(700, 3000)
+
+
+def test_a_link_that_has_become_slower_is_believed_by_and_by() -> None:
+    bench = Bench()
+    speeds = [bench.look_at(path(700, speed)) for speed in (1000, 200, 200, 900)]
+    assert speeds == [LinkMeasure(700, speed) for speed in (1000, 600, 400, 900)]
+
+
+def test_it_looks_from_time_to_time_at_all_links_in_order() -> None:
+    bench = Bench()
+    bench.paths = {4: [path(7, 1)], 3: [path(8, 2)], 5: []}
+    assert bench.meter.look() == ()
+    bench.time_ns = PERIOD_NS
+    assert bench.meter.look() == (
+        MeasuredLink(PeerId(3), LinkMeasure(8, 2)),
+        MeasuredLink(PeerId(4), LinkMeasure(7, 1)),
+    )
+    assert bench.meter.look() == ()
+
+
+def test_a_link_that_was_down_is_measured_anew() -> None:
+    bench = Bench()
+    assert bench.look_at(path(700, 1000)) == LinkMeasure(700, 1000)
+    bench.paths[1] = []
+    bench.time_ns = PERIOD_NS
+    assert bench.meter.look() == ()
+    assert bench.look_at(path(700, 10, at_least=True)) == LinkMeasure(700, 10)
