@@ -88,7 +88,7 @@ def test_asyncio() -> None:
             return info.algorithm, then.algorithm
 
     async def main(address: str) -> None:
-        both = await asyncio.gather(part(address), part(address))
+        both = [*await asyncio.gather(part(address), part(address))]
         assert both == [("ring", "ring"), ("ring", "ring")]
 
     with pccl.MasterNode("127.0.0.1:0") as master:

@@ -52,7 +52,7 @@ def op(n: int = 0, *, view: int = 1, tag: int = 5) -> OperationId:
 
 
 def test_what_differs_has_another_fingerprint() -> None:
-    alike = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
+    alike = replace(SUM)
     others = [
         replace(SUM, dtype=DataType.INT32),
         replace(SUM, op=ReduceOp.AVG),
