@@ -91,7 +91,8 @@ class _EarlyQuestion:
 class _Unstarted:
     """A posted operation of which it is not known that all have asked for the same."""
 
-    descriptor: Descriptor
+    what: int
+    """The fingerprint of what was asked for here."""
     strange: dict[PeerId, RemoteProtocolError] = field(
         default_factory=dict[PeerId, RemoteProtocolError]
     )
@@ -215,14 +216,14 @@ class DataPlane:
             carry,
         )
         self.transfers[operation] = transfer
-        self._unstarted[operation] = _Unstarted(descriptor)
+        self._unstarted[operation] = _Unstarted(fingerprint(descriptor))
         self._replay_early(transfer)
         return transfer.partners
 
     def go_ahead(self, operation: OperationId) -> None:
         """Move the data, although the operation is not known to have started."""
         transfer = self.transfers[operation]
-        transfer.what = fingerprint(self._unstarted[operation].descriptor)
+        transfer.what = self._unstarted[operation].what
         transfer.begin()
 
     def begin(self, operation: OperationId, *, resumed: bool = False) -> None:
@@ -350,7 +351,7 @@ class DataPlane:
             if transfer.upstream != peer:
                 reason = f"peer {peer} is not upstream in {header.operation}"
                 raise RemoteProtocolError(func="lane", reason=reason)
-            if unstarted and header.what not in (0, fingerprint(unstarted.descriptor)):
+            if unstarted and header.what not in (0, unstarted.what):
                 reason = f"peer {peer} sends something else than asked for in {header.operation}"
                 raise RemoteProtocolError(func="lane", reason=reason)
             return transfer.place(header)
