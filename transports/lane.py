@@ -12,6 +12,7 @@ perhaps not yet for whoever receives it, and counts it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from pccl.protocol.frame import (
@@ -206,7 +207,7 @@ class Lane:
         if waiting is not None and waiting.header.offset > header.offset:
             # Both answer numbered questions, and what is newer answers either.
             number = waiting.header.offset
-            header = FrameHeader(header.kind, header.operation, 0, number, header.length)
+            header = replace(header, offset=number)
         self._own[like] = Frame(header, payload)
         self.pump()
 

@@ -221,7 +221,8 @@ class Transfer:
     def ask(self) -> None:
         """Ask (again) about what is doubtful; for every new lane, so that all have been asked."""
         if self._doubtful or self._unheard:
-            question = FrameHeader(FrameKind.QUERY, self.operation, 0, self._question, 0)
+            number, what = self._question, self.what
+            question = FrameHeader(FrameKind.QUERY, self.operation, 0, number, 0, what)
             self.downstream.ask(question)
 
     def have(self, question: int, bitmap: memoryview) -> None:
@@ -436,10 +437,16 @@ class Transfer:
         if self.begun and not self._received.missing:
             self._on_done(self.operation, self._digest.value())
 
-    def take_early(self, placement: Placement, payload: bytearray) -> None:
-        """A segment arrived before the buffers were posted; it is placed now."""
-        self.result_bytes[_range(placement.segment)] = payload
-        self.complete(placement)
+    def take_early(self, header: FrameHeader, payload: bytearray) -> None:
+        """A segment that arrived before the buffers were posted.
+
+        Raises:
+            RemoteProtocolError: the schedule expects no such segment.
+        """
+        placement = self.place(header)
+        if placement is not None:
+            self.result_bytes[_range(placement.segment)] = payload
+            self.complete(placement)
 
     # -- the end -------------------------------------------------------------------------------
 
