@@ -13,6 +13,7 @@ perhaps not yet for whoever receives it, and counts it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from pccl.protocol.frame import (
@@ -224,7 +225,7 @@ class Lane:
         if waiting is not None and waiting.header.offset > header.offset and not newest_counts:
             # Both answer numbered questions, and what is newer answers either.
             number = waiting.header.offset
-            header = FrameHeader(header.kind, header.operation, 0, number, header.length)
+            header = replace(header, offset=number)
         self._own[like] = Frame(header, payload)
         self.pump()
 

@@ -244,7 +244,7 @@ class Ballot:
         """The members whose data went ahead, if nobody has told them yet that it has started.
 
         While all goes well they need not know. If it takes longer, they do: from then on a lane
-        that brings nothing is suspect, and what does not fit is a fault.
+        that brings nothing is suspect.
         """
         if not self._untold or self.phase is not Phase.STARTED:
             return []

@@ -2,9 +2,8 @@
 
 * A frame of a posted operation goes straight into the caller's result.
 * A frame of an operation that may still be posted goes to the link's bounded early store.
-* A frame of a posted operation that does not fit it is drained as long as it is not known that all
-  have asked for the same; from then on it is a fault, and costs the link.
-* Everything else (older views, operations that have ended, second copies) is drained.
+* Everything else is drained: what went ahead of a call for something else, older views, operations
+  that have ended, second copies.
 
 Fencing is by construction: a frame names its operation completely, so a frame of an aborted attempt
 finds no transfer, whatever else goes on under the same tag.
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pccl.collectives.direct import DirectSchedule
 from pccl.collectives.plan import plan
@@ -41,7 +40,7 @@ from pccl.runtime.coding import Coding
 from pccl.runtime.direct_transfer import DirectTransfer
 from pccl.runtime.discard import discard
 from pccl.runtime.operand import Operand, nothing
-from pccl.runtime.transfer import Placement, Transfer
+from pccl.runtime.transfer import Transfer
 from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Link
 
@@ -102,17 +101,6 @@ class _EarlyQuestion:
 
     def lost(self) -> None:
         pass
-
-
-@dataclass(slots=True)
-class _Unstarted:
-    """A posted operation of which it is not known that all have asked for the same."""
-
-    descriptor: Descriptor
-    strange: dict[PeerId, RemoteProtocolError] = field(
-        default_factory=dict[PeerId, RemoteProtocolError]
-    )
-    """Who has sent what does not fit it."""
 
 
 @dataclass(slots=True)
@@ -186,7 +174,9 @@ class DataPlane:
         self._on_done = on_done
         self._segment_bytes = segment_bytes
         self._early: dict[PeerId, EarlyStore] = {}
-        self._unstarted: dict[OperationId, _Unstarted] = {}
+        self._unstarted: dict[OperationId, int] = {}
+        """Posted operations of which it is not known that all have asked for the same -> the
+        fingerprint of what was asked for here."""
         self._scratch = Scratch()
         self._buffers = Buffers()
         self._code_scratch = Scratch()
@@ -228,7 +218,7 @@ class DataPlane:
         assert operand.in_place or descriptor.collective is not Collective.BROADCAST
         transfer = self._make_transfer(operation, descriptor, operand, ring, own, carry)
         self.transfers[operation] = transfer
-        self._unstarted[operation] = _Unstarted(descriptor)
+        self._unstarted[operation] = fingerprint(descriptor)
         self._replay_early(transfer)
         return transfer.partners
 
@@ -275,13 +265,12 @@ class DataPlane:
     def go_ahead(self, operation: OperationId) -> None:
         """Move the data, although the operation is not known to have started."""
         transfer = self.transfers[operation]
-        transfer.what = fingerprint(self._unstarted[operation].descriptor)
+        transfer.what = self._unstarted[operation]
         transfer.begin()
 
     def begin(self, operation: OperationId, *, resumed: bool = False) -> None:
         """The operation has started; ``resumed``: with what the attempt before it has left."""
-        for peer, error in self._unstarted.pop(operation).strange.items():
-            self._close_link(peer, error)
+        del self._unstarted[operation]
         transfer = self.transfers[operation]
         if not transfer.begun:
             transfer.begin(resumed=resumed)
@@ -368,8 +357,10 @@ class DataPlane:
         peer = lane.link.peer
         transfer = self._find(header.operation)
         match header.kind:
+            case _ if transfer is not None and self._is_of_another_call(header):
+                return _Drain(header.length)
             case FrameKind.DATA if transfer is not None:
-                return self._place(transfer, peer, header) or _Drain(header.length)
+                return transfer.place(peer, header) or _Drain(header.length)
             case FrameKind.DATA if self._may_come(header.operation):
                 store = self._early_of(peer, header)
                 return _EarlyFrame(self, store, header, store.reserve(header))
@@ -379,8 +370,6 @@ class DataPlane:
                 return _EarlyQuestion(self._early_of(peer, header), header)
             case FrameKind.HAVE if transfer is not None and peer in transfer.outlets:
                 if header.length != transfer.outlets[peer].answer_bytes:
-                    if header.operation in self._unstarted:  # it has asked for something else
-                        return _Drain(header.length)
                     reason = f"a bitmap of {header.length} bytes for {header.operation}"
                     raise RemoteProtocolError(func="lane", reason=reason)
                 return _Answer(self, peer, header, bytearray(header.length))
@@ -398,27 +387,12 @@ class DataPlane:
         """The transfer that a frame belongs to: the very operation, not one with its tag."""
         return self.transfers.get(operation)
 
-    def _place(self, transfer: Transfer, peer: PeerId, header: FrameHeader) -> Placement | None:
-        """Where a segment of a posted operation goes; None: nowhere.
+    def _is_of_another_call(self, header: FrameHeader) -> bool:
+        """Whether it went ahead of an operation that is posted here for something else.
 
-        Raises:
-            RemoteProtocolError: the sender may not send this.
+        The master tells both. Once it is known that all have asked for the same nobody may do so.
         """
-        unstarted = self._unstarted.get(transfer.operation)
-        try:
-            if unstarted and header.what not in (0, fingerprint(unstarted.descriptor)):
-                reason = f"peer {peer} sends something else than asked for in {header.operation}"
-                raise RemoteProtocolError(func="lane", reason=reason)
-            return transfer.place(peer, header)
-        except RemoteProtocolError as error:
-            if unstarted is None:
-                raise
-            unstarted.strange[peer] = error
-            return None
-
-    def _close_link(self, peer: PeerId, error: RemoteProtocolError) -> None:
-        _log.warning("closed the link to peer %d: %s", peer, error.reason)
-        self._link_to(peer).close()
+        return header.what not in (0, self._unstarted.get(header.operation, header.what))
 
     # -- early frames --------------------------------------------------------------------------
 
@@ -444,12 +418,12 @@ class DataPlane:
                 continue
             try:
                 for header, payload in store.take(transfer.operation):
-                    placement = self._place(transfer, peer, header)
-                    if placement is not None:
-                        transfer.take_early(placement, payload)
+                    if not self._is_of_another_call(header):
+                        transfer.take_early(peer, header, payload)
             except RemoteProtocolError as error:
-                self._close_link(peer, error)
+                _log.warning("closed the link to peer %d: %s", peer, error.reason)
+                self._link_to(peer).close()
             question = store.take_question(transfer.operation)
-            if question is not None:
+            if question is not None and not self._is_of_another_call(question):
                 for lane in self._link_to(peer).lanes:
                     _Question(transfer, lane, question).complete()

@@ -85,7 +85,8 @@ class Outlet:
     def ask(self) -> None:
         """Ask (again) about what is doubtful; for every new lane, so that all have been asked."""
         if self._doubtful or self._unheard:
-            self.link.ask(FrameHeader(FrameKind.QUERY, self._operation, 0, self._question, 0))
+            number, what = self._question, self._what
+            self.link.ask(FrameHeader(FrameKind.QUERY, self._operation, 0, number, 0, what))
 
     def have(self, question: int, bitmap: memoryview) -> None:
         """The peer says which segments it has; send it again what is lost.

@@ -244,10 +244,16 @@ class Transfer(ABC):
         self._arrived(placement)
         self._report_if_done()
 
-    def take_early(self, placement: Placement, payload: bytearray) -> None:
-        """A segment arrived before the buffers were posted; it is placed now."""
-        placement.memory(0)[:] = payload
-        self.complete(placement)
+    def take_early(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
+        """A segment that arrived before the buffers were posted.
+
+        Raises:
+            RemoteProtocolError: the schedule expects no such segment from there.
+        """
+        placement = self.place(peer, header)
+        if placement is not None:
+            placement.memory(0)[:] = payload
+            self.complete(placement)
 
     def detach(self) -> None:
         """The caller leaves after the result was complete: go on, for the others, from a copy.

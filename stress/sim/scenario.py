@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, replace
 from random import Random
 
-from pccl.protocol.limits import Timing
+from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
 from pccl.protocol.types import NS_PER_S, DataType, ReduceOp
 from pccl.stress.sim.faults import Fault, Ground, draw_faults
 from pccl.stress.sim.faults.base import MS
@@ -89,6 +89,8 @@ class Scenario:
     """Whether there is a second master."""
     pause_ns: int = 0
     """How long a process computes between two iterations."""
+    eager_bytes_max: int = EAGER_BYTES_MAX
+    """The largest tensor that goes ahead in every second process; the others have the default."""
 
     @property
     def token(self) -> bytes | None:
@@ -170,6 +172,8 @@ def draw(seed: int) -> Scenario:
         timing=timing,
         settles_ns=_settling_ns(timing) if rng.random() < 0.3 else 0,
     )
+    eager = Random(f"{seed}/eager").choice((0, 256, EAGER_BYTES_MAX, EAGER_BYTES_MAX))
+    scenario = replace(scenario, eager_bytes_max=eager)
     if rng.random() < 0.03 or any(fault.needs_standby for fault in scenario.faults):
         scenario = replace(scenario, standby=True)
     if peers in _CROWDS:  # some of so many would always be impatient

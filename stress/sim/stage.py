@@ -9,9 +9,10 @@ from random import Random
 from typing import Any
 
 from pccl.protocol.errors import LinkError
+from pccl.protocol.limits import EAGER_BYTES_MAX
 from pccl.protocol.messages import OperationRequest
 from pccl.protocol.peer import Standing
-from pccl.protocol.peer_events import PeerEffect, PeerEvent, Post, Send
+from pccl.protocol.peer_events import Begin, PeerEffect, PeerEvent, Post, Send
 from pccl.protocol.types import PeerId
 from pccl.runtime.requests import PeerOptions
 from pccl.stress.sim.checkers import Checkers
@@ -155,6 +156,7 @@ class Stage:
             segment_bytes=scenario.segment_bytes,
             other_masters=(STANDBY_ADDRESS,) if scenario.standby else (),
             lanes=0 if index % 2 else scenario.lanes,
+            eager_bytes_max=EAGER_BYTES_MAX if index % 2 else scenario.eager_bytes_max,
         )
         return PeerProcess(
             self._loop,
@@ -343,6 +345,8 @@ class Stage:
             match effect:
                 case Send(OperationRequest(operation, _, resumes)) if resumes is not None:
                     self.checkers.repeats(operation, resumes, process.peer)
+                case Begin(ahead=True):
+                    self.checkers.done["ahead of the start"] += 1
                 case _:
                     pass
         for effect in effects:

@@ -24,6 +24,7 @@ WORKLOADS = (
     "LockstepError",
     "OutcomeUnknown",
     "ResyncRequired",
+    "ahead of the start",
     "barrier",
     "broadcast",
     "converged",

@@ -7,7 +7,14 @@ from random import Random
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from pccl.protocol import messages as msg
-from pccl.protocol.peer_events import ControlMessage, JoinCall, PeerEvent, ReduceDone, RoundCall
+from pccl.protocol.peer_events import (
+    ControlMessage,
+    JoinCall,
+    PeerEvent,
+    ReduceCall,
+    ReduceDone,
+    RoundCall,
+)
 from pccl.stress.sim.faults.base import Fault, Ground, LifePhase
 
 if TYPE_CHECKING:
@@ -100,7 +107,7 @@ class _Watch:
         kill = self._kill
         if not self._armed or seat.index != kill.peer:
             return
-        entered = _phase_entered(event)
+        entered = _phase_entered(event, seat)
         if entered is kill.phase:
             self._entered += 1
             if self._entered == kill.occurrence:
@@ -121,7 +128,7 @@ class _Watch:
             stage.at(stage.now_ns() + wait_ns, self._await_gather, seat, polls + 1)
 
 
-def _phase_entered(event: PeerEvent) -> LifePhase | None:
+def _phase_entered(event: PeerEvent, seat: Seat) -> LifePhase | None:
     match event:
         case JoinCall():
             return LifePhase.CONNECTING
@@ -129,6 +136,8 @@ def _phase_entered(event: PeerEvent) -> LifePhase | None:
             return LifePhase.ROUND
         case ControlMessage(msg.OperationStarted()):
             return LifePhase.REDUCE_SCATTER
+        case ReduceCall() if seat.process.life_phase() is LifePhase.REDUCE_SCATTER:
+            return LifePhase.REDUCE_SCATTER  # its data has gone ahead
         case ReduceDone():
             return LifePhase.DONE
         case _:

@@ -1,0 +1,93 @@
+"""How many trips a small all-reduce takes: in virtual time nothing but the network takes any."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
+from pccl.protocol.types import DataType, Descriptor, ReduceOp
+from pccl.runtime.engine import PeerEngine
+from pccl.runtime.master_server import MasterServer
+from pccl.runtime.operand import borrow
+from pccl.runtime.requests import PeerOptions, ReduceRequest
+from pccl.stress.sim.loop import VirtualLoop
+from pccl.stress.sim.process import MASTER_ADDRESS, ProcessClock
+from pccl.transports.base import Address
+from pccl.transports.sim import SimNetwork
+
+TIMING = Timing()
+TRIP_NS = 5_000_000
+COUNT = 1024
+
+
+@pytest.mark.parametrize(
+    ("peers", "eager_bytes_max", "trips"),
+    [
+        (2, EAGER_BYTES_MAX, [6, 4, 4]),  # the first one in a view waits for its start
+        (2, 0, [6, 6, 6]),
+        (2, 4 * COUNT - 1, [6, 6, 6]),
+        (4, EAGER_BYTES_MAX, [10, 8, 8]),  # six steps of a ring
+    ],
+)
+def test_trips(peers: int, eager_bytes_max: int, trips: list[int]) -> None:
+    loop = VirtualLoop(limit_ns=10**11)
+    network = SimNetwork(
+        loop,
+        Random(1),
+        None,
+        latency_ns=TRIP_NS,
+        bytes_per_s=None,
+        window_bytes=1 << 20,
+        ragged=False,
+    )
+    took: dict[int, list[int]] = {}
+
+    async def take_part(engine: PeerEngine, index: int) -> None:
+        await engine.connect(min_peers=peers)
+        descriptor = Descriptor(DataType.FLOAT, ReduceOp.SUM, COUNT)
+        for n in range(3):
+            now_ns = loop.now_ns()
+            wait_ns = (n + 1) * 10**9 - now_ns  # all call at the same time
+            await sleep(wait_ns)
+            values = np.full(COUNT, 2.0**index, np.float32)
+            await engine.reduce(ReduceRequest(borrow(values), descriptor, 7))
+            assert values.tolist() == [2.0**peers - 1] * COUNT
+            took.setdefault(index, []).append(round((loop.now_ns() - now_ns - wait_ns) / TRIP_NS))
+
+    async def sleep(wait_ns: int) -> None:
+        woken = loop.create_future()
+        loop.call_at_ns(loop.now_ns() + wait_ns, woken.set_result, None)
+        await woken
+
+    async def main() -> None:
+        host = network.host("master")
+        clock = ProcessClock(loop, host)
+        nonces = Random(2).randbytes
+        master = MasterServer(clock, host, TIMING, nonces, lambda event, effects: None, None)
+        await master.start(MASTER_ADDRESS)
+        engines: list[PeerEngine] = []
+        for index in range(peers):
+            host = network.host(f"peer{index}")
+            options = PeerOptions(
+                TIMING,
+                Address("", 0),
+                random_bytes=Random(index).randbytes,
+                eager_bytes_max=eager_bytes_max,
+            )
+            clock = ProcessClock(loop, host)
+            engines.append(PeerEngine(loop, clock, host, MASTER_ADDRESS, 0, options))
+        tasks = [loop.create_task(take_part(engine, n)) for n, engine in enumerate(engines)]
+        for task in tasks:
+            await task
+        for engine in engines:
+            await engine.close()
+        master.close()
+
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
+    assert [took[index] for index in range(peers)] == [trips] * peers
