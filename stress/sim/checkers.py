@@ -19,10 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pccl.protocol.errors import MasterLost, PCCLError
-from pccl.protocol.types import OperationId, PeerId, ReduceOp, RemovalCause
+from pccl.protocol.peer_events import ReduceResult
+from pccl.protocol.types import Algorithm, OperationId, PeerId, RemovalCause
 from pccl.stress.sim.excuses import Excuses
-from pccl.stress.sim.fold import differences, fold
-from pccl.stress.sim.scenario import Scenario
+from pccl.stress.sim.fold import differences, fold, implausible, inaccurate
+from pccl.stress.sim.scenario import Scenario, Slot
 from pccl.transports.base import Address
 
 Array = npt.NDArray[Any]
@@ -147,26 +148,41 @@ class Checkers:
     def succeeded(
         self,
         who: str,
-        operation: OperationId,
-        contributors: tuple[PeerId, ...],
-        op: ReduceOp,
+        outcome: ReduceResult,
+        slot: Slot,
         result: Array,
     ) -> None:
         """A call returned with a result."""
         self.reduces += 1
+        operation, contributors = outcome.operation, outcome.contributors
         content = result.tobytes()
         known = self._results.get(operation)
         if known is None:
+            self.done[outcome.algorithm.label] += 1
+            self.done["quantized"] += slot.quantization.active
             inputs = [self._inputs[operation, peer] for peer in contributors]
-            expected = fold(inputs, op, self._first_ranks(operation))
-            for wrong in differences(result, expected, op):
+            for wrong in self._wrong(outcome, slot, inputs, result):
+                values = [own[wrong] for own in inputs]
                 raise Violation(
                     f"{who}: wrong result of {operation} over {contributors}: element {wrong} is "
-                    f"{result[wrong]!r}, should be {expected[wrong]!r}"
+                    f"{result[wrong]!r}, of {values!r}"
                 )
             self._results[operation] = (contributors, content)
         elif known != (contributors, content):
             raise Violation(f"{who}: {operation} differs from what another member got")
+
+    def _wrong(
+        self, outcome: ReduceResult, slot: Slot, inputs: list[Array], result: Array
+    ) -> list[int]:
+        """The indices at which a result cannot be right."""
+        if slot.quantization.active:
+            return inaccurate(result, inputs, slot.op, outcome.algorithm)
+        if outcome.algorithm is Algorithm.MESH:
+            return implausible(result, inputs, slot.op)
+        firsts = [0]
+        if outcome.algorithm is Algorithm.RING:
+            firsts = self._first_ranks(outcome.operation)
+        return differences(result, fold(inputs, slot.op, firsts), slot.op)
 
     def was_broadcast(
         self,

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from pccl.protocol.types import ReduceOp
+from pccl.protocol.types import Algorithm, ReduceOp
 
 Array = npt.NDArray[Any]
 
@@ -77,6 +77,28 @@ def implausible(result: Array, contributions: list[Array], op: ReduceOp) -> list
         wrong = safe & ~(np.abs(result.astype(np.longdouble) - exact) <= slack)
         lost = np.isnan(wide).any(axis=0) & ~np.isnan(result.astype(np.longdouble))
     return [int(index) for index in np.flatnonzero(wrong | lost)]
+
+
+def inaccurate(
+    result: Array, contributions: list[Array], op: ReduceOp, algorithm: Algorithm
+) -> list[int]:
+    """The indices at which a result in 8 bits or more is further off than its roundings allow.
+
+    No step is wider than 4/127 of the largest value of its block, and no rounding off by more than
+    one. A mesh or a star rounds each contribution and the result; a ring every partial result.
+    """
+    wide = np.array([part.astype(np.float64) for part in contributions])
+    count = len(contributions)
+    largest = float(np.abs(wide).max())
+    if op in (ReduceOp.SUM, ReduceOp.AVG):
+        exact, sums = wide.sum(axis=0), count
+    else:
+        exact, sums = (wide.max if op is ReduceOp.MAX else wide.min)(axis=0), 1
+    hops = count * sums if algorithm is Algorithm.RING else count + sums
+    slack = hops * largest * 4.1 / 127
+    divisor = count if op is ReduceOp.AVG else 1
+    off = np.abs(result.astype(np.float64) * divisor - exact)
+    return [int(index) for index in np.flatnonzero(~(off <= slack))]
 
 
 def differences(result: Array, expected: Array, op: ReduceOp) -> list[int]:

@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
-from pccl.protocol.types import NS_PER_S, DataType, ReduceOp
+from pccl.protocol.types import (
+    NS_PER_S,
+    UNQUANTIZED,
+    Algorithm,
+    DataType,
+    Quantization,
+    ReduceOp,
+    WireFormat,
+)
 from pccl.stress.sim.faults import Fault, Ground, draw_faults
 from pccl.stress.sim.faults.base import MS
 
@@ -32,6 +40,8 @@ class Slot:
     count: int
     data_type: DataType
     op: ReduceOp
+    algorithm: Algorithm = Algorithm.AUTO
+    quantization: Quantization = UNQUANTIZED
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +139,9 @@ TIMINGS: dict[str, Timing] = {
 
 _CROWDS = (24, 32, 48, 64)
 
+_FORMATS = (WireFormat.UINT8, WireFormat.INT8, WireFormat.COMPANDED8, WireFormat.FLOAT16)
+_PROD = ReduceOp.PROD
+
 
 def draw(seed: int) -> Scenario:
     """Draw the scenario of ``seed``."""
@@ -136,6 +149,8 @@ def draw(seed: int) -> Scenario:
     crowd = Random(f"{seed}/crowd")
     peers = rng.choice((2, 2, 3, 3, 4, 4, 5, 5, 6, 8, 12))
     slots = tuple(_draw_slot(rng, tag, peers) for tag in range(rng.choice((1, 1, 2, 3))))
+    ways = Random(f"{seed}/ways")
+    slots = tuple(_draw_way(ways, slot) for slot in slots)
     latency_ns = rng.choice((MS // 20, MS // 2, 5 * MS, 40 * MS))
     stop_ns = rng.randint(12, 40) * max(latency_ns, MS // 4)
     if crowd.random() < 0.02:
@@ -197,3 +212,14 @@ def _draw_slot(rng: Random, tag: int, peers: int) -> Slot:
         data_type=rng.choice(tuple(DataType)),
         op=rng.choice(tuple(ReduceOp)),
     )
+
+
+def _draw_way(rng: Random, slot: Slot) -> Slot:
+    """How the values travel."""
+    algorithm = rng.choice((Algorithm.AUTO, Algorithm.RING, Algorithm.STAR, Algorithm.MESH))
+    wire = rng.choice(_FORMATS)
+    quantization = Quantization(wire, rng.choice((8, 32)), rng.random() < 0.3)
+    may_quantize = slot.data_type in (DataType.FLOAT, DataType.DOUBLE) and slot.op is not _PROD
+    if not may_quantize or rng.random() < 0.5:
+        quantization = UNQUANTIZED
+    return replace(slot, algorithm=algorithm, quantization=quantization)

@@ -30,7 +30,7 @@ from pccl.protocol.errors import (
     ResyncRequired,
     TooFewPeers,
 )
-from pccl.protocol.types import NS_PER_S, DataType, Descriptor, OperationId, ReduceOp
+from pccl.protocol.types import NS_PER_S, Algorithm, DataType, Descriptor, OperationId, ReduceOp
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.operand import borrow
 from pccl.runtime.requests import ReduceRequest
@@ -256,6 +256,8 @@ class Workload:
         if np.issubdtype(dtype, np.integer):
             info = np.iinfo(dtype)
             return rng.integers(info.min // 2, info.max // 2, slot.count, dtype=dtype)
+        if slot.quantization.active:
+            return rng.standard_normal(slot.count).astype(dtype)
         scale = 10.0 ** rng.integers(-6, 7, slot.count)
         with np.errstate(over="ignore"):  # some do not fit into float16: then they are infinite
             return (rng.standard_normal(slot.count) * scale).astype(dtype)
@@ -475,7 +477,7 @@ class Workload:
         if recv is not send:
             self._checkers.untouched(self._who, send, original)
         result = self._process.results[slot.tag]
-        self._checkers.succeeded(self._who, result.operation, result.contributors, slot.op, recv)
+        self._checkers.succeeded(self._who, result, slot, recv)
         self._checkers.returned(self._who, f"the result of {result.operation}", recv)
         return recv
 
@@ -490,7 +492,14 @@ def _request(slot: Slot, original: Array, *, in_place: bool) -> tuple[ReduceRequ
     """A request on fresh copies of ``original``, with its two buffers."""
     send = original.copy()
     recv = send if in_place else np.full_like(send, 7)
-    descriptor = Descriptor(slot.data_type, slot.op, slot.count)
+    descriptor = Descriptor(
+        slot.data_type,
+        slot.op,
+        slot.count,
+        quantization=slot.quantization,
+        algorithm=slot.algorithm,
+        forced=slot.algorithm is not Algorithm.AUTO,
+    )
     return ReduceRequest(borrow(send, recv), descriptor, slot.tag), send, recv
 
 
