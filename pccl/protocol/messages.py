@@ -116,6 +116,17 @@ class Goodbye:
 
 
 @dataclass(frozen=True, slots=True)
+class Flow:
+    """What has come from one other member, and what could go to it."""
+
+    peer: PeerId
+    received: U32
+    """Segments."""
+    ready: U32
+    """Segments."""
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far one peer is in one started operation: what it has received and what it could send."""
 
@@ -126,6 +137,8 @@ class Progress:
     """Segments."""
     received_bytes: int
     """Also of segments that have arrived in part: on a slow link one may take long."""
+    flows: tuple[Flow, ...] = ()
+    """In a mesh or a star: which of them are whose."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, permutations
 
 from pccl.protocol.messages import MasterMessage, OperationStarted, Progress
 from pccl.protocol.repair import RingRepair, Tell
@@ -321,24 +321,38 @@ class Ballot:
     def stall(self, since_ns: int) -> Stall | None:
         """Where the data is stuck: at a neighbour that lacks what could have been sent to it.
 
-        In a ring each member receives from its predecessor. One that waits for its own inputs has
-        nothing to send: what it was given is all on its way further. So once nothing moves any
-        more, the links with a backlog are the stuck ones, and the largest counts.
+        In a ring each member receives from its predecessor, in a mesh from all. One that waits for
+        its own inputs has nothing to send: what it was given is all on its way further. So once
+        nothing moves any more, the links with a backlog are the stuck ones, and the largest counts.
 
         Reports from before ``since_ns`` prove nothing: a member that has fallen silent may be the
         cause, and neither neighbour pays for that. Its silence is judged for itself.
         """
         found: Stall | None = None
-        for rank, peer in enumerate(self._present):
-            upstream = self._present[rank - 1]
+        for upstream, peer in self._flows():
             silent = any(self._reported_ns.get(end, -1) < since_ns for end in (peer, upstream))
             if peer in self._digests or silent:
                 continue
-            mine, theirs = self._progress[peer], self._progress[upstream]
-            seen = Stall(upstream, peer, theirs.ready, mine.received)
+            seen = self._between(upstream, peer)
             if seen.backlog > (0 if found is None else found.backlog):
                 found = seen
         return found
+
+    def _flows(self) -> Iterator[tuple[PeerId, PeerId]]:
+        """All (sender, receiver)."""
+        if not self.follows_ring:
+            yield from permutations(self._present, 2)
+            return
+        for rank, peer in enumerate(self._present):
+            yield self._present[rank - 1], peer
+
+    def _between(self, upstream: PeerId, peer: PeerId) -> Stall:
+        mine, theirs = self._progress[peer], self._progress[upstream]
+        if self.follows_ring:
+            return Stall(upstream, peer, theirs.ready, mine.received)
+        ready = sum(flow.ready for flow in theirs.flows if flow.peer == peer)
+        received = sum(flow.received for flow in mine.flows if flow.peer == upstream)
+        return Stall(upstream, peer, ready, received)
 
     # -- decisions -----------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ its place.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from pccl.collectives.direct import CONTRIBUTE, PUBLISH, DirectSchedule
 from pccl.collectives.layout import Segment
 from pccl.collectives.reductions import Reduction
+from pccl.protocol.messages import Flow, Progress
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.buffers import Buffers
 from pccl.runtime.coding import Coding
@@ -73,6 +74,20 @@ class DirectTransfer(Transfer):
     def phase(self) -> str:
         """See ``Transfer``."""
         return "reduce-scatter" if self._unfinished else "gather"
+
+    @property
+    def progress(self) -> Progress:
+        """See ``Transfer``; told apart by peers."""
+        flows = tuple(
+            Flow(
+                peer,
+                len(self.inlets[peer].received) if peer in self.inlets else 0,
+                len(self.outlets[peer].ready) if peer in self.outlets else 0,
+            )
+            for peer in self._ranks
+            if peer in self.inlets or peer in self.outlets
+        )
+        return replace(super().progress, flows=flows)
 
     def begin(self, *, resumed: bool = False) -> None:
         """See ``Transfer``."""

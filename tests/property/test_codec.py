@@ -224,7 +224,7 @@ def _fill_samples() -> None:
         msg.Register: [1, *registration],
         msg.Resume: [2, 1, b"t", 0, b"m"],
         msg.Goodbye: [3],
-        msg.Heartbeat: [4, [[op, 1, 2, 1 << 40]], [op], [[1, 0]], True, 7, 2],
+        msg.Heartbeat: [4, [[op, 1, 2, 1 << 40, [[3, 1, 2]]]], [op], [[1, 0]], True, 7, 2],
         msg.RoundRequest: [5, [1, 0]],
         msg.OperationRequest: [
             6,

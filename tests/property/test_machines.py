@@ -483,7 +483,8 @@ class MasterAlone:
                 up = rng.random() < 0.85
                 return msg.LinkReport(self._some_peer(), up, "" if up else "gone")
             case "beat":
-                progress = msg.Progress(operation, *(rng.randint(0, 9) for _ in range(3)))
+                received, ready, received_bytes = (rng.randint(0, 9) for _ in range(3))
+                progress = msg.Progress(operation, received, ready, received_bytes)
                 ended = tuple(sorted(witness.outcomes)[:3])
                 answered = tuple(witness.answers)[:2]
                 strange = (operation, RoundId(RoundKind.PEERS_PENDING, rng.randint(0, 99)))

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl.protocol.messages import Progress
+from pccl.protocol.messages import Flow, Progress
 from pccl.protocol.operation import Ballot, Stall, Start
-from pccl.protocol.types import DataType, Descriptor, OperationId, PeerId, ReduceOp
+from pccl.protocol.types import Algorithm, DataType, Descriptor, OperationId, PeerId, ReduceOp
 
 OPERATION = OperationId(1, 0, 1, 0, 0)
 SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
@@ -163,3 +163,39 @@ def test_a_chain_of_waiting_members_leads_to_its_head(
         assert (stall.upstream, stall.downstream) == (peers[stuck - 1], peers[stuck])
     else:
         assert stall is None
+
+
+@given(st.integers(2, 6), st.data())
+def test_in_a_mesh_the_stuck_link_is_found(size: int, data: st.DataObject) -> None:
+    """Each member sends one segment to each owner, and its own result once all of these are here."""
+    peers = [PeerId(3 + 2 * rank) for rank in range(size)]
+    links = [(a, b) for a in range(size) for b in range(size) if a != b]
+    blocked = data.draw(st.sampled_from(links))
+    carried = data.draw(st.integers(0, 2))  # segments that the blocked link still carries
+    passed = {link: 1 if link != blocked else min(carried, 1) for link in links}
+    owners = [
+        all(passed[other, rank] for other in range(size) if other != rank) for rank in range(size)
+    ]
+    ready = {(a, b): 1 + owners[a] for a, b in links}
+    passed = {
+        (a, b): passed[a, b] + (owners[a] and ((a, b) != blocked or carried == 2)) for a, b in links
+    }
+    mesh = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8, algorithm=Algorithm.MESH)
+    made = Ballot(OPERATION, tuple(peers), peers[0], 0)
+    for peer in peers:
+        made.request(peer, mesh, 0)
+    for rank, peer in enumerate(peers):
+        others = [other for other in range(size) if other != rank]
+        flows = tuple(
+            Flow(peers[other], passed[other, rank], ready[rank, other]) for other in others
+        )
+        received, could = sum(f.received for f in flows), sum(f.ready for f in flows)
+        made.report(peer, Progress(OPERATION, received, could, 10 * received, flows), NOW_NS)
+        if received == 2 * len(others):
+            made.done(peer, b"x", NOW_NS)
+    stall = made.stall(SINCE_NS)
+    if carried == 2:
+        assert stall is None
+    else:
+        a, b = blocked
+        assert stall == Stall(peers[a], peers[b], ready[a, b], passed[a, b])
