@@ -48,7 +48,7 @@ CAUGHT_BY = {
     "lost_part_kept": 129,
     "mistakes_undiagnosed": 93,
     "no_fencing": 0,
-    "no_restore_after_completion": 0,
+    "no_restore_after_completion": 20,
     "nothing_for_others_after_leaving": 1800,
     "outcome_not_kept": 0,
     "partial_taken_for_final": 163,
