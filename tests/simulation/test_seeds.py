@@ -51,7 +51,7 @@ CAUGHT_BY = {
     "no_restore_after_completion": 20,
     "nothing_for_others_after_leaving": 1800,
     "outcome_not_kept": 0,
-    "partial_taken_for_final": 163,
+    "partial_taken_for_final": 199,
     "partly_sent_forgotten": 4,
     "second_copy_added": 0,
     "vote_counted_twice": 37,
