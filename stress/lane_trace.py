@@ -1,8 +1,8 @@
 """Watches the number of lanes being found: two peers, an emulated link, one tensor again and again.
 
-Master, relays and peers are processes of their own. The first peer looks at its link a few times a
-second while the calls run, and says how many lanes there are, on how many it sends, and how fast.
-Every value of every call is checked.
+Master, relays and peers are processes of their own. The first peer looks at its link twice a second
+and says how many lanes there are, on how many it sends, and how fast; nothing while it is idle and
+stays as it is. Every value of every call is checked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pccl.cli.bench.run import relays
 from pccl.cli.streams import writing
 
 MODULE = "pccl.stress.lane_trace"
-LOOK_S = 0.25
+LOOK_S = 0.5
 PERIOD = 8191
 """Of the values: a prime, so that no two segments are alike."""
 
@@ -72,6 +72,7 @@ def be_a_peer(
         if first:
             watcher.start()
         for call in range(calls):
+            time.sleep(pause_s if call else 0)
             result[:] = 0
             comm.barrier()
             began_s = time.monotonic()
@@ -82,7 +83,6 @@ def be_a_peer(
             if first or not ok:
                 mbit_s = size * 8 / 1e6 / seconds
                 _say(Call(call + 1, round(seconds, 3), round(mbit_s, 1), lanes, ok))
-            time.sleep(pause_s)
         stop.set()
         if first:
             watcher.join()
@@ -99,7 +99,8 @@ def _watch(comm: pccl.Communicator, stop: threading.Event) -> None:
         elapsed_s = now_s - looked_s
         used = sum(1 for nbytes in moved if nbytes > USED_BYTES)
         mbit_s = sum(moved) * 8 / 1e6 / elapsed_s
-        _say(Look(round(now_s - began_s, 2), len(lanes), used, round(mbit_s, 1)))
+        if used or sent.keys() != before.keys():
+            _say(Look(round(now_s - began_s, 2), len(lanes), used, round(mbit_s, 1)))
         before, looked_s = sent, now_s
 
 

@@ -411,6 +411,20 @@ def test_others_are_told_another_port_than_the_one_that_is_bound(
         assert {lane.remote for lane in younger.status().links[0].lanes} == {advertise}
 
 
+def test_nobody_was_told_and_lanes_come_up_on_a_long_line(crew_of: Callable[..., Crew]) -> None:
+    """Real sockets: a connection may have a tenth of the line, and more than one is found good."""
+    crew, doors = crew_of(), [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    link = LinkSpec.parse("rate=200mbit,rtt=20ms,flow=20mbit")
+    with RelayThread(doors[0], link) as first, RelayThread(doors[1], link) as second:
+        for door, relay in zip(doors, (first, second), strict=True):
+            crew.run.join(listen=door, advertise=str(relay.address))
+        for _ in range(20):  # each a second with one lane
+            crew.reduce_and_check(800_000, in_place=False)
+            if len(crew.numbers(0, 1)) > 1:
+                break
+        assert crew.numbers(0, 1)[:2] == (0, 1)
+
+
 def test_with_a_range_of_ports_nobody_would_know_which_to_tell() -> None:
     with pytest.raises(ValueError, match="with listen it is one port that the others dial"):
         pccl.Communicator("127.0.0.1:1", listen="127.0.0.1:5000", advertise="127.0.0.1:5000-5001")

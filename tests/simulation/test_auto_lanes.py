@@ -16,7 +16,7 @@ import pytest
 
 from pccl.protocol.errors import CollectiveAborted
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import NS_PER_S, DataType, Descriptor, ReduceOp
+from pccl.protocol.types import NS_PER_S, DataType, Descriptor, PeerId, ReduceOp
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.operand import borrow
@@ -137,8 +137,9 @@ class World:
         sends: list[Array] = [np.arange(count, dtype=np.int64) * (n + 1) for n in living]
         results = [np.zeros(count, np.int64) for _ in living]
         descriptor = Descriptor(DataType.INT64, ReduceOp.SUM, count)
-        began_ns, took = self.loop.now_ns(), []
-        contributors = []
+        began_ns = self.loop.now_ns()
+        took: list[float] = []
+        contributors: list[tuple[int, tuple[PeerId, ...]]] = []
 
         async def one(n: int, at: int) -> None:
             what = ReduceRequest(borrow(sends[at], results[at]), descriptor, 0)
