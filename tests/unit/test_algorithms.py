@@ -345,7 +345,9 @@ def test_a_view_is_opened_with_what_is_known_then() -> None:
     effects = master.round(UPDATE, 1, 1, 2, 3)
     assert (master.view, master.table) == (3, star_up_to(500))
     told = [
-        e.message.roster for e in effects if isinstance(e, Told) and hasattr(e.message, "roster")
+        effect.message.roster
+        for effect in effects
+        if isinstance(effect, Told) and isinstance(effect.message, msg.RosterChanged | msg.Admitted)
     ]
     assert {known.algorithms for known in told} == {star_up_to(500)}
     assert len(told) == 4
