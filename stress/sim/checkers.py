@@ -104,6 +104,9 @@ class Checkers:
         ring = self._rings[operation]
         first = operation
         while first in self._resumes:
+            earlier, later = self._rings[self._resumes[first]], self._rings[first]
+            if tuple(peer for peer in earlier if peer in later) != later:
+                break  # the ring was put in another order: nothing of it can be used
             first = self._resumes[first]
         before = self._rings[first]
         firsts: list[int] = []
