@@ -54,6 +54,8 @@ _T = TypeVar("_T")
 
 SAMPLE_S = 2.0
 ALONE_S = 0.05
+NEWS_COUNT = 6
+"""What a peer saw before a failure that should not have been."""
 SETTLE_S = 5.0
 """A closed connection may keep its descriptor for so long."""
 
@@ -302,7 +304,11 @@ class Peer:
 
     def _fail(self, call: str, error: PCCLError, *, expected: bool) -> None:
         at = time.monotonic()
-        tell(Failed(at, call, type(error).__name__, error.reason, expected))
+        reason = error.reason
+        if not expected:
+            news = self._comm.status().happened[:NEWS_COUNT]
+            reason += "; before: " + ", ".join(f"{n.ago_s:.3f} s ago {n.text}" for n in news)
+        tell(Failed(at, call, type(error).__name__, reason, expected))
 
 
 def _difference(what: Reduce, got: Array, expected: Array) -> str:

@@ -40,6 +40,8 @@ class Trouble:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._undo: dict[int, Callable[[], None]] = {}
+        self._began_s = 0.0
+        """When the fault that is being begun was."""
         self._known = record.timeline.peers
 
     def plan(self, began_s: float) -> None:
@@ -65,6 +67,8 @@ class Trouble:
     # -- faults ----------------------------------------------------------------------------------
 
     def _begin(self, fault: Fault) -> None:
+        # Before anything is done: what comes of it may be told before it is over.
+        self._began_s = time.monotonic()
         if fault.kind in OF_PAIR:
             if not self._lives_at_both_ends(fault):
                 self._skip(fault)
@@ -167,13 +171,12 @@ class Trouble:
         heapq.heappush(self._due, (when_s, next(self._order), work))
 
     def _happened(self, fault: Fault) -> None:
-        now = time.monotonic()
-        self._record.done.append(Done(fault, now, now))
+        self._record.done.append(Done(fault, self._began_s, time.monotonic()))
         self._note(words(fault))
 
     def _lasts(self, fault: Fault, end: Callable[[], None]) -> None:
         """It has begun; undo it at its end, or when all are lifted, but once."""
-        began_s = time.monotonic()
+        began_s = self._began_s
         place = len(self._record.done)
         self._record.done.append(Done(fault, began_s, began_s + fault.duration_s))
         number = next(self._order)
