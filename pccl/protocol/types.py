@@ -373,6 +373,8 @@ class AlgorithmTable:
     """The smallest tensors first."""
     beyond: Algorithm = Algorithm.RING
     """For all larger ones."""
+    quantized: Algorithm = Algorithm.RING
+    """For those that would take the ring, if they are quantized: a mesh rounds less often."""
 
     def algorithm_for(self, tensor_bytes: int) -> Algorithm:
         """What a tensor of this size takes."""
@@ -392,6 +394,7 @@ class AlgorithmTable:
             and sizes == sorted(set(sizes))
             and Algorithm.AUTO not in chosen
             and self.beyond is not Algorithm.STAR
+            and self.quantized in (Algorithm.RING, Algorithm.MESH)
             and max(stars, default=0) <= STAR_BYTES_MAX
         )
 
@@ -459,7 +462,10 @@ class Descriptor:
         """The same with the algorithm that AUTO stands for."""
         if self.collective is not Collective.ALL_REDUCE or self.algorithm is not Algorithm.AUTO:
             return self
-        return replace(self, algorithm=table.algorithm_for(self.tensor_bytes))
+        algorithm = table.algorithm_for(self.tensor_bytes)
+        if algorithm is Algorithm.RING and self.quantization.active:
+            algorithm = table.quantized
+        return replace(self, algorithm=algorithm)
 
     def __str__(self) -> str:
         what = f"{self.count} x {self.dtype.label}"

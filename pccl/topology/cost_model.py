@@ -195,7 +195,10 @@ def choose_algorithms(
         for (size, algorithm), (_, following) in pairwise(quickest)
         if algorithm is not following
     ]
-    return AlgorithmTable(tuple(steps[:ALGORITHM_STEPS_MAX]), quickest[-1][1])
+    # In a ring of two each value is rounded as often as in a mesh of two.
+    has_mesh = Algorithm.MESH in costs and len(ring) > 2
+    quantized = Algorithm.MESH if has_mesh else Algorithm.RING
+    return AlgorithmTable(tuple(steps[:ALGORITHM_STEPS_MAX]), quickest[-1][1], quantized)
 
 
 def _costs(ring: Sequence[PeerId], links: Links, broken: Collection[Pair]) -> dict[Algorithm, Cost]:

@@ -216,7 +216,7 @@ SAMPLES: dict[type[Any], msg.Message] = {}
 
 
 def _fill_samples() -> None:
-    roster = [7, 2, 1, [[1, "h", 9]], [1], 1, 1, 1, 1, 2, [[[4096, 2]], 3]]
+    roster = [7, 2, 1, [[1, "h", 9]], [1], 1, 1, 1, 1, 2, [[[4096, 2]], 3, 1]]
     op = [1, 2, 3, 4, 5]
     registration = [0, "h", 9, 2, 1]
     outcome, answer = [op, None, "", [1], 7, 3], [[1, 0], 7, True, "", 4]

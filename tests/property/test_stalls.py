@@ -167,7 +167,7 @@ def test_a_chain_of_waiting_members_leads_to_its_head(
 
 @given(st.integers(2, 6), st.data())
 def test_in_a_mesh_the_stuck_link_is_found(size: int, data: st.DataObject) -> None:
-    """Each member sends one segment to each owner, and its own result once all of these are here."""
+    """Each member sends one segment to each owner, and its own result once all have come."""
     peers = [PeerId(3 + 2 * rank) for rank in range(size)]
     links = [(a, b) for a in range(size) for b in range(size) if a != b]
     blocked = data.draw(st.sampled_from(links))

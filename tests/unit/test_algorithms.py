@@ -56,10 +56,12 @@ from pccl.protocol.types import (
     Member,
     OperationId,
     PeerId,
+    Quantization,
     ReduceOp,
     Roster,
     RoundId,
     RoundKind,
+    WireFormat,
 )
 
 UPDATE, OPTIMIZE = RoundKind.UPDATE_TOPOLOGY, RoundKind.OPTIMIZE_TOPOLOGY
@@ -102,6 +104,7 @@ def test_a_table_is_read_from_the_small_ones_up(tensor_bytes: int, algorithm: Al
         AlgorithmTable((AlgorithmStep(64, Algorithm.AUTO),)),
         AlgorithmTable((), Algorithm.AUTO),
         AlgorithmTable((), STAR),
+        AlgorithmTable((), RING, STAR),
         AlgorithmTable((AlgorithmStep(STAR_BYTES_MAX + 1, STAR),)),
         AlgorithmTable(tuple(AlgorithmStep(n, MESH) for n in range(ALGORITHM_STEPS_MAX + 1))),
     ],
@@ -113,6 +116,11 @@ def test_tables_that_no_master_makes(table: AlgorithmTable) -> None:
 def test_what_auto_becomes() -> None:
     assert SUM.settled(SMALL_STAR) == replace(SUM, algorithm=STAR)
     assert by(MESH, forced=True).settled(SMALL_STAR) == by(MESH, forced=True)
+    coded = replace(SUM, count=1024, quantization=Quantization(WireFormat.INT8, 32))
+    rounds_less = AlgorithmTable((), RING, MESH)
+    assert coded.settled(rounds_less) == replace(coded, algorithm=MESH)
+    assert coded.settled(AlgorithmTable()) == replace(coded, algorithm=RING)
+    assert SUM.settled(rounds_less) == by(RING)
     broadcast = Descriptor.broadcast(DataType.FLOAT, 16, 0)
     assert broadcast.settled(SMALL_STAR) == broadcast
     assert Descriptor.barrier().settled(SMALL_STAR) == Descriptor.barrier()
