@@ -141,6 +141,10 @@ _CROWDS = (24, 32, 48, 64)
 
 _FORMATS = (WireFormat.UINT8, WireFormat.INT8, WireFormat.COMPANDED8, WireFormat.FLOAT16)
 _PROD = ReduceOp.PROD
+_ALGORITHMS = (
+    *(Algorithm.RING, Algorithm.RING, Algorithm.RING),  # only a ring is repaired and resumed
+    *(Algorithm.AUTO, Algorithm.STAR, Algorithm.MESH),
+)
 
 
 def draw(seed: int) -> Scenario:
@@ -216,7 +220,7 @@ def _draw_slot(rng: Random, tag: int, peers: int) -> Slot:
 
 def _draw_way(rng: Random, slot: Slot) -> Slot:
     """How the values travel."""
-    algorithm = rng.choice((Algorithm.AUTO, Algorithm.RING, Algorithm.STAR, Algorithm.MESH))
+    algorithm = rng.choice(_ALGORITHMS)
     wire = rng.choice(_FORMATS)
     quantization = Quantization(wire, rng.choice((8, 32)), rng.random() < 0.3)
     may_quantize = slot.data_type in (DataType.FLOAT, DataType.DOUBLE) and slot.op is not _PROD

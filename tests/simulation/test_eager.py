@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
-from pccl.protocol.types import DataType, Descriptor, ReduceOp
+from pccl.protocol.types import Algorithm, DataType, Descriptor, ReduceOp
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.operand import borrow
@@ -21,18 +21,21 @@ from pccl.transports.sim import SimNetwork
 TIMING = Timing()
 TRIP_NS = 5_000_000
 COUNT = 1024
+RING = Algorithm.RING
 
 
 @pytest.mark.parametrize(
-    ("peers", "eager_bytes_max", "trips"),
+    ("peers", "algorithm", "eager_bytes_max", "trips"),
     [
-        (2, EAGER_BYTES_MAX, [6, 4, 4]),  # the first one in a view waits for its start
-        (2, 0, [6, 6, 6]),
-        (2, 4 * COUNT - 1, [6, 6, 6]),
-        (4, EAGER_BYTES_MAX, [10, 8, 8]),  # six steps of a ring
+        (2, RING, EAGER_BYTES_MAX, [6, 4, 4]),  # the first one in a view waits for its start
+        (2, RING, 0, [6, 6, 6]),
+        (2, RING, 4 * COUNT - 1, [6, 6, 6]),
+        (4, RING, EAGER_BYTES_MAX, [10, 8, 8]),  # six steps of a ring
+        (4, Algorithm.STAR, EAGER_BYTES_MAX, [6, 4, 4]),
+        (4, Algorithm.MESH, EAGER_BYTES_MAX, [6, 4, 4]),
     ],
 )
-def test_trips(peers: int, eager_bytes_max: int, trips: list[int]) -> None:
+def test_trips(peers: int, algorithm: Algorithm, eager_bytes_max: int, trips: list[int]) -> None:
     loop = VirtualLoop(limit_ns=10**11)
     network = SimNetwork(
         loop,
@@ -47,7 +50,7 @@ def test_trips(peers: int, eager_bytes_max: int, trips: list[int]) -> None:
 
     async def take_part(engine: PeerEngine, index: int) -> None:
         await engine.connect(min_peers=peers)
-        descriptor = Descriptor(DataType.FLOAT, ReduceOp.SUM, COUNT)
+        descriptor = Descriptor(DataType.FLOAT, ReduceOp.SUM, COUNT, algorithm=algorithm)
         for n in range(3):
             now_ns = loop.now_ns()
             wait_ns = (n + 1) * 10**9 - now_ns  # all call at the same time
