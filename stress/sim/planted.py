@@ -17,8 +17,6 @@ from pccl.collectives.received_set import ReceivedSet
 from pccl.collectives.ring import RingSchedule
 from pccl.protocol import messages as msg
 from pccl.protocol.eager import EagerBudget
-from pccl.protocol.early_store import EarlyStore
-from pccl.protocol.frame import FrameHeader
 from pccl.protocol.kept import Kept
 from pccl.protocol.lockstep import Finding, LockstepWatch, Wait
 from pccl.protocol.operation import Ballot, Commit, Decision, Phase
@@ -54,15 +52,6 @@ def _done_ahead_ignored(stack: ExitStack) -> None:
     stack.enter_context(patch.object(Ballot, "_is_ahead", is_ahead))
 
 
-def _early_question_dropped(stack: ExitStack) -> None:
-    """Who asks what has arrived of an operation that is not posted yet gets no answer."""
-
-    def put_question(store: EarlyStore, question: FrameHeader) -> None:
-        return
-
-    stack.enter_context(patch.object(EarlyStore, "put_question", put_question))
-
-
 def _ahead_in_unknown_views(stack: ExitStack) -> None:
     """Data goes ahead in a view of which others have not heard yet."""
     take = EagerBudget.take
@@ -72,15 +61,6 @@ def _ahead_in_unknown_views(stack: ExitStack) -> None:
         return take(budget, operation, what, world)
 
     stack.enter_context(patch.object(EagerBudget, "take", hasty))
-
-
-def _late_start_untold(stack: ExitStack) -> None:
-    """Who has gone ahead is never told of the start, however long it takes."""
-
-    def take_untold(ballot: Ballot) -> list[PeerId]:
-        return []
-
-    stack.enter_context(patch.object(Ballot, "take_untold", take_untold))
 
 
 def _no_fencing(stack: ExitStack) -> None:
@@ -296,8 +276,6 @@ PLANTED: dict[str, Callable[[ExitStack], None]] = {
     "commit_before_all_reported": _commit_before_all_reported,
     "ahead_in_unknown_views": _ahead_in_unknown_views,
     "done_ahead_ignored": _done_ahead_ignored,
-    "early_question_dropped": _early_question_dropped,
-    "late_start_untold": _late_start_untold,
     "no_fencing": _no_fencing,
     "no_restore_after_completion": _no_restore_after_completion,
     "carry_not_restored": _carry_not_restored,

@@ -40,8 +40,10 @@ WORKLOADS = (
 the 500 seeds must not miss."""
 
 CAUGHT_BY = {
+    "ahead_in_unknown_views": 50,
     "carry_not_restored": 9,
     "commit_before_all_reported": 0,
+    "done_ahead_ignored": 1,
     "gap_not_bridged": 7,
     "holdings_overstated": 3,
     "late_tick_judged": 130,
