@@ -117,7 +117,7 @@ def broadcast_request(tensor: object, root: int, tag: int) -> ReduceRequest:
     root = check_range("root", root, 0, PEERS_MAX - 1)
     tag = check_range("tag", tag, 0, TAG_MAX)
     operand = borrow(tensor)
-    descriptor = Descriptor.broadcast(operand.data_type, operand.send.size, root)
+    descriptor = Descriptor.broadcast(operand.data_type, operand.count, root)
     return ReduceRequest(operand, descriptor, tag)
 
 
@@ -130,7 +130,7 @@ def _described_request(given: ReduceOpDescriptor) -> ReduceRequest:
     held = what.operand_descriptor
     if given.buffers is not None:
         operand = borrow(*given.buffers)
-        check_count(count, operand.send.size)
+        check_count(count, operand.count)
         if held is not None:
             check_operand_descriptor(held, operand.data_type)
     elif held is None:
@@ -167,7 +167,7 @@ def _descriptor(operand: Operand, op: ReduceOp, options: QuantizationOptions | N
         check_type("quantization_options", options, QuantizationOptions)
         quantization = _quantization(operand.data_type, options)
         _check_error_feedback(op, options)
-    return Descriptor(operand.data_type, op, operand.send.size, quantization=quantization)
+    return Descriptor(operand.data_type, op, operand.count, quantization=quantization)
 
 
 def _quantization(held: DataType, options: QuantizationOptions) -> Quantization:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from pccl.collectives.residual import Residual
 from pccl.protocol.types import DataType, numpy_dtypes
+from pccl.runtime.memory import Memory, Range, clash, ranges_of
 
 Array = npt.NDArray[Any]
 
@@ -27,55 +28,79 @@ _ADDRESS_MAX = (1 << (8 * ctypes.sizeof(ctypes.c_void_p))) - 1
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """Flat views of what a collective reads and writes; the same memory if it is in place."""
+    """What a collective reads and writes; the same memory if it is in place."""
 
-    send: Array
-    """Shape (n,)."""
-    result: Array
-    """Shape (n,), same dtype, writable."""
-    own: Array
-    """The own contribution while the result is being written: ``send``, or in place a buffer of its
-    own, into which each part of the input is saved before it is overwritten."""
+    source: Memory
+    """The input."""
+    target: Memory
+    """The result: as many parts as ``source`` has, and as long, of the same dtype, writable."""
+    saved: Memory
+    """The own contribution while the result is being written: ``source``, or in place an array of
+    its own, into which each part of the input is saved before it is overwritten."""
     data_type: DataType
     in_place: bool
-    send_span: tuple[int, int] = field(init=False)
-    """Addresses of the first byte of ``send`` and of the byte behind it."""
-    result_span: tuple[int, int] = field(init=False)
+    ranges: tuple[Range, ...] = field(init=False)
+    """Where all that is."""
     residual: Residual | None = None
     """Of a reduce with error feedback."""
     overwritten: list[bool] = field(default_factory=lambda: [False], init=False)
-    """Whether the whole input was overwritten, and all of it is in ``own``."""
+    """Whether the whole input was overwritten, and all of it is in ``saved``."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "send_span", _span(self.send))
-        object.__setattr__(self, "result_span", _span(self.result))
+        ranges = ranges_of(self.target, "", written=True)
+        if not self.in_place:
+            ranges += ranges_of(self.source, "", written=False)
+        object.__setattr__(self, "ranges", tuple(ranges))
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return self.source.size
+
+    @property
+    def send(self) -> Array:
+        """The input, shape (n,), if it is one array."""
+        return _only(self.source)
+
+    @property
+    def result(self) -> Array:
+        """The result, likewise."""
+        return _only(self.target)
+
+    @property
+    def own(self) -> Array:
+        """What is saved, likewise."""
+        return _only(self.saved)
+
+    def save(self, first: int, last: int) -> None:
+        """In place: save a range of bytes of the input, which is about to be overwritten."""
+        at = first
+        for view in self.source.views(first, last):
+            self.saved.write(at, view)
+            at += len(view)
+
+    def put_back(self, first: int, last: int) -> None:
+        """In place: make a range of bytes that was saved what it was."""
+        self.source.write(first, self.saved.read(first, last))
 
     def restore(self) -> None:
         """Make the input what it was before a result took its place."""
         if self.overwritten[0]:
-            np.copyto(self.send, self.own)
+            self.put_back(0, self.source.nbytes)
 
     def collides_with(self, other: Operand) -> bool:
         """Whether one of the two would write what the other one uses."""
-        return (
-            _overlap(self.result_span, other.result_span)
-            or _overlap(self.result_span, other.send_span)
-            or _overlap(self.send_span, other.result_span)
-        )
+        return clash((*self.ranges, *other.ranges)) is not None
 
 
-def _span(array: Array) -> tuple[int, int]:
-    first = int(array.ctypes.data)
-    return first, first + array.nbytes
-
-
-def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
-    return a[0] < b[1] and b[0] < a[1]
+def _only(memory: Memory) -> Array:
+    (part,) = memory.parts
+    return part
 
 
 def nothing(data_type: DataType) -> Operand:
     """An operand without elements, for a barrier."""
-    empty: Array = np.empty(0, data_type.to_numpy_dtype())
+    empty = Memory([np.empty(0, data_type.to_numpy_dtype())])
     return Operand(empty, empty, empty, data_type, in_place=True)
 
 
@@ -145,8 +170,12 @@ def _operand(source: Array, target: Array, data_type: DataType) -> Operand:
     in_place = source.ctypes.data == target.ctypes.data
     if not in_place and np.may_share_memory(source, target):  # exact: both are contiguous
         raise ValueError("send and recv overlap; use the same buffer or two separate ones")
-    own = np.empty_like(source) if in_place else source
-    return Operand(source, target, own, data_type, in_place)
+    return _lent(Memory([source]), Memory([target]), data_type, in_place=in_place)
+
+
+def _lent(source: Memory, target: Memory, data_type: DataType, *, in_place: bool) -> Operand:
+    saved = Memory([np.empty(source.size, source.dtype)]) if in_place else source
+    return Operand(source, target, saved, data_type, in_place)
 
 
 def _integer(value: object, name: str) -> int:

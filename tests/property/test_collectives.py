@@ -50,8 +50,8 @@ class Wire(Link):
     def __init__(
         self,
         peer: PeerId,
-        queue: Callable[[FrameHeader, memoryview], None],
-        copy_queued: Callable[[], None],
+        queue: Callable[[FrameHeader, Payload], None],
+        copy_queued: Callable[[memoryview], None],
     ) -> None:
         super().__init__(peer)
         self._carry = queue
@@ -62,10 +62,10 @@ class Wire(Link):
         return True
 
     def send(self, header: FrameHeader, payload: Payload, number: int) -> None:
-        self._carry(header, memoryview(payload() if callable(payload) else payload))
+        self._carry(header, payload)
 
     def detach(self, operation: OperationId, tensor: memoryview) -> None:
-        self._copy_queued()
+        self._copy_queued(tensor)
 
 
 class OneFrame:
@@ -80,7 +80,11 @@ class Travelling:
     source: int
     target: int
     header: FrameHeader
-    payload: memoryview
+    payload: Payload
+
+    def read(self) -> memoryview:
+        payload = self.payload() if callable(self.payload) else self.payload
+        return memoryview(b"".join(payload) if isinstance(payload, list) else payload)
 
 
 class Ring:
@@ -98,13 +102,16 @@ class Ring:
         def link_to(peer: PeerId) -> Link:
             target = self.peers.index(peer)
 
-            def queue(header: FrameHeader, payload: memoryview) -> None:
+            def queue(header: FrameHeader, payload: Payload) -> None:
+                if callable(payload) and self._rng.random() < 0.5:  # a lane was idle
+                    payload = payload()
                 self.frames.append(Travelling(rank, target, header, payload))
 
-            def copy_queued() -> None:
+            def copy_queued(tensor: memoryview) -> None:
                 for frame in self.frames:
                     if frame.source == rank:
-                        frame.payload = memoryview(bytes(frame.payload))
+                        first = frame.header.offset
+                        frame.payload = tensor[first : first + frame.header.length]
 
             return Wire(peer, queue, copy_queued)
 
@@ -136,11 +143,11 @@ class Ring:
     def _deliver(self, frame: Travelling) -> None:
         lane: Any = OneFrame(self.peers[frame.source])
         sink = self.planes[frame.target].frame_started(lane, frame.header)
-        received = 0
-        while received < len(frame.payload):
+        received, payload = 0, frame.read()
+        while received < len(payload):
             memory = sink.memory(received)
-            take = min(len(memory), self._rng.randint(1, len(frame.payload) - received))
-            memory[:take] = frame.payload[received : received + take]
+            take = min(len(memory), self._rng.randint(1, len(payload) - received))
+            memory[:take] = payload[received : received + take]
             received += take
         sink.complete()
 
@@ -149,6 +156,9 @@ class Ring:
             self._deliver(self.frames.pop())
 
     def end(self, committed: bool) -> None:
+        for frame in self.frames:
+            if callable(frame.payload):  # the others would be read too late
+                frame.payload = frame.payload()
         for plane in self.planes:
             plane.end(OPERATION, committed=committed)
 
