@@ -29,7 +29,7 @@ from pccl.protocol.types import (
     ReduceOp,
     WireFormat,
 )
-from pccl.runtime.operand import Operand, borrow, borrow_pointers
+from pccl.runtime.operand import Operand, borrow, borrow_many, borrow_pointers
 from pccl.runtime.requests import ReduceRequest
 
 COUNT_MAX = 2**63 - 1
@@ -57,6 +57,25 @@ def reduce_request(
     operand = borrow(send, recv)
     if operand_descriptor is not None:
         check_operand_descriptor(operand_descriptor, operand.data_type)
+    return _request(operand, op, tag, quantization_options, check_algorithm(algorithm))
+
+
+def list_request(
+    tensors: Iterable[object],
+    recv: Iterable[object] | None,
+    op: ReduceOp,
+    tag: int,
+    quantization_options: QuantizationOptions | None,
+    algorithm: Algorithm | str,
+) -> ReduceRequest:
+    """Check what ``all_reduce_many`` is given.
+
+    Raises:
+        TypeError, ValueError: a mistake; the message says how to mend it.
+    """
+    op = check_member("op", op, ReduceOp)
+    tag = check_range("tag", tag, 0, TAG_MAX)
+    operand = borrow_many(tensors, recv)
     return _request(operand, op, tag, quantization_options, check_algorithm(algorithm))
 
 

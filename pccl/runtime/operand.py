@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import operator
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -119,25 +120,85 @@ def borrow(send: object, recv: object | None = None) -> Operand:
         ValueError: a buffer that cannot be used as it is; the message says how to mend it.
         MemoryError: in place, there is no room for a copy of the input.
     """
-    if recv is None:
-        recv = send
-    if {_kind(send), _kind(recv)} == {_ARRAY, _TENSOR}:
-        raise ValueError(
-            "send and recv must be both torch CPU tensors or both NumPy arrays; torch.from_numpy() "
-            "and Tensor.numpy() turn one into the other without a copy"
-        )
-    source = _flat(send, "send")
-    target = source if recv is send else _flat(recv, "recv")
-    if target.dtype != source.dtype:
-        raise TypeError(f"recv has dtype {target.dtype}, send has {source.dtype}; make them equal")
-    if target.size != source.size:
-        raise ValueError(
-            f"recv has {target.size} elements, send has {source.size}; make them equal"
-        )
-    if not target.flags.writeable:
-        name = "send (in place)" if recv is send else "recv"
-        raise ValueError(f"{name} is read-only; pass a writable array, for example a copy()")
+    source, target = _pair(send, send if recv is None else recv, "send", "recv")
+    if source.size == 0:
+        raise ValueError("send has no elements; pass at least one")
     return _operand(source, target, DataType.from_numpy_dtype(source.dtype))
+
+
+def borrow_many(tensors: Iterable[object], recv: Iterable[object] | None = None) -> Operand:
+    """Check the buffers of a collective over the concatenation of several tensors.
+
+    Args:
+        tensors: as ``borrow`` takes them, all of one dtype. One without elements adds nothing.
+        recv: for each of them where its result goes, as of ``borrow``; None, or the memory of
+            ``tensors``: in place. Either all are in place, or none.
+
+    Raises:
+        TypeError: not a list, or one of them is nothing that ``borrow`` takes.
+        ValueError: likewise; or there is nothing to do, dtypes differ, or tensors overlap.
+        MemoryError: in place, there is no room for a copy of the input.
+    """
+    sends = _listed(tensors, "tensors")
+    results = sends if recv is None else _listed(recv, "recv")
+    if len(results) != len(sends):
+        raise ValueError(
+            f"recv has {len(results)} tensors, and there are {len(sends)} to reduce; pass one each"
+        )
+    pairs: list[tuple[Array, Array]] = []
+    numbers: list[int] = []
+    for number, (send, result) in enumerate(zip(sends, results, strict=True)):
+        known = pairs[0][0].dtype if pairs else None
+        pair = _quick_pair(send, result, known) or _pair(
+            send, result, f"tensors[{number}]", f"recv[{number}]"
+        )
+        if pair[0].size:
+            pairs.append(pair)
+            numbers.append(number)
+            _check_same_dtype(pairs[0][0], numbers[0], pair[0], number)
+    if not pairs:
+        raise ValueError("nothing to reduce: tensors has no elements; pass at least one")
+    source = Memory([source for source, _ in pairs])
+    if recv is None:
+        target, in_place = source, True
+    else:
+        target = Memory([target for _, target in pairs])
+        same = [a == b for a, b in zip(source.addresses, target.addresses, strict=True)]
+        in_place = all(same)
+        if any(same) and not in_place:
+            raise ValueError(
+                f"recv[{numbers[same.index(True)]}] is the memory of its tensor, and "
+                f"recv[{numbers[same.index(False)]}] is not; reduce all of them in place, or none"
+            )
+    operand = _lent(source, target, DataType.from_numpy_dtype(source.dtype), in_place=in_place)
+    if clash(operand.ranges) is not None:
+        raise ValueError(_overlap(operand, numbers))
+    return operand
+
+
+def _listed(tensors: object, name: str) -> list[object]:
+    if _kind(tensors) in (_ARRAY, _TENSOR):
+        raise TypeError(f"{name} must be a list of tensors, not one of them; pass [{name}]")
+    if not isinstance(tensors, Iterable):
+        raise TypeError(f"{name} must be a list of tensors, not {type(tensors).__name__}")
+    return list(cast("Iterable[object]", tensors))
+
+
+def _check_same_dtype(first: Array, first_number: int, other: Array, number: int) -> None:
+    if first.dtype != other.dtype:
+        raise ValueError(
+            f"tensors[{number}] has dtype {other.dtype}, tensors[{first_number}] has "
+            f"{first.dtype}; group the tensors by dtype, and make one call for each"
+        )
+
+
+def _overlap(operand: Operand, numbers: list[int]) -> str:
+    names = [f"tensors[{number}]" for number in numbers]
+    if not operand.in_place:
+        names = [f"recv[{number}]" for number in numbers] + names
+    found = clash((*where[:3], name) for where, name in zip(operand.ranges, names, strict=True))
+    assert found is not None
+    return f"{found[0]} and {found[1]} overlap; pass separate ones"
 
 
 def borrow_pointers(send_ptr: int, recv_ptr: int, count: int, data_type: DataType) -> Operand:
@@ -206,6 +267,7 @@ def _at_address(pointer: int, count: int, data_type: DataType, name: str) -> Arr
 # -- arrays and tensors ----------------------------------------------------------------------------
 
 _ARRAY, _TENSOR = "NumPy array", "torch tensor"
+_BRAIN = DataType.BFLOAT16.to_numpy_dtype()
 
 
 def _kind(buffer: object) -> str:
@@ -218,6 +280,74 @@ def _kind(buffer: object) -> str:
     return type(buffer).__name__
 
 
+def _pair(send: object, recv: object, send_name: str, recv_name: str) -> tuple[Array, Array]:
+    """An input and its result as arrays of shape (n,), of the same size and dtype."""
+    if recv is not send and {_kind(send), _kind(recv)} == {_ARRAY, _TENSOR}:
+        raise ValueError(
+            f"{send_name} and {recv_name} must be both torch CPU tensors or both NumPy arrays; "
+            "torch.from_numpy() and Tensor.numpy() turn one into the other without a copy"
+        )
+    source = _flat(send, send_name)
+    target = source if recv is send else _flat(recv, recv_name)
+    if target.dtype != source.dtype:
+        raise TypeError(
+            f"{recv_name} has dtype {target.dtype}, {send_name} has {source.dtype}; make them equal"
+        )
+    if target.size != source.size:
+        raise ValueError(
+            f"{recv_name} has {target.size or 'no'} elements, {send_name} has "
+            f"{source.size or 'no'}; make them equal"
+        )
+    if not target.flags.writeable:
+        name = f"{send_name} (in place)" if recv is send else recv_name
+        raise ValueError(f"{name} is read-only; pass a writable array, for example a copy()")
+    return source, target
+
+
+def _quick_pair(
+    send: object, recv: object, dtype: np.dtype[Any] | None
+) -> tuple[Array, Array] | None:
+    """The same for two buffers of the most usual kind; None: look more closely."""
+    if (type(send) is np.ndarray) is not (type(recv) is np.ndarray):
+        return None
+    source = _quick(send, dtype)
+    target = source if recv is send else _quick(recv, dtype)
+    if source is None or target is None or source.size != target.size:
+        return None
+    return (source, target) if target.flags.writeable else None
+
+
+def _quick(buffer: object, dtype: np.dtype[Any] | None) -> Array | None:
+    """A plain, contiguous buffer of a dtype that is known to be supported, shape (n,).
+
+    With hundreds of small tensors the close look takes longer than the reduce.
+    """
+    if dtype is None:
+        return None
+    torch = sys.modules.get("torch")
+    if type(buffer) is np.ndarray:
+        array: Array = buffer
+        if array.dtype is not dtype:
+            return None
+    elif torch is not None and type(buffer) in (torch.Tensor, torch.nn.Parameter):
+        tensor: Any = buffer
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_neg():
+            return None
+        if not tensor.is_cpu or not tensor.is_contiguous():
+            return None
+        is_brain = tensor.dtype is torch.bfloat16  # unknown to Tensor.numpy()
+        try:
+            plain = tensor.detach()
+            array = plain.view(torch.int16).numpy().view(_BRAIN) if is_brain else plain.numpy()
+        except (TypeError, RuntimeError):
+            return None
+        if array.dtype != dtype:
+            return None
+    else:
+        return None
+    return array.reshape(-1) if array.flags.c_contiguous else None
+
+
 def _flat(buffer: object, name: str) -> Array:
     """``buffer`` as a NumPy array of shape (n,) on the same memory."""
     kind = _kind(buffer)
@@ -227,8 +357,6 @@ def _flat(buffer: object, name: str) -> Array:
         array = _checked_tensor(buffer, name)
     else:
         raise TypeError(f"{name} must be a {_ARRAY} or a {_TENSOR}, not {kind}")
-    if array.size == 0:
-        raise ValueError(f"{name} has no elements; pass at least one")
     return array.reshape(-1)
 
 

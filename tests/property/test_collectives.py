@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,9 @@ from pccl.protocol.types import (
     ReduceOp,
     WireFormat,
 )
+from pccl.runtime import memory
 from pccl.runtime.data_plane import DataPlane
-from pccl.runtime.operand import borrow
+from pccl.runtime.operand import Operand, borrow, borrow_many
 from pccl.stress.sim.fold import differences, fold, implausible
 from pccl.transports.lane import Payload
 from pccl.transports.link import Link
@@ -95,6 +97,7 @@ class Ring:
         self.frames: list[Travelling] = []
         self.done: dict[int, bytes] = {}
         self._rng = rng
+        memory.PART_BYTES_MIN = rng.choice((0, 4, 1 << 20))  # never, if they are tiny, always
         self._to_begin = list(range(world_size))
         self.planes = [self._plane(rank, segment_bytes) for rank in range(world_size)]
 
@@ -125,8 +128,16 @@ class Ring:
 
     def post(self, descriptor: Descriptor, buffers: list[tuple[Array, Array]] | None) -> None:
         for rank, plane in enumerate(self.planes):
-            operand = borrow(*buffers[rank]) if buffers is not None else None
+            operand = self.borrow(*buffers[rank]) if buffers is not None else None
             plane.post(OPERATION, descriptor, operand, self.peers, self.peers[rank])
+
+    def borrow(self, send: Array, recv: Array) -> Operand:
+        """Each rank decides for itself whether it is one tensor or many."""
+        if self._rng.random() < 0.5:
+            return borrow(send, recv)
+        ends = sorted(self._rng.randint(0, len(send)) for _ in range(self._rng.randint(1, 9)))
+        parts = [slice(a, b) for a, b in pairwise([0, *ends, len(send)])]
+        return borrow_many([send[part] for part in parts], [recv[part] for part in parts])
 
     def step(self) -> bool:
         """One rank begins, or one frame arrives; False if there is neither."""
@@ -161,6 +172,12 @@ class Ring:
                 frame.payload = frame.payload()
         for plane in self.planes:
             plane.end(OPERATION, committed=committed)
+
+
+@pytest.fixture(autouse=True)
+def part_bytes_min(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each ring draws when several tensors are gathered; what it is for others comes back."""
+    monkeypatch.setattr(memory, "PART_BYTES_MIN", memory.PART_BYTES_MIN)
 
 
 def random_values(data_type: DataType, count: int, rng: random.Random) -> Array:
@@ -516,7 +533,7 @@ def test_with_error_feedback_the_running_mean_converges(algorithm: Algorithm, op
             )
             results = [np.zeros(count, np.float32) for _ in range(world_size)]
             for rank, plane in enumerate(ring.planes):
-                operand = borrow(values[rank], results[rank])
+                operand = ring.borrow(values[rank], results[rank])
                 if kind == "with":
                     residual = owed[rank].begin("w", count, DataType.FLOAT)
                     operand = replace(operand, residual=residual)

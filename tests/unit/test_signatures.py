@@ -193,7 +193,7 @@ def test_ours_are_the_same_in_both() -> None:
 
     assert public(pccl.Communicator) == public(pccl.aio.Communicator)
     assert public(pccl.Communicator) >= {
-        "barrier", "broadcast", "close", "members", "peer_id", "rank", "world_size",
+        "all_reduce_many", "barrier", "broadcast", "close", "members", "peer_id", "rank", "world_size",
     }  # fmt: skip
 
 
