@@ -105,6 +105,24 @@ class Communicator(CommunicatorBase):
         )
         return AsyncReduceHandle(self._session, await self._run(call))
 
+    async def all_reduce_many(
+        self,
+        tensors: Iterable[object],
+        recv: Iterable[object] | None = None,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        tag: int = 0,
+        quantization_options: QuantizationOptions | None = None,
+        algorithm: Algorithm | str = "auto",
+        retry: bool = False,
+        timeout_s: float | None = None,
+    ) -> ReduceInfo:
+        """Reduce several as one; see :meth:`pccl.Communicator.all_reduce_many`."""
+        call = self._session.all_reduce_many(
+            tensors, recv, op, tag, quantization_options, algorithm, retry, timeout_s
+        )
+        return info_of(await self._run(call))
+
     async def all_reduce_multiple_with_retry(
         self,
         descriptors: Iterable[ReduceOpDescriptor],

@@ -29,7 +29,7 @@ from pccl.protocol.types import (
     ReduceOp,
     WireFormat,
 )
-from pccl.runtime.operand import Operand, borrow, borrow_pointers
+from pccl.runtime.operand import Operand, borrow, borrow_many, borrow_pointers
 from pccl.runtime.requests import ReduceRequest
 
 COUNT_MAX = 2**63 - 1
@@ -57,6 +57,25 @@ def reduce_request(
     operand = borrow(send, recv)
     if operand_descriptor is not None:
         check_operand_descriptor(operand_descriptor, operand.data_type)
+    return _request(operand, op, tag, quantization_options, check_algorithm(algorithm))
+
+
+def list_request(
+    tensors: Iterable[object],
+    recv: Iterable[object] | None,
+    op: ReduceOp,
+    tag: int,
+    quantization_options: QuantizationOptions | None,
+    algorithm: Algorithm | str,
+) -> ReduceRequest:
+    """Check what ``all_reduce_many`` is given.
+
+    Raises:
+        TypeError, ValueError: a mistake; the message says how to mend it.
+    """
+    op = check_member("op", op, ReduceOp)
+    tag = check_range("tag", tag, 0, TAG_MAX)
+    operand = borrow_many(tensors, recv)
     return _request(operand, op, tag, quantization_options, check_algorithm(algorithm))
 
 
@@ -117,7 +136,7 @@ def broadcast_request(tensor: object, root: int, tag: int) -> ReduceRequest:
     root = check_range("root", root, 0, PEERS_MAX - 1)
     tag = check_range("tag", tag, 0, TAG_MAX)
     operand = borrow(tensor)
-    descriptor = Descriptor.broadcast(operand.data_type, operand.send.size, root)
+    descriptor = Descriptor.broadcast(operand.data_type, operand.count, root)
     return ReduceRequest(operand, descriptor, tag)
 
 
@@ -130,7 +149,7 @@ def _described_request(given: ReduceOpDescriptor) -> ReduceRequest:
     held = what.operand_descriptor
     if given.buffers is not None:
         operand = borrow(*given.buffers)
-        check_count(count, operand.send.size)
+        check_count(count, operand.count)
         if held is not None:
             check_operand_descriptor(held, operand.data_type)
     elif held is None:
@@ -167,7 +186,7 @@ def _descriptor(operand: Operand, op: ReduceOp, options: QuantizationOptions | N
         check_type("quantization_options", options, QuantizationOptions)
         quantization = _quantization(operand.data_type, options)
         _check_error_feedback(op, options)
-    return Descriptor(operand.data_type, op, operand.send.size, quantization=quantization)
+    return Descriptor(operand.data_type, op, operand.count, quantization=quantization)
 
 
 def _quantization(held: DataType, options: QuantizationOptions) -> Quantization:

@@ -199,6 +199,50 @@ class Communicator(CommunicatorBase):
         )
         return AsyncReduceHandle(self._session, self._run(call))
 
+    def all_reduce_many(
+        self,
+        tensors: Iterable[object],
+        recv: Iterable[object] | None = None,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        tag: int = 0,
+        quantization_options: QuantizationOptions | None = None,
+        algorithm: Algorithm | str = "auto",
+        retry: bool = False,
+        timeout_s: float | None = None,
+    ) -> ReduceInfo:
+        """Reduce several tensors as one: one operation, one outcome. Joint call of the group.
+
+        As ``all_reduce`` of their concatenation, which is not made: hundreds of small tensors cost
+        about what one of their total size costs. All are reduced, by everyone, or none is.
+
+        Args:
+            tensors: as of ``all_reduce``, at least one element in all, all of one dtype. One
+                without elements is fine, and adds nothing. The members must agree on the number
+                of elements in all; how they split them is everybody's own business.
+            recv: for each tensor where its result goes, as of ``all_reduce``; None (or
+                ``tensors``): in place. Either all are in place or none.
+            op: as of ``all_reduce``.
+            tag: as of ``all_reduce``, which shares the tags: it may even be the other members'.
+            quantization_options: as of ``all_reduce``; blocks and the residual of an
+                ``error_feedback`` are those of the concatenation.
+            algorithm: as of ``all_reduce``, for the total size.
+            retry: as of ``all_reduce``, for all tensors together.
+            timeout_s: budget of all attempts together.
+
+        Returns:
+            As of ``all_reduce``.
+
+        Raises:
+            ValueError: dtypes differ (group the tensors by dtype, one call for each), tensors
+                overlap, or there is nothing to reduce.
+            PCCLError, TypeError: as of ``all_reduce``.
+        """
+        call = self._session.all_reduce_many(
+            tensors, recv, op, tag, quantization_options, algorithm, retry, timeout_s
+        )
+        return info_of(self._run(call))
+
     def all_reduce_multiple_with_retry(
         self,
         descriptors: Iterable[ReduceOpDescriptor],

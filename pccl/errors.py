@@ -62,6 +62,7 @@ RESULT_OF_CALL = {
     "optimize_topology": Result.TOPOLOGY_OPTIMIZATION_FAILED,
     "all_reduce": Result.RANK_CONNECTION_LOST,
     "all_reduce_async": Result.RANK_CONNECTION_LOST,
+    "all_reduce_many": Result.RANK_CONNECTION_LOST,
     "all_reduce_multiple_with_retry": Result.RANK_CONNECTION_LOST,
     "broadcast": Result.RANK_CONNECTION_LOST,
     "barrier": Result.RANK_CONNECTION_LOST,

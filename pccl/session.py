@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from pccl import draining
 from pccl.addresses import reachable_at
-from pccl.arguments import broadcast_request, many_requests, reduce_request
+from pccl.arguments import broadcast_request, list_request, many_requests, reduce_request
 from pccl.callers import Caller, Callers
 from pccl.checks import (
     ATTEMPTS_MAX,
@@ -170,6 +170,26 @@ class Session:
         )
         return self._collective(
             "all_reduce",
+            lambda: self.engine.reduce(request, retry=again, timeout_s=limit_s),
+            [request.operand],
+        )
+
+    def all_reduce_many(
+        self,
+        tensors: Iterable[object],
+        recv: Iterable[object] | None,
+        op: ReduceOp,
+        tag: int,
+        quantization_options: QuantizationOptions | None,
+        algorithm: Algorithm | str,
+        retry: bool,
+        timeout_s: float | None,
+    ) -> Call[ReduceReport]:
+        """Prepare ``all_reduce_many``."""
+        limit_s, again = check_timeout(timeout_s), check_flag("retry", retry)
+        request = list_request(tensors, recv, op, tag, quantization_options, algorithm)
+        return self._collective(
+            "all_reduce_many",
             lambda: self.engine.reduce(request, retry=again, timeout_s=limit_s),
             [request.operand],
         )

@@ -63,8 +63,8 @@ class FrameHandler(Protocol):
         ...
 
 
-Payload = memoryview | bytes | Callable[[], memoryview]
-"""Bytes, or what makes them when a lane is about to send them."""
+Payload = memoryview | bytes | list[memoryview] | Callable[[], memoryview]
+"""Bytes, in one piece or in several, or what makes them when a lane is about to send them."""
 
 
 class Frame:
@@ -87,7 +87,7 @@ class Frame:
         self._head = encode_header(header)
 
     @property
-    def payload(self) -> memoryview | bytes:
+    def payload(self) -> memoryview | bytes | list[memoryview]:
         """What follows the header; made now if it was not yet."""
         if callable(self._payload):
             self._payload = self._payload()
@@ -100,19 +100,34 @@ class Frame:
 
     def keep(self) -> None:
         """Make a copy of the payload: the memory that it is in is about to be used otherwise."""
-        self._payload = bytes(self.payload)
+        payload = self.payload
+        self._payload = b"".join(payload) if isinstance(payload, list) else bytes(payload)
 
     def rest(self) -> list[bytes | memoryview]:
         """What is still to be sent."""
+        payload = self.payload
         if self.sent >= HEADER_BYTES:
-            return [memoryview(self.payload)[self.sent - HEADER_BYTES :]]
+            if isinstance(payload, list):
+                return _behind(payload, self.sent - HEADER_BYTES)
+            return [memoryview(payload)[self.sent - HEADER_BYTES :]]
         head = self._head[self.sent :] if self.sent else self._head
-        return [head, self.payload] if self.header.length else [head]
+        if isinstance(payload, list):
+            return [head, *payload]
+        return [head, payload] if self.header.length else [head]
 
     @property
     def missing(self) -> int:
         """How many bytes are still to be sent."""
         return HEADER_BYTES + self.header.length - self.sent
+
+
+def _behind(views: list[memoryview], sent: int) -> list[bytes | memoryview]:
+    """What follows the first ``sent`` bytes."""
+    number = 0
+    while sent >= len(views[number]):
+        sent -= len(views[number])
+        number += 1
+    return [views[number][sent:], *views[number + 1 :]]
 
 
 class LaneGroup(Protocol):

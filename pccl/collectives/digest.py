@@ -24,9 +24,15 @@ class ResultDigest:
     def __init__(self, segment_count: int) -> None:
         self._hashes = array("Q", bytes(8 * segment_count))
 
-    def add(self, position: int, data: memoryview) -> None:
-        """Hash the final bytes of the segment at ``position``."""
-        self._hashes[position] = xxhash.xxh3_64_intdigest(data)
+    def add(self, position: int, *data: memoryview) -> None:
+        """Hash the final bytes of the segment at ``position``, in one piece or in several."""
+        if len(data) == 1:
+            self._hashes[position] = xxhash.xxh3_64_intdigest(data[0])
+            return
+        hasher = xxhash.xxh3_64()
+        for part in data:
+            hasher.update(part)
+        self._hashes[position] = hasher.intdigest()
 
     def value(self) -> bytes:
         """The 16-byte digest over all segments (meaningful once each was added)."""

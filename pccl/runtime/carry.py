@@ -32,7 +32,7 @@ class Carry:
         ring: its members.
         schedule: its ring as this rank saw it.
         operand: the caller's buffers.
-        saved: by position: whether the own contribution was moved to ``operand.own``.
+        saved: by position: whether the own contribution was moved to ``operand.saved``.
         partial: by position: whether a partial sum of the ranks from the chunk's first to this one
             is in the result.
     """
@@ -63,8 +63,6 @@ class Carry:
     def restore(self) -> None:
         """Make the input what it was."""
         if self.operand.in_place:
-            send, own = self.operand.send.view("u1").data, self.operand.own.view("u1").data
             for segment in self.schedule.layout.segments():
                 if self.saved[segment.position]:
-                    part = slice(segment.offset, segment.offset + segment.length)
-                    send[part] = own[part]
+                    self.operand.put_back(segment.offset, segment.offset + segment.length)

@@ -29,9 +29,10 @@ from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.buffers import Buffers
 from pccl.runtime.carry import Carry, Seeds
 from pccl.runtime.coding import Coding
+from pccl.runtime.memory import Array, Memory
 from pccl.runtime.operand import Operand
 from pccl.runtime.outlet import Outlet
-from pccl.runtime.transfer import Array, Inlet, OnDone, Placement, Transfer, span, wire_span
+from pccl.runtime.transfer import Inlet, OnDone, Placement, Transfer, span, wire_span
 from pccl.transports.lane import Payload
 from pccl.transports.link import Link
 
@@ -47,7 +48,7 @@ class ChainTransfer(Transfer):
         downstream: the link to the next rank.
         ring: all members, in ring order.
         on_done: see ``Transfer``.
-        buffers: where partial results are read to that have to be decoded.
+        buffers: see ``Transfer``; also for partial results that have to be decoded.
         carry: what an attempt before this one has left in the operand's memory.
         coding: see ``Transfer``; every partial result is quantized anew.
     """
@@ -65,7 +66,7 @@ class ChainTransfer(Transfer):
         carry: Carry | None = None,
         coding: Coding | None = None,
     ) -> None:
-        super().__init__(operation, reduction, operand, schedule.layout, on_done, coding)
+        super().__init__(operation, reduction, operand, schedule.layout, on_done, buffers, coding)
         self.schedule = schedule
         self._inlet = Inlet(schedule.incoming)
         self._outlet = Outlet(operation, downstream, schedule.outgoing, self._payload)
@@ -80,7 +81,6 @@ class ChainTransfer(Transfer):
         """What can be sent on and came before the beginning: others are ahead of it."""
         self._is_resumed = False
         self._ring = ring
-        self._buffers = buffers
         self._carry = carry
         self._when_begun: dict[object, Callable[[], None]] = {}
 
@@ -110,7 +110,7 @@ class ChainTransfer(Transfer):
             for segment in self.schedule.initial_sends():
                 self._offer(0, segment)
             for segment in self.schedule.initial_finals():
-                self._digest.add(segment.position, self._send_bytes[span(segment)])
+                self._digest.add(segment.position, *self._operand.source.views(*span(segment)))
         for step, segment in self._held:
             self._offer(step, segment)
         self._held.clear()
@@ -124,13 +124,14 @@ class ChainTransfer(Transfer):
     def _payload(self, step: int, segment: Segment) -> Payload:
         if self._coding is not None and step < self.schedule.world_size - 1:
             return partial(self._encoded, self._coding, step, segment)
-        return self.result_bytes[wire_span(segment)] if step else self._contribution(segment)
+        memory = self.result if step else self._contribution(segment)
+        return memory.payload(*wire_span(segment))
 
     def _encoded(self, coding: Coding, step: int, segment: Segment) -> memoryview:
         """What a contribution or a partial result is on the wire."""
         if step:
-            return coding.encode(segment, self._elements(self._operand.result, segment))
-        own = np.frombuffer(self._contribution(segment), self._operand.send.dtype)
+            return coding.encode(segment, self.result.elements(*span(segment)))
+        own = self._contribution(segment).elements(*span(segment))
         return coding.encode(segment, coding.own(segment, own))
 
     # -- receiving -----------------------------------------------------------------------------
@@ -155,11 +156,9 @@ class ChainTransfer(Transfer):
         segment, step = placement.segment, placement.step
         arrival = self.schedule.arrival(step)
         if arrival.reduce:
-            result = self._elements(self._operand.result, segment)
-            own = self._elements(self._operand.own, segment)
-            if self._coding is not None:
-                own = self._decode(self._coding, placement, result, own)
-            self._reduction.combine(result, own, finish=arrival.finish)
+            self._add(placement, finish=arrival.finish)
+        else:
+            self._put(placement)
         if self._coding is not None and arrival.finish:
             self._coding.settle(segment)
         if arrival.forward and self.begun:
@@ -167,19 +166,28 @@ class ChainTransfer(Transfer):
         elif arrival.forward:
             self._held.append((step + 1, segment))
         if arrival.final:
-            self._digest.add(segment.position, self.result_bytes[wire_span(segment)])
+            self._add_to_digest(segment)
         if self._coding is not None and arrival.final and not arrival.finish:
             if arrival.forward:
                 self._coding.keep_coded(segment)
             else:
                 self._coding.decode_in_place(segment)
 
-    def _decode(self, coding: Coding, placement: Placement, result: Array, own: Array) -> Array:
-        """Put what has arrived in its place; returns what is to be combined with it."""
-        assert placement.buffer is not None
-        np.copyto(result, coding.decode(placement.segment, placement.buffer))
-        self._buffers.give(placement.buffer)
-        return coding.own(placement.segment, own)
+    def _add(self, placement: Placement, *, finish: bool) -> None:
+        """Combine what has arrived with the own contribution."""
+        segment, buffer = placement.segment, placement.buffer
+        arrived: Memory | Array = self.result
+        saved = self._operand.saved
+        own: Memory | Array = saved
+        if self._coding is not None:
+            assert buffer is not None
+            self.result.write(segment.offset, self._coding.decode(segment, buffer))
+            own = self._coding.own(segment, saved.elements(*span(segment)))
+        elif buffer is not None:
+            arrived = np.frombuffer(buffer, self._dtype)
+        self._combine(segment, arrived, own, finish=finish)
+        if buffer is not None:
+            self._buffers.give(buffer)
 
     # -- another attempt -----------------------------------------------------------------------
 
@@ -206,7 +214,7 @@ class ChainTransfer(Transfer):
             if not (arrival.reduce and seeds.usable[segment.position]):
                 continue
             if whole:
-                self._digest.add(segment.position, self.result_bytes[span(segment)])
+                self._add_to_digest(segment)
             if whole or not arrival.finish:
                 self._inlet.received.add(index)
                 here.append((step + 1, segment))

@@ -50,9 +50,9 @@ class Coding:
         stochastic: bool,
     ) -> None:
         self._codec = codec
-        self._operand = operand
         self._residual = operand.residual
-        self._itemsize = operand.result.dtype.itemsize
+        self._result = operand.target
+        self._dtype = operand.target.dtype
         self._operation = operation
         self._rank = rank
         self._shares = shares
@@ -94,10 +94,10 @@ class Coding:
         if not segment.is_coded:
             self._owe_nothing(segment)
             return
-        exact = self._elements(segment)
+        exact = self._result.elements(segment.offset, segment.offset + segment.length)
         encoded = np.empty(segment.wire_length, np.uint8)
         self._encode(segment, exact, encoded, shares=self._shares)
-        exact.view(np.uint8)[: len(encoded)] = encoded
+        self._result.write(segment.offset, encoded)
         self.keep_coded(segment)
 
     def keep_coded(self, segment: Segment) -> None:
@@ -107,10 +107,9 @@ class Coding:
 
     def decode(self, segment: Segment, encoded: memoryview) -> Array:
         """The values of encoded bytes; good until the next call."""
-        dtype = self._operand.result.dtype
         if not segment.is_coded:
-            return np.frombuffer(encoded, dtype)
-        values = self._values.array(segment.length // self._itemsize, dtype)
+            return np.frombuffer(encoded, self._dtype)
+        values = self._values.array(segment.length // self._dtype.itemsize, self._dtype)
         self._codec.decode(np.frombuffer(encoded, np.uint8), values)
         return values
 
@@ -118,9 +117,15 @@ class Coding:
         """The encoded bytes of a segment are in its place; put the values there."""
         if not segment.is_coded:
             return
-        target = self._elements(segment)
-        encoded = target.view(np.uint8)[: segment.wire_length].copy()
-        self._codec.decode(encoded, target)
+        first, result = segment.offset, self._result
+        encoded = np.concatenate(
+            [np.frombuffer(v, np.uint8) for v in result.views(first, first + segment.wire_length)]
+        )
+        target = result.whole(first, first + segment.length)
+        if target is not None:
+            self._codec.decode(encoded, target)
+        else:
+            result.write(first, self.decode(segment, encoded.data))
 
     def end(self, *, committed: bool) -> None:
         """The result counts, and what is still encoded is decoded; or it does not."""
@@ -156,8 +161,6 @@ class Coding:
             self._residual.staged[self._range(segment)] = 0
 
     def _range(self, segment: Segment) -> slice:
-        first = segment.offset // self._itemsize
-        return slice(first, first + segment.length // self._itemsize)
-
-    def _elements(self, segment: Segment) -> Array:
-        return self._operand.result[self._range(segment)]
+        itemsize = self._dtype.itemsize
+        first = segment.offset // itemsize
+        return slice(first, first + segment.length // itemsize)

@@ -214,7 +214,7 @@ class DataPlane:
             assert descriptor.collective is Collective.BARRIER
             operand = nothing(descriptor.dtype)
         assert operand.data_type is descriptor.dtype
-        assert operand.send.size == descriptor.count
+        assert operand.count == descriptor.count
         assert operand.in_place or descriptor.collective is not Collective.BROADCAST
         transfer = self._make_transfer(operation, descriptor, operand, ring, own, carry)
         self.transfers[operation] = transfer

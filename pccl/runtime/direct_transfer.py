@@ -20,9 +20,10 @@ from pccl.protocol.messages import Flow, Progress
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.buffers import Buffers
 from pccl.runtime.coding import Coding
+from pccl.runtime.memory import Array, Memory
 from pccl.runtime.operand import Operand
 from pccl.runtime.outlet import Outlet
-from pccl.runtime.transfer import Array, Inlet, OnDone, Placement, Transfer, wire_span
+from pccl.runtime.transfer import Inlet, OnDone, Placement, Transfer, span, wire_span
 from pccl.transports.lane import Payload
 from pccl.transports.link import Link
 
@@ -38,7 +39,7 @@ class DirectTransfer(Transfer):
         link_to: the link to a peer.
         ring: all members, in ring order.
         on_done: see ``Transfer``.
-        buffers: where contributions are read to.
+        buffers: see ``Transfer``; also where contributions are read to.
         coding: how values are quantized, if they are.
     """
 
@@ -54,9 +55,8 @@ class DirectTransfer(Transfer):
         buffers: Buffers,
         coding: Coding | None = None,
     ) -> None:
-        super().__init__(operation, reduction, operand, schedule.layout, on_done, coding)
+        super().__init__(operation, reduction, operand, schedule.layout, on_done, buffers, coding)
         self.schedule = schedule
-        self._buffers = buffers
         self._ranks = {peer: rank for rank, peer in enumerate(ring)}
         self.inlets = {ring[rank]: Inlet(route) for rank, route in schedule.incoming_from.items()}
         self.outlets = {
@@ -101,13 +101,14 @@ class DirectTransfer(Transfer):
 
     def _payload(self, step: int, segment: Segment) -> Payload:
         if step == PUBLISH:
-            return self.result_bytes[wire_span(segment)]
+            return self.result.payload(*wire_span(segment))
         if self._coding is None:
-            return self._contribution(segment)
+            return self._contribution(segment).payload(*span(segment))
         return partial(self._encoded_contribution, self._coding, segment)
 
     def _encoded_contribution(self, coding: Coding, segment: Segment) -> memoryview:
-        return coding.encode(segment, coding.own(segment, self._own_elements(segment)))
+        own = self._contribution(segment).elements(*span(segment))
+        return coding.encode(segment, coding.own(segment, own))
 
     # -- receiving -----------------------------------------------------------------------------
 
@@ -123,7 +124,8 @@ class DirectTransfer(Transfer):
             assert placement.buffer is not None
             self._contributed(segment, self._ranks[placement.peer], placement.buffer)
             return
-        self._digest.add(segment.position, self.result_bytes[wire_span(segment)])
+        self._put(placement)
+        self._add_to_digest(segment)
         if self._coding is not None:
             self._coding.decode_in_place(segment)
 
@@ -145,27 +147,26 @@ class DirectTransfer(Transfer):
             return (self.schedule.rank + known.folded) % self.schedule.world_size
         return next(iter(known.waiting), -1)
 
-    def _first_values(self, segment: Segment) -> Array:
-        own = self._own_elements(segment)
+    def _first_values(self, segment: Segment) -> Memory:
+        memory = self._contribution(segment)
         if self._coding is None:
-            return own
+            return memory
+        own = memory.elements(*span(segment))
         total = self._coding.own(segment, own)
         if total is own:
-            return own
-        result = self._elements(self._operand.result, segment)
-        np.copyto(result, total)
-        return result
+            return memory
+        self.result.write(segment.offset, total)
+        return self.result
 
     def _fold(self, segment: Segment, known: _Sum, buffer: memoryview) -> None:
-        result = self._elements(self._operand.result, segment)
         if self._coding is None:
-            arrived: Array = np.frombuffer(buffer, result.dtype)
+            arrived: Array = np.frombuffer(buffer, self._dtype)
         else:
             arrived = self._coding.decode(segment, buffer)
         known.folded += 1
         finish = known.folded == self.schedule.world_size
-        self._reduction.combine(known.values, arrived, out=result, finish=finish)
-        known.values = result
+        self._combine(segment, known.values, arrived, finish=finish)
+        known.values = self.result
         self._buffers.give(buffer)
 
     def _settle(self, segment: Segment) -> None:
@@ -173,7 +174,7 @@ class DirectTransfer(Transfer):
         self._unfinished -= 1
         if self._coding is not None:
             self._coding.settle(segment)
-        self._digest.add(segment.position, self.result_bytes[wire_span(segment)])
+        self._add_to_digest(segment)
         if self.begun:
             self._publish(segment)
         else:
@@ -183,16 +184,13 @@ class DirectTransfer(Transfer):
         for outlet in self._to_rank.values():
             outlet.offer(PUBLISH, segment, self.what)
 
-    def _own_elements(self, segment: Segment) -> Array:
-        return np.frombuffer(self._contribution(segment), self._operand.send.dtype)
-
 
 @dataclass(slots=True, eq=False)
 class _Sum:
     """A segment of the result that lacks contributions."""
 
-    values: Array
-    """What was combined so far: at first the own contribution, which stays where it is."""
+    values: Memory
+    """Where what was combined so far is: at first the own contribution, which stays there."""
     folded: int = 1
     """How many contributions are in it."""
     waiting: dict[int, memoryview] = field(default_factory=dict[int, memoryview])

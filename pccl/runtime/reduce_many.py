@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from pccl.protocol import errors
+from pccl.runtime.memory import Range, clash
 from pccl.runtime.operand import Operand
 from pccl.runtime.requests import Deadline, ReduceReport, ReduceRequest
 from pccl.runtime.waiting import cancelled_and_settled
@@ -160,23 +161,17 @@ def _check_tags(requests: Sequence[ReduceRequest]) -> None:
 
 def _check_memory(requests: Sequence[ReduceRequest]) -> None:
     """Results must not overlap anything else; inputs may overlap each other."""
-    ranges: list[tuple[int, int, bool, int]] = []
+    ranges: list[Range] = []
     for request in requests:
         operand = request.operand
         assert operand is not None
-        ranges.append((*operand.result_span, True, request.tag))
-        if not operand.in_place:
-            ranges.append((*operand.send_span, False, request.tag))
-    end, end_written = (0, 0), (0, 0)  # (end, tag) of what reaches furthest: of all, of results
-    for start, stop, written, tag in sorted(ranges):
-        other = end if written else end_written
-        if start < other[0]:
-            raise ValueError(
-                f"the tensors of tags {other[1]} and {tag} overlap; pass copies, or one tensor"
-            )
-        end = max(end, (stop, tag))
-        if written:
-            end_written = max(end_written, (stop, tag))
+        name = str(request.tag)
+        ranges += [(start, stop, written, name) for start, stop, written, _ in operand.ranges]
+    found = clash(ranges)
+    if found is not None:
+        raise ValueError(
+            f"the tensors of tags {found[0]} and {found[1]} overlap; pass copies, or one tensor"
+        )
 
 
 __all__ = ["ReduceMany", "Reducer"]

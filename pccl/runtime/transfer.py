@@ -22,10 +22,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pccl.collectives.digest import ResultDigest
 from pccl.collectives.layout import Layout, Segment
@@ -36,15 +34,15 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader
 from pccl.protocol.messages import Progress
 from pccl.protocol.types import OperationId, PeerId
+from pccl.runtime.buffers import Buffers
 from pccl.runtime.carry import Carry
 from pccl.runtime.coding import Coding
 from pccl.runtime.discard import discard
-from pccl.runtime.operand import Operand, nothing
+from pccl.runtime.memory import Array, Memory, cut
+from pccl.runtime.operand import Operand
 from pccl.runtime.outlet import Outlet
 
 OnDone = Callable[[OperationId, bytes], None]
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -72,8 +70,8 @@ class Placement:
             return discard(segment.wire_length - received)
         if self.buffer is not None:
             return self.buffer[received : segment.wire_length]
-        first = segment.offset
-        return self.transfer.result_bytes[first + received : first + segment.wire_length]
+        first, last = wire_span(segment)
+        return self.transfer.result.beginning(first + received, last)
 
     def complete(self) -> None:
         """See ``Sink``."""
@@ -112,6 +110,7 @@ class Transfer(ABC):
         layout: its segments.
         on_done: called once with the digest, when the operation has begun and the result is
             complete; maybe from within :meth:`begin`.
+        buffers: for segments that cannot be read straight into their place.
         coding: how values are quantized; None: they travel as they are.
     """
 
@@ -122,6 +121,7 @@ class Transfer(ABC):
         operand: Operand,
         layout: Layout,
         on_done: OnDone,
+        buffers: Buffers,
         coding: Coding | None = None,
     ) -> None:
         self.operation = operation
@@ -130,7 +130,7 @@ class Transfer(ABC):
         """The fingerprint that goes with what is sent ahead of the start; otherwise 0."""
         self.rx_bytes = 0
         """Payload bytes that counted."""
-        self.result_bytes = operand.result.view(np.uint8).data
+        self.result = operand.target
         self.inlets: dict[PeerId, Inlet] = {}
         self.outlets: dict[PeerId, Outlet] = {}
         self.left: Carry | None = None
@@ -138,12 +138,11 @@ class Transfer(ABC):
         self._layout = layout
         self._reduction = reduction
         self._operand = operand
-        self._itemsize = operand.result.dtype.itemsize
-        self._send_bytes = operand.send.view(np.uint8).data
-        self._own_bytes = operand.own.view(np.uint8).data
+        self._dtype = operand.target.dtype
         self._saved = bytearray(layout.segment_count if operand.in_place else 0)
         self._digest = ResultDigest(layout.segment_count)
         self._on_done = on_done
+        self._buffers = buffers
         self._coding = coding
 
     # -- how far it is -------------------------------------------------------------------------
@@ -227,6 +226,8 @@ class Transfer(ABC):
         if self._is_second_copy(inlet, index):
             return None
         buffer = self._place(header.step, segment)
+        if buffer is None and self.result.is_shredded(*wire_span(segment)):
+            buffer = self._buffers.take(segment.wire_length)
         placement = inlet.claims[index] = Placement(
             self, peer, inlet, index, segment, header.step, buffer
         )
@@ -251,9 +252,14 @@ class Transfer(ABC):
             RemoteProtocolError: the schedule expects no such segment from there.
         """
         placement = self.place(peer, header)
-        if placement is not None:
-            placement.memory(0)[:] = payload
-            self.complete(placement)
+        if placement is None:
+            return
+        received = 0
+        while received < len(payload):
+            memory = placement.memory(received)
+            memory[:] = payload[received : received + len(memory)]
+            received += len(memory)
+        self.complete(placement)
 
     def detach(self) -> None:
         """The caller leaves after the result was complete: go on, for the others, from a copy.
@@ -261,15 +267,15 @@ class Transfer(ABC):
         Final values are all that another may still lack of a peer that is done. The caller's memory
         is let go of, and his input is what it was.
         """
-        copy = memoryview(bytes(self.result_bytes))
+        copy = self.result.copy()
         for outlet in self.outlets.values():
-            outlet.detach(copy)
+            outlet.detach(copy.view(np.uint8).data)
         if self._coding is not None:
             self._coding.detach()
         self._restore()
         self._saved = bytearray()
-        self._operand = nothing(self._operand.data_type)
-        self.result_bytes = self._send_bytes = self._own_bytes = copy
+        self.result = memory = Memory([copy])
+        self._operand = Operand(memory, memory, memory, self._operand.data_type, in_place=True)
 
     def end(self, *, committed: bool, keep: bool = False) -> None:
         """Let go of the caller's memory.
@@ -312,9 +318,38 @@ class Transfer(ABC):
         if self.begun and not self.lacking:
             self._on_done(self.operation, self._digest.value())
 
-    def _contribution(self, segment: Segment) -> memoryview:
+    def _contribution(self, segment: Segment) -> Memory:
+        """Where the own contribution is."""
         saved = self._saved and self._saved[segment.position]
-        return (self._own_bytes if saved else self._send_bytes)[span(segment)]
+        return self._operand.saved if saved else self._operand.source
+
+    def _put(self, placement: Placement) -> None:
+        """Put what was read into a buffer in its place."""
+        if placement.buffer is not None:
+            self.result.write(placement.segment.offset, placement.buffer)
+            self._buffers.give(placement.buffer)
+
+    def _combine(
+        self, segment: Segment, left: Memory | Array, right: Memory | Array, *, finish: bool
+    ) -> None:
+        """The result becomes ``left`` op ``right``; arrays are those of the segment."""
+        result, where = self.result, span(segment)
+        if result.is_shredded(*where):
+            values = left if isinstance(left, np.ndarray) else left.elements(*where)
+            others = right if isinstance(right, np.ndarray) else right.elements(*where)
+            out = np.empty_like(values)
+            self._reduction.combine(values, others, out=out, finish=finish)
+            result.write(segment.offset, out)
+            return
+        parts = result.arrays(*where)
+        lefts = cut([left] if isinstance(left, np.ndarray) else left.arrays(*where), parts)
+        rights = cut([right] if isinstance(right, np.ndarray) else right.arrays(*where), parts)
+        for part, values, others in zip(parts, lefts, rights, strict=True):
+            self._reduction.combine(values, others, out=part, finish=finish)
+
+    def _add_to_digest(self, segment: Segment) -> None:
+        """The final bytes of a segment are in the result."""
+        self._digest.add(segment.position, *self.result.views(*wire_span(segment)))
 
     def _is_second_copy(self, inlet: Inlet, index: int) -> bool:
         return index in inlet.received
@@ -322,23 +357,19 @@ class Transfer(ABC):
     def _save(self, segment: Segment) -> None:
         if self._operand.in_place and not self._saved[segment.position]:
             self._saved[segment.position] = 1
-            self._own_bytes[span(segment)] = self._send_bytes[span(segment)]
+            self._operand.save(*span(segment))
 
     def _restore(self) -> None:
         for segment in self._layout.segments():
             if self._saved and self._saved[segment.position]:
-                self.result_bytes[span(segment)] = self._own_bytes[span(segment)]
-
-    def _elements(self, array: Array, segment: Segment) -> Array:
-        first = segment.offset // self._itemsize
-        return array[first : first + segment.length // self._itemsize]
+                self._operand.put_back(*span(segment))
 
 
-def span(segment: Segment) -> slice:
-    """Where a segment is, in bytes."""
-    return slice(segment.offset, segment.offset + segment.length)
+def span(segment: Segment) -> tuple[int, int]:
+    """Where a segment is, in bytes: the first one, and the one behind it."""
+    return segment.offset, segment.offset + segment.length
 
 
-def wire_span(segment: Segment) -> slice:
+def wire_span(segment: Segment) -> tuple[int, int]:
     """Where the bytes of a segment are that travel, or have."""
-    return slice(segment.offset, segment.offset + segment.wire_length)
+    return segment.offset, segment.offset + segment.wire_length

@@ -105,10 +105,10 @@ def _write_after_return(stack: ExitStack) -> None:
     """A frame that began to arrive is read into the caller's memory to its end."""
 
     def stubborn(placement: Placement, received: int) -> memoryview:
-        segment, memory = placement.segment, placement.transfer.result_bytes
+        segment, result = placement.segment, placement.transfer.result
         if placement.buffer is not None:
             return placement.buffer[received:]
-        return memory[segment.offset + received : segment.offset + segment.length]
+        return result.beginning(segment.offset + received, segment.offset + segment.length)
 
     stack.enter_context(patch.object(Placement, "memory", stubborn))
 

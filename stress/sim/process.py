@@ -207,7 +207,7 @@ class _RecordingEngine(PeerEngine):
     def _step(self, event: PeerEvent) -> None:
         if isinstance(event, ReduceCall):
             operand = self.operand_of(event.call)
-            self.inputs[event.call] = operand.send.copy() if operand is not None else None
+            self.inputs[event.call] = operand.source.copy() if operand is not None else None
         super()._step(event)
         for call in [call for call in self.inputs if self.calls.get(call) is None]:
             del self.inputs[call]

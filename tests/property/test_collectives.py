@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,9 @@ from pccl.protocol.types import (
     ReduceOp,
     WireFormat,
 )
+from pccl.runtime import memory
 from pccl.runtime.data_plane import DataPlane
-from pccl.runtime.operand import borrow
+from pccl.runtime.operand import Operand, borrow, borrow_many
 from pccl.stress.sim.fold import differences, fold, implausible
 from pccl.transports.lane import Payload
 from pccl.transports.link import Link
@@ -50,8 +52,8 @@ class Wire(Link):
     def __init__(
         self,
         peer: PeerId,
-        queue: Callable[[FrameHeader, memoryview], None],
-        copy_queued: Callable[[], None],
+        queue: Callable[[FrameHeader, Payload], None],
+        copy_queued: Callable[[memoryview], None],
     ) -> None:
         super().__init__(peer)
         self._carry = queue
@@ -62,10 +64,10 @@ class Wire(Link):
         return True
 
     def send(self, header: FrameHeader, payload: Payload, number: int) -> None:
-        self._carry(header, memoryview(payload() if callable(payload) else payload))
+        self._carry(header, payload)
 
     def detach(self, operation: OperationId, tensor: memoryview) -> None:
-        self._copy_queued()
+        self._copy_queued(tensor)
 
 
 class OneFrame:
@@ -80,7 +82,11 @@ class Travelling:
     source: int
     target: int
     header: FrameHeader
-    payload: memoryview
+    payload: Payload
+
+    def read(self) -> memoryview:
+        payload = self.payload() if callable(self.payload) else self.payload
+        return memoryview(b"".join(payload) if isinstance(payload, list) else payload)
 
 
 class Ring:
@@ -91,6 +97,7 @@ class Ring:
         self.frames: list[Travelling] = []
         self.done: dict[int, bytes] = {}
         self._rng = rng
+        memory.PART_BYTES_MIN = rng.choice((0, 4, 1 << 20))  # never, if they are tiny, always
         self._to_begin = list(range(world_size))
         self.planes = [self._plane(rank, segment_bytes) for rank in range(world_size)]
 
@@ -98,13 +105,16 @@ class Ring:
         def link_to(peer: PeerId) -> Link:
             target = self.peers.index(peer)
 
-            def queue(header: FrameHeader, payload: memoryview) -> None:
+            def queue(header: FrameHeader, payload: Payload) -> None:
+                if callable(payload) and self._rng.random() < 0.5:  # a lane was idle
+                    payload = payload()
                 self.frames.append(Travelling(rank, target, header, payload))
 
-            def copy_queued() -> None:
+            def copy_queued(tensor: memoryview) -> None:
                 for frame in self.frames:
                     if frame.source == rank:
-                        frame.payload = memoryview(bytes(frame.payload))
+                        first = frame.header.offset
+                        frame.payload = tensor[first : first + frame.header.length]
 
             return Wire(peer, queue, copy_queued)
 
@@ -118,8 +128,16 @@ class Ring:
 
     def post(self, descriptor: Descriptor, buffers: list[tuple[Array, Array]] | None) -> None:
         for rank, plane in enumerate(self.planes):
-            operand = borrow(*buffers[rank]) if buffers is not None else None
+            operand = self.borrow(*buffers[rank]) if buffers is not None else None
             plane.post(OPERATION, descriptor, operand, self.peers, self.peers[rank])
+
+    def borrow(self, send: Array, recv: Array) -> Operand:
+        """Each rank decides for itself whether it is one tensor or many."""
+        if self._rng.random() < 0.5:
+            return borrow(send, recv)
+        ends = sorted(self._rng.randint(0, len(send)) for _ in range(self._rng.randint(1, 9)))
+        parts = [slice(a, b) for a, b in pairwise([0, *ends, len(send)])]
+        return borrow_many([send[part] for part in parts], [recv[part] for part in parts])
 
     def step(self) -> bool:
         """One rank begins, or one frame arrives; False if there is neither."""
@@ -136,11 +154,11 @@ class Ring:
     def _deliver(self, frame: Travelling) -> None:
         lane: Any = OneFrame(self.peers[frame.source])
         sink = self.planes[frame.target].frame_started(lane, frame.header)
-        received = 0
-        while received < len(frame.payload):
+        received, payload = 0, frame.read()
+        while received < len(payload):
             memory = sink.memory(received)
-            take = min(len(memory), self._rng.randint(1, len(frame.payload) - received))
-            memory[:take] = frame.payload[received : received + take]
+            take = min(len(memory), self._rng.randint(1, len(payload) - received))
+            memory[:take] = payload[received : received + take]
             received += take
         sink.complete()
 
@@ -149,8 +167,17 @@ class Ring:
             self._deliver(self.frames.pop())
 
     def end(self, committed: bool) -> None:
+        for frame in self.frames:
+            if callable(frame.payload):  # the others would be read too late
+                frame.payload = frame.payload()
         for plane in self.planes:
             plane.end(OPERATION, committed=committed)
+
+
+@pytest.fixture(autouse=True)
+def part_bytes_min(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each ring draws when several tensors are gathered; what it is for others comes back."""
+    monkeypatch.setattr(memory, "PART_BYTES_MIN", memory.PART_BYTES_MIN)
 
 
 def random_values(data_type: DataType, count: int, rng: random.Random) -> Array:
@@ -506,7 +533,7 @@ def test_with_error_feedback_the_running_mean_converges(algorithm: Algorithm, op
             )
             results = [np.zeros(count, np.float32) for _ in range(world_size)]
             for rank, plane in enumerate(ring.planes):
-                operand = borrow(values[rank], results[rank])
+                operand = ring.borrow(values[rank], results[rank])
                 if kind == "with":
                     residual = owed[rank].begin("w", count, DataType.FLOAT)
                     operand = replace(operand, residual=residual)

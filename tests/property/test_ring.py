@@ -385,3 +385,11 @@ def test_a_digest_depends_on_positions_and_not_on_the_order_of_arrival(
     for position, part in enumerate(parts):
         flipped.add(position, memoryview(part + b"!" if position == 0 else part))
     assert flipped.value() != straight.value()
+
+
+@given(st.lists(st.binary(max_size=5), min_size=1, max_size=8))
+def test_a_digest_does_not_depend_on_where_a_segment_is_split(parts: list[bytes]) -> None:
+    whole, split = ResultDigest(1), ResultDigest(1)
+    whole.add(0, memoryview(b"".join(parts)))
+    split.add(0, *(memoryview(part) for part in parts))
+    assert split.value() == whole.value()

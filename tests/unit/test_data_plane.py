@@ -61,7 +61,8 @@ class FakeLink(Link):
         return self.is_up
 
     def send(self, header: FrameHeader, payload: Payload, number: int) -> None:
-        self.sent.append((header, bytes(payload() if callable(payload) else payload)))
+        made = payload() if callable(payload) else payload
+        self.sent.append((header, b"".join(made if isinstance(made, list) else [made])))
         self.numbers.append(number)
 
     def ask(self, header: FrameHeader) -> None:

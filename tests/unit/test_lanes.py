@@ -23,7 +23,7 @@ from pccl.protocol.frame import (
 )
 from pccl.protocol.types import OperationId, PeerId
 from pccl.transports.base import Address, PathMeasure, Receiver
-from pccl.transports.lane import Lane, Sink
+from pccl.transports.lane import Frame, Lane, Sink
 from pccl.transports.link import Link
 
 OPERATION = OperationId(term=1, group=0, view=3, tag=5, n=0)
@@ -809,3 +809,16 @@ def test_the_last_wish_counts() -> None:
         (sign(FrameKind.LANES, 4), b""),
         (sign(FrameKind.LANES, 2), b""),
     ]
+
+
+@pytest.mark.parametrize("sent", range(HEADER_BYTES + 9))
+def test_a_payload_in_several_pieces_goes_on_where_the_network_stopped(sent: int) -> None:
+    pieces = [memoryview(piece) for piece in (b"abc", b"d", b"efghi")]
+    header = FrameHeader(FrameKind.DATA, OPERATION, 0, 0, 9)
+    frame = Frame(header, pieces, 0)
+    frame.sent = sent
+    assert b"".join(frame.rest()) == (encode_header(header) + b"abcdefghi")[sent:]
+    assert all(len(buffer) for buffer in frame.rest())
+    assert frame.missing == HEADER_BYTES + 9 - sent
+    frame.keep()
+    assert b"".join(frame.rest()) == (encode_header(header) + b"abcdefghi")[sent:]

@@ -181,7 +181,10 @@ def test_signatures(path: str) -> None:
             assert parameter.default is not parameter.empty, f"{parameter.name} is required"
 
 
-@pytest.mark.parametrize("path", [path for path in CALLS if path.startswith("Communicator.")])
+@pytest.mark.parametrize(
+    "path",
+    [*(path for path in CALLS if path.startswith("Communicator.")), "Communicator.all_reduce_many"],
+)
 def test_the_asyncio_calls_take_the_same(path: str) -> None:
     name = path.partition(".")[2]
     blocking = inspect.signature(getattr(pccl.Communicator, name)).parameters
@@ -196,6 +199,7 @@ def test_ours_are_the_same_in_both() -> None:
 
     assert public(pccl.Communicator) == public(pccl.aio.Communicator)
     assert public(pccl.Communicator) >= {
+        "all_reduce_many",
         "barrier", "broadcast", "close", "members", "peer_id", "rank", "world_size",
     }  # fmt: skip
 
