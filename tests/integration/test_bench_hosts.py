@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 import pccl
+from pccl.cli.bench.agreement import gather, share
 from pccl.cli.bench.command import bench
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,6 +115,32 @@ def test_hosts_that_were_asked_for_different_things_agree(tmp_path: Path, master
     [table] = [end for end in ends if end]
     assert f"between hosts, master at {master}" in table
     assert len(re.findall(r"^ *[48] KiB ", table, re.MULTILINE)) == 1
+
+
+def test_peers_tell_each_other_what_they_know(master: str) -> None:
+    def tell() -> tuple[int, str, list[str]]:
+        with pccl.Communicator(master, token=SECRET) as comm:
+            comm.connect(min_peers=3)
+            shared = share(comm, f"the plan of rank {comm.rank}")
+            return comm.rank, shared, gather(comm, "é" * (comm.rank + 1))
+
+    with ThreadPoolExecutor(3) as threads:
+        told = list(threads.map(lambda _: tell(), range(3)))
+    assert sorted(rank for rank, _, _ in told) == [0, 1, 2]
+    assert {shared for _, shared, _ in told} == {"the plan of rank 0"}
+    assert all(gathered == ["é", "éé", "ééé"] for _, _, gathered in told)
+
+
+@pytest.mark.parametrize("for_whom", ["master", "peers"])
+def test_ctrl_c_while_waiting(tmp_path: Path, master: str, for_whom: str) -> None:
+    where = NOWHERE if for_whom == "master" else master
+    (tmp_path / "token").write_text(SECRET)
+    with host(tmp_path, where) as alone:
+        line_with(alone, "waiting ")
+        alone.send_signal(signal.SIGINT)
+        _, said = alone.communicate(timeout=LIMIT_S)
+    assert alone.returncode == 130
+    assert "Traceback" not in said
 
 
 def test_too_few_peers(tmp_path: Path, master: str) -> None:

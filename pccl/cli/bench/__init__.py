@@ -9,8 +9,8 @@ One concept each:
   :mod:`pccl.cli.bench.words`, what they measure;
 - :mod:`pccl.cli.bench.peer` is one of them: it plays :mod:`pccl.cli.bench.rounds` of
   :mod:`pccl.cli.bench.ours` with :mod:`pccl.cli.bench.values` or, if they are quantized,
-  :mod:`pccl.cli.bench.samples` (whose errors have :mod:`pccl.cli.bench.bounds`), watches :mod:`pccl.cli.bench.memory`, and compares with
-  :mod:`pccl.cli.bench.gloo`;
+  :mod:`pccl.cli.bench.samples` (whose errors :mod:`pccl.cli.bench.bounds` limits), watches
+  :mod:`pccl.cli.bench.memory`, and compares with :mod:`pccl.cli.bench.gloo`;
 - :mod:`pccl.cli.bench.hosts` is such a peer of a run across hosts; by
   :mod:`pccl.cli.bench.agreement` they tell each other what they measured;
 - :mod:`pccl.cli.bench.statistics` makes figures of it, :mod:`pccl.cli.bench.floor` sets them beside

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pccl
@@ -71,12 +71,10 @@ class Peer:
         memory.give_back()
         idle_bytes = memory.resident_bytes()
         for size in self._task.sizes:
-            for number in range(len(self._task.variants)):
+            for number, (side, log) in enumerate(self._sides(size)):
                 rounds = self._rounds("memory", size)
-                [(side, log)] = self._sides(size, [number])
                 peak = extra_bytes(rounds, side, log, idle_bytes)
                 self._peaks[size, number] = peak, log.fault
-                del side, log
 
     def measure_time(self, size: int) -> list[Measured]:
         """Play the rounds of one size; what each variant has done.
@@ -85,7 +83,7 @@ class Peer:
             size: bytes of the tensor.
         """
         their_log = Log()
-        ours = self._sides(size, range(len(self._task.variants)))
+        ours = self._sides(size)
         for number, (_, log) in enumerate(ours):
             log.fault = self._peaks[size, number][1]
         sides: list[tuple[Side, Log]] = list(ours)
@@ -129,13 +127,12 @@ class Peer:
         self._tell(Doing(part, size, 0))
         return Rounds(self._values, lambda done: self._tell(Doing(part, size, done)))
 
-    def _sides(self, size: int, numbers: Iterable[int]) -> list[tuple[Ours, Log]]:
+    def _sides(self, size: int) -> list[tuple[Ours, Log]]:
         """Variants in turn, in the same buffers, each with values of other rounds."""
         send = self._buffer(size)
         recv = None if self._task.in_place else self._buffer(size)
         found: list[tuple[Ours, Log]] = []
-        for number in numbers:
-            variant = self._task.variants[number]
+        for number, variant in enumerate(self._task.variants):
             ours = Ours(self._comm, send, recv, variant)
             inputs: Inputs
             if self._samples is None or variant.exact:
