@@ -42,8 +42,13 @@ class NoMaster(Exception):
     """Nobody answered in time; the message is the last reason."""
 
 
-async def wait_for_master(master: str, timeout_s: float | None) -> None:
+async def wait_for_master(master: str, timeout_s: float | None, who: str = "pccl join") -> None:
     """Dial until somebody answers, with growing pauses; say once on stderr that we wait.
+
+    Args:
+        master: its addresses.
+        timeout_s: how long; None: for ever.
+        who: says so.
 
     Raises:
         NoMaster: nobody did within ``timeout_s`` seconds.
@@ -66,12 +71,12 @@ async def wait_for_master(master: str, timeout_s: float | None) -> None:
             raise NoMaster(reason)
         if not waiting:
             waiting = True
-            _say(f"waiting for a master at {master} ({reason})")
+            _say(who, f"waiting for a master at {master} ({reason})")
         # Not all peers at once; and once more when the time is over.
         await asyncio.sleep(min(left_s, random.uniform(0.5, 1.0) * pause_s))
         pause_s = min(PAUSE_S_MAX, pause_s * PAUSE_GROWTH)
     if waiting:
-        _say(f"it answers, after {time.monotonic() - began_s:.1f} s")
+        _say(who, f"it answers, after {time.monotonic() - began_s:.1f} s")
 
 
 async def _dial(host: str, port: int, timeout_s: float) -> str:
@@ -97,8 +102,8 @@ def _reason(error: OSError) -> str:
     return str(text).lower()
 
 
-def _say(text: str) -> None:
-    click.echo(f"pccl join: {text}", err=True)
+def _say(who: str, text: str) -> None:
+    click.echo(f"{who}: {text}", err=True)
 
 
 class JoinCommand(Wrapper):

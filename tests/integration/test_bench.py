@@ -33,6 +33,7 @@ LIMIT_S = 110.0
 
 FIELDS = {
     *("peers", "bytes", "dtype", "algorithm", "lanes", "in_place", "seconds_median"),
+    *("quantize", "tensors", "error", "wire_bytes_per_value"),
     *("cpu_s_per_gib", "extra_mib", "values_ok", "congestion", "seconds"),
 }
 THEIR_FIELDS = {"against", "against_seconds_median", "against_cpu_s_per_gib", "ratio"}
@@ -78,7 +79,9 @@ def test_sizes_peers_and_lanes() -> None:
         assert set(result) >= FIELDS
         assert not set(result) & THEIR_FIELDS
         assert result["dtype"] == "float32"
-        assert result["algorithm"] == "ring"
+        assert result["algorithm_asked"] == "auto"
+        assert set(result["algorithm"].split(",")) <= {"ring", "star", "mesh"}
+        assert (result["quantize"], result["tensors"], result["error"]) == ("none", 1, 0.0)
         assert result["in_place"] is False
         assert result["values_ok"] is True
         assert result["faults"] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 import sys
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from pccl.cli.bench import memory
-from pccl.cli.bench.rounds import Log, Rounds, extra_bytes, new_buffer, timed
+from pccl.cli.bench.rounds import Log, Rounds, Shifted, extra_bytes, new_buffer, timed
 from pccl.cli.bench.values import Array, Values
+from pccl.cli.bench.variants import Variant
 from pccl.cli.bench.words import (
     Committed,
     Connected,
@@ -31,13 +33,15 @@ COUNT = 100_000
 class Imagined:
     """One of two peers; the other one's values are added without anybody."""
 
-    def __init__(self, name: str, diary: list[str], *, in_place: bool = False) -> None:
+    def __init__(
+        self, name: str, diary: list[str], *, in_place: bool = False, begin: int = 0
+    ) -> None:
         self.name = name
         self.input: Array = new_buffer(COUNT, FLOAT32)
         self.result = self.input if in_place else new_buffer(COUNT, FLOAT32)
         self._diary = diary
         self._other = Values(FLOAT32, 1, 2)
-        self._round = 0
+        self._round = begin
 
     def barrier(self) -> None:
         self._diary.append(f"{self.name} meet")
@@ -124,6 +128,16 @@ def test_timed() -> None:
     assert 0 <= cpu_s < 10
 
 
+def test_a_log_may_have_inputs_of_its_own() -> None:
+    """Of a later round, say: what another side has left there is no right result."""
+    log = Log(Shifted(Values(FLOAT32, 0, 2), 5))
+    right, wrong = Imagined("ours", [], begin=5), Imagined("ours", [])
+    rounds().play([(right, log)], 2, keep=True)
+    assert log.fault == ""
+    rounds().play([(wrong, log)], 1, keep=True)
+    assert log.fault.startswith("400000 bytes, round 0: element ")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="nobody else forgets a peak")
 def test_memory_beyond_the_buffers() -> None:
     idle_bytes = memory.resident_bytes()
@@ -145,6 +159,7 @@ TIMED = Timed((0.001, 0.25), (0.5, 0.0), "round 1: element 3 is 2, expected 1")
         Doing("rounds", 4096, 7),
         Measured(4096, 5, (1, 2), ("reno", "bbr"), TIMED, None),
         Measured(4096, 5, (), (), TIMED, TIMED),
+        Measured(4096, 5, (1,), ("reno",), TIMED, None, 2, "mesh,star", 1.0625, 0.0078, "5eed"),
         Committed((0.5, 0.25)),
         Failed("there is no more memory"),
     ],
@@ -166,3 +181,5 @@ def test_other_lines_are_no_reports(line: str) -> None:
 def test_tasks_survive_the_command_line() -> None:
     task = Task(1, 2, "127.0.0.1:5", (4, 8), "int8", 0, True, 3, 1, 0, listen="127.0.0.1:9")
     assert Task.from_json(task.to_json()) == task
+    several = dataclasses.replace(task, variants=(Variant(), Variant("mesh", "int4", 2, 64, True)))
+    assert Task.from_json(several.to_json()) == several

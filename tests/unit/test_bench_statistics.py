@@ -8,6 +8,7 @@ import pytest
 
 from pccl.cli.bench.floor import Bandwidths, costs_of
 from pccl.cli.bench.statistics import Result, bus_factor, percentile, result_of, side_of
+from pccl.cli.bench.variants import Variant
 from pccl.cli.bench.words import Measured, Timed
 
 GIB = 1 << 30
@@ -20,7 +21,7 @@ def timed(*seconds: float, cpu_s: float = 1.0, fault: str = "") -> Timed:
 def measured(
     ours: Timed, theirs: Timed | None = None, *, extra_bytes: int = 0, congestion: str = "reno"
 ) -> Measured:
-    return Measured(GIB, extra_bytes, (2,), (congestion,), ours, theirs)
+    return Measured(GIB, extra_bytes, (2,), (congestion,), ours, theirs, wire_bytes_per_value=4.0)
 
 
 def result(*parts: Measured, lanes: int = 0, against: str = "") -> Result:
@@ -62,6 +63,11 @@ def test_result() -> None:
         "bytes": GIB,
         "dtype": "float32",
         "algorithm": "ring",
+        "algorithm_asked": "auto",
+        "quantize": "none",
+        "block": None,
+        "stochastic": False,
+        "tensors": 1,
         "lanes": 2,
         "in_place": True,
         "seconds_median": 2.0,
@@ -73,6 +79,8 @@ def test_result() -> None:
         "bus_bandwidth": GIB / 2,
         "cpu_s_per_gib": 1.5,  # 4.5 seconds for three rounds of 1 GiB
         "master_cpu_s_per_gib": 2.0,
+        "error": 0.0,
+        "wire_bytes_per_value": 4.0,
         "extra_mib": 1.0,
         "connect_mib": 3.0,
         "values_ok": True,
@@ -96,6 +104,43 @@ def test_faults() -> None:
     wrong = result(measured(timed(1.0)), measured(timed(1.0, fault="round 3: element 5")))
     assert wrong.values_ok is False
     assert wrong.to_dict()["faults"] == ["peer 1: round 3: element 5"]
+
+
+VARIANTS = (Variant(), Variant("mesh", "int8", 4))
+
+
+def quantized(error: float, wire_bytes: float, digest: str) -> Result:
+    """Of two peers, the first of which is as the arguments say."""
+    parts = [
+        Measured(GIB, 0, (1,), ("reno",), timed(1.0), None, 1, "mesh", *figures)
+        for figures in ((wire_bytes, error, digest), (1.06, 0.007, "5eed"))
+    ]
+    return result_of(
+        parts,
+        dtype="float32",
+        lanes=1,
+        in_place=False,
+        against="",
+        master_cpu_s=None,
+        connect_bytes=0,
+        variants=VARIANTS,
+    )
+
+
+def test_a_quantized_case() -> None:
+    found = quantized(0.0078, 1.07, "5eed").to_dict()
+    assert found["algorithm"] == found["algorithm_asked"] == "mesh"
+    assert (found["quantize"], found["block"], found["tensors"]) == ("int8", 32, 4)
+    assert found["error"] == 0.0078  # of the worst peer
+    assert found["wire_bytes_per_value"] == pytest.approx(1.065)
+    assert found["master_cpu_s_per_gib"] is None  # it ran elsewhere
+    assert found["faults"] == []
+
+
+def test_peers_that_hold_different_bits_are_a_fault() -> None:
+    assert quantized(0.007, 1.06, "beef").to_dict()["faults"] == [
+        "the results differ between peers"
+    ]
 
 
 @pytest.mark.parametrize(("peers", "factor"), [(2, 1.0), (3, 4 / 3), (4, 1.5), (64, 126 / 64)])
@@ -129,6 +174,7 @@ def test_costs_of_four_peers_on_two_cores() -> None:
         "floor": "case",
         "peers": 4,
         "lanes": 2,
+        "way": "auto",
         "bytes": GIB,
         "seconds_median": 2.0,
         "floor_seconds": 3.75,  # twice 1.5 GiB moved and 0.75 GiB added

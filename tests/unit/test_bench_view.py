@@ -17,8 +17,10 @@ from pccl.cli.bench.floor import Bandwidths, Costs, Floor
 from pccl.cli.bench.plan import Plan
 from pccl.cli.bench.plot import draw, lines
 from pccl.cli.bench.statistics import Result, Side
+from pccl.cli.bench.variants import Variant
 from pccl.cli.bench.view import (
     TABLE_WIDTH_MIN,
+    VARIANT_WIDTH,
     JsonView,
     LiveView,
     PlainView,
@@ -30,11 +32,12 @@ from pccl.cli.bench.view import (
     floor_lines,
     gigabytes,
     headings,
+    percent,
 )
 from pccl.cli.bench.words import Doing
 
 PLAN = Plan((1 << 20,), (4,), (0,), "float32", False, 2, 1, "gloo", "")
-CONDITIONS = Conditions({"pccl": "9.8.7"}, "a processor", 2, "an OS", "bbr", PLAN)
+CONDITIONS = Conditions({"pccl": "9.8.7"}, "a processor", 2, "an OS", "bbr", PLAN, 1.5)
 OURS = Side((0.002, 0.004), (0.002, 0.004), 0.01, ())
 THEIRS = Side((0.006, 0.006), (0.006, 0.006), 0.02, ())
 RESULT = Result(
@@ -90,6 +93,50 @@ def test_cells() -> None:
     assert cost_cells(COSTS) == COST_ROW
 
 
+QUANTIZED = dataclasses.replace(
+    ALONE,
+    variant=Variant("auto", "int8", 16),
+    algorithm="mesh",
+    error=0.0078,
+    wire_bytes_per_value=1.0625,
+)
+WAY = ["mesh*", "int8", "16"]
+
+
+def test_cells_of_several_ways() -> None:
+    found = cells(QUANTIZED, by_variant=True, against="gloo")
+    assert found[:7] == ["4 MiB", "4", "2", *WAY, "3.00 ms"]
+    assert found[-5:] == ["0.780%", "1.062", "-", "-", "-"]  # Gloo has nothing like it
+    assert len(headings("gloo", by_variant=True)) == len(found)
+    assert cells(ALONE, by_variant=True)[3:6] == ["ring*", "none", "1"]
+    assert cells(ALONE, by_variant=True)[-2] == "0"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"), [(0.0, "0"), (0.0078, "0.780%"), (0.19, "19.000%"), (3.4e-8, "3.4e-08")]
+)
+def test_percent(error: float, text: str) -> None:
+    assert percent(error) == text
+
+
+@pytest.mark.parametrize("width", [TABLE_WIDTH_MIN + VARIANT_WIDTH, 80, 160])
+def test_a_table_of_several_ways(width: int) -> None:
+    out = io.StringIO()
+    console = Console(
+        file=out, force_terminal=True, width=width, legacy_windows=False, no_color=True
+    )
+    with LiveView(console, "gloo", by_variant=True) as live:
+        live.begin(CONDITIONS)
+        live.add(RESULT)
+        live.add(QUANTIZED)
+        live.conclude(None)
+    for cell in [*ROW, *cells(QUANTIZED, by_variant=True, against="gloo")]:
+        assert cell in out.getvalue()
+    assert "…" not in out.getvalue()
+    rows = [line.split() for line in out.getvalue().splitlines() if "mesh*" in line]
+    assert all(row[:7] == ["4", "MiB", "4", "2", *WAY] for row in rows)
+
+
 def told(view: View, floor: Floor | None = FLOOR) -> None:
     with view:
         view.begin(CONDITIONS)
@@ -106,7 +153,7 @@ def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert " ".join(COST_ROW).split() in said
     assert ["copy", "100.00", "in", "the", "cache,", "10.00", "in", "memory"] in said
     assert "pccl 9.8.7" in out
-    assert "a processor, 2 cores, an OS, bbr by default" in out
+    assert "a processor, 2 cores, an OS, bbr by default, load 1.50" in out
     assert "2 rounds in turn with gloo after 1 to warm up" in out
     assert "congestion control of the peers' connections: reno" in out
     assert "something" not in out
@@ -126,6 +173,9 @@ def test_objects(capsys: pytest.CaptureFixture[str]) -> None:
         "rounds": 2,
         "warmup": 1,
         "emulate": "",
+        "data": "normal",
+        "master": "",
+        "load": 1.5,
     }
     assert len(floor) == 8
     assert floor[0] == {"floor": "loopback", "bytes_per_s": 4e9, "congestion": "reno"}
@@ -232,6 +282,10 @@ def test_lines_of_the_plot() -> None:
         "4 peers, 2 lanes": [RESULT, ALONE],
         "4 peers, 1 lane": [other],
     }
+    assert list(lines([ALONE, QUANTIZED])) == [
+        "4 peers, 2 lanes",
+        "4 peers, 2 lanes, auto int8 16 tensors",
+    ]
 
 
 def test_plot(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
@@ -19,10 +19,20 @@ from pccl.cli.bench.arguments import ListOf, Size, format_size, sweep
 from pccl.cli.bench.conditions import conditions_of, cores
 from pccl.cli.bench.crew import Crew
 from pccl.cli.bench.floor import Floor, costs_of
+from pccl.cli.bench.hosts import Place, measure_across
+from pccl.cli.bench.options import (
+    Default,
+    check_place,
+    host_options,
+    place_from,
+    variant_options,
+    variants_from,
+)
 from pccl.cli.bench.plan import DTYPES, Plan, check
 from pccl.cli.bench.plot import draw
 from pccl.cli.bench.run import BARRIERS, Group, check_link, measure_bandwidths
 from pccl.cli.bench.statistics import Result
+from pccl.cli.bench.variants import PLAIN
 from pccl.cli.bench.view import JsonView, View, choose_view
 from pccl.cli.bench.words import Doing
 
@@ -35,9 +45,12 @@ FACTOR_MAX = 1 << 20
 EXAMPLE = "pccl bench allreduce --size 64MiB --peers 2,3,4 --against gloo"
 
 
-@click.group(no_args_is_help=False)
+@click.group(cls=Default, no_args_is_help=False)
 def bench() -> None:
-    """Measure how fast the library is here, with every value checked."""
+    """Measure how fast the library is here, with every value checked.
+
+    Options without a command are those of allreduce.
+    """
 
 
 def check_plot(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
@@ -174,30 +187,32 @@ def end_on_signal(signum: int, frame: FrameType | None) -> NoReturn:
     help="Draw bandwidth over size.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+@variant_options
+@host_options
 @logs.verbose_option(logging.ERROR)
 @click.pass_context
 def allreduce(
     ctx: click.Context,
+    /,
     sizes: tuple[int, ...] | None,
     smallest: int,
     largest: int,
     factor: int,
-    peers: tuple[int, ...],
-    lanes: tuple[int, ...],
-    dtype: str,
-    in_place: bool,
-    rounds: int,
-    warmup: int,
-    against: str,
-    emulate: str,
     floor: bool | None,
     plot: Path | None,
     as_json: bool,
+    master: str | None,
+    **given: Any,
 ) -> None:
-    """Measure all-reduce between processes of this machine.
+    """Measure all-reduce between processes of this machine, or between hosts.
 
     Starts a master and the peers, lets them reduce tensors whose values depend on peer, element
-    and round, and checks every value of every result, outside of what is timed.
+    and round, and checks every value of every result, outside of what is timed. What is quantized
+    has random values; its error is told, must be below the format's bound, and all peers must have
+    the same bits.
+
+    With --master, each host runs this command and is one peer; what that of rank 0 was asked for
+    is measured, and it shows the figures.
 
     The time of a round is the mean over the peers, each from its call to its return (as in
     nccl-tests), and the time of a case the median over its rounds. Sizes: 4096, 64KiB, 1MiB, 2GiB;
@@ -207,26 +222,33 @@ def allreduce(
     """
     if sizes is not None and any(chosen(ctx, name) for name in ("smallest", "largest", "factor")):
         raise click.UsageError("give --size, or --min, --max and --factor, not both")
+    variants, data = variants_from(given)
+    place = place_from(given)
     plan = Plan(
         sizes=sizes or sweep(smallest, largest, factor),
-        peers=peers,
-        lanes=lanes,
-        dtype=dtype,
-        in_place=in_place,
-        rounds=rounds,
-        warmup=warmup,
-        against=against,
-        emulate=emulate,
+        variants=variants,
+        data=data,
+        master=master or "",
+        **given,
     )
+    check_place(plan, place, floor)
     check(plan)
     for wanted in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(wanted, end_on_signal)
-    view: View = JsonView() if as_json else choose_view(against)
-    with Crew() as crew:
-        if emulate:
-            check_link(crew, emulate)
+    view: View = (
+        JsonView() if as_json else choose_view(plan.against, by_variant=plan.compares_variants)
+    )
+    if master:
         with view:
-            results = measure(crew, plan, view, floor=not emulate if floor is None else floor)
+            results = measure_between(plan, place, view)
+    else:
+        with Crew() as crew:
+            if plan.emulate:
+                check_link(crew, plan.emulate)
+            with view:
+                results = measure(
+                    crew, plan, view, floor=not plan.emulate if floor is None else floor
+                )
     any_wrong = complain(results)
     if plot is not None:
         try:
@@ -241,6 +263,22 @@ def allreduce(
 def chosen(ctx: click.Context, name: str) -> bool:
     """Whether somebody chose the value of an option."""
     return ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def measure_between(plan: Plan, place: Place, view: View) -> list[Result]:
+    """Measure as one of several hosts.
+
+    Raises:
+        click.ClickException: no master, too few peers, or one was lost.
+    """
+
+    def tell(who: str, doing: Doing) -> None:
+        view.doing(f"{who}: {describe(doing, plan.rounds)}")
+
+    def say(text: str) -> None:
+        click.echo(f"pccl bench: {text}", err=True)
+
+    return measure_across(plan, place, view, tell, say)
 
 
 def measure(crew: Crew, plan: Plan, view: View, *, floor: bool) -> list[Result]:
@@ -270,7 +308,7 @@ def measure(crew: Crew, plan: Plan, view: View, *, floor: bool) -> list[Result]:
         for lanes in plan.lanes:
             group = Group(plan, peers, lanes, tell, on_result)
             group.run(crew, barriers=BARRIERS if floor else 0)
-            barriers += [group.barriers] * len(plan.sizes)
+            barriers += [group.barriers] * (len(plan.sizes) * len(plan.variants))
     found: Floor | None = None
     if floor:
         view.doing("what plain programs get on this machine")
@@ -279,6 +317,7 @@ def measure(crew: Crew, plan: Plan, view: View, *, floor: bool) -> list[Result]:
         costs = [
             costs_of(result, speeds, seconds, cores())
             for result, seconds in zip(results, barriers, strict=True)
+            if result.variant.exact  # what a ring costs that moves plain values
         ]
         found = Floor(speeds, costs)
     view.conclude(found)
@@ -310,4 +349,7 @@ def all_faults(result: Result) -> list[str]:
     """Of both sides, with whose they are and in which case."""
     theirs = result.theirs.faults if result.theirs is not None else ()
     sides = [("pccl", result.ours.faults), (result.against, theirs)]
-    return [f"{name}, {result.peers} peers, {fault}" for name, faults in sides for fault in faults]
+    way = f", {result.variant}" if result.variant != PLAIN else ""
+    return [
+        f"{name}, {result.peers} peers{way}, {fault}" for name, faults in sides for fault in faults
+    ]

@@ -28,6 +28,7 @@ class Conditions:
         congestion_default: the system's congestion control; what our connections had is told by
             each result.
         plan: what was measured.
+        load: of the machine when it began, the mean of a minute; None: not told.
     """
 
     versions: dict[str, str]
@@ -36,26 +37,33 @@ class Conditions:
     system: str
     congestion_default: str
     plan: Plan
+    load: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """What ``--json`` adds to every result."""
         plan = self.plan
         found = asdict(self)
         del found["plan"]
-        return {**found, "rounds": plan.rounds, "warmup": plan.warmup, "emulate": plan.emulate}
+        found |= {"rounds": plan.rounds, "warmup": plan.warmup, "emulate": plan.emulate}
+        return {**found, "data": plan.data, "master": plan.master}
 
     def to_lines(self) -> list[str]:
         """For people."""
         plan = self.plan
+        inexact = any(not variant.exact for variant in plan.variants)
         where = "in place" if plan.in_place else "into a second buffer"
         against = f" in turn with {plan.against}" if plan.against else ""
         link = f"links emulated ({plan.emulate})" if plan.emulate else "loopback"
+        if plan.master:
+            link = f"between hosts, master at {plan.master}"
+        load = f", load {self.load:.2f}" if self.load is not None else ""
         default = f", {self.congestion_default} by default" if self.congestion_default else ""
         return [
             ", ".join(f"{name} {version}" for name, version in self.versions.items()),
-            f"{self.processor}, {self.cores} cores, {self.system}{default}",
+            f"{self.processor}, {self.cores} cores, {self.system}{default}{load}",
             f"sum of {plan.dtype} {where}, {link}; one process, one numeric thread per peer",
             f"{plan.rounds} rounds{against} after {plan.warmup} to warm up, every value checked",
+            *([f"quantized values: {plan.data}"] if inexact else []),
         ]
 
 
@@ -73,6 +81,7 @@ def conditions_of(plan: Plan) -> Conditions:
         system=f"{platform.system()} {platform.release()}",
         congestion_default=read(CONGESTION).strip(),
         plan=plan,
+        load=load(),
     )
 
 
@@ -81,6 +90,14 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def load() -> float | None:
+    """Processes that have wanted a core, the mean of a minute; None where nobody counts them."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (OSError, AttributeError):
+        return None
 
 
 def processor() -> str:

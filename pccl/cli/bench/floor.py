@@ -71,6 +71,7 @@ class Costs:
         backup: bytes of the tensor by the bandwidth of copies in memory, if it reduces in place.
         commit: of the median barrier, which decides as a reduce does and moves nothing.
         turns: how many peers share a core.
+        way: algorithm and number of tensors.
     """
 
     peers: int
@@ -83,6 +84,7 @@ class Costs:
     backup: float
     commit: float
     turns: float
+    way: str = ""
 
     @property
     def floor(self) -> float:
@@ -95,6 +97,7 @@ class Costs:
             "floor": "case",
             "peers": self.peers,
             "lanes": self.lanes,
+            "way": self.way,
             "bytes": self.bytes,
             "seconds_median": round(self.seconds, DIGITS),
             "floor_seconds": round(self.floor, DIGITS),
@@ -140,4 +143,5 @@ def costs_of(result: Result, speeds: Bandwidths, barriers: Sequence[float], core
         backup=result.bytes / speeds.copy_memory if result.in_place else 0.0,
         commit=statistics.median(barriers),
         turns=max(1.0, result.peers / cores),
+        way=str(result.variant),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pccl.cli.bench.arguments import format_size
 from pccl.cli.bench.statistics import Result
+from pccl.cli.bench.variants import PLAIN
 from pccl.cli.demo_plot import blank
 
 GIGA = 1e9
@@ -52,9 +53,11 @@ def draw(results: Sequence[Result], path: Path) -> None:
 
 
 def lines(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """What belongs on one line: the same peers and lanes, by size."""
+    """What belongs on one line: the same peers, lanes and variant, by size."""
     found: dict[str, list[Result]] = {}
     for result in sorted(results, key=lambda result: (result.peers, result.bytes)):
         label = f"{result.peers} peers, {result.lanes} lane{'s' if result.lanes != 1 else ''}"
+        if result.variant != PLAIN:
+            label += f", {result.variant}"
         found.setdefault(label, []).append(result)
     return found

@@ -13,9 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-import pccl
 from pccl.cli.bench import memory
-from pccl.cli.bench.values import Array, Values
+from pccl.cli.bench.values import Array
 from pccl.cli.bench.words import Timed
 
 MEMORY_ROUNDS = 4
@@ -46,29 +45,56 @@ class Side(Protocol):
         ...
 
 
-class Ours:
-    """This library."""
+class Inputs(Protocol):
+    """What one peer puts in, and whether a result is right."""
 
-    name = "pccl"
+    def fill(self, tensor: Array, round_number: int) -> None:
+        """Write this peer's values of a round."""
+        ...
 
-    def __init__(self, comm: pccl.Communicator, send: Array, recv: Array | None) -> None:
-        self._comm = comm
-        self.input = send
-        self.result = send if recv is None else recv
+    def check_input(self, tensor: Array, round_number: int) -> object | None:
+        """What is wrong with an input after a reduce, in words."""
+        ...
 
-    def barrier(self) -> None:
-        """Wait for all peers."""
-        self._comm.barrier()
+    def check_sum(self, tensor: Array, round_number: int) -> object | None:
+        """What is wrong with a result, in words."""
+        ...
 
-    def reduce(self) -> None:
-        """Add all peers' inputs."""
-        self._comm.all_reduce(self.input, self.result)
+
+class Shifted:
+    """Inputs of other rounds: what another side left in the same memory is no right result.
+
+    Args:
+        inputs: whose.
+        by: by how many rounds.
+    """
+
+    def __init__(self, inputs: Inputs, by: int) -> None:
+        self._inputs = inputs
+        self._by = by
+
+    def fill(self, tensor: Array, round_number: int) -> None:
+        """Write this peer's values of a round."""
+        self._inputs.fill(tensor, round_number + self._by)
+
+    def check_input(self, tensor: Array, round_number: int) -> object | None:
+        """What is wrong with an input after a reduce, in words."""
+        return self._inputs.check_input(tensor, round_number + self._by)
+
+    def check_sum(self, tensor: Array, round_number: int) -> object | None:
+        """What is wrong with a result, in words."""
+        return self._inputs.check_sum(tensor, round_number + self._by)
 
 
 class Log:
-    """What the rounds of one side have shown so far."""
+    """What the rounds of one side have shown so far.
 
-    def __init__(self) -> None:
+    Args:
+        inputs: what this side reduces; None: what all do that have none of their own.
+    """
+
+    def __init__(self, inputs: Inputs | None = None) -> None:
+        self.inputs = inputs
         self.seconds: list[float] = []
         self.cpu_s: list[float] = []
         self.fault = ""
@@ -82,11 +108,11 @@ class Rounds:
     """Plays rounds, each with values of its own.
 
     Args:
-        values: what goes in and what must come out.
+        values: what goes in and what must come out, unless a side's log says otherwise.
         tell: called now and then, between rounds, with how many of a part have ended.
     """
 
-    def __init__(self, values: Values, tell: Callable[[int], None]) -> None:
+    def __init__(self, values: Inputs, tell: Callable[[int], None]) -> None:
         self._values = values
         self._tell = tell
         self._number = 0
@@ -102,10 +128,11 @@ class Rounds:
         """
         for done in range(count):
             for side, log in logs if done % 2 == 0 else reversed(logs):
-                self._values.fill(side.input, self._number)
+                inputs = log.inputs or self._values
+                inputs.fill(side.input, self._number)
                 side.barrier()
                 seconds, cpu_s = timed(side.reduce)
-                log.fault = log.fault or self._check(side)
+                log.fault = log.fault or self._check(side, inputs)
                 if keep:
                     log.seconds.append(round(seconds, DIGITS))
                     log.cpu_s.append(round(cpu_s, DIGITS))
@@ -114,14 +141,14 @@ class Rounds:
                 self._tell(done + 1)
                 self._told_s = time.monotonic()
 
-    def _check(self, side: Side) -> str:
+    def _check(self, side: Side, inputs: Inputs) -> str:
         """The first wrong value, in words, or nothing."""
         where = f"{side.result.nbytes} bytes, round {self._number}"
-        if wrong := self._values.check_sum(side.result, self._number):
+        if wrong := inputs.check_sum(side.result, self._number):
             return f"{where}: {wrong}"
         if side.result is side.input:
             return ""
-        wrong = self._values.check_input(side.input, self._number)
+        wrong = inputs.check_input(side.input, self._number)
         return f"{where}: the input was changed: {wrong}" if wrong else ""
 
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ class Group:
         lanes: connections per link.
         tell: is told what is being done.
         on_result: is given the figures of each case as soon as all peers have measured it.
+        has_master: whether the master runs in this process.
     """
 
     def __init__(
@@ -75,7 +77,10 @@ class Group:
         lanes: int,
         tell: Callable[[str, Doing], None],
         on_result: Callable[[Result], None],
+        *,
+        has_master: bool = True,
     ) -> None:
+        self._has_master = has_master
         self._plan = plan
         self._peers = peers
         self._lanes = lanes
@@ -83,7 +88,8 @@ class Group:
         self._on_result = on_result
         self._connect_bytes = 0
         self._began_cpu_s: dict[int, float] = {}
-        self._measured: dict[int, dict[str, Measured]] = {}
+        self._master_cpu_s: dict[int, float] = {}
+        self._measured: dict[tuple[int, int], dict[str, Measured]] = {}
         self._barriers: dict[str, Committed] = {}
 
     @property
@@ -118,16 +124,10 @@ class Group:
                 )
             environment = {config.TOKEN: token, "GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE}
             for peer, (listen, advertise) in enumerate(doors):
-                task = Task(
+                task = replace(
+                    task_of(self._plan, self._peers, self._lanes),
                     peer=peer,
-                    peers=self._peers,
                     master=master,
-                    sizes=self._plan.sizes,
-                    dtype=self._plan.dtype,
-                    lanes=self._lanes,
-                    in_place=self._plan.in_place,
-                    rounds=self._plan.rounds,
-                    warmup=self._plan.warmup,
                     barriers=barriers,
                     rendezvous=rendezvous,
                     listen=listen,
@@ -151,11 +151,12 @@ class Group:
                     elif isinstance(report, Failed):
                         raise _cause(crew, name, report)
                     else:
-                        self._add(name, report)
+                        self.add(name, report)
         except ProcessDied as death:
             raise failure_of(death) from death
 
-    def _add(self, name: str, report: Report) -> None:
+    def add(self, name: str, report: Report) -> None:
+        """Take in what a peer says."""
         match report:
             case Connected():
                 self._connect_bytes = max(self._connect_bytes, report.connect_bytes)
@@ -165,26 +166,49 @@ class Group:
                 if name == self.names[0]:
                     self._tell(f"{self._peers} peers, {self._lanes or 'automatic'} lanes", report)
             case Measured():
-                parts = self._measured.setdefault(report.bytes, {})
+                parts = self._measured.setdefault((report.bytes, report.variant), {})
                 parts[name] = report
                 if len(parts) == self._peers:
-                    self._on_result(self._result(report.bytes))
+                    self._on_result(self._result(parts))
             case Committed():
                 self._barriers[name] = report
             case Failed():
                 raise AssertionError("told before")
 
-    def _result(self, size: int) -> Result:
-        """All figures of a case; the master runs in this process, which has waited meanwhile."""
+    def _result(self, parts: dict[str, Measured]) -> Result:
+        """All figures of a case; this process, if the master runs in it, has waited meanwhile."""
+        first = parts[self.names[0]]
+        if self._has_master and first.bytes not in self._master_cpu_s:
+            spent_s = time.process_time() - self._began_cpu_s[first.bytes]
+            self._master_cpu_s[first.bytes] = spent_s / len(self._plan.variants)
         return result_of(
-            [self._measured[size][name] for name in self.names],
+            [parts[name] for name in self.names],
             dtype=self._plan.dtype,
             lanes=self._lanes,
             in_place=self._plan.in_place,
             against=self._plan.against,
-            master_cpu_s=time.process_time() - self._began_cpu_s[size],
+            master_cpu_s=self._master_cpu_s.get(first.bytes),
             connect_bytes=self._connect_bytes,
+            variants=self._plan.variants,
         )
+
+
+def task_of(plan: Plan, peers: int, lanes: int) -> Task:
+    """What the first one of so many peers does, as far as the plan knows."""
+    return Task(
+        peer=0,
+        peers=peers,
+        master=plan.master,
+        sizes=plan.sizes,
+        dtype=plan.dtype,
+        lanes=lanes,
+        in_place=plan.in_place,
+        rounds=plan.rounds,
+        warmup=plan.warmup,
+        barriers=0,
+        variants=plan.variants,
+        data=plan.data,
+    )
 
 
 @contextlib.contextmanager

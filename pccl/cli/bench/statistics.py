@@ -13,13 +13,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from pccl.cli.bench.variants import PLAIN, Variant
 from pccl.cli.bench.words import Measured, Timed
 
 MIB = 1 << 20
 GIB = 1 << 30
+
+DIFFERENT = "the results differ between peers"
+"""A fault that no peer sees alone."""
 
 DIGITS = 9
 """Times are printed in whole nanoseconds."""
@@ -61,10 +65,14 @@ class Result:
         ours: what the library has cost.
         against: name of the other side, if there was one.
         theirs: what it has cost.
-        master_cpu_s: of the master's process while the rounds ran.
+        master_cpu_s: of the master's process while the rounds ran; None: it ran elsewhere.
         extra_bytes: peak memory beyond the caller's buffers, of the worst peer.
         connect_bytes: what connecting alone has added to a process, of the worst peer.
         congestion: names of the congestion controls in use, with commas.
+        variant: how it was asked for.
+        algorithm: by which values have travelled; names with commas, if there were several.
+        wire_bytes_per_value: what peers have sent for each value that they sent.
+        error: relative L2 error of the results, of the worst peer; 0: they were exact.
     """
 
     peers: int
@@ -75,10 +83,14 @@ class Result:
     ours: Side
     against: str
     theirs: Side | None
-    master_cpu_s: float
+    master_cpu_s: float | None
     extra_bytes: int
     connect_bytes: int
     congestion: str
+    variant: Variant = PLAIN
+    algorithm: str = "ring"
+    wire_bytes_per_value: float = 0.0
+    error: float = 0.0
 
     @property
     def values_ok(self) -> bool:
@@ -110,14 +122,23 @@ class Result:
             "peers": self.peers,
             "bytes": self.bytes,
             "dtype": self.dtype,
-            "algorithm": "ring",
+            "algorithm": self.algorithm,
+            "algorithm_asked": self.variant.algorithm,
+            "quantize": self.variant.quantize,
+            "block": None if self.variant.exact else self.variant.wire_block,
+            "stochastic": self.variant.stochastic,
+            "tensors": self.variant.tensors,
             "lanes": self.lanes,
             "in_place": self.in_place,
             **_times("seconds", self.ours),
             "algorithm_bandwidth": self.algorithm_bandwidth,
             "bus_bandwidth": self.bus_bandwidth,
             "cpu_s_per_gib": self.cpu_s_per_gib(self.ours.cpu_s),
-            "master_cpu_s_per_gib": self.cpu_s_per_gib(self.master_cpu_s),
+            "master_cpu_s_per_gib": None
+            if self.master_cpu_s is None
+            else self.cpu_s_per_gib(self.master_cpu_s),
+            "error": self.error,
+            "wire_bytes_per_value": round(self.wire_bytes_per_value, 4),
             "extra_mib": round(self.extra_bytes / MIB, 3),
             "connect_mib": round(self.connect_bytes / MIB, 3),
             "values_ok": self.values_ok,
@@ -165,8 +186,9 @@ def result_of(
     lanes: int,
     in_place: bool,
     against: str,
-    master_cpu_s: float,
+    master_cpu_s: float | None,
     connect_bytes: int,
+    variants: Sequence[Variant] = (PLAIN,),
 ) -> Result:
     """Put all peers' parts of one case together.
 
@@ -176,23 +198,31 @@ def result_of(
         lanes: as asked for.
         in_place: whether the result replaced the input.
         against: name of the other side, or nothing.
-        master_cpu_s: of the master's process while the rounds ran.
+        master_cpu_s: of the master's process while the rounds ran; None: it ran elsewhere.
         connect_bytes: what connecting has added, of the worst peer.
+        variants: the ways that were measured; the parts say which one.
     """
     theirs = [part.theirs for part in parts if part.theirs is not None]
+    ours = side_of([part.ours for part in parts])
+    if len({part.digest for part in parts}) > 1:
+        ours = replace(ours, faults=(*ours.faults, DIFFERENT))
     return Result(
         peers=len(parts),
         bytes=parts[0].bytes,
         dtype=dtype,
         lanes=lanes or max((count for part in parts for count in part.lanes), default=0),
         in_place=in_place,
-        ours=side_of([part.ours for part in parts]),
+        ours=ours,
         against=against if theirs else "",
         theirs=side_of(theirs) if theirs else None,
         master_cpu_s=master_cpu_s,
         extra_bytes=max(part.extra_bytes for part in parts),
         connect_bytes=connect_bytes,
         congestion=",".join(sorted({name for part in parts for name in part.congestion if name})),
+        variant=variants[parts[0].variant],
+        algorithm=parts[0].algorithm,
+        wire_bytes_per_value=statistics.fmean(part.wire_bytes_per_value for part in parts),
+        error=max(part.error for part in parts),
     )
 
 

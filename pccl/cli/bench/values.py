@@ -68,6 +68,38 @@ class Difference(NamedTuple):
         return f"element {self.element} is {self.found}, expected {self.expected}"
 
 
+class Pattern:
+    """Values with a period, from which each round takes another beginning.
+
+    Args:
+        period: shape (PERIOD,), of the tensors' dtype.
+    """
+
+    def __init__(self, period: Array) -> None:
+        self._tile = np.tile(period, TILE_PERIODS)
+
+    def fill(self, tensor: Array, round_number: int) -> None:
+        """Write the values of a round into a tensor, shape (n,)."""
+        for begin, part in self.parts(len(tensor), round_number):
+            tensor[begin : begin + len(part)] = part
+
+    def compare(self, tensor: Array, round_number: int) -> Difference | None:
+        """Where a tensor differs in a bit from what ``fill`` writes."""
+        for begin, part in self.parts(len(tensor), round_number):
+            found = tensor[begin : begin + len(part)]
+            if not np.array_equal(_bits(found), _bits(part)):
+                at = int(np.argmax(_bits(found) != _bits(part)))
+                return Difference(begin + at, str(found[at]), str(part[at]))
+        return None
+
+    def parts(self, count: int, round_number: int) -> list[tuple[int, Array]]:
+        """Where each part of a tensor begins, and what belongs there."""
+        start = ROUND_STRIDE * round_number % PERIOD
+        span = (TILE_PERIODS - 1) * PERIOD
+        whole = self._tile[start : start + span]
+        return [(begin, whole[: count - begin]) for begin in range(0, count, span)]
+
+
 class Values:
     """What one peer puts in, and what must come out.
 
@@ -81,42 +113,20 @@ class Values:
         one = pattern(value_max(dtype, peer_count))
         places = np.arange(PERIOD)
         total = sum(one[(places + PEER_STRIDE * other) % PERIOD] for other in range(peer_count))
-        self._dtype = dtype
-        self._input = _tile(one[(places + PEER_STRIDE * peer) % PERIOD], dtype)
-        self._sum = _tile(np.asarray(total), dtype)
+        self._input = Pattern(one[(places + PEER_STRIDE * peer) % PERIOD].astype(dtype))
+        self._sum = Pattern(np.asarray(total).astype(dtype))
 
     def fill(self, tensor: Array, round_number: int) -> None:
         """Write this peer's values of a round into a tensor, shape (n,)."""
-        for begin, tile in _tiles(self._input, len(tensor), round_number):
-            tensor[begin : begin + len(tile)] = tile
+        self._input.fill(tensor, round_number)
 
     def check_input(self, tensor: Array, round_number: int) -> Difference | None:
         """Where a tensor is not what ``fill`` has written."""
-        return self._compare(tensor, self._input, round_number)
+        return self._input.compare(tensor, round_number)
 
     def check_sum(self, tensor: Array, round_number: int) -> Difference | None:
         """Where a tensor is not the sum of all peers' values of a round."""
-        return self._compare(tensor, self._sum, round_number)
-
-    def _compare(self, tensor: Array, source: Array, round_number: int) -> Difference | None:
-        for begin, tile in _tiles(source, len(tensor), round_number):
-            part = tensor[begin : begin + len(tile)]
-            if not np.array_equal(_bits(part), _bits(tile)):
-                at = int(np.argmax(_bits(part) != _bits(tile)))
-                return Difference(begin + at, str(part[at]), str(tile[at]))
-        return None
-
-
-def _tile(period: Array, dtype: np.dtype[Any]) -> Array:
-    return np.tile(period.astype(dtype), TILE_PERIODS)
-
-
-def _tiles(source: Array, count: int, round_number: int) -> list[tuple[int, Array]]:
-    """Where each part of a tensor begins, and what belongs there."""
-    start = ROUND_STRIDE * round_number % PERIOD
-    span = (TILE_PERIODS - 1) * PERIOD
-    whole = source[start : start + span]
-    return [(begin, whole[: count - begin]) for begin in range(0, count, span)]
+        return self._sum.compare(tensor, round_number)
 
 
 def _bits(array: Array) -> Array:

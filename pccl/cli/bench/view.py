@@ -34,8 +34,16 @@ COST_HEADINGS = (
 NAMING_COLUMNS = 3
 """Of either table, the first ones say which case a row is about."""
 
+VARIANT_HEADINGS = ("by", "format", "tensors")
+"""These name a case too, if there are several ways to reduce."""
+
+ERROR_HEADINGS = ("error", "wire B\n/value")
+
 TABLE_WIDTH_MIN = 40
 """Less has no room for the naming columns of any size and one more."""
+
+VARIANT_WIDTH = 26
+"""And what the columns take that name a variant."""
 
 LEGEND = """\
 time: from call to return, mean over the peers, median over the rounds
@@ -47,6 +55,10 @@ COST_LEGEND = """\
 floor: transfer and adds of a ring at the speeds above, in turns if there are
 more peers than cores; digest: the tensor at the speed of the hash in the cache
 commit: the median barrier; backup: one copy of the tensor, if it is in place"""
+
+ERROR_LEGEND = """\
+error: relative L2 error of the sum, and so of the mean; 0: every bit was right
+wire: bytes that peers sent for each value that they sent; *: chosen by auto"""
 
 
 class View(Protocol):
@@ -113,8 +125,9 @@ class JsonView:
 class PlainView:
     """Lines of fixed width, each as soon as it is known."""
 
-    def __init__(self, against: str) -> None:
+    def __init__(self, against: str, *, by_variant: bool = False) -> None:
         self._against = against
+        self._by_variant = by_variant
         self._congestion: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -126,7 +139,7 @@ class PlainView:
     @writing()
     def begin(self, conditions: Conditions) -> None:
         """The conditions and the head of the table."""
-        print(*conditions.to_lines(), "", *_head(headings(self._against)), sep="\n", flush=True)
+        print(*conditions.to_lines(), "", *_head(self._headings()), sep="\n", flush=True)
 
     def doing(self, text: str) -> None:
         """Not in a file."""
@@ -135,16 +148,20 @@ class PlainView:
     def add(self, result: Result) -> None:
         """One line."""
         self._congestion.add(result.congestion)
-        print(_line(cells(result)), flush=True)
+        found = cells(result, by_variant=self._by_variant, against=self._against)
+        print(_line(found), flush=True)
 
     @writing()
     def conclude(self, floor: Floor | None) -> None:
         """The legend and the floor."""
-        print("", congestion_line(self._congestion), LEGEND, sep="\n", flush=True)
+        print("", congestion_line(self._congestion), legend(self._by_variant), sep="\n", flush=True)
         if floor is not None:
             print("", *floor_lines(floor.speeds), "", *_head(COST_HEADINGS), sep="\n")
             rows = [_line(cost_cells(cost)) for cost in floor.costs]
             print(*rows, "", COST_LEGEND, sep="\n", flush=True)
+
+    def _headings(self) -> tuple[str, ...]:
+        return headings(self._against, by_variant=self._by_variant)
 
 
 class LiveView:
@@ -156,10 +173,12 @@ class LiveView:
     time away from what is measured. Lines and objects take none.
     """
 
-    def __init__(self, console: Console, against: str) -> None:
+    def __init__(self, console: Console, against: str, *, by_variant: bool = False) -> None:
+        self._by_variant = by_variant
+        self._against = against
         self._console = console
         self._live = Live(console=console, auto_refresh=False)
-        self._headings = headings(against)
+        self._headings = headings(against, by_variant=by_variant)
         self._results: list[Result] = []
 
     @writing()
@@ -195,7 +214,9 @@ class LiveView:
         self._live.update(self._table(), refresh=True)
         self._live.stop()
         congestion = {result.congestion for result in self._results}
-        self._console.print(Text(f"{congestion_line(congestion)}\n{LEGEND}", style="dim"))
+        self._console.print(
+            Text(f"{congestion_line(congestion)}\n{legend(self._by_variant)}", style="dim")
+        )
         if floor is not None:
             self._console.print()
             for line in floor_lines(floor.speeds):
@@ -209,18 +230,24 @@ class LiveView:
             self._console.print(Text(COST_LEGEND, style="dim"))
 
     def _table(self) -> Group:
-        rows = [cells(result) for result in self._results]
+        rows = [
+            cells(result, by_variant=self._by_variant, against=self._against)
+            for result in self._results
+        ]
         styles = ["" if result.values_ok else "bold red" for result in self._results]
         width = self._console.width
-        return Group(*tables("pccl bench allreduce", self._headings, rows, styles, width))
+        naming = NAMING_COLUMNS + (len(VARIANT_HEADINGS) if self._by_variant else 0)
+        title = "pccl bench allreduce"
+        return Group(*tables(title, self._headings, rows, styles, width, naming))
 
 
-def choose_view(against: str) -> PlainView | LiveView:
+def choose_view(against: str, *, by_variant: bool = False) -> PlainView | LiveView:
     """The table if somebody can watch it and it is wide enough for one, lines otherwise."""
     console = Console()
-    if console.is_terminal and console.width >= TABLE_WIDTH_MIN:
-        return LiveView(console, against)
-    return PlainView(against)
+    needed = TABLE_WIDTH_MIN + (VARIANT_WIDTH if by_variant else 0)
+    if console.is_terminal and console.width >= needed:
+        return LiveView(console, against, by_variant=by_variant)
+    return PlainView(against, by_variant=by_variant)
 
 
 def tables(
@@ -229,6 +256,7 @@ def tables(
     rows: Sequence[Sequence[str]],
     styles: Sequence[str],
     width: int,
+    naming: int = NAMING_COLUMNS,
 ) -> list[Table]:
     """A table as one if it fits, otherwise as several, so that no figure is cut off.
 
@@ -238,11 +266,12 @@ def tables(
         rows: cells, as many as names.
         styles: of each row.
         width: columns of the terminal.
+        naming: columns that say which case a row is about.
     """
     columns = [[*name.split("\n"), *cell] for name, *cell in zip(names, *rows, strict=True)]
     widths = [max(map(cell_len, column)) for column in columns]
     found: list[Table] = []
-    for number, chosen in enumerate(arrange(widths, width)):
+    for number, chosen in enumerate(arrange(widths, width, naming)):
         table = _empty_table("" if number else title, [names[column] for column in chosen])
         for row, style in zip(rows, styles, strict=True):
             table.add_row(*(row[column] for column in chosen), style=style)
@@ -250,31 +279,40 @@ def tables(
     return found
 
 
-def arrange(widths: Sequence[int], width: int) -> list[list[int]]:
+def arrange(widths: Sequence[int], width: int, naming: int = NAMING_COLUMNS) -> list[list[int]]:
     """Which columns go into which table: those that name a case into each, the others in turn.
 
     Args:
         widths: of the columns.
         width: of a table; each has at least one column that names no case, even if it is too wide.
+        naming: how many name a case.
     """
     found: list[list[int]] = []
-    for column in range(NAMING_COLUMNS, len(widths)):
-        wanted = [*(found[-1] if found else range(NAMING_COLUMNS)), column]
+    for column in range(naming, len(widths)):
+        wanted = [*(found[-1] if found else range(naming)), column]
         # One space between two columns, and one at each edge.
         if found and sum(widths[each] + 1 for each in wanted) + 1 > width:
-            found.append([*range(NAMING_COLUMNS), column])
+            found.append([*range(naming), column])
         else:
             found[-1:] = [wanted]
     return found
 
 
-def headings(against: str) -> tuple[str, ...]:
+def legend(by_variant: bool) -> str:
+    """What the columns mean."""
+    return f"{LEGEND}\n{ERROR_LEGEND}" if by_variant else LEGEND
+
+
+def headings(against: str, *, by_variant: bool = False) -> tuple[str, ...]:
     """Of all columns; some have two lines."""
     theirs = tuple(heading.format(against) for heading in THEIR_HEADINGS) if against else ()
-    return (*HEADINGS, *theirs)
+    if not by_variant:
+        return (*HEADINGS, *theirs)
+    named, figures = HEADINGS[:NAMING_COLUMNS], HEADINGS[NAMING_COLUMNS:]
+    return (*named, *VARIANT_HEADINGS, *figures, *ERROR_HEADINGS, *theirs)
 
 
-def cells(result: Result) -> list[str]:
+def cells(result: Result, *, by_variant: bool = False, against: str = "") -> list[str]:
     """One row of the table."""
     found = [
         format_size(result.bytes),
@@ -286,12 +324,23 @@ def cells(result: Result) -> list[str]:
         f"{result.cpu_s_per_gib(result.ours.cpu_s):.2f}",
         f"{result.extra_bytes / MIB:.2f}",
     ]
+    if by_variant:
+        variant = result.variant
+        found[NAMING_COLUMNS:NAMING_COLUMNS] = [
+            result.algorithm + ("*" if variant.algorithm == "auto" else ""),
+            variant.quantize,
+            str(variant.tensors),
+        ]
+        error = percent(result.error)
+        found += [error, f"{result.wire_bytes_per_value:.3f}"]
     if result.theirs is not None:
         found += [
             duration(result.theirs.median),
             f"{result.cpu_s_per_gib(result.theirs.cpu_s):.2f}",
             f"{result.ratio:.2f}",
         ]
+    elif against:
+        found += ["-"] * len(THEIR_HEADINGS)
     return found
 
 
@@ -333,6 +382,11 @@ def duration(seconds: float) -> str:
     if seconds < 1e-3:
         return f"{_three(seconds * 1e6)} µs"
     return f"{_three(seconds * 1e3)} ms" if seconds < 1 else f"{_three(seconds)} s"
+
+
+def percent(share: float) -> str:
+    """A relative error with three digits that count."""
+    return "0" if share == 0 else f"{share:.3%}" if share >= 1e-3 else f"{share:.1e}"
 
 
 def gigabytes(count: float) -> str:

@@ -11,6 +11,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from pccl.cli.bench.variants import PLAIN, Variant
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -30,6 +32,8 @@ class Task:
         rendezvous: path of a file by which processes of Gloo find each other; empty: no Gloo.
         listen: where the peer's own port is bound; empty: where the library chooses.
         advertise: where the others reach it; empty: likewise.
+        variants: ways to reduce, which take turns.
+        data: kind of the values that are quantized.
     """
 
     peer: int
@@ -45,6 +49,8 @@ class Task:
     rendezvous: str = ""
     listen: str = ""
     advertise: str = ""
+    variants: tuple[Variant, ...] = (PLAIN,)
+    data: str = "normal"
 
     def to_json(self) -> str:
         """One line."""
@@ -55,6 +61,7 @@ class Task:
         """Read back what ``to_json`` has written."""
         values: dict[str, Any] = json.loads(text)
         values["sizes"] = tuple(values["sizes"])
+        values["variants"] = tuple(Variant(**variant) for variant in values["variants"])
         return cls(**values)
 
 
@@ -111,6 +118,11 @@ class Measured:
         congestion: names of their congestion controls.
         ours: what the library has done.
         theirs: what the other side has done, if there is one.
+        variant: which of the ways, from 0.
+        algorithm: by which values have travelled; names with commas, if there were several.
+        wire_bytes_per_value: what this peer has sent for each value that it sent.
+        error: relative L2 error of the results; 0: they were exact.
+        digest: of the bits of all results that were not.
     """
 
     bytes: int
@@ -119,6 +131,11 @@ class Measured:
     congestion: tuple[str, ...]
     ours: Timed
     theirs: Timed | None
+    variant: int = 0
+    algorithm: str = "ring"
+    wire_bytes_per_value: float = 0.0
+    error: float = 0.0
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
