@@ -168,9 +168,9 @@ class Ballot:
     def resumed(self) -> bool:
         """Whether all who have asked resume the same earlier attempt.
 
-        Only a ring can: what is left are partial sums of one.
+        Only a ring of plain values can: what is left are partial sums of one.
         """
-        return len(self._resumes) == 1 and None not in self._resumes and self.follows_ring
+        return len(self._resumes) == 1 and None not in self._resumes and self.is_repairable
 
     def request(
         self,
@@ -227,6 +227,11 @@ class Ballot:
         return all(asked.follows_ring for asked in self._descriptors.values())
 
     @property
+    def is_repairable(self) -> bool:
+        """Whether what is left of it after a loss can be used, as far as is known."""
+        return all(asked.is_repairable for asked in self._descriptors.values())
+
+    @property
     def what(self) -> str:
         """How its callers know it."""
         asked = next(iter(self._descriptors.values()), None)
@@ -267,7 +272,7 @@ class Ballot:
         """Members are lost: commit if everyone left has the result, or find out if they can.
 
         Before it has started there is nothing that they could have. Only what travels from one
-        member to the next can be repaired.
+        member to the next, as it is, can be repaired.
         """
         self._present = [peer for peer in self._present if peer not in peers]
         self._loss = f"{name_peers(list(peers))} lost: {reason}"
@@ -276,7 +281,7 @@ class Ballot:
         outcome = self._outcome_if_complete()
         if outcome is not None:
             return outcome
-        if not self.follows_ring:
+        if not self.is_repairable:
             return self._give_up()
         self.progress_ns = now_ns
         self.repair = RingRepair(self.operation, self.members, self._present, self._digests)

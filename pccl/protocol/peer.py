@@ -494,7 +494,7 @@ class PeerMachine(Participant):
     def _gaps(self, operation_id: OperationId, lost: tuple[PeerId, ...]) -> list[Gap]:
         """The gaps in the ring of an operation that moves data here."""
         operation = self._operations.get(operation_id)
-        if operation is None or not operation.moves_data or not operation.descriptor.follows_ring:
+        if operation is None or not operation.moves_data or not operation.descriptor.is_repairable:
             return []
         return find_gaps(operation.ring, lost)
 

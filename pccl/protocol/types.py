@@ -458,6 +458,14 @@ class Descriptor:
         """Whether all data goes from each member to the next one in the ring."""
         return self.carrier is Algorithm.RING
 
+    @property
+    def is_repairable(self) -> bool:
+        """Whether it can go on across the gap that a lost member leaves.
+
+        Whoever has decoded a quantized result can't send it on as the bytes that it was.
+        """
+        return self.follows_ring and not self.quantization.active
+
     def settled(self, table: AlgorithmTable) -> Descriptor:
         """The same with the algorithm that AUTO stands for."""
         if self.collective is not Collective.ALL_REDUCE or self.algorithm is not Algorithm.AUTO:

@@ -476,9 +476,12 @@ def started(descriptor: Descriptor, resumes: OperationId | None = None) -> tuple
     return ballot, decision
 
 
-@pytest.mark.parametrize("algorithm", [STAR, MESH])
-def test_only_a_ring_is_repaired(algorithm: Algorithm) -> None:
-    ballot, _ = started(by(algorithm))
+CODED_RING = replace(SUM, algorithm=RING, quantization=Quantization(WireFormat.INT8, 32))
+
+
+@pytest.mark.parametrize("descriptor", [by(STAR), by(MESH), CODED_RING], ids=str)
+def test_only_a_ring_of_plain_values_is_repaired(descriptor: Descriptor) -> None:
+    ballot, _ = started(descriptor)
     abort = Abort(AbortCause.MEMBER_LOST, "peer 3 lost: gone")
     assert ballot.lose([PeerId(3)], "gone", 1) == abort
     ballot, _ = started(by(RING))
@@ -497,6 +500,7 @@ def test_only_a_ring_is_resumed() -> None:
     earlier = what(7)
     assert started(by(RING), earlier)[1] == Start(resumed=True)
     assert started(by(MESH), earlier)[1] == Start(resumed=False)
+    assert started(CODED_RING, earlier)[1] == Start(resumed=False)
 
 
 def test_who_forces_another_algorithm_is_told_so() -> None:
