@@ -325,6 +325,21 @@ def test_wrong_values_are_a_failure(
     assert found.stderr.splitlines() == complaints
 
 
+@pytest.mark.parametrize("arguments", [[], ["--rounds", "7"], ["allreduce"]])
+def test_without_a_command_it_is_allreduce(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[Plan] = []
+
+    def measured(crew: Crew, plan: Plan, view: View, *, floor: bool) -> list[Result]:
+        plans.append(plan)
+        return []
+
+    monkeypatch.setattr(pccl.cli.bench.command, "measure", measured)
+    assert CliRunner().invoke(bench, arguments).exit_code == 0
+    assert [plan.rounds for plan in plans] == [7 if "7" in arguments else 20]
+
+
 def test_a_picture_that_cannot_be_drawn_is_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -118,14 +118,14 @@ def test_hosts_that_were_asked_for_different_things_agree(tmp_path: Path, master
 
 
 def test_peers_tell_each_other_what_they_know(master: str) -> None:
-    def tell() -> tuple[int, str, list[str]]:
+    def tell(number: int) -> tuple[int, str, list[str]]:
         with pccl.Communicator(master, token=SECRET) as comm:
             comm.connect(min_peers=3)
             shared = share(comm, f"the plan of rank {comm.rank}")
             return comm.rank, shared, gather(comm, "é" * (comm.rank + 1))
 
     with ThreadPoolExecutor(3) as threads:
-        told = list(threads.map(lambda _: tell(), range(3)))
+        told = list(threads.map(tell, range(3)))
     assert sorted(rank for rank, _, _ in told) == [0, 1, 2]
     assert {shared for _, shared, _ in told} == {"the plan of rank 0"}
     assert all(gathered == ["é", "éé", "ééé"] for _, _, gathered in told)
@@ -182,8 +182,11 @@ def first_and_second(said: dict[str, Path]) -> tuple[str, str]:
     raise AssertionError("they never began")
 
 
+@pytest.mark.parametrize("whose", [0, 1])
 @pytest.mark.parametrize("wanted", ["SIGINT", "SIGTERM", "SIGKILL"])
-def test_one_ends_and_so_does_the_other(tmp_path: Path, master: str, wanted: str) -> None:
+def test_one_ends_and_so_does_the_other(
+    tmp_path: Path, master: str, wanted: str, whose: int
+) -> None:
     said = {name: tmp_path / f"stderr {name}" for name in ("one", "other")}
     with contextlib.ExitStack() as stack:
         processes: dict[str, subprocess.Popen[str]] = {}
@@ -191,7 +194,8 @@ def test_one_ends_and_so_does_the_other(tmp_path: Path, master: str, wanted: str
             stderr = stack.enter_context(path.open("w"))
             made = host(tmp_path, master, "--peers", "2", *ENDLESS, stderr=stderr)
             processes[name] = stack.enter_context(made)
-        first, second = first_and_second(said)
+        ranks = first_and_second(said)
+        first, second = ranks[whose], ranks[1 - whose]
         processes[first].send_signal(signal.Signals[wanted])
         for process in processes.values():
             process.communicate(timeout=LIMIT_S)

@@ -49,7 +49,7 @@ EXAMPLE = "pccl bench allreduce --size 64MiB --peers 2,3,4 --against gloo"
 def bench() -> None:
     """Measure how fast the library is here, with every value checked.
 
-    Options without a command are those of allreduce.
+    Without a command it is allreduce.
     """
 
 

@@ -26,11 +26,12 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Default(click.Group):
-    """A group that takes options without a command as those of its first command."""
+    """A group that does its first command if none is named."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the command's name before its options."""
-        if args and args[0].startswith("-") and args[0] not in self.get_help_option_names(ctx):
+        helps = self.get_help_option_names(ctx)
+        if not args or (args[0].startswith("-") and args[0] not in helps):
             args = [next(iter(self.commands)), *args]
         return super().parse_args(ctx, args)
 
