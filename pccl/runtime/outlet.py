@@ -151,8 +151,9 @@ class Outlet:
         self.link.detach(self._operation, tensor)
 
     def revoke(self) -> None:
-        """Send nothing more; no memory is read after this."""
+        """Send nothing more; no memory is read after this, and none is held."""
         self.link.revoke(self._operation)
+        self._payload = _revoked
 
     def _transmit(self, step: int, segment: Segment, number: int) -> None:
         length = segment.wire_length
@@ -162,3 +163,7 @@ class Outlet:
         self.sent_bytes += length
         self.raw_bytes += segment.length
         self.link.send(header, self._payload(step, segment), number)
+
+
+def _revoked(step: int, segment: Segment) -> Payload:
+    raise AssertionError("the operation has ended")

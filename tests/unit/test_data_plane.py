@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +15,7 @@ from pccl.protocol.eager import fingerprint
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.messages import Progress
-from pccl.protocol.types import DataType, Descriptor, OperationId, PeerId, ReduceOp
+from pccl.protocol.types import Algorithm, DataType, Descriptor, OperationId, PeerId, ReduceOp
 from pccl.runtime.data_plane import DataPlane
 from pccl.runtime.operand import borrow
 from pccl.transports.lane import Payload
@@ -187,6 +189,26 @@ def test_a_reduce_of_two() -> None:
     assert recv.tolist() == [1000, 1001, 1002, 1003, 404, 505, 606, 707]
     assert send.tolist() == list(range(8))
     assert (transfer.tx_bytes, transfer.rx_bytes) == (32, 32)
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.STAR, Algorithm.MESH])
+@pytest.mark.parametrize("committed", [True, False])
+def test_an_operation_that_is_over_holds_nothing(algorithm: Algorithm, committed: bool) -> None:
+    """Memory that is lent is large: it must not wait for the collector of reference cycles."""
+    bench = Bench()
+    send, recv = np.arange(8, dtype=np.int32), np.zeros(8, np.int32)
+    lent = [weakref.ref(send), weakref.ref(recv)]
+    descriptor = Descriptor(DataType.INT32, ReduceOp.SUM, 8, algorithm=algorithm)
+    gc.disable()
+    try:
+        bench.plane.post(OPERATION, descriptor, borrow(send, recv), (ME, OTHER), ME)
+        bench.plane.begin(OPERATION)
+        bench.frame(FakeLane(), data(0, 0 if algorithm is not Algorithm.RING else 16), ints(1, 2))
+        bench.plane.end(OPERATION, committed=committed)
+        del send, recv
+        assert [ref() for ref in lent] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_payload_is_read_into_the_result_itself() -> None:
