@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from pccl.protocol.frame import FrameHeader
 from pccl.protocol.repair import find_gaps
 from pccl.protocol.types import DataType, Descriptor, OperationId, PeerId, ReduceOp
+from pccl.runtime import memory
 from pccl.runtime.data_plane import DataPlane
-from pccl.runtime.operand import borrow
+from pccl.runtime.operand import Operand, borrow, borrow_many
 from pccl.transports.lane import Payload
 from pccl.transports.link import Link
 
@@ -28,6 +29,12 @@ Array = npt.NDArray[Any]
 
 OPERATION = OperationId(1, 0, 1, 5, 0)
 SEGMENT_BYTES = 8
+
+
+@pytest.fixture(autouse=True)
+def part_bytes_min(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a world draws is for itself only."""
+    monkeypatch.setattr(memory, "PART_BYTES_MIN", memory.PART_BYTES_MIN)
 
 
 class WireLink(Link):
@@ -43,7 +50,6 @@ class WireLink(Link):
         return self.peer not in self.world.lost
 
     def send(self, header: FrameHeader, payload: Payload, number: int) -> None:
-        assert isinstance(payload, memoryview)
         self.world.bag.append((self, header, payload))
 
     def ask(self, header: FrameHeader) -> None:
@@ -71,7 +77,7 @@ class World:
         self.rng = rng
         self.ring = tuple(PeerId(n + 1) for n in range(size))
         self.lost: list[PeerId] = []
-        self.bag: list[tuple[WireLink, FrameHeader, memoryview]] = []
+        self.bag: list[tuple[WireLink, FrameHeader, Payload]] = []
         self.done: dict[PeerId, bytes] = {}
         self.root = root
         self.inputs = [np.random.default_rng([size, count, n]).standard_normal(count)
@@ -87,11 +93,19 @@ class World:
             what = Descriptor.broadcast(DataType.DOUBLE, count, root)
         self.what = what
         self.attempt = (OPERATION, self.ring)
-        self.operands = [borrow(buffer) for buffer in self.buffers]
+        memory.PART_BYTES_MIN = rng.choice((0, 1 << 20))  # are lists gathered? never, always
+        self.operands = [self._borrow(buffer) for buffer in self.buffers]
         for peer in self.ring:
             self.planes[peer].post(OPERATION, what, self.operands[peer - 1], self.ring, peer)
         for peer in self.ring:
             self.planes[peer].begin(OPERATION)
+
+    def _borrow(self, buffer: npt.NDArray[np.float64]) -> Operand:
+        """One tensor, or a list of tensors."""
+        if self.rng.random() < 0.5:
+            return borrow(buffer)
+        ends = sorted(self.rng.randint(0, len(buffer)) for _ in range(self.rng.randint(1, 9)))
+        return borrow_many(np.split(buffer, ends))
 
     def _plane(self, peer: PeerId) -> DataPlane:
         return DataPlane(
@@ -107,7 +121,8 @@ class World:
             return
         lane: Any = ArrivalLane(self.links[link.peer, link.source])
         sink = self.planes[link.peer].frame_started(lane, header)
-        data = bytes(payload)
+        made = payload() if callable(payload) else payload
+        data = b"".join(made) if isinstance(made, list) else bytes(made)
         received = 0
         while received < len(data):
             part = sink.memory(received)

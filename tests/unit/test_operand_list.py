@@ -103,7 +103,7 @@ def test_collisions_with_other_calls() -> None:
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
-        (lambda: ([],), ValueError, "nothing to reduce"),
+        (lambda: (ones(),), ValueError, "nothing to reduce"),
         (lambda: (ones(0, 0),), ValueError, "nothing to reduce: tensors has no elements"),
         (lambda: (np.ones(3),), TypeError, r"must be a list of tensors.*pass \[tensors\]"),
         (lambda: (torch.ones(3),), TypeError, r"pass \[tensors\]"),
