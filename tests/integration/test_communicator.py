@@ -87,11 +87,11 @@ def test_all_reduce(run_of: Callable[..., Run], size: int, dtype: str, op: Reduc
         kept = [send.copy() for send in sends]
         expected = ring_fold(sends, op)
         results = [np.zeros_like(send) for send in sends]
-        infos = run.reduce(sends, results, op=op)
+        infos = run.reduce(sends, results, op=op, algorithm="ring")
         for send, original, result in zip(sends, kept, results, strict=True):
             assert np.array_equal(send, original)
             assert np.array_equal(result, expected)
-        run.reduce(sends, op=op)
+        run.reduce(sends, op=op, algorithm="ring")
         for send in sends:
             assert np.array_equal(send, expected)
         ids = tuple(member.peer_id for member in run.members)
@@ -99,6 +99,26 @@ def test_all_reduce(run_of: Callable[..., Run], size: int, dtype: str, op: Reduc
         assert {info.local_world_size for info in infos} == {size}
         total = 2 * (size - 1) * count * sends[0].itemsize
         assert sum(info.tx_bytes for info in infos) == sum(info.rx_bytes for info in infos) == total
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "star", "mesh"])
+@pytest.mark.parametrize("op", ReduceOp)
+def test_all_reduce_another_way(run_of: Callable[..., Run], algorithm: str, op: ReduceOp) -> None:
+    """Integers, so that the order of additions shows nowhere."""
+    run = run_of(3)
+    for count in (1, 2, 4, 100_003):
+        sends = [values_of("int64", count, rank) for rank in range(3)]
+        kept = [send.copy() for send in sends]
+        expected = ring_fold(sends, op)
+        results = [np.zeros_like(send) for send in sends]
+        infos = run.reduce(sends, results, op=op, algorithm=algorithm)
+        for send, original, result in zip(sends, kept, results, strict=True):
+            assert np.array_equal(send, original)
+            assert np.array_equal(result, expected)
+        run.reduce(sends, op=op, algorithm=algorithm)
+        assert all(np.array_equal(send, expected) for send in sends)
+        assert len({info.algorithm for info in infos}) == 1
+        assert algorithm in ("auto", infos[0].algorithm)
 
 
 EVERY_DTYPE: dict[str, list[int]] = {

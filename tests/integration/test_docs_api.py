@@ -15,6 +15,7 @@ LAUNCH = "from pccl.cli.main import main; main()"
 
 PRINTED = [
     "[15. 15. 15. 15. 15.] from peers (1, 2)",
+    "1.5 1.5 of 2",
     "[0.0, 2.0, 4.0, 6.0]",
     "1.5 of 2",
     "[2. 2. 2. 2. 2.] of 2",
