@@ -32,7 +32,7 @@ def split(values: Any, sizes: list[int]) -> list[Any]:
 
 
 def joined(parts: list[Any]) -> list[float]:
-    return np.concatenate([np.asarray(part).reshape(-1) for part in parts]).tolist()
+    return [value for part in parts for value in np.asarray(part).reshape(-1).tolist()]
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "mesh"])
