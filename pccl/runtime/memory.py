@@ -26,9 +26,8 @@ from pccl.transports.lane import Payload
 Array = npt.NDArray[Any]
 
 PART_BYTES_MIN = 32 << 10
-"""Smaller parts, on the average of a range, are gathered and scattered. Measured: a part costs
-about 4 us of a read of its own, of its place in a write, and of arithmetic of its own; copying that
-much into and out of a buffer in cache costs as long."""
+"""Smaller parts, on the average of a range, are gathered and scattered: a part costs a read, a
+place in a write and arithmetic of its own, which for so little is more than copies in cache are."""
 
 
 _one_byte = c_char.from_buffer

@@ -347,7 +347,7 @@ FRAMES: dict[str, tuple[int, Callable[[OperationId], bytes], str]] = {
         lambda o: frame(o, FrameKind.QUERY),
         "carries no payload",
     ),
-    "a kind of its own": (UPSTREAM, lambda o: b"\6" + frame(o)[1:], "not a frame header"),
+    "a kind of its own": (UPSTREAM, lambda o: b"\7" + frame(o)[1:], "not a frame header"),
     "a ping that carries something": (
         UPSTREAM,
         lambda o: frame(o, FrameKind.PING),

@@ -69,10 +69,12 @@ class Crew:
 
     def widen(self) -> None:
         """The first collective, after which every link of two or three has all its lanes."""
-        self.run.check()
+        self.run.reduce([np.full(10, 1.0) for _ in self.members], algorithm="ring")
         self.until_whole(*NUMBERS)
 
-    def reduce_and_check(self, count: int, *, in_place: bool) -> list[pccl.ReduceInfo]:
+    def reduce_and_check(
+        self, count: int, *, in_place: bool, algorithm: str = "ring"
+    ) -> list[pccl.ReduceInfo]:
         """All members reduce once, and everything about it is as if no lane had been lost."""
         size = len(self.members)
         assert count % size == 0
@@ -81,7 +83,7 @@ class Crew:
         ]
         before = [send.copy() for send in sends]
         results = None if in_place else [np.empty(count, np.float32) for _ in sends]
-        infos = self.run.reduce(sends, results)
+        infos = self.run.reduce(sends, results, algorithm=algorithm)
         expected = (np.arange(count) % 1009 * (size * (size + 1) // 2)).astype(np.float32)
         for result in results or sends:
             np.testing.assert_array_equal(result, expected)
@@ -97,7 +99,7 @@ class Crew:
 
 
 def received_bytes(count: int, size: int) -> int:
-    """What each member of a ring receives: twice all chunks of float32 but its own."""
+    """What each member of a ring or a mesh receives: twice all chunks of float32 but its own."""
     return 2 * (size - 1) * (4 * count // size)
 
 
@@ -157,13 +159,14 @@ def shut(lane: Lane) -> None:
 
 
 @pytest.mark.parametrize("in_place", [True, False], ids=["in place", "separate"])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("size", "algorithm"), [(2, "ring"), (3, "ring"), (3, "mesh")])
 @pytest.mark.parametrize("cut_lanes", [1, LANES - 1, LANES])
 def test_lanes_are_cut_at_every_point(
     crew_of: Callable[..., Crew],
     triggers: list[Trigger],
     cut_lanes: int,
     size: int,
+    algorithm: str,
     in_place: bool,
 ) -> None:
     crew = crew_of(*[LANES] * size)
@@ -171,7 +174,7 @@ def test_lanes_are_cut_at_every_point(
     crew.widen()
     for point in range(points):
         cut_at(crew, triggers, point, points, cut_lanes, count)
-        crew.reduce_and_check(count, in_place=in_place)
+        crew.reduce_and_check(count, in_place=in_place, algorithm=algorithm)
         assert triggers[0].fired == 1
         crew.until_whole(*NUMBERS)
 
