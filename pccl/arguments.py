@@ -116,10 +116,27 @@ def many_requests(descriptors: Iterable[ReduceOpDescriptor]) -> list[ReduceReque
     """
     if not isinstance(descriptors, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"descriptors must be a list of ReduceOpDescriptors, not {descriptors!r}")
-    requests = [_described_request(descriptor) for descriptor in descriptors]
+    given = list(descriptors)
+    requests = [_described_request(descriptor) for descriptor in given]
+    _check_names(given)
     if not requests:
         raise ValueError("nothing to reduce: no descriptors")
     return requests
+
+
+def _check_names(descriptors: list[ReduceOpDescriptor]) -> None:
+    """Each tensor with error feedback must have a name of its own."""
+    seen: set[tuple[int, str]] = set()
+    for given in descriptors:
+        options = given.reduce_descriptor.quantization_options
+        if options is None or options.error_feedback is None or options.name is None:
+            continue
+        key = (id(options.error_feedback), options.name)
+        if key in seen:
+            raise ValueError(
+                f"two tensors share the residual of {options.name!r}; give each a name of its own"
+            )
+        seen.add(key)
 
 
 def broadcast_request(tensor: object, root: int, tag: int) -> ReduceRequest:
@@ -175,9 +192,9 @@ def _request(
     if options is None or options.error_feedback is None or not descriptor.quantization.active:
         return ReduceRequest(operand, descriptor, tag)
     assert options.name is not None
-    begin = options.error_feedback.begin
-    residual = partial(begin, options.name, descriptor.count, descriptor.dtype)
-    return ReduceRequest(operand, descriptor, tag, residual)
+    what = (options.name, descriptor.count, descriptor.dtype)
+    options.error_feedback.check(*what)
+    return ReduceRequest(operand, descriptor, tag, partial(options.error_feedback.begin, *what))
 
 
 def _descriptor(operand: Operand, op: ReduceOp, options: QuantizationOptions | None) -> Descriptor:

@@ -26,9 +26,11 @@ class ErrorFeedback:
 
     One object for a whole training run: give it to every reduce whose error is to be made good, as
     ``QuantizationOptions(error_feedback=feedback, name="layer1")``. Residuals change only when a
-    reduce commits; after an abort they are what they were, so a retry counts nothing twice. They
-    are this peer's own: they need not be alike on all, and one that joins begins with none.
-    Any thread may call.
+    reduce commits; after an abort they are what they were, so a retry counts nothing twice. A call
+    that is left when it was done here (``OutcomeUnknown``) forgets its own: what was owed may be in
+    the result. After ``Evicted`` or ``MasterLost`` in a reduce nobody can say; ``forget`` is safe.
+    Residuals are this peer's own: they need not be alike on all, and one that joins begins with
+    none. Any thread may call.
     """
 
     def __init__(self) -> None:
@@ -52,18 +54,8 @@ class ErrorFeedback:
         """
         dtype = residual_dtype(data_type)
         with self._lock:
-            if name in self._open:
-                raise ValueError(
-                    f"a reduce in flight uses the residual of {name!r}; wait for it, or give each "
-                    "tensor a name of its own"
-                )
-            current = self._residuals.get(name)
-            if current is not None and (current.size != count or current.dtype != dtype):
-                raise ValueError(
-                    f"the residual of {name!r} is {current.size} x {current.dtype}, but the "
-                    f"tensor's is {count} x {dtype}; call forget({name!r}) if the tensor has "
-                    "changed, or give it another name"
-                )
+            current = self._checked_use(name, count, dtype)
+            staged = np.zeros(count, dtype)  # before the name is taken: it may fail
             self._open.add(name)
 
         def end(kept: Array | None) -> None:
@@ -72,7 +64,31 @@ class ErrorFeedback:
                 if kept is not None:
                     self._residuals[name] = kept
 
-        return Residual(current, np.zeros(count, dtype), end)
+        return Residual(current, staged, end)
+
+    def check(self, name: str, count: int, data_type: DataType) -> None:
+        """See whether ``begin`` would open the residual, before anything is sent.
+
+        Raises:
+            ValueError: as of ``begin``.
+        """
+        with self._lock:
+            self._checked_use(name, count, residual_dtype(data_type))
+
+    def _checked_use(self, name: str, count: int, dtype: np.dtype[Any]) -> Array | None:
+        if name in self._open:
+            raise ValueError(
+                f"a reduce in flight uses the residual of {name!r}; wait for it, or give each "
+                "tensor a name of its own"
+            )
+        current = self._residuals.get(name)
+        if current is not None and (current.size != count or current.dtype != dtype):
+            raise ValueError(
+                f"the residual of {name!r} is {current.size} x {current.dtype}, but the "
+                f"tensor's is {count} x {dtype}; call forget({name!r}) if the tensor has "
+                "changed, or give it another name"
+            )
+        return current
 
     def forget(self, name: str) -> None:
         """Begin anew with a tensor; nothing happens if there is no residual of it.
@@ -90,7 +106,8 @@ class ErrorFeedback:
         A reduce in flight is in them once it has committed.
         """
         with self._lock:
-            return {name: residual.copy() for name, residual in self._residuals.items()}
+            residuals = dict(self._residuals)  # a commit puts another array in the place of one
+        return {name: residual.copy() for name, residual in residuals.items()}
 
     def load_state_dict(self, state: Mapping[str, npt.ArrayLike]) -> None:
         """Take residuals from a checkpoint, in place of all that are here.
@@ -99,10 +116,12 @@ class ErrorFeedback:
             state: what ``state_dict`` gave; the arrays are copied.
 
         Raises:
-            TypeError: a name is no string.
+            TypeError: no mapping, or a name is no string.
             ValueError: a reduce uses a residual (wait for it), or an array is no residual: not
                 float32 or float64, not of one dimension, or with NaN or infinity in it.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state must be what state_dict() gave, not {state!r}")
         loaded = {check_text("a name", name): _checked(name, v) for name, v in state.items()}
         with self._lock:
             self._check_closed(sorted(self._open))
@@ -115,7 +134,8 @@ class ErrorFeedback:
 
 def _checked(name: str, value: npt.ArrayLike) -> Array:
     array = np.array(value)
-    if array.dtype.kind != "f" or array.itemsize < 4 or array.ndim != 1:
+    known = array.dtype.char in "fd" and array.dtype.isnative
+    if not known or array.ndim != 1:
         raise ValueError(
             f"the residual of {name!r} must be float32 or float64 of one dimension, "
             f"not {array.dtype} of shape {array.shape}"

@@ -120,7 +120,8 @@ class AsyncReduceHandle:
                 try:
                     self._question = self._session.finish(self._ticket).start()
                 except PCCLError as error:  # closed
-                    self._outcome = error
+                    report = self._session.report_of(self._ticket)
+                    self._outcome = error if report is None else info_of(report)
             if self._outcome is not None:
                 return None
             self._waiters += 1

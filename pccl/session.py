@@ -226,6 +226,11 @@ class Session:
             raise self._closed_error("all_reduce_async")
         return self._io.submit(lambda: self.engine.finish(ticket))
 
+    def report_of(self, ticket: int) -> ReduceReport | None:
+        """Of a launched reduce that was committed, also after ``close``; otherwise None."""
+        report = self.engine.calls.result_of(ticket)
+        return report if isinstance(report, ReduceReport) else None
+
     def has_ended(self, ticket: int) -> bool:
         """Whether a launched reduce has an outcome, or will never have one."""
         return self.closed or self.engine.calls.has_ended(ticket)

@@ -12,6 +12,9 @@ from pccl.protocol.types import DataType
 
 Array = npt.NDArray[Any]
 
+_PART = 1 << 16
+"""Values that are looked at together: no memory that grows with the tensor."""
+
 
 def residual_dtype(data_type: DataType) -> np.dtype[Any]:
     """Of residuals of tensors of ``data_type``: float64 for float64, float32 for the others."""
@@ -40,7 +43,9 @@ class Residual:
 
         Where a value was NaN or infinite nothing is left to make good.
         """
-        self.staged[~np.isfinite(self.staged)] = 0
+        for first in range(0, len(self.staged), _PART):
+            part = self.staged[first : first + _PART]
+            part[~np.isfinite(part)] = 0
         self._end(self.staged)
 
     def drop(self) -> None:
@@ -50,6 +55,15 @@ class Residual:
         """
         if self._on_end is not None:
             self._end(None)
+
+    def forget(self) -> None:
+        """Whether the result counts is not known here: nothing is owed any more.
+
+        What was owed may be in the result, and must not be added twice.
+        """
+        self.staged[:] = 0
+        if self._on_end is not None:
+            self._end(self.staged)
 
     def _end(self, kept: Array | None) -> None:
         assert self._on_end is not None, "this use of the residual has ended"

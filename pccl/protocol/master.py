@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
@@ -29,7 +29,7 @@ from pccl.protocol.operation import Ballot, Commit, Decision, Phase, Start, name
 from pccl.protocol.recovery import Recovered
 from pccl.protocol.repair import Tell
 from pccl.protocol.restart import Origin, Restartable
-from pccl.protocol.ring_order import arrange, broken_neighbours
+from pccl.protocol.ring_order import Pair, arrange, broken_neighbours
 from pccl.protocol.status import RunState, report
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import AbortCause, OperationId, PeerId, RemovalCause, RoundId, RoundKind
@@ -506,12 +506,17 @@ class MasterMachine(Restartable):
             for ballot in self._ballots.values()
             if ballot.operation.group == group and ballot.phase is Phase.STARTED
         ]
-        pairs = [pair for ballot in started for pair in ballot.separated(broken)]
+        for ballot in started:
+            pairs = ballot.separated(broken) if broken else []
+            if pairs and ballot.is_forced and not ballot.follows_ring:
+                # Another view would not help: nobody chooses what the caller has named.
+                reason = f"{_apart(pairs[0], broken)}; leave algorithm out, or name the ring"
+                self._decide(ballot, ballot.cannot_talk(reason))
+        started = [ballot for ballot in started if ballot.operation in self._ballots]
+        pairs = [pair for ballot in started for pair in ballot.separated(broken)] if broken else []
         if not pairs:
             return
-        pair = pairs[0]
-        one, other = sorted(pair)
-        why = f"peers {one} and {other} cannot talk to each other ({broken[pair]})"
+        why = _apart(pairs[0], broken)
         order, left_out = arrange(self.membership.order(group), broken)
         if left_out:
             peers = [self.membership.peers[peer] for peer in left_out]
@@ -573,3 +578,8 @@ class MasterMachine(Restartable):
         for kind, requested in self._rounds.items():
             if requested and all(peer in requested for peer in members):
                 raise InvariantViolation(f"round {kind.name} should be closed", self.history)
+
+
+def _apart(pair: Pair, broken: Mapping[Pair, str]) -> str:
+    one, other = sorted(pair)
+    return f"peers {one} and {other} cannot talk to each other ({broken[pair]})"

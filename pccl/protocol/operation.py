@@ -21,7 +21,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, permutations
 
 from pccl.protocol.messages import MasterMessage, OperationStarted, Progress
 from pccl.protocol.repair import RingRepair, Tell
@@ -199,6 +198,7 @@ class Ballot:
         if descriptor != next(iter(self._descriptors.values())):
             return self._end(Abort(AbortCause.DESCRIPTOR_MISMATCH, self._who_asked_what()))
         if self.phase is not Phase.REQUESTED:
+            self._untold = self._untold or eager  # it was not there when the others were told
             return None
         self._resumes.add(resumes)
         return self._start_if_complete()
@@ -316,8 +316,18 @@ class Ballot:
         if self.follows_ring:
             return broken_neighbours(self._present, broken)
         star = all(asked.algorithm is Algorithm.STAR for asked in self._descriptors.values())
-        pairs = (Pair(pair) for pair in combinations(self._present, 2))
-        return [p for p in pairs if p in broken and (not star or self.members[0] in p)]
+        present, root = set(self._present), self.members[0]
+        apart = [pair for pair in broken if pair <= present and (not star or root in pair)]
+        return sorted(apart, key=sorted)
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether its callers have named the algorithm."""
+        return any(asked.forced for asked in self._descriptors.values())
+
+    def cannot_talk(self, reason: str) -> Decision:
+        """Members that have to talk for the algorithm that was asked for cannot."""
+        return self._end(Abort(AbortCause.LINK_BROKEN, reason))
 
     def received_bytes(self, peer: PeerId) -> int:
         """The most that a member is known to have received."""
@@ -334,30 +344,39 @@ class Ballot:
         cause, and neither neighbour pays for that. Its silence is judged for itself.
         """
         found: Stall | None = None
-        for upstream, peer in self._flows():
+        ready = {upstream: self._ready_at(upstream) for upstream in self._present}
+        for upstream, peer, received in self._flows():
             silent = any(self._reported_ns.get(end, -1) < since_ns for end in (peer, upstream))
             if peer in self._digests or silent:
                 continue
-            seen = self._between(upstream, peer)
+            seen = Stall(upstream, peer, ready[upstream].get(peer, 0), received)
             if seen.backlog > (0 if found is None else found.backlog):
                 found = seen
         return found
 
-    def _flows(self) -> Iterator[tuple[PeerId, PeerId]]:
-        """All (sender, receiver)."""
-        if not self.follows_ring:
-            yield from permutations(self._present, 2)
-            return
+    def _flows(self) -> Iterator[tuple[PeerId, PeerId, int]]:
+        """All (sender, receiver, segments received) that receivers have reported."""
+        present = set(self._present)
         for rank, peer in enumerate(self._present):
-            yield self._present[rank - 1], peer
+            mine = self._progress.get(peer)
+            if mine is None:
+                continue
+            if self.follows_ring:
+                yield self._present[rank - 1], peer, mine.received
+                continue
+            for flow in mine.flows:
+                if flow.peer in present:
+                    yield flow.peer, peer, flow.received
 
-    def _between(self, upstream: PeerId, peer: PeerId) -> Stall:
-        mine, theirs = self._progress[peer], self._progress[upstream]
+    def _ready_at(self, upstream: PeerId) -> dict[PeerId, int]:
+        """How many segments a member could have sent, by receiver."""
+        theirs = self._progress.get(upstream)
+        if theirs is None:
+            return {}
         if self.follows_ring:
-            return Stall(upstream, peer, theirs.ready, mine.received)
-        ready = sum(flow.ready for flow in theirs.flows if flow.peer == peer)
-        received = sum(flow.received for flow in mine.flows if flow.peer == upstream)
-        return Stall(upstream, peer, ready, received)
+            rank = self._present.index(upstream)
+            return {self._present[(rank + 1) % len(self._present)]: theirs.ready}
+        return {flow.peer: flow.ready for flow in theirs.flows}
 
     # -- decisions -----------------------------------------------------------------------------
 

@@ -123,6 +123,8 @@ def aborted(message: msg.OperationEnded, attempt: int) -> errors.PCCLError:
             return errors.CollectiveAborted(errors.Result.INTERNAL_ERROR, reason=reason)
         case AbortCause.LOCKSTEP:
             return errors.LockstepError(reason=message.reason)
+        case AbortCause.LINK_BROKEN:
+            return errors.LinkError(reason=f"tag {tag}: {message.reason}; inputs are intact")
         case _:
             reason = f"tag {tag}: {message.reason}; inputs are intact, call again"
             return errors.CollectiveAborted(reason=reason)

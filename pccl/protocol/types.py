@@ -254,6 +254,8 @@ class AbortCause(enum.IntEnum):
     DIGEST_MISMATCH = 5
     LOCKSTEP = 6
     """The members waited for different things, and nobody was left who could have gone on."""
+    LINK_BROKEN = 7
+    """Members cannot talk that have to for the algorithm that was named."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

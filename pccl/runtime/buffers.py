@@ -28,4 +28,4 @@ class Buffers:
         assert isinstance(memory, bytearray)
         self._free.append(memory)
         if len(self._free) > KEPT_MAX:
-            self._free.remove(min(self._free, key=len))
+            del self._free[min(range(len(self._free)), key=lambda n: len(self._free[n]))]

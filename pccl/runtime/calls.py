@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
+from pccl.collectives.residual import Residual
 from pccl.protocol import errors
 from pccl.protocol.peer_events import (
     Claim,
@@ -61,6 +62,8 @@ class Call:
     """Nobody will ask for its outcome."""
     retries: bool = False
     """Whether another attempt may follow."""
+    residual: Residual | None = None
+    """Of a reduce with error feedback."""
     carry: Carry | None = None
     """What the last attempt has left in the memory."""
 
@@ -203,6 +206,13 @@ class Calls:
         """Whether a launched call has an outcome. Any thread may ask."""
         call = self._launched.get(ticket)
         return call is None or call.future.done()
+
+    def result_of(self, ticket: int) -> object:
+        """What a launched call has returned; None: nothing, or not yet. Any thread may ask."""
+        call = self._launched.get(ticket)
+        if call is None or not call.future.done() or call.future.cancelled():
+            return None
+        return None if call.future.exception() is not None else call.future.result()
 
     def forget(self, ticket: int) -> None:
         """Nobody will ask for the outcome of a launched call any more: its handle is gone."""

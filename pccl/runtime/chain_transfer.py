@@ -132,7 +132,7 @@ class ChainTransfer(Transfer):
         if step:
             return coding.encode(segment, self.result.elements(*span(segment)))
         own = self._contribution(segment).elements(*span(segment))
-        return coding.encode(segment, coding.own(segment, own))
+        return coding.contribute(segment, own)
 
     # -- receiving -----------------------------------------------------------------------------
 

@@ -14,14 +14,16 @@ from __future__ import annotations
 from math import sqrt
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from pccl.collectives.layout import Segment
 from pccl.collectives.quantization import Codec, EncodeError, noise_source
 from pccl.collectives.reductions import Scratch
+from pccl.collectives.residual import Residual
 from pccl.protocol.types import OperationId
-from pccl.runtime.operand import Operand
+from pccl.runtime.memory import Memory
 
 Array = npt.NDArray[Any]
 
@@ -30,8 +32,11 @@ class Coding:
     """The codec of one operation, bound to its buffers.
 
     Args:
-        codec: of the operand's dtype.
-        operand: the caller's buffers; its residual, if it has one, is added and staged.
+        codec: of the result's dtype.
+        wide_codec: of float32 if that is a half, otherwise the same: encodes what a half cannot
+            hold, the contribution and what is owed.
+        result: where the result will be.
+        residual: what is owed from before and takes what this operation costs; None: nothing is.
         operation: whose values they are.
         rank: own rank.
         shares: how many contributions one unit of the result stands for: the world size of an
@@ -42,7 +47,9 @@ class Coding:
     def __init__(
         self,
         codec: Codec,
-        operand: Operand,
+        wide_codec: Codec,
+        result: Memory,
+        residual: Residual | None,
         operation: OperationId,
         rank: int,
         shares: int,
@@ -50,17 +57,19 @@ class Coding:
         stochastic: bool,
     ) -> None:
         self._codec = codec
-        self._residual = operand.residual
-        self._result = operand.target
-        self._dtype = operand.target.dtype
+        self._wide_codec = wide_codec
+        self._residual = residual
+        self._result = result
+        self._dtype = result.dtype
         self._operation = operation
         self._rank = rank
         self._shares = shares
         self._stochastic = stochastic
         self._values = Scratch()
+        self._total = Scratch()
         self._decoded = Scratch()
         self._errors: dict[int, EncodeError] = {}
-        """By position: what rounding has cost."""
+        """By position: what rounding has cost, the first time."""
         self._coded: dict[int, Segment] = {}
         """Segments of the result that are still encoded, by position."""
 
@@ -72,31 +81,63 @@ class Coding:
         return sqrt(sum(error.error_squares for error in errors) / whole) if whole else 0.0
 
     def own(self, segment: Segment, values: Array) -> Array:
-        """The own contribution with what is owed from before; good until the next call."""
+        """The own contribution with what is owed from before, to be combined with others.
+
+        Good until the next call. What the dtype cannot hold of it stays owed.
+        """
         residual = self._residual
-        if residual is None or residual.current is None:
+        if residual is None:
             return values
-        total = self._values.array(len(values), values.dtype)
-        np.add(values, residual.current[self._range(segment)], out=total, casting="same_kind")
+        total = self._with_residual(segment, values)
+        rounded = self._values.array(len(values), self._dtype)
+        with np.errstate(all="ignore"):
+            np.copyto(rounded, total, casting="same_kind")
+            if segment.position not in self._errors:
+                staged = residual.staged[self._range(segment)]
+                np.subtract(total, rounded, out=staged)
+        return rounded
+
+    def _with_residual(self, segment: Segment, values: Array) -> Array:
+        """In float32, or in float64 if that is the dtype; no finite value becomes infinite."""
+        assert self._residual is not None
+        staged, current = self._residual.staged, self._residual.current
+        total = self._total.array(len(values), staged.dtype)
+        np.copyto(total, values, casting="same_kind")
+        if current is not None:
+            finfo: Any = ml_dtypes.finfo  # typed in part only
+            largest = float(finfo(self._dtype).max)
+            infinite = np.isinf(total)
+            with np.errstate(all="ignore"):
+                np.add(total, current[self._range(segment)], out=total)
+            np.clip(total, -largest, largest, out=total, where=~infinite)
         return total
 
+    def contribute(self, segment: Segment, values: Array) -> memoryview:
+        """What the own contribution, with what is owed, is on the wire."""
+        if self._residual is None or not segment.is_coded:
+            return self.encode(segment, self.own(segment, values))
+        if segment.position not in self._errors:
+            self._residual.staged[self._range(segment)] = 0
+        encoded = np.empty(segment.wire_length, np.uint8)
+        total = self._with_residual(segment, values)
+        self._encode(segment, total, encoded, self._wide_codec, shares=1)
+        return encoded.data
+
     def encode(self, segment: Segment, values: Array) -> memoryview:
-        """What a contribution or a partial result is on the wire."""
+        """What a partial result is on the wire."""
         if not segment.is_coded:
-            self._owe_nothing(segment)
             return values.copy().view(np.uint8).data
         encoded = np.empty(segment.wire_length, np.uint8)
-        self._encode(segment, values, encoded, shares=1)
+        self._encode(segment, values, encoded, self._codec, shares=1)
         return encoded.data
 
     def settle(self, segment: Segment) -> None:
         """The result of an own segment is known: from now on it is what its encoded bytes say."""
         if not segment.is_coded:
-            self._owe_nothing(segment)
             return
         exact = self._result.elements(segment.offset, segment.offset + segment.length)
         encoded = np.empty(segment.wire_length, np.uint8)
-        self._encode(segment, exact, encoded, shares=self._shares)
+        self._encode(segment, exact, encoded, self._codec, shares=self._shares)
         self._result.write(segment.offset, encoded)
         self.keep_coded(segment)
 
@@ -137,28 +178,39 @@ class Coding:
             self._residual.commit()
 
     def detach(self) -> None:
-        """The caller has left and takes nothing: neither a result nor what it has cost."""
+        """The caller has left, and does not know whether the others commit the result."""
         self._coded.clear()
-        self._residual = None
+        if self._residual is not None:
+            self._residual.forget()
+            self._residual = None
 
-    def _encode(self, segment: Segment, values: Array, encoded: Array, *, shares: int) -> None:
+    def _encode(
+        self, segment: Segment, values: Array, encoded: Array, codec: Codec, *, shares: int
+    ) -> None:
+        """Encode, and the first time see what it costs.
+
+        A second copy for a peer that has the first one may find other values in the result; nobody
+        takes it for anything.
+        """
         noise = None
         if self._stochastic:
             noise = noise_source(self._operation, self._rank, segment.position)
+        if segment.position in self._errors:
+            codec.encode(values, encoded, noise)
+            return
         residual = self._residual
-        decoded = None
-        if residual is not None:
-            decoded = self._decoded.array(len(values), values.dtype)
-        self._errors[segment.position] = self._codec.encode(values, encoded, noise, decoded)
-        if residual is not None and decoded is not None:
+        if residual is None:
+            self._errors[segment.position] = codec.encode(values, encoded, noise)
+            return
+        self._errors[segment.position] = codec.encode(values, encoded, noise)
+        decoded = self._decoded.array(len(values), self._dtype)
+        self._codec.decode(encoded, decoded)
+        lost = np.subtract(values, decoded, dtype=residual.staged.dtype)
+        with np.errstate(all="ignore"):
+            np.multiply(lost, shares, out=lost)
             staged = residual.staged[self._range(segment)]
-            with np.errstate(all="ignore"):
-                np.subtract(values, decoded, out=staged)
-                np.multiply(staged, shares, out=staged)
-
-    def _owe_nothing(self, segment: Segment) -> None:
-        if self._residual is not None:
-            self._residual.staged[self._range(segment)] = 0
+            np.add(staged, lost, out=staged)
+            staged[~np.isfinite(staged)] = 0
 
     def _range(self, segment: Segment) -> slice:
         itemsize = self._dtype.itemsize

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pccl.collectives.direct import DirectSchedule
 from pccl.collectives.plan import plan
 from pccl.collectives.quantization import Codec, make_codec
 from pccl.collectives.reductions import Reduction, Scratch
+from pccl.collectives.residual import Residual
 from pccl.protocol.eager import fingerprint
 from pccl.protocol.early_store import EarlyStore
 from pccl.protocol.errors import RemoteProtocolError
@@ -45,6 +46,9 @@ from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Link
 
 _log = logging.getLogger("pccl.link")
+
+FLOWS_MAX = 4096
+"""In one report. Where a mesh whose flows are left out is stuck is not seen."""
 
 CODECS_MAX = 64
 """Kept for the next operation of the same kind."""
@@ -192,6 +196,7 @@ class DataPlane:
         ring: tuple[PeerId, ...],
         own: PeerId,
         carry: Carry | None = None,
+        residual: Residual | None = None,
     ) -> tuple[PeerId, ...]:
         """Lend the buffers of a call to an operation; frames find them from now on.
 
@@ -203,6 +208,7 @@ class DataPlane:
             ring: the members in ring order, at least 2.
             own: this peer.
             carry: what an attempt before this one has left in the same memory.
+            residual: of a reduce with error feedback.
 
         Returns:
             Whose links it will use.
@@ -216,7 +222,7 @@ class DataPlane:
         assert operand.data_type is descriptor.dtype
         assert operand.count == descriptor.count
         assert operand.in_place or descriptor.collective is not Collective.BROADCAST
-        transfer = self._make_transfer(operation, descriptor, operand, ring, own, carry)
+        transfer = self._make_transfer(operation, descriptor, operand, ring, own, carry, residual)
         self.transfers[operation] = transfer
         self._unstarted[operation] = fingerprint(descriptor)
         self._replay_early(transfer)
@@ -230,6 +236,7 @@ class DataPlane:
         ring: tuple[PeerId, ...],
         own: PeerId,
         carry: Carry | None,
+        residual: Residual | None,
     ) -> Transfer:
         rank, world_size = ring.index(own), len(ring)
         reduction = Reduction(descriptor.dtype, descriptor.op, world_size, self._scratch)
@@ -240,7 +247,16 @@ class DataPlane:
         if codec is not None:
             shares = world_size if descriptor.op is ReduceOp.AVG else 1
             stochastic = descriptor.quantization.stochastic
-            coding = Coding(codec, operand, operation, rank, shares, stochastic=stochastic)
+            coding = Coding(
+                codec,
+                self._codec(descriptor, wide=True) or codec,
+                operand.target,
+                residual,
+                operation,
+                rank,
+                shares,
+                stochastic=stochastic,
+            )
         what = (operation, reduction, operand)
         how = (ring, self._on_done, self._buffers)
         if isinstance(schedule, DirectSchedule):
@@ -250,11 +266,15 @@ class DataPlane:
         downstream = self._link_to(ring[schedule.downstream])
         return ChainTransfer(*what, schedule, downstream, *how, carry, coding)
 
-    def _codec(self, descriptor: Descriptor) -> Codec | None:
-        """What encodes the values of an operation; None: they travel as they are."""
+    def _codec(self, descriptor: Descriptor, *, wide: bool = False) -> Codec | None:
+        """What encodes the values of an operation; None: they travel as they are.
+
+        ``wide``: as float32, if they are halves; the bytes mean the same.
+        """
         if not descriptor.quantization.active:
             return None
-        kind = (descriptor.quantization, descriptor.dtype)
+        dtype = DataType.FLOAT if wide and descriptor.dtype.itemsize == 2 else descriptor.dtype
+        kind = (descriptor.quantization, dtype)
         codec = self._codecs.get(kind)
         if codec is None:
             if len(self._codecs) >= CODECS_MAX:
@@ -343,8 +363,14 @@ class DataPlane:
         )
 
     def progress(self) -> tuple[Progress, ...]:
-        """How far the posted operations are."""
-        return tuple(transfer.progress for transfer in self.transfers.values())
+        """How far the posted operations are; of so many flows that a report stays small."""
+        reports: list[Progress] = []
+        room = FLOWS_MAX
+        for transfer in self.transfers.values():
+            progress = transfer.progress
+            room -= len(progress.flows)
+            reports.append(progress if room >= 0 else replace(progress, flows=()))
+        return tuple(reports)
 
     # -- what lanes do -------------------------------------------------------------------------
 

@@ -108,7 +108,7 @@ class DirectTransfer(Transfer):
 
     def _encoded_contribution(self, coding: Coding, segment: Segment) -> memoryview:
         own = self._contribution(segment).elements(*span(segment))
-        return coding.encode(segment, coding.own(segment, own))
+        return coding.contribute(segment, own)
 
     # -- receiving -----------------------------------------------------------------------------
 

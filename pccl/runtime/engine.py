@@ -266,8 +266,9 @@ class PeerEngine:
     ) -> ReduceReport:
         """The same, with a deadline that others may share, and for as long as ``may_retry``."""
         self._check_request(request)
-        request = request.opened()
+        residual = request.open_residual() if request.open_residual is not None else None
         call = self.calls.new(request.operand)
+        call.residual = residual
         call.retries = may_retry()
         if request.operand is not None:
             self._lent_for_long.append(request.operand)
@@ -278,7 +279,8 @@ class PeerEngine:
             if call.carry is not None:
                 call.carry.restore()
                 call.carry = None
-            request.drop_residual()
+            if residual is not None:
+                residual.drop()
 
     async def _reduce_by(
         self,
@@ -344,9 +346,11 @@ class PeerEngine:
         """
         self._require_soundness()
         self._check_request(request)
-        request = request.opened()
+        residual = request.open_residual() if request.open_residual is not None else None
         call = self.calls.new(request.operand)
-        call.future.add_done_callback(lambda _: request.drop_residual())
+        if residual is not None:
+            call.residual = residual
+            call.future.add_done_callback(lambda _: residual.drop())
         return self.calls.launch(
             _reduce_event(request, detached=True), self.deadline(timeout_s), call
         )
@@ -483,7 +487,7 @@ class PeerEngine:
                 assert lender is not None
                 lender.operation = operation
                 self._posted[operation] = number
-                lent = (lender.operand, ring, self.machine.peer, lender.carry)
+                lent = (lender.operand, ring, self.machine.peer, lender.carry, lender.residual)
                 for peer in self.data_plane.post(operation, descriptor, *lent):
                     self.keeper.use(peer)
                 lender.carry = None

@@ -18,7 +18,6 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from pccl.collectives.residual import Residual
 from pccl.protocol.types import DataType, numpy_dtypes
 from pccl.runtime.memory import Memory, Range, clash, ranges_of
 
@@ -42,8 +41,6 @@ class Operand:
     in_place: bool
     ranges: tuple[Range, ...] = field(init=False)
     """Where all that is."""
-    residual: Residual | None = None
-    """Of a reduce with error feedback."""
     overwritten: list[bool] = field(default_factory=lambda: [False], init=False)
     """Whether the whole input was overwritten, and all of it is in ``saved``."""
 

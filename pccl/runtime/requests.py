@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pccl.collectives.residual import Residual
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
@@ -51,19 +51,8 @@ class ReduceRequest:
     descriptor: Descriptor
     tag: int
     open_residual: Callable[[], Residual] | None = None
-    """Of a reduce with error feedback. Raises ValueError if another one uses it."""
-
-    def opened(self) -> ReduceRequest:
-        """The same, with its residual open; whoever opens it drops it when the call has ended."""
-        if self.operand is None or self.open_residual is None:
-            return self
-        operand = replace(self.operand, residual=self.open_residual())
-        return replace(self, operand=operand, open_residual=None)
-
-    def drop_residual(self) -> None:
-        """The call has ended; what was not committed does not count."""
-        if self.operand is not None and self.operand.residual is not None:
-            self.operand.residual.drop()
+    """Of a reduce with error feedback; the call drops it at its end. Raises ValueError if another
+    one uses it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 from pccl.protocol.link_measures import LinkMatrix
 from pccl.protocol.ring_order import Pair
@@ -208,8 +208,7 @@ def _costs(ring: Sequence[PeerId], links: Links, broken: Collection[Pair]) -> di
     costs = {Algorithm.RING: ring_cost(ring, links)}
     if all(Pair((ring[0], leaf)) not in broken for leaf in ring[1:]):
         costs[Algorithm.STAR] = star_cost(ring, links)
-    is_whole = not broken or all(Pair(pair) not in broken for pair in combinations(ring, 2))
-    if len(ring) <= MESH_MEMBERS_MAX and is_whole:
+    if len(ring) <= MESH_MEMBERS_MAX and not any(pair <= set(ring) for pair in broken):
         costs[Algorithm.MESH] = mesh_cost(ring, links)
     return costs
 

@@ -464,3 +464,23 @@ def test_no_word_at_the_end(ending: str) -> None:
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.split() == (["True", "False", "True"] if ending == "forked" else [])
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "mesh"])
+def test_what_had_ended_well_is_told_after_closing(
+    new_run: Callable[..., Run], algorithm: str
+) -> None:
+    """Its result is in the tensor: to say that it failed would let it be reduced once more."""
+    run = new_run(2)
+    tensors = [np.full(4, 1.0), np.full(4, 2.0)]
+    handles = [
+        member.all_reduce_async(tensor, algorithm=algorithm)
+        for member, tensor in zip(run.members, tensors, strict=True)
+    ]
+    run.until(lambda: all(handle.done for handle in handles))
+    for member in run.members:
+        member.close()
+    for handle, tensor in zip(handles, tensors, strict=True):
+        assert tensor.tolist() == [3.0] * 4
+        assert handle.wait()[:2] == (True, pccl.Result.SUCCESS)
+        assert handle.result().local_world_size == 2

@@ -22,6 +22,7 @@ from pccl.protocol.master_events import MasterEffect, Tick
 from pccl.protocol.master_events import Send as Told
 from pccl.protocol.operation import Abort, Ballot, Commit, Start
 from pccl.protocol.peer import PeerMachine
+from pccl.protocol.peer_errors import aborted
 from pccl.protocol.peer_events import (
     ControlMessage,
     ControlOpened,
@@ -428,6 +429,32 @@ def test_a_mesh_of_members_that_cannot_talk_gives_way_to_a_view_without_one() ->
     assert len(master.machine.membership.members()) == 4
 
 
+def test_a_mesh_that_was_named_fails_alone_where_members_cannot_talk() -> None:
+    """Another view would be no help, and would cost everybody else's operations."""
+    master = Master(size=4)
+    view = master.view
+    asked = what(view=view)
+    for peer in (1, 2, 3, 4):
+        master.hear(peer, msg.OperationRequest(asked, by(MESH, forced=True)))
+        master.hear(peer, msg.OperationRequest(replace(asked, tag=6), by(RING)))
+    master.hear(3, msg.LinkReport(PeerId(1), False, "reset"))  # no neighbours
+    effects: list[MasterEffect] = []
+    for _ in range(12):
+        master.now_ns += NS_PER_S // 4
+        for peer in (1, 2, 3, 4):
+            master.hear(peer, msg.Heartbeat())
+        effects += master.do(Tick())
+    ended = [e.message for e in effects if isinstance(e, Told)]
+    aborts = [m for m in ended if isinstance(m, msg.OperationEnded)]
+    assert [(m.operation, m.abort) for m in aborts] == [(asked, AbortCause.LINK_BROKEN)] * 4
+    assert aborts[0].reason == (
+        "peers 1 and 3 cannot talk to each other (reset); leave algorithm out, or name the ring"
+    )
+    assert master.view == view
+    error = aborted(aborts[0], 0)
+    assert isinstance(error, errors.LinkError)
+
+
 # -- restart -----------------------------------------------------------------------------------
 
 
@@ -511,6 +538,17 @@ def test_who_forces_another_algorithm_is_told_so() -> None:
         AbortCause.DESCRIPTOR_MISMATCH,
         "tag 5: peer 1 asked for SUM of 16 x float32; peer 2 asked for SUM of 16 x float32 by ring",
     )
+
+
+def test_whoever_goes_ahead_late_is_told_of_the_start_too() -> None:
+    ballot = Ballot(what(), (PeerId(1), PeerId(2), PeerId(3)), PeerId(1), 0)
+    for peer in (1, 2):
+        ballot.request(PeerId(peer), by(RING), 0, None, eager=True)
+    ballot.done(PeerId(1), b"x", 0)  # so all have asked, and the last request is on its way
+    assert ballot.take_untold() == [1, 2]
+    assert ballot.take_untold() == []
+    ballot.request(PeerId(3), by(RING), 1, None, eager=True)
+    assert ballot.take_untold() == [1, 2, 3]
 
 
 def test_who_has_to_talk_to_whom() -> None:

@@ -138,3 +138,44 @@ def test_what_is_no_checkpoint(state: Any, kind: type[Exception], words: str) ->
 
 def test_it_is_public() -> None:
     assert pccl.ErrorFeedback is ErrorFeedback
+
+
+def test_who_does_not_know_whether_it_counts_owes_nothing() -> None:
+    feedback = ErrorFeedback()
+    committed(feedback, "x", [1, 2])
+    use = feedback.begin("x", 2, DataType.FLOAT)
+    use.staged[:] = [3, 4]
+    use.forget()
+    assert feedback.state_dict()["x"].tolist() == [0, 0]
+    use.drop()
+    assert feedback.begin("x", 2, DataType.FLOAT).staged.tolist() == [0, 0]
+
+
+def test_a_failure_to_find_memory_leaves_the_name_free() -> None:
+    feedback = ErrorFeedback()
+    with pytest.raises((MemoryError, ValueError)):
+        feedback.begin("x", 1 << 62, DataType.FLOAT)
+    feedback.begin("x", 2, DataType.FLOAT).drop()
+
+
+@pytest.mark.parametrize("array", [np.zeros(2, ">f4"), np.zeros(2, np.longdouble)])
+def test_foreign_floats_are_no_residuals(array: Any) -> None:
+    with pytest.raises(ValueError, match="must be float32 or float64"):
+        ErrorFeedback().load_state_dict({"x": array})
+
+
+def test_a_state_is_a_mapping() -> None:
+    state: Any = None
+    with pytest.raises(TypeError, match="state_dict"):
+        ErrorFeedback().load_state_dict(state)
+
+
+def test_what_begin_would_refuse_is_told_before() -> None:
+    feedback = ErrorFeedback()
+    committed(feedback, "x", [1, 2])
+    feedback.check("x", 2, DataType.FLOAT)
+    with pytest.raises(ValueError, match="forget"):
+        feedback.check("x", 3, DataType.FLOAT)
+    feedback.begin("x", 2, DataType.FLOAT)
+    with pytest.raises(ValueError, match="in flight"):
+        feedback.check("x", 2, DataType.FLOAT)
