@@ -255,7 +255,9 @@ class Victim:
 
     def _reduce(self, rank: int, result: Array) -> Future[pccl.ReduceInfo]:
         member, send = self.run.members[rank], np.full(N_ELEMENTS, rank + 1, np.int64)
-        return self.run.start(member.all_reduce, send, result, tag=self.operation.tag)
+        return self.run.start(
+            member.all_reduce, send, result, tag=self.operation.tag, algorithm="ring"
+        )
 
     @property
     def address(self) -> tuple[str, int]:

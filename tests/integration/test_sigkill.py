@@ -95,7 +95,7 @@ class Peer:
         contributors: tuple[int, ...] = ()
         reason = ""
         try:
-            contributors = self.comm.all_reduce(array).contributors
+            contributors = self.comm.all_reduce(array, algorithm="ring").contributors
         except CollectiveAborted as error:
             reason = str(error)
         brought = [contribution(peer, trial, buffer, dtype) for peer in contributors]

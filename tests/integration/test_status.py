@@ -65,11 +65,11 @@ def test_an_operation_that_waits_is_shown_to_others_and_to_its_caller(
     run = new_run(3)
     first, second, third = run.members
     run.check()
-    waiting = [run.start(comm.all_reduce, np.ones(10), tag=7) for comm in (first, second)]
+    waiting = [run.start(comm.all_reduce, np.ones(10_000), tag=7) for comm in (first, second)]
     run.until(lambda: run.requests == 2)
     seen = run.start(master_status, run.master.address).result(LIMIT_S)
     (operation,) = seen.operations
-    assert (operation.what, operation.started) == ("tag 7 (SUM of 10 x float64)", False)
+    assert (operation.what, operation.started) == ("tag 7 (SUM of 10000 x float64)", False)
     assert (operation.missing, operation.member_count) == ((third.peer_id,), 3)
     assert [one.calls for one in seen.members] == [operation.what, operation.what, ""]
     assert [one.rank for one in seen.members] == [0, 1, 2]
@@ -85,7 +85,7 @@ def test_an_operation_that_waits_is_shown_to_others_and_to_its_caller(
     assert transfer.segments == 4
     assert third.status().calls == ()
 
-    third.all_reduce(np.ones(10), tag=7)
+    third.all_reduce(np.ones(10_000), tag=7)
     for one in waiting:
         one.result(LIMIT_S)
     assert (first.status().calls, first.status().transfers) == ((), ())

@@ -58,7 +58,7 @@ CAUGHT_BY = {
     "partly_sent_forgotten": 4,
     "second_copy_added": 0,
     "vote_counted_twice": 417,
-    "world_changes_unseen": 413,
+    "world_changes_unseen": 739,
     "write_after_return": 0,
 }
 """A seed that shows each planted bug; ``--planted NAME --first`` searches for others.
