@@ -120,7 +120,7 @@ class ErrorFeedback:
             ValueError: a reduce uses a residual (wait for it), or an array is no residual: not
                 float32 or float64, not of one dimension, or with NaN or infinity in it.
         """
-        if not isinstance(state, Mapping):
+        if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"state must be what state_dict() gave, not {state!r}")
         loaded = {check_text("a name", name): _checked(name, v) for name, v in state.items()}
         with self._lock:
