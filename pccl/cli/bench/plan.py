@@ -131,7 +131,7 @@ def check_variant(plan: Plan, variant: Variant) -> None:
     if variant.algorithm == "star" and each > STAR_BYTES_MAX:
         raise click.UsageError(
             f"star is for tensors up to {format_size(STAR_BYTES_MAX)}, and these have "
-            f"{format_size(each)}; take sizes up to {STAR_BYTES_MAX >> 20}MiB, or another --algorithm"
+            f"{format_size(each)}; take less (--size, --max), or another --algorithm"
         )
     if variant.exact:
         return
