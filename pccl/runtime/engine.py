@@ -544,7 +544,9 @@ class PeerEngine:
         self.keeper.accept(connection)
 
     def _on_link_change(self, peer: PeerId, reason: str | None) -> None:
-        if reason is None and (measured := self._meter.look_at(self.links.to(peer))):
+        if reason is not None:
+            self._meter.forget(peer)
+        elif measured := self._meter.look_at(self.links.to(peer)):
             self._feed(LinksMeasured(measured))  # first: the view that this may bring needs it
         self._feed(LinkChanged(peer, reason))
 

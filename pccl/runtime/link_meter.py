@@ -38,6 +38,10 @@ class LinkMeter:
         self._speeds = {peer: speed for peer, speed in self._speeds.items() if peer in up}
         return tuple(measured for link in links for measured in self.look_at(link))
 
+    def forget(self, peer: PeerId) -> None:
+        """The link is down: what comes up again may be another one."""
+        self._speeds.pop(peer, None)
+
     def look_at(self, link: Link) -> tuple[MeasuredLink, ...]:
         """What one link can do; nothing if nobody knows."""
         paths = [path for lane in link.lanes if (path := lane.connection.measure()) is not None]

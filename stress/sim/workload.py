@@ -21,6 +21,7 @@ from pccl.protocol.errors import (
     CollectiveAborted,
     DeadlineExceeded,
     Evicted,
+    LinkError,
     LockstepError,
     MasterLost,
     NotAdmitted,
@@ -62,6 +63,10 @@ _BEGIN_ANEW = (*_WITHOUT_MASTER, Evicted, ResyncRequired)
 
 class Interrupted(Exception):
     """The scenario has cancelled the call that the process was in."""
+
+
+_REPEATED = (CollectiveAborted, DeadlineExceeded, Interrupted, LinkError, OutcomeUnknown)
+"""Failures of a collective that the next call may not have. A broken pair heals at last."""
 
 
 class Workload:
@@ -306,9 +311,7 @@ class Workload:
             if self._scenario.mistake is None:
                 raise Violation(f"{self._process.name} was accused of a mistake: {error}")
             await self._joint(self._engine.update_topology)  # what the others wait in
-        elif not isinstance(
-            error, CollectiveAborted | DeadlineExceeded | OutcomeUnknown | Interrupted
-        ):
+        elif not isinstance(error, _REPEATED):
             raise error
 
     # -- collectives ---------------------------------------------------------------------------

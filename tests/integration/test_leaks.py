@@ -30,7 +30,7 @@ BYTES_PER_COMMUNICATOR = 1_000
 """What one may leave in logs of bounded length: its removal and its rosters at the master, about
 600 bytes. The engine alone takes more than 20,000."""
 
-LOGS = {"Roster", "Member", "Removal"}
+LOGS = {"AlgorithmTable", "Member", "Removal", "Roster"}
 """Kept by the master for peers that come back late, so many and no more."""
 
 
