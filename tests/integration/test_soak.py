@@ -374,7 +374,9 @@ class Attacker:
 
 
 def test_a_soak(new_run: Callable[..., Run], caplog: pytest.LogCaptureFixture) -> None:
-    run = new_run(3, QUICK)
+    run = new_run(0, QUICK)
+    for _ in range(3):
+        run.join(lanes=1)  # of a link that is found slow there would be more by and by
     run.check()
     before = descriptors(), connections()
     ended = threading.Event()
@@ -396,5 +398,6 @@ def test_a_soak(new_run: Callable[..., Run], caplog: pytest.LogCaptureFixture) -
         member.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) == 3 for member in run.members
     )
     run.until(lambda: run.registered == 3)
-    run.until(lambda: (descriptors(), connections()) == before)
+    # Not more: what a test before this one had left may have gone meanwhile.
+    run.until(lambda: descriptors() <= before[0] and connections() <= before[1])
     run.check()
