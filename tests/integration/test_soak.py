@@ -398,6 +398,5 @@ def test_a_soak(new_run: Callable[..., Run], caplog: pytest.LogCaptureFixture) -
         member.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) == 3 for member in run.members
     )
     run.until(lambda: run.registered == 3)
-    # Not more: what a test before this one had left may have gone meanwhile.
-    run.until(lambda: descriptors() <= before[0] and connections() <= before[1])
+    run.until(lambda: (descriptors(), connections()) == before)
     run.check()
