@@ -265,11 +265,12 @@ class Victim:
         assert listener is not None
         return "127.0.0.1", listener.address.port
 
-    def attack(self, source: int, data: bytes) -> socket.socket:
-        """All at once: the real peer comes back soon, and ends this connection then."""
+    def attack(self, source: int, data: bytes, lane: int = 0) -> socket.socket:
+        """All at once: lane 0 is the real peer's, who comes back soon and ends this one then."""
         server = self.run.master._server  # pyright: ignore[reportPrivateUsage]
         assert server is not None
-        opening = Opening(Channel.LANE, bytes(32), server.machine.run, 1, PeerId(source), PeerId(1))
+        run, victim = server.machine.run, PeerId(1)
+        opening = Opening(Channel.LANE, bytes(32), run, 1, PeerId(source), victim, lane)
         sock = socket.create_connection(self.address, LIMIT_S)
         send(sock, opening.encode() + data)
         return sock
@@ -383,7 +384,7 @@ def test_frames_that_close_their_connection(
     data: Callable[[OperationId], bytes],
     words: str,
 ) -> None:
-    with closing(victim.attack(source, data(victim.operation))) as sock:
+    with closing(victim.attack(source, data(victim.operation), lane=1)) as sock:
         assert is_closed(sock)
     victim.run.until(lambda: words in caplog.text)
     lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
