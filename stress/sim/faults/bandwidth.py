@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from pccl.stress.sim.faults.base import MS, Fault, Ground
+from pccl.stress.sim.faults.base import MS, Ground
+from pccl.stress.sim.faults.timed import TimedFault
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
 
 
 @dataclass(frozen=True)
-class Bandwidth(Fault):
+class Bandwidth(TimedFault):
     """Both directions between two processes carry at most ``bytes_per_s``."""
 
     kind: ClassVar[str] = "bandwidth"
     calm: ClassVar[bool] = True
     keeps_majority: ClassVar[bool] = True
 
-    when_ns: int
     peer: int
     other: int | None
     """None: everybody else."""
@@ -38,10 +38,6 @@ class Bandwidth(Fault):
             rng.choice((5_000, 20_000, 100_000)),
             rng.choice((100 * MS, 1000 * MS, 4000 * MS)),
         )
-
-    def plant(self, stage: Stage) -> None:
-        """Schedule it."""
-        stage.at(self.when_ns, self._strike, stage)
 
     def _strike(self, stage: Stage) -> None:
         stage.struck(self)

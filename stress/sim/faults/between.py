@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from pccl.stress.sim.faults.base import Fault, Ground
+from pccl.stress.sim.faults.base import Ground
+from pccl.stress.sim.faults.timed import TimedFault
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
@@ -15,10 +16,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Between(Fault):
+class Between(TimedFault):
     """Each connection between ``peer`` and ``other``; new ones are not concerned."""
 
-    when_ns: int
     peer: int
     other: int | None
     """None: everybody else."""
@@ -29,10 +29,6 @@ class Between(Fault):
         """Draw one."""
         peer, other = ground.pair(rng)
         return cls(ground.instant(rng), peer, other, ground.duration(rng))
-
-    def plant(self, stage: Stage) -> None:
-        """Schedule it."""
-        stage.at(self.when_ns, self._strike, stage)
 
     def _strike(self, stage: Stage) -> None:
         stage.struck(self)

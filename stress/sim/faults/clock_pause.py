@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from pccl.stress.sim.faults.base import Fault, Ground
+from pccl.stress.sim.faults.base import Ground
+from pccl.stress.sim.faults.timed import TimedFault
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
 
 
 @dataclass(frozen=True)
-class ClockPause(Fault):
+class ClockPause(TimedFault):
     """Nothing runs, nothing reaches the machine or leaves it."""
 
     kind: ClassVar[str] = "clock_pause"
 
-    when_ns: int
     peer: int
     duration_ns: int
     clock_stands: bool
@@ -30,10 +30,6 @@ class ClockPause(Fault):
         return cls(
             ground.instant(rng), ground.process(rng), ground.duration(rng), rng.random() < 0.5
         )
-
-    def plant(self, stage: Stage) -> None:
-        """Schedule it."""
-        stage.at(self.when_ns, self._strike, stage)
 
     def _strike(self, stage: Stage) -> None:
         host = stage.host(self.peer)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from pccl.stress.sim.faults.base import MS, Fault, Ground
+from pccl.stress.sim.faults.base import MS, Ground
+from pccl.stress.sim.faults.timed import TimedFault
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
@@ -14,14 +15,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Delay(Fault):
+class Delay(TimedFault):
     """Whatever leaves in either direction between two processes takes ``extra_ns`` more."""
 
     kind: ClassVar[str] = "delay"
     calm: ClassVar[bool] = True
     keeps_majority: ClassVar[bool] = True
 
-    when_ns: int
     peer: int
     other: int | None
     """None: everybody else."""
@@ -40,10 +40,6 @@ class Delay(Fault):
             rng.choice((10 * ground.latency_ns, longest_ns // 4, longest_ns)),
             rng.choice((100 * MS, 1000 * MS, 4000 * MS)),
         )
-
-    def plant(self, stage: Stage) -> None:
-        """Schedule it."""
-        stage.at(self.when_ns, self._strike, stage)
 
     def _strike(self, stage: Stage) -> None:
         stage.struck(self)

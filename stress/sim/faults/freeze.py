@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from pccl.stress.sim.faults.base import Fault, Ground
+from pccl.stress.sim.faults.base import Ground
+from pccl.stress.sim.faults.timed import TimedFault
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
 
 
 @dataclass(frozen=True)
-class Freeze(Fault):
+class Freeze(TimedFault):
     """Nothing runs in the process; what arrives is kept, and acknowledged up to the window.
 
     A call into C that holds the interpreter lock looks the same from outside.
@@ -21,7 +22,6 @@ class Freeze(Fault):
 
     kind: ClassVar[str] = "freeze"
 
-    when_ns: int
     peer: int
     duration_ns: int
 
@@ -29,10 +29,6 @@ class Freeze(Fault):
     def draw(cls, rng: Random, ground: Ground) -> Self:
         """Draw one."""
         return cls(ground.instant(rng), ground.process(rng), ground.duration(rng))
-
-    def plant(self, stage: Stage) -> None:
-        """Schedule it."""
-        stage.at(self.when_ns, self._strike, stage)
 
     def _strike(self, stage: Stage) -> None:
         host = stage.host(self.peer)

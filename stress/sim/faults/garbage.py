@@ -12,7 +12,8 @@ from pccl.protocol.errors import LinkError
 from pccl.protocol.handshake import NONCE_BYTES, RUN_BYTES, Channel, Opening
 from pccl.protocol.messages import Goodbye, Resume
 from pccl.protocol.types import NS_PER_S, PeerId
-from pccl.stress.sim.faults.base import MASTER, Fault, Ground
+from pccl.stress.sim.faults.base import MASTER, Ground
+from pccl.stress.sim.faults.timed import TimedFault
 from pccl.transports.base import Address, Connection
 
 if TYPE_CHECKING:
@@ -38,14 +39,13 @@ class Rubbish(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Garbage(Fault):
+class Garbage(TimedFault):
     """Connect to the port of a process and send rubbish."""
 
     kind: ClassVar[str] = "garbage"
     calm: ClassVar[bool] = True
     keeps_majority: ClassVar[bool] = True
 
-    when_ns: int
     peer: int
     what: Rubbish
     seed: int
@@ -57,10 +57,6 @@ class Garbage(Fault):
         what = rng.choice((*Rubbish, Rubbish.IMPOSTOR))
         peer = MASTER if what is Rubbish.IMPOSTOR else ground.process(rng)
         return cls(ground.instant(rng), peer, what, rng.randrange(1 << 32))
-
-    def plant(self, stage: Stage) -> None:
-        """Schedule it."""
-        stage.at(self.when_ns, self._strike, stage)
 
     def _strike(self, stage: Stage) -> None:
         address = stage.address(self.peer)
@@ -101,11 +97,6 @@ class Garbage(Fault):
             peer = PeerId(rng.randint(1, 6))
             return opening, encode(Resume(peer, rng.randbytes(16), 0)) + encode(Goodbye())
         return opening, noise
-
-    @property
-    def ends_ns(self) -> int:
-        """When it goes."""
-        return self.when_ns
 
     @property
     def indices(self) -> tuple[int, ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from pccl.protocol.types import NS_PER_S
-from pccl.stress.sim.faults.base import Fault, Ground
+from pccl.stress.sim.faults.base import Ground
+from pccl.stress.sim.faults.timed import TimedFault
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
@@ -18,28 +18,13 @@ _PATIENCE_NS = NS_PER_S
 
 
 @dataclass(frozen=True)
-class OfMaster(Fault):
+class OfMaster(TimedFault):
     """The master is killed at some time."""
-
-    when_ns: int
 
     @classmethod
     def draw(cls, rng: Random, ground: Ground) -> Self:
         """Draw one."""
         return cls(ground.instant(rng))
-
-    def plant(self, stage: Stage) -> None:
-        """Schedule it."""
-        stage.at(self.when_ns, self._strike, stage)
-
-    @abstractmethod
-    def _strike(self, stage: Stage) -> None:
-        """Kill it."""
-
-    @property
-    def ends_ns(self) -> int:
-        """What comes of it takes its time."""
-        return self.when_ns
 
 
 @dataclass(frozen=True)

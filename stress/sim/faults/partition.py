@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from pccl.stress.sim.faults.base import Fault, Ground
+from pccl.stress.sim.faults.base import Ground
+from pccl.stress.sim.faults.timed import TimedFault
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
 
 
 @dataclass(frozen=True)
-class Partition(Fault):
+class Partition(TimedFault):
     """Nothing moves between ``peer`` and ``other``. Nothing is lost: it arrives afterwards."""
 
     kind: ClassVar[str] = "partition"
     one_way: ClassVar[bool] = False
 
-    when_ns: int
     peer: int
     other: int | None
     """None: everybody else."""
@@ -36,10 +36,6 @@ class Partition(Fault):
             None if alone and peer >= 0 else other,
             ground.duration(rng),
         )
-
-    def plant(self, stage: Stage) -> None:
-        """Schedule it."""
-        stage.at(self.when_ns, self._strike, stage)
 
     def _strike(self, stage: Stage) -> None:
         stage.struck(self)

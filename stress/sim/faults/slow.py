@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from pccl.stress.sim.faults.base import MS, Fault, Ground
+from pccl.stress.sim.faults.base import MS, Ground
+from pccl.stress.sim.faults.timed import TimedFault
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
 
 
 @dataclass(frozen=True)
-class Slow(Fault):
+class Slow(TimedFault):
     """Everything in the process happens up to ``lag_ns`` late."""
 
     kind: ClassVar[str] = "slow"
     calm: ClassVar[bool] = True
     keeps_majority: ClassVar[bool] = True
 
-    when_ns: int
     peer: int
     lag_ns: int
     duration_ns: int
@@ -34,10 +34,6 @@ class Slow(Fault):
         return cls(
             ground.instant(rng), ground.process(rng), lag_ns, rng.randint(5, 25) * max(lag_ns, MS)
         )
-
-    def plant(self, stage: Stage) -> None:
-        """Schedule it."""
-        stage.at(self.when_ns, self._strike, stage)
 
     def _strike(self, stage: Stage) -> None:
         host = stage.host(self.peer)

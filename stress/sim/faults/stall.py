@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from pccl.stress.sim.faults.base import Fault, Ground
+from pccl.stress.sim.faults.base import Ground
+from pccl.stress.sim.faults.timed import ConnectionFault
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
+    from pccl.transports.sim import SimConnection
 
 
 @dataclass(frozen=True)
-class Stall(Fault):
-    """Hold up what one end of the ``choice``-th connection sends."""
+class Stall(ConnectionFault):
+    """Hold up what one end of any connection sends."""
 
     kind: ClassVar[str] = "stall"
 
-    when_ns: int
-    choice: int
     duration_ns: int
 
     @classmethod
@@ -27,16 +27,9 @@ class Stall(Fault):
         """Draw one."""
         return cls(ground.instant(rng), rng.randrange(1 << 16), ground.duration(rng))
 
-    def plant(self, stage: Stage) -> None:
-        """Schedule it."""
-        stage.at(self.when_ns, self._strike, stage)
-
-    def _strike(self, stage: Stage) -> None:
-        end = stage.choose(stage.network.ends, self.choice)
-        if end is not None:
-            stage.struck(self)
-            stage.excuses.silenced(end.local.host, end.remote.host, self.duration_ns)
-            end.stall(self.duration_ns)
+    def _befall(self, stage: Stage, end: SimConnection) -> None:
+        stage.excuses.silenced(end.local.host, end.remote.host, self.duration_ns)
+        end.stall(self.duration_ns)
 
     @property
     def ends_ns(self) -> int:
