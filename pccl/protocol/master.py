@@ -15,20 +15,19 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.history import InvariantViolation
 from pccl.protocol.kept import Kept
-from pccl.protocol.limits import OPERATIONS_OPEN_MAX, OWED_MAX, TAGS_PER_VIEW_MAX, Timing
-from pccl.protocol.link_measures import Choose, ring_always
+from pccl.protocol.limits import OPERATIONS_OPEN_MAX, OWED_MAX, TAGS_PER_VIEW_MAX
 from pccl.protocol.lockstep import AskBlocked, Finding, LockstepWatch, LongWait, Stuck, Wait
 from pccl.protocol.membership import Membership, RegisteredPeer
 from pccl.protocol.operation import Ballot, Commit, Decision, Phase, Start, name_peers
 from pccl.protocol.recovery import Recovered
 from pccl.protocol.repair import Tell
-from pccl.protocol.restart import Origin, Restartable
+from pccl.protocol.restart import Restartable
 from pccl.protocol.ring_order import Pair, arrange, broken_neighbours
 from pccl.protocol.status import RunState, report
 from pccl.protocol.status_report import StatusReport
@@ -36,36 +35,7 @@ from pccl.protocol.types import AbortCause, OperationId, PeerId, RemovalCause, R
 
 
 class MasterMachine(Restartable):
-    """Coordinates one run.
-
-    Args:
-        timing: deadlines.
-        run: the run's id, 16 bytes; of a standby, none yet.
-        term: number of this incarnation, at least.
-        random_bytes: source of resume tokens; must be unpredictable outside simulation.
-        now_ns: the present.
-        origin: what is known at the start.
-        incumbent: id of this master, the same after a restart if it has kept it.
-        standbys: where other masters of the run listen.
-        choose: finds out which algorithms are the quickest in a ring.
-    """
-
-    def __init__(
-        self,
-        timing: Timing,
-        run: bytes,
-        term: int,
-        random_bytes: Callable[[int], bytes],
-        now_ns: int,
-        origin: Origin = Origin.BLANK,
-        incumbent: bytes = b"",
-        standbys: tuple[msg.MasterAddress, ...] = (),
-        choose: Choose = ring_always,
-    ) -> None:
-        super().__init__(
-            timing, run, term, random_bytes, now_ns, origin, incumbent, standbys, choose
-        )
-        self._forget_run()
+    """Coordinates one run: its rounds and operations."""
 
     def _forget_run(self) -> None:
         """Know of no round and no operation."""

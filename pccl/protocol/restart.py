@@ -23,7 +23,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.handshake import NO_RUN, RUN_BYTES
 from pccl.protocol.limits import ID_JUMP_BYTES, PEERS_MAX, TERM_GAP, Timing
-from pccl.protocol.link_measures import Choose
+from pccl.protocol.link_measures import Choose, ring_always
 from pccl.protocol.majority import HELD_BACK, Majority
 from pccl.protocol.master_events import CloseControl, Forget, MasterEvent, Remember, Send
 from pccl.protocol.membership import Membership, RegisteredPeer
@@ -49,7 +49,7 @@ class Restartable(Registrar):
 
     Args:
         timing: deadlines.
-        run: the run's id; of a standby, none yet.
+        run: the run's id, 16 bytes; of a standby, none yet.
         term: number of this incarnation, at least.
         random_bytes: source of resume tokens; must be unpredictable outside simulation.
         now_ns: the present.
@@ -66,10 +66,10 @@ class Restartable(Registrar):
         term: int,
         random_bytes: Callable[[int], bytes],
         now_ns: int,
-        origin: Origin,
-        incumbent: bytes,
-        standbys: tuple[msg.MasterAddress, ...],
-        choose: Choose,
+        origin: Origin = Origin.BLANK,
+        incumbent: bytes = b"",
+        standbys: tuple[msg.MasterAddress, ...] = (),
+        choose: Choose = ring_always,
     ) -> None:
         super().__init__(timing, run, term, random_bytes, now_ns, incumbent, standbys, choose)
         self._origin = origin
@@ -89,6 +89,7 @@ class Restartable(Registrar):
         if origin is not Origin.BLANK:
             known = run if origin is Origin.RESTARTED else None
             self._recovery = Recovery(timing, known, incumbent, now_ns)
+        self._forget_run()
 
     @property
     def recovering(self) -> bool:
@@ -125,6 +126,10 @@ class Restartable(Registrar):
         return first_ns is None or self._now_ns - first_ns < self.timing.ns(self.timing.recovery_s)
 
     # -- what rounds and operations have to do with it -------------------------------------------
+
+    @abstractmethod
+    def _forget_run(self) -> None:
+        """Know of no round and no operation."""
 
     @abstractmethod
     def _take_up(self, recovered: Recovered) -> None:
