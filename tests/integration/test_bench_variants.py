@@ -67,6 +67,24 @@ def test_ways_take_turns_in_one_run() -> None:
         assert each["wire_bytes_per_value"] == pytest.approx(4.0 if exact else 1.0625, abs=0.01)
 
 
+def test_one_list_beside_many_calls() -> None:
+    found = measure(
+        *("--size", "64KiB", "--algorithm", "mesh", "--quantize", "none,int8", *ONCE),
+        *("--tensors", "1,5", "--many", "5"),
+    )
+    assert [(each["quantize"], each["tensors"], each["many"]) for each in found] == [
+        (wire, tensors, many)
+        for wire in ("none", "int8")
+        for tensors, many in ((1, False), (5, False), (5, True))
+    ]
+    assert all(each["values_ok"] for each in found)
+    exact, _, _, whole, apart, joint = found
+    # Blocks are those of the concatenation.
+    assert joint["wire_bytes_per_value"] == whole["wire_bytes_per_value"]
+    assert joint["wire_bytes_per_value"] < apart["wire_bytes_per_value"]
+    assert exact["wire_bytes_per_value"] == 4.0
+
+
 @pytest.mark.parametrize("wire", ["uint8", "int4", "float16", "bfloat16", "uint16"])
 def test_every_format(wire: str) -> None:
     options = ("--size", "512KiB", "--quantize", wire, "--stochastic", "--in-place", *ONCE)
@@ -110,6 +128,9 @@ def test_beside_gloo_and_the_floor() -> None:
         (["--data", "outliers"], "--data is of wire formats"),
         (["--tensors", "0"], "0 is not in the range 1<=x<=4096"),
         (["--size", "4KiB", "--tensors", "1025"], "4 KiB are fewer elements than 1025 tensors"),
+        (["--size", "4KiB", "--many", "1025"], "take a larger size or fewer --many"),
+        (["--many", "0"], "0 is not in the range 1<=x<=4096"),
+        (["--algorithm", "star", "--many", "512"], "and these have 64 MiB"),
     ],
 )
 def test_options_are_checked_first(options: list[str], words: str) -> None:

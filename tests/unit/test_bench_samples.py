@@ -173,16 +173,21 @@ def test_sums_are_rounded_to_the_tensors_dtype_too() -> None:
 
 
 def test_variants_are_all_combinations() -> None:
-    found = variants_of(("ring", "mesh"), ("none", "int8"), (1, 16), block=64, stochastic=True)
+    found = variants_of(
+        ("ring", "mesh"), ("none", "int8"), (1, 16), (512,), block=64, stochastic=True
+    )
     assert [str(variant) for variant in found] == [
-        *("ring", "ring 16 tensors", "ring int8", "ring int8 16 tensors"),
-        *("mesh", "mesh 16 tensors", "mesh int8", "mesh int8 16 tensors"),
+        *("ring", "ring 16 tensors", "ring 512 in one"),
+        *("ring int8", "ring int8 16 tensors", "ring int8 512 in one"),
+        *("mesh", "mesh 16 tensors", "mesh 512 in one"),
+        *("mesh int8", "mesh int8 16 tensors", "mesh int8 512 in one"),
     ]
+    assert [each.joint for each in found[:3]] == [1, 1, 512]
     assert {(each.exact, each.block, each.stochastic) for each in found} == {
         (True, None, False),
         (False, 64, True),
     }
-    options = found[2].options()
+    options = found[3].options()
     assert options is not None
     assert (options.format, options.block, options.stochastic) == ("int8", 64, True)
     assert found[0].options() is None

@@ -68,6 +68,7 @@ def test_result() -> None:
         "block": None,
         "stochastic": False,
         "tensors": 1,
+        "many": False,
         "lanes": 2,
         "in_place": True,
         "seconds_median": 2.0,

@@ -286,6 +286,9 @@ def test_lines_of_the_plot() -> None:
         "4 peers, 2 lanes",
         "4 peers, 2 lanes, auto int8 16 tensors",
     ]
+    joint = dataclasses.replace(QUANTIZED, variant=Variant("mesh", tensors=16, many=True))
+    assert list(lines([joint])) == ["4 peers, 2 lanes, mesh 16 in one"]
+    assert cells(joint, by_variant=True)[5] == "16 in one"
 
 
 def test_plot(tmp_path: Path) -> None:

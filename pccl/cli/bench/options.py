@@ -98,6 +98,13 @@ def variant_options(function: _Function) -> _Function:
                 show_default=True,
                 help="Split each size into so many tensors that are reduced at the same time.",
             ),
+            click.option(
+                "--many",
+                type=ListOf(click.IntRange(1, TENSORS_MAX)),
+                metavar="COUNT,...",
+                help="Likewise, but into a list that one all_reduce_many reduces; taken in turn "
+                "with --tensors.",
+            ),
         ],
         function,
     )
@@ -163,11 +170,13 @@ def variants_from(given: dict[str, Any]) -> tuple[tuple[Variant, ...], str]:
     algorithms: tuple[tuple[str, ...], ...] = given.pop("algorithms")
     formats: tuple[tuple[str, ...], ...] = given.pop("formats")
     tensors: tuple[int, ...] = given.pop("tensors")
+    many: tuple[int, ...] = given.pop("many") or ()
     block, stochastic, data = given.pop("block"), given.pop("stochastic"), given.pop("data")
     variants = variants_of(
         _flat(algorithms) or ("auto",),
         _flat(formats) or (NO_FORMAT,),
         tensors,
+        many,
         block=block,
         stochastic=stochastic,
     )

@@ -62,12 +62,18 @@ class Ours:
 
     def _reduce(self) -> list[pccl.ReduceInfo]:
         how, options = self._variant.algorithm, self._options
-        if self._variant.tensors == 1:
+        if self._variant.tensors == 1 and not self._variant.many:
             recv = self.result
             info = self._comm.all_reduce(
                 self.input, recv, algorithm=how, quantization_options=options
             )
             return [info]
+        if self._variant.many:
+            return [
+                self._comm.all_reduce_many(
+                    self._sends, self._recvs, algorithm=how, quantization_options=options
+                )
+            ]
         handles = [
             self._comm.all_reduce_async(
                 send, recv, tag=tag, algorithm=how, quantization_options=options

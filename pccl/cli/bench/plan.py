@@ -125,9 +125,9 @@ def check_variant(plan: Plan, variant: Variant) -> None:
     if smallest // data_type.itemsize < variant.tensors:
         raise click.UsageError(
             f"{format_size(smallest)} are fewer elements than {variant.tensors} tensors; "
-            "take a larger size or fewer --tensors"
+            f"take a larger size or fewer {'--many' if variant.many else '--tensors'}"
         )
-    each = -(-largest // data_type.itemsize // variant.tensors) * data_type.itemsize
+    each = -(-largest // data_type.itemsize // variant.tensors) * variant.joint * data_type.itemsize
     if variant.algorithm == "star" and each > STAR_BYTES_MAX:
         raise click.UsageError(
             f"star is for tensors up to {format_size(STAR_BYTES_MAX)}, and these have "

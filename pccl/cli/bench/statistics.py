@@ -128,6 +128,7 @@ class Result:
             "block": None if self.variant.exact else self.variant.wire_block,
             "stochastic": self.variant.stochastic,
             "tensors": self.variant.tensors,
+            "many": self.variant.many,
             "lanes": self.lanes,
             "in_place": self.in_place,
             **_times("seconds", self.ours),

@@ -30,6 +30,7 @@ class Variant:
         tensors: the bytes are so many tensors, reduced at the same time.
         block: values that share a step; None: what is good for the format.
         stochastic: how values are rounded.
+        many: they are reduced as one list (``all_reduce_many``), in one operation.
     """
 
     algorithm: str = "auto"
@@ -37,6 +38,12 @@ class Variant:
     tensors: int = 1
     block: int | None = None
     stochastic: bool = False
+    many: bool = False
+
+    @property
+    def joint(self) -> int:
+        """Tensors that one operation reduces."""
+        return self.tensors if self.many else 1
 
     @property
     def exact(self) -> bool:
@@ -58,7 +65,11 @@ class Variant:
 
     def __str__(self) -> str:
         parts = [self.algorithm, *([] if self.exact else [self.quantize])]
-        return " ".join([*parts, *([f"{self.tensors} tensors"] if self.tensors > 1 else [])])
+        if self.many:
+            parts.append(f"{self.tensors} in one")
+        elif self.tensors > 1:
+            parts.append(f"{self.tensors} tensors")
+        return " ".join(parts)
 
 
 PLAIN = Variant()
@@ -69,14 +80,25 @@ def variants_of(
     algorithms: Iterable[str],
     formats: Iterable[str],
     tensors: Iterable[int],
+    many: Iterable[int],
     *,
     block: int | None,
     stochastic: bool,
 ) -> tuple[Variant, ...]:
-    """Each combination; block and rounding are of the quantized ones."""
+    """Each combination; block and rounding are of the quantized ones.
+
+    Args:
+        algorithms: by name.
+        formats: by name.
+        tensors: so many at the same time.
+        many: so many in one operation.
+        block: values that share a step; None: what is good for the format.
+        stochastic: how values are rounded.
+    """
+    splits = [*((count, False) for count in tensors), *((count, True) for count in many)]
     return tuple(
-        Variant(algorithm, wire, count)
+        Variant(algorithm, wire, count, many=joint)
         if wire == NO_FORMAT
-        else Variant(algorithm, wire, count, block, stochastic)
-        for algorithm, wire, count in itertools.product(algorithms, formats, tensors)
+        else Variant(algorithm, wire, count, block, stochastic, joint)
+        for algorithm, wire, (count, joint) in itertools.product(algorithms, formats, splits)
     )

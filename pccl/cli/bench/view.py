@@ -329,7 +329,7 @@ def cells(result: Result, *, by_variant: bool = False, against: str = "") -> lis
         found[NAMING_COLUMNS:NAMING_COLUMNS] = [
             result.algorithm + ("*" if variant.algorithm == "auto" else ""),
             variant.quantize,
-            str(variant.tensors),
+            f"{variant.tensors} in one" if variant.many else str(variant.tensors),
         ]
         error = percent(result.error)
         found += [error, f"{result.wire_bytes_per_value:.3f}"]
