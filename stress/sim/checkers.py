@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,16 @@ Array = npt.NDArray[Any]
 
 class Violation(AssertionError):
     """A promise was broken."""
+
+
+class InRun(NamedTuple):
+    """An operation, and its run: a master that knows of none begins another, with the same ids."""
+
+    run: bytes
+    operation: OperationId
+
+    def __str__(self) -> str:
+        return str(self.operation)
 
 
 @dataclass(slots=True)
@@ -53,49 +64,49 @@ class Checkers:
         """What callers were told: broadcasts, barriers and handles that succeeded, and errors;
         and how many lanes were cut."""
         self._scenario = scenario
-        self._inputs: dict[tuple[OperationId, PeerId], Array] = {}
-        self._entered: set[tuple[OperationId, PeerId]] = set()
-        self._results: dict[OperationId, tuple[tuple[PeerId, ...], bytes]] = {}
-        self._aborted: dict[OperationId, str] = {}
-        self._interrupted: set[OperationId] = set()
+        self._inputs: dict[tuple[InRun, PeerId], Array] = {}
+        self._entered: set[tuple[InRun, PeerId]] = set()
+        self._results: dict[InRun, tuple[tuple[PeerId, ...], bytes]] = {}
+        self._interrupted: set[InRun] = set()
         self._outcomes: dict[
-            OperationId, tuple[tuple[bool, tuple[PeerId, ...]], dict[Address, PeerId]]
+            InRun, tuple[tuple[bool, tuple[PeerId, ...]], dict[Address, PeerId]]
         ] = {}
         """How each has ended, and who was told so, under which id."""
-        self._rings: dict[OperationId, tuple[PeerId, ...]] = {}
-        self._resumes: dict[OperationId, OperationId] = {}
+        self._rings: dict[InRun, tuple[PeerId, ...]] = {}
+        self._resumes: dict[InRun, InRun] = {}
         self._returned: list[_Returned] = []
         self._excuses = excuses
-        self._addresses: dict[int, Address] = {}
-        """Where the process of each id listens: every process has a port of its own."""
-        self.believes: Callable[[Address], PeerId | None] = lambda address: None
-        """Which id the process that listens there takes for its own; None: none, or it is dead."""
+        self._addresses: dict[tuple[bytes, int], Address] = {}
+        """Where the process of each id of each run listens: every process has a port of its own."""
+        self.believes: Callable[[Address], tuple[bytes, PeerId] | None] = lambda address: None
+        """Of which run the process that listens there takes itself for a member, and under which
+        id; None: of none, or it is dead."""
         self.waits: Callable[[Address], bool] = lambda address: True
         """Whether anybody but the process that listens there is in a call."""
 
     # -- results -------------------------------------------------------------------------------
 
-    def posted(self, operation: OperationId, peer: PeerId, content: Array | None) -> None:
+    def posted(self, operation: InRun, peer: PeerId, content: Array | None) -> None:
         """A peer lends ``content`` (a copy of the input; a barrier has none) to an operation."""
         self._entered.add((operation, peer))
         if content is not None:
             self._inputs.setdefault((operation, peer), content)
 
-    def repeats(self, operation: OperationId, earlier: OperationId, peer: PeerId) -> None:
+    def repeats(self, operation: InRun, earlier: InRun, peer: PeerId) -> None:
         """A call goes on with another attempt; its input must be what it was."""
         self._inputs[operation, peer] = self._inputs[earlier, peer]
 
-    def has_ring(self, operation: OperationId, ring: tuple[PeerId, ...]) -> None:
+    def has_ring(self, operation: InRun, ring: tuple[PeerId, ...]) -> None:
         """An operation is one of these members, in this order."""
         self._rings[operation] = ring
 
-    def resumed(self, operation: OperationId, earlier: OperationId) -> None:
+    def resumed(self, operation: InRun, earlier: InRun) -> None:
         """An operation has started with what an earlier one has left."""
         if operation not in self._resumes:
             self._resumes[operation] = earlier
             self.done["resumed"] += 1
 
-    def _first_ranks(self, operation: OperationId) -> list[int]:
+    def _first_ranks(self, operation: InRun) -> list[int]:
         """Of each chunk the rank that begins it.
 
         What is resumed has the chunks of the first attempt; a lost member's are begun by the next
@@ -115,13 +126,13 @@ class Checkers:
             firsts.append(ring.index(behind[0]))
         return firsts
 
-    def was_interrupted(self, operation: OperationId) -> None:
+    def was_interrupted(self, operation: InRun) -> None:
         """A member was lost while an operation moved data."""
         self._interrupted.add(operation)
 
     def outcome(
         self,
-        operation: OperationId,
+        operation: InRun,
         address: Address,
         peer: PeerId,
         outcome: tuple[bool, tuple[PeerId, ...]],
@@ -140,7 +151,11 @@ class Checkers:
         if known == outcome:
             seen_by[address] = peer
             return
-        alive = [str(a) for a, p in seen_by.items() if a != address and self.believes(a) == p]
+        alive = [
+            str(a)
+            for a, p in seen_by.items()
+            if a != address and self.believes(a) == (operation.run, p)
+        ]
         if alive or address in seen_by:
             others = ", ".join(alive)
             raise Violation(
@@ -151,20 +166,21 @@ class Checkers:
     def succeeded(
         self,
         who: str,
+        run: bytes,
         outcome: ReduceResult,
         slot: Slot,
         result: Array,
     ) -> None:
-        """A call returned with a result."""
+        """A call returned with a result, in that run."""
         self.reduces += 1
-        operation, contributors = outcome.operation, outcome.contributors
+        operation, contributors = InRun(run, outcome.operation), outcome.contributors
         content = result.tobytes()
         known = self._results.get(operation)
         if known is None:
             self.done[outcome.algorithm.label] += 1
             self.done["quantized"] += slot.quantization.active
             inputs = [self._inputs[operation, peer] for peer in contributors]
-            for wrong in self._wrong(outcome, slot, inputs, result):
+            for wrong in self._wrong(operation, outcome.algorithm, slot, inputs, result):
                 values = [own[wrong] for own in inputs]
                 raise Violation(
                     f"{who}: wrong result of {operation} over {contributors}: element {wrong} is "
@@ -175,22 +191,27 @@ class Checkers:
             raise Violation(f"{who}: {operation} differs from what another member got")
 
     def _wrong(
-        self, outcome: ReduceResult, slot: Slot, inputs: list[Array], result: Array
+        self,
+        operation: InRun,
+        algorithm: Algorithm,
+        slot: Slot,
+        inputs: list[Array],
+        result: Array,
     ) -> list[int]:
         """The indices at which a result cannot be right."""
         if slot.quantization.active:
-            return inaccurate(result, inputs, slot.op, outcome.algorithm)
-        if outcome.algorithm is Algorithm.MESH:
+            return inaccurate(result, inputs, slot.op, algorithm)
+        if algorithm is Algorithm.MESH:
             return implausible(result, inputs, slot.op)
         firsts = [0]
-        if outcome.algorithm is Algorithm.RING:
-            firsts = self._first_ranks(outcome.operation)
+        if algorithm is Algorithm.RING:
+            firsts = self._first_ranks(operation)
         return differences(result, fold(inputs, slot.op, firsts), slot.op)
 
     def was_broadcast(
         self,
         who: str,
-        operation: OperationId,
+        operation: InRun,
         contributors: tuple[PeerId, ...],
         root: int,
         result: Array,
@@ -200,9 +221,7 @@ class Checkers:
         if result.tobytes() != self._inputs[operation, contributors[root]].tobytes():
             raise Violation(f"{who}: {operation} did not bring what rank {root} had")
 
-    def passed_barrier(
-        self, who: str, operation: OperationId, contributors: tuple[PeerId, ...]
-    ) -> None:
+    def passed_barrier(self, who: str, operation: InRun, contributors: tuple[PeerId, ...]) -> None:
         """A barrier returned: everybody had come to it."""
         self.done["barrier"] += 1
         for peer in contributors:
@@ -239,19 +258,19 @@ class Checkers:
 
     # -- membership ----------------------------------------------------------------------------
 
-    def registered(self, peer: PeerId, host: str, port: int) -> None:
-        """The master has given an id to the process that listens there."""
-        self._addresses[peer] = Address(host, port)
+    def registered(self, run: bytes, peer: PeerId, host: str, port: int) -> None:
+        """The master of a run has given an id to the process that listens there."""
+        self._addresses[run, peer] = Address(host, port)
 
-    def removed(self, peer: PeerId, why: str) -> None:
-        """The master has removed a peer."""
-        address = self._addresses[peer]
-        if self.believes(address) != peer:
+    def removed(self, run: bytes, peer: PeerId, why: str) -> None:
+        """The master of a run has removed a peer."""
+        address = self._addresses[run, peer]
+        if self.believes(address) != (run, peer):
             return  # killed, gone by itself, or it has another id by now: nobody has lost a place
         cause = RemovalCause[why.split(":")[0]]
         if cause is RemovalCause.SILENT and "awaited" in why and not self.waits(address):
             raise Violation(f"peer {peer} ({address.host}) was removed, and nobody waited: {why}")
-        if not self._excuses.removal(address.host, cause, why, self._host_of):
+        if not self._excuses.removal(address.host, cause, why, partial(self._host_of, run)):
             raise Violation(f"peer {peer} ({address.host}) was removed without a cause: {why}")
         self.done["removed alive"] += 1
 
@@ -265,6 +284,6 @@ class Checkers:
         """Whether there may be no master any more that admits anybody."""
         return self._excuses.may_stay_without_master
 
-    def _host_of(self, peer: int) -> str | None:
-        address = self._addresses.get(peer)
+    def _host_of(self, run: bytes, peer: int) -> str | None:
+        address = self._addresses.get((run, peer))
         return address.host if address else None

@@ -38,7 +38,7 @@ from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import Remembered
 from pccl.runtime.requests import PeerOptions
-from pccl.stress.sim.checkers import Checkers
+from pccl.stress.sim.checkers import Checkers, InRun
 from pccl.stress.sim.faults.base import LifePhase
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.trace import Trace
@@ -181,21 +181,24 @@ class MasterProcess:
         if not self.host.alive:
             return
         self._trace.note(self._loop.now_ns(), self.host.name, repr(event))
-        self.server.machine.check()
+        machine = self.server.machine
+        machine.check()
         if isinstance(event, MasterHears) and isinstance(event.message, OperationRequest):
             asked = event.message
             started = OperationStarted(asked.operation, resumed=True)
             sent = [effect.message for effect in effects if isinstance(effect, MasterSend)]
             if started in sent and asked.resumes is not None:
-                self._checkers.resumed(asked.operation, asked.resumes)
+                self._checkers.resumed(
+                    InRun(machine.run, asked.operation), InRun(machine.run, asked.resumes)
+                )
         for effect in effects:
             if isinstance(effect, MasterSend) and isinstance(effect.message, HoldingsQuery):
-                self._checkers.was_interrupted(effect.message.operation)
+                self._checkers.was_interrupted(InRun(machine.run, effect.message.operation))
             elif isinstance(effect, Announce) and effect.what == "registered":
-                member = self.server.machine.membership.peers[effect.peer].member
-                self._checkers.registered(effect.peer, member.host, member.port)
+                member = machine.membership.peers[effect.peer].member
+                self._checkers.registered(machine.run, effect.peer, member.host, member.port)
             elif isinstance(effect, Announce) and effect.what == "removed":
-                self._checkers.removed(effect.peer, effect.text)
+                self._checkers.removed(machine.run, effect.peer, effect.text)
 
 
 class _RecordingEngine(PeerEngine):
@@ -233,8 +236,8 @@ class PeerProcess:
         self.name = host.name
         self.index = index
         self.address = Address(host.name, port)
-        self.results: dict[int, ReduceResult] = {}
-        """Tag -> the last operation that was committed for a caller here."""
+        self.results: dict[int, tuple[bytes, ReduceResult]] = {}
+        """Tag -> the last operation that was committed for a caller here, and its run."""
         self._loop = loop
         self._trace = trace
         self._checkers = checkers
@@ -256,6 +259,11 @@ class PeerProcess:
     def peer(self) -> PeerId:
         """Its id in the run; 0 before it is registered."""
         return self.engine.machine.peer
+
+    @property
+    def run(self) -> bytes:
+        """The run it is or was in; empty before it is registered."""
+        return self.engine.machine.run
 
     def life_phase(self) -> LifePhase:
         """What it is doing right now."""
@@ -287,8 +295,9 @@ class PeerProcess:
         if isinstance(event, ControlMessage) and isinstance(event.message, OperationEnded):
             ended = event.message
             outcome = (ended.abort is None, ended.contributors)
-            self._checkers.outcome(ended.operation, self.address, self.peer, outcome)
+            operation = InRun(self.run, ended.operation)
+            self._checkers.outcome(operation, self.address, self.peer, outcome)
         for effect in effects:
             if isinstance(effect, Return) and isinstance(effect.value, ReduceResult):
-                self.results[effect.value.operation.tag] = effect.value
+                self.results[effect.value.operation.tag] = self.run, effect.value
         self._on_event(self, event, effects)

@@ -140,7 +140,7 @@ class Simulation:
         """The last vote was one for all of a group."""
         for group in range(self.scenario.groups):
             votes = {
-                seat.process.name: str(seat.workload.last_vote)
+                seat.process.name: seat.workload.last_vote
                 for seat in seats
                 if seat.index % self.scenario.groups == group
             }

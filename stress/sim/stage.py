@@ -15,7 +15,7 @@ from pccl.protocol.peer import Standing
 from pccl.protocol.peer_events import Begin, PeerEffect, PeerEvent, Post, Send
 from pccl.protocol.types import PeerId
 from pccl.runtime.requests import PeerOptions
-from pccl.stress.sim.checkers import Checkers
+from pccl.stress.sim.checkers import Checkers, InRun
 from pccl.stress.sim.excuses import MASTER_NAME, MASTERS, STANDBY_NAME, Excuses
 from pccl.stress.sim.faults.base import MASTER, Fault
 from pccl.stress.sim.loop import VirtualLoop
@@ -344,7 +344,9 @@ class Stage:
         for effect in effects:
             match effect:
                 case Send(OperationRequest(operation, _, resumes)) if resumes is not None:
-                    self.checkers.repeats(operation, resumes, process.peer)
+                    self.checkers.repeats(
+                        InRun(process.run, operation), InRun(process.run, resumes), process.peer
+                    )
                 case Begin(ahead=True):
                     self.checkers.done["ahead of the start"] += 1
                 case _:
@@ -352,8 +354,9 @@ class Stage:
         for effect in effects:
             if isinstance(effect, Post):
                 content = process.engine.inputs[effect.call]
-                self.checkers.posted(effect.operation, process.peer, content)
-                self.checkers.has_ring(effect.operation, effect.ring)
+                posted = InRun(process.run, effect.operation)
+                self.checkers.posted(posted, process.peer, content)
+                self.checkers.has_ring(posted, effect.ring)
         seat = self.seats[process.index]
         for watcher in self._watchers:
             watcher(seat, event)
@@ -363,11 +366,12 @@ class Stage:
         alive = [seat.process.engine.machine for seat in self.seats if seat.alive]
         return all(machine.standing is Standing.MEMBER for machine in alive)
 
-    def _believes(self, address: Address) -> PeerId | None:
+    def _believes(self, address: Address) -> tuple[bytes, PeerId] | None:
         for seat in self.seats:
             if seat.process.address == address and seat.alive:
                 machine = seat.process.engine.machine
-                return machine.peer if machine.standing in _BELIEVERS else None
+                believes = machine.standing in _BELIEVERS
+                return (machine.run, machine.peer) if believes else None
         return None
 
     def _waits(self, address: Address) -> bool:

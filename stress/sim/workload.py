@@ -31,11 +31,11 @@ from pccl.protocol.errors import (
     ResyncRequired,
     TooFewPeers,
 )
-from pccl.protocol.types import NS_PER_S, Algorithm, DataType, Descriptor, OperationId, ReduceOp
+from pccl.protocol.types import NS_PER_S, Algorithm, DataType, Descriptor, ReduceOp
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.operand import borrow
 from pccl.runtime.requests import ReduceRequest
-from pccl.stress.sim.checkers import Checkers, Violation
+from pccl.stress.sim.checkers import Checkers, InRun, Violation
 from pccl.stress.sim.faults.base import MS
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import PeerProcess
@@ -87,7 +87,7 @@ class Workload:
         self._leaving: asyncio.Task[None] | None = None
         self.ended_with: str | None = None
         """Why it stopped; None while it runs."""
-        self.last_vote: OperationId | None = None
+        self.last_vote: InRun | None = None
         """The last operation in which members agreed on whether to stop."""
 
     async def run(self) -> None:
@@ -218,7 +218,8 @@ class Workload:
         result = await self._reduce(slot, votes)
         if result is None:
             return self._time_is_up
-        self.last_vote = self._process.results[slot.tag].operation
+        run, outcome = self._process.results[slot.tag]
+        self.last_vote = InRun(run, outcome.operation)
         return bool(result[0])
 
     async def _collectives(self) -> None:
@@ -450,8 +451,9 @@ class Workload:
                 await self._again(error)
                 continue
             if len(report.contributors) > 1:
+                operation = InRun(self._process.run, report.operation)
                 self._checkers.was_broadcast(
-                    self._who, report.operation, report.contributors, root, buffer
+                    self._who, operation, report.contributors, root, buffer
                 )
             self._checkers.returned(self._who, f"what {report.operation} brought", buffer)
             return
@@ -472,15 +474,16 @@ class Workload:
                 await self._again(error)
                 continue
             if len(report.contributors) > 1:
-                self._checkers.passed_barrier(self._who, report.operation, report.contributors)
+                operation = InRun(self._process.run, report.operation)
+                self._checkers.passed_barrier(self._who, operation, report.contributors)
             return
         raise AssertionError(f"{self._who}: {_ATTEMPTS_MAX} attempts of a barrier")
 
     def _check_succeeded(self, slot: Slot, send: Array, recv: Array, original: Array) -> Array:
         if recv is not send:
             self._checkers.untouched(self._who, send, original)
-        result = self._process.results[slot.tag]
-        self._checkers.succeeded(self._who, result, slot, recv)
+        run, result = self._process.results[slot.tag]
+        self._checkers.succeeded(self._who, run, result, slot, recv)
         self._checkers.returned(self._who, f"the result of {result.operation}", recv)
         return recv
 
