@@ -130,8 +130,8 @@ class ReduceMany:
     def _fail(self, error: Exception) -> None:
         """What has started comes to its end; what waits for others might wait for ever."""
         if self._failure is not None:
-            if isinstance(error, errors.OutcomeUnknown):
-                self._failure = error  # of all that he may hear, this is what a caller must know
+            if _weight(error) > _weight(self._failure):
+                self._failure = error
             return
         self._failure = error
         for request in self._running.values():
@@ -149,6 +149,13 @@ class ReduceMany:
         named.completed_tags = completed
         named.__cause__ = error.with_traceback(None)  # its frames hold the tensors
         return named
+
+
+def _weight(error: Exception) -> int:
+    """Of several errors a caller hears one: what he must act on first, otherwise the first."""
+    if isinstance(error, errors.Evicted | errors.MasterLost):
+        return 2  # told once; until he joins again there is nothing else to do
+    return 1 if isinstance(error, errors.OutcomeUnknown) else 0
 
 
 def _check_tags(requests: Sequence[ReduceRequest]) -> None:

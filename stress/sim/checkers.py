@@ -78,6 +78,8 @@ class Checkers:
         self._excuses = excuses
         self._addresses: dict[tuple[bytes, int], Address] = {}
         """Where the process of each id of each run listens: every process has a port of its own."""
+        self._admitted: dict[tuple[bytes, PeerId], int] = {}
+        """How many members the run had then."""
         self.believes: Callable[[Address], tuple[bytes, PeerId] | None] = lambda address: None
         """Of which run the process that listens there takes itself for a member, and under which
         id; None: of none, or it is dead."""
@@ -261,6 +263,16 @@ class Checkers:
     def registered(self, run: bytes, peer: PeerId, host: str, port: int) -> None:
         """The master of a run has given an id to the process that listens there."""
         self._addresses[run, peer] = Address(host, port)
+
+    def admitted(self, run: bytes, peer: PeerId, world_size: int) -> None:
+        """The master of a run has made it a member, one of so many."""
+        self._admitted[run, peer] = world_size
+
+    def joined(self, who: str, run: bytes, peer: PeerId, min_peers: int) -> None:
+        """A process hears that it is a member, and wanted so many (some may have left since)."""
+        world_size = self._admitted[run, peer]
+        if world_size < min_peers:
+            raise Violation(f"{who} was admitted into a run of {world_size}, not {min_peers}")
 
     def removed(self, run: bytes, peer: PeerId, why: str) -> None:
         """The master of a run has removed a peer."""

@@ -197,6 +197,9 @@ class MasterProcess:
             elif isinstance(effect, Announce) and effect.what == "registered":
                 member = machine.membership.peers[effect.peer].member
                 self._checkers.registered(machine.run, effect.peer, member.host, member.port)
+            elif isinstance(effect, Announce) and effect.what == "admitted":
+                size = len(machine.membership.members())
+                self._checkers.admitted(machine.run, effect.peer, size)
             elif isinstance(effect, Announce) and effect.what == "removed":
                 self._checkers.removed(machine.run, effect.peer, effect.text)
 

@@ -140,12 +140,12 @@ class Workload:
             try:
                 wanted = self._scenario.min_peers
                 await self._engine.connect(100, min_peers=wanted, timeout_s=_GANG_S)
-                roster = self._engine.roster
-                if roster is None or roster.global_world_size < wanted:
-                    raise Violation(f"{self._process.name} was admitted into too small a run")
-                return
             except DeadlineExceeded:
                 pass
+            else:
+                process = self._process
+                self._checkers.joined(self._who, process.run, process.peer, wanted)
+                return
         patience_s = _PATIENCE_S if self._scenario.standby else None
         await self._engine.connect(n_attempts=100, timeout_s=patience_s)
 
@@ -400,7 +400,7 @@ class Workload:
                 )
             except PCCLError as error:
                 completed, failure = error.completed_tags, error
-                told = isinstance(error, OutcomeUnknown | ResyncRequired)
+                told = isinstance(error, OutcomeUnknown | ResyncRequired | Evicted | MasterLost)
                 if self._engine.machine.needs_resync and not told:
                     raise Violation(f"{self._who}: out of step, and not told") from error
             except Interrupted as error:

@@ -107,6 +107,19 @@ def test_a_seed_gives_the_same_trace_under_any_hash_seed() -> None:
     assert len(set(one["trace_digests"].values())) == 30
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        969,  # two blank masters: the checkers took ids of one run for those of another
+        4059,  # members left between an admission and the word of it
+        4871,  # a delay that was longer than the deadline of a dial
+        6544,  # evicted while one of several tensors had failed already: the caller was not told
+    ],
+)
+def test_what_has_failed_once(seed: int) -> None:
+    assert run_seed(seed).violation is None
+
+
 @pytest.mark.parametrize("bug", sorted(CAUGHT_BY))
 def test_a_planted_bug_is_seen(bug: str) -> None:
     seed = CAUGHT_BY[bug]

@@ -28,6 +28,10 @@ def report(tag: int, *, attempts: int = 1) -> ReduceReport:
     return ReduceReport(OperationId(1, 0, 1, tag, 0), MEMBERS, 100 + tag, 10 + tag, attempts)
 
 
+def lost(peer: int) -> errors.CollectiveAborted:
+    return errors.CollectiveAborted(reason=f"peer {peer} lost")
+
+
 class FakeReducer:
     """Remembers what it was asked for; each reduce ends when the test says how."""
 
@@ -205,9 +209,36 @@ def test_the_first_failure_counts() -> None:
     async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
         reducer.started = {1, 2, 3}
         await reducer.fail(2, errors.LockstepError(reason="first"))
-        await reducer.fail(3, errors.Evicted(reason="second"))
+        await reducer.fail(3, errors.DeadlineExceeded(reason="second"))
         await reducer.end(1)
         with pytest.raises(errors.LockstepError, match="first; tags that completed: 1;"):
+            call.result()
+
+    play(story, 1, 2, 3, in_flight=3)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (errors.LockstepError(reason="a"), errors.OutcomeUnknown(reason="told")),
+        (lost(3), errors.Evicted(reason="told")),
+        (errors.OutcomeUnknown(reason="a"), errors.MasterLost(reason="told")),
+        (errors.Evicted(reason="told"), errors.OutcomeUnknown(reason="b")),
+        (errors.MasterLost(reason="told"), errors.Evicted(reason="b")),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_lost_place_is_told_whatever_failed_before(
+    first: errors.PCCLError, second: errors.PCCLError
+) -> None:
+    """It is told once: whoever is not told now hears of it never, only that he is no member."""
+
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+        reducer.started = {1, 2, 3}
+        await reducer.fail(1, errors.TooFewPeers(reason="alone"))
+        await reducer.fail(2, first)
+        await reducer.fail(3, second)
+        with pytest.raises(errors.PCCLError, match="told; tags that completed: none"):
             call.result()
 
     play(story, 1, 2, 3, in_flight=3)
@@ -228,10 +259,6 @@ def test_an_error_that_is_not_of_the_run_stops_everything_as_well() -> None:
 
 
 # -- members are lost ------------------------------------------------------------------------------
-
-
-def lost(peer: int) -> errors.CollectiveAborted:
-    return errors.CollectiveAborted(reason=f"peer {peer} lost")
 
 
 def test_after_a_loss_it_is_tried_again() -> None:

@@ -37,7 +37,7 @@ class Delay(TimedFault):
             ground.instant(rng),
             peer,
             other,
-            rng.choice((10 * ground.latency_ns, longest_ns // 4, longest_ns)),
+            rng.choice((min(10 * ground.latency_ns, longest_ns), longest_ns // 4, longest_ns)),
             rng.choice((100 * MS, 1000 * MS, 4000 * MS)),
         )
 
