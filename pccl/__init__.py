@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from pccl.inquiry import MasterStatus as MasterStatus
     from pccl.inquiry import master_status as master_status
     from pccl.master_node import MasterNode
+    from pccl.protocol.data_type import DataType
     from pccl.protocol.limits import Timing as Timing
-    from pccl.protocol.types import Attribute, DataType, QuantizationAlgorithm, ReduceOp
+    from pccl.protocol.types import Attribute, QuantizationAlgorithm, ReduceOp
     from pccl.protocol.types import WireFormat as WireFormat
     from pccl.reports import MemberInfo as MemberInfo
     from pccl.reports import ReduceInfo
@@ -84,9 +85,9 @@ _NAMES_OF_HOMES = {
     "pccl.inquiry": ("MasterStatus", "master_status"),
     "pccl.master_node": ("MasterNode",),
     "pccl.protocol.limits": ("Timing",),
+    "pccl.protocol.data_type": ("DataType",),
     "pccl.protocol.types": (
         "Attribute",
-        "DataType",
         "QuantizationAlgorithm",
         "ReduceOp",
         "WireFormat",

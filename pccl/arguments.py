@@ -15,6 +15,7 @@ from pccl.descriptors import (
     check_operand_descriptor,
 )
 from pccl.error_feedback import ErrorFeedback
+from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import PEERS_MAX
 from pccl.protocol.types import (
     BLOCK_MAX,
@@ -22,7 +23,6 @@ from pccl.protocol.types import (
     STAR_BYTES_MAX,
     UNQUANTIZED,
     Algorithm,
-    DataType,
     Descriptor,
     Quantization,
     QuantizationAlgorithm,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from pccl.checks import check_text
 from pccl.collectives.residual import Residual, residual_dtype
-from pccl.protocol.types import DataType
+from pccl.protocol.data_type import DataType
 
 Array = npt.NDArray[Any]
 

@@ -23,7 +23,7 @@ from pccl.checks import (
     check_type,
 )
 from pccl.descriptors import POINTER_MAX, DeviceType
-from pccl.protocol.types import DataType
+from pccl.protocol.data_type import DataType
 
 ELEMENTS_MAX = 2**63 - 1
 

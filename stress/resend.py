@@ -22,8 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from pccl.cli.streams import writing
+from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import NS_PER_S, DataType, Descriptor, PeerId, ReduceOp
+from pccl.protocol.types import NS_PER_S, Descriptor, PeerId, ReduceOp
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.operand import borrow

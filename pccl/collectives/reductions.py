@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pccl.protocol.types import DataType, ReduceOp
+from pccl.protocol.data_type import DataType
+from pccl.protocol.types import ReduceOp
 
 Array = npt.NDArray[Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pccl.protocol.types import DataType
+from pccl.protocol.data_type import DataType
 
 Array = npt.NDArray[Any]
 

@@ -20,20 +20,13 @@ from pccl.collectives.plan import plan
 from pccl.collectives.quantization import Codec, make_codec
 from pccl.collectives.reductions import Reduction, Scratch
 from pccl.collectives.residual import Residual
+from pccl.protocol.data_type import DataType
 from pccl.protocol.eager import fingerprint
 from pccl.protocol.early_store import EarlyStore
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.messages import Progress
-from pccl.protocol.types import (
-    Collective,
-    DataType,
-    Descriptor,
-    OperationId,
-    PeerId,
-    Quantization,
-    ReduceOp,
-)
+from pccl.protocol.types import Collective, Descriptor, OperationId, PeerId, Quantization, ReduceOp
 from pccl.runtime.buffers import Buffers
 from pccl.runtime.carry import Carry
 from pccl.runtime.chain_transfer import ChainTransfer

@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from pccl.protocol.types import DataType, numpy_dtypes
+from pccl.protocol.data_type import DataType, numpy_dtypes
 from pccl.runtime.memory import Memory, Range, clash, ranges_of
 
 Array = npt.NDArray[Any]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
+from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import NS_PER_S, DataType, ReduceOp
+from pccl.protocol.types import NS_PER_S, ReduceOp
 from pccl.stress.sim.faults import (
     Bandwidth,
     BlankMasterRestart,

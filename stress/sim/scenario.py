@@ -6,16 +6,9 @@ import enum
 from dataclasses import dataclass, replace
 from random import Random
 
+from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
-from pccl.protocol.types import (
-    NS_PER_S,
-    UNQUANTIZED,
-    Algorithm,
-    DataType,
-    Quantization,
-    ReduceOp,
-    WireFormat,
-)
+from pccl.protocol.types import NS_PER_S, UNQUANTIZED, Algorithm, Quantization, ReduceOp, WireFormat
 from pccl.stress.sim.faults import Fault, Ground, draw_faults
 from pccl.stress.sim.faults.base import MS
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import (
     CollectiveAborted,
     DeadlineExceeded,
@@ -31,7 +32,7 @@ from pccl.protocol.errors import (
     ResyncRequired,
     TooFewPeers,
 )
-from pccl.protocol.types import NS_PER_S, Algorithm, DataType, Descriptor, ReduceOp
+from pccl.protocol.types import NS_PER_S, Algorithm, Descriptor, ReduceOp
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.operand import borrow
 from pccl.runtime.requests import ReduceRequest

@@ -17,10 +17,11 @@ import numpy.typing as npt
 import pytest
 
 from pccl.collectives.layout import SEGMENT_BYTES_MAX
+from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import HEADER_BYTES
 from pccl.protocol.handshake import OPENING_BYTES
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import Algorithm, DataType, Descriptor, ReduceOp
+from pccl.protocol.types import Algorithm, Descriptor, ReduceOp
 from pccl.runtime.clock import LoopClock
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer

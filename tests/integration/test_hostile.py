@@ -20,6 +20,7 @@ import pytest
 import pccl
 from pccl.errors import MasterLost, NotAdmitted
 from pccl.protocol.codec import encode
+from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import PAYLOAD_BYTES_MAX, FrameHeader, FrameKind, encode_header
 from pccl.protocol.handshake import NO_RUN, OPENING_BYTES, Channel, Opening
 from pccl.protocol.limits import (
@@ -43,15 +44,7 @@ from pccl.protocol.messages import (
     RoundRequest,
     Withdraw,
 )
-from pccl.protocol.types import (
-    DataType,
-    Descriptor,
-    OperationId,
-    PeerId,
-    ReduceOp,
-    RoundId,
-    RoundKind,
-)
+from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundId, RoundKind
 from pccl.runtime import link_keeper, master_server
 
 if TYPE_CHECKING:

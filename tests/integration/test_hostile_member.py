@@ -19,6 +19,7 @@ import pytest
 import pccl
 from pccl.protocol import master as master_machine
 from pccl.protocol.codec import StreamDecoder, encode
+from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameHeader, FrameKind, encode_header
 from pccl.protocol.handshake import OPENING_BYTES, Channel, Opening
 from pccl.protocol.limits import EARLY_STORE_BYTES_MAX, OPERATIONS_OPEN_MAX, Timing
@@ -38,15 +39,7 @@ from pccl.protocol.messages import (
     RoundRequest,
     Withdraw,
 )
-from pccl.protocol.types import (
-    DataType,
-    Descriptor,
-    OperationId,
-    PeerId,
-    ReduceOp,
-    RoundId,
-    RoundKind,
-)
+from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundId, RoundKind
 from pccl.runtime import link_keeper
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ import pytest
 
 import pccl
 from pccl.protocol.codec import encode
+from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameHeader, FrameKind, encode_header
 from pccl.protocol.handshake import NO_RUN, Channel, Opening
 from pccl.protocol.limits import Timing
@@ -40,15 +41,7 @@ from pccl.protocol.messages import (
     Resume,
     RoundRequest,
 )
-from pccl.protocol.types import (
-    DataType,
-    Descriptor,
-    OperationId,
-    PeerId,
-    ReduceOp,
-    RoundId,
-    RoundKind,
-)
+from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundId, RoundKind
 from pccl.runtime.control import ControlStream
 from pccl.runtime.greeting import Greeting
 from pccl.transports.lane import Lane

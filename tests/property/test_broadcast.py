@@ -12,7 +12,8 @@ from pccl.collectives.broadcast import BroadcastSchedule
 from pccl.collectives.layout import Layout, segment_bytes_for
 from pccl.collectives.plan import plan
 from pccl.collectives.ring import RingSchedule
-from pccl.protocol.types import DataType, Descriptor, ReduceOp
+from pccl.protocol.data_type import DataType
+from pccl.protocol.types import Descriptor, ReduceOp
 
 CHAINS = st.integers(2, 12).flatmap(
     lambda world_size: st.tuples(

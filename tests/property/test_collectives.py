@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from pccl.collectives.residual import Residual
 from pccl.error_feedback import ErrorFeedback
+from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameHeader
 from pccl.protocol.types import (
     Algorithm,
     Collective,
-    DataType,
     Descriptor,
     OperationId,
     PeerId,

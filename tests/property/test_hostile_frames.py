@@ -16,18 +16,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind, encode_header
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.limits import EARLY_STORE_BYTES_MAX, Timing
-from pccl.protocol.types import (
-    DataType,
-    Descriptor,
-    Member,
-    OperationId,
-    PeerId,
-    ReduceOp,
-)
+from pccl.protocol.types import Descriptor, Member, OperationId, PeerId, ReduceOp
 from pccl.runtime.data_plane import DataPlane
 from pccl.runtime.greeting import Credentials
 from pccl.runtime.link_keeper import LinkKeeper

@@ -21,22 +21,14 @@ from hypothesis import strategies as st
 
 from pccl.protocol import messages as msg
 from pccl.protocol.codec import StreamDecoder, encode
+from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import PCCLError, RemoteProtocolError
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.limits import PEERS_MAX, Timing
 from pccl.protocol.lockstep import LockstepWatch, LongWait, Wait
 from pccl.protocol.master import MasterMachine
 from pccl.protocol.master_events import CloseControl, ControlMessage, ControlOpened, Send, Tick
-from pccl.protocol.types import (
-    DataType,
-    Descriptor,
-    Member,
-    OperationId,
-    PeerId,
-    ReduceOp,
-    Roster,
-    RoundKind,
-)
+from pccl.protocol.types import Descriptor, Member, OperationId, PeerId, ReduceOp, Roster, RoundKind
 from pccl.runtime.control import UNSENT_BYTES_MAX
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer

@@ -15,12 +15,12 @@ from pccl.protocol import errors
 from pccl.protocol import master_events as me
 from pccl.protocol import messages as msg
 from pccl.protocol import peer_events as pe
+from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
 from pccl.protocol.master import MasterMachine
 from pccl.protocol.peer import PeerMachine, Standing
 from pccl.protocol.types import (
     AbortCause,
-    DataType,
     Descriptor,
     Member,
     OperationId,

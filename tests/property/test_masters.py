@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from pccl.protocol import master_events as me
 from pccl.protocol import messages as msg
 from pccl.protocol import peer_events as pe
+from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.limits import Timing
@@ -28,7 +29,6 @@ from pccl.protocol.peer import PeerMachine, Standing
 from pccl.protocol.restart import Origin
 from pccl.protocol.types import (
     AbortCause,
-    DataType,
     Descriptor,
     OperationId,
     PeerId,

@@ -21,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccl.collectives.reductions import Reduction, Scratch
-from pccl.protocol.types import DataType, ReduceOp
+from pccl.protocol.data_type import DataType
+from pccl.protocol.types import ReduceOp
 from pccl.stress.sim.fold import differences, fold
 
 Array = npt.NDArray[Any]

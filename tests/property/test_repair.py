@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameHeader
 from pccl.protocol.repair import find_gaps
-from pccl.protocol.types import DataType, Descriptor, OperationId, PeerId, ReduceOp
+from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp
 from pccl.runtime import memory
 from pccl.runtime.data_plane import DataPlane
 from pccl.runtime.operand import Operand, borrow, borrow_many

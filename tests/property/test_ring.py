@@ -24,7 +24,8 @@ from pccl.collectives.layout import (
 from pccl.collectives.received_set import ReceivedSet
 from pccl.collectives.reductions import Reduction, Scratch
 from pccl.collectives.ring import RingSchedule
-from pccl.protocol.types import DataType, ReduceOp
+from pccl.protocol.data_type import DataType
+from pccl.protocol.types import ReduceOp
 
 Array = npt.NDArray[Any]
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pccl.protocol.data_type import DataType
 from pccl.protocol.messages import Flow, Progress
 from pccl.protocol.operation import Ballot, Stall, Start
-from pccl.protocol.types import Algorithm, DataType, Descriptor, OperationId, PeerId, ReduceOp
+from pccl.protocol.types import Algorithm, Descriptor, OperationId, PeerId, ReduceOp
 
 OPERATION = OperationId(1, 0, 1, 0, 0)
 SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)

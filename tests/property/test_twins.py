@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pccl.protocol.data_type import DataType
 from pccl.protocol.membership import Membership, RegisteredPeer
 from pccl.protocol.operation import Abort, Ballot, Commit, Decision, Start
 from pccl.protocol.types import (
     AbortCause,
-    DataType,
     Descriptor,
     Member,
     OperationId,

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from pccl.collectives.quantization import make_codec, noise_source
 from pccl.collectives.reductions import Scratch
-from pccl.protocol.types import DataType, OperationId, Quantization, WireFormat
+from pccl.protocol.data_type import DataType
+from pccl.protocol.types import OperationId, Quantization, WireFormat
 
 Array = npt.NDArray[Any]
 

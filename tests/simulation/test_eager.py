@@ -7,8 +7,9 @@ from random import Random
 import numpy as np
 import pytest
 
+from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
-from pccl.protocol.types import Algorithm, DataType, Descriptor, ReduceOp
+from pccl.protocol.types import Algorithm, Descriptor, ReduceOp
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.operand import borrow

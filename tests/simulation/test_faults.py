@@ -10,8 +10,9 @@ from random import Random
 import pytest
 from click.testing import CliRunner
 
+from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import NS_PER_S, DataType, ReduceOp
+from pccl.protocol.types import NS_PER_S, ReduceOp
 from pccl.stress.commands import main
 from pccl.stress.sim.faults import (
     KINDS,

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import CollectiveAborted, DeadlineExceeded, LockstepError, PCCLError
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import DataType, Descriptor, ReduceOp
+from pccl.protocol.types import Descriptor, ReduceOp
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.operand import borrow

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import NS_PER_S, DataType, Descriptor, OperationId, PeerId, ReduceOp
+from pccl.protocol.types import NS_PER_S, Descriptor, OperationId, PeerId, ReduceOp
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.operand import borrow

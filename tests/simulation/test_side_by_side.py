@@ -6,8 +6,9 @@ from random import Random
 
 import numpy as np
 
+from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import DataType, Descriptor, ReduceOp
+from pccl.protocol.types import Descriptor, ReduceOp
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.operand import borrow

@@ -7,8 +7,9 @@ from random import Random
 import numpy as np
 import pytest
 
+from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import DataType, Descriptor
+from pccl.protocol.types import Descriptor
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.operand import borrow

@@ -12,6 +12,7 @@ import pytest
 from pccl.arguments import check_algorithm, reduce_request
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
+from pccl.protocol.data_type import DataType
 from pccl.protocol.handshake import RUN_BYTES
 from pccl.protocol.limits import BYTES_PER_S_MAX, RTT_NS_MAX, TERM_GAP, Timing
 from pccl.protocol.link_measures import LinkMatrix, ToldMeasures
@@ -50,7 +51,6 @@ from pccl.protocol.types import (
     Algorithm,
     AlgorithmStep,
     AlgorithmTable,
-    DataType,
     Descriptor,
     LinkMeasure,
     MeasuredLink,

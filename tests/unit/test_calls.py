@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from pccl.protocol import errors
+from pccl.protocol.data_type import DataType
 from pccl.protocol.peer_events import (
     Claim,
     Forget,
@@ -25,7 +26,7 @@ from pccl.protocol.peer_events import (
     ReduceResult,
     RoundCall,
 )
-from pccl.protocol.types import DataType, Descriptor, OperationId, PeerId, ReduceOp, RoundKind
+from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundKind
 from pccl.runtime.calls import LEFT, Call, Calls
 from pccl.runtime.operand import borrow
 from pccl.runtime.requests import Deadline, ReduceReport

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from pccl.collectives.digest import ResultDigest
+from pccl.protocol.data_type import DataType
 from pccl.protocol.eager import fingerprint
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.messages import Progress
-from pccl.protocol.types import Algorithm, DataType, Descriptor, OperationId, PeerId, ReduceOp
+from pccl.protocol.types import Algorithm, Descriptor, OperationId, PeerId, ReduceOp
 from pccl.runtime.data_plane import DataPlane
 from pccl.runtime.operand import borrow
 from pccl.transports.lane import Payload

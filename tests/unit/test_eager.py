@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pccl.protocol import messages as msg
+from pccl.protocol.data_type import DataType
 from pccl.protocol.eager import EagerBudget, fingerprint
 from pccl.protocol.limits import Timing
 from pccl.protocol.operation import Abort, Ballot, Commit, Phase, Start
@@ -30,7 +31,6 @@ from pccl.protocol.repair import Tell
 from pccl.protocol.types import (
     AbortCause,
     Algorithm,
-    DataType,
     Descriptor,
     Member,
     OperationId,

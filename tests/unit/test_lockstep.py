@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from pccl.protocol import messages as msg
+from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
 from pccl.protocol.lockstep import (
     AskBlocked,
@@ -19,7 +20,6 @@ from pccl.protocol.master import MasterMachine
 from pccl.protocol.master_events import ControlClosed, ControlMessage, ControlOpened, Send, Tick
 from pccl.protocol.types import (
     AbortCause,
-    DataType,
     Descriptor,
     OperationId,
     PeerId,

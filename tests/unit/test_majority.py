@@ -7,6 +7,7 @@ from itertools import count
 import pytest
 
 from pccl.protocol import messages as msg
+from pccl.protocol.data_type import DataType
 from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.limits import TERM_GAP, Timing
 from pccl.protocol.majority import HELD_BACK, Basis
@@ -24,7 +25,6 @@ from pccl.protocol.master_events import (
 )
 from pccl.protocol.restart import Origin
 from pccl.protocol.types import (
-    DataType,
     Descriptor,
     Member,
     OperationId,

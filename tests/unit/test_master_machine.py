@@ -7,6 +7,7 @@ from itertools import count
 import pytest
 
 from pccl.protocol import messages as msg
+from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
 from pccl.protocol.master import MasterMachine
 from pccl.protocol.master_events import (
@@ -22,7 +23,6 @@ from pccl.protocol.master_events import (
 )
 from pccl.protocol.types import (
     AbortCause,
-    DataType,
     Descriptor,
     Member,
     OperationId,

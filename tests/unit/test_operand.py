@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pccl.protocol.types import DataType
+from pccl.protocol.data_type import DataType
 from pccl.runtime.operand import Operand, borrow, borrow_pointers, nothing
 
 torch = pytest.importorskip("torch")

@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from pccl.arguments import list_request
-from pccl.protocol.types import Algorithm, DataType, ReduceOp
+from pccl.protocol.data_type import DataType
+from pccl.protocol.types import Algorithm, ReduceOp
 from pccl.runtime.operand import borrow, borrow_many
 
 torch = pytest.importorskip("torch")

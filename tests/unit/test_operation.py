@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 
+from pccl.protocol.data_type import DataType
 from pccl.protocol.messages import Progress
 from pccl.protocol.operation import (
     TRANSITIONS,
@@ -15,7 +16,7 @@ from pccl.protocol.operation import (
     Start,
     name_peers,
 )
-from pccl.protocol.types import AbortCause, DataType, Descriptor, OperationId, PeerId, ReduceOp
+from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId, ReduceOp
 
 OPERATION = OperationId(1, 0, 2, 7, 3)
 SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)

@@ -6,6 +6,7 @@ import pytest
 
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
+from pccl.protocol.data_type import DataType
 from pccl.protocol.history import InvariantViolation
 from pccl.protocol.limits import Timing
 from pccl.protocol.operation import Phase
@@ -51,7 +52,6 @@ from pccl.protocol.peer_events import (
 from pccl.protocol.types import (
     AbortCause,
     Algorithm,
-    DataType,
     Descriptor,
     Member,
     OperationId,

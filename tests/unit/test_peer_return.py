@@ -6,6 +6,7 @@ import pytest
 
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
+from pccl.protocol.data_type import DataType
 from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.limits import Timing
 from pccl.protocol.peer import PeerMachine, Standing
@@ -33,7 +34,6 @@ from pccl.protocol.peer_events import (
 from pccl.protocol.types import (
     AbortCause,
     Algorithm,
-    DataType,
     Descriptor,
     Member,
     OperationId,

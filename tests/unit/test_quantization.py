@@ -12,7 +12,8 @@ import pytest
 from pccl.collectives.quantization import Codec, make_codec, noise_source
 from pccl.collectives.reductions import Scratch
 from pccl.error_feedback import ErrorFeedback
-from pccl.protocol.types import DataType, OperationId, Quantization, WireFormat
+from pccl.protocol.data_type import DataType
+from pccl.protocol.types import OperationId, Quantization, WireFormat
 
 Array = npt.NDArray[Any]
 

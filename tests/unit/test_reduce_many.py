@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from pccl.protocol import errors
-from pccl.protocol.types import DataType, Descriptor, OperationId, PeerId, ReduceOp
+from pccl.protocol.data_type import DataType
+from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp
 from pccl.runtime.operand import Operand, borrow
 from pccl.runtime.reduce_many import ReduceMany
 from pccl.runtime.requests import Deadline, ReduceReport, ReduceRequest

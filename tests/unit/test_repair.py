@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from pccl.protocol.data_type import DataType
 from pccl.protocol.messages import HoldingsQuery, OperationStarted, Progress, Repair
 from pccl.protocol.operation import Abort, Ballot, Commit, Stall, Start
 from pccl.protocol.repair import Gap, Tell, find_gaps
-from pccl.protocol.types import AbortCause, DataType, Descriptor, OperationId, PeerId, ReduceOp
+from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId, ReduceOp
 
 OPERATION = OperationId(1, 0, 2, 7, 3)
 SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)

@@ -7,6 +7,7 @@ from itertools import count
 import pytest
 
 from pccl.protocol import messages as msg
+from pccl.protocol.data_type import DataType
 from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.limits import TERM_GAP, Timing
 from pccl.protocol.master import MasterMachine
@@ -27,7 +28,6 @@ from pccl.protocol.restart import Origin
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import (
     AbortCause,
-    DataType,
     Descriptor,
     Member,
     OperationId,

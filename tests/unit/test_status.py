@@ -10,6 +10,7 @@ import pytest
 from pccl.protocol import messages as msg
 from pccl.protocol import status
 from pccl.protocol.codec import decode, encode
+from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import CONTROL_MESSAGE_BYTES_MAX, HOST_CHARACTERS_MAX, Timing
 from pccl.protocol.master import MasterMachine
 from pccl.protocol.master_events import (
@@ -31,7 +32,6 @@ from pccl.protocol.status_report import (
     StatusReport,
 )
 from pccl.protocol.types import (
-    DataType,
     Descriptor,
     OperationId,
     PeerId,

@@ -20,7 +20,8 @@ from pccl.collectives.quantization.halves import HalfCodec
 from pccl.collectives.quantization.noise import Noise, noise_source
 from pccl.collectives.quantization.symmetric import CompandedCodec, SymmetricCodec
 from pccl.collectives.reductions import Scratch
-from pccl.protocol.types import DataType, Quantization, WireFormat
+from pccl.protocol.data_type import DataType
+from pccl.protocol.types import Quantization, WireFormat
 
 __all__ = ["Codec", "EncodeError", "Noise", "make_codec", "noise_source"]
 

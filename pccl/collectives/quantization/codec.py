@@ -13,7 +13,8 @@ from pccl.collectives.quantization.blocks import Blocks
 from pccl.collectives.quantization.noise import Noise
 from pccl.collectives.quantization.steps import DOUBLE, SINGLE
 from pccl.collectives.reductions import Scratch
-from pccl.protocol.types import DataType, Quantization
+from pccl.protocol.data_type import DataType
+from pccl.protocol.types import Quantization
 
 Array = npt.NDArray[Any]
 

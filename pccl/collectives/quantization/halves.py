@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from pccl.collectives.quantization.codec import Codec
 from pccl.collectives.reductions import Scratch
-from pccl.protocol.types import DataType, Quantization, WireFormat
+from pccl.protocol.data_type import DataType
+from pccl.protocol.types import Quantization, WireFormat
 
 Array = npt.NDArray[Any]
 
