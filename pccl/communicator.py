@@ -270,6 +270,8 @@ class Communicator(CommunicatorBase):
                 they were.
             DescriptorMismatch: the members asked for different things under one tag.
             DeadlineExceeded, OutcomeUnknown: the budget ran out.
+            Evicted, MasterLost: this peer lost its place, or the master; told before what else
+                failed.
             ValueError, TypeError: nothing to reduce, a tag twice, or a tensor that cannot be used.
         """
         return info_of(
