@@ -202,9 +202,12 @@ class Coding:
         if residual is None:
             self._errors[segment.position] = codec.encode(values, encoded, noise)
             return
-        self._errors[segment.position] = codec.encode(values, encoded, noise)
         decoded = self._decoded.array(len(values), self._dtype)
-        self._codec.decode(encoded, decoded)
+        if codec is self._codec:
+            self._errors[segment.position] = codec.encode(values, encoded, noise, decoded)
+        else:
+            self._errors[segment.position] = codec.encode(values, encoded, noise)
+            self._codec.decode(encoded, decoded)
         lost = np.subtract(values, decoded, dtype=residual.staged.dtype)
         with np.errstate(all="ignore"):
             np.multiply(lost, shares, out=lost)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pccl.collectives.quantization.blocks import Blocks
-from pccl.collectives.quantization.codec import Codec
+from pccl.collectives.quantization.codec import Codec, Written
 from pccl.collectives.reductions import Scratch
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import Quantization, WireFormat
@@ -53,16 +53,17 @@ class AffineCodec(Codec):
             encoded[second : self.encoded_bytes(count)].view(self._codes),
         )
 
-    def _write(self, wide: Array, out: Array, noise: Array | None, rows: Array) -> Array | None:
+    def _write(self, wide: Array, out: Array, noise: Array | None, rows: Array) -> Written:
         lows_out, steps_out, codes_out = self._parts(out, len(wide))
         blocks = self._blocks(len(wide))
         grid, finite = rows[0], rows[1]
         lows, highs = self._extremes(blocks, wide, rows)
-        marked = ~(np.isfinite(lows) & np.isfinite(highs))
+        marked: Array | None = None
         special: Array | None = None
         levels: Array | int = self._top
         values = wide
-        if marked.any():
+        if not (np.isfinite(lows).all() and np.isfinite(highs).all()):
+            marked = ~(np.isfinite(lows) & np.isfinite(highs))
             special = ~np.isfinite(wide)
             lows, highs = self._finite_extremes(blocks, wide, special, rows)
             np.copyto(finite, wide)
@@ -70,19 +71,24 @@ class AffineCodec(Codec):
             values = finite
             levels = np.where(marked, self._top - _RESERVED, self._top).astype(self._work)
         reach = highs - lows
-        huge = ~np.isfinite(reach)  # the difference of two such numbers is none
-        halved = (highs / 2 - lows / 2) / levels * 2
-        packed = self._steps.pack(np.where(huge, halved, reach / levels), reach, levels, marked)
+        huge: Array | None = None
+        wanted = reach / levels
+        if not np.isfinite(reach).all():
+            huge = ~np.isfinite(reach)  # the difference of two such numbers is none
+            wanted = np.where(huge, (highs / 2 - lows / 2) / levels * 2, wanted)
+        packed = self._steps.pack(wanted, reach, levels, marked)
         lows_out[:] = lows
         steps_out[:] = packed
         steps, _ = self._steps.unpack(packed)
         steps[steps == 0] = 1
-        if huge.any():
+        plain = special is None and huge is None and self._fit(lows, steps)
+        if huge is not None:
             scale = self._halves(huge)
             lows, steps = lows * scale, steps * scale
             values = np.multiply(values, blocks.spread(scale), out=finite)
-        np.subtract(values, blocks.spread(lows), out=grid)
-        np.divide(grid, blocks.spread(steps), out=grid)
+        all_lows, all_steps = blocks.spread(lows), blocks.spread(steps)
+        np.subtract(values, all_lows, out=grid)
+        np.divide(grid, all_steps, out=grid)
         if noise is None:
             np.rint(grid, out=grid)
         else:
@@ -91,7 +97,18 @@ class AffineCodec(Codec):
             ends = levels if isinstance(levels, int) else blocks.spread(levels)
             np.minimum(grid, ends, out=grid)  # the sum may have been rounded up
 
-        codes = finite.view(np.uint8)[: len(grid)] if self._nibbles else codes_out
+        self._put(grid, wide, special, codes_out, finite)
+        if not plain:
+            return Written(special, None)
+        np.multiply(grid, all_steps, out=grid)
+        np.add(grid, all_lows, out=grid)
+        return Written(special, grid)
+
+    def _put(
+        self, grid: Array, wide: Array, special: Array | None, codes_out: Array, spare: Array
+    ) -> None:
+        """Write the codes."""
+        codes = spare.view(np.uint8)[: len(grid)] if self._nibbles else codes_out
         np.copyto(codes, grid, casting="unsafe")
         if special is not None:
             odd = wide[special]
@@ -101,7 +118,10 @@ class AffineCodec(Codec):
             middle = len(codes_out)
             np.copyto(codes_out, codes[:middle])
             codes_out[: len(codes) - middle] |= codes[middle:] << np.uint8(4)
-        return special
+
+    def _fit(self, lows: Array, steps: Array) -> bool:
+        """Whether the dtype can hold the largest values that codes of these blocks may have."""
+        return bool((lows + steps * self._work.type(self._top) <= self._largest).all())
 
     def _extremes(self, blocks: Blocks, values: Array, rows: Array) -> tuple[Array, Array]:
         """Minimum and maximum of each block; NaN or infinite if any of its values is."""
@@ -149,8 +169,9 @@ class AffineCodec(Codec):
         lows = lows_in.astype(self._work)
         steps, marked = self._steps.unpack(steps_in)
         np.copyto(wide, codes)
-        over = ~(lows + steps * self._work.type(self._top) <= self._largest)
-        if over.any():  # half of it does not overflow before it is cut off
+        if not self._fit(lows, steps):
+            over = ~(lows + steps * self._work.type(self._top) <= self._largest)
+            # Half of it does not overflow before it is cut off.
             scale = self._halves(over)
             np.multiply(wide, blocks.spread(steps * scale), out=wide)
             np.add(wide, blocks.spread(lows * scale), out=wide)
@@ -159,7 +180,7 @@ class AffineCodec(Codec):
         else:
             np.multiply(wide, blocks.spread(steps), out=wide)
             np.add(wide, blocks.spread(lows), out=wide)
-        if marked.any():
+        if marked is not None:
             inside = blocks.spread(marked)
             for code, value in enumerate((np.inf, -np.inf, np.nan), self._top - 2):
                 wide[inside & (codes == code)] = value

@@ -34,6 +34,15 @@ class EncodeError(NamedTuple):
     value_squares: float
 
 
+class Written(NamedTuple):
+    """What is known when a segment is encoded."""
+
+    special: Array | None
+    """Which values are NaN or infinite; None: none is."""
+    decoded: Array | None
+    """What everybody decodes, the sign of zero aside, if that is at hand."""
+
+
 class Codec(ABC):
     """One wire format for values of one dtype. float16 and bfloat16 are handled as float32.
 
@@ -62,12 +71,8 @@ class Codec(ABC):
         """Length of ``count`` encoded values."""
 
     @abstractmethod
-    def _write(self, wide: Array, out: Array, noise: Array | None, rows: Array) -> Array | None:
-        """Encode ``wide`` (work dtype), which is not changed.
-
-        Returns:
-            Which values are NaN or infinite, or None if none is.
-        """
+    def _write(self, wide: Array, out: Array, noise: Array | None, rows: Array) -> Written:
+        """Encode ``wide`` (work dtype), which is not changed."""
 
     @abstractmethod
     def _read(self, encoded: Array, wide: Array, spare: Array) -> None:
@@ -98,8 +103,9 @@ class Codec(ABC):
             if values.dtype != self._work:
                 wide = rows[0]
                 np.copyto(wide, values)
-            special = self._write(wide, out, None if noise is None else noise(count), rows[1:])
-            return self._measured(wide, out, special, decoded, rows[1:])
+            drawn = None if noise is None else noise(count)
+            written = self._write(wide, out, drawn, rows[1:])
+            return self._measured(wide, out, written, decoded, rows[1:])
 
     def decode(self, encoded: Array, out: Array) -> None:
         """Write what ``encoded`` says to ``out``. Any bytes are decoded to something.
@@ -127,20 +133,25 @@ class Codec(ABC):
         return Blocks(count, self.block)
 
     def _measured(
-        self, wide: Array, out: Array, special: Array | None, decoded: Array | None, rows: Array
+        self, wide: Array, out: Array, written: Written, decoded: Array | None, rows: Array
     ) -> EncodeError:
         got, spare = rows[0], rows[1]
-        self._read(out, got, spare)
+        if written.decoded is None:
+            self._read(out, got, spare)
+        elif decoded is None:
+            got = written.decoded
+        else:
+            np.add(written.decoded, 0, out=got)  # codes know no negative zero
         if self._dtype != self._work:
             narrow = spare.view(self._dtype)[: len(got)]
             np.copyto(narrow, got, casting="same_kind")
             np.copyto(got, narrow)
         np.subtract(got, wide, out=spare)
-        if special is None:
+        if written.special is None:
             found = EncodeError(_square_sum(spare), _square_sum(wide))
         else:
-            spare[special] = 0
-            finite = np.where(special, self._work.type(0), wide)
+            spare[written.special] = 0
+            finite = np.where(written.special, self._work.type(0), wide)
             found = EncodeError(_square_sum(spare), _square_sum(finite))
         if decoded is not None:
             np.copyto(decoded, got, casting="same_kind")
@@ -151,8 +162,9 @@ def _square_sum(values: Array) -> float:
     """The sum of squares, also where float32 cannot hold a square."""
     even = len(values) // _SQUARES * _SQUARES
     rows = values[:even].reshape(-1, _SQUARES)
-    total = float(np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64))
-    total += float(np.einsum("i,i->", values[even:], values[even:]))
+    # A product of matrices for each row: that is twice as fast as einsum.
+    total = float(np.matmul(rows[:, None, :], rows[:, :, None]).sum(dtype=np.float64))
+    total += float(np.dot(values[even:], values[even:]))
     if 1e-20 < total < np.inf:
         return total
     largest = float(np.abs(values).max())

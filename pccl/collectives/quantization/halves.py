@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from pccl.collectives.quantization.codec import Codec
+from pccl.collectives.quantization.codec import Codec, Written
 from pccl.collectives.reductions import Scratch
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import Quantization, WireFormat
@@ -54,7 +54,7 @@ class HalfCodec(Codec):
             encoded[start : self.encoded_bytes(count)].view("<u2"),
         )
 
-    def _write(self, wide: Array, out: Array, noise: Array | None, rows: Array) -> Array | None:
+    def _write(self, wide: Array, out: Array, noise: Array | None, rows: Array) -> Written:
         exponents_out, halves = self._parts(out, len(wide))
         blocks = self._blocks(len(wide))
         grid = rows[0]
@@ -82,7 +82,7 @@ class HalfCodec(Codec):
             narrow[special] = wide[special]
             narrow[np.isnan(wide)] = np.nan
         np.copyto(halves, narrow.view(np.uint16))
-        return special
+        return Written(special, None)
 
     def _read(self, encoded: Array, wide: Array, spare: Array) -> None:
         exponents, halves = self._parts(encoded, len(wide))

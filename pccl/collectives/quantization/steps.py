@@ -40,35 +40,38 @@ class StepFormat:
         """The bits of infinity; all above, the sign aside, are NaN."""
         return self.exponent << self.shift
 
-    def pack(self, wanted: Array, reach: Array, levels: Array | int, marked: Array) -> Array:
+    def pack(self, wanted: Array, reach: Array, levels: Array | int, marked: Array | None) -> Array:
         """Write steps, rounded up.
 
         Args:
             wanted: ``reach / levels`` in the work dtype, shape (blocks,), finite, not negative.
             reach: what so many steps have to cover.
             levels: of each block, or of all.
-            marked: bool, shape (blocks,): those that hold NaN or infinity.
+            marked: bool, shape (blocks,): those that hold NaN or infinity; None: none does.
         """
         ones = self.bits.type((1 << self.shift) - 1)
         upper: Array = (wanted.view(self.bits) + ones) >> self.bits.type(self.shift)
-        tiny = ((upper & self.bits.type(self.exponent)) == 0) & (reach > 0)
-        if tiny.any():
+        if upper.min() <= self.mantissa:
+            tiny = (upper <= self.bits.type(self.mantissa)) & (reach > 0)
             fraction, exponent = np.frexp(reach)
             part, more = np.frexp(fraction.astype(np.float64) / levels)
             power = exponent + more - (part == 0.5)
             power = np.maximum(power, self.least) - self.least + 1
             upper = np.where(tiny, power.astype(self.bits), upper)
-        upper |= marked.astype(self.bits) << self.bits.type(self.shift - 1)
+        if marked is not None:
+            upper |= marked.astype(self.bits) << self.bits.type(self.shift - 1)
         packed: Array = upper.astype(self.wire)
         return packed
 
-    def unpack(self, packed: Array) -> tuple[Array, Array]:
-        """The steps, and which blocks are marked.
+    def unpack(self, packed: Array) -> tuple[Array, Array | None]:
+        """The steps, and which blocks are marked (None: none is).
 
         Args:
             packed: wire dtype, shape (blocks,); nothing about it is trusted.
         """
         upper = packed.astype(self.bits)
+        if packed.min() > self.mantissa and packed.max() < self.exponent:  # as nearly always
+            return (upper << self.bits.type(self.shift)).view(self.work), None
         marked = (upper >> self.bits.type(self.shift - 1)) != 0
         small = upper & self.bits.type(self.mantissa)
         tiny = ((upper & self.bits.type(self.exponent)) == 0) & (small != 0)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pccl.collectives.quantization.codec import Codec
+from pccl.collectives.quantization.codec import Codec, Written
 
 Array = npt.NDArray[Any]
 
@@ -45,7 +45,7 @@ class SymmetricCodec(Codec):
             encoded[start : self.encoded_bytes(count)].view(np.int8),
         )
 
-    def _write(self, wide: Array, out: Array, noise: Array | None, rows: Array) -> Array | None:
+    def _write(self, wide: Array, out: Array, noise: Array | None, rows: Array) -> Written:
         steps_out, codes = self._parts(out, len(wide))
         blocks = self._blocks(len(wide))
         grid, finite = rows[0], rows[1]
@@ -54,12 +54,13 @@ class SymmetricCodec(Codec):
         sizes = grid.view(bits)
         np.bitwise_and(wide.view(bits), magnitude, out=sizes)
         largest = blocks.fold(np.maximum, sizes)
-        marked = largest >= bits(self._steps.infinity)
+        marked: Array | None = None
         special: Array | None = None
         levels: Array | int = _TOP**self._power
         ends: Array | int = _TOP
         values = wide
-        if marked.any():
+        if largest.max() >= bits(self._steps.infinity):
+            marked = largest >= bits(self._steps.infinity)
             special = ~np.isfinite(wide)
             np.copyto(finite, wide)
             finite[special] = 0
@@ -72,13 +73,23 @@ class SymmetricCodec(Codec):
         packed = self._steps.pack(reach / levels, reach, levels, marked)
         steps_out[:] = packed
         steps, _ = self._steps.unpack(packed)
+        largest_step = steps.max()
         steps[steps == 0] = 1
-        self._round(values, blocks.spread(steps), ends, noise, rows)
+        spread = blocks.spread(steps)
+        self._round(values, spread, ends, noise, rows)
         np.copyto(codes, grid, casting="unsafe")
         if special is not None:
             odd = wide[special]
             codes[special] = np.where(np.isnan(odd), _NAN, np.where(odd > 0, _TOP, -_TOP))
-        return special
+        if special is not None or not self._fits(largest_step):
+            return Written(special, None)
+        self._expand(grid, rows[1])
+        np.multiply(grid, spread, out=grid)
+        return Written(special, grid)
+
+    def _fits(self, step: np.floating[Any]) -> bool:
+        """Whether the dtype can hold the largest value that a code of this step may have."""
+        return bool(step * self._work.type(_TOP**self._power) <= self._largest)
 
     def _round(
         self, values: Array, steps: Array, ends: Array | int, noise: Array | None, rows: Array
@@ -100,9 +111,9 @@ class SymmetricCodec(Codec):
         np.copyto(wide, codes)
         self._expand(wide, spare)
         np.multiply(wide, blocks.spread(steps), out=wide)
-        if not (steps * self._work.type(_TOP**self._power) <= self._largest).all():
+        if not self._fits(steps.max()):
             np.clip(wide, -self._largest, self._largest, out=wide)
-        if marked.any():
+        if marked is not None:
             inside = blocks.spread(marked)
             for code, value in ((_TOP, np.inf), (-_TOP, -np.inf), (_NAN, np.nan)):
                 wide[inside & (codes == code)] = value
