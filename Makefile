@@ -24,7 +24,7 @@ demo: $(STAMP)
 	$(BIN)/pccl demo $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n 2 --dist worksteal $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
