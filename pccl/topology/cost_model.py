@@ -52,8 +52,8 @@ STREAM_COST = 0.08
 """By so much of its time each further stream through the same port slows down all of them."""
 
 GAIN_MIN = 0.8
-"""Another algorithm than the ring has to take less than so much of its time: measured speeds are not
-more certain than that, and a ring can be repaired."""
+"""Another algorithm than the ring has to take less than so much of its time: measured speeds are
+not more certain than that, and a ring can be repaired."""
 
 UNKNOWN_RTT_S = 1e-3
 """Of a link whose round trip nobody has measured."""
