@@ -86,9 +86,8 @@ class AffineCodec(Codec):
             scale = self._halves(huge)
             lows, steps = lows * scale, steps * scale
             values = np.multiply(values, blocks.spread(scale), out=finite)
-        all_lows, all_steps = blocks.spread(lows), blocks.spread(steps)
-        np.subtract(values, all_lows, out=grid)
-        np.divide(grid, all_steps, out=grid)
+        np.subtract(values, blocks.spread(lows, rows[3]), out=grid)
+        np.divide(grid, blocks.spread(steps, rows[3]), out=grid)
         if noise is None:
             np.rint(grid, out=grid)
         else:
@@ -100,8 +99,8 @@ class AffineCodec(Codec):
         self._put(grid, wide, special, codes_out, finite)
         if not plain:
             return Written(special, None)
-        np.multiply(grid, all_steps, out=grid)
-        np.add(grid, all_lows, out=grid)
+        np.multiply(grid, rows[3], out=grid)  # the steps
+        np.add(grid, blocks.spread(lows, rows[3]), out=grid)
         return Written(special, grid)
 
     def _put(
@@ -178,8 +177,9 @@ class AffineCodec(Codec):
             np.divide(wide, blocks.spread(scale), out=wide)
             np.clip(wide, -self._largest, self._largest, out=wide)
         else:
-            np.multiply(wide, blocks.spread(steps), out=wide)
-            np.add(wide, blocks.spread(lows), out=wide)
+            spread = spare if marked is None else np.empty_like(wide)  # or the codes are there
+            np.multiply(wide, blocks.spread(steps, spread), out=wide)
+            np.add(wide, blocks.spread(lows, spread), out=wide)
         if marked is not None:
             inside = blocks.spread(marked)
             for code, value in enumerate((np.inf, -np.inf, np.nan), self._top - 2):

@@ -34,6 +34,18 @@ class Blocks:
         folded: Array = operation.reduceat(values, starts)
         return folded
 
-    def spread(self, numbers: Array) -> Array:
-        """The number of its block for every value."""
-        return np.repeat(numbers, self.block)[: self.count]
+    def spread(self, numbers: Array, out: Array | None = None) -> Array:
+        """The number of its block for every value.
+
+        Args:
+            numbers: shape (blocks,).
+            out: where to, shape (count,). New memory of that size has no pages yet, and to get them
+                takes several times as long as to write it.
+        """
+        if out is None:
+            return np.repeat(numbers, self.block)[: self.count]
+        whole = self.count // self.block
+        out[: whole * self.block].reshape(whole, self.block)[:] = numbers[:whole, None]
+        if whole < self.number:
+            out[whole * self.block :] = numbers[whole]
+        return out

@@ -18,7 +18,7 @@ from pccl.protocol.types import Quantization
 
 Array = npt.NDArray[Any]
 
-_ROWS = 4
+_ROWS = 5
 """Arrays of working memory, each as long as the segment."""
 _SQUARES = 1024
 """Squares that are summed in the work dtype before float64 takes over."""

@@ -75,7 +75,7 @@ class SymmetricCodec(Codec):
         steps, _ = self._steps.unpack(packed)
         largest_step = steps.max()
         steps[steps == 0] = 1
-        spread = blocks.spread(steps)
+        spread = blocks.spread(steps, rows[3])
         self._round(values, spread, ends, noise, rows)
         np.copyto(codes, grid, casting="unsafe")
         if special is not None:
@@ -110,7 +110,7 @@ class SymmetricCodec(Codec):
         steps, marked = self._steps.unpack(steps_in)
         np.copyto(wide, codes)
         self._expand(wide, spare)
-        np.multiply(wide, blocks.spread(steps), out=wide)
+        np.multiply(wide, blocks.spread(steps, spare), out=wide)
         if not self._fits(steps.max()):
             np.clip(wide, -self._largest, self._largest, out=wide)
         if marked is not None:
