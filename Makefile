@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -13,7 +14,7 @@ PYRIGHT := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 
 help:
 	@echo 'make demo    set up $(VENV) and run the demo            (ARGS="..." for `pccl demo`)'
-	@echo 'make test    set up $(VENV) and run all tests           (ARGS="..." for pytest)'
+	@echo 'make test    set up $(VENV) and run all tests           (ARGS="..." for pytest; JOBS=0: one by one)'
 	@echo 'make check   ruff, formatting, mypy and pyright, both strict'
 	@echo 'make clean   remove $(VENV), caches and what builds left behind'
 	@echo
@@ -24,7 +25,7 @@ demo: $(STAMP)
 	$(BIN)/pccl demo $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -35,7 +35,10 @@ from pccl.protocol.types import AbortCause, OperationId, PeerId, RemovalCause, R
 
 
 class MasterMachine(Restartable):
-    """Coordinates one run: its rounds and operations."""
+    """Coordinates one run: its rounds and operations.
+
+    Args: see :class:`~pccl.protocol.restart.Restartable`.
+    """
 
     def _forget_run(self) -> None:
         """Know of no round and no operation."""

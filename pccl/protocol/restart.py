@@ -129,7 +129,7 @@ class Restartable(Registrar):
 
     @abstractmethod
     def _forget_run(self) -> None:
-        """Know of no round and no operation."""
+        """Know of no round and no operation; called by the constructor first."""
 
     @abstractmethod
     def _take_up(self, recovered: Recovered) -> None:

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, NewType
+from typing import Annotated, NewType
 
 from pccl.protocol.data_type import DataType
-
-if TYPE_CHECKING:
-    pass
 
 PeerId = NewType("PeerId", int)
 """One incarnation of one process in a run. Ids grow; whoever joins later has the larger one."""

@@ -3,7 +3,7 @@
 Members that pass the same list in the same order keep the same operations in flight. Each operation
 has its own outcome, so a failure costs the others nothing. If one can't succeed, those that have
 started are waited for, those that have not are withdrawn, and the error names the tags whose
-tensors are reduced.
+tensors are reduced. Of several errors the one that the caller must act on first is raised.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class InRun(NamedTuple):
     operation: OperationId
 
     def __str__(self) -> str:
-        return str(self.operation)
+        return f"{self.operation} of run {self.run.hex()[:8]}"
 
 
 @dataclass(slots=True)
@@ -76,10 +76,12 @@ class Checkers:
         self._resumes: dict[InRun, InRun] = {}
         self._returned: list[_Returned] = []
         self._excuses = excuses
-        self._addresses: dict[tuple[bytes, int], Address] = {}
+        self._addresses: dict[tuple[bytes, PeerId], Address] = {}
         """Where the process of each id of each run listens: every process has a port of its own."""
-        self._admitted: dict[tuple[bytes, PeerId], int] = {}
-        """How many members the run had then."""
+        self._admitted: dict[tuple[bytes, PeerId], tuple[int, int]] = {}
+        """How many members a run had when it admitted each of them, and how many had gone."""
+        self._gone: Counter[bytes] = Counter()
+        """Peers removed, by run."""
         self.believes: Callable[[Address], tuple[bytes, PeerId] | None] = lambda address: None
         """Of which run the process that listens there takes itself for a member, and under which
         id; None: of none, or it is dead."""
@@ -266,16 +268,24 @@ class Checkers:
 
     def admitted(self, run: bytes, peer: PeerId, world_size: int) -> None:
         """The master of a run has made it a member, one of so many."""
-        self._admitted[run, peer] = world_size
+        self._admitted[run, peer] = world_size, self._gone[run]
 
-    def joined(self, who: str, run: bytes, peer: PeerId, min_peers: int) -> None:
-        """A process hears that it is a member, and wanted so many (some may have left since)."""
-        world_size = self._admitted[run, peer]
-        if world_size < min_peers:
-            raise Violation(f"{who} was admitted into a run of {world_size}, not {min_peers}")
+    def joined(self, who: str, run: bytes, peer: PeerId, seen: int, min_peers: int) -> None:
+        """A process that wanted so many hears that it is a member, and sees so many.
+
+        Fewer only if they have gone since the master admitted it.
+        """
+        world_size, gone_before = self._admitted[run, peer]
+        gone = self._gone[run] - gone_before
+        if world_size < min_peers or seen < min_peers - gone:
+            raise Violation(
+                f"{who} wanted {min_peers} members, was admitted as one of {world_size} and sees "
+                f"{seen}; {gone} have gone since"
+            )
 
     def removed(self, run: bytes, peer: PeerId, why: str) -> None:
         """The master of a run has removed a peer."""
+        self._gone[run] += 1
         address = self._addresses[run, peer]
         if self.believes(address) != (run, peer):
             return  # killed, gone by itself, or it has another id by now: nobody has lost a place
@@ -297,5 +307,5 @@ class Checkers:
         return self._excuses.may_stay_without_master
 
     def _host_of(self, run: bytes, peer: int) -> str | None:
-        address = self._addresses.get((run, peer))
+        address = self._addresses.get((run, PeerId(peer)))
         return address.host if address else None

@@ -144,8 +144,9 @@ class Workload:
             except DeadlineExceeded:
                 pass
             else:
-                process = self._process
-                self._checkers.joined(self._who, process.run, process.peer, wanted)
+                process, roster = self._process, self._engine.roster
+                seen = roster.global_world_size if roster is not None else 0
+                self._checkers.joined(self._who, process.run, process.peer, seen, wanted)
                 return
         patience_s = _PATIENCE_S if self._scenario.standby else None
         await self._engine.connect(n_attempts=100, timeout_s=patience_s)
@@ -401,6 +402,7 @@ class Workload:
                 )
             except PCCLError as error:
                 completed, failure = error.completed_tags, error
+                # Whoever joins again takes over the others' state anyway.
                 told = isinstance(error, OutcomeUnknown | ResyncRequired | Evicted | MasterLost)
                 if self._engine.machine.needs_resync and not told:
                     raise Violation(f"{self._who}: out of step, and not told") from error

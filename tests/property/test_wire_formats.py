@@ -99,6 +99,10 @@ def passed_through(
     codec.decode(encoded, out)
     assert told.tobytes() == out.tobytes(), "the encoder adopts something else than is decoded"
     check_error(error, values, out)
+    again = np.zeros_like(encoded)
+    noise = noise_source(OPERATION, 1, 2) if stochastic else None
+    assert codec.encode(values, again, noise) == error, "it depends on whether it is told"
+    assert again.tobytes() == encoded.tobytes()
     return out
 
 

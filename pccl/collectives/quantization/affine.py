@@ -81,7 +81,7 @@ class AffineCodec(Codec):
         steps_out[:] = packed
         steps, _ = self._steps.unpack(packed)
         steps[steps == 0] = 1
-        plain = special is None and huge is None and self._fit(lows, steps)
+        plain = special is None and huge is None and bool(self._fits(lows, steps).all())
         if huge is not None:
             scale = self._halves(huge)
             lows, steps = lows * scale, steps * scale
@@ -118,9 +118,10 @@ class AffineCodec(Codec):
             np.copyto(codes_out, codes[:middle])
             codes_out[: len(codes) - middle] |= codes[middle:] << np.uint8(4)
 
-    def _fit(self, lows: Array, steps: Array) -> bool:
-        """Whether the dtype can hold the largest values that codes of these blocks may have."""
-        return bool((lows + steps * self._work.type(self._top) <= self._largest).all())
+    def _fits(self, lows: Array, steps: Array) -> Array:
+        """Of each block whether the dtype can hold the largest value that its codes may have."""
+        fits: Array = lows + steps * self._work.type(self._top) <= self._largest
+        return fits
 
     def _extremes(self, blocks: Blocks, values: Array, rows: Array) -> tuple[Array, Array]:
         """Minimum and maximum of each block; NaN or infinite if any of its values is."""
@@ -168,8 +169,8 @@ class AffineCodec(Codec):
         lows = lows_in.astype(self._work)
         steps, marked = self._steps.unpack(steps_in)
         np.copyto(wide, codes)
-        if not self._fit(lows, steps):
-            over = ~(lows + steps * self._work.type(self._top) <= self._largest)
+        if not self._fits(lows, steps).all():
+            over = ~self._fits(lows, steps)
             # Half of it does not overflow before it is cut off.
             scale = self._halves(over)
             np.multiply(wide, blocks.spread(steps * scale), out=wide)

@@ -40,7 +40,8 @@ class Written(NamedTuple):
     special: Array | None
     """Which values are NaN or infinite; None: none is."""
     decoded: Array | None
-    """What everybody decodes, the sign of zero aside, if that is at hand."""
+    """What everybody decodes, the sign of zero aside; None: it is still to be decoded. It may lie
+    in the first row, and not in the second."""
 
 
 class Codec(ABC):

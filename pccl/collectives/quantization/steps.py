@@ -80,7 +80,7 @@ class StepFormat:
         if tiny.any():
             powers = np.ldexp(self.work.type(1), small.astype(np.int32) - 1 + self.least)
             steps = np.where(tiny, powers.astype(self.work), steps)
-        return steps, marked
+        return steps, marked if marked.any() else None
 
 
 SINGLE = StepFormat(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cut(ConnectionFault):
-    """A lane between two peers."""
+    """Reset a lane between two peers."""
 
     kind: ClassVar[str] = "cut"
     calm: ClassVar[bool] = True

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reset(ConnectionFault):
-    """Any connection of the run."""
+    """Reset any connection of the run, at both ends."""
 
     kind: ClassVar[str] = "reset"
 

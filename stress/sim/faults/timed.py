@@ -1,4 +1,4 @@
-"""What faults of several kinds share that strike at a time."""
+"""What faults that strike at a time have in common."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TimedFault(Fault):
 
     @property
     def ends_ns(self) -> int:
-        """At once, unless it says otherwise."""
+        """When it strikes; those that last override it."""
         return self.when_ns
 
 
