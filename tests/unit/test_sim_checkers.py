@@ -1,0 +1,83 @@
+"""The simulator's own judges: what is a violation, and what only looks like one."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from pccl.protocol.data_type import DataType
+from pccl.protocol.limits import Timing
+from pccl.protocol.peer_events import ReduceResult
+from pccl.protocol.types import Algorithm, OperationId, PeerId, ReduceOp
+from pccl.stress.sim.checkers import Checkers, InRun, Violation
+from pccl.stress.sim.excuses import Excuses
+from pccl.stress.sim.faults import Delay, Ground
+from pccl.stress.sim.scenario import Slot, draw
+from pccl.transports.base import Address
+
+FIRST, SECOND = b"the first run...", b"the second run.."
+ONE, TWO = PeerId(1), PeerId(2)
+HERE, THERE = Address("p0", 1), Address("p1", 1)
+LEFT = "GOODBYE: it left"
+OPERATION = OperationId(1, 0, 1, 5, 0)
+SLOT = Slot(5, 2, DataType.INT32, ReduceOp.SUM)
+
+
+@pytest.fixture
+def checkers() -> Checkers:
+    found = Checkers(draw(0), Excuses(Timing(), 1, lambda: 0))
+    # A master that knows of no run has begun another one, and given out the same id again.
+    found.registered(FIRST, ONE, HERE.host, HERE.port)
+    found.registered(SECOND, ONE, THERE.host, THERE.port)
+    return found
+
+
+def test_a_removal_concerns_the_peer_of_its_own_run(checkers: Checkers) -> None:
+    checkers.believes = {THERE: (SECOND, ONE)}.get
+    checkers.removed(FIRST, ONE, LEFT)  # he is gone
+    with pytest.raises(Violation, match=r"peer 1 \(p1\) was removed without a cause"):
+        checkers.removed(SECOND, ONE, LEFT)
+
+
+def test_inputs_of_one_run_are_not_those_of_another(checkers: Checkers) -> None:
+    for run, value in ((FIRST, 0), (SECOND, 1)):
+        for peer in (ONE, TWO):
+            checkers.posted(InRun(run, OPERATION), peer, np.full(2, value, np.int32))
+        checkers.has_ring(InRun(run, OPERATION), (ONE, TWO))
+    outcome = ReduceResult(OPERATION, (ONE, TWO), Algorithm.RING)
+    two, zero = np.full(2, 2, np.int32), np.zeros(2, np.int32)
+    checkers.succeeded("p1", SECOND, outcome, SLOT, two)
+    with pytest.raises(Violation, match="wrong result of t1/g0/v1/tag5#0 of run 74686520"):
+        checkers.succeeded("p0", FIRST, outcome, SLOT, two)
+    checkers.succeeded("p0", FIRST, outcome, SLOT, zero)
+    with pytest.raises(Violation, match="differs from what another member got"):
+        checkers.succeeded("p2", FIRST, outcome, SLOT, two)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "gone", "seen", "fine"),
+    [(5, 0, 5, True), (4, 0, 4, False), (5, 0, 4, False), (5, 1, 4, True), (5, 1, 3, False)],
+)
+def test_a_gang_is_as_large_as_it_wanted_unless_somebody_has_gone(
+    checkers: Checkers, world_size: int, gone: int, seen: int, fine: bool
+) -> None:
+    checkers.removed(FIRST, ONE, LEFT)  # before, and in the other run: that excuses nothing
+    checkers.registered(FIRST, TWO, "p2", 1)
+    checkers.admitted(FIRST, TWO, world_size)
+    checkers.removed(SECOND, ONE, LEFT)
+    for _ in range(gone):
+        checkers.removed(FIRST, ONE, LEFT)
+    if fine:
+        checkers.joined("p2", FIRST, TWO, seen, 5)
+    else:
+        with pytest.raises(Violation, match="p2 wanted 5 members"):
+            checkers.joined("p2", FIRST, TWO, seen, 5)
+
+
+def test_no_delay_is_near_the_deadline_of_a_dial() -> None:
+    timing = Timing(dial_s=1.0)
+    ground = Ground(5, 10**9, 40_000_000, timing)
+    drawn = [Delay.draw(Random(seed), ground).extra_ns for seed in range(100)]
+    assert max(drawn) == 62_000_000  # a sixteenth
