@@ -48,7 +48,10 @@ class LinkMeter:
         if not paths:
             return ()
         rtt_ns = min((path.rtt_ns for path in paths if path.rtt_ns), default=0)
-        measure = LinkMeasure(rtt_ns, self._speed(link.peer, paths))
+        # Inside one machine all links share its processors and its memory: none has a speed of its
+        # own, and what they seem to have would decide by chance.
+        speed = 0 if link.near else self._speed(link.peer, paths)
+        measure = LinkMeasure(rtt_ns, speed)
         return (MeasuredLink(link.peer, measure),)
 
     def _speed(self, peer: PeerId, paths: list[PathMeasure]) -> int:

@@ -23,12 +23,14 @@ class Bench:
     def all(self) -> list[Any]:
         return [self.link(peer) for peer in self.paths]
 
-    def link(self, peer: int) -> Link:
+    def link(self, peer: int, *, near: bool = False) -> Link:
         lanes = [
             SimpleNamespace(connection=SimpleNamespace(measure=lambda path=path: path))
             for path in self.paths[peer]
         ]
-        return cast("Link", SimpleNamespace(peer=PeerId(peer), lanes=lanes, up=bool(lanes)))
+        return cast(
+            "Link", SimpleNamespace(peer=PeerId(peer), lanes=lanes, up=bool(lanes), near=near)
+        )
 
     def look_at(self, *paths: PathMeasure | None) -> LinkMeasure | None:
         self.paths[1] = list(paths)
@@ -45,6 +47,12 @@ def test_the_lanes_of_a_link_add_up_and_the_shortest_way_counts() -> None:
     assert bench.look_at(path(900, 10), path(700, 20), None, path(0, 5)) == LinkMeasure(700, 35)
     assert bench.look_at() is None
     assert bench.look_at(None) is None
+
+
+def test_a_link_inside_one_machine_has_no_speed_of_its_own() -> None:
+    bench = Bench()
+    bench.paths[1] = [path(700, 1000)]
+    assert bench.meter.look_at(bench.link(1, near=True))[0].measure == LinkMeasure(700, 0)
 
 
 def test_who_had_little_to_send_does_not_make_a_link_slower() -> None:
