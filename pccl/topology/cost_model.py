@@ -51,7 +51,7 @@ SEGMENT_BYTES = 512 << 10
 STREAM_COST = 0.08
 """By so much of its time each further stream through the same port slows down all of them."""
 
-GAIN_MIN = 0.8
+GAIN_MIN = 0.9
 """Another algorithm than the ring has to take less than so much of its time: measured speeds are
 not more certain than that, and a ring can be repaired."""
 
