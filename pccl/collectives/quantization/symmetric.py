@@ -60,14 +60,14 @@ class SymmetricCodec(Codec):
         ends: Array | int = _TOP
         values = wide
         if largest.max() >= bits(self._steps.infinity):
-            marked = largest >= bits(self._steps.infinity)
+            marked = odd_blocks = largest >= bits(self._steps.infinity)
             special = ~np.isfinite(wide)
             np.copyto(finite, wide)
             finite[special] = 0
             values = finite
             np.bitwise_and(values.view(bits), magnitude, out=sizes)
             largest = blocks.fold(np.maximum, sizes)
-            last = np.where(marked, _TOP - 1, _TOP).astype(self._work)
+            last = np.where(odd_blocks, _TOP - 1, _TOP).astype(self._work)
             levels, ends = last**self._power, blocks.spread(last)
         reach = largest.view(self._work)
         packed = self._steps.pack(reach / levels, reach, levels, marked)
