@@ -404,6 +404,19 @@ def test_measures_are_bounded_and_of_the_own_group() -> None:
     assert known == {(PeerId(1), PeerId(2)): LinkMeasure(RTT_NS_MAX, BYTES_PER_S_MAX)}
 
 
+def what_a_broken_pair_ends(master: Master) -> list[msg.OperationEnded]:
+    """Peers 1 and 3 of four, who are no neighbours, cannot talk to each other for 3 s."""
+    master.hear(3, msg.LinkReport(PeerId(1), False, "reset"))
+    effects: list[MasterEffect] = []
+    for _ in range(12):
+        master.now_ns += NS_PER_S // 4
+        for peer in (1, 2, 3, 4):
+            master.hear(peer, msg.Heartbeat())
+        effects += master.do(Tick())
+    told = [effect.message for effect in effects if isinstance(effect, Told)]
+    return [message for message in told if isinstance(message, msg.OperationEnded)]
+
+
 def test_a_mesh_of_members_that_cannot_talk_gives_way_to_a_view_without_one() -> None:
     master = Master(size=4)
     master.hear(1, measured((2, 10**6, 900)))
@@ -412,15 +425,7 @@ def test_a_mesh_of_members_that_cannot_talk_gives_way_to_a_view_without_one() ->
     asked = what(view=3)
     for peer in (1, 2, 3, 4):
         master.hear(peer, msg.OperationRequest(asked, by(MESH)))
-    master.hear(3, msg.LinkReport(PeerId(1), False, "reset"))  # no neighbours
-    effects: list[MasterEffect] = []
-    for _ in range(12):
-        master.now_ns += NS_PER_S // 4
-        for peer in (1, 2, 3, 4):
-            master.hear(peer, msg.Heartbeat())
-        effects += master.do(Tick())
-    ended = [e.message for e in effects if isinstance(e, Told)]
-    aborts = [m for m in ended if isinstance(m, msg.OperationEnded)]
+    aborts = what_a_broken_pair_ends(master)
     assert [m.abort for m in aborts] == [AbortCause.VIEW_CLOSED] * 4
     assert aborts[0].reason == (
         "peers 1 and 3 cannot talk to each other (reset); another view was opened"
@@ -437,15 +442,7 @@ def test_a_mesh_that_was_named_fails_alone_where_members_cannot_talk() -> None:
     for peer in (1, 2, 3, 4):
         master.hear(peer, msg.OperationRequest(asked, by(MESH, forced=True)))
         master.hear(peer, msg.OperationRequest(replace(asked, tag=6), by(RING)))
-    master.hear(3, msg.LinkReport(PeerId(1), False, "reset"))  # no neighbours
-    effects: list[MasterEffect] = []
-    for _ in range(12):
-        master.now_ns += NS_PER_S // 4
-        for peer in (1, 2, 3, 4):
-            master.hear(peer, msg.Heartbeat())
-        effects += master.do(Tick())
-    ended = [e.message for e in effects if isinstance(e, Told)]
-    aborts = [m for m in ended if isinstance(m, msg.OperationEnded)]
+    aborts = what_a_broken_pair_ends(master)
     assert [(m.operation, m.abort) for m in aborts] == [(asked, AbortCause.LINK_BROKEN)] * 4
     assert aborts[0].reason == (
         "peers 1 and 3 cannot talk to each other (reset); leave algorithm out, or name the ring"
