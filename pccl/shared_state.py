@@ -5,7 +5,6 @@ These are the holders: what a program describes its state with.
 
 from __future__ import annotations
 
-import enum
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,16 +23,11 @@ from pccl.checks import (
 )
 from pccl.descriptors import POINTER_MAX, DeviceType
 from pccl.protocol.data_type import DataType
+from pccl.protocol.shared_state import SharedStateSyncStrategy
+
+__all__ = ["SharedState", "SharedStateSyncInfo", "SharedStateSyncStrategy", "TensorInfo"]
 
 ELEMENTS_MAX = 2**63 - 1
-
-
-class SharedStateSyncStrategy(enum.IntEnum):
-    """Whose contents count in a synchronization."""
-
-    ENFORCE_POPULAR = 0
-    RECEIVE_ONLY = 1
-    SEND_ONLY = 2
 
 
 @dataclass(frozen=True, slots=True)

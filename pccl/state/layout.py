@@ -1,0 +1,108 @@
+"""The layout of a shared state: its tensors in order, cut into pieces.
+
+Pieces are numbered through all tensors in order. No piece has bytes of two tensors. A tensor
+without elements has none.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from pccl.protocol.data_type import DataType
+from pccl.protocol.shared_state import PIECE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a shared state.
+
+    Attributes:
+        name: the same on all members.
+        dtype: of its elements.
+        count: how many they are; 0 is fine.
+        may_differ: members may hold different values.
+    """
+
+    name: str
+    dtype: DataType
+    count: int
+    may_differ: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.count * self.dtype.itemsize
+
+    @property
+    def piece_count(self) -> int:
+        """How many pieces it is cut into."""
+        return -(-self.nbytes // PIECE_BYTES)
+
+    def __str__(self) -> str:
+        differs = ", allow_content_inequality" if self.may_differ else ""
+        return f"{self.name!r} ({self.count} x {self.dtype.label}{differs})"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Where a piece is.
+
+    Attributes:
+        number: among all pieces of the state.
+        entry: index of its tensor.
+        offset: of its first byte in the tensor.
+        length: in bytes, at least 1.
+    """
+
+    number: int
+    entry: int
+    offset: int
+    length: int
+
+
+class Layout:
+    """The tensors of a shared state and their pieces.
+
+    Args:
+        entries: in the order in which the program gives them.
+    """
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.entries = tuple(entries)
+        self._firsts = [0, *accumulate(entry.piece_count for entry in self.entries)]
+
+    @property
+    def piece_count(self) -> int:
+        """Of all tensors."""
+        return self._firsts[-1]
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Of all tensors."""
+        return sum(entry.nbytes for entry in self.entries)
+
+    def piece(self, number: int) -> Piece:
+        """The piece of that number.
+
+        Raises:
+            IndexError: there is none.
+        """
+        if not 0 <= number < self.piece_count:
+            raise IndexError(f"piece {number} of {self.piece_count}")
+        index = bisect_right(self._firsts, number) - 1
+        offset = (number - self._firsts[index]) * PIECE_BYTES
+        return Piece(number, index, offset, min(PIECE_BYTES, self.entries[index].nbytes - offset))
+
+    def pieces(self, entry: int) -> range:
+        """The numbers of the pieces of one tensor."""
+        return range(self._firsts[entry], self._firsts[entry + 1])
+
+    def numbers(self, *, may_differ: bool) -> Iterator[int]:
+        """The numbers of all pieces whose tensors may differ, or of all others."""
+        for index, entry in enumerate(self.entries):
+            if entry.may_differ is may_differ:
+                yield from self.pieces(index)
