@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from pccl.protocol.frame import FrameHeader
+from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import OperationId, PeerId
 from pccl.transports.lane import Frame, Lane, Payload
 
@@ -87,7 +87,7 @@ class Link:
         queue = self._queues.get(header.operation)
         if queue is None:
             self._queues[header.operation] = deque((frame,))
-        elif self.near and header.step:
+        elif self.near and header.step and header.kind is FrameKind.DATA:
             queue.appendleft(frame)
         else:
             place = len(queue)
@@ -205,6 +205,11 @@ class Links:
         if link is None:
             link = self._links[peer] = self._make_link(peer)
         return link
+
+    def find(self, peer: PeerId) -> Link | None:
+        """The link to ``peer`` if it is up."""
+        link = self._links.get(peer)
+        return link if link is not None and link.up else None
 
     def all(self) -> list[Link]:
         """Every link, also those that are down."""

@@ -18,6 +18,7 @@ from pccl.protocol.machine import Machine
 from pccl.protocol.peer_contact import MasterContact
 from pccl.protocol.peer_join import JoinAttempt
 from pccl.protocol.peer_membership import KnownMembership, Standing
+from pccl.protocol.shared_state import NOTHING_EXPECTED
 from pccl.protocol.types import MeasuredLink, PeerId, Roster
 
 
@@ -49,6 +50,8 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         self._membership = KnownMembership()
         self._why_closed = ""
         """How the last connection to the master, or the last attempt to make one, ended."""
+        self._expected = NOTHING_EXPECTED
+        """Of the group's shared state, as far as this peer knows."""
         self._lost: errors.PCCLError | None = None
         """What the next call has to raise."""
         self._loss: errors.PCCLError | None = None
@@ -186,6 +189,7 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
                 self._round_counts(),
                 self._incumbent,
                 self._membership.ratified,
+                self._expected,
             )
         )
         for known in self._membership.roster_reports():

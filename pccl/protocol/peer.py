@@ -16,6 +16,8 @@ Invariants:
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol import peer_errors as words
@@ -30,9 +32,11 @@ from pccl.protocol.peer_membership import Standing
 from pccl.protocol.peer_operations import MISSED_CAUSES, OpenOperation, OpenOperations
 from pccl.protocol.peer_rounds import OpenRound, OpenRounds
 from pccl.protocol.repair import Gap, find_gaps
+from pccl.protocol.shared_state import SYNC_TAG, Elected, Lineage, expected_after
 from pccl.protocol.types import (
     AbortCause,
     Collective,
+    Descriptor,
     OperationId,
     PeerId,
     Roster,
@@ -62,7 +66,7 @@ class PeerMachine(Participant):
         self._loss_told_to: set[int] = set()
         """Detached calls whose callers learn of it when they claim the outcome."""
         self._resync: str | None = None
-        self._deferred: list[ev.RoundCall | ev.ReduceCall] = []
+        self._deferred: list[ev.RoundCall | ev.ReduceCall | ev.SyncCall] = []
         """Calls that wait for the outcome of an operation that the caller had left."""
 
     @property
@@ -114,6 +118,8 @@ class PeerMachine(Participant):
                 self._on_round_call(event)
             case ev.ReduceCall():
                 self._on_reduce_call(event)
+            case ev.SyncCall():
+                self._on_sync_call(event)
             case ev.Claim(call):
                 self._on_claim(call)
             case ev.Forget(call):
@@ -138,6 +144,10 @@ class PeerMachine(Participant):
                 self._on_links_measured(links)
             case ev.ReduceDone(operation, digest):
                 self._on_reduce_done(operation, digest)
+            case ev.SyncStarved(operation, reason):
+                self._on_starved(operation, reason)
+            case ev.StatesCompared(operation, difference):
+                self._send(msg.StatesCompared(operation, difference))
             case ev.HoldingsKnown(operation, lost, complete):
                 self._send(msg.Holdings(operation, lost, complete))
             case ev.LeftCommitted(operation):
@@ -176,7 +186,7 @@ class PeerMachine(Participant):
             current = self._rounds.open(event.kind, event.call)
             self._send(msg.RoundRequest(current.id))
         elif current.call is not None:
-            self._raise(event.call, words.same_call_twice(event.kind))
+            self._raise(event.call, words.same_call_twice(event.kind.call_name))
         else:
             current.call = event.call
             if current.answer is not None:
@@ -187,7 +197,7 @@ class PeerMachine(Participant):
         if self.standing is Standing.MEMBER and not self._rounds.put_back(kind):
             self._admission_unused = kind is RoundKind.UPDATE_TOPOLOGY
 
-    def _has_caught_up(self, event: ev.RoundCall | ev.ReduceCall) -> bool:
+    def _has_caught_up(self, event: ev.RoundCall | ev.ReduceCall | ev.SyncCall) -> bool:
         """See what the others see, or defer the call until that can be.
 
         The caller may have left a round that the others have had, or will have, with him; their
@@ -230,6 +240,33 @@ class PeerMachine(Participant):
             self._raise(event.call, words.aborted(missed, attempt=0))
         else:
             self._request(event, self.seen)
+
+    def _on_sync_call(self, event: ev.SyncCall) -> None:
+        """Whoever is left, or alone, does it all the same; members that are lost don't matter."""
+        if not self._may_call(event):
+            return
+        if self._membership.has_unclaimed or self._operations.have_callers:
+            self._raise(event.call, words.operations_open())
+            return
+        if not self._has_caught_up(event):
+            return
+        self._admission_unused = False
+        roster, newest = self.seen, self.newest
+        assert roster is not None
+        assert newest is not None
+        if roster.view not in newest.open_views:
+            roster = newest
+        while (missed := self._operations.take_missed(roster.view, SYNC_TAG)) is not None:
+            if missed.abort is not AbortCause.WITHDRAWN:  # then they have all called again
+                self._membership.show(event.call, missed.roster_version, detached=False)
+                self._raise(event.call, words.aborted(missed, attempt=0))
+                return
+        operation = self._next_operation(roster, SYNC_TAG)
+        opened = OpenOperation(operation, Descriptor.sync(), roster.ring, event.call)
+        opened.offer = replace(event.offer, stale=self._resync is not None)
+        self._operations.open(opened)
+        self._effects.append(ev.PostSync(event.call, operation, roster.ring))
+        self._send(opened.request())
 
     def _reduce_alone(self, event: ev.ReduceCall, roster: Roster) -> None:
         if event.descriptor.collective is Collective.ALL_REDUCE:
@@ -303,8 +340,9 @@ class PeerMachine(Participant):
             self._send(msg.Withdraw(operation.id, event.reason))
             self._raise(event.call, words.left_operation(event.reason, operation.waits_for))
 
-    def _may_call(self, event: ev.RoundCall | ev.ReduceCall) -> bool:
-        if self.standing is Standing.MEMBER and self._resync is None:
+    def _may_call(self, event: ev.RoundCall | ev.ReduceCall | ev.SyncCall) -> bool:
+        syncs = isinstance(event, ev.SyncCall)
+        if self.standing is Standing.MEMBER and (self._resync is None or syncs):
             in_doubt = self._operations.in_doubt()
             for operation in in_doubt:
                 self._send(msg.OutcomeQuery(operation))
@@ -325,10 +363,13 @@ class PeerMachine(Participant):
     def _retry_deferred(self) -> None:
         deferred, self._deferred = self._deferred, []
         for event in deferred:
-            if isinstance(event, ev.RoundCall):
-                self._on_round_call(event)
-            else:
-                self._on_reduce_call(event)
+            match event:
+                case ev.RoundCall():
+                    self._on_round_call(event)
+                case ev.ReduceCall():
+                    self._on_reduce_call(event)
+                case ev.SyncCall():
+                    self._on_sync_call(event)
 
     # -- what the master says -------------------------------------------------------------------
 
@@ -352,6 +393,11 @@ class PeerMachine(Participant):
                 self._on_round_closed(message)
             case msg.OperationStarted(operation, resumed):
                 self._on_started(operation, resumed=resumed)
+            case msg.SyncStarted(operation, elected):
+                self._on_sync_started(operation, elected)
+            case msg.CompareStates(operation, reference):
+                if self._operations.get(operation) is not None:
+                    self._effects.append(ev.CompareSync(operation, reference))
             case msg.HoldingsQuery():
                 self._on_holdings_query(message)
             case msg.Repair():
@@ -467,6 +513,23 @@ class PeerMachine(Participant):
         if operation.call is not None:
             self._effects.append(ev.Begin(operation.id, resumed))
 
+    def _on_sync_started(self, operation_id: OperationId, elected: Elected) -> None:
+        """What is elected; told again after a reconnect, and when it has changed."""
+        operation = self._operations.get(operation_id)
+        if operation is None or operation.offer is None:
+            return
+        if operation.phase is Phase.REQUESTED:
+            self._operations.enter(operation, Phase.STARTED)
+        known, operation.elected = operation.elected, elected
+        if operation.call is not None and operation.phase is Phase.STARTED and elected != known:
+            self._effects.append(ev.BeginSync(operation_id, elected))
+
+    def _on_starved(self, operation_id: OperationId, reason: str) -> None:
+        """Let all try again: what is here already is not lost with the attempt."""
+        operation = self._operations.get(operation_id)
+        if operation is not None and operation.phase is Phase.STARTED:
+            self._send(msg.Withdraw(operation_id, reason))
+
     def _on_reduce_done(self, operation_id: OperationId, digest: bytes) -> None:
         operation = self._operations.get(operation_id)
         if operation is None or operation.call is None:
@@ -518,8 +581,12 @@ class PeerMachine(Participant):
             return
         if operation.withdrawn is None:
             self._effects.append(ev.End(ended, committed))
+        syncs = committed and operation.offer is not None
+        if syncs and operation.elected is not None and not operation.only_looks:
+            lineage = Lineage(self.run, ended)
+            self._expected = expected_after(operation.elected, lineage)
         if operation.call is None:
-            if committed:
+            if committed and not operation.only_looks:
                 self._require_resync(ended)
             self._retry_deferred()
             return
@@ -529,10 +596,15 @@ class PeerMachine(Participant):
             return
         detached = operation.detached
         self._membership.show(operation.call, message.roster_version, detached=detached)
-        if committed:
-            how, attempts = operation.descriptor.carrier, operation.attempt + 1
-            result = ev.ReduceResult(ended, message.contributors, attempts, how)
+        if committed and operation.elected is not None:
+            if not operation.only_looks:
+                self._resync = None
+            result = ev.SyncResult(ended, operation.elected, message.contributors)
             self._effects.append(ev.Return(operation.call, result))
+        elif committed:
+            how, attempts = operation.descriptor.carrier, operation.attempt + 1
+            reduced = ev.ReduceResult(ended, message.contributors, attempts, how)
+            self._effects.append(ev.Return(operation.call, reduced))
         else:
             self._raise(operation.call, words.aborted(message, operation.attempt))
 
@@ -540,7 +612,7 @@ class PeerMachine(Participant):
         """Whether to try again, in the same view (all do alike), before the caller hears of it."""
         newest = self.newest
         is_open = newest is not None and operation.id.view in newest.open_views
-        return is_open and operation.attempt == 0
+        return is_open and operation.attempt == 0 and operation.offer is None
 
     def _require_resync(self, operation: OperationId) -> None:
         self._resync = words.resync_reason(operation)

@@ -36,9 +36,9 @@ def operations_open() -> errors.PendingOperations:
     return errors.PendingOperations(reason=reason)
 
 
-def same_call_twice(kind: RoundKind) -> errors.PendingOperations:
+def same_call_twice(call_name: str) -> errors.PendingOperations:
     """Two threads in one joint call."""
-    return errors.PendingOperations(reason=f"another thread is in {kind.call_name} already")
+    return errors.PendingOperations(reason=f"another thread is in {call_name} already")
 
 
 def tag_in_use(tag: int) -> errors.PCCLError:
@@ -104,7 +104,7 @@ def resync_reason(operation: OperationId) -> str:
     """Why joint calls raise ``ResyncRequired`` from now on."""
     return (
         f"the others committed tag {operation.tag}, which this peer had left; its state "
-        "differs from theirs: connect() again to rejoin, and take over their state"
+        "differs from theirs: sync_shared_state() takes over theirs, or connect() again to rejoin"
     )
 
 
@@ -123,6 +123,10 @@ def aborted(message: msg.OperationEnded, attempt: int) -> errors.PCCLError:
             return errors.CollectiveAborted(errors.Result.INTERNAL_ERROR, reason=reason)
         case AbortCause.LOCKSTEP:
             return errors.LockstepError(reason=message.reason)
+        case AbortCause.STATE_MISMATCH:
+            return _mismatch(message)
+        case AbortCause.STATE_UNAVAILABLE:
+            return errors.StateUnavailable(reason=message.reason)
         case AbortCause.LINK_BROKEN:
             return errors.LinkError(reason=f"tag {tag}: {message.reason}; inputs are intact")
         case _:
@@ -138,6 +142,13 @@ def lost_before(seen: Roster, newest: Roster) -> errors.CollectiveAborted:
     return errors.CollectiveAborted(
         reason=f"{what} before this call; the world size is now {size}; call again"
     )
+
+
+def _mismatch(message: msg.OperationEnded) -> errors.StateMismatch:
+    error = errors.StateMismatch(reason=f"{message.reason}; nothing was changed")
+    if message.difference is not None:
+        error.tensor, error.piece = message.difference.tensor, message.difference.piece
+    return error
 
 
 # -- membership ----------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import REPORT_MESSAGES_MAX, REPORTED_MAX, TERM_MAX, Timing
 from pccl.protocol.majority import Basis
 from pccl.protocol.membership import RecoveredGroup, RecoveredMembership, View
+from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected
 from pccl.protocol.types import Member, OperationId, PeerId, Roster, RoundId, RoundKind
 
 
@@ -95,6 +96,7 @@ class Recovered:
         answers: of rounds; likewise.
         counts: how many rounds of each kind were closed.
         sequence: the highest place of anything decided.
+        expected: what is known of each group's shared state.
     """
 
     term: int
@@ -108,6 +110,7 @@ class Recovered:
     answers: dict[RoundId, msg.RoundClosed]
     counts: dict[RoundKind, int]
     sequence: int
+    expected: dict[int, Expected]
     left: set[PeerId]
     """Who came back and said goodbye."""
 
@@ -293,6 +296,7 @@ class Recovery:
             answers=dict(sorted(answers.items(), key=lambda item: item[1].sequence)),
             counts={kind: _count(kind, reports, rosters) for kind in RoundKind},
             sequence=max(decided, default=0),
+            expected=_expected(reports),
             left=set(self._left),
         )
 
@@ -331,6 +335,9 @@ def _is_member(report: Report, members: dict[PeerId, tuple[int, Member]]) -> boo
 def is_credible(header: msg.Return) -> bool:
     """Whether a peer of some run may say so."""
     numbers = (header.peer, header.roster_version, header.ratified, *(c.n for c in header.rounds))
+    synced = header.expected.lineage
+    if synced is not None and synced.operation.group != header.registration.group:
+        return False
     return header.peer > 0 and header.term < TERM_MAX and max(numbers) < REPORTED_MAX
 
 
@@ -348,6 +355,25 @@ def _roster_is_possible(roster: Roster) -> bool:
 def _check_sequence(number: int) -> None:
     if number >= REPORTED_MAX:
         raise RemoteProtocolError(reason="a number that no master gives out")
+
+
+def _expected(reports: list[Report]) -> dict[int, Expected]:
+    """By group: after the last synchronization that anybody knows to be committed."""
+    known: dict[int, Expected] = {}
+    for report in reports:
+        group, expected = report.header.registration.group, report.header.expected
+        before = known.get(group, NOTHING_EXPECTED)
+        if _place(expected) > _place(before):
+            known[group] = expected
+    return known
+
+
+def _place(expected: Expected) -> tuple[int, int, int]:
+    """Later synchronizations of a group have the larger one."""
+    if expected.lineage is None:
+        return (0, 0, 0)
+    operation = expected.lineage.operation
+    return (operation.term, operation.view, operation.n + 1)
 
 
 def _in_order(reports: list[Report]) -> Iterator[Roster]:

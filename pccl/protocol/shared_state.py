@@ -100,6 +100,9 @@ class Expected:
     """Of the last one."""
 
 
+NOTHING_EXPECTED = Expected()
+
+
 @dataclass(frozen=True, slots=True)
 class Elected:
     """What everybody has when the synchronization is committed; the same for all members."""
@@ -116,6 +119,11 @@ class Elected:
     extra: bytes = b""
     extra_sources: tuple[PeerId, ...] = ()
     """Who has that of this digest."""
+
+
+def expected_after(elected: Elected, lineage: Lineage) -> Expected:
+    """What is expected of a group's shared state after this synchronization."""
+    return Expected(elected.revision + 1, lineage)
 
 
 @dataclass(frozen=True, slots=True)

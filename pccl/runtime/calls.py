@@ -26,12 +26,15 @@ from pccl.protocol.peer_events import (
     PeerEvent,
     ReduceResult,
     RoundCall,
+    SyncCall,
+    SyncResult,
 )
 from pccl.protocol.types import OperationId, RoundKind
 from pccl.runtime.carry import Carry
 from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.operand import Operand
 from pccl.runtime.requests import Deadline, ReduceReport
+from pccl.runtime.state_sync import StateSync
 from pccl.runtime.waiting import settled
 
 LEFT = "the caller left"
@@ -66,6 +69,8 @@ class Call:
     """Of a reduce with error feedback."""
     carry: Carry | None = None
     """What the last attempt has left in the memory."""
+    sync: StateSync | None = None
+    """Of a call about shared state."""
 
     def report(self, result: ReduceResult) -> ReduceReport:
         """What its caller is told of a committed operation."""
@@ -172,6 +177,9 @@ class Calls:
                 self.left_answered(RoundKind.UPDATE_TOPOLOGY)
             case JoinCall():
                 self.left_admitted()
+            case SyncCall():
+                result: SyncResult = call.future.result()
+                self._feed(LeftCommitted(result.operation))
             case _:
                 self.left_committed(call.future.result(), [lent])
 
@@ -234,7 +242,7 @@ class Calls:
 
     # -- what becomes of them ------------------------------------------------------------------
 
-    def resolve(self, number: int, value: ReduceResult | bool | None) -> None:
+    def resolve(self, number: int, value: ReduceResult | SyncResult | bool | None) -> None:
         """A call returns."""
         call = self._end(number)
         if call is not None and not call.future.done():

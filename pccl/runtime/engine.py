@@ -21,10 +21,12 @@ from pccl.protocol.peer import PeerMachine, Standing
 from pccl.protocol.peer_events import (
     AskCallers,
     Begin,
+    BeginSync,
     CallersAsked,
     Close,
     CloseControl,
     CloseGap,
+    CompareSync,
     Detach,
     DialControl,
     End,
@@ -37,6 +39,7 @@ from pccl.protocol.peer_events import (
     PeerEffect,
     PeerEvent,
     Post,
+    PostSync,
     Raise,
     ReduceCall,
     ReduceDone,
@@ -46,20 +49,27 @@ from pccl.protocol.peer_events import (
     Send,
     SendAcross,
     SetLinks,
+    StatesCompared,
+    SyncStarved,
     Tick,
 )
 from pccl.protocol.peer_news import PeerNews
+from pccl.protocol.shared_state import SYNC_TAG
 from pccl.protocol.types import Descriptor, OperationId, PeerId, Roster, RoundKind
 from pccl.runtime.calls import Call, Calls, fresh
 from pccl.runtime.clock import Clock, Ticker
 from pccl.runtime.control_keeper import ControlKeeper
 from pccl.runtime.data_plane import DataPlane
+from pccl.runtime.frame_router import FrameRouter
 from pccl.runtime.greeting import Credentials
+from pccl.runtime.hashing import Hasher, InlineHasher
 from pccl.runtime.link_keeper import LinkKeeper
 from pccl.runtime.link_meter import LinkMeter
 from pccl.runtime.operand import Operand
 from pccl.runtime.reduce_many import ReduceMany
 from pccl.runtime.requests import Deadline, PeerOptions, ReduceReport, ReduceRequest
+from pccl.runtime.state_exchange import StateExchange
+from pccl.runtime.state_sync import StateSync, SyncReport, SyncRequest
 from pccl.runtime.waiting import next_turn
 from pccl.transports.base import Address, Listener, Transport
 from pccl.transports.link import Link, Links
@@ -83,6 +93,7 @@ class PeerEngine:
         options: deadlines and the like.
         observer: called with each event and its effects after they were carried out (traces).
         make_link: makes the link to a peer (the simulator brings a faulty one).
+        hasher: does what takes a processor for long; None: the loop's thread does.
     """
 
     def __init__(
@@ -95,6 +106,7 @@ class PeerEngine:
         options: PeerOptions,
         observer: Callable[[PeerEvent, list[PeerEffect]], None] | None = None,
         make_link: Callable[[PeerId], Link] = Link,
+        hasher: Hasher | None = None,
     ) -> None:
         self.group = group
         self._loop = loop
@@ -104,6 +116,9 @@ class PeerEngine:
         self._timing = options.timing
         self._observer = observer
         self._make_link = make_link
+        self._hasher = hasher or InlineHasher()
+        self._syncs: dict[StateSync, None] = {}
+        """Calls about shared state that are open."""
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._listener: Listener | None = None
         self._credentials = Credentials(options.token, options.random_bytes)
@@ -142,13 +157,21 @@ class PeerEngine:
         self.data_plane = DataPlane(
             self.links.to, self.machine.may_come, self._on_done, options.segment_bytes
         )
+        self.exchange = StateExchange(
+            self.links,
+            self._clock.now_ns,
+            self._timing.ns(self._timing.deadline_s) // 4,
+            self._on_done,
+            lambda operation, reason: self._feed(SyncStarved(operation, reason)),
+            lambda operation, difference: self._feed(StatesCompared(operation, difference)),
+        )
         self.keeper = LinkKeeper(
             self._clock,
             self._transport,
             self._timing,
             self.machine,
             self.links,
-            self.data_plane,
+            FrameRouter(self.data_plane, self.exchange),
             self._on_link_change,
             self._create_task,
             self._credentials,
@@ -228,10 +251,7 @@ class PeerEngine:
         """
         deadline = self.deadline(timeout_s)
         if self._has_been_member and self.machine.knows_its_loss and not self._closed:
-            self.keeper.close()
-            self._enter_run()
-            attempts = int(self._timing.master_lost_s / self._timing.connect_retry_s)
-            await self._join(max(attempts, 1), 1, deadline, rejoins=True)
+            await self.join_again(deadline)
             return
         await self._call(lambda call: RoundCall(call, RoundKind.UPDATE_TOPOLOGY), deadline)
 
@@ -330,6 +350,38 @@ class PeerEngine:
         """The caller left, and can't know that this was committed."""
         self.calls.left_committed(report, [operand])
 
+    async def sync(self, request: SyncRequest, *, timeout_s: float | None = None) -> SyncReport:
+        """Joint call of all members of the group: make shared states equal, or compare them.
+
+        Raises:
+            ValueError: another call uses the state; or its tensors lie elsewhere by now.
+        """
+        sync = StateSync(self, self.calls, self._hasher, request, self.deadline(timeout_s))
+        if any(other.memory is sync.memory for other in self._syncs):
+            raise ValueError("another call still uses this shared state; wait for it")
+        self._syncs[sync] = None
+        try:
+            return await sync.run()
+        finally:
+            del self._syncs[sync]
+
+    async def call_sync(self, make_event: Callable[[int], PeerEvent], sync: StateSync) -> object:
+        """One attempt of a call about shared state.
+
+        Raises:
+            PCCLError: it has failed.
+        """
+        call = self.calls.new()
+        call.sync = sync
+        return await self._call(make_event, sync.deadline, call)
+
+    async def join_again(self, deadline: Deadline | None) -> None:
+        """Come back as a newcomer, within a call that the members will make after admitting it."""
+        self.keeper.close()
+        self._enter_run()
+        attempts = int(self._timing.master_lost_s / self._timing.connect_retry_s)
+        await self._join(max(attempts, 1), 1, deadline, rejoins=True)
+
     async def barrier(self, tag: int, *, timeout_s: float | None = None) -> ReduceReport:
         """Joint call of all members of the group: returns when all have made it."""
         request = ReduceRequest(None, Descriptor.barrier(), tag)
@@ -379,6 +431,8 @@ class PeerEngine:
         if operand is not None:
             lent = [call.operand for call in self.calls if call.operand is not None]
             lent += [other for other in self._lent_for_long if other is not operand]
+            for sync in self._syncs:
+                sync.check_apart(operand)
             if any(operand.collides_with(other) for other in lent):
                 raise ValueError(
                     "another collective still uses this memory; wait for it, or pass a copy()"
@@ -457,6 +511,8 @@ class PeerEngine:
         self._broken.__cause__ = error
         for operation in list(self.data_plane.transfers):
             self.data_plane.end(operation, committed=False)
+        for operation in list(self.exchange.sessions):
+            self.exchange.end(operation)
         self._posted.clear()
         self.calls.fail_all(self._broken)
         self._control.close("internal error")
@@ -491,6 +547,12 @@ class PeerEngine:
                 for peer in self.data_plane.post(operation, descriptor, *lent):
                     self.keeper.use(peer)
                 lender.carry = None
+            case PostSync(number, operation, ring):
+                self._post_sync(number, operation, ring)
+            case BeginSync(operation, elected):
+                self.exchange.begin(operation, elected)
+            case CompareSync(operation, reference):
+                self.exchange.compare(operation, reference)
             case Begin(operation, ahead=True):
                 self.data_plane.go_ahead(operation)
             case Begin(operation, resumed):
@@ -503,6 +565,8 @@ class PeerEngine:
             case SendAcross(operation, downstream, size):
                 self.data_plane.send_across(operation, downstream, size)
                 self.keeper.use(downstream)
+            case Detach(operation) if operation.tag == SYNC_TAG:
+                self.exchange.detach(operation)
             case Detach(operation):
                 self.data_plane.detach(operation)
             case End(operation, committed):
@@ -519,7 +583,23 @@ class PeerEngine:
             case Raise(number, error):
                 self.calls.reject(number, error)
 
+    def _post_sync(self, number: int, operation: OperationId, ring: tuple[PeerId, ...]) -> None:
+        call = self.calls.get(number)
+        assert call is not None
+        assert call.sync is not None
+        call.operation = operation
+        self._posted[operation] = number
+        lent = (call.sync.memory, call.sync.stock)
+        call.sync.session = self.exchange.post(operation, *lent, ring, self.machine.peer)
+        for peer in ring:
+            if peer != self.machine.peer:
+                self.keeper.use(peer)
+
     def _end(self, operation: OperationId, committed: bool) -> None:
+        if operation.tag == SYNC_TAG:
+            del self._posted[operation]
+            self.exchange.end(operation)
+            return
         call = self.calls.get(self._posted.pop(operation))
         keep = call is not None and call.retries
         transfer = self.data_plane.end(operation, committed=committed, keep=keep)
@@ -536,7 +616,11 @@ class PeerEngine:
         self.keeper.replace_stalled_lanes()
         if measured := self._meter.look():
             self._feed(LinksMeasured(measured))
-        self._feed(Tick(self.data_plane.progress(), self._callers_blocked()))
+        self.exchange.tick()
+        for sync in self._syncs:
+            sync.report()
+        progress = (*self.data_plane.progress(), *self.exchange.progress())
+        self._feed(Tick(progress, self._callers_blocked()))
 
     # -- the data plane --------------------------------------------------------------------------
 
@@ -549,6 +633,7 @@ class PeerEngine:
         elif measured := self._meter.look_at(self.links.to(peer)):
             self._feed(LinksMeasured(measured))  # first: the view that this may bring needs it
         self._feed(LinkChanged(peer, reason))
+        self.exchange.link_changed(peer, up=reason is None)
 
     def _on_done(self, operation: OperationId, digest: bytes) -> None:
         self._feed(ReduceDone(operation, digest))

@@ -14,7 +14,6 @@ never be passed off as a piece.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
 from blake3 import blake3
@@ -24,7 +23,6 @@ from pccl.state.layout import Layout
 
 _CONTEXT = "pccl 2026-11 shared state: {}"
 _TENSOR, _CONTENT, _LAYOUT = (_CONTEXT.format(name) for name in ("tensor", "content", "layout"))
-_ENTRY = struct.Struct("<IBQ?")
 
 Buffer = bytes | bytearray | memoryview
 
@@ -46,12 +44,7 @@ def content_digest(tensors: Sequence[bytes]) -> bytes:
 
 def layout_digest(layout: Layout) -> bytes:
     """Of a layout."""
-    hasher = blake3(derive_key_context=_LAYOUT)
-    for entry in layout.entries:
-        name = entry.name.encode()
-        hasher.update(_ENTRY.pack(len(name), entry.dtype, entry.count, entry.may_differ))
-        hasher.update(name)
-    return hasher.digest()
+    return blake3(layout.pack(), derive_key_context=_LAYOUT).digest()
 
 
 class PieceMap:

@@ -6,6 +6,7 @@ without elements has none.
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from itertools import accumulate
 
 from pccl.protocol.data_type import DataType
 from pccl.protocol.shared_state import PIECE_BYTES
+
+_HEAD = struct.Struct("<IBQ?")
+"""Of a packed entry: length of the name, dtype, count, may differ; the name follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,35 @@ class Layout:
     def pieces(self, entry: int) -> range:
         """The numbers of the pieces of one tensor."""
         return range(self._firsts[entry], self._firsts[entry + 1])
+
+    def pack(self) -> bytes:
+        """All that there is to know of it, as bytes."""
+        return b"".join(
+            _HEAD.pack(len(name), entry.dtype, entry.count, entry.may_differ) + name
+            for entry in self.entries
+            for name in (entry.name.encode(),)
+        )
+
+    @staticmethod
+    def unpack(packed: bytes | bytearray) -> Layout:
+        """The layout that was packed.
+
+        Raises:
+            ValueError: none was.
+        """
+        entries: list[Entry] = []
+        at = 0
+        try:
+            while at < len(packed):
+                length, dtype, count, may_differ = _HEAD.unpack_from(packed, at)
+                name = bytes(packed[at + _HEAD.size : at + _HEAD.size + length])
+                if len(name) < length:
+                    raise ValueError("it ends within a name")
+                entries.append(Entry(name.decode(), DataType(dtype), count, may_differ))
+                at += _HEAD.size + length
+        except (struct.error, ValueError) as error:
+            raise ValueError(f"not a packed layout: {error}") from None
+        return Layout(entries)
 
     def numbers(self, *, may_differ: bool) -> Iterator[int]:
         """The numbers of all pieces whose tensors may differ, or of all others."""

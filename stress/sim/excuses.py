@@ -143,6 +143,10 @@ class Excuses:
                 return (with_master or self.is_master_gone) and lanes
             case RemovalCause.SILENT:
                 return self._stood_still(host, MASTER_NAME, timing.deadline_s, master=False)
+            case RemovalCause.STATE_CONFLICT:
+                return False  # they all have the same, or take what they get
+            case RemovalCause.TOO_SLOW:
+                return self._stood_still(host, None, timing.hold_s / 3)
             case RemovalCause.NO_PROGRESS:
                 return self._stood_still(host, None, timing.progress_s / 3)
             case RemovalCause.LINK_BROKEN:

@@ -16,10 +16,11 @@ from unittest.mock import patch
 from pccl.collectives.received_set import ReceivedSet
 from pccl.collectives.ring import RingSchedule
 from pccl.protocol import messages as msg
+from pccl.protocol.collective_ballot import CollectiveBallot
 from pccl.protocol.eager import EagerBudget
 from pccl.protocol.kept import Kept
 from pccl.protocol.lockstep import Finding, LockstepWatch, Wait
-from pccl.protocol.operation import Ballot, Commit, Decision, Phase
+from pccl.protocol.operation import Commit, Decision, Phase
 from pccl.protocol.peer_membership import KnownMembership
 from pccl.protocol.registrar import Registrar
 from pccl.protocol.types import Descriptor, OperationId, PeerId
@@ -34,22 +35,24 @@ from pccl.transports.link import Link
 def _commit_before_all_reported(stack: ExitStack) -> None:
     """The master commits as soon as the first member is done."""
 
-    def hasty(ballot: Ballot, peer: PeerId, digest: bytes, now_ns: int) -> Decision | None:
+    def hasty(
+        ballot: CollectiveBallot, peer: PeerId, digest: bytes, now_ns: int
+    ) -> Decision | None:
         if ballot.phase is not Phase.STARTED:
             return None
         ballot.phase = Phase.COMMITTED
         return Commit()
 
-    stack.enter_context(patch.object(Ballot, "done", hasty))
+    stack.enter_context(patch.object(CollectiveBallot, "done", hasty))
 
 
 def _done_ahead_ignored(stack: ExitStack) -> None:
     """The master takes no done report before all requests are here."""
 
-    def is_ahead(ballot: Ballot, peer: PeerId) -> bool:
+    def is_ahead(ballot: CollectiveBallot, peer: PeerId) -> bool:
         return False
 
-    stack.enter_context(patch.object(Ballot, "_is_ahead", is_ahead))
+    stack.enter_context(patch.object(CollectiveBallot, "_is_ahead", is_ahead))
 
 
 def _ahead_in_unknown_views(stack: ExitStack) -> None:
@@ -178,15 +181,17 @@ def _partly_sent_forgotten(stack: ExitStack) -> None:
 
 def _vote_counted_twice(stack: ExitStack) -> None:
     """A second copy of a report stands for a member that has not reported."""
-    done = Ballot.done
+    done = CollectiveBallot.done
 
-    def generous(ballot: Ballot, peer: PeerId, digest: bytes, now_ns: int) -> Decision | None:
+    def generous(
+        ballot: CollectiveBallot, peer: PeerId, digest: bytes, now_ns: int
+    ) -> Decision | None:
         missing = ballot.waiting_for()
         if ballot.phase is Phase.STARTED and missing and peer not in missing:
             peer = missing[0]
         return done(ballot, peer, digest, now_ns)
 
-    stack.enter_context(patch.object(Ballot, "done", generous))
+    stack.enter_context(patch.object(CollectiveBallot, "done", generous))
 
 
 def _resume_token_ignored(stack: ExitStack) -> None:

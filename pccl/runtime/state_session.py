@@ -1,0 +1,694 @@
+"""``StateSession``: one shared state that is lent to an operation: served, compared, fetched.
+
+Whoever asks for pieces gets them straight from the memory that is lent, or from what was fetched
+and verified here. What is elected is fetched into memory of its own, from all who have it at once
+(:mod:`pccl.state.fetch` decides what from whom), and each piece is verified as it comes. Nothing of
+the caller's is overwritten before the outcome is known, unless he wanted it so.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.messages import Difference, Progress
+from pccl.protocol.shared_state import DIGEST_BYTES, Elected
+from pccl.protocol.types import OperationId, PeerId
+from pccl.runtime.discard import discard
+from pccl.runtime.state_memory import StateMemory
+from pccl.runtime.stock import Stock
+from pccl.state.compare import content_difference, layout_difference
+from pccl.state.digests import PieceMap, piece_digest
+from pccl.state.fetch import Ask, Fetch
+from pccl.state.layout import Layout
+from pccl.transports.lane import Payload, Sink
+from pccl.transports.link import Links
+
+MAP_PIECES_MAX = 32768
+"""Digests in one frame: 1 MiB."""
+
+QUEUED_PIECES_MAX = 4096
+"""That one peer may ask for before it got any: more is a mistake, or malice."""
+
+_HAVE_PIECES_MAX = 64
+"""Others hear of so many new pieces at once, or at the next tick."""
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """The sink of a piece that is wanted."""
+
+    session: StateSession
+    source: PeerId
+    number: int
+    slot: memoryview
+    received: int = 0
+
+    def memory(self, received: int) -> memoryview:
+        """See ``Sink``: its slot, unless a newer copy has that, or the piece is here."""
+        self.session.progressed(self.source, received - self.received)
+        self.received = received
+        if self.session.arrivals.get(self.number) is not self:
+            return discard(len(self.slot) - received)
+        return self.slot[received:]
+
+    def complete(self) -> None:
+        """See ``Sink``."""
+        self.session.complete(self)
+
+    def lost(self) -> None:
+        """See ``Sink``."""
+        if self.session.arrivals.get(self.number) is self:
+            del self.session.arrivals[self.number]
+
+
+class StateSession:
+    """One operation's part in shared state on this peer.
+
+    Args:
+        operation: its id.
+        memory: what is lent; hashed.
+        stock: where fetched pieces go, with those that attempts before this one have left.
+        ring: all members of the operation, in ring order.
+        own: this peer.
+        links: of this peer.
+        now_ns: the present.
+        stall_ns: a source that sends nothing for so long is passed over.
+        on_done: called with the digest once everything that is elected is here.
+        on_starved: called with a reason when nobody gives what is missing.
+        on_compared: called with the answer of ``compare``.
+    """
+
+    def __init__(
+        self,
+        operation: OperationId,
+        memory: StateMemory,
+        stock: Stock,
+        ring: tuple[PeerId, ...],
+        own: PeerId,
+        links: Links,
+        now_ns: Callable[[], int],
+        stall_ns: int,
+        on_done: Callable[[OperationId, bytes], None],
+        on_starved: Callable[[OperationId, str], None],
+        on_compared: Callable[[OperationId, Difference], None],
+    ) -> None:
+        self.operation = operation
+        self.memory = memory
+        self.stock = stock
+        self.ring = ring
+        self.arrivals: dict[int, _Arrival] = {}
+        """Pieces that are arriving, by number: the newest copy of each."""
+        self.fetch: Fetch | None = None
+        self.elected: Elected | None = None
+        self.wanted: list[int] = []
+        """Pieces that are to be other ones than they were, in order."""
+        self.rx_bytes = 0
+        self.tx_bytes = 0
+        self.wrong_pieces = 0
+        self._own = own
+        self._links = links
+        self._now_ns = now_ns
+        self._stall_ns = stall_ns
+        self._on_done = on_done
+        self._on_starved = on_starved
+        self._on_compared = on_compared
+        self._detached = False
+        self._is_done = False
+        self._starving_since_ns: int | None = None
+        self._queued: dict[PeerId, dict[int, None]] = {}
+        """Pieces that peers wait for and no lane has taken yet."""
+        self._haves: dict[PeerId, list[int]] = {}
+        """What other fetchers have."""
+        self._news: list[int] = []
+        """Pieces that came since the others heard of any."""
+        self._maps: dict[PeerId, _MapRequest] = {}
+        """Maps that were asked for and are not complete."""
+        self._map: PieceMap | None = None
+        """Of what is elected."""
+        self._lacks = {False: False, True: False}
+        """Whether a map of the shared contents (False), of the extra ones (True), is needed."""
+        self._reference: PeerId | None = None
+        """Whose state the own one is compared with."""
+        self._links_used: dict[PeerId, None] = {}
+
+    # -- what the engine does --------------------------------------------------------------------
+
+    def begin(self, elected: Elected) -> None:
+        """This is elected, or has become so meanwhile."""
+        self.elected = elected
+        own = self._own
+        self._lacks = {
+            False: own in elected.behind,
+            True: own in elected.outdated
+            and bool(elected.extra_sources)
+            and own not in elected.extra_sources,
+        }
+        self.fetch = None
+        self.wanted = []
+        self._map = None
+        self._maps.clear()
+        if self._is_done:
+            return
+        if not any(self._lacks.values()):
+            self._finish()
+            return
+        self._map = PieceMap(self.memory.layout)
+        self._ask_maps()
+
+    def compare(self, reference: PeerId) -> None:
+        """Find out how the own state differs from that of ``reference``."""
+        self._reference = reference
+        if self._links.find(reference) is None:
+            self._answer_comparison(f"peer {reference} could not be asked: there is no link to it")
+            return
+        self._say(reference, FrameKind.LAYOUT_ASK)
+
+    def detach(self) -> None:
+        """The caller leaves: his memory is not read any more."""
+        self._detached = True
+        self._let_go()
+
+    def end(self) -> None:
+        """The operation is over: the memory is neither read nor written after this."""
+        self._detached = True
+        self.fetch = None
+        self.arrivals.clear()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for link in self._links.all():
+            if link.peer in self._links_used:
+                link.revoke(self.operation)
+        self._queued.clear()
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is, in pieces."""
+        arriving = sum(arrival.received for arrival in self.arrivals.values())
+        received = len(self.wanted) - self.missing_pieces
+        return Progress(self.operation, received, 0, self.rx_bytes + arriving)
+
+    @property
+    def missing_pieces(self) -> int:
+        """How many pieces are still to come, as far as is known."""
+        return self.fetch.missing if self.fetch is not None else 0
+
+    def uses(self, peer: PeerId) -> bool:
+        """Whether something is expected of ``peer``, or goes to it."""
+        fetching = self.fetch is not None and bool(self.fetch.outstanding(peer))
+        return fetching or peer in self._maps or bool(self._queued.get(peer))
+
+    def lost_lane(self, peer: PeerId) -> None:
+        """A lane to a peer is gone, and perhaps a question or an answer with it."""
+        if peer in self._maps:
+            self._maps[peer].ask()
+        if self._reference == peer:
+            self.compare(peer)
+        if self.fetch is not None:
+            self._carry_out(self.fetch.ask_again(peer, self._now_ns()))
+
+    def link_changed(self, peer: PeerId, *, up: bool) -> None:
+        """The link to a peer has come up, or is down."""
+        if not up:
+            self._queued.pop(peer, None)
+            self._maps.pop(peer, None)
+        if self.elected is None or self._is_done:
+            return
+        if self._reference == peer and not up:
+            self._answer_comparison(f"the link to peer {peer} broke")
+        if self.fetch is None:
+            self._ask_maps()
+        elif not up:
+            self._carry_out(self.fetch.lose_source(peer, self._now_ns()))
+        elif peer in self.elected.sources:
+            self._carry_out(self.fetch.add_source(peer, self._now_ns()))
+        if up:
+            self._announce([peer], list(self.stock.verified))
+
+    def tick(self) -> None:
+        """Time has passed."""
+        if self.fetch is not None and not self._is_done:
+            self._carry_out(self.fetch.tick(self._now_ns()))
+        elif self.elected is not None and not self._is_done:
+            self._ask_maps()
+        now_ns = self._now_ns()
+        for peer, request in list(self._maps.items()):
+            if now_ns - request.moved_ns >= self._stall_ns:
+                del self._maps[peer]
+                self._ask_maps(but=peer)
+        self._announce_news()
+
+    # -- frames ----------------------------------------------------------------------------------
+
+    def frame_started(self, peer: PeerId, header: FrameHeader) -> Sink:
+        """Where the frame goes.
+
+        Raises:
+            RemoteProtocolError: the sender may not send this.
+        """
+        if header.kind is FrameKind.PIECE:
+            return self._place(peer, header)
+        return _Whole(self, peer, header, bytearray(header.length))
+
+    def take(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
+        """A frame is here that is no piece.
+
+        Raises:
+            RemoteProtocolError: it makes no sense.
+        """
+        match header.kind:
+            case FrameKind.MAP_ASK:
+                self._give_map(peer)
+            case FrameKind.PIECE_ASK:
+                self._give_pieces(peer, numbers_of(payload))
+            case FrameKind.LAYOUT_ASK:
+                self._send(peer, FrameKind.LAYOUT, self.memory.layout.pack())
+            case FrameKind.MAP:
+                self._take_map(peer, header, payload)
+            case FrameKind.LAYOUT:
+                self._take_layout(peer, payload)
+            case FrameKind.PIECE_LACK:
+                self._take_refusal(peer, numbers_of(payload))
+            case FrameKind.PIECE_HAVE:
+                self._take_news(peer, numbers_of(payload))
+            case _:
+                raise RemoteProtocolError(func="lane", reason=f"unexpected {header.kind.name}")
+
+    # -- giving ----------------------------------------------------------------------------------
+
+    def _give_map(self, peer: PeerId) -> None:
+        count = self.memory.layout.piece_count
+        for first in range(0, max(count, 1), MAP_PIECES_MAX):
+            numbers = range(first, min(first + MAP_PIECES_MAX, count))
+            digests = self._map_here.part(numbers)
+            self._send(peer, FrameKind.MAP, digests, offset=first, what=count)
+
+    @property
+    def _map_here(self) -> PieceMap:
+        """The map of what this peer can give: the elected one once it has all of it."""
+        return self._map if self._is_done and self._map is not None else self.memory.piece_map
+
+    def _give_pieces(self, peer: PeerId, numbers: list[int]) -> None:
+        queued = self._queued.setdefault(peer, {})
+        lacking: list[int] = []
+        for number in numbers:
+            if number >= self.memory.layout.piece_count:
+                raise RemoteProtocolError(func="lane", reason=f"asks for piece {number}")
+            if number in queued:
+                continue
+            if self._detached or not self._holds(number):
+                lacking.append(number)
+                continue
+            if len(queued) >= QUEUED_PIECES_MAX:
+                raise RemoteProtocolError(func="lane", reason="asks for too much at once")
+            queued[number] = None
+            length = self.memory.layout.piece(number).length
+            self._send(
+                peer, FrameKind.PIECE, self._payload(peer, number), offset=number, length=length
+            )
+        if lacking:
+            self._send(peer, FrameKind.PIECE_LACK, pack_numbers(lacking))
+
+    def _holds(self, number: int) -> bool:
+        """Whether the piece that is elected is here."""
+        if number in self.stock.verified:
+            return True
+        may_differ = self.memory.layout.entries[self.memory.layout.piece(number).entry].may_differ
+        if not self._lacks[may_differ]:
+            return True
+        own = self.memory.piece_map[number]
+        return self.fetch is not None and self._map is not None and self._map[number] == own
+
+    def _payload(self, peer: PeerId, number: int) -> Callable[[], memoryview]:
+        def make() -> memoryview:
+            queued = self._queued.get(peer)
+            if queued is not None:
+                queued.pop(number, None)
+            piece = self.memory.layout.piece(number)
+            self.tx_bytes += piece.length
+            if number in self.stock.verified:
+                return self.stock.slot(number)
+            return self.memory.view(piece)
+
+        return make
+
+    # -- maps ------------------------------------------------------------------------------------
+
+    def _ask_maps(self, but: PeerId | None = None) -> None:
+        """Ask one source for each map that is still needed; ``but``: rather not this one."""
+        if self.elected is None or self.fetch is not None or self._is_done:
+            return
+        holders = {False: self.elected.sources, True: self.elected.extra_sources}
+        for may_differ, lacks in self._lacks.items():
+            if not lacks or any(peer in holders[may_differ] for peer in self._maps):
+                continue
+            up = [
+                p for p in holders[may_differ] if p != self._own and self._links.find(p) is not None
+            ]
+            up = [p for p in up if p != but] or up
+            if up:
+                peer = up[self.ring.index(self._own) % len(up)]  # not all from the same
+                self._maps[peer] = request = _MapRequest(self, peer, self._now_ns())
+                request.ask()
+
+    def say_map_ask(self, peer: PeerId) -> None:
+        """Ask a peer for its map."""
+        self._say(peer, FrameKind.MAP_ASK)
+
+    def _take_map(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
+        count = self.memory.layout.piece_count
+        if len(payload) % DIGEST_BYTES or header.what != count:
+            raise RemoteProtocolError(func="lane", reason="a map of another state")
+        request = self._maps.get(peer)
+        if request is None:
+            return
+        request.moved_ns = self._now_ns()
+        digests = request.take(header.offset, payload)
+        if digests is None:
+            return
+        del self._maps[peer]
+        theirs = PieceMap(self.memory.layout, digests)
+        if self._reference == peer and self.elected is None:
+            found = content_difference(self.memory.piece_map, theirs)
+            self._answer_comparison("their contents are the same by now", found)
+            return
+        self._adopt(theirs)
+        self._ask_maps(but=peer)
+        if self.fetch is None and not any(self._lacks_map.values()):
+            self._begin_fetch()
+
+    @property
+    def _lacks_map(self) -> dict[bool, bool]:
+        elected, ours = self.elected, self._map
+        if elected is None or ours is None:
+            return {False: False, True: False}
+        wanted = {False: elected.content, True: elected.extra}
+        return {
+            kind: lacks and ours.digest(may_differ=kind) != wanted[kind]
+            for kind, lacks in self._lacks.items()
+        }
+
+    def _adopt(self, theirs: PieceMap) -> None:
+        """Take from a map what belongs to what is elected."""
+        assert self.elected is not None
+        assert self._map is not None
+        wanted = {False: self.elected.content, True: self.elected.extra}
+        for may_differ, digest in wanted.items():
+            if self._lacks[may_differ] and theirs.digest(may_differ=may_differ) == digest:
+                for number in self.memory.layout.numbers(may_differ=may_differ):
+                    self._map[number] = theirs[number]
+
+    # -- fetching --------------------------------------------------------------------------------
+
+    def _begin_fetch(self) -> None:
+        assert self.elected is not None
+        assert self._map is not None
+        layout, own = self.memory.layout, self.memory.piece_map
+        self.wanted = wanted = []
+        for may_differ, lacks in self._lacks.items():
+            numbers = layout.numbers(may_differ=may_differ)
+            if lacks:
+                wanted += [number for number in numbers if self._map[number] != own[number]]
+            else:
+                for number in numbers:
+                    self._map[number] = own[number]
+        wanted.sort()
+        self.stock.prepare(self.memory, wanted, self._map)
+        fetchers = sorted({*self.elected.behind, *self.elected.outdated})
+        missing = [number for number in wanted if number not in self.stock.verified]
+        now_ns = self._now_ns()
+        self.fetch = Fetch(
+            {number: layout.piece(number).length for number in missing},
+            fetchers.index(self._own),
+            len(fetchers),
+            now_ns,
+            stall_ns=self._stall_ns,
+        )
+        if self.fetch.complete:
+            self._finish()
+            return
+        asks: list[Ask] = []
+        extra = set(layout.numbers(may_differ=True))
+        shared = [number for number in missing if number not in extra]
+        special = [number for number in missing if number in extra]
+        for peer in self.ring:
+            if peer == self._own or self._links.find(peer) is None:
+                continue
+            has_shared = peer in self.elected.sources
+            has_extra = peer in self.elected.extra_sources
+            pieces = [*(shared if has_shared else ()), *(special if has_extra else ())]
+            pieces += [n for n in self._haves.get(peer, ()) if self.fetch.wants(n)]
+            if pieces:
+                asks += self.fetch.add_source(peer, now_ns, pieces)
+        self._carry_out(asks)
+        self._announce(fetchers, list(self.stock.verified))
+
+    def _place(self, peer: PeerId, header: FrameHeader) -> Sink:
+        number = header.offset
+        count = self.memory.layout.piece_count
+        if number >= count or header.length != self.memory.layout.piece(number).length:
+            raise RemoteProtocolError(func="lane", reason=f"no such piece: {number}")
+        if self.fetch is None or not self.fetch.wants(number):
+            return Drain(header.length)
+        arrival = _Arrival(self, peer, number, self.stock.slot(number))
+        self.arrivals[number] = arrival
+        return arrival
+
+    def progressed(self, source: PeerId, nbytes: int) -> None:
+        """Bytes of a piece have come."""
+        if nbytes and self.fetch is not None:
+            self.fetch.progressed(source, nbytes, self._now_ns())
+
+    def complete(self, arrival: _Arrival) -> None:
+        """The last byte of a piece is here."""
+        if self.arrivals.get(arrival.number) is not arrival:
+            return
+        del self.arrivals[arrival.number]
+        fetch = self.fetch
+        if fetch is None or not fetch.wants(arrival.number):
+            return
+        assert self._map is not None
+        self.progressed(arrival.source, len(arrival.slot) - arrival.received)
+        digest = piece_digest(arrival.slot)
+        sound = digest == self._map[arrival.number]
+        if sound:
+            self.rx_bytes += len(arrival.slot)
+            self.stock.verified[arrival.number] = digest
+            self._news.append(arrival.number)
+        else:
+            self.wrong_pieces += 1
+        self._carry_out(fetch.arrived(arrival.source, arrival.number, self._now_ns(), sound=sound))
+        if len(self._news) >= _HAVE_PIECES_MAX:
+            self._announce_news()
+        if fetch.complete:
+            self._finish()
+
+    def _carry_out(self, asks: Iterable[Ask]) -> None:
+        for ask in asks:
+            self._send(ask.source, FrameKind.PIECE_ASK, pack_numbers(ask.pieces))
+        self._note_starving()
+
+    def _note_starving(self) -> None:
+        """If nobody gives what is missing: give up, or wait a while for another fetcher."""
+        fetch, now_ns = self.fetch, self._now_ns()
+        if fetch is None or fetch.complete or not fetch.starved:
+            self._starving_since_ns = None
+            return
+        if self._starving_since_ns is None:
+            self._starving_since_ns = now_ns
+        assert self.elected is not None
+        fetchers = {*self.elected.behind, *self.elected.outdated} - {self._own}
+        hopes = any(self._links.find(peer) is not None for peer in self.ring if peer in fetchers)
+        if hopes and now_ns - self._starving_since_ns < self._stall_ns:
+            return
+        reason = (
+            f"nobody gives {fetch.missing} pieces of the shared state that it lacks; "
+            f"{self.wrong_pieces} came with wrong bytes"
+        )
+        self._on_starved(self.operation, reason)
+
+    def _finish(self) -> None:
+        assert self.elected is not None
+        self._announce_news()
+        self._is_done = True
+        self._on_done(self.operation, self.elected.content)
+
+    def _take_refusal(self, peer: PeerId, numbers: list[int]) -> None:
+        if not numbers:
+            self._maps.pop(peer, None)
+            if self._reference == peer:
+                self._answer_comparison(f"peer {peer} does not answer any more")
+        if self.fetch is None:
+            self._ask_maps(but=peer)
+        elif numbers:
+            self._carry_out(self.fetch.refuse(peer, numbers, self._now_ns()))
+        else:
+            self._carry_out(self.fetch.lose_source(peer, self._now_ns()))
+
+    # -- other fetchers --------------------------------------------------------------------------
+
+    def _announce_news(self) -> None:
+        news, self._news = self._news, []
+        if news and self.elected is not None:
+            self._announce(sorted({*self.elected.behind, *self.elected.outdated}), news)
+
+    def _announce(self, peers: Iterable[PeerId], numbers: list[int]) -> None:
+        if self._detached or not numbers:
+            return
+        for peer in peers:
+            if peer != self._own and peer in self.ring and self._links.find(peer) is not None:
+                for first in range(0, len(numbers), QUEUED_PIECES_MAX):
+                    part = numbers[first : first + QUEUED_PIECES_MAX]
+                    self._send(peer, FrameKind.PIECE_HAVE, pack_numbers(part))
+
+    def _take_news(self, peer: PeerId, numbers: list[int]) -> None:
+        count = self.memory.layout.piece_count
+        if any(number >= count for number in numbers):
+            raise RemoteProtocolError(func="lane", reason="has pieces that nobody has")
+        if self.fetch is not None:
+            wanted = [number for number in numbers if self.fetch.wants(number)]
+            if wanted:
+                self._carry_out(self.fetch.add_source(peer, self._now_ns(), wanted))
+        elif not self._is_done:
+            known = self._haves.setdefault(peer, [])
+            known += numbers
+            if len(known) > 2 * count:
+                self._haves[peer] = list(dict.fromkeys(known))
+
+    # -- comparing -------------------------------------------------------------------------------
+
+    def _take_layout(self, peer: PeerId, payload: bytearray) -> None:
+        if self._reference != peer:
+            return
+        try:
+            theirs = Layout.unpack(payload)
+        except ValueError as error:
+            raise RemoteProtocolError(func="lane", reason=str(error)) from error
+        found = layout_difference(self.memory.layout, theirs)
+        if found is not None:
+            self._answer_comparison("", found)
+            return
+        self._maps[peer] = request = _MapRequest(self, peer, self._now_ns())
+        request.ask()
+
+    def _answer_comparison(self, why_not: str, found: Difference | None = None) -> None:
+        self._reference = None
+        self._on_compared(self.operation, found or Difference("", None, why_not))
+
+    # -- sending ---------------------------------------------------------------------------------
+
+    def _say(self, peer: PeerId, kind: FrameKind) -> None:
+        self._send(peer, kind, b"")
+
+    def _send(
+        self,
+        peer: PeerId,
+        kind: FrameKind,
+        payload: Payload,
+        *,
+        offset: int = 0,
+        what: int = 0,
+        length: int | None = None,
+    ) -> None:
+        self._links_used[peer] = None
+        if length is None:
+            assert isinstance(payload, bytes)
+            length = len(payload)
+        step = 1 if kind is FrameKind.PIECE else 0  # questions and news go first
+        header = FrameHeader(kind, self.operation, step, offset, length, what)
+        self._links.to(peer).send(header, payload, 0)
+
+
+class _MapRequest:
+    """A map that was asked for, as far as it has come."""
+
+    def __init__(self, session: StateSession, peer: PeerId, now_ns: int) -> None:
+        self.moved_ns = now_ns
+        self._session = session
+        self._peer = peer
+        self._digests = bytearray(session.memory.layout.piece_count * DIGEST_BYTES)
+        self._missing = len(self._digests)
+        self._here: dict[int, None] = {}
+
+    def ask(self) -> None:
+        """Ask for all of it."""
+        self._session.say_map_ask(self._peer)
+
+    def take(self, first: int, digests: bytearray) -> bytearray | None:
+        """Some of it has come; returns the whole once it is complete.
+
+        Raises:
+            RemoteProtocolError: it does not belong there.
+        """
+        start = first * DIGEST_BYTES
+        if start + len(digests) > len(self._digests):
+            raise RemoteProtocolError(func="lane", reason="a map that is too long")
+        if first not in self._here:
+            self._here[first] = None
+            self._digests[start : start + len(digests)] = digests
+            self._missing -= len(digests)
+        return self._digests if self._missing <= 0 else None
+
+
+@dataclass(slots=True)
+class _Whole:
+    """The sink of a frame that is taken when all of it is here."""
+
+    session: StateSession
+    peer: PeerId
+    header: FrameHeader
+    payload: bytearray
+
+    def memory(self, received: int) -> memoryview:
+        """See ``Sink``."""
+        return memoryview(self.payload)[received:]
+
+    def complete(self) -> None:
+        """See ``Sink``."""
+        self.session.take(self.peer, self.header, self.payload)
+
+    def lost(self) -> None:
+        """See ``Sink``."""
+
+
+@dataclass(slots=True)
+class Drain:
+    """The sink of a frame that nobody wants."""
+
+    length: int
+
+    def memory(self, received: int) -> memoryview:
+        """See ``Sink``."""
+        return discard(self.length - received)
+
+    def complete(self) -> None:
+        """See ``Sink``."""
+
+    def lost(self) -> None:
+        """See ``Sink``."""
+
+
+def pack_numbers(numbers: Iterable[int]) -> bytes:
+    """Numbers of pieces, u32 each."""
+    listed = list(numbers)
+    return struct.pack(f"<{len(listed)}I", *listed)
+
+
+def numbers_of(payload: bytearray) -> list[int]:
+    """What was packed.
+
+    Raises:
+        RemoteProtocolError: nothing was.
+    """
+    if len(payload) % 4:
+        raise RemoteProtocolError(func="lane", reason="not a list of pieces")
+    return list(_unpack(payload))
+
+
+def _unpack(payload: bytearray) -> Iterator[int]:
+    for (number,) in struct.iter_unpack("<I", payload):
+        yield number
