@@ -214,7 +214,7 @@ def _host_view(one: Tensor, nbytes: int) -> memoryview:
 
 def _owner_of(tensor: Any) -> object:
     """What keeps the memory alive, even if the tensor gets other memory (``tensor.data = ...``)."""
-    return tensor if tensor is None or isinstance(tensor, np.ndarray) else tensor.detach()
+    return tensor.detach() if hasattr(tensor, "detach") else tensor
 
 
 def _address_of(tensor: Any) -> int:
