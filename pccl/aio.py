@@ -8,7 +8,8 @@ the buffers any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
@@ -18,9 +19,11 @@ from pccl.descriptors import QuantizationOptions, ReduceOpDescriptor, ReduceOper
 from pccl.errors import PCCLError, named
 from pccl.handles import AsyncReduceHandle
 from pccl.protocol.types import Algorithm, ReduceOp
-from pccl.reports import MemberInfo, ReduceInfo, info_of
+from pccl.reports import MemberInfo, ReduceInfo, info_of, sync_info_of
 from pccl.runtime.io_thread import ended
+from pccl.runtime.state_sync import SyncProgress
 from pccl.session import Call
+from pccl.shared_state import SharedState, SharedStateSyncInfo, SharedStateSyncStrategy
 
 _T = TypeVar("_T")
 
@@ -133,6 +136,37 @@ class Communicator(CommunicatorBase):
         """Reduce several; see :meth:`pccl.Communicator.all_reduce_multiple_with_retry`."""
         call = self._session.all_reduce_multiple(descriptors, max_in_flight, timeout_s)
         return info_of(await self._run(call))
+
+    async def sync_shared_state(
+        self,
+        shared_state: SharedState,
+        strategy: SharedStateSyncStrategy = SharedStateSyncStrategy.ENFORCE_POPULAR,
+        *,
+        expect_unchanged: bool = False,
+        resume: str = "never",
+        in_place: bool = False,
+        staging_bytes_max: int = 1 << 30,
+        staging_directory: str | os.PathLike[str] | None = None,
+        on_progress: Callable[[SyncProgress], None] | None = None,
+        timeout_s: float | None = None,
+    ) -> SharedStateSyncInfo:
+        """Make shared states equal; see :meth:`pccl.Communicator.sync_shared_state`."""
+        call = self._session.sync_shared_state(
+            shared_state,
+            strategy,
+            expect_unchanged,
+            resume,
+            in_place,
+            staging_bytes_max,
+            staging_directory,
+            on_progress,
+            timeout_s,
+        )
+        return sync_info_of(await self._run(call))
+
+    async def verify(self, shared_state: SharedState, *, timeout_s: float | None = None) -> None:
+        """Make sure that they are equal; see :meth:`pccl.Communicator.verify`."""
+        await self._run(self._session.verify(shared_state, timeout_s))
 
     async def broadcast(
         self, tensor: object, *, root: int = 0, tag: int = 0, timeout_s: float | None = None

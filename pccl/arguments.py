@@ -259,3 +259,53 @@ def _check_error_feedback(op: ReduceOp, options: QuantizationOptions) -> None:
     if options.name is None:
         raise ValueError("error_feedback needs the tensor's name, as in name='layer1'")
     check_text("name", options.name)
+
+
+def sync_request(
+    shared_state: object,
+    strategy: object,
+    expect_unchanged: object,
+    resume: object,
+    in_place: object,
+    staging_bytes_max: object,
+    staging_directory: str | os.PathLike[str] | None,
+    on_progress: Callable[[SyncProgress], None] | None,
+) -> SyncRequest:
+    """Check the arguments of ``sync_shared_state``.
+
+    Raises:
+        TypeError, ValueError: one of them can't be used; the message says which.
+    """
+    state = check_type("shared_state", shared_state, SharedState)
+    names = [policy.name.lower() for policy in Resume]
+    if resume not in names:
+        raise ValueError(f"resume must be one of {', '.join(map(repr, names))}, not {resume!r}")
+    straight = check_flag("in_place", in_place)
+    if straight and state.lineage is not None:
+        raise ValueError(
+            "in_place is for the first synchronization of a state only: these contents have been "
+            "synchronized before, and would be lost if this failed half-way"
+        )
+    if on_progress is not None and not callable(on_progress):
+        raise TypeError(f"on_progress must be a function, not {type(on_progress).__name__}")
+    return SyncRequest(
+        state,
+        SyncPurpose.SYNC,
+        check_member("strategy", strategy, SharedStateSyncStrategy),
+        Resume(names.index(resume)),
+        check_flag("expect_unchanged", expect_unchanged),
+        straight,
+        check_range("staging_bytes_max", staging_bytes_max, 0, STAGING_BYTES_MAX),
+        None if staging_directory is None else os.fspath(staging_directory),
+        on_progress,
+    )
+
+
+def verify_request(shared_state: object) -> SyncRequest:
+    """Check the arguments of ``verify``.
+
+    Raises:
+        TypeError: not a shared state.
+    """
+    state = check_type("shared_state", shared_state, SharedState)
+    return SyncRequest(state, SyncPurpose.VERIFY)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TypeVar
 
@@ -12,8 +13,10 @@ from pccl.descriptors import QuantizationOptions, ReduceOpDescriptor, ReduceOper
 from pccl.errors import PCCLError, named
 from pccl.handles import AsyncReduceHandle
 from pccl.protocol.types import Algorithm, ReduceOp
-from pccl.reports import MemberInfo, ReduceInfo, info_of
+from pccl.reports import MemberInfo, ReduceInfo, info_of, sync_info_of
+from pccl.runtime.state_sync import SyncProgress
 from pccl.session import Call
+from pccl.shared_state import SharedState, SharedStateSyncInfo, SharedStateSyncStrategy
 
 _T = TypeVar("_T")
 
@@ -277,6 +280,86 @@ class Communicator(CommunicatorBase):
         return info_of(
             self._run(self._session.all_reduce_multiple(descriptors, max_in_flight, timeout_s))
         )
+
+    def sync_shared_state(
+        self,
+        shared_state: SharedState,
+        strategy: SharedStateSyncStrategy = SharedStateSyncStrategy.ENFORCE_POPULAR,
+        *,
+        expect_unchanged: bool = False,
+        resume: str = "never",
+        in_place: bool = False,
+        staging_bytes_max: int = 1 << 30,
+        staging_directory: str | os.PathLike[str] | None = None,
+        on_progress: Callable[[SyncProgress], None] | None = None,
+        timeout_s: float | None = None,
+    ) -> SharedStateSyncInfo:
+        """Make the shared states of all members of the group equal. Joint call of the group.
+
+        One content is elected (``docs/shared-state.md`` has the rules), and whoever has another one
+        receives the pieces that differ, from all who have them. It is committed for all of them or
+        for none; if it fails, every tensor is what it was. After a loss it goes on, or begins again
+        with the pieces that are here, without the caller's doing.
+
+        Args:
+            shared_state: tensors and their revision. A member whose revision is not the one that
+                follows the last synchronization is outdated and receives both.
+            strategy: ENFORCE_POPULAR of all members, or SEND_ONLY and RECEIVE_ONLY.
+            expect_unchanged: raise StateMismatch, for all members, rather than receive anything.
+            resume: what counts if nobody has the revision that the group is at: ``"never"``
+                nothing, and StateUnavailable is raised; ``"highest"`` the highest that anybody has.
+                The same for all members.
+            in_place: let pieces be written straight into the tensors, without room of their own:
+                if it fails, the tensors are undefined. Only for a state that was never synchronized.
+            staging_bytes_max: pieces wait in memory until all are here; more than so many bytes
+                wait in a temporary file.
+            staging_directory: where that is; None: where temporary files go.
+            on_progress: called with a :class:`pccl.SyncProgress` some times a second, on the
+                library's thread: it must return soon, and not call the communicator.
+            timeout_s: budget of all attempts together.
+
+        Returns:
+            Bytes that others fetched here, and that were fetched here.
+
+        Raises:
+            StateMismatch: names, dtypes or lengths of tensors differ, or contents that must not;
+                the message names the first tensor, the piece, and who.
+            StateUnavailable: nobody has a state to go on with; the message says what to do.
+            DescriptorMismatch: members named strategies that do not go together.
+            Evicted: this peer's state conflicts with what the majority has.
+            PendingOperations: collectives of this peer are still open.
+            DeadlineExceeded, OutcomeUnknown: the budget ran out; the state is what it was.
+            OSError: there is no room to stage what is to be received.
+            ValueError, TypeError: an argument that cannot be used.
+        """
+        call = self._session.sync_shared_state(
+            shared_state,
+            strategy,
+            expect_unchanged,
+            resume,
+            in_place,
+            staging_bytes_max,
+            staging_directory,
+            on_progress,
+            timeout_s,
+        )
+        return sync_info_of(self._run(call))
+
+    def verify(self, shared_state: SharedState, *, timeout_s: float | None = None) -> None:
+        """Make sure that all members of the group hold the same contents. Joint call of the group.
+
+        Nothing is changed, whatever the revisions are. Tensors that may differ don't count.
+
+        Args:
+            shared_state: as of ``sync_shared_state``.
+            timeout_s: budget.
+
+        Raises:
+            StateMismatch: they do not; the message names the first tensor and piece that differ,
+                and who has what.
+            PendingOperations, DeadlineExceeded: as of ``sync_shared_state``.
+        """
+        self._run(self._session.verify(shared_state, timeout_s))
 
     def broadcast(
         self, tensor: object, *, root: int = 0, tag: int = 0, timeout_s: float | None = None

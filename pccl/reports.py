@@ -292,6 +292,18 @@ def info_of(report: ReduceReport) -> ReduceInfo:
     )
 
 
+def sync_info_of(report: SyncReport) -> SharedStateSyncInfo:
+    """The user's view of a synchronization."""
+    return SharedStateSyncInfo(
+        tx_bytes=report.tx_bytes,
+        rx_bytes=report.rx_bytes,
+        revision=report.elected.revision,
+        members=report.members,
+        attempts=report.attempts,
+        wrong_pieces=report.wrong_pieces,
+    )
+
+
 def members_of(roster: Roster) -> tuple[MemberInfo, ...]:
     """The user's view of a group."""
     return tuple(

@@ -6,6 +6,7 @@ communicator is collected or the interpreter ends, so nobody has to call ``close
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -15,7 +16,14 @@ from typing import Any, Generic, TypeVar
 
 from pccl import draining
 from pccl.addresses import reachable_at
-from pccl.arguments import broadcast_request, list_request, many_requests, reduce_request
+from pccl.arguments import (
+    broadcast_request,
+    list_request,
+    many_requests,
+    reduce_request,
+    sync_request,
+    verify_request,
+)
 from pccl.callers import Caller, Callers
 from pccl.checks import (
     ATTEMPTS_MAX,
@@ -38,13 +46,17 @@ from pccl.config import (
 from pccl.descriptors import QuantizationOptions, ReduceOpDescriptor, ReduceOperandDescriptor
 from pccl.errors import NotConnected
 from pccl.protocol.limits import Timing
+from pccl.protocol.shared_state import SharedStateSyncStrategy
 from pccl.protocol.types import Algorithm, PeerId, ReduceOp, Roster, RoundKind
 from pccl.reports import Status, status_of
 from pccl.runtime.clock import LoopClock
 from pccl.runtime.engine import PeerEngine
+from pccl.runtime.hashing import PooledHasher
 from pccl.runtime.io_thread import IOThread, Submission
 from pccl.runtime.operand import Operand
 from pccl.runtime.requests import ReduceReport
+from pccl.runtime.state_sync import SyncProgress, SyncReport, SyncRequest
+from pccl.shared_state import SharedState
 
 _T = TypeVar("_T")
 
@@ -96,7 +108,9 @@ class Session:
         def make_engine() -> PeerEngine:
             io = self._io
             clock = LoopClock(io.loop)
-            return PeerEngine(io.loop, clock, io.transport, master, group, options)
+            return PeerEngine(
+                io.loop, clock, io.transport, master, group, options, hasher=PooledHasher(io.loop)
+            )
 
         try:
             self._io = IOThread.acquire(user)
@@ -275,6 +289,45 @@ class Session:
         limit_s = check_timeout(timeout_s)
         number = check_range("tag", tag, 0, TAG_MAX)
         return self._collective("barrier", lambda: self.engine.barrier(number, timeout_s=limit_s))
+
+    def sync_shared_state(
+        self,
+        shared_state: SharedState,
+        strategy: SharedStateSyncStrategy,
+        expect_unchanged: bool,
+        resume: str,
+        in_place: bool,
+        staging_bytes_max: int,
+        staging_directory: str | os.PathLike[str] | None,
+        on_progress: Callable[[SyncProgress], None] | None,
+        timeout_s: float | None,
+    ) -> Call[SyncReport]:
+        """Prepare ``sync_shared_state``."""
+        request = sync_request(
+            shared_state,
+            strategy,
+            expect_unchanged,
+            resume,
+            in_place,
+            staging_bytes_max,
+            staging_directory,
+            on_progress,
+        )
+        return self._sync("sync_shared_state", request, timeout_s)
+
+    def verify(self, shared_state: SharedState, timeout_s: float | None) -> Call[SyncReport]:
+        """Prepare ``verify``."""
+        return self._sync("verify", verify_request(shared_state), timeout_s)
+
+    def _sync(self, func: str, request: SyncRequest, timeout_s: float | None) -> Call[SyncReport]:
+        limit_s = check_timeout(timeout_s)
+        # Whoever leaves without noticing that it was committed has the state and its revision.
+        return Call(
+            func,
+            lambda: self.engine.sync(request, timeout_s=limit_s),
+            joint=True,
+            left=lambda _: None,
+        )
 
     def _collective(
         self,

@@ -34,6 +34,7 @@ from pccl.protocol.peer_events import (
     HoldingsKnown,
     JoinCall,
     LeaveCall,
+    LeftCommitted,
     LinkChanged,
     LinksMeasured,
     PeerEffect,
@@ -356,7 +357,8 @@ class PeerEngine:
         Raises:
             ValueError: another call uses the state; or its tensors lie elsewhere by now.
         """
-        sync = StateSync(self, self.calls, self._hasher, request, self.deadline(timeout_s))
+        deadline = self.deadline(timeout_s)
+        sync = StateSync(self, self._hasher, request, deadline, self._clock.now_ns)
         if any(other.memory is sync.memory for other in self._syncs):
             raise ValueError("another call still uses this shared state; wait for it")
         self._syncs[sync] = None
@@ -374,6 +376,15 @@ class PeerEngine:
         call = self.calls.new()
         call.sync = sync
         return await self._call(make_event, sync.deadline, call)
+
+    @property
+    def run(self) -> bytes:
+        """The run's id."""
+        return self.machine.run
+
+    def feed_left(self, event: LeftCommitted) -> None:
+        """What was committed can't be put in place here."""
+        self._feed(event)
 
     async def join_again(self, deadline: Deadline | None) -> None:
         """Come back as a newcomer, within a call that the members will make after admitting it."""
@@ -547,12 +558,6 @@ class PeerEngine:
                 for peer in self.data_plane.post(operation, descriptor, *lent):
                     self.keeper.use(peer)
                 lender.carry = None
-            case PostSync(number, operation, ring):
-                self._post_sync(number, operation, ring)
-            case BeginSync(operation, elected):
-                self.exchange.begin(operation, elected)
-            case CompareSync(operation, reference):
-                self.exchange.compare(operation, reference)
             case Begin(operation, ahead=True):
                 self.data_plane.go_ahead(operation)
             case Begin(operation, resumed):
@@ -565,10 +570,8 @@ class PeerEngine:
             case SendAcross(operation, downstream, size):
                 self.data_plane.send_across(operation, downstream, size)
                 self.keeper.use(downstream)
-            case Detach(operation) if operation.tag == SYNC_TAG:
-                self.exchange.detach(operation)
             case Detach(operation):
-                self.data_plane.detach(operation)
+                self._part_of(operation).detach(operation)
             case End(operation, committed):
                 self._end(operation, committed)
             case ForgetEarly():
@@ -582,6 +585,20 @@ class PeerEngine:
                 self.calls.resolve(number, value)
             case Raise(number, error):
                 self.calls.reject(number, error)
+            case PostSync() | BeginSync() | CompareSync():
+                self._carry_out_sync(effect)
+
+    def _carry_out_sync(self, effect: PostSync | BeginSync | CompareSync) -> None:
+        match effect:
+            case PostSync(number, operation, ring):
+                self._post_sync(number, operation, ring)
+            case BeginSync(operation, elected):
+                self.exchange.begin(operation, elected)
+            case CompareSync(operation, reference):
+                self.exchange.compare(operation, reference)
+
+    def _part_of(self, operation: OperationId) -> DataPlane | StateExchange:
+        return self.exchange if operation.tag == SYNC_TAG else self.data_plane
 
     def _post_sync(self, number: int, operation: OperationId, ring: tuple[PeerId, ...]) -> None:
         call = self.calls.get(number)

@@ -117,6 +117,11 @@ class StateMemory:
                     "update it in place (copy_(), array[...] = ...), or make a new SharedState"
                 )
 
+    @property
+    def has_devices(self) -> bool:
+        """Whether any tensor is on a device."""
+        return bool(self._devices)
+
     # -- devices: any thread --------------------------------------------------------------------
 
     def load(self, entries: Iterable[int] | None = None) -> None:

@@ -109,6 +109,8 @@ class StateSession:
         self.rx_bytes = 0
         self.tx_bytes = 0
         self.wrong_pieces = 0
+        self.is_starved = False
+        """Whether it was given up, because nobody gives what is missing."""
         self._own = own
         self._links = links
         self._now_ns = now_ns
@@ -162,7 +164,7 @@ class StateSession:
     def compare(self, reference: PeerId) -> None:
         """Find out how the own state differs from that of ``reference``."""
         self._reference = reference
-        if self._links.find(reference) is None:
+        if not self._is_up(reference):
             self._answer_comparison(f"peer {reference} could not be asked: there is no link to it")
             return
         self._say(reference, FrameKind.LAYOUT_ASK)
@@ -191,6 +193,11 @@ class StateSession:
         arriving = sum(arrival.received for arrival in self.arrivals.values())
         received = len(self.wanted) - self.missing_pieces
         return Progress(self.operation, received, 0, self.rx_bytes + arriving)
+
+    @property
+    def wanted_bytes(self) -> int:
+        """Of the pieces that are to be other ones than they were."""
+        return sum(self.memory.layout.piece(number).length for number in self.wanted)
 
     @property
     def missing_pieces(self) -> int:
@@ -346,9 +353,7 @@ class StateSession:
         for may_differ, lacks in self._lacks.items():
             if not lacks or any(peer in holders[may_differ] for peer in self._maps):
                 continue
-            up = [
-                p for p in holders[may_differ] if p != self._own and self._links.find(p) is not None
-            ]
+            up = [p for p in holders[may_differ] if p != self._own and self._is_up(p)]
             up = [p for p in up if p != but] or up
             if up:
                 peer = up[self.ring.index(self._own) % len(up)]  # not all from the same
@@ -436,7 +441,7 @@ class StateSession:
         shared = [number for number in missing if number not in extra]
         special = [number for number in missing if number in extra]
         for peer in self.ring:
-            if peer == self._own or self._links.find(peer) is None:
+            if peer == self._own or not self._is_up(peer):
                 continue
             has_shared = peer in self.elected.sources
             has_extra = peer in self.elected.extra_sources
@@ -502,14 +507,16 @@ class StateSession:
             self._starving_since_ns = now_ns
         assert self.elected is not None
         fetchers = {*self.elected.behind, *self.elected.outdated} - {self._own}
-        hopes = any(self._links.find(peer) is not None for peer in self.ring if peer in fetchers)
+        hopes = any(self._is_up(peer) for peer in self.ring if peer in fetchers)
         if hopes and now_ns - self._starving_since_ns < self._stall_ns:
             return
         reason = (
             f"nobody gives {fetch.missing} pieces of the shared state that it lacks; "
             f"{self.wrong_pieces} came with wrong bytes"
         )
-        self._on_starved(self.operation, reason)
+        if not self.is_starved:
+            self.is_starved = True
+            self._on_starved(self.operation, reason)
 
     def _finish(self) -> None:
         assert self.elected is not None
@@ -540,7 +547,7 @@ class StateSession:
         if self._detached or not numbers:
             return
         for peer in peers:
-            if peer != self._own and peer in self.ring and self._links.find(peer) is not None:
+            if peer != self._own and peer in self.ring and self._is_up(peer):
                 for first in range(0, len(numbers), QUEUED_PIECES_MAX):
                     part = numbers[first : first + QUEUED_PIECES_MAX]
                     self._send(peer, FrameKind.PIECE_HAVE, pack_numbers(part))
@@ -578,6 +585,9 @@ class StateSession:
     def _answer_comparison(self, why_not: str, found: Difference | None = None) -> None:
         self._reference = None
         self._on_compared(self.operation, found or Difference("", None, why_not))
+
+    def _is_up(self, peer: PeerId) -> bool:
+        return self._links.find(peer) is not None
 
     # -- sending ---------------------------------------------------------------------------------
 

@@ -57,6 +57,14 @@ class Stock:
         if before is not None:
             before.close()
 
+    @property
+    def verified_bytes(self) -> int:
+        """Of the pieces that are here."""
+        if self._memory is None:
+            return 0
+        layout = self._memory.layout
+        return sum(layout.piece(number).length for number in self.verified)
+
     def slot(self, number: int) -> memoryview:
         """Where a piece belongs that there is room for."""
         if self.in_place:

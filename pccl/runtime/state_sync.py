@@ -1,0 +1,356 @@
+"""``StateSync``: one call about shared state, from hashing to the last byte in place.
+
+    hash what may have changed -> offer -> (fetch, verify) -> committed -> put in place
+
+An attempt that fails for want of a member is followed by another one, which goes on with the pieces
+that are here. Nothing of the caller's is overwritten unless it was committed; then all of it is,
+and the revision with it, before the call returns or raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pccl.protocol import errors
+from pccl.protocol.peer_events import LeftCommitted, PeerEvent, SyncCall, SyncResult
+from pccl.protocol.shared_state import (
+    Elected,
+    Lineage,
+    Offer,
+    Resume,
+    SharedStateSyncStrategy,
+    SyncPurpose,
+)
+from pccl.protocol.types import NS_PER_S, OperationId, PeerId, RemovalCause
+from pccl.runtime.hashing import Hasher
+from pccl.runtime.memory import Range, clash
+from pccl.runtime.operand import Operand
+from pccl.runtime.requests import Deadline
+from pccl.runtime.state_memory import StateMemory
+from pccl.runtime.state_session import StateSession
+from pccl.runtime.stock import Stock
+from pccl.state.digests import layout_digest
+
+STARVED_MAX = 3
+"""Attempts that end because nobody gives what is missing; after that the caller is told."""
+
+_RATE_NS = NS_PER_S
+"""The rate that is reported is that of about the last so many nanoseconds."""
+
+
+class State(Protocol):
+    """What a program holds: memory with a revision; ``pccl.SharedState`` is one."""
+
+    revision: int
+
+    @property
+    def memory(self) -> StateMemory:
+        """The tensors."""
+        ...
+
+    @property
+    def lineage(self) -> Lineage | None:
+        """Of the synchronization that they are from; None: of none."""
+        ...
+
+    def synchronized(self, revision: int, lineage: Lineage) -> None:
+        """They are from this one now. Called in any thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SyncProgress:
+    """How far a synchronization is.
+
+    Attributes:
+        phase: ``hashing``, ``waiting`` (for other members), ``fetching``, ``placing`` (what was
+            fetched is put into the tensors), ``done``.
+        done_bytes: fetched and verified so far, also by attempts before this one.
+        total_bytes: to be fetched in all; 0 as long as that is not known.
+        bytes_per_s: fetched lately.
+        sources: how many members send.
+        wrong_pieces: that came with wrong bytes, and were fetched from others.
+    """
+
+    phase: str
+    done_bytes: int
+    total_bytes: int
+    bytes_per_s: float
+    sources: int
+    wrong_pieces: int
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Time left at this rate; None: it is not known."""
+        if not self.total_bytes or not self.bytes_per_s:
+            return None
+        return (self.total_bytes - self.done_bytes) / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRequest:
+    """What a caller wants.
+
+    Attributes:
+        state: his.
+        purpose: to synchronize, or to compare only.
+        strategy: whose contents count.
+        resume: what counts if nobody has the expected revision.
+        expect_unchanged: whether to fail rather than to receive anything.
+        in_place: whether pieces go straight into the tensors.
+        staging_bytes_max: more than that is staged on the disk.
+        staging_directory: where; None: where temporary files go.
+        on_progress: told how far it is, on the loop's thread.
+    """
+
+    state: State
+    purpose: SyncPurpose = SyncPurpose.SYNC
+    strategy: SharedStateSyncStrategy = SharedStateSyncStrategy.ENFORCE_POPULAR
+    resume: Resume = Resume.NEVER
+    expect_unchanged: bool = False
+    in_place: bool = False
+    staging_bytes_max: int = 1 << 30
+    staging_directory: str | None = None
+    on_progress: Callable[[SyncProgress], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """A committed synchronization as the engine knows it."""
+
+    operation: OperationId
+    elected: Elected
+    members: tuple[PeerId, ...]
+    tx_bytes: int
+    rx_bytes: int
+    attempts: int
+    wrong_pieces: int
+
+
+class Caller(Protocol):
+    """What carries calls to the members: the engine."""
+
+    async def call_sync(self, make_event: Callable[[int], PeerEvent], sync: StateSync) -> object:
+        """One attempt."""
+        ...
+
+    async def join_again(self, deadline: Deadline | None) -> None:
+        """Come back as a newcomer."""
+        ...
+
+    def feed_left(self, event: LeftCommitted) -> None:
+        """The machine has to know of this."""
+        ...
+
+    @property
+    def run(self) -> bytes:
+        """The run's id."""
+        ...
+
+
+class StateSync:
+    """One call.
+
+    Args:
+        caller: carries it to the members.
+        hasher: hashes, copies.
+        request: what is wanted.
+        deadline: of all attempts together.
+        now_ns: the present.
+
+    Attributes:
+        memory: what is lent.
+        stock: what has been fetched.
+        session: of the attempt that is under way, or was last.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        hasher: Hasher,
+        request: SyncRequest,
+        deadline: Deadline | None,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self.memory = request.state.memory
+        self.stock = Stock(
+            request.staging_bytes_max, request.staging_directory, in_place=request.in_place
+        )
+        self.deadline = deadline
+        self.session: StateSession | None = None
+        self._caller = caller
+        self._hasher = hasher
+        self._request = request
+        self._now_ns = now_ns
+        self._phase = "hashing"
+        self._tx_bytes = self._rx_bytes = self._wrong_pieces = 0
+        """Of the attempts before."""
+        self._wanted: list[int] = []
+        """Pieces that are to be other ones than they were, as of the last attempt."""
+        self._seen = (now_ns(), 0)
+        self._bytes_per_s = 0.0
+        self._ranges = _ranges(self.memory)
+
+    def check_apart(self, operand: Operand) -> None:
+        """Make sure that a collective does not use the same memory.
+
+        Raises:
+            ValueError: it does.
+        """
+        if clash((*operand.ranges, *self._ranges)) is not None:
+            raise ValueError(
+                "a synchronization of shared state still uses this memory; wait for it"
+            )
+
+    async def run(self) -> SyncReport:
+        """Make the call.
+
+        Raises:
+            PCCLError: it has failed; the state is what it was.
+            ValueError: its tensors lie elsewhere by now.
+            OSError: there is no room to stage what is to be received.
+        """
+        self.memory.check_in_place()
+        attempts = starved = 0
+        try:
+            while True:
+                attempts += 1
+                await self._hash()
+                self._enter("waiting")
+                try:
+                    result = await self._caller.call_sync(self._event, self)
+                except errors.CollectiveAborted as error:
+                    self._count()
+                    starved += self._is_starved
+                    if error.result is not errors.Result.RANK_CONNECTION_LOST:
+                        raise
+                    if starved >= STARVED_MAX:
+                        raise errors.StateUnavailable(reason=error.reason) from None
+                except errors.Evicted as error:
+                    self._count()
+                    if error.cause is not RemovalCause.TOO_SLOW:
+                        raise
+                    await self._caller.join_again(self.deadline)
+                else:
+                    assert isinstance(result, SyncResult)
+                    self._count()
+                    return await self._finish(result, attempts)
+        finally:
+            self.stock.close()
+
+    def report(self) -> None:
+        """Tell how far it is."""
+        listener = self._request.on_progress
+        if listener is None:
+            return
+        session = self.session
+        now_ns, done_bytes = self._now_ns(), self.stock.verified_bytes
+        since_ns, before_bytes = self._seen
+        if now_ns > since_ns:
+            share = min(1.0, (now_ns - since_ns) / _RATE_NS)
+            lately = max(0, done_bytes - before_bytes) * NS_PER_S / (now_ns - since_ns)
+            self._bytes_per_s += share * (lately - self._bytes_per_s)
+            self._seen = now_ns, done_bytes
+        fetch = session.fetch if session is not None else None
+        phase = "fetching" if fetch is not None and self._phase == "waiting" else self._phase
+        listener(
+            SyncProgress(
+                phase,
+                done_bytes,
+                session.wanted_bytes if session is not None else 0,
+                self._bytes_per_s,
+                len(fetch.sources()) if fetch is not None else 0,
+                self._wrong_pieces + (session.wrong_pieces if session is not None else 0),
+            )
+        )
+
+    # -- one attempt -----------------------------------------------------------------------------
+
+    async def _hash(self) -> None:
+        """Know the digest of everything that may have changed."""
+        self._enter("hashing")
+        memory = self.memory
+        entries = sorted(memory.stale)
+        if memory.has_devices:
+            await self._hasher.run(memory.load)
+        await self._hasher.hash_pieces(memory, memory.stale_pieces())
+        memory.hashed(entries)
+
+    def _event(self, call: int) -> SyncCall:
+        request, state = self._request, self._request.state
+        offer = Offer(
+            purpose=request.purpose,
+            strategy=request.strategy,
+            resume=request.resume,
+            revision=state.revision,
+            lineage=state.lineage,
+            stale=False,
+            unchanged=request.expect_unchanged,
+            layout=layout_digest(self.memory.layout),
+            content=self.memory.piece_map.digest(may_differ=False),
+            extra=self.memory.piece_map.digest(may_differ=True),
+        )
+        return SyncCall(call, offer)
+
+    @property
+    def _is_starved(self) -> bool:
+        return self.session is not None and self.session.is_starved
+
+    def _count(self) -> None:
+        """An attempt is over: what it has moved counts."""
+        session, self.session = self.session, None
+        if session is not None:
+            self._tx_bytes += session.tx_bytes
+            self._rx_bytes += session.rx_bytes
+            self._wrong_pieces += session.wrong_pieces
+            self._wanted = session.wanted
+
+    async def _finish(self, result: SyncResult, attempts: int) -> SyncReport:
+        """It is committed: put what was fetched in place."""
+        lineage = Lineage(self._caller.run, result.operation)
+        if self._request.purpose is SyncPurpose.SYNC:
+            self._enter("placing")
+
+            def place() -> None:
+                self.stock.apply(self._wanted)
+                self._request.state.synchronized(result.elected.revision, lineage)
+
+            try:
+                await self._hasher.run(place)
+            except Exception:
+                # Some of it is in place: the others have all of it.
+                self._caller.feed_left(LeftCommitted(result.operation))
+                raise
+        self._enter("done")
+        return SyncReport(
+            result.operation,
+            result.elected,
+            result.members,
+            self._tx_bytes,
+            self._rx_bytes,
+            attempts,
+            self._wrong_pieces,
+        )
+
+    def _enter(self, phase: str) -> None:
+        self._phase = phase
+        self.report()
+
+
+def _ranges(memory: StateMemory) -> tuple[Range, ...]:
+    found: list[Range] = []
+    for view in memory.views:
+        if view.nbytes:
+            address = _address_of(view)
+            found.append((address, address + view.nbytes, True, ""))
+    return tuple(found)
+
+
+def _address_of(view: memoryview) -> int:
+    import numpy as np
+
+    array: Any = np.frombuffer(view, np.uint8)
+    address: int = array.ctypes.data
+    return address
