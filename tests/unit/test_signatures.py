@@ -227,7 +227,7 @@ def test_exported_names() -> None:
 
 def test_where_the_attributes_are() -> None:
     assert isinstance(pccl.SharedState.revision, property)
-    assert pccl.cuda.is_available() is False
+    assert isinstance(pccl.cuda.is_available(), bool)
 
 
 def test_error_check() -> None:
