@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -17,6 +18,7 @@ from pccl.descriptors import (
 from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import PEERS_MAX
+from pccl.protocol.shared_state import Resume, SharedStateSyncStrategy, SyncPurpose
 from pccl.protocol.types import (
     BLOCK_MAX,
     BLOCK_MIN,
@@ -31,8 +33,11 @@ from pccl.protocol.types import (
 )
 from pccl.runtime.operand import Operand, borrow, borrow_many, borrow_pointers
 from pccl.runtime.requests import ReduceRequest
+from pccl.runtime.state_sync import SyncProgress, SyncRequest
+from pccl.shared_state import SharedState
 
 COUNT_MAX = 2**63 - 1
+STAGING_BYTES_MAX = 2**63 - 1
 
 _FLOATS = frozenset({DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE})
 _HALVES = {DataType.FLOAT16: WireFormat.FLOAT16, DataType.BFLOAT16: WireFormat.BFLOAT16}

@@ -310,7 +310,7 @@ class Communicator(CommunicatorBase):
                 nothing, and StateUnavailable is raised; ``"highest"`` the highest that anybody has.
                 The same for all members.
             in_place: let pieces be written straight into the tensors, without room of their own:
-                if it fails, the tensors are undefined. Only for a state that was never synchronized.
+                if it fails, the tensors are undefined. Only for the first synchronization.
             staging_bytes_max: pieces wait in memory until all are here; more than so many bytes
                 wait in a temporary file.
             staging_directory: where that is; None: where temporary files go.

@@ -39,10 +39,18 @@ class SharedStateSyncInfo:
     Attributes:
         tx_bytes: bytes of tensors that other members fetched from this peer.
         rx_bytes: bytes of tensors that this peer fetched.
+        revision: that all members have now.
+        members: ids of those that took part, in ring order.
+        attempts: how many operations it took; more than one after losses.
+        wrong_pieces: that came with wrong bytes, and were fetched again.
     """
 
     tx_bytes: int
     rx_bytes: int
+    revision: int = 0
+    members: tuple[int, ...] = ()
+    attempts: int = 1
+    wrong_pieces: int = 0
 
 
 class TensorInfo:
@@ -220,6 +228,10 @@ class SharedState:
         A revision counts only together with it.
         """
         return self._lineage
+
+    def synchronized(self, revision: int, lineage: Lineage) -> None:
+        """The contents are those that a synchronization has elected (for the library)."""
+        self._revision, self._lineage = revision, lineage
 
     @property
     def nbytes(self) -> int:

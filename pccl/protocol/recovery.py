@@ -344,7 +344,8 @@ def is_credible(header: msg.Return) -> bool:
 def _roster_is_possible(roster: Roster) -> bool:
     numbers = (roster.version, roster.view, *roster.ring, *roster.open_views)
     return (
-        roster.view in roster.open_views
+        roster.version > 0
+        and roster.view in roster.open_views
         and roster.algorithms.is_sound
         and len(set(roster.ring)) == len(roster.ring) <= roster.global_world_size
         and roster.term < TERM_MAX

@@ -30,6 +30,7 @@ from pccl.runtime.control import ControlStream
 from pccl.runtime.greeting import Credentials, Reception
 from pccl.runtime.master_store import MasterStore, Remembered
 from pccl.runtime.status_desk import StatusDesk
+from pccl.state.election import elect
 from pccl.topology.cost_model import choose_algorithms
 from pccl.transports.base import Address, Connection, Listener, Transport
 
@@ -130,6 +131,7 @@ class MasterServer:
             incumbent,
             standbys,
             choose_algorithms,
+            elect,
         )
 
     def _remember(self, remembered: Remembered) -> None:

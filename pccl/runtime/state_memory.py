@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pccl.protocol.data_type import DataType
+from pccl.protocol.shared_state import PIECE_BYTES
 from pccl.state.digests import PieceMap
 from pccl.state.layout import Entry, Layout, Piece
 
@@ -58,11 +59,12 @@ class Tensor(Protocol):
         ...
 
 
-def layout_of(tensors: Iterable[Tensor]) -> Layout:
+def layout_of(tensors: Iterable[Tensor], piece_bytes: int = PIECE_BYTES) -> Layout:
     """The layout of a state made of these."""
-    return Layout(
+    entries = (
         Entry(one.name, one.dtype, one.numel, one.allow_content_inequality) for one in tensors
     )
+    return Layout(entries, piece_bytes)
 
 
 class StateMemory:
@@ -72,6 +74,7 @@ class StateMemory:
         tensors: in order; they stay referenced, and so does the memory of the views.
         track_touched: a tensor that was hashed counts as unchanged until it is touched. Otherwise
             it may have changed at any time.
+        piece_bytes: fixed size of pieces (tests); all members must agree.
 
     Attributes:
         layout: of the tensors.
@@ -83,8 +86,14 @@ class StateMemory:
         RuntimeError: torch has no room for page-locked buffers.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], *, track_touched: bool = False) -> None:
-        self.layout = layout_of(tensors)
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        track_touched: bool = False,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
+        self.layout = layout_of(tensors, piece_bytes)
         self._tensors = tuple(tensors)
         self._tracks = track_touched
         self._devices = {

@@ -422,7 +422,7 @@ class StateSession:
                 for number in numbers:
                     self._map[number] = own[number]
         wanted.sort()
-        self.stock.prepare(self.memory, wanted, self._map)
+        self.stock.prepare(wanted, self._map)
         fetchers = sorted({*self.elected.behind, *self.elected.outdated})
         missing = [number for number in wanted if number not in self.stock.verified]
         now_ns = self._now_ns()

@@ -176,7 +176,10 @@ class StateSync:
     ) -> None:
         self.memory = request.state.memory
         self.stock = Stock(
-            request.staging_bytes_max, request.staging_directory, in_place=request.in_place
+            self.memory,
+            request.staging_bytes_max,
+            request.staging_directory,
+            in_place=request.in_place,
         )
         self.deadline = deadline
         self.session: StateSession | None = None

@@ -17,24 +17,30 @@ class Stock:
     """Fetched pieces of one state.
 
     Args:
+        memory: the state.
         memory_max_bytes: more than that is kept in a temporary file.
         directory: of that file; None: the usual one.
         in_place: pieces go straight into the tensors.
     """
 
     def __init__(
-        self, memory_max_bytes: int, directory: str | None = None, *, in_place: bool = False
+        self,
+        memory: StateMemory,
+        memory_max_bytes: int,
+        directory: str | None = None,
+        *,
+        in_place: bool = False,
     ) -> None:
         self.verified: dict[int, bytes] = {}
         """Number of a piece that is here -> its digest."""
         self.in_place = in_place
         self._memory_max_bytes = memory_max_bytes
         self._directory = directory
-        self._memory: StateMemory | None = None
+        self._memory = memory
         self._staging: Staging | None = None
         self._numbers: frozenset[int] = frozenset()
 
-    def prepare(self, memory: StateMemory, wanted: Sequence[int], wanted_map: PieceMap) -> None:
+    def prepare(self, wanted: Sequence[int], wanted_map: PieceMap) -> None:
         """Make room for these pieces; what is here of them and has these digests stays.
 
         Raises:
@@ -45,10 +51,9 @@ class Stock:
             for number in wanted
             if self.verified.get(number) == wanted_map[number]
         }
-        self._memory = memory
         if self.in_place or self._numbers.issuperset(wanted):
             return
-        before, layout = self._staging, memory.layout
+        before, layout = self._staging, self._memory.layout
         staging = Staging(layout, wanted, self._memory_max_bytes, self._directory)
         for number in self.verified:
             assert before is not None
@@ -60,15 +65,12 @@ class Stock:
     @property
     def verified_bytes(self) -> int:
         """Of the pieces that are here."""
-        if self._memory is None:
-            return 0
         layout = self._memory.layout
         return sum(layout.piece(number).length for number in self.verified)
 
     def slot(self, number: int) -> memoryview:
         """Where a piece belongs that there is room for."""
         if self.in_place:
-            assert self._memory is not None
             return self._memory.view(self._memory.layout.piece(number))
         assert self._staging is not None
         return self._staging.slot(number)
@@ -76,7 +78,6 @@ class Stock:
     def apply(self, numbers: Sequence[int]) -> None:
         """Put pieces that are here into the tensors; any thread."""
         memory = self._memory
-        assert memory is not None
         if not self.in_place and self._staging is not None:
             self._staging.apply(memory, numbers)
         for number in numbers:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import zip_longest
 
 from pccl.protocol.messages import Difference
-from pccl.protocol.shared_state import PIECE_BYTES
 from pccl.state.digests import PieceMap
 from pccl.state.layout import Layout
 
@@ -34,8 +33,8 @@ def content_difference(mine: PieceMap, theirs: PieceMap) -> Difference | None:
         if entry.may_differ or mine.part(numbers) == theirs.part(numbers):
             continue
         piece = next(i for i, number in enumerate(numbers) if mine[number] != theirs[number])
-        first = piece * PIECE_BYTES
-        last = min(first + PIECE_BYTES, entry.nbytes)
+        first = piece * mine.layout.piece_bytes
+        last = min(first + mine.layout.piece_bytes, entry.nbytes)
         text = f"tensor {entry} differs first in piece {piece}, bytes {first} to {last}"
         return Difference(entry.name, piece, text)
     return None

@@ -41,11 +41,6 @@ class Entry:
         """Size in bytes."""
         return self.count * self.dtype.itemsize
 
-    @property
-    def piece_count(self) -> int:
-        """How many pieces it is cut into."""
-        return -(-self.nbytes // PIECE_BYTES)
-
     def __str__(self) -> str:
         differs = ", allow_content_inequality" if self.may_differ else ""
         return f"{self.name!r} ({self.count} x {self.dtype.label}{differs})"
@@ -73,11 +68,14 @@ class Layout:
 
     Args:
         entries: in the order in which the program gives them.
+        piece_bytes: size of all pieces but the last one of each tensor; all members must agree.
     """
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
+    def __init__(self, entries: Iterable[Entry], piece_bytes: int = PIECE_BYTES) -> None:
         self.entries = tuple(entries)
-        self._firsts = [0, *accumulate(entry.piece_count for entry in self.entries)]
+        self.piece_bytes = piece_bytes
+        counts = (-(-entry.nbytes // piece_bytes) for entry in self.entries)
+        self._firsts = [0, *accumulate(counts)]
 
     @property
     def piece_count(self) -> int:
@@ -98,8 +96,9 @@ class Layout:
         if not 0 <= number < self.piece_count:
             raise IndexError(f"piece {number} of {self.piece_count}")
         index = bisect_right(self._firsts, number) - 1
-        offset = (number - self._firsts[index]) * PIECE_BYTES
-        return Piece(number, index, offset, min(PIECE_BYTES, self.entries[index].nbytes - offset))
+        offset = (number - self._firsts[index]) * self.piece_bytes
+        length = min(self.piece_bytes, self.entries[index].nbytes - offset)
+        return Piece(number, index, offset, length)
 
     def pieces(self, entry: int) -> range:
         """The numbers of the pieces of one tensor."""

@@ -219,7 +219,8 @@ def _fill_samples() -> None:
     roster = [7, 2, 1, [[1, "h", 9]], [1], 1, 1, 1, 1, 2, [[[4096, 2]], 3, 1]]
     op = [1, 2, 3, 4, 5]
     registration = [0, "h", 9, 2, 1]
-    outcome, answer = [op, None, "", [1], 7, 3], [[1, 0], 7, True, "", 4]
+    outcome, answer = [op, None, "", [1], 7, 3, ["w", 2, "where"]], [[1, 0], 7, True, "", 4]
+    lineage = [b"run", op]
     bodies: dict[type[Any], list[Any]] = {
         msg.Register: [1, *registration],
         msg.Resume: [2, 1, b"t", 0, b"m"],
@@ -233,6 +234,14 @@ def _fill_samples() -> None:
             [1, 2, 3, 4, 4],
             True,
         ],
+        msg.SyncRequest: [
+            13,
+            op,
+            [*(0, 2, 1, 7, lineage, True, False), b"layout", b"content", b"extra"],
+        ],
+        msg.StatesCompared: [14, op, ["w", None, "where"]],
+        msg.SyncStarted: [80, op, [7, b"layout", b"content", [1], [2], [3], b"extra", [1]]],
+        msg.CompareStates: [81, op, 3],
         msg.OperationDone: [7, op, b"d"],
         msg.Withdraw: [8, op, "why"],
         msg.OutcomeQuery: [9, op],
@@ -240,7 +249,7 @@ def _fill_samples() -> None:
         msg.LinksMeasured: [22, [[1, [250000, 1 << 30]], [2, [0, 0]]]],
         msg.BlockedReply: [11, 3, True],
         msg.StatusRequest: [21],
-        msg.Return: [16, 1, b"t", b"run", 1, registration, 7, [[1, 3]], b"m", 6],
+        msg.Return: [16, 1, b"t", b"run", 1, registration, 7, [[1, 3]], b"m", 6, [7, lineage]],
         msg.KnownRoster: [17, roster, b"m"],
         msg.KnownOutcome: [18, outcome],
         msg.KnownAnswer: [19, answer],

@@ -534,6 +534,10 @@ class Posted:
     done: bool = False
 
 
+Answer = pe.ReduceResult | pe.SyncResult | bool | errors.PCCLError | None
+"""Of a call."""
+
+
 class Process:
     """A peer machine and what its shell would keep, with everything held against the promises."""
 
@@ -548,7 +552,7 @@ class Process:
         self.posted: dict[OperationId, Posted] = {}
         self.left: set[OperationId] = set()
         self.calls: dict[int, pe.PeerEvent] = {}
-        self.results: dict[int, pe.ReduceResult | bool | errors.PCCLError | None] = {}
+        self.results: dict[int, Answer] = {}
         self.handles: dict[int, bool] = {}
         """Detached calls that were not claimed -> whether there is an outcome."""
         self.left_rounds: set[RoundKind] = set()
@@ -723,7 +727,9 @@ class Process:
                     self.world.verdicts += 1
                 self._answer(call, error)
 
-    def _answer(self, call: int, value: pe.ReduceResult | bool | errors.PCCLError | None) -> None:
+    def _answer(
+        self, call: int, value: pe.ReduceResult | pe.SyncResult | bool | errors.PCCLError | None
+    ) -> None:
         del self.calls[call]  # exactly once
         assert all(posted.call != call for posted in self.posted.values()), "returned before End"
         self.results[call] = value

@@ -76,6 +76,8 @@ DEFAULTS = {
     "DeadlineExceeded": 8,
     "OutcomeUnknown": 8,
     "ResyncRequired": 4,
+    "StateMismatch": 4,
+    "StateUnavailable": 4,
     "PendingOperations": 10,
     "NotConnected": 4,
     "MembershipError": 4,

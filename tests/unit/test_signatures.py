@@ -137,6 +137,7 @@ MORE_POSITIONS = {
         *("contributors", "view", "attempts", "algorithm"),
         *("compression", "quantization_error"),
     ],
+    "SharedStateSyncInfo": ["revision", "members", "attempts", "wrong_pieces"],
 }
 """Positions that ours adds behind the others, each with a default."""
 
