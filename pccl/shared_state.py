@@ -306,8 +306,13 @@ class SharedState:
         self._adopt(checkpoint.restore(path, self.memory))
 
     def _adopt(self, found: checkpoint.Checkpoint) -> None:
-        self.revision = found.revision
-        self._lineage = found.lineage
+        record_sync(self, found.revision, found.lineage)
+
+
+def record_sync(state: SharedState, revision: int, lineage: Lineage | None) -> None:
+    """Note where the contents of ``state`` come from: for whoever has synchronized it."""
+    state.revision = revision
+    state._lineage = lineage
 
 
 def _entry(tensor: object, name: str, *, device_type: DeviceType, **said: Any) -> TensorInfo:
