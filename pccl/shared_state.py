@@ -312,7 +312,7 @@ class SharedState:
 def record_sync(state: SharedState, revision: int, lineage: Lineage | None) -> None:
     """Note where the contents of ``state`` come from: for whoever has synchronized it."""
     state.revision = revision
-    state._lineage = lineage
+    state._lineage = lineage  # pyright: ignore[reportPrivateUsage]
 
 
 def _entry(tensor: object, name: str, *, device_type: DeviceType, **said: Any) -> TensorInfo:
