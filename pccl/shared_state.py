@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pccl import cuda
+from pccl import checkpoint, cuda
 from pccl.checks import (
     REVISION_MAX,
     check_flag,
@@ -269,6 +269,62 @@ class SharedState:
             return
         for name in names or numbers:
             self._memory.touch(numbers[name])
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    def save(self, path: checkpoint.Path) -> None:
+        """Write a checkpoint: a safetensors file with revision and lineage in it.
+
+        Afterwards the whole new file is there, and on the disk, or what was there before. Takes
+        memory for one piece. Do not change the tensors meanwhile.
+
+        Raises:
+            OSError: it cannot be written there.
+            ValueError: a name or number of tensors that safetensors files cannot have.
+        """
+        shapes = [info.shape for info in self._infos]
+        checkpoint.write(path, self.memory, shapes, self._revision, self._lineage)
+
+    @classmethod
+    def load(cls, path: checkpoint.Path, *, track_touched: bool = False) -> SharedState:
+        """Make a state of a checkpoint, in new NumPy arrays (``tensor_infos[0].tensor``).
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is no checkpoint, truncated, or altered; the message names file and
+                tensor.
+        """
+        found, arrays = checkpoint.load(path)
+        infos = [
+            TensorInfo.from_numpy(
+                array, one.name, allow_content_inequality=one.allow_content_inequality
+            )
+            for one, array in zip(found.tensors, arrays, strict=True)
+        ]
+        state = cls(infos, track_touched=track_touched)
+        state._adopt(found)
+        return state
+
+    def restore(self, path: checkpoint.Path) -> None:
+        """Take tensors, revision and lineage from a checkpoint.
+
+        All of it is verified before the first byte is overwritten.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is no checkpoint, truncated, altered, or one with other names, dtypes,
+                lengths or flags; the message names file and tensor.
+        """
+        self._adopt(checkpoint.restore(path, self.memory))
+
+    def _adopt(self, found: checkpoint.Checkpoint) -> None:
+        record_sync(self, found.revision, found.lineage)
+
+
+def record_sync(state: SharedState, revision: int, lineage: Lineage | None) -> None:
+    """Note where the contents of ``state`` come from: for whoever has synchronized it."""
+    state.revision = revision
+    state._lineage = lineage  # pyright: ignore[reportPrivateUsage]
 
 
 def _entry(tensor: object, name: str, *, device_type: DeviceType, **said: Any) -> TensorInfo:

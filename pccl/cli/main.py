@@ -31,6 +31,10 @@ COMMANDS: Mapping[str, Command] = {
         "pccl.cli.bench.command:bench",
         "Measure how fast the library is here, with every value checked.",
     ),
+    "checkpoint": Command(
+        "pccl.cli.checkpoint:checkpoint",
+        "Verify a checkpoint of shared state, and show what it holds.",
+    ),
     "demo": Command(
         "pccl.cli.demo:demo", "Train with several processes, kill one half-way, watch them go on."
     ),
