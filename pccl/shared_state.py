@@ -229,7 +229,7 @@ class SharedState:
         """
         return self._lineage
 
-    def synchronized(self, revision: int, lineage: Lineage) -> None:
+    def synchronized(self, revision: int, lineage: Lineage | None) -> None:
         """The contents are those that a synchronization has elected (for the library)."""
         self._revision, self._lineage = revision, lineage
 
@@ -318,13 +318,7 @@ class SharedState:
         self._adopt(checkpoint.restore(path, self.memory))
 
     def _adopt(self, found: checkpoint.Checkpoint) -> None:
-        record_sync(self, found.revision, found.lineage)
-
-
-def record_sync(state: SharedState, revision: int, lineage: Lineage | None) -> None:
-    """Note where the contents of ``state`` come from: for whoever has synchronized it."""
-    state.revision = revision
-    state._lineage = lineage  # pyright: ignore[reportPrivateUsage]
+        self.synchronized(found.revision, found.lineage)
 
 
 def _entry(tensor: object, name: str, *, device_type: DeviceType, **said: Any) -> TensorInfo:

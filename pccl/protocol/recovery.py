@@ -327,9 +327,9 @@ class Recovery:
 
 
 def _is_member(report: Report, members: dict[PeerId, tuple[int, Member]]) -> bool:
-    """Whether this is the process that the others know as a member: it has the same port."""
-    known = members.get(report.peer)
-    return known is not None and known[1].port == report.header.registration.port
+    """Whether this is the process that the others know as a member: by its group and its port."""
+    known, said = members.get(report.peer), report.header.registration
+    return known is not None and (known[0], known[1].port) == (said.group, said.port)
 
 
 def is_credible(header: msg.Return) -> bool:

@@ -285,64 +285,6 @@ class StateSession:
             case _:
                 raise RemoteProtocolError(func="lane", reason=f"unexpected {header.kind.name}")
 
-    # -- giving ----------------------------------------------------------------------------------
-
-    def _give_map(self, peer: PeerId) -> None:
-        count = self.memory.layout.piece_count
-        for first in range(0, max(count, 1), MAP_PIECES_MAX):
-            numbers = range(first, min(first + MAP_PIECES_MAX, count))
-            digests = self._map_here.part(numbers)
-            self._send(peer, FrameKind.MAP, digests, offset=first, what=count)
-
-    @property
-    def _map_here(self) -> PieceMap:
-        """The map of what this peer can give: the elected one once it has all of it."""
-        return self._map if self._is_done and self._map is not None else self.memory.piece_map
-
-    def _give_pieces(self, peer: PeerId, numbers: list[int]) -> None:
-        queued = self._queued.setdefault(peer, {})
-        lacking: list[int] = []
-        for number in numbers:
-            if number >= self.memory.layout.piece_count:
-                raise RemoteProtocolError(func="lane", reason=f"asks for piece {number}")
-            if number in queued:
-                continue
-            if self._detached or not self._holds(number):
-                lacking.append(number)
-                continue
-            if len(queued) >= QUEUED_PIECES_MAX:
-                raise RemoteProtocolError(func="lane", reason="asks for too much at once")
-            queued[number] = None
-            length = self.memory.layout.piece(number).length
-            self._send(
-                peer, FrameKind.PIECE, self._payload(peer, number), offset=number, length=length
-            )
-        if lacking:
-            self._send(peer, FrameKind.PIECE_LACK, pack_numbers(lacking))
-
-    def _holds(self, number: int) -> bool:
-        """Whether the piece that is elected is here."""
-        if number in self.stock.verified:
-            return True
-        may_differ = self.memory.layout.entries[self.memory.layout.piece(number).entry].may_differ
-        if not self._lacks[may_differ]:
-            return True
-        own = self.memory.piece_map[number]
-        return self.fetch is not None and self._map is not None and self._map[number] == own
-
-    def _payload(self, peer: PeerId, number: int) -> Callable[[], memoryview]:
-        def make() -> memoryview:
-            queued = self._queued.get(peer)
-            if queued is not None:
-                queued.pop(number, None)
-            piece = self.memory.layout.piece(number)
-            self.tx_bytes += piece.length
-            if number in self.stock.verified:
-                return self.stock.slot(number)
-            return self.memory.view(piece)
-
-        return make
-
     # -- maps ------------------------------------------------------------------------------------
 
     def _ask_maps(self, but: PeerId | None = None) -> None:
@@ -566,83 +508,6 @@ class StateSession:
             if len(known) > 2 * count:
                 self._haves[peer] = list(dict.fromkeys(known))
 
-    # -- comparing -------------------------------------------------------------------------------
-
-    def _take_layout(self, peer: PeerId, payload: bytearray) -> None:
-        if self._reference != peer:
-            return
-        try:
-            theirs = Layout.unpack(payload)
-        except ValueError as error:
-            raise RemoteProtocolError(func="lane", reason=str(error)) from error
-        found = layout_difference(self.memory.layout, theirs)
-        if found is not None:
-            self._answer_comparison("", found)
-            return
-        self._maps[peer] = request = _MapRequest(self, peer, self._now_ns())
-        request.ask()
-
-    def _answer_comparison(self, why_not: str, found: Difference | None = None) -> None:
-        self._reference = None
-        self._on_compared(self.operation, found or Difference("", None, why_not))
-
-    def _is_up(self, peer: PeerId) -> bool:
-        return self._links.find(peer) is not None
-
-    # -- sending ---------------------------------------------------------------------------------
-
-    def _say(self, peer: PeerId, kind: FrameKind) -> None:
-        self._send(peer, kind, b"")
-
-    def _send(
-        self,
-        peer: PeerId,
-        kind: FrameKind,
-        payload: Payload,
-        *,
-        offset: int = 0,
-        what: int = 0,
-        length: int | None = None,
-    ) -> None:
-        self._links_used[peer] = None
-        if length is None:
-            assert isinstance(payload, bytes)
-            length = len(payload)
-        step = 1 if kind is FrameKind.PIECE else 0  # questions and news go first
-        header = FrameHeader(kind, self.operation, step, offset, length, what)
-        self._links.to(peer).send(header, payload, 0)
-
-
-class _MapRequest:
-    """A map that was asked for, as far as it has come."""
-
-    def __init__(self, session: StateSession, peer: PeerId, now_ns: int) -> None:
-        self.moved_ns = now_ns
-        self._session = session
-        self._peer = peer
-        self._digests = bytearray(session.memory.layout.piece_count * DIGEST_BYTES)
-        self._missing = len(self._digests)
-        self._here: dict[int, None] = {}
-
-    def ask(self) -> None:
-        """Ask for all of it."""
-        self._session.say_map_ask(self._peer)
-
-    def take(self, first: int, digests: bytearray) -> bytearray | None:
-        """Some of it has come; returns the whole once it is complete.
-
-        Raises:
-            RemoteProtocolError: it does not belong there.
-        """
-        start = first * DIGEST_BYTES
-        if start + len(digests) > len(self._digests):
-            raise RemoteProtocolError(func="lane", reason="a map that is too long")
-        if first not in self._here:
-            self._here[first] = None
-            self._digests[start : start + len(digests)] = digests
-            self._missing -= len(digests)
-        return self._digests if self._missing <= 0 else None
-
 
 @dataclass(slots=True)
 class _Whole:
@@ -680,25 +545,3 @@ class Drain:
 
     def lost(self) -> None:
         """See ``Sink``."""
-
-
-def pack_numbers(numbers: Iterable[int]) -> bytes:
-    """Numbers of pieces, u32 each."""
-    listed = list(numbers)
-    return struct.pack(f"<{len(listed)}I", *listed)
-
-
-def numbers_of(payload: bytearray) -> list[int]:
-    """What was packed.
-
-    Raises:
-        RemoteProtocolError: nothing was.
-    """
-    if len(payload) % 4:
-        raise RemoteProtocolError(func="lane", reason="not a list of pieces")
-    return list(_unpack(payload))
-
-
-def _unpack(payload: bytearray) -> Iterator[int]:
-    for (number,) in struct.iter_unpack("<I", payload):
-        yield number

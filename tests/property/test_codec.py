@@ -424,7 +424,14 @@ def test_a_large_roster_fits() -> None:
 
 U32 = integers_below(1 << 32)
 U64 = integers_below(1 << 64)
-BARE = (FrameKind.QUERY, FrameKind.PING, FrameKind.PONG, FrameKind.LANES)
+BARE = (
+    FrameKind.QUERY,
+    FrameKind.PING,
+    FrameKind.PONG,
+    FrameKind.LANES,
+    FrameKind.MAP_ASK,
+    FrameKind.LAYOUT_ASK,
+)
 HEADERS = st.sampled_from(FrameKind).flatmap(
     lambda kind: st.builds(
         FrameHeader,

@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from pccl import DataType, DeviceType, SharedState, TensorInfo, checkpoint
 from pccl.protocol.shared_state import PIECE_BYTES, Lineage
 from pccl.protocol.types import OperationId
-from pccl.shared_state import record_sync
 
 LIBRARY: Any = import_module("safetensors")
 OF_NUMPY: Any = import_module("safetensors.numpy")
@@ -62,7 +61,7 @@ def small(offset: int = 0) -> dict[str, Any]:
 def saved(tmp_path: Path) -> Path:
     path = tmp_path / "small.safetensors"
     state = state_of(small(), "halves")
-    record_sync(state, 12, LINEAGE)
+    state.synchronized(12, LINEAGE)
     state.save(path)
     return path
 

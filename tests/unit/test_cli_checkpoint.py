@@ -13,7 +13,6 @@ from pccl import SharedState, TensorInfo
 from pccl.cli.main import COMMANDS, group
 from pccl.protocol.shared_state import Lineage
 from pccl.protocol.types import OperationId
-from pccl.shared_state import record_sync
 
 
 def run(*arguments: object) -> Result:
@@ -28,7 +27,7 @@ def saved(tmp_path: Path) -> Path:
             TensorInfo.from_numpy(np.array(4), "seed", allow_content_inequality=True),
         ]
     )
-    record_sync(state, 8, Lineage(b"\x12\xab", OperationId(1, 2, 3, 4, 5)))
+    state.synchronized(8, Lineage(b"\x12\xab", OperationId(1, 2, 3, 4, 5)))
     state.save(tmp_path / "c.safetensors")
     return tmp_path / "c.safetensors"
 
