@@ -351,7 +351,8 @@ class Fetch:
                     pieces.append(self._pieces[slot])
                 else:
                     break
-            asks += _requests(source, pieces)
+            if pieces:
+                asks += _requests(source, pieces)
         return asks
 
     def _next(self, source: Source) -> int | None:

@@ -44,7 +44,8 @@ class Source:
         held: what it has; None: everything.
         partial: whether it has told piece by piece what it has: another one that fetches.
         outstanding: the slots that it was asked for, in that order, with their bytes.
-        late: slots that it was asked for and then others: what comes first counts.
+        late: slots that it was asked for and then others: what comes first counts. May hold some
+            that have come or are outstanding again.
         stalled: it has let the time go by; cleared when anything comes from it.
         overdue: it has done so with what is outstanding.
         probing: it gets one piece at a time until it has worked off what it has been asked for.
@@ -95,7 +96,6 @@ class Source:
         return (
             self.outstanding_bytes + PIECE_BYTES <= self.window_bytes
             and len(self.outstanding) + ASK_PIECES_MAX <= OUTSTANDING_MAX
-            and not self.probing
             and self.askable
         )
 
@@ -125,7 +125,6 @@ class Source:
             self._sample_since_ns += now_ns - self._idle_since_ns
         self.outstanding[slot] = nbytes
         self.outstanding_bytes += nbytes
-        self.late.pop(slot, None)
 
     def drop(self, slot: int, now_ns: int) -> None:
         """This is not expected from it any more."""

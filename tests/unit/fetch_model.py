@@ -27,10 +27,10 @@ class Known:
 
     live: bool = True
     everything: bool = False
-    has: set[int] = field(default_factory=set)
-    lacks: set[int] = field(default_factory=set)
+    has: set[int] = field(default_factory=set[int])
+    lacks: set[int] = field(default_factory=set[int])
     strikes: int = 0
-    owed: dict[int, None] = field(default_factory=dict)
+    owed: dict[int, None] = field(default_factory=dict[int, None])
     """What it was asked for and has not sent, though others may have."""
     heard_ns: int = 0
     doubted: bool = False
@@ -225,7 +225,7 @@ class Uplink:
     silent_s: tuple[float, float] = (float("inf"), float("inf"))
     lies: Callable[[int], bool] = lambda _piece: False
     sent_bytes: int = 0
-    queues: dict[PeerId, deque[list[int]]] = field(default_factory=dict)
+    queues: dict[PeerId, deque[list[int]]] = field(default_factory=dict[PeerId, deque[list[int]]])
     """By client: pieces with their bytes that are still to be sent."""
     credit: float = 0.0
 

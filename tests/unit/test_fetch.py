@@ -157,11 +157,33 @@ def test_what_a_lost_partial_source_had_is_rare_again() -> None:
     assert fetch.add_source(A, 2) == [Ask(A, (0, 1, 2, 3))]
 
 
+def test_a_stalled_partial_source_makes_nothing_common() -> None:
+    fetch = fetch_of(8)
+    fetch.add_source(B, 0, range(6))
+    fetch.tick(STALL_NS)
+    assert asked(fetch.add_source(A, STALL_NS)) == {A: [0, 1, 2, 3]}
+    fetch = fetch_of(8)
+    fetch.add_source(B, 0, range(6))
+    fetch.tick(STALL_NS)
+    fetch.progressed(B, 1, STALL_NS)
+    assert asked(fetch.add_source(A, STALL_NS)) == {A: [6, 7, 4, 5]}
+
+
+def test_what_a_partial_source_has_got_meanwhile_is_asked_of_it() -> None:
+    fetch = fetch_of(12)
+    fetch.add_source(A, 0)
+    assert fetch.outstanding(A) == (0, 1, 2, 3)
+    assert fetch.add_source(B, 0, range(4)) == []
+    assert asked(fetch.ask_again(A, 1)) == {A: [4, 5, 6, 7], B: [0, 1, 2, 3]}
+
+
 def test_a_refused_piece_is_asked_of_others() -> None:
     fetch = fetch_of(6)
     fetch.add_source(A, 0)
     assert fetch.refuse(A, [1, 5], 1) == [Ask(A, (4,))]
     assert fetch.starved
+    assert fetch.arrived(A, 1, 1, sound=True) == []
+    assert fetch.wants(1)
     for piece in (0, 2, 3, 4):
         assert fetch.arrived(A, piece, 2, sound=True) == []
     assert fetch.add_source(B, 3) == [Ask(B, (1, 5))]
@@ -231,6 +253,19 @@ def test_a_liar_is_left_alone() -> None:
     assert fetch.arrived(B, 5, 1, sound=True) == [Ask(B, (1,))]
     assert fetch.arrived(B, 6, 1, sound=True) == [Ask(B, (2,))]
     assert fetch.tick(2) == []
+    fetch.arrived(A, 1, 2, sound=False)
+    assert view(fetch, A).wrong_pieces == 1
+
+
+def test_the_last_that_a_liar_owed_may_be_right() -> None:
+    fetch = fetch_of(4)
+    fetch.add_source(A, 0)
+    fetch.add_source(B, 0, [0, 1, 2])
+    for piece in (0, 1, 2):
+        fetch.arrived(A, piece, 1, sound=False)
+    assert fetch.starved
+    fetch.arrived(A, 3, 2, sound=True)
+    assert not fetch.starved
 
 
 def test_a_piece_that_was_right_counts_from_a_liar_too() -> None:
@@ -378,7 +413,7 @@ def test_a_piece_is_asked_of_two_at_most() -> None:
 
 
 def test_a_new_source_helps_with_one_piece_until_its_rate_is_known() -> None:
-    fetch = known_rates(8, 8 * MIB, MIB)
+    fetch = known_rates(8, 8 * MIB, MIB // 2)
     finish(fetch, A, (0, 1, 2, 3), NS_PER_S)
     assert fetch.lose_source(A, NS_PER_S) == []
     fetch.add_source(C, NS_PER_S)
@@ -386,21 +421,46 @@ def test_a_new_source_helps_with_one_piece_until_its_rate_is_known() -> None:
     assert fetch.tick(NS_PER_S) == []
 
 
-def test_a_slow_source_gets_nothing_that_others_do_sooner() -> None:
-    fetch = known_rates(16, 8 * MIB, MIB)
+def test_who_has_sent_nothing_for_a_second_counts_as_slow() -> None:
+    fetch = fetch_of(8)
+    fetch.add_source(A, 0)
+    fetch.add_source(B, 0)
+    run_at(fetch, A, 8 * MIB, 0, 1)
+    finish(fetch, A, (0, 1, 2, 3), NS_PER_S - 1)
+    assert fetch.tick(NS_PER_S - 1) == []
+    assert fetch.tick(NS_PER_S) == [Ask(A, (7, 6, 5, 4))]
+
+
+@pytest.mark.parametrize("left", [4, 22])
+def test_a_slow_source_gets_nothing_that_others_do_sooner(left: int) -> None:
+    fetch = known_rates(12 + left, 8 * MIB, MIB)
     now_ns = NS_PER_S
     fetch.tick(now_ns)
     assert fetch.outstanding(A) == (0, 1, 2, 3, 8, 9, 10, 11)
-    # 4 pieces are left. B would have one more after 4 s (1 MiB is begun). A owes 8 - 1 and could
-    # do these 4 as well, all within 1.5 s.
+    # B owes 3 more, and would have a fourth after 4 s. A owes 8 and can do 24 more within 4 s.
     assert fetch.arrived(B, 4, now_ns, sound=True) == []
     assert asked(finish(fetch, A, (0, 1, 2, 3), now_ns)) == {A: [12, 13, 14, 15]}
 
 
-def test_a_slow_source_does_its_share_while_much_is_left() -> None:
-    fetch = known_rates(100, 8 * MIB, MIB)
+@pytest.mark.parametrize("left", [26, 88])
+def test_a_slow_source_does_its_share_while_much_is_left(left: int) -> None:
+    fetch = known_rates(12 + left, 8 * MIB, MIB)
     fetch.tick(NS_PER_S)
     assert fetch.arrived(B, 4, NS_PER_S, sound=True) == [Ask(B, (12,))]
+
+
+def test_equals_do_not_leave_the_last_piece_to_each_other() -> None:
+    fetch = fetch_of(4)
+    for piece, source in enumerate((A, B, C, D)):
+        fetch.add_source(source, 0, [piece])
+        run_at(fetch, source, MIB, 0, 1)
+    finish(fetch, A, [0], NS_PER_S)
+    finish(fetch, B, [1], NS_PER_S)
+    finish(fetch, C, [2], NS_PER_S)
+    for source in (A, B, C):
+        assert fetch.add_source(source, NS_PER_S, [3]) == []
+    assert fetch.tick(NS_PER_S) == []
+    assert fetch.lose_source(D, NS_PER_S) == [Ask(A, (3,))]
 
 
 def test_what_only_a_slow_source_has_is_asked_of_it() -> None:
