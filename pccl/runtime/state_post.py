@@ -84,9 +84,4 @@ def numbers_of(payload: bytearray) -> list[int]:
     """
     if len(payload) % 4:
         raise RemoteProtocolError(func="lane", reason="not a list of pieces")
-    return list(_unpack(payload))
-
-
-def _unpack(payload: bytearray) -> Iterator[int]:
-    for (number,) in struct.iter_unpack("<I", payload):
-        yield number
+    return [number for (number,) in struct.iter_unpack("<I", payload)]

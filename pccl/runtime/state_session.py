@@ -8,30 +8,24 @@ the caller's is overwritten before the outcome is known, unless he wanted it so.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.messages import Difference, Progress
-from pccl.protocol.shared_state import DIGEST_BYTES, Elected
+from pccl.protocol.shared_state import Elected
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.discard import discard
+from pccl.runtime.state_giver import QUEUED_PIECES_MAX, StateGiver
+from pccl.runtime.state_maps import MapRequest, StateComparison
 from pccl.runtime.state_memory import StateMemory
+from pccl.runtime.state_post import StatePost, numbers_of, pack_numbers
 from pccl.runtime.stock import Stock
-from pccl.state.compare import content_difference, layout_difference
 from pccl.state.digests import PieceMap, piece_digest
 from pccl.state.fetch import Ask, Fetch
-from pccl.state.layout import Layout
-from pccl.transports.lane import Payload, Sink
+from pccl.transports.lane import Sink
 from pccl.transports.link import Links
-
-MAP_PIECES_MAX = 32768
-"""Digests in one frame: 1 MiB."""
-
-QUEUED_PIECES_MAX = 4096
-"""That one peer may ask for before it got any: more is a mistake, or malice."""
 
 _HAVE_PIECES_MAX = 64
 """Others hear of so many new pieces at once, or at the next tick."""
@@ -107,35 +101,30 @@ class StateSession:
         self.wanted: list[int] = []
         """Pieces that are to be other ones than they were, in order."""
         self.rx_bytes = 0
-        self.tx_bytes = 0
         self.wrong_pieces = 0
         self.is_starved = False
         """Whether it was given up, because nobody gives what is missing."""
         self._own = own
-        self._links = links
+        self._post = StatePost(operation, links)
+        self._giver = StateGiver(memory, stock, self._post, self._holds)
         self._now_ns = now_ns
         self._stall_ns = stall_ns
         self._on_done = on_done
         self._on_starved = on_starved
         self._on_compared = on_compared
-        self._detached = False
         self._is_done = False
         self._starving_since_ns: int | None = None
-        self._queued: dict[PeerId, dict[int, None]] = {}
-        """Pieces that peers wait for and no lane has taken yet."""
         self._haves: dict[PeerId, list[int]] = {}
         """What other fetchers have."""
         self._news: list[int] = []
         """Pieces that came since the others heard of any."""
-        self._maps: dict[PeerId, _MapRequest] = {}
+        self._maps: dict[PeerId, MapRequest] = {}
         """Maps that were asked for and are not complete."""
         self._map: PieceMap | None = None
         """Of what is elected."""
         self._lacks = {False: False, True: False}
-        """Whether a map of the shared contents (False), of the extra ones (True), is needed."""
-        self._reference: PeerId | None = None
-        """Whose state the own one is compared with."""
-        self._links_used: dict[PeerId, None] = {}
+        """Whether the shared contents (False) are needed, and the extra ones (True)."""
+        self._comparison: StateComparison | None = None
 
     # -- what the engine does --------------------------------------------------------------------
 
@@ -149,12 +138,13 @@ class StateSession:
             and bool(elected.extra_sources)
             and own not in elected.extra_sources,
         }
-        self.fetch = None
-        self.wanted = []
-        self._map = None
-        self._maps.clear()
         if self._is_done:
             return
+        self.fetch = None
+        self.wanted = []
+        self.arrivals.clear()
+        self._map = None
+        self._maps.clear()
         if not any(self._lacks.values()):
             self._finish()
             return
@@ -163,29 +153,30 @@ class StateSession:
 
     def compare(self, reference: PeerId) -> None:
         """Find out how the own state differs from that of ``reference``."""
-        self._reference = reference
-        if not self._is_up(reference):
-            self._answer_comparison(f"peer {reference} could not be asked: there is no link to it")
-            return
-        self._say(reference, FrameKind.LAYOUT_ASK)
+        now_ns = self._now_ns()
+        self._comparison = StateComparison(
+            self.memory, self._post, reference, now_ns, self._answer_comparison
+        )
+
+    def _answer_comparison(self, found: Difference) -> None:
+        self._comparison = None
+        self._on_compared(self.operation, found)
 
     def detach(self) -> None:
         """The caller leaves: his memory is not read any more."""
-        self._detached = True
-        self._let_go()
+        self._giver.close()
+        self._post.end()
 
     def end(self) -> None:
         """The operation is over: the memory is neither read nor written after this."""
-        self._detached = True
         self.fetch = None
         self.arrivals.clear()
-        self._let_go()
+        self.detach()
 
-    def _let_go(self) -> None:
-        for link in self._links.all():
-            if link.peer in self._links_used:
-                link.revoke(self.operation)
-        self._queued.clear()
+    @property
+    def tx_bytes(self) -> int:
+        """Bytes of pieces given to others."""
+        return self._giver.tx_bytes
 
     @property
     def progress(self) -> Progress:
@@ -207,34 +198,35 @@ class StateSession:
     def uses(self, peer: PeerId) -> bool:
         """Whether something is expected of ``peer``, or goes to it."""
         fetching = self.fetch is not None and bool(self.fetch.outstanding(peer))
-        return fetching or peer in self._maps or bool(self._queued.get(peer))
+        return fetching or peer in self._maps or self._giver.owes(peer)
 
     def lost_lane(self, peer: PeerId) -> None:
-        """A lane to a peer is gone, and perhaps a question or an answer with it."""
+        """A lane to a peer is gone, and perhaps questions, answers and news with it."""
         if peer in self._maps:
             self._maps[peer].ask()
-        if self._reference == peer:
-            self.compare(peer)
+        if self._comparison is not None and self._comparison.reference == peer:
+            self._comparison.ask()
         if self.fetch is not None:
             self._carry_out(self.fetch.ask_again(peer, self._now_ns()))
+            self._announce([peer], list(self.stock.verified))
 
     def link_changed(self, peer: PeerId, *, up: bool) -> None:
         """The link to a peer has come up, or is down."""
         if not up:
-            self._queued.pop(peer, None)
+            self._post.drop(peer)
+            self._giver.forget(peer)
             self._maps.pop(peer, None)
+            if self._comparison is not None and self._comparison.reference == peer:
+                self._comparison.fail("the link to it broke")
         if self.elected is None or self._is_done:
             return
-        if self._reference == peer and not up:
-            self._answer_comparison(f"the link to peer {peer} broke")
         if self.fetch is None:
             self._ask_maps()
-        elif not up:
-            self._carry_out(self.fetch.lose_source(peer, self._now_ns()))
-        elif peer in self.elected.sources:
-            self._carry_out(self.fetch.add_source(peer, self._now_ns()))
-        if up:
+        elif up:
+            self._carry_out(self._add_source(self.fetch, peer))
             self._announce([peer], list(self.stock.verified))
+        else:
+            self._carry_out(self.fetch.lose_source(peer, self._now_ns()))
 
     def tick(self) -> None:
         """Time has passed."""
@@ -269,21 +261,31 @@ class StateSession:
         """
         match header.kind:
             case FrameKind.MAP_ASK:
-                self._give_map(peer)
+                self._giver.give_map(peer)
             case FrameKind.PIECE_ASK:
-                self._give_pieces(peer, numbers_of(payload))
+                self._giver.give_pieces(peer, numbers_of(payload))
             case FrameKind.LAYOUT_ASK:
-                self._send(peer, FrameKind.LAYOUT, self.memory.layout.pack())
+                self._giver.give_layout(peer)
             case FrameKind.MAP:
                 self._take_map(peer, header, payload)
             case FrameKind.LAYOUT:
-                self._take_layout(peer, payload)
+                if self._comparison is not None and self._comparison.reference == peer:
+                    self._comparison.take_layout(payload)
             case FrameKind.PIECE_LACK:
                 self._take_refusal(peer, numbers_of(payload))
             case FrameKind.PIECE_HAVE:
                 self._take_news(peer, numbers_of(payload))
             case _:
                 raise RemoteProtocolError(func="lane", reason=f"unexpected {header.kind.name}")
+
+    def _holds(self, number: int) -> bool:
+        """Whether a piece of the memory is the one that is elected, as far as is known."""
+        piece = self.memory.layout.piece(number)
+        if not self._lacks[self.memory.layout.entries[piece.entry].may_differ]:
+            return True
+        if self.fetch is None or self._map is None:
+            return False
+        return self._map[number] == self.memory.piece_map[number]
 
     # -- maps ------------------------------------------------------------------------------------
 
@@ -295,34 +297,23 @@ class StateSession:
         for may_differ, lacks in self._lacks.items():
             if not lacks or any(peer in holders[may_differ] for peer in self._maps):
                 continue
-            up = [p for p in holders[may_differ] if p != self._own and self._is_up(p)]
+            up = [p for p in holders[may_differ] if p != self._own and self._post.is_up(p)]
             up = [p for p in up if p != but] or up
             if up:
                 peer = up[self.ring.index(self._own) % len(up)]  # not all from the same
-                self._maps[peer] = request = _MapRequest(self, peer, self._now_ns())
-                request.ask()
-
-    def say_map_ask(self, peer: PeerId) -> None:
-        """Ask a peer for its map."""
-        self._say(peer, FrameKind.MAP_ASK)
+                layout, now_ns = self.memory.layout, self._now_ns()
+                self._maps[peer] = MapRequest(layout, self._post, peer, now_ns)
 
     def _take_map(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
-        count = self.memory.layout.piece_count
-        if len(payload) % DIGEST_BYTES or header.what != count:
-            raise RemoteProtocolError(func="lane", reason="a map of another state")
+        if self._comparison is not None and self._comparison.reference == peer:
+            self._comparison.take_map(header, payload)
         request = self._maps.get(peer)
         if request is None:
             return
-        request.moved_ns = self._now_ns()
-        digests = request.take(header.offset, payload)
-        if digests is None:
+        theirs = request.take(header, payload, self._now_ns())
+        if theirs is None:
             return
         del self._maps[peer]
-        theirs = PieceMap(self.memory.layout, digests)
-        if self._reference == peer and self.elected is None:
-            found = content_difference(self.memory.piece_map, theirs)
-            self._answer_comparison("their contents are the same by now", found)
-            return
         self._adopt(theirs)
         self._ask_maps(but=peer)
         if self.fetch is None and not any(self._lacks_map.values()):
@@ -379,20 +370,28 @@ class StateSession:
             self._finish()
             return
         asks: list[Ask] = []
-        extra = set(layout.numbers(may_differ=True))
-        shared = [number for number in missing if number not in extra]
-        special = [number for number in missing if number in extra]
         for peer in self.ring:
-            if peer == self._own or not self._is_up(peer):
-                continue
-            has_shared = peer in self.elected.sources
-            has_extra = peer in self.elected.extra_sources
-            pieces = [*(shared if has_shared else ()), *(special if has_extra else ())]
-            pieces += [n for n in self._haves.get(peer, ()) if self.fetch.wants(n)]
-            if pieces:
-                asks += self.fetch.add_source(peer, now_ns, pieces)
+            if peer != self._own and self._post.is_up(peer):
+                asks += self._add_source(self.fetch, peer)
         self._carry_out(asks)
         self._announce(fetchers, list(self.stock.verified))
+
+    def _add_source(self, fetch: Fetch, peer: PeerId) -> list[Ask]:
+        """A member can be asked for what it has of all that is missing."""
+        assert self.elected is not None
+        layout = self.memory.layout
+        gives = {
+            False: peer in self.elected.sources,
+            True: peer in self.elected.extra_sources,
+        }
+        lacked = [kind for kind, lacks in self._lacks.items() if lacks]
+        if all(gives[kind] for kind in lacked):
+            return fetch.add_source(peer, self._now_ns())
+        pieces = [n for n in self._haves.get(peer, ()) if fetch.wants(n)]
+        for kind in lacked:
+            if gives[kind]:
+                pieces += [n for n in layout.numbers(may_differ=kind) if fetch.wants(n)]
+        return fetch.add_source(peer, self._now_ns(), pieces) if pieces else []
 
     def _place(self, peer: PeerId, header: FrameHeader) -> Sink:
         number = header.offset
@@ -436,7 +435,7 @@ class StateSession:
 
     def _carry_out(self, asks: Iterable[Ask]) -> None:
         for ask in asks:
-            self._send(ask.source, FrameKind.PIECE_ASK, pack_numbers(ask.pieces))
+            self._post.send(ask.source, FrameKind.PIECE_ASK, pack_numbers(ask.pieces))
         self._note_starving()
 
     def _note_starving(self) -> None:
@@ -449,7 +448,7 @@ class StateSession:
             self._starving_since_ns = now_ns
         assert self.elected is not None
         fetchers = {*self.elected.behind, *self.elected.outdated} - {self._own}
-        hopes = any(self._is_up(peer) for peer in self.ring if peer in fetchers)
+        hopes = any(self._post.is_up(peer) for peer in self.ring if peer in fetchers)
         if hopes and now_ns - self._starving_since_ns < self._stall_ns:
             return
         reason = (
@@ -464,13 +463,15 @@ class StateSession:
         assert self.elected is not None
         self._announce_news()
         self._is_done = True
+        if self._map is not None:
+            self._giver.piece_map = self._map
         self._on_done(self.operation, self.elected.content)
 
     def _take_refusal(self, peer: PeerId, numbers: list[int]) -> None:
         if not numbers:
             self._maps.pop(peer, None)
-            if self._reference == peer:
-                self._answer_comparison(f"peer {peer} does not answer any more")
+            if self._comparison is not None and self._comparison.reference == peer:
+                self._comparison.fail("it does not answer any more")
         if self.fetch is None:
             self._ask_maps(but=peer)
         elif numbers:
@@ -486,13 +487,13 @@ class StateSession:
             self._announce(sorted({*self.elected.behind, *self.elected.outdated}), news)
 
     def _announce(self, peers: Iterable[PeerId], numbers: list[int]) -> None:
-        if self._detached or not numbers:
+        if not numbers:
             return
         for peer in peers:
-            if peer != self._own and peer in self.ring and self._is_up(peer):
+            if peer != self._own and peer in self.ring and self._post.is_up(peer):
                 for first in range(0, len(numbers), QUEUED_PIECES_MAX):
                     part = numbers[first : first + QUEUED_PIECES_MAX]
-                    self._send(peer, FrameKind.PIECE_HAVE, pack_numbers(part))
+                    self._post.send(peer, FrameKind.PIECE_HAVE, pack_numbers(part))
 
     def _take_news(self, peer: PeerId, numbers: list[int]) -> None:
         count = self.memory.layout.piece_count
