@@ -24,6 +24,7 @@ from pccl.protocol.history import InvariantViolation
 from pccl.protocol.kept import Kept
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX, OWED_MAX, TAGS_PER_VIEW_MAX
 from pccl.protocol.lockstep import AskBlocked, Finding, LockstepWatch, LongWait, Stuck, Wait
+from pccl.protocol.master_rounds import RoundMaster
 from pccl.protocol.membership import Membership, RegisteredPeer
 from pccl.protocol.operation import (
     Abort,
@@ -37,7 +38,6 @@ from pccl.protocol.operation import (
 )
 from pccl.protocol.recovery import Recovered
 from pccl.protocol.repair import Tell
-from pccl.protocol.restart import Restartable
 from pccl.protocol.ring_order import Pair, arrange, broken_neighbours
 from pccl.protocol.shared_state import NOTHING_EXPECTED, SYNC_TAG, Expected, Offer
 from pccl.protocol.status import RunState, report
@@ -46,7 +46,7 @@ from pccl.protocol.sync_ballot import SyncBallot
 from pccl.protocol.types import AbortCause, OperationId, PeerId, RemovalCause, RoundId, RoundKind
 
 
-class MasterMachine(Restartable):
+class MasterMachine(RoundMaster):
     """Coordinates one run: its rounds and operations.
 
     Args: see :class:`~pccl.protocol.restart.Restartable`.
@@ -54,9 +54,7 @@ class MasterMachine(Restartable):
 
     def _forget_run(self) -> None:
         """Know of no round and no operation."""
-        self._rounds: dict[RoundKind, dict[PeerId, None]] = {kind: {} for kind in RoundKind}
-        """Who has made the call that the present round of each kind waits for."""
-        self._round_counts: dict[RoundKind, int] = dict.fromkeys(RoundKind, 0)
+        super()._forget_run()
         self._ballots: dict[OperationId, Ballot] = {}
         self._expected: dict[int, Expected] = {}
         """Of each group's shared state; also of groups without members."""
@@ -65,10 +63,7 @@ class MasterMachine(Restartable):
         self._next_n: dict[tuple[int, int, int], int] = {}
         """(group, open view, tag) -> number of the next operation that may be asked for."""
         self._outcomes: Kept[OperationId, msg.OperationEnded] = Kept()
-        self._answers: Kept[RoundId, msg.RoundClosed] = Kept()
         self._lockstep = LockstepWatch(self.timing)
-        self._sequence = 0
-        """Place of what was decided last."""
 
     # -- a master before this one ----------------------------------------------------------------
 
@@ -106,10 +101,6 @@ class MasterMachine(Restartable):
                 version, sequence = self.membership.version, self._next_sequence()
                 answer = msg.RoundClosed(last, version, pending=False, sequence=sequence)
                 self._answers.keep(last, answer, lacking)
-
-    def _next_sequence(self) -> int:
-        self._sequence += 1
-        return self._sequence
 
     def _settled(self) -> int:
         outcome, answer = self._outcomes.oldest(), self._answers.oldest()
@@ -175,90 +166,6 @@ class MasterMachine(Restartable):
             self._outcomes.acknowledge(operation, peer.id)
         for round_id in message.rounds:
             self._answers.acknowledge(round_id, peer.id)
-
-    # -- rounds --------------------------------------------------------------------------------
-
-    def _on_round_request(self, peer: RegisteredPeer, round_id: RoundId) -> None:
-        present = self._round_counts[round_id.kind]
-        if not peer.admitted or round_id.n > present:
-            raise RemoteProtocolError(reason=f"{round_id} is not open")
-        if round_id.n < present:
-            answer = self._answers.owed(round_id, peer.id)
-            if answer is None:
-                raise RemoteProtocolError(reason=f"{round_id} was acknowledged")
-            self._send(peer, answer)
-            return
-        self._rounds[round_id.kind][peer.id] = None
-        self._close_round_if_complete(round_id.kind)
-
-    def _close_round_if_complete(self, kind: RoundKind) -> None:
-        requested = self._rounds[kind]
-        members = self.membership.members()
-        if not requested or any(peer.id not in requested for peer in members):
-            return
-        newcomers = self.membership.admissible()
-        if kind is RoundKind.UPDATE_TOPOLOGY:
-            self.membership.updates = self._round_counts[kind] + 1
-            self._admit(newcomers)
-        elif kind is RoundKind.OPTIMIZE_TOPOLOGY:
-            self._renew_outdated()
-        self._answer_round(kind, members, pending=bool(newcomers))
-        if kind is RoundKind.UPDATE_TOPOLOGY:
-            for peer in newcomers:
-                self._send(peer, self._admission(peer))
-
-    def _answer_round(
-        self, kind: RoundKind, members: list[RegisteredPeer], *, pending: bool, lockstep: str = ""
-    ) -> None:
-        round_id = RoundId(kind, self._round_counts[kind])
-        self._round_counts[kind] += 1
-        self._rounds[kind] = {}
-        version, sequence = self.membership.version, self._next_sequence()
-        answer = msg.RoundClosed(round_id, version, pending, lockstep, sequence)
-        self._answers.keep(round_id, answer, [peer.id for peer in members])
-        for peer in members:
-            self._send(peer, answer)
-
-    def _admit(self, newcomers: list[RegisteredPeer]) -> None:
-        renew = self._groups_with_many_numbers()
-        if not newcomers and not renew:
-            return
-        informed = self.membership.members()
-        busy = {(ballot.group, ballot.view) for ballot in self._ballots}
-        self.membership.admit(newcomers, renew, busy)
-        self._forget_numbers()
-        self._tell_rosters(informed)
-        for peer in newcomers:
-            self._announce("admitted", peer, f"world size {len(self.membership.members())}")
-
-    def _renew_outdated(self) -> None:
-        """Put views in the place of those that would do otherwise if they were opened now.
-
-        Not of one that somebody has asked for an operation in: he does not know of the round's end
-        (his caller has left it), or works on without the caller.
-        """
-        busy = {operation.group for operation in self._ballots}
-        renewed = sorted(self.membership.outdated() - busy)
-        for group in renewed:
-            self.membership.reorder(group, self.membership.order(group))
-        if renewed:
-            self._forget_numbers()
-            self._tell_rosters(self.membership.members())
-
-    def _admit_into_empty_run(self) -> None:
-        if self.membership.members():
-            return
-        # Nobody is left who could call: the rounds that were open have no scope any more.
-        for kind in RoundKind:
-            self._rounds[kind] = {}
-        newcomers = self.membership.admissible()
-        self._admit(newcomers)
-        for peer in newcomers:
-            self._send(peer, self._admission(peer))
-
-    def _admission(self, peer: RegisteredPeer) -> msg.Admitted:
-        counts = tuple(msg.RoundCount(kind, n) for kind, n in self._round_counts.items())
-        return msg.Admitted(self.membership.roster(peer.group), counts)
 
     # -- operations ----------------------------------------------------------------------------
 
@@ -339,6 +246,9 @@ class MasterMachine(Restartable):
             return self._expected.get(operation.group, NOTHING_EXPECTED)
 
         return SyncBallot(*about, expected, self._elect, inherited=inherited)
+
+    def _busy_views(self) -> set[tuple[int, int]]:
+        return {(operation.group, operation.view) for operation in self._ballots}
 
     def _groups_with_many_numbers(self) -> set[int]:
         """The groups whose newest view has seen so many tags that a new one should begin."""

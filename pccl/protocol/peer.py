@@ -26,12 +26,10 @@ from pccl.protocol.eager import EagerBudget
 from pccl.protocol.history import InvariantViolation
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX, Timing
 from pccl.protocol.operation import Phase
-from pccl.protocol.participant import Participant
-from pccl.protocol.peer_finals import SeenFinals
 from pccl.protocol.peer_membership import Standing
 from pccl.protocol.peer_operations import MISSED_CAUSES, OpenOperation, OpenOperations
-from pccl.protocol.peer_rounds import OpenRound, OpenRounds
 from pccl.protocol.repair import Gap, find_gaps
+from pccl.protocol.round_caller import RoundCaller
 from pccl.protocol.shared_state import SYNC_TAG, Elected, Lineage, expected_after
 from pccl.protocol.types import (
     AbortCause,
@@ -40,14 +38,13 @@ from pccl.protocol.types import (
     OperationId,
     PeerId,
     Roster,
-    RoundId,
     RoundKind,
 )
 
 __all__ = ["PeerMachine", "Standing"]
 
 
-class PeerMachine(Participant):
+class PeerMachine(RoundCaller):
     """One incarnation of one process in a run.
 
     Args:
@@ -59,20 +56,12 @@ class PeerMachine(Participant):
     def __init__(self, timing: Timing, now_ns: int, eager: EagerBudget | None = None) -> None:
         super().__init__(timing, now_ns)
         self._eager = eager or EagerBudget()
-        self._rounds = OpenRounds()
-        self._admission_unused = False
         self._operations = OpenOperations(self.history)
-        self._finals = SeenFinals()
         self._loss_told_to: set[int] = set()
         """Detached calls whose callers learn of it when they claim the outcome."""
         self._resync: str | None = None
         self._deferred: list[ev.RoundCall | ev.ReduceCall | ev.SyncCall] = []
         """Calls that wait for the outcome of an operation that the caller had left."""
-
-    @property
-    def in_round(self) -> bool:
-        """Whether the caller waits for the answer of a round."""
-        return any(current.call is not None for current in self._rounds)
 
     def phase_of(self, operation: OperationId) -> Phase | None:
         """Where an operation is in its life; None once it has ended or if it never was."""
@@ -162,40 +151,9 @@ class PeerMachine(Participant):
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def _on_round_call(self, event: ev.RoundCall) -> None:
-        if not self._may_call(event):
-            return
-        busy = self._membership.has_unclaimed or self._operations.have_callers
-        if busy and event.kind is not RoundKind.PEERS_PENDING:
-            self._raise(event.call, words.operations_open())
-            return
-        satisfied = event.kind is RoundKind.UPDATE_TOPOLOGY and self._admission_unused
-        self._admission_unused = False
-        if satisfied:
-            self._rounds.forget_last(event.kind)
-            self._effects.append(ev.Return(event.call, None))
-            return
-        if event.kind is RoundKind.OPTIMIZE_TOPOLOGY:
-            if not self._has_caught_up(event):
-                return
-            if self._membership.is_alone:
-                self._raise(event.call, words.alone_in_the_run())
-                return
-        current = self._rounds.get(event.kind)
-        if current is None:
-            current = self._rounds.open(event.kind, event.call)
-            self._send(msg.RoundRequest(current.id))
-        elif current.call is not None:
-            self._raise(event.call, words.same_call_twice(event.kind.call_name))
-        else:
-            current.call = event.call
-            if current.answer is not None:
-                self._return_round(current, current.answer)
-
-    def _on_left_answered(self, kind: RoundKind) -> None:
-        """The next call of the kind gets what the caller has not noticed."""
-        if self.standing is Standing.MEMBER and not self._rounds.put_back(kind):
-            self._admission_unused = kind is RoundKind.UPDATE_TOPOLOGY
+    @property
+    def _is_busy(self) -> bool:
+        return self._membership.has_unclaimed or self._operations.have_callers
 
     def _has_caught_up(self, event: ev.RoundCall | ev.ReduceCall | ev.SyncCall) -> bool:
         """See what the others see, or defer the call until that can be.
@@ -245,7 +203,7 @@ class PeerMachine(Participant):
         """Whoever is left, or alone, does it all the same; members that are lost don't matter."""
         if not self._may_call(event):
             return
-        if self._membership.has_unclaimed or self._operations.have_callers:
+        if self._is_busy:
             self._raise(event.call, words.operations_open())
             return
         if not self._has_caught_up(event):
@@ -468,37 +426,6 @@ class PeerMachine(Participant):
         self._finals.clear()
         return bool(waiting)
 
-    # -- rounds --------------------------------------------------------------------------------
-
-    def _on_round_closed(self, message: msg.RoundClosed) -> None:
-        self._membership.ratify(message.roster_version)
-        self._finals.see(message)
-        current = self._rounds.answer(message)
-        if current is None:
-            self._rounds.skip(message.round)
-            self._acknowledge(message.round)
-            return
-        if current.call is not None:
-            self._return_round(current, message)
-        self._retry_deferred()
-
-    def _return_round(self, current: OpenRound, answer: msg.RoundClosed) -> None:
-        assert current.call is not None
-        self._take_answer(current, answer)
-        if answer.lockstep:
-            self._raise(current.call, errors.LockstepError(reason=answer.lockstep))
-            return
-        asked = current.id.kind is RoundKind.PEERS_PENDING
-        self._effects.append(ev.Return(current.call, answer.pending if asked else None))
-
-    def _take_answer(self, current: OpenRound, answer: msg.RoundClosed) -> None:
-        self._rounds.close(current)
-        self._acknowledge(current.id)
-        if current.id.kind is RoundKind.UPDATE_TOPOLOGY:
-            self._membership.see(answer.roster_version)
-        elif current.id.kind is RoundKind.OPTIMIZE_TOPOLOGY:
-            self._membership.follow(answer.roster_version)
-
     # -- operations ----------------------------------------------------------------------------
 
     def _on_started(self, operation_id: OperationId, *, resumed: bool) -> None:
@@ -623,11 +550,6 @@ class PeerMachine(Participant):
         if self._takes_part:
             waits = len(self._operations) > 0 or len(self._rounds) > 0
             self._watch_master(progress, blocked=blocked, waits=waits)
-
-    def _acknowledge(self, final: OperationId | RoundId) -> None:
-        self._contact.acknowledge(final)
-        if self._contact.is_batch_full() and self._contact.connected:
-            self._send(self._contact.batch(self._roster_version, self.term))
 
     # -- helpers -------------------------------------------------------------------------------
 

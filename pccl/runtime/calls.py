@@ -120,6 +120,13 @@ class Calls:
         """The open call of that number."""
         return self._open.get(number)
 
+    def of_operand(self, operand: Operand) -> tuple[int, OperationId | None]:
+        """The open call that this memory is lent to, and its operation; 0: there is none."""
+        for number, call in self._open.items():
+            if call.operand is operand:
+                return number, call.operation
+        return 0, None
+
     def new(self, operand: Operand | None = None) -> Call:
         """A call that has not begun, with the memory that its caller lends."""
         return Call(self._loop.create_future(), operand)

@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from pccl.protocol import errors
 from pccl.protocol.eager import EagerBudget
@@ -34,7 +32,6 @@ from pccl.protocol.peer_events import (
     HoldingsKnown,
     JoinCall,
     LeaveCall,
-    LeftCommitted,
     LinkChanged,
     LinksMeasured,
     PeerEffect,
@@ -42,7 +39,6 @@ from pccl.protocol.peer_events import (
     Post,
     PostSync,
     Raise,
-    ReduceCall,
     ReduceDone,
     ReportWait,
     Return,
@@ -50,8 +46,6 @@ from pccl.protocol.peer_events import (
     Send,
     SendAcross,
     SetLinks,
-    StatesCompared,
-    SyncStarved,
     Tick,
 )
 from pccl.protocol.peer_news import PeerNews
@@ -66,13 +60,16 @@ from pccl.runtime.greeting import Credentials
 from pccl.runtime.hashing import Hasher, InlineHasher
 from pccl.runtime.link_keeper import LinkKeeper
 from pccl.runtime.link_meter import LinkMeter
+from pccl.runtime.listening import listen
 from pccl.runtime.operand import Operand
 from pccl.runtime.reduce_many import ReduceMany
 from pccl.runtime.requests import Deadline, PeerOptions, ReduceReport, ReduceRequest
+from pccl.runtime.state_desk import StateDesk
 from pccl.runtime.state_exchange import StateExchange
-from pccl.runtime.state_sync import StateSync, SyncReport, SyncRequest
+from pccl.runtime.state_sync import SyncReport, SyncRequest
+from pccl.runtime.tasks import Tasks
 from pccl.runtime.waiting import next_turn
-from pccl.transports.base import Address, Listener, Transport
+from pccl.transports.base import Address, Connection, Listener, Transport
 from pccl.transports.link import Link, Links
 
 _log = logging.getLogger("pccl.peer")
@@ -117,10 +114,7 @@ class PeerEngine:
         self._timing = options.timing
         self._observer = observer
         self._make_link = make_link
-        self._hasher = hasher or InlineHasher()
-        self._syncs: dict[StateSync, None] = {}
-        """Calls about shared state that are open."""
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks = Tasks(loop)
         self._listener: Listener | None = None
         self._credentials = Credentials(options.token, options.random_bytes)
         self._control = ControlKeeper(
@@ -130,11 +124,11 @@ class PeerEngine:
             self._timing.dial_s,
             self._credentials,
             lambda: self.machine,
-            self._feed,
-            self._create_task,
+            self.feed,
+            self._tasks.create,
         )
         self._ticker = Ticker(clock, self._timing.ns(self._timing.tick_s), self._tick)
-        self.calls = Calls(loop, clock, self._feed)
+        self.calls = Calls(loop, clock, self.feed)
         """What callers wait for, and what they have launched."""
         self.news = PeerNews()
         self._lent_for_long: list[Operand] = []
@@ -146,10 +140,10 @@ class PeerEngine:
         self._busy = False
         self._closed = False
         self._broken: errors.LocalProtocolError | None = None
-        self._enter_run()
+        self._enter_run(hasher or InlineHasher())
 
-    def _enter_run(self) -> None:
-        """Begin anew, as a process that no run knows."""
+    def _enter_run(self, hasher: Hasher | None = None) -> None:
+        """Begin anew, as a process that no run knows; ``hasher``: the first time."""
         options = self._options
         eager = EagerBudget(options.eager_bytes_max, options.segment_bytes)
         self.machine = PeerMachine(self._timing, self._clock.now_ns(), eager)
@@ -158,26 +152,28 @@ class PeerEngine:
         self.data_plane = DataPlane(
             self.links.to, self.machine.may_come, self._on_done, options.segment_bytes
         )
-        self.exchange = StateExchange(
-            self.links,
-            self._clock.now_ns,
-            self._timing.ns(self._timing.deadline_s) // 4,
-            self._on_done,
-            lambda operation, reason: self._feed(SyncStarved(operation, reason)),
-            lambda operation, difference: self._feed(StatesCompared(operation, difference)),
-        )
+        if hasher is not None:
+            stall_ns = self._timing.ns(self._timing.deadline_s) // 4
+            self._state = StateDesk(self, hasher, stall_ns)
+        else:
+            self._state.enter_run()
         self.keeper = LinkKeeper(
             self._clock,
             self._transport,
             self._timing,
             self.machine,
             self.links,
-            FrameRouter(self.data_plane, self.exchange),
+            FrameRouter(self.data_plane, self._state.exchange),
             self._on_link_change,
-            self._create_task,
+            self._tasks.create,
             self._credentials,
             options.lanes,
         )
+
+    @property
+    def exchange(self) -> StateExchange:
+        """What is given and taken of shared state."""
+        return self._state.exchange
 
     @property
     def master(self) -> Address:
@@ -211,7 +207,7 @@ class PeerEngine:
             raise errors.NotConnected(reason="the communicator was closed; make a new one")
         if self.machine.standing is Standing.LOST or self.machine.needs_resync or self._broken:
             if self._broken is None:
-                self._feed(Close())
+                self.feed(Close())
             self.keeper.close()
             self._broken = None
             self._enter_run()
@@ -221,29 +217,18 @@ class PeerEngine:
         self, attempts: int, min_peers: int, deadline: Deadline | None, *, rejoins: bool
     ) -> None:
         if self._listener is None:
-            self._listener = await self._listen()
+            self._listener = await listen(self._transport, self._options, self._accept)
             self._ticker.start()
         host = self._options.advertise_host
         port = self._options.advertise_port or self._listener.address.port
         masters = self._control.masters_count
-        await self._call(
+        await self.call(
             lambda call: JoinCall(
                 call, self.group, host, port, attempts, min_peers, rejoins, masters
             ),
             deadline,
         )
         self._has_been_member = True
-
-    async def _listen(self) -> Listener:
-        wanted, ports = self._options.listen, self._options.ports
-        failures: list[str] = []
-        for port in range(ports[0], ports[1] + 1) if ports else (wanted.port,):
-            for host in ("::", "0.0.0.0") if wanted.host == "::" else (wanted.host,):
-                try:  # "::" fails on a machine without IPv6
-                    return await self._transport.listen(Address(host, port), self._accept)
-                except errors.LinkError as error:
-                    failures.append(error.reason)
-        raise errors.LinkError(reason=f"cannot open the own port: {failures[-1]}")
 
     async def update_topology(self, *, timeout_s: float | None = None) -> None:
         """Joint call of all members: admit newcomers that are ready.
@@ -254,18 +239,18 @@ class PeerEngine:
         if self._has_been_member and self.machine.knows_its_loss and not self._closed:
             await self.join_again(deadline)
             return
-        await self._call(lambda call: RoundCall(call, RoundKind.UPDATE_TOPOLOGY), deadline)
+        await self.call(lambda call: RoundCall(call, RoundKind.UPDATE_TOPOLOGY), deadline)
 
     async def are_peers_pending(self, *, timeout_s: float | None = None) -> bool:
         """Joint call of all members: is anybody waiting to be admitted?"""
         deadline = self.deadline(timeout_s)
         kind = RoundKind.PEERS_PENDING
-        return bool(await self._call(lambda call: RoundCall(call, kind), deadline))
+        return bool(await self.call(lambda call: RoundCall(call, kind), deadline))
 
     async def optimize_topology(self, *, timeout_s: float | None = None) -> None:
         """Joint call of all members: settle the order of the rings."""
         deadline = self.deadline(timeout_s)
-        await self._call(lambda call: RoundCall(call, RoundKind.OPTIMIZE_TOPOLOGY), deadline)
+        await self.call(lambda call: RoundCall(call, RoundKind.OPTIMIZE_TOPOLOGY), deadline)
 
     async def reduce(
         self, request: ReduceRequest, *, retry: bool = False, timeout_s: float | None = None
@@ -315,8 +300,8 @@ class PeerEngine:
             self._check_request(request)
             resumes = call.carry.operation if call.carry is not None else None
             try:
-                event = _reduce_event(request, resumes=resumes, repeats=failures > 0)
-                report = await self._call(event, deadline, call)
+                event = request.event(resumes=resumes, repeats=failures > 0)
+                report = await self.call(event, deadline, call)
             except errors.CollectiveAborted as error:
                 if error.result is not errors.Result.RANK_CONNECTION_LOST or not may_retry():
                     raise
@@ -339,13 +324,10 @@ class PeerEngine:
 
     def withdraw_unless_started(self, operand: Operand, reason: str) -> None:
         """Leave the call that this memory is lent to, if it may wait for others for ever."""
-        for number, call in self.calls.items():
-            if call.operand is operand:
-                operation = call.operation
-                phase = self.machine.phase_of(operation) if operation is not None else None
-                if phase in (None, Phase.REQUESTED):
-                    self._feed(LeaveCall(number, reason))
-                return
+        number, operation = self.calls.of_operand(operand)
+        phase = self.machine.phase_of(operation) if operation is not None else None
+        if number and phase in (None, Phase.REQUESTED):
+            self.feed(LeaveCall(number, reason))
 
     def left_committed(self, report: ReduceReport, operand: Operand) -> None:
         """The caller left, and can't know that this was committed."""
@@ -357,34 +339,11 @@ class PeerEngine:
         Raises:
             ValueError: another call uses the state; or its tensors lie elsewhere by now.
         """
-        deadline = self.deadline(timeout_s)
-        sync = StateSync(self, self._hasher, request, deadline, self._clock.now_ns)
-        if any(other.memory is sync.memory for other in self._syncs):
-            raise ValueError("another call still uses this shared state; wait for it")
-        self._syncs[sync] = None
-        try:
-            return await sync.run()
-        finally:
-            del self._syncs[sync]
+        return await self._state.sync(request, self.deadline(timeout_s))
 
-    async def call_sync(self, make_event: Callable[[int], PeerEvent], sync: StateSync) -> object:
-        """One attempt of a call about shared state.
-
-        Raises:
-            PCCLError: it has failed.
-        """
-        call = self.calls.new()
-        call.sync = sync
-        return await self._call(make_event, sync.deadline, call)
-
-    @property
-    def run(self) -> bytes:
-        """The run's id."""
-        return self.machine.run
-
-    def feed_left(self, event: LeftCommitted) -> None:
-        """What was committed can't be put in place here."""
-        self._feed(event)
+    def use_link(self, peer: PeerId) -> None:
+        """The link to ``peer`` gets all its lanes."""
+        self.keeper.use(peer)
 
     async def join_again(self, deadline: Deadline | None) -> None:
         """Come back as a newcomer, within a call that the members will make after admitting it."""
@@ -414,9 +373,7 @@ class PeerEngine:
         if residual is not None:
             call.residual = residual
             call.future.add_done_callback(lambda _: residual.drop())
-        return self.calls.launch(
-            _reduce_event(request, detached=True), self.deadline(timeout_s), call
-        )
+        return self.calls.launch(request.event(detached=True), self.deadline(timeout_s), call)
 
     async def finish(self, ticket: int) -> ReduceReport:
         """Wait for a launched reduce; its outcome counts as seen when this returns or raises.
@@ -442,8 +399,7 @@ class PeerEngine:
         if operand is not None:
             lent = [call.operand for call in self.calls if call.operand is not None]
             lent += [other for other in self._lent_for_long if other is not operand]
-            for sync in self._syncs:
-                sync.check_apart(operand)
+            self._state.check_apart(operand)
             if any(operand.collides_with(other) for other in lent):
                 raise ValueError(
                     "another collective still uses this memory; wait for it, or pass a copy()"
@@ -463,27 +419,29 @@ class PeerEngine:
         if self._closed:
             return
         if self._broken is None:
-            self._feed(Close())
+            self.feed(Close())
         self._closed = True
         self._ticker.stop()
         self._control.close("the communicator is closed")
         if self._listener is not None:
             self._listener.close()
         self.keeper.close()
-        for task in list(self._tasks):
-            task.cancel()
-        for task in list(self._tasks):
-            with suppress(asyncio.CancelledError):
-                await task
+        self._state.close()
+        await self._tasks.cancel()
         for _ in range(2):  # let the transport report the ends of what was closed
             await next_turn(self._loop)
 
-    async def _call(
+    async def call(
         self,
         make_event: Callable[[int], PeerEvent],
         deadline: Deadline | None,
         call: Call | None = None,
     ) -> object:
+        """Make a call and wait for it.
+
+        Raises:
+            PCCLError: it has failed.
+        """
         self._require_soundness()
         return await self.calls.wait(make_event, deadline, call or self.calls.new())
 
@@ -493,7 +451,7 @@ class PeerEngine:
 
     # -- the machine ---------------------------------------------------------------------------
 
-    def _feed(self, event: PeerEvent) -> None:
+    def feed(self, event: PeerEvent) -> None:
         """Handle an event, after those that are being handled."""
         if self._broken is not None:
             return
@@ -522,8 +480,7 @@ class PeerEngine:
         self._broken.__cause__ = error
         for operation in list(self.data_plane.transfers):
             self.data_plane.end(operation, committed=False)
-        for operation in list(self.exchange.sessions):
-            self.exchange.end(operation)
+        self._state.break_down()
         self._posted.clear()
         self.calls.fail_all(self._broken)
         self._control.close("internal error")
@@ -566,7 +523,7 @@ class PeerEngine:
                 complete = self.data_plane.close_gap(operation, upstream, size)
                 if complete:
                     self.keeper.use(upstream)
-                self._feed(HoldingsKnown(operation, lost, complete))
+                self.feed(HoldingsKnown(operation, lost, complete))
             case SendAcross(operation, downstream, size):
                 self.data_plane.send_across(operation, downstream, size)
                 self.keeper.use(downstream)
@@ -577,7 +534,7 @@ class PeerEngine:
             case ForgetEarly():
                 self.data_plane.forget_early()
             case AskCallers(query):
-                self._feed(CallersAsked(query, self._callers_blocked()))
+                self.feed(CallersAsked(query, self._callers_blocked()))
             case ReportWait(text, waited_s):
                 level = logging.WARNING if waited_s >= LONG_WAIT_S else logging.DEBUG
                 _log.log(level, "%s (for %d s)", text, waited_s)
@@ -586,35 +543,13 @@ class PeerEngine:
             case Raise(number, error):
                 self.calls.reject(number, error)
             case PostSync() | BeginSync() | CompareSync():
-                self._carry_out_sync(effect)
-
-    def _carry_out_sync(self, effect: PostSync | BeginSync | CompareSync) -> None:
-        match effect:
-            case PostSync(number, operation, ring):
-                self._post_sync(number, operation, ring)
-            case BeginSync(operation, elected):
-                self.exchange.begin(operation, elected)
-            case CompareSync(operation, reference):
-                self.exchange.compare(operation, reference)
+                self._state.carry_out(effect)
 
     def _part_of(self, operation: OperationId) -> DataPlane | StateExchange:
         return self.exchange if operation.tag == SYNC_TAG else self.data_plane
 
-    def _post_sync(self, number: int, operation: OperationId, ring: tuple[PeerId, ...]) -> None:
-        call = self.calls.get(number)
-        assert call is not None
-        assert call.sync is not None
-        call.operation = operation
-        self._posted[operation] = number
-        lent = (call.sync.memory, call.sync.stock)
-        call.sync.session = self.exchange.post(operation, *lent, ring, self.machine.peer)
-        for peer in ring:
-            if peer != self.machine.peer:
-                self.keeper.use(peer)
-
     def _end(self, operation: OperationId, committed: bool) -> None:
         if operation.tag == SYNC_TAG:
-            del self._posted[operation]
             self.exchange.end(operation)
             return
         call = self.calls.get(self._posted.pop(operation))
@@ -632,53 +567,26 @@ class PeerEngine:
             return
         self.keeper.replace_stalled_lanes()
         if measured := self._meter.look():
-            self._feed(LinksMeasured(measured))
-        self.exchange.tick()
-        for sync in self._syncs:
-            sync.report()
+            self.feed(LinksMeasured(measured))
+        self._state.tick()
         progress = (*self.data_plane.progress(), *self.exchange.progress())
-        self._feed(Tick(progress, self._callers_blocked()))
+        self.feed(Tick(progress, self._callers_blocked()))
 
     # -- the data plane --------------------------------------------------------------------------
 
-    def _accept(self, connection: Any) -> None:
+    def _accept(self, connection: Connection) -> None:
         self.keeper.accept(connection)
 
     def _on_link_change(self, peer: PeerId, reason: str | None) -> None:
         if reason is not None:
             self._meter.forget(peer)
         elif measured := self._meter.look_at(self.links.to(peer)):
-            self._feed(LinksMeasured(measured))  # first: the view that this may bring needs it
-        self._feed(LinkChanged(peer, reason))
+            self.feed(LinksMeasured(measured))  # first: the view that this may bring needs it
+        self.feed(LinkChanged(peer, reason))
         self.exchange.link_changed(peer, up=reason is None)
 
     def _on_done(self, operation: OperationId, digest: bytes) -> None:
-        self._feed(ReduceDone(operation, digest))
-
-    # -- tasks -----------------------------------------------------------------------------------
-
-    def _create_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(self._task_done)
-        return task
-
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
-        if not task.cancelled() and task.exception() is not None:
-            context = {"message": "pccl task failed", "exception": task.exception()}
-            self._loop.call_exception_handler(context)
-
-
-def _reduce_event(
-    request: ReduceRequest,
-    *,
-    detached: bool = False,
-    resumes: OperationId | None = None,
-    repeats: bool = False,
-) -> Callable[[int], PeerEvent]:
-    what = (request.tag, request.descriptor, detached, resumes, repeats)
-    return lambda call: ReduceCall(call, *what)
+        self.feed(ReduceDone(operation, digest))
 
 
 __all__ = ["PeerEngine"]

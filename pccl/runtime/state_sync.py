@@ -130,9 +130,9 @@ class SyncReport:
 
 
 class Caller(Protocol):
-    """What carries calls to the members: the engine."""
+    """What carries calls to the members: the desk."""
 
-    async def call_sync(self, make_event: Callable[[int], PeerEvent], sync: StateSync) -> object:
+    async def attempt(self, make_event: Callable[[int], PeerEvent], sync: StateSync) -> object:
         """One attempt."""
         ...
 
@@ -140,7 +140,7 @@ class Caller(Protocol):
         """Come back as a newcomer."""
         ...
 
-    def feed_left(self, event: LeftCommitted) -> None:
+    def feed(self, event: PeerEvent) -> None:
         """The machine has to know of this."""
         ...
 
@@ -223,7 +223,7 @@ class StateSync:
                 await self._hash()
                 self._enter("waiting")
                 try:
-                    result = await self._caller.call_sync(self._event, self)
+                    result = await self._caller.attempt(self._event, self)
                 except errors.CollectiveAborted as error:
                     self._count()
                     starved += self._is_starved
@@ -324,7 +324,7 @@ class StateSync:
                 await self._hasher.run(place)
             except Exception:
                 # Some of it is in place: the others have all of it.
-                self._caller.feed_left(LeftCommitted(result.operation))
+                self._caller.feed(LeftCommitted(result.operation))
                 raise
         self._enter("done")
         return SyncReport(

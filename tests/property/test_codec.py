@@ -432,6 +432,7 @@ BARE = (
     FrameKind.MAP_ASK,
     FrameKind.LAYOUT_ASK,
 )
+WIRE_KINDS = {"QUERY": 2, "PING": 4, "PONG": 5, "LANES": 6, "MAP_ASK": 16, "LAYOUT_ASK": 22}
 HEADERS = st.sampled_from(FrameKind).flatmap(
     lambda kind: st.builds(
         FrameHeader,
@@ -491,7 +492,7 @@ def test_unknown_kinds_are_refused(kind: int) -> None:
 def test_what_carries_nothing_says_so(kind: FrameKind) -> None:
     header = FrameHeader(kind, OperationId(1, 2, 3, 4, 5), 0, 7, 0)
     data = bytearray(encode_header(header))
-    assert data[0] == {"QUERY": 2, "PING": 4, "PONG": 5, "LANES": 6}[kind.name]
+    assert data[0] == WIRE_KINDS[kind.name]
     assert decode_header(data) == header
     data[4] = 1
     with pytest.raises(RemoteProtocolError, match=f"a {kind.name} carries no payload"):
