@@ -12,8 +12,9 @@ from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.messages import Difference, Progress
 from pccl.protocol.shared_state import Elected
 from pccl.protocol.types import OperationId, PeerId
+from pccl.runtime.state_intake import Drain
 from pccl.runtime.state_memory import StateMemory
-from pccl.runtime.state_session import Drain, StateSession
+from pccl.runtime.state_session import StateSession
 from pccl.runtime.stock import Stock
 from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Links

@@ -9,54 +9,25 @@ the caller's is overwritten before the outcome is known, unless he wanted it so.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.messages import Difference, Progress
 from pccl.protocol.shared_state import Elected
 from pccl.protocol.types import OperationId, PeerId
-from pccl.runtime.discard import discard
 from pccl.runtime.state_giver import QUEUED_PIECES_MAX, StateGiver
+from pccl.runtime.state_intake import PieceIntake, Whole
 from pccl.runtime.state_maps import MapRequest, StateComparison
 from pccl.runtime.state_memory import StateMemory
 from pccl.runtime.state_post import StatePost, numbers_of, pack_numbers
 from pccl.runtime.stock import Stock
-from pccl.state.digests import PieceMap, piece_digest
+from pccl.state.digests import PieceMap
 from pccl.state.fetch import Ask, Fetch
 from pccl.transports.lane import Sink
 from pccl.transports.link import Links
 
 _HAVE_PIECES_MAX = 64
 """Others hear of so many new pieces at once, or at the next tick."""
-
-
-@dataclass(slots=True)
-class _Arrival:
-    """The sink of a piece that is wanted."""
-
-    session: StateSession
-    source: PeerId
-    number: int
-    slot: memoryview
-    received: int = 0
-
-    def memory(self, received: int) -> memoryview:
-        """See ``Sink``: its slot, unless a newer copy has that, or the piece is here."""
-        self.session.progressed(self.source, received - self.received)
-        self.received = received
-        if self.session.arrivals.get(self.number) is not self:
-            return discard(len(self.slot) - received)
-        return self.slot[received:]
-
-    def complete(self) -> None:
-        """See ``Sink``."""
-        self.session.complete(self)
-
-    def lost(self) -> None:
-        """See ``Sink``."""
-        if self.session.arrivals.get(self.number) is self:
-            del self.session.arrivals[self.number]
 
 
 class StateSession:
@@ -94,8 +65,6 @@ class StateSession:
         self.memory = memory
         self.stock = stock
         self.ring = ring
-        self.arrivals: dict[int, _Arrival] = {}
-        """Pieces that are arriving, by number: the newest copy of each."""
         self.fetch: Fetch | None = None
         self.elected: Elected | None = None
         self.wanted: list[int] = []
@@ -107,6 +76,9 @@ class StateSession:
         self._own = own
         self._post = StatePost(operation, links)
         self._giver = StateGiver(memory, stock, self._post, self._holds)
+        self._intake = PieceIntake(
+            memory.layout, self._wants, stock.slot, self._progressed, self._arrived
+        )
         self._now_ns = now_ns
         self._stall_ns = stall_ns
         self._on_done = on_done
@@ -142,7 +114,7 @@ class StateSession:
             return
         self.fetch = None
         self.wanted = []
-        self.arrivals.clear()
+        self._intake.clear()
         self._map = None
         self._maps.clear()
         if not any(self._lacks.values()):
@@ -170,7 +142,7 @@ class StateSession:
     def end(self) -> None:
         """The operation is over: the memory is neither read nor written after this."""
         self.fetch = None
-        self.arrivals.clear()
+        self._intake.clear()
         self.detach()
 
     @property
@@ -181,9 +153,8 @@ class StateSession:
     @property
     def progress(self) -> Progress:
         """How far it is, in pieces."""
-        arriving = sum(arrival.received for arrival in self.arrivals.values())
         received = len(self.wanted) - self.missing_pieces
-        return Progress(self.operation, received, 0, self.rx_bytes + arriving)
+        return Progress(self.operation, received, 0, self.rx_bytes + self._intake.arriving_bytes)
 
     @property
     def wanted_bytes(self) -> int:
@@ -250,8 +221,8 @@ class StateSession:
             RemoteProtocolError: the sender may not send this.
         """
         if header.kind is FrameKind.PIECE:
-            return self._place(peer, header)
-        return _Whole(self, peer, header, bytearray(header.length))
+            return self._intake.place(peer, header)
+        return Whole(self.take, peer, header, bytearray(header.length))
 
     def take(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
         """A frame is here that is no piece.
@@ -393,41 +364,25 @@ class StateSession:
                 pieces += [n for n in layout.numbers(may_differ=kind) if fetch.wants(n)]
         return fetch.add_source(peer, self._now_ns(), pieces) if pieces else []
 
-    def _place(self, peer: PeerId, header: FrameHeader) -> Sink:
-        number = header.offset
-        count = self.memory.layout.piece_count
-        if number >= count or header.length != self.memory.layout.piece(number).length:
-            raise RemoteProtocolError(func="lane", reason=f"no such piece: {number}")
-        if self.fetch is None or not self.fetch.wants(number):
-            return Drain(header.length)
-        arrival = _Arrival(self, peer, number, self.stock.slot(number))
-        self.arrivals[number] = arrival
-        return arrival
+    def _wants(self, number: int) -> bool:
+        return self.fetch is not None and self.fetch.wants(number)
 
-    def progressed(self, source: PeerId, nbytes: int) -> None:
-        """Bytes of a piece have come."""
-        if nbytes and self.fetch is not None:
+    def _progressed(self, source: PeerId, nbytes: int) -> None:
+        if self.fetch is not None:
             self.fetch.progressed(source, nbytes, self._now_ns())
 
-    def complete(self, arrival: _Arrival) -> None:
-        """The last byte of a piece is here."""
-        if self.arrivals.get(arrival.number) is not arrival:
-            return
-        del self.arrivals[arrival.number]
+    def _arrived(self, source: PeerId, number: int, digest: bytes) -> None:
         fetch = self.fetch
-        if fetch is None or not fetch.wants(arrival.number):
-            return
+        assert fetch is not None
         assert self._map is not None
-        self.progressed(arrival.source, len(arrival.slot) - arrival.received)
-        digest = piece_digest(arrival.slot)
-        sound = digest == self._map[arrival.number]
+        sound = digest == self._map[number]
         if sound:
-            self.rx_bytes += len(arrival.slot)
-            self.stock.verified[arrival.number] = digest
-            self._news.append(arrival.number)
+            self.rx_bytes += self.memory.layout.piece(number).length
+            self.stock.verified[number] = digest
+            self._news.append(number)
         else:
             self.wrong_pieces += 1
-        self._carry_out(fetch.arrived(arrival.source, arrival.number, self._now_ns(), sound=sound))
+        self._carry_out(fetch.arrived(source, number, self._now_ns(), sound=sound))
         if len(self._news) >= _HAVE_PIECES_MAX:
             self._announce_news()
         if fetch.complete:
@@ -508,41 +463,3 @@ class StateSession:
             known += numbers
             if len(known) > 2 * count:
                 self._haves[peer] = list(dict.fromkeys(known))
-
-
-@dataclass(slots=True)
-class _Whole:
-    """The sink of a frame that is taken when all of it is here."""
-
-    session: StateSession
-    peer: PeerId
-    header: FrameHeader
-    payload: bytearray
-
-    def memory(self, received: int) -> memoryview:
-        """See ``Sink``."""
-        return memoryview(self.payload)[received:]
-
-    def complete(self) -> None:
-        """See ``Sink``."""
-        self.session.take(self.peer, self.header, self.payload)
-
-    def lost(self) -> None:
-        """See ``Sink``."""
-
-
-@dataclass(slots=True)
-class Drain:
-    """The sink of a frame that nobody wants."""
-
-    length: int
-
-    def memory(self, received: int) -> memoryview:
-        """See ``Sink``."""
-        return discard(self.length - received)
-
-    def complete(self) -> None:
-        """See ``Sink``."""
-
-    def lost(self) -> None:
-        """See ``Sink``."""
