@@ -93,7 +93,7 @@ _NAMES_OF_HOMES = {
         "WireFormat",
     ),
     "pccl.reports": ("MemberInfo", "ReduceInfo"),
-    "pccl.runtime.state_sync": ("SyncProgress",),
+    "pccl.runtime.state_progress": ("SyncProgress",),
     "pccl.shared_state": (
         "SharedState",
         "SharedStateSyncInfo",

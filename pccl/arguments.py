@@ -33,7 +33,8 @@ from pccl.protocol.types import (
 )
 from pccl.runtime.operand import Operand, borrow, borrow_many, borrow_pointers
 from pccl.runtime.requests import ReduceRequest
-from pccl.runtime.state_sync import SyncProgress, SyncRequest
+from pccl.runtime.state_progress import SyncProgress
+from pccl.runtime.state_sync import SyncRequest
 from pccl.shared_state import SharedState
 
 COUNT_MAX = 2**63 - 1

@@ -14,7 +14,7 @@ from pccl.errors import PCCLError, named
 from pccl.handles import AsyncReduceHandle
 from pccl.protocol.types import Algorithm, ReduceOp
 from pccl.reports import MemberInfo, ReduceInfo, info_of, sync_info_of
-from pccl.runtime.state_sync import SyncProgress
+from pccl.runtime.state_progress import SyncProgress
 from pccl.session import Call
 from pccl.shared_state import SharedState, SharedStateSyncInfo, SharedStateSyncStrategy
 

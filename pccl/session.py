@@ -55,7 +55,8 @@ from pccl.runtime.hashing import PooledHasher
 from pccl.runtime.io_thread import IOThread, Submission
 from pccl.runtime.operand import Operand
 from pccl.runtime.requests import ReduceReport
-from pccl.runtime.state_sync import SyncProgress, SyncReport, SyncRequest
+from pccl.runtime.state_progress import SyncProgress
+from pccl.runtime.state_sync import SyncReport, SyncRequest
 from pccl.shared_state import SharedState
 
 _T = TypeVar("_T")

@@ -116,7 +116,9 @@ class Link:
         if not self._queues:
             self.starved = True
             return None
-        operation = next(iter(self._queues))
+        operation = next((one for one in self._queues if one.term), None)
+        if operation is None:  # what no member waits for goes when nothing else does
+            operation = next(iter(self._queues))
         queue = self._queues.pop(operation)
         frame = queue.popleft()
         if queue:

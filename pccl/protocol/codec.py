@@ -53,6 +53,7 @@ _CODES: dict[type[Any], int] = {
     messages.Holdings: 12,
     messages.SyncRequest: 13,
     messages.StatesCompared: 14,
+    messages.Prefetched: 15,
     messages.Registered: 64,
     messages.LinkPlan: 65,
     messages.Resumed: 66,

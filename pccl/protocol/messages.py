@@ -47,6 +47,8 @@ class Register:
     min_peers: U16 = 1
     masters: U16 = 1
     """How many masters' addresses it knows."""
+    prefetches: bool = False
+    """Whether it fetches what its group holds first, and is to be admitted when it says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,11 @@ class KnownRoster:
 @dataclass(frozen=True, slots=True)
 class Reported:
     """End of what a returning peer knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    """The newcomer has what its group holds, or as much as can be had: it may be admitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,6 +483,7 @@ PeerMessage = (
     | KnownOutcome
     | KnownAnswer
     | Reported
+    | Prefetched
     | StatusRequest
     | Goodbye
     | Heartbeat

@@ -46,6 +46,7 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         """Whether the run has more than one master."""
         self._incumbent = b""
         """Id of the master that is followed."""
+        self._has_prefetched = False
         self._contact = MasterContact(timing, now_ns)
         self._membership = KnownMembership()
         self._why_closed = ""
@@ -158,6 +159,11 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         call, self._join = self._join.call, None
         self._effects.append(ev.Return(call, None))
 
+    def _on_prefetched(self) -> None:
+        if self.standing is Standing.PENDING:
+            self._has_prefetched = True
+            self._send(msg.Prefetched())
+
     # -- the control connection ------------------------------------------------------------------
 
     def _on_control_opened(self, run: bytes, term: int) -> None:
@@ -232,6 +238,8 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
             self._send(msg.LinksMeasured(measured))
         for report in self._membership.link_reports():
             self._send(report)
+        if self._has_prefetched and self.standing is Standing.PENDING:
+            self._send(msg.Prefetched())
         self._repeat_requests()
 
     def _watch_master(

@@ -137,6 +137,8 @@ class PeerMachine(RoundCaller):
                 self._on_starved(operation, reason)
             case ev.StatesCompared(operation, difference):
                 self._send(msg.StatesCompared(operation, difference))
+            case ev.Prefetched():
+                self._on_prefetched()
             case ev.HoldingsKnown(operation, lost, complete):
                 self._send(msg.Holdings(operation, lost, complete))
             case ev.LeftCommitted(operation):

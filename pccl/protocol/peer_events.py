@@ -37,6 +37,8 @@ class JoinCall:
     that the round which admits the peer satisfies."""
     masters: int = 1
     """How many masters' addresses are known."""
+    prefetches: bool = False
+    """Whether it wants to be admitted only after ``Prefetched``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,11 @@ class StatesCompared:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefetched:
+    """What the group holds is here, or as much of it as can be had."""
+
+
+@dataclass(frozen=True, slots=True)
 class HoldingsKnown:
     """What ``CloseGap`` has come to."""
 
@@ -225,6 +232,7 @@ PeerEvent = (
     | ReduceDone
     | SyncStarved
     | StatesCompared
+    | Prefetched
     | HoldingsKnown
     | LeftCommitted
     | LeftAnswered

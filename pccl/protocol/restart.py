@@ -492,7 +492,8 @@ class Restartable(Registrar):
         seen_as = Member(header.peer, registration.host or host, registration.port)
         return RegisteredPeer(
             header.peer, registration.group, member or seen_as, header.token,
-            min_peers=registration.min_peers, admitted=member is not None, connection=connection,
+            min_peers=registration.min_peers, prefetching=registration.prefetches,
+            admitted=member is not None, connection=connection,
             control_lost_ns=None if connection is not None else now_ns,
             heard_ns=now_ns, pending_ns=now_ns, registered_ns=now_ns,
         )  # fmt: skip
@@ -512,6 +513,8 @@ class Restartable(Registrar):
                     case msg.LinksMeasured(links):
                         for link in links:
                             self.membership.note_measure(peer.id, link.peer, link.measure)
+                    case msg.Prefetched():
+                        peer.prefetching = False
                     case _:
                         self._on_request(peer, message)
             except RemoteProtocolError as error:

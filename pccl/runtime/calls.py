@@ -35,6 +35,7 @@ from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.operand import Operand
 from pccl.runtime.requests import Deadline, ReduceReport
 from pccl.runtime.state_sync import StateSync
+from pccl.runtime.transfer import Transfer
 from pccl.runtime.waiting import settled
 
 LEFT = "the caller left"
@@ -71,6 +72,14 @@ class Call:
     """What the last attempt has left in the memory."""
     sync: StateSync | None = None
     """Of a call about shared state."""
+
+    def take_back(self, transfer: Transfer) -> None:
+        """An attempt is over: what it has moved and left."""
+        self.operation, self.carry = None, transfer.left
+        self.tx_bytes += transfer.tx_bytes
+        self.rx_bytes += transfer.rx_bytes
+        self.raw_tx_bytes += transfer.raw_tx_bytes
+        self.quantization_error = transfer.quantization_error
 
     def report(self, result: ReduceResult) -> ReduceReport:
         """What its caller is told of a committed operation."""

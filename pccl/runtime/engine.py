@@ -7,10 +7,10 @@ the loop; other threads go through ``io_thread``. The same class runs over TCP a
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from pccl.protocol import errors
 from pccl.protocol.eager import EagerBudget
@@ -64,19 +64,13 @@ from pccl.runtime.listening import listen
 from pccl.runtime.operand import Operand
 from pccl.runtime.reduce_many import ReduceMany
 from pccl.runtime.requests import Deadline, PeerOptions, ReduceReport, ReduceRequest
-from pccl.runtime.state_desk import StateDesk
+from pccl.runtime.state_desk import PrefetchRequest, StateDesk
 from pccl.runtime.state_exchange import StateExchange
 from pccl.runtime.state_sync import SyncReport, SyncRequest
 from pccl.runtime.tasks import Tasks
-from pccl.runtime.waiting import next_turn
+from pccl.runtime.waiting import log_wait, next_turn
 from pccl.transports.base import Address, Connection, Listener, Transport
 from pccl.transports.link import Link, Links
-
-_log = logging.getLogger("pccl.peer")
-
-
-LONG_WAIT_S = 10
-"""A call that waits so long for others is worth a warning in the log."""
 
 
 class PeerEngine:
@@ -188,7 +182,12 @@ class PeerEngine:
         return self.machine.seen
 
     async def connect(
-        self, n_attempts: int = 5, *, min_peers: int = 1, timeout_s: float | None = None
+        self,
+        n_attempts: int = 5,
+        *,
+        min_peers: int = 1,
+        timeout_s: float | None = None,
+        prefetch: PrefetchRequest | None = None,
     ) -> None:
         """Join the run; returns when admitted.
 
@@ -196,6 +195,7 @@ class PeerEngine:
             n_attempts: how often to try to reach the master.
             min_peers: how many members the run must have with this one.
             timeout_s: budget; None: for ever.
+            prefetch: what is fetched before the admission.
 
         Raises:
             MasterLost: no master answered in time.
@@ -211,10 +211,20 @@ class PeerEngine:
             self.keeper.close()
             self._broken = None
             self._enter_run()
-        await self._join(n_attempts, min_peers, self.deadline(timeout_s), rejoins=False)
+        joins = partial(self._join, n_attempts, min_peers, self.deadline(timeout_s))
+        if prefetch is None:
+            await joins()
+        else:
+            await self._state.fetch_before(prefetch, partial(joins, prefetches=True))
 
     async def _join(
-        self, attempts: int, min_peers: int, deadline: Deadline | None, *, rejoins: bool
+        self,
+        attempts: int,
+        min_peers: int,
+        deadline: Deadline | None,
+        *,
+        rejoins: bool = False,
+        prefetches: bool = False,
     ) -> None:
         if self._listener is None:
             self._listener = await listen(self._transport, self._options, self._accept)
@@ -224,7 +234,7 @@ class PeerEngine:
         masters = self._control.masters_count
         await self.call(
             lambda call: JoinCall(
-                call, self.group, host, port, attempts, min_peers, rejoins, masters
+                call, self.group, host, port, attempts, min_peers, rejoins, masters, prefetches
             ),
             deadline,
         )
@@ -345,12 +355,12 @@ class PeerEngine:
         """The link to ``peer`` gets all its lanes."""
         self.keeper.use(peer)
 
-    async def join_again(self, deadline: Deadline | None) -> None:
+    async def join_again(self, deadline: Deadline | None, *, prefetches: bool = False) -> None:
         """Come back as a newcomer, within a call that the members will make after admitting it."""
         self.keeper.close()
         self._enter_run()
         attempts = int(self._timing.master_lost_s / self._timing.connect_retry_s)
-        await self._join(max(attempts, 1), 1, deadline, rejoins=True)
+        await self._join(max(attempts, 1), 1, deadline, rejoins=True, prefetches=prefetches)
 
     async def barrier(self, tag: int, *, timeout_s: float | None = None) -> ReduceReport:
         """Joint call of all members of the group: returns when all have made it."""
@@ -515,10 +525,8 @@ class PeerEngine:
                 for peer in self.data_plane.post(operation, descriptor, *lent):
                     self.keeper.use(peer)
                 lender.carry = None
-            case Begin(operation, ahead=True):
-                self.data_plane.go_ahead(operation)
-            case Begin(operation, resumed):
-                self.data_plane.begin(operation, resumed=resumed)
+            case Begin(operation, resumed, ahead):
+                self.data_plane.begin(operation, resumed=resumed, ahead=ahead)
             case CloseGap(operation, lost, upstream, size):
                 complete = self.data_plane.close_gap(operation, upstream, size)
                 if complete:
@@ -536,8 +544,7 @@ class PeerEngine:
             case AskCallers(query):
                 self.feed(CallersAsked(query, self._callers_blocked()))
             case ReportWait(text, waited_s):
-                level = logging.WARNING if waited_s >= LONG_WAIT_S else logging.DEBUG
-                _log.log(level, "%s (for %d s)", text, waited_s)
+                log_wait(text, waited_s)
             case Return(number, value):
                 self.calls.resolve(number, value)
             case Raise(number, error):
@@ -556,11 +563,7 @@ class PeerEngine:
         keep = call is not None and call.retries
         transfer = self.data_plane.end(operation, committed=committed, keep=keep)
         if call is not None:
-            call.operation, call.carry = None, transfer.left
-            call.tx_bytes += transfer.tx_bytes
-            call.rx_bytes += transfer.rx_bytes
-            call.raw_tx_bytes += transfer.raw_tx_bytes
-            call.quantization_error = transfer.quantization_error
+            call.take_back(transfer)
 
     def _tick(self) -> None:
         if self._broken is not None:
@@ -583,7 +586,7 @@ class PeerEngine:
         elif measured := self._meter.look_at(self.links.to(peer)):
             self.feed(LinksMeasured(measured))  # first: the view that this may bring needs it
         self.feed(LinkChanged(peer, reason))
-        self.exchange.link_changed(peer, up=reason is None)
+        self._state.link_changed(peer, up=reason is None)
 
     def _on_done(self, operation: OperationId, digest: bytes) -> None:
         self.feed(ReduceDone(operation, digest))

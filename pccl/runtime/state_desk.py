@@ -6,15 +6,17 @@ Calls come in here, and what the machine wants done about them; frames go to the
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from pccl.protocol.messages import Difference
-from pccl.protocol.peer import PeerMachine
+from pccl.protocol.peer import PeerMachine, Standing
 from pccl.protocol.peer_events import (
     BeginSync,
     CompareSync,
     PeerEvent,
     PostSync,
+    Prefetched,
     ReduceDone,
     StatesCompared,
     SyncStarved,
@@ -25,7 +27,10 @@ from pccl.runtime.hashing import Hasher
 from pccl.runtime.operand import Operand
 from pccl.runtime.requests import Deadline
 from pccl.runtime.state_exchange import StateExchange
-from pccl.runtime.state_sync import StateSync, SyncReport, SyncRequest
+from pccl.runtime.state_memory import StateMemory
+from pccl.runtime.state_progress import ProgressMeter, SyncProgress
+from pccl.runtime.state_sync import StateSync, SyncReport, SyncRequest, hash_state
+from pccl.runtime.stock import Stock
 from pccl.transports.link import Links
 
 
@@ -65,9 +70,24 @@ class Host(Protocol):
         """Make a call and wait for it."""
         ...
 
-    def join_again(self, deadline: Deadline | None) -> Awaitable[None]:
+    def join_again(self, deadline: Deadline | None, *, prefetches: bool) -> Awaitable[None]:
         """Come back to the run as a newcomer."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchRequest:
+    """What a newcomer wants to fetch before it is admitted.
+
+    Attributes:
+        memory: of its state.
+        stock: where pieces go.
+        on_progress: told how far it is, on the loop's thread.
+    """
+
+    memory: StateMemory
+    stock: Stock
+    on_progress: Callable[[SyncProgress], None] | None = None
 
 
 class StateDesk:
@@ -88,10 +108,19 @@ class StateDesk:
         self._stall_ns = stall_ns
         self._syncs: dict[StateSync, None] = {}
         """Calls that are open."""
-        self.exchange = self.enter_run()
+        self._prefetch: PrefetchRequest | None = None
+        """What a newcomer fetches before it is admitted."""
+        self._meter: ProgressMeter | None = None
+        self._stock: Stock | None = None
+        """What it has fetched, until a call takes it."""
+        self.exchange = self._make_exchange()
 
-    def enter_run(self) -> StateExchange:
+    def enter_run(self) -> None:
         """Begin anew, with other links."""
+        self.exchange.close()
+        self.exchange = self._make_exchange()
+
+    def _make_exchange(self) -> StateExchange:
         feed = self._host.feed
 
         def on_done(operation: OperationId, digest: bytes) -> None:
@@ -104,10 +133,7 @@ class StateDesk:
             feed(StatesCompared(operation, difference))
 
         links, now_ns = self._host.links, self._host.now_ns
-        self.exchange = StateExchange(
-            links, now_ns, self._stall_ns, on_done, on_starved, on_compared
-        )
-        return self.exchange
+        return StateExchange(links, now_ns, self._stall_ns, on_done, on_starved, on_compared)
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -136,9 +162,67 @@ class StateDesk:
         call.sync = sync
         return await self._host.call(make_event, sync.deadline, call)
 
-    async def join_again(self, deadline: Deadline | None) -> None:
-        """Come back as a newcomer."""
-        await self._host.join_again(deadline)
+    async def join_again(self, sync: StateSync) -> None:
+        """Come back as a newcomer, who goes on fetching before he is admitted."""
+        self.prepare_prefetch(PrefetchRequest(sync.memory, sync.stock, sync.on_progress))
+        try:
+            await self._host.join_again(sync.deadline, prefetches=True)
+        finally:
+            self.exchange.end_prefetch()
+            self._prefetch = None
+
+    # -- before the admission ----------------------------------------------------------------------
+
+    async def fetch_before(
+        self, request: PrefetchRequest, joins: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Fetch what the members show while this peer waits for its admission.
+
+        Raises:
+            PCCLError: the join has failed.
+        """
+        if self._stock is not None:
+            self._stock.close()
+        await hash_state(request.memory, self._hasher)
+        self.prepare_prefetch(request)
+        try:
+            await joins()
+        except BaseException:
+            request.stock.close()
+            raise
+        else:
+            self._stock = request.stock
+        finally:
+            self.exchange.end_prefetch()
+            self._prefetch = None
+
+    def prepare_prefetch(self, request: PrefetchRequest) -> None:
+        """Fetch as soon as this peer is registered."""
+        self._prefetch = request
+        self._meter = ProgressMeter(request.on_progress, request.stock, self._host.now_ns)
+
+    def _begin_prefetch(self) -> None:
+        request = self._prefetch
+        pending = self._host.machine.standing is Standing.PENDING
+        if request is not None and pending and self.exchange.prefetch is None:
+            self.exchange.begin_prefetch(
+                request.memory,
+                request.stock,
+                self._host.machine.group,
+                lambda: self._host.feed(Prefetched()),
+            )
+
+    def take_stock(self, memory: StateMemory) -> Stock | None:
+        """What was fetched of this state before this peer was admitted."""
+        if self._stock is None or self._stock.memory is not memory:
+            return None
+        stock, self._stock = self._stock, None
+        return stock
+
+    def show(self, memory: StateMemory) -> None:
+        """Let newcomers fetch this state."""
+        if memory.holds_tensors:
+            self.exchange.show(memory, self._host.machine.group)
 
     @property
     def run(self) -> bytes:
@@ -185,15 +269,26 @@ class StateDesk:
 
     def tick(self) -> None:
         """Time has passed."""
+        self._begin_prefetch()
         self.exchange.tick()
         for sync in self._syncs:
             sync.report()
+        prefetch = self.exchange.prefetch
+        if prefetch is not None and self._meter is not None:
+            self._meter.report("prefetching", prefetch.wanted_bytes, prefetch.fetch)
+
+    def link_changed(self, peer: PeerId, *, up: bool) -> None:
+        """The link to a peer has come up, or is down."""
+        self._begin_prefetch()
+        self.exchange.link_changed(peer, up=up)
 
     def break_down(self) -> None:
         """A bug of ours: give every memory back."""
-        for operation in list(self.exchange.sessions):
-            self.exchange.end(operation)
+        self.exchange.close()
 
     def close(self) -> None:
         """Nobody calls any more."""
+        self.exchange.close()
+        if self._stock is not None:
+            self._stock.close()
         self._hasher.close()

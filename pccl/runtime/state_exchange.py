@@ -12,6 +12,8 @@ from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.messages import Difference, Progress
 from pccl.protocol.shared_state import Elected
 from pccl.protocol.types import OperationId, PeerId
+from pccl.runtime.exhibit import Exhibit, idle_operation
+from pccl.runtime.prefetch import Prefetch
 from pccl.runtime.state_intake import Drain
 from pccl.runtime.state_memory import StateMemory
 from pccl.runtime.state_session import StateSession
@@ -52,6 +54,10 @@ class StateExchange:
         on_compared: Callable[[OperationId, Difference], None],
     ) -> None:
         self.sessions: dict[OperationId, StateSession] = {}
+        self.exhibits: dict[OperationId, Exhibit] = {}
+        """What newcomers may fetch while nobody waits for them."""
+        self.prefetch: Prefetch | None = None
+        """Of this newcomer."""
         self._links = links
         self._now_ns = now_ns
         self._stall_ns = stall_ns
@@ -99,10 +105,43 @@ class StateExchange:
         session.end()
         return session
 
+    def show(self, memory: StateMemory, group: int) -> None:
+        """Let newcomers fetch this state, as it is now, until another one takes its place."""
+        operation = idle_operation(memory.layout, group)
+        before = self.exhibits.get(operation)
+        if before is not None:
+            before.close()
+        self.exhibits[operation] = Exhibit(memory, operation, self._links)
+
+    def begin_prefetch(
+        self, memory: StateMemory, stock: Stock, group: int, on_ready: Callable[[], None]
+    ) -> Prefetch:
+        """Fetch what the members show, until ``end_prefetch``."""
+        operation = idle_operation(memory.layout, group)
+        self.prefetch = Prefetch(
+            memory, stock, operation, self._links, self._now_ns, self._stall_ns, on_ready
+        )
+        return self.prefetch
+
+    def end_prefetch(self) -> None:
+        """Fetch nothing more; what is here stays in the stock."""
+        if self.prefetch is not None:
+            self.prefetch.close()
+            self.prefetch = None
+
+    def close(self) -> None:
+        """Give and take nothing more."""
+        self.end_prefetch()
+        for operation in list(self.sessions):
+            self.end(operation)
+        for exhibit in self.exhibits.values():
+            exhibit.close()
+        self.exhibits.clear()
+
     def tick(self) -> None:
         """Time has passed."""
-        for session in list(self.sessions.values()):
-            session.tick()
+        for part in self._parts():
+            part.tick()
 
     def progress(self) -> tuple[Progress, ...]:
         """How far everything is."""
@@ -117,6 +156,12 @@ class StateExchange:
             RemoteProtocolError: the sender may not send this.
         """
         session, peer = self.sessions.get(header.operation), lane.link.peer
+        if header.operation.term == 0:
+            if header.kind in _QUESTIONS and header.operation in self.exhibits:
+                return self.exhibits[header.operation].frame_started(peer, header)
+            prefetch = self.prefetch
+            if prefetch is not None and header.operation == prefetch.operation:
+                return prefetch.frame_started(peer, header)
         if session is not None and peer in session.ring:
             return session.frame_started(peer, header)
         if header.kind in _QUESTIONS:
@@ -126,14 +171,23 @@ class StateExchange:
 
     def lane_lost(self, lane: Lane) -> None:
         """A lane is gone, with what was on it."""
-        for session in list(self.sessions.values()):
-            session.lost_lane(lane.link.peer)
+        for part in self._parts():
+            part.lost_lane(lane.link.peer)
 
     def link_changed(self, peer: PeerId, *, up: bool) -> None:
         """The link to a peer has come up, or is down."""
-        for session in list(self.sessions.values()):
-            session.link_changed(peer, up=up)
+        for part in self._parts():
+            part.link_changed(peer, up=up)
+        if not up:
+            for exhibit in self.exhibits.values():
+                exhibit.forget(peer)
 
     def uses(self, peer: PeerId) -> bool:
         """Whether something is expected of ``peer``, or goes to it."""
-        return any(session.uses(peer) for session in self.sessions.values())
+        return any(part.uses(peer) for part in self._parts()) or any(
+            exhibit.owes(peer) for exhibit in self.exhibits.values()
+        )
+
+    def _parts(self) -> list[StateSession | Prefetch]:
+        prefetching = [] if self.prefetch is None else [self.prefetch]
+        return [*self.sessions.values(), *prefetching]

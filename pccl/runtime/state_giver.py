@@ -1,7 +1,7 @@
 """``StateGiver``: what one peer gives of a shared state to those who ask.
 
-Pieces go straight from the memory that is lent, or from what was fetched and verified here, when a
-lane is about to send them. Who asks again for what waits for a lane already gets it once.
+Pieces are read when a lane is about to send them, and go from where they are. Who asks again for
+what waits for a lane already gets it once.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from collections.abc import Callable
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameKind
 from pccl.protocol.types import PeerId
-from pccl.runtime.state_memory import StateMemory
 from pccl.runtime.state_post import StatePost, pack_numbers
-from pccl.runtime.stock import Stock
 from pccl.state.digests import PieceMap
+from pccl.state.layout import Layout
 
 MAP_PIECES_MAX = 32768
 """Digests in one frame: 1 MiB."""
@@ -27,26 +26,28 @@ class StateGiver:
     """What one peer gives.
 
     Args:
-        memory: what is lent.
-        stock: what was fetched and verified.
+        layout: of the state.
+        piece_map: of what can be had here.
+        read: gives a piece.
+        holds: whether a piece is the one that others want.
         post: where it goes.
-        holds: whether a piece of the memory is the one that others want.
     """
 
     def __init__(
         self,
-        memory: StateMemory,
-        stock: Stock,
-        post: StatePost,
+        layout: Layout,
+        piece_map: PieceMap,
+        read: Callable[[int], memoryview],
         holds: Callable[[int], bool],
+        post: StatePost,
     ) -> None:
         self.tx_bytes = 0
-        self.piece_map: PieceMap = memory.piece_map
+        self.piece_map = piece_map
         """Of what can be had here."""
-        self._memory = memory
-        self._stock = stock
-        self._post = post
+        self._layout = layout
+        self._read = read
         self._holds = holds
+        self._post = post
         self._is_closed = False
         self._queued: dict[PeerId, dict[int, None]] = {}
         """Pieces that peers wait for and no lane has taken yet."""
@@ -66,11 +67,11 @@ class StateGiver:
 
     def give_layout(self, peer: PeerId) -> None:
         """Send the layout."""
-        self._post.send(peer, FrameKind.LAYOUT, self._memory.layout.pack())
+        self._post.send(peer, FrameKind.LAYOUT, self._layout.pack())
 
     def give_map(self, peer: PeerId) -> None:
         """Send the digests of all pieces."""
-        count = self._memory.layout.piece_count
+        count = self._layout.piece_count
         for first in range(0, max(count, 1), MAP_PIECES_MAX):
             numbers = range(first, min(first + MAP_PIECES_MAX, count))
             digests = self.piece_map.part(numbers)
@@ -85,17 +86,17 @@ class StateGiver:
         queued = self._queued.setdefault(peer, {})
         lacking: list[int] = []
         for number in numbers:
-            if number >= self._memory.layout.piece_count:
+            if number >= self._layout.piece_count:
                 raise RemoteProtocolError(func="lane", reason=f"asks for piece {number}")
             if number in queued:
                 continue
-            if self._is_closed or not (number in self._stock.verified or self._holds(number)):
+            if self._is_closed or not self._holds(number):
                 lacking.append(number)
                 continue
             if len(queued) >= QUEUED_PIECES_MAX:
                 raise RemoteProtocolError(func="lane", reason="asks for too much at once")
             queued[number] = None
-            length = self._memory.layout.piece(number).length
+            length = self._layout.piece(number).length
             payload = self._payload(peer, number)
             self._post.send(peer, FrameKind.PIECE, payload, offset=number, length=length)
         if lacking:
@@ -106,10 +107,7 @@ class StateGiver:
             queued = self._queued.get(peer)
             if queued is not None:
                 queued.pop(number, None)
-            piece = self._memory.layout.piece(number)
-            self.tx_bytes += piece.length
-            if number in self._stock.verified:
-                return self._stock.slot(number)
-            return self._memory.view(piece)
+            self.tx_bytes += self._layout.piece(number).length
+            return self._read(number)
 
         return make

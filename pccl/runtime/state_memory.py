@@ -127,6 +127,11 @@ class StateMemory:
                 )
 
     @property
+    def holds_tensors(self) -> bool:
+        """Whether the memory lives as long as this does; not if it is known by addresses only."""
+        return all(one.tensor is not None or not one.numel for one in self._tensors)
+
+    @property
     def has_devices(self) -> bool:
         """Whether any tensor is on a device."""
         return bool(self._devices)

@@ -75,7 +75,9 @@ class StateSession:
         """Whether it was given up, because nobody gives what is missing."""
         self._own = own
         self._post = StatePost(operation, links)
-        self._giver = StateGiver(memory, stock, self._post, self._holds)
+        self._giver = StateGiver(
+            memory.layout, memory.piece_map, self._read, self._holds, self._post
+        )
         self._intake = PieceIntake(
             memory.layout, self._wants, stock.slot, self._progressed, self._arrived
         )
@@ -251,12 +253,19 @@ class StateSession:
 
     def _holds(self, number: int) -> bool:
         """Whether a piece of the memory is the one that is elected, as far as is known."""
+        if number in self.stock.verified:
+            return True
         piece = self.memory.layout.piece(number)
         if not self._lacks[self.memory.layout.entries[piece.entry].may_differ]:
             return True
         if self.fetch is None or self._map is None:
             return False
         return self._map[number] == self.memory.piece_map[number]
+
+    def _read(self, number: int) -> memoryview:
+        if number in self.stock.verified:
+            return self.stock.slot(number)
+        return self.memory.view(self.memory.layout.piece(number))
 
     # -- maps ------------------------------------------------------------------------------------
 

@@ -23,21 +23,19 @@ from pccl.protocol.shared_state import (
     SharedStateSyncStrategy,
     SyncPurpose,
 )
-from pccl.protocol.types import NS_PER_S, OperationId, PeerId, RemovalCause
+from pccl.protocol.types import OperationId, PeerId, RemovalCause
 from pccl.runtime.hashing import Hasher
 from pccl.runtime.memory import Range, clash
 from pccl.runtime.operand import Operand
 from pccl.runtime.requests import Deadline
 from pccl.runtime.state_memory import StateMemory
+from pccl.runtime.state_progress import ProgressMeter, SyncProgress
 from pccl.runtime.state_session import StateSession
 from pccl.runtime.stock import Stock
 from pccl.state.digests import layout_digest
 
 STARVED_MAX = 3
 """Attempts that end because nobody gives what is missing; after that the caller is told."""
-
-_RATE_NS = NS_PER_S
-"""The rate that is reported is that of about the last so many nanoseconds."""
 
 
 class State(Protocol):
@@ -58,35 +56,6 @@ class State(Protocol):
     def synchronized(self, revision: int, lineage: Lineage) -> None:
         """They are from this one now. Called in any thread."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class SyncProgress:
-    """How far a synchronization is.
-
-    Attributes:
-        phase: ``hashing``, ``waiting`` (for other members), ``fetching``, ``placing`` (what was
-            fetched is put into the tensors), ``done``.
-        done_bytes: fetched and verified so far, also by attempts before this one.
-        total_bytes: to be fetched in all; 0 as long as that is not known.
-        bytes_per_s: fetched lately.
-        sources: how many members send.
-        wrong_pieces: that came with wrong bytes, and were fetched from others.
-    """
-
-    phase: str
-    done_bytes: int
-    total_bytes: int
-    bytes_per_s: float
-    sources: int
-    wrong_pieces: int
-
-    @property
-    def remaining_s(self) -> float | None:
-        """Time left at this rate; None: it is not known."""
-        if not self.total_bytes or not self.bytes_per_s:
-            return None
-        return (self.total_bytes - self.done_bytes) / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +105,16 @@ class Caller(Protocol):
         """One attempt."""
         ...
 
-    async def join_again(self, deadline: Deadline | None) -> None:
-        """Come back as a newcomer."""
+    async def join_again(self, sync: StateSync) -> None:
+        """Come back as a newcomer, who goes on fetching before he is admitted."""
+        ...
+
+    def take_stock(self, memory: StateMemory) -> Stock | None:
+        """What was fetched of this state before this peer was admitted."""
+        ...
+
+    def show(self, memory: StateMemory) -> None:
+        """Let newcomers fetch this state."""
         ...
 
     def feed(self, event: PeerEvent) -> None:
@@ -175,7 +152,7 @@ class StateSync:
         now_ns: Callable[[], int],
     ) -> None:
         self.memory = request.state.memory
-        self.stock = Stock(
+        self.stock = caller.take_stock(self.memory) or Stock(
             self.memory,
             request.staging_bytes_max,
             request.staging_directory,
@@ -186,15 +163,19 @@ class StateSync:
         self._caller = caller
         self._hasher = hasher
         self._request = request
-        self._now_ns = now_ns
         self._phase = "hashing"
         self._tx_bytes = self._rx_bytes = self._wrong_pieces = 0
         """Of the attempts before."""
         self._wanted: list[int] = []
         """Pieces that are to be other ones than they were, as of the last attempt."""
-        self._seen = (now_ns(), 0)
-        self._bytes_per_s = 0.0
+        self._wanted_bytes = 0
+        self._meter = ProgressMeter(request.on_progress, self.stock, now_ns)
         self._ranges = _ranges(self.memory)
+
+    @property
+    def on_progress(self) -> Callable[[SyncProgress], None] | None:
+        """Who is told how far it is."""
+        return self._request.on_progress
 
     def check_apart(self, operand: Operand) -> None:
         """Make sure that a collective does not use the same memory.
@@ -235,7 +216,7 @@ class StateSync:
                     self._count()
                     if error.cause is not RemovalCause.TOO_SLOW:
                         raise
-                    await self._caller.join_again(self.deadline)
+                    await self._caller.join_again(self)
                 else:
                     assert isinstance(result, SyncResult)
                     self._count()
@@ -245,41 +226,20 @@ class StateSync:
 
     def report(self) -> None:
         """Tell how far it is."""
-        listener = self._request.on_progress
-        if listener is None:
-            return
-        session = self.session
-        now_ns, done_bytes = self._now_ns(), self.stock.verified_bytes
-        since_ns, before_bytes = self._seen
-        if now_ns > since_ns:
-            share = min(1.0, (now_ns - since_ns) / _RATE_NS)
-            lately = max(0, done_bytes - before_bytes) * NS_PER_S / (now_ns - since_ns)
-            self._bytes_per_s += share * (lately - self._bytes_per_s)
-            self._seen = now_ns, done_bytes
+        session, phase = self.session, self._phase
         fetch = session.fetch if session is not None else None
-        phase = "fetching" if fetch is not None and self._phase == "waiting" else self._phase
-        listener(
-            SyncProgress(
-                phase,
-                done_bytes,
-                session.wanted_bytes if session is not None else 0,
-                self._bytes_per_s,
-                len(fetch.sources()) if fetch is not None else 0,
-                self._wrong_pieces + (session.wrong_pieces if session is not None else 0),
-            )
-        )
+        if fetch is not None and phase == "waiting":
+            phase = "fetching"
+        total, wrong = self._wanted_bytes, self._wrong_pieces
+        if session is not None:
+            total, wrong = session.wanted_bytes, wrong + session.wrong_pieces
+        self._meter.report(phase, total, fetch, wrong)
 
     # -- one attempt -----------------------------------------------------------------------------
 
     async def _hash(self) -> None:
-        """Know the digest of everything that may have changed."""
         self._enter("hashing")
-        memory = self.memory
-        entries = sorted(memory.stale)
-        if memory.has_devices:
-            await self._hasher.run(memory.load)
-        await self._hasher.hash_pieces(memory, memory.stale_pieces())
-        memory.hashed(entries)
+        await hash_state(self.memory, self._hasher)
 
     def _event(self, call: int) -> SyncCall:
         request, state = self._request, self._request.state
@@ -308,7 +268,7 @@ class StateSync:
             self._tx_bytes += session.tx_bytes
             self._rx_bytes += session.rx_bytes
             self._wrong_pieces += session.wrong_pieces
-            self._wanted = session.wanted
+            self._wanted, self._wanted_bytes = session.wanted, session.wanted_bytes
 
     async def _finish(self, result: SyncResult, attempts: int) -> SyncReport:
         """It is committed: put what was fetched in place."""
@@ -326,6 +286,7 @@ class StateSync:
                 # Some of it is in place: the others have all of it.
                 self._caller.feed(LeftCommitted(result.operation))
                 raise
+            self._caller.show(self.memory)
         self._enter("done")
         return SyncReport(
             result.operation,
@@ -340,6 +301,15 @@ class StateSync:
     def _enter(self, phase: str) -> None:
         self._phase = phase
         self.report()
+
+
+async def hash_state(memory: StateMemory, hasher: Hasher) -> None:
+    """Know the digest of everything that may have changed."""
+    entries = sorted(memory.stale)
+    if memory.has_devices:
+        await hasher.run(memory.load)
+    await hasher.hash_pieces(memory, memory.stale_pieces())
+    memory.hashed(entries)
 
 
 def _ranges(memory: StateMemory) -> tuple[Range, ...]:

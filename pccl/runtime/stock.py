@@ -36,7 +36,7 @@ class Stock:
         self.in_place = in_place
         self._memory_max_bytes = memory_max_bytes
         self._directory = directory
-        self._memory = memory
+        self.memory = memory
         self._staging: Staging | None = None
         self._numbers: frozenset[int] = frozenset()
 
@@ -53,7 +53,7 @@ class Stock:
         }
         if self.in_place or self._numbers.issuperset(wanted):
             return
-        before, layout = self._staging, self._memory.layout
+        before, layout = self._staging, self.memory.layout
         staging = Staging(layout, wanted, self._memory_max_bytes, self._directory)
         for number in self.verified:
             assert before is not None
@@ -65,19 +65,19 @@ class Stock:
     @property
     def verified_bytes(self) -> int:
         """Of the pieces that are here."""
-        layout = self._memory.layout
+        layout = self.memory.layout
         return sum(layout.piece(number).length for number in self.verified)
 
     def slot(self, number: int) -> memoryview:
         """Where a piece belongs that there is room for."""
         if self.in_place:
-            return self._memory.view(self._memory.layout.piece(number))
+            return self.memory.view(self.memory.layout.piece(number))
         assert self._staging is not None
         return self._staging.slot(number)
 
     def apply(self, numbers: Sequence[int]) -> None:
         """Put pieces that are here into the tensors; any thread."""
-        memory = self._memory
+        memory = self.memory
         if not self.in_place and self._staging is not None:
             self._staging.apply(memory, numbers)
         for number in numbers:

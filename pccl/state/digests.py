@@ -60,6 +60,9 @@ class PieceMap:
         self._digests = digests or bytearray(layout.piece_count * DIGEST_BYTES)
         assert len(self._digests) == layout.piece_count * DIGEST_BYTES
 
+    def __len__(self) -> int:
+        return self.layout.piece_count
+
     def __getitem__(self, number: int) -> bytes:
         return bytes(self._digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES])
 

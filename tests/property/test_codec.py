@@ -218,7 +218,7 @@ SAMPLES: dict[type[Any], msg.Message] = {}
 def _fill_samples() -> None:
     roster = [7, 2, 1, [[1, "h", 9]], [1], 1, 1, 1, 1, 2, [[[4096, 2]], 3, 1]]
     op = [1, 2, 3, 4, 5]
-    registration = [0, "h", 9, 2, 1]
+    registration = [0, "h", 9, 2, 1, True]
     outcome, answer = [op, None, "", [1], 7, 3, ["w", 2, "where"]], [[1, 0], 7, True, "", 4]
     lineage = [b"run", op]
     bodies: dict[type[Any], list[Any]] = {
@@ -239,6 +239,7 @@ def _fill_samples() -> None:
             op,
             [*(0, 2, 1, 7, lineage, True, False), b"layout", b"content", b"extra"],
         ],
+        msg.Prefetched: [15],
         msg.StatesCompared: [14, op, ["w", None, "where"]],
         msg.SyncStarted: [80, op, [7, b"layout", b"content", [1], [2], [3], b"extra", [1]]],
         msg.CompareStates: [81, op, 3],
@@ -293,13 +294,13 @@ _fill_samples()
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (pack(1, -1, "h", 9, 1, 1), "not an integer from 0 to 4294967295"),
-        (pack(1, 1 << 32, "h", 9, 1, 1), "not an integer from 0 to 4294967295"),
-        (pack(1, 0, "h", 1 << 16, 1, 1), "not an integer from 0 to 65535"),
-        (pack(1, True, "h", 9, 1, 1), "not an integer"),
-        (pack(1, 1.0, "h", 9, 1, 1), "not an integer"),
-        (pack(1, 0, b"h", 9, 1, 1), "not str"),
-        (pack(1, 0, None, 9, 1, 1), "not str"),
+        (pack(1, -1, "h", 9, 1, 1, False), "not an integer from 0 to 4294967295"),
+        (pack(1, 1 << 32, "h", 9, 1, 1, False), "not an integer from 0 to 4294967295"),
+        (pack(1, 0, "h", 1 << 16, 1, 1, False), "not an integer from 0 to 65535"),
+        (pack(1, True, "h", 9, 1, 1, False), "not an integer"),
+        (pack(1, 1.0, "h", 9, 1, 1, False), "not an integer"),
+        (pack(1, 0, b"h", 9, 1, 1, False), "not str"),
+        (pack(1, 0, None, 9, 1, 1, False), "not str"),
         (pack(2, 1, "token", 0, b""), "not bytes"),
         (pack(2, -1, b"t", 0, b""), "not an integer"),
         (pack(10, 1, 1, ""), "not bool"),

@@ -1,0 +1,238 @@
+"""``Prefetch``: a newcomer fetches what its group holds while the members go on working.
+
+What it gets is advisory. The map comes from whichever member is the first to answer; a piece that
+has changed since fails its digest and is left to the synchronization that follows the admission,
+which verifies everything against what is elected, and moves only what is missing then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.types import NS_PER_S, OperationId, PeerId
+from pccl.runtime.state_intake import PieceIntake, Whole
+from pccl.runtime.state_maps import MapRequest
+from pccl.runtime.state_memory import StateMemory
+from pccl.runtime.state_post import StatePost, numbers_of, pack_numbers
+from pccl.runtime.stock import Stock
+from pccl.state.digests import PieceMap
+from pccl.state.fetch import Ask, Fetch
+from pccl.transports.lane import Sink
+from pccl.transports.link import Links
+
+REFRESH_NS = 2 * NS_PER_S
+"""Once all is here, the members are asked so often whether they hold something else by now."""
+
+
+class Prefetch:
+    """What one newcomer fetches before it is admitted.
+
+    Args:
+        memory: its state; hashed.
+        stock: where pieces go.
+        operation: by which the members show what they hold.
+        links: of this peer.
+        now_ns: the present.
+        stall_ns: a member that sends nothing for so long is passed over.
+        on_ready: called once all is here that can be had.
+    """
+
+    def __init__(
+        self,
+        memory: StateMemory,
+        stock: Stock,
+        operation: OperationId,
+        links: Links,
+        now_ns: Callable[[], int],
+        stall_ns: int,
+        on_ready: Callable[[], None],
+    ) -> None:
+        self.memory = memory
+        self.stock = stock
+        self.fetch: Fetch | None = None
+        self.wanted: list[int] = []
+        """Pieces that the members hold otherwise than this peer did at first, in order."""
+        self.operation = operation
+        self._links = links
+        self._post = StatePost(operation, links)
+        self._now_ns = now_ns
+        self._stall_ns = stall_ns
+        self._on_ready = on_ready
+        self._is_ready = False
+        self._began_ns = now_ns()
+        self._looked_ns = now_ns()
+        self._maps: dict[PeerId, MapRequest] = {}
+        """Maps that were asked for and are not complete."""
+        self._map: PieceMap | None = None
+        self._intake = PieceIntake(
+            memory.layout, self._wants, stock.slot, self._progressed, self._arrived
+        )
+        for link in links.all():
+            if link.up:
+                self._ask_map(link.peer)
+
+    @property
+    def wanted_bytes(self) -> int:
+        """Of the pieces that the members hold otherwise."""
+        return sum(self.memory.layout.piece(number).length for number in self.wanted)
+
+    # -- what the engine does --------------------------------------------------------------------
+
+    def link_changed(self, peer: PeerId, *, up: bool) -> None:
+        """The link to a peer has come up, or is down."""
+        if up:
+            self._ask_map(peer)
+            return
+        self._post.drop(peer)
+        self._maps.pop(peer, None)
+        if self.fetch is not None:
+            self._carry_out(self.fetch.lose_source(peer, self._now_ns()))
+
+    def lost_lane(self, peer: PeerId) -> None:
+        """A lane to a peer is gone, and perhaps questions and answers with it."""
+        if peer in self._maps:
+            self._maps[peer].ask()
+        if self.fetch is not None:
+            self._carry_out(self.fetch.ask_again(peer, self._now_ns()))
+
+    def uses(self, peer: PeerId) -> bool:
+        """Whether something is expected of ``peer``."""
+        fetching = self.fetch is not None and bool(self.fetch.outstanding(peer))
+        return fetching or peer in self._maps
+
+    def tick(self) -> None:
+        """Time has passed."""
+        now_ns = self._now_ns()
+        if self.fetch is not None:
+            self._carry_out(self.fetch.tick(now_ns))
+        for peer, request in list(self._maps.items()):
+            if now_ns - request.moved_ns >= self._stall_ns:
+                del self._maps[peer]
+        if self._map is None and not self._maps and now_ns - self._began_ns >= self._stall_ns:
+            self._be_ready()  # nobody has anything, or nobody can be reached
+        if self._is_ready and now_ns - self._looked_ns >= REFRESH_NS:
+            self._looked_ns = now_ns
+            for link in self._links.all():
+                if link.up:
+                    self._ask_map(link.peer)
+
+    def close(self) -> None:
+        """Fetch nothing more; what is here stays in the stock."""
+        self.fetch = None
+        self._maps.clear()
+        self._intake.clear()
+        self._post.end()
+
+    # -- frames ----------------------------------------------------------------------------------
+
+    def frame_started(self, peer: PeerId, header: FrameHeader) -> Sink:
+        """Where an answer goes.
+
+        Raises:
+            RemoteProtocolError: it is none.
+        """
+        if header.kind is FrameKind.PIECE:
+            return self._intake.place(peer, header)
+        return Whole(self._take, peer, header, bytearray(header.length))
+
+    def _take(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
+        match header.kind:
+            case FrameKind.MAP:
+                self._take_map(peer, header, payload)
+            case FrameKind.PIECE_LACK:
+                self._take_refusal(peer, numbers_of(payload))
+            case _:
+                raise RemoteProtocolError(func="lane", reason=f"unexpected {header.kind.name}")
+
+    # -- maps ------------------------------------------------------------------------------------
+
+    def _ask_map(self, peer: PeerId) -> None:
+        if peer not in self._maps:
+            layout, now_ns = self.memory.layout, self._now_ns()
+            self._maps[peer] = MapRequest(layout, self._post, peer, now_ns)
+
+    def _take_map(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
+        request = self._maps.get(peer)
+        theirs = request.take(header, payload, self._now_ns()) if request is not None else None
+        if theirs is None:
+            return
+        del self._maps[peer]
+        if self._map is None or (self._is_idle and not self._is_same(theirs)):
+            self._begin(theirs)
+        if self.fetch is not None and self._is_same(theirs):
+            self._carry_out(self.fetch.add_source(peer, self._now_ns()))
+        self._look_if_ready()
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.fetch is None or self.fetch.complete or self.fetch.starved
+
+    def _is_same(self, theirs: PieceMap) -> bool:
+        """Whether a member shows what is fetched already; tensors that may differ don't count."""
+        assert self._map is not None
+        return self._map.digest(may_differ=False) == theirs.digest(may_differ=False)
+
+    def _begin(self, theirs: PieceMap) -> None:
+        """Fetch what this map says, and is not here."""
+        layout, own = self.memory.layout, self.memory.piece_map
+        self._map = theirs
+        numbers = layout.numbers(may_differ=False)
+        self.wanted = [number for number in numbers if theirs[number] != own[number]]
+        self._intake.clear()
+        self.stock.prepare(self.wanted, theirs)
+        missing = [number for number in self.wanted if number not in self.stock.verified]
+        self.fetch = Fetch(
+            {number: layout.piece(number).length for number in missing},
+            0,
+            1,
+            self._now_ns(),
+            stall_ns=self._stall_ns,
+        )
+
+    # -- fetching --------------------------------------------------------------------------------
+
+    def _wants(self, number: int) -> bool:
+        return self.fetch is not None and self.fetch.wants(number)
+
+    def _progressed(self, source: PeerId, nbytes: int) -> None:
+        if self.fetch is not None:
+            self.fetch.progressed(source, nbytes, self._now_ns())
+
+    def _arrived(self, source: PeerId, number: int, digest: bytes) -> None:
+        fetch, now_ns = self.fetch, self._now_ns()
+        assert fetch is not None
+        assert self._map is not None
+        if digest == self._map[number]:
+            self.stock.verified[number] = digest
+            self._carry_out(fetch.arrived(source, number, now_ns, sound=True))
+        else:  # it is changing there: no blame
+            self._carry_out(fetch.refuse(source, [number], now_ns))
+        self._look_if_ready()
+
+    def _take_refusal(self, peer: PeerId, numbers: list[int]) -> None:
+        if not numbers:
+            self._maps.pop(peer, None)
+        if self.fetch is not None:
+            now_ns = self._now_ns()
+            if numbers:
+                self._carry_out(self.fetch.refuse(peer, numbers, now_ns))
+            else:
+                self._carry_out(self.fetch.lose_source(peer, now_ns))
+        self._look_if_ready()
+
+    def _carry_out(self, asks: Iterable[Ask]) -> None:
+        for ask in asks:
+            self._post.send(ask.source, FrameKind.PIECE_ASK, pack_numbers(ask.pieces))
+
+    def _look_if_ready(self) -> None:
+        fetch = self.fetch
+        if fetch is not None and not self._maps and (fetch.complete or fetch.starved):
+            self._be_ready()
+
+    def _be_ready(self) -> None:
+        if not self._is_ready:
+            self._is_ready = True
+            self._looked_ns = self._now_ns()
+            self._on_ready()
