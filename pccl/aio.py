@@ -42,10 +42,23 @@ class Communicator(CommunicatorBase):
         n_attempts: int = 5,
         *,
         min_peers: int | None = None,
+        shared_state: SharedState | None = None,
+        staging_bytes_max: int = 1 << 30,
+        staging_directory: str | os.PathLike[str] | None = None,
+        on_progress: Callable[[SyncProgress], None] | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Join the run; see :meth:`pccl.Communicator.connect`."""
-        await self._run(self._session.connect(n_attempts, min_peers, timeout_s))
+        call = self._session.connect(
+            n_attempts,
+            min_peers,
+            timeout_s,
+            shared_state,
+            staging_bytes_max,
+            staging_directory,
+            on_progress,
+        )
+        await self._run(call)
 
     async def update_topology(self, *, timeout_s: float | None = None) -> None:
         """Admit newcomers; see :meth:`pccl.Communicator.update_topology`."""

@@ -33,8 +33,10 @@ from pccl.protocol.types import (
 )
 from pccl.runtime.operand import Operand, borrow, borrow_many, borrow_pointers
 from pccl.runtime.requests import ReduceRequest
+from pccl.runtime.state_desk import PrefetchRequest
 from pccl.runtime.state_progress import SyncProgress
 from pccl.runtime.state_sync import SyncRequest
+from pccl.runtime.stock import Stock
 from pccl.shared_state import SharedState
 
 COUNT_MAX = 2**63 - 1
@@ -292,8 +294,7 @@ def sync_request(
             "in_place is for the first synchronization of a state only: these contents have been "
             "synchronized before, and would be lost if this failed half-way"
         )
-    if on_progress is not None and not callable(on_progress):
-        raise TypeError(f"on_progress must be a function, not {type(on_progress).__name__}")
+    _check_listener(on_progress)
     return SyncRequest(
         state,
         SyncPurpose.SYNC,
@@ -305,6 +306,31 @@ def sync_request(
         None if staging_directory is None else os.fspath(staging_directory),
         on_progress,
     )
+
+
+def prefetch_request(
+    shared_state: object,
+    staging_bytes_max: object,
+    staging_directory: str | os.PathLike[str] | None,
+    on_progress: Callable[[SyncProgress], None] | None,
+) -> PrefetchRequest | None:
+    """Check the arguments of ``connect`` about shared state; None: there is none.
+
+    Raises:
+        TypeError, ValueError: one of them can't be used; the message says which.
+    """
+    _check_listener(on_progress)
+    if shared_state is None:
+        return None
+    memory = check_type("shared_state", shared_state, SharedState).memory
+    limit = check_range("staging_bytes_max", staging_bytes_max, 0, STAGING_BYTES_MAX)
+    directory = None if staging_directory is None else os.fspath(staging_directory)
+    return PrefetchRequest(memory, Stock(memory, limit, directory), on_progress)
+
+
+def _check_listener(on_progress: object) -> None:
+    if on_progress is not None and not callable(on_progress):
+        raise TypeError(f"on_progress must be a function, not {type(on_progress).__name__}")
 
 
 def verify_request(shared_state: object) -> SyncRequest:

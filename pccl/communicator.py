@@ -51,14 +51,27 @@ class Communicator(CommunicatorBase):
         n_attempts: int = 5,
         *,
         min_peers: int | None = None,
+        shared_state: SharedState | None = None,
+        staging_bytes_max: int = 1 << 30,
+        staging_directory: str | os.PathLike[str] | None = None,
+        on_progress: Callable[[SyncProgress], None] | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Join the run. Returns when admitted, which takes a joint call of the members.
+
+        With ``shared_state`` this peer first fetches, in the background, what the members hold
+        since their last synchronization, while they go on working; it is admitted after that. The
+        first ``sync_shared_state`` of the same state moves what has changed since. Until then no
+        tensor is changed.
 
         Args:
             n_attempts: how often to try to reach the master, one second apart.
             min_peers: how many members the run must have, this one included, before this peer is
                 admitted; None: what ``PCCL_MIN_PEERS`` says, otherwise 1.
+            shared_state: to be fetched before the admission; None: nothing is.
+            staging_bytes_max: as of ``sync_shared_state``.
+            staging_directory: as of ``sync_shared_state``.
+            on_progress: as of ``sync_shared_state``.
             timeout_s: budget.
 
         Raises:
@@ -68,7 +81,16 @@ class Communicator(CommunicatorBase):
             DeadlineExceeded: the budget ran out. Call again.
             PCCLError: it is connected already (INVALID_USAGE).
         """
-        self._run(self._session.connect(n_attempts, min_peers, timeout_s))
+        call = self._session.connect(
+            n_attempts,
+            min_peers,
+            timeout_s,
+            shared_state,
+            staging_bytes_max,
+            staging_directory,
+            on_progress,
+        )
+        self._run(call)
 
     def update_topology(self, *, timeout_s: float | None = None) -> None:
         """Admit newcomers that are ready. Joint call of all members of all groups.

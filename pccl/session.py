@@ -20,6 +20,7 @@ from pccl.arguments import (
     broadcast_request,
     list_request,
     many_requests,
+    prefetch_request,
     reduce_request,
     sync_request,
     verify_request,
@@ -127,15 +128,25 @@ class Session:
     # -- calls -----------------------------------------------------------------------------------
 
     def connect(
-        self, n_attempts: int, min_peers: int | None, timeout_s: float | None
+        self,
+        n_attempts: int,
+        min_peers: int | None,
+        timeout_s: float | None,
+        shared_state: SharedState | None = None,
+        staging_bytes_max: int = 0,
+        staging_directory: str | os.PathLike[str] | None = None,
+        on_progress: Callable[[SyncProgress], None] | None = None,
     ) -> Call[None]:
         """Prepare ``connect``."""
         n_attempts = check_range("n_attempts", n_attempts, 1, ATTEMPTS_MAX)
         peers = resolve_min_peers(min_peers)
         limit_s = check_timeout(timeout_s)
+        prefetch = prefetch_request(shared_state, staging_bytes_max, staging_directory, on_progress)
 
         def work() -> Coroutine[Any, Any, None]:
-            return self.engine.connect(n_attempts, min_peers=peers, timeout_s=limit_s)
+            return self.engine.connect(
+                n_attempts, min_peers=peers, timeout_s=limit_s, prefetch=prefetch
+            )
 
         return Call("connect", work, joint=False, left=self._left_admitted)
 
