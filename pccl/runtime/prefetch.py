@@ -54,6 +54,7 @@ class Prefetch:
         self.fetch: Fetch | None = None
         self.wanted: list[int] = []
         """Pieces that the members hold otherwise than this peer did at first, in order."""
+        self.wanted_bytes = 0
         self.operation = operation
         self._links = links
         self._post = StatePost(operation, links)
@@ -72,11 +73,6 @@ class Prefetch:
         for link in links.all():
             if link.up:
                 self._ask_map(link.peer)
-
-    @property
-    def wanted_bytes(self) -> int:
-        """Of the pieces that the members hold otherwise."""
-        return sum(self.memory.layout.piece(number).length for number in self.wanted)
 
     # -- what the engine does --------------------------------------------------------------------
 
@@ -180,6 +176,7 @@ class Prefetch:
         self._map = theirs
         numbers = layout.numbers(may_differ=False)
         self.wanted = [number for number in numbers if theirs[number] != own[number]]
+        self.wanted_bytes = layout.bytes_of(self.wanted)
         self._intake.clear()
         self.stock.prepare(self.wanted, theirs)
         missing = [number for number in self.wanted if number not in self.stock.verified]
@@ -205,7 +202,7 @@ class Prefetch:
         assert fetch is not None
         assert self._map is not None
         if digest == self._map[number]:
-            self.stock.verified[number] = digest
+            self.stock.put(number, digest)
             self._carry_out(fetch.arrived(source, number, now_ns, sound=True))
         else:  # it is changing there: no blame
             self._carry_out(fetch.refuse(source, [number], now_ns))

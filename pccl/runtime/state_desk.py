@@ -21,6 +21,7 @@ from pccl.protocol.peer_events import (
     StatesCompared,
     SyncStarved,
 )
+from pccl.protocol.shared_state import Elected
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.calls import Call, Calls
 from pccl.runtime.hashing import Hasher
@@ -250,7 +251,7 @@ class StateDesk:
             case PostSync(number, operation, ring):
                 self._post(number, operation, ring)
             case BeginSync(operation, elected):
-                self.exchange.begin(operation, elected)
+                self._begin(operation, elected)
             case CompareSync(operation, reference):
                 self.exchange.compare(operation, reference)
 
@@ -261,9 +262,14 @@ class StateDesk:
         call.operation = operation
         sync = call.sync
         sync.session = self.exchange.post(operation, sync.memory, sync.stock, ring, own)
-        for peer in ring:
-            if peer != own:
+
+    def _begin(self, operation: OperationId, elected: Elected) -> None:
+        own = self._host.machine.peer
+        fetchers = {*elected.behind, *elected.outdated}
+        for peer in self.exchange.sessions[operation].ring:
+            if peer != own and (own in fetchers or peer in fetchers):
                 self._host.use_link(peer)
+        self.exchange.begin(operation, elected)
 
     # -- time --------------------------------------------------------------------------------------
 

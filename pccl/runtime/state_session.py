@@ -69,6 +69,7 @@ class StateSession:
         self.elected: Elected | None = None
         self.wanted: list[int] = []
         """Pieces that are to be other ones than they were, in order."""
+        self.wanted_bytes = 0
         self.rx_bytes = 0
         self.wrong_pieces = 0
         self.is_starved = False
@@ -157,11 +158,6 @@ class StateSession:
         """How far it is, in pieces."""
         received = len(self.wanted) - self.missing_pieces
         return Progress(self.operation, received, 0, self.rx_bytes + self._intake.arriving_bytes)
-
-    @property
-    def wanted_bytes(self) -> int:
-        """Of the pieces that are to be other ones than they were."""
-        return sum(self.memory.layout.piece(number).length for number in self.wanted)
 
     @property
     def missing_pieces(self) -> int:
@@ -335,6 +331,7 @@ class StateSession:
                 for number in numbers:
                     self._map[number] = own[number]
         wanted.sort()
+        self.wanted_bytes = layout.bytes_of(wanted)
         self.stock.prepare(wanted, self._map)
         fetchers = sorted({*self.elected.behind, *self.elected.outdated})
         missing = [number for number in wanted if number not in self.stock.verified]
@@ -387,7 +384,7 @@ class StateSession:
         sound = digest == self._map[number]
         if sound:
             self.rx_bytes += self.memory.layout.piece(number).length
-            self.stock.verified[number] = digest
+            self.stock.put(number, digest)
             self._news.append(number)
         else:
             self.wrong_pieces += 1
