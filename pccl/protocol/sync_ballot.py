@@ -84,6 +84,11 @@ class SyncBallot(Ballot):
         """See ``Ballot``."""
         return len(self._present) < len(self.members)
 
+    @property
+    def contributors(self) -> tuple[PeerId, ...]:
+        """See ``Ballot``: those who are left."""
+        return tuple(self._present)
+
     def _has_asked(self, peer: PeerId) -> bool:
         return peer in self._offers
 

@@ -68,6 +68,8 @@ class Prefetch:
         self._is_ready = False
         self._began_ns = now_ns()
         self._looked_ns = now_ns()
+        self._without: dict[PeerId, None] = {}
+        """Those who have nothing to show."""
         self._maps: dict[PeerId, MapRequest] = {}
         """Maps that were asked for and are not complete."""
         self._map: PieceMap | None = None
@@ -102,6 +104,7 @@ class Prefetch:
 
     def link_changed(self, peer: PeerId, *, up: bool) -> None:
         """The link to a peer has come up, or is down."""
+        self._without.pop(peer, None)
         if up:
             self._ask_map(peer)
             return
@@ -236,6 +239,7 @@ class Prefetch:
     def _take_refusal(self, peer: PeerId, numbers: list[int]) -> None:
         if not numbers:
             self._maps.pop(peer, None)
+            self._without[peer] = None
         if self.fetch is not None:
             now_ns = self._now_ns()
             if numbers:
@@ -250,9 +254,13 @@ class Prefetch:
 
     def _look_if_ready(self) -> None:
         fetch = self.fetch
-        if fetch is not None and fetch.complete:
+        if fetch is None:
+            if all(link.peer in self._without for link in self._links.all()):
+                self._be_ready()
+            return
+        if fetch.complete:
             self.on_complete()
-        if fetch is not None and not self._maps and (fetch.complete or fetch.starved):
+        if not self._maps and (fetch.complete or fetch.starved):
             self._be_ready()
 
     def _be_ready(self) -> None:

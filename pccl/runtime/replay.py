@@ -88,6 +88,8 @@ class Replay:
         self._on_reduction = on_reduction
         self._news: dict[tuple[bytes, int], ResultNews] = {}
         """By content and index."""
+        self._adopted = b""
+        """What was fetched and put into the tensors last."""
         self._holds = b""
         """What the tensors were as of, before the results that were replayed."""
         self._index = 0
@@ -129,7 +131,7 @@ class Replay:
     async def _step(self) -> bool:
         """Do one thing, if there is any."""
         content = self._prefetch.content
-        if content and content != self._holds:
+        if content and content != self._adopted:
             await self._adopt(content)
             return True
         news = self._news.pop((self._holds, self._index), None)
@@ -142,7 +144,8 @@ class Replay:
         memory, prefetch = self._prefetch.memory, self._prefetch
         await self._hasher.run(partial(prefetch.stock.apply, list(prefetch.wanted)))
         await hash_state(memory, self._hasher)
-        self._holds, self._index = content, 0
+        self._adopted = self._holds = content
+        self._index = 0
         self._news = {key: one for key, one in self._news.items() if key[0] == content}
 
     async def _replay(self, news: ResultNews) -> bool:
