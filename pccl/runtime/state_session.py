@@ -104,6 +104,8 @@ class StateSession:
         self.wrong_pieces = 0
         self.is_starved = False
         """Whether it was given up, because nobody gives what is missing."""
+        self.no_room: OSError | MemoryError | None = None
+        """Why it was given up: there is nowhere to put what is missing."""
         self._own = own
         self._post = StatePost(operation, links)
         self._giver = StateGiver(memory, stock, self._post, self._holds)
@@ -291,7 +293,7 @@ class StateSession:
 
     def _ask_maps(self, but: PeerId | None = None) -> None:
         """Ask one source for each map that is still needed; ``but``: rather not this one."""
-        if self.elected is None or self.fetch is not None or self._is_done:
+        if self.elected is None or self.fetch is not None or self._is_done or self.no_room:
             return
         holders = {False: self.elected.sources, True: self.elected.extra_sources}
         for may_differ, lacks in self._lacks.items():
@@ -346,7 +348,8 @@ class StateSession:
         assert self.elected is not None
         assert self._map is not None
         layout, own = self.memory.layout, self.memory.piece_map
-        self.wanted = wanted = []
+        wanted: list[int] = []
+        self.wanted = wanted
         for may_differ, lacks in self._lacks.items():
             numbers = layout.numbers(may_differ=may_differ)
             if lacks:
@@ -355,7 +358,14 @@ class StateSession:
                 for number in numbers:
                     self._map[number] = own[number]
         wanted.sort()
-        self.stock.prepare(wanted, self._map)
+        try:
+            self.stock.prepare(wanted, self._map)
+        except (OSError, MemoryError) as error:
+            self._map = None
+            if self.no_room is None:
+                self.no_room = error
+                self._on_starved(self.operation, f"no room for what it lacks: {error}")
+            return
         fetchers = sorted({*self.elected.behind, *self.elected.outdated})
         missing = [number for number in wanted if number not in self.stock.verified]
         now_ns = self._now_ns()

@@ -9,6 +9,8 @@ and the revision with it, before the call returns or raises.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -33,6 +35,8 @@ from pccl.runtime.state_session import StateSession
 from pccl.runtime.stock import Stock
 from pccl.state.digests import layout_digest
 
+_log = logging.getLogger("pccl.peer")
+
 STARVED_MAX = 3
 """Attempts that end because nobody gives what is missing; after that the caller is told."""
 
@@ -43,7 +47,10 @@ _RATE_NS = NS_PER_S
 class State(Protocol):
     """What a program holds: memory with a revision; ``pccl.SharedState`` is one."""
 
-    revision: int
+    @property
+    def revision(self) -> int:
+        """As the program counts it."""
+        ...
 
     @property
     def memory(self) -> StateMemory:
@@ -187,11 +194,15 @@ class StateSync:
         self._hasher = hasher
         self._request = request
         self._now_ns = now_ns
+        self._listener = request.on_progress
         self._phase = "hashing"
         self._tx_bytes = self._rx_bytes = self._wrong_pieces = 0
         """Of the attempts before."""
         self._wanted: list[int] = []
         """Pieces that are to be other ones than they were, as of the last attempt."""
+        self._wanted_bytes = 0
+        self._is_torn = False
+        """Whether pieces were written straight into the tensors, and not all of them."""
         self._seen = (now_ns(), 0)
         self._bytes_per_s = 0.0
         self._ranges = _ranges(self.memory)
@@ -225,14 +236,17 @@ class StateSync:
                 try:
                     result = await self._caller.call_sync(self._event, self)
                 except errors.CollectiveAborted as error:
-                    self._count()
                     starved += self._is_starved
+                    no_room = self.session.no_room if self.session is not None else None
+                    self._fail()
+                    if no_room is not None:
+                        raise no_room from None
                     if error.result is not errors.Result.RANK_CONNECTION_LOST:
                         raise
                     if starved >= STARVED_MAX:
                         raise errors.StateUnavailable(reason=error.reason) from None
                 except errors.Evicted as error:
-                    self._count()
+                    self._fail()
                     if error.cause is not RemovalCause.TOO_SLOW:
                         raise
                     await self._caller.join_again(self.deadline)
@@ -240,12 +254,15 @@ class StateSync:
                     assert isinstance(result, SyncResult)
                     self._count()
                     return await self._finish(result, attempts)
+        except BaseException:
+            self._fail()
+            raise
         finally:
             self.stock.close()
 
     def report(self) -> None:
         """Tell how far it is."""
-        listener = self._request.on_progress
+        listener = self._listener
         if listener is None:
             return
         session = self.session
@@ -258,16 +275,19 @@ class StateSync:
             self._seen = now_ns, done_bytes
         fetch = session.fetch if session is not None else None
         phase = "fetching" if fetch is not None and self._phase == "waiting" else self._phase
-        listener(
-            SyncProgress(
-                phase,
-                done_bytes,
-                session.wanted_bytes if session is not None else 0,
-                self._bytes_per_s,
-                len(fetch.sources()) if fetch is not None else 0,
-                self._wrong_pieces + (session.wrong_pieces if session is not None else 0),
-            )
+        progress = SyncProgress(
+            phase,
+            done_bytes,
+            session.wanted_bytes if session is not None else self._wanted_bytes,
+            self._bytes_per_s,
+            len(fetch.sources()) if fetch is not None else 0,
+            self._wrong_pieces + (session.wrong_pieces if session is not None else 0),
         )
+        try:
+            listener(progress)
+        except Exception:  # noqa: BLE001 - the caller's bug is no reason to fail
+            _log.exception("on_progress has failed, and is not called any more")
+            self._listener = None
 
     # -- one attempt -----------------------------------------------------------------------------
 
@@ -289,7 +309,7 @@ class StateSync:
             resume=request.resume,
             revision=state.revision,
             lineage=state.lineage,
-            stale=False,
+            stale=self._is_torn,
             unchanged=request.expect_unchanged,
             layout=layout_digest(self.memory.layout),
             content=self.memory.piece_map.digest(may_differ=False),
@@ -308,7 +328,14 @@ class StateSync:
             self._tx_bytes += session.tx_bytes
             self._rx_bytes += session.rx_bytes
             self._wrong_pieces += session.wrong_pieces
-            self._wanted = session.wanted
+            self._wanted, self._wanted_bytes = session.wanted, session.wanted_bytes
+
+    def _fail(self) -> None:
+        """An attempt has failed: pieces that went straight into the tensors are not undone."""
+        self._count()
+        if self._request.in_place and self._wanted:
+            self._is_torn = True
+            self.memory.touch_all()
 
     async def _finish(self, result: SyncResult, attempts: int) -> SyncReport:
         """It is committed: put what was fetched in place."""
@@ -321,9 +348,10 @@ class StateSync:
                 self._request.state.synchronized(result.elected.revision, lineage)
 
             try:
-                await self._hasher.run(place)
+                await self._see_through(place)
             except Exception:
                 # Some of it is in place: the others have all of it.
+                self.memory.touch_all()
                 self._caller.feed_left(LeftCommitted(result.operation))
                 raise
         self._enter("done")
@@ -336,6 +364,24 @@ class StateSync:
             attempts,
             self._wrong_pieces,
         )
+
+    async def _see_through(self, place: Callable[[], None]) -> None:
+        """Have it done, although the caller may leave meanwhile."""
+        placed = False
+        left: asyncio.CancelledError | None = None
+
+        def step() -> None:
+            nonlocal placed
+            place()
+            placed = True
+
+        while not placed:
+            try:
+                await self._hasher.run(step)
+            except asyncio.CancelledError as error:  # perhaps before it has begun
+                left = error
+        if left is not None:
+            raise left
 
     def _enter(self, phase: str) -> None:
         self._phase = phase
