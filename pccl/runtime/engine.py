@@ -120,6 +120,7 @@ class PeerEngine:
         self._hasher = hasher or InlineHasher()
         self._syncs: dict[StateSync, None] = {}
         """Calls about shared state that are open."""
+        self._syncs_over: asyncio.Future[None] | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._listener: Listener | None = None
         self._credentials = Credentials(options.token, options.random_bytes)
@@ -366,6 +367,8 @@ class PeerEngine:
             return await sync.run()
         finally:
             del self._syncs[sync]
+            if self._syncs_over is not None and not self._syncs:
+                self._syncs_over.set_result(None)
 
     async def call_sync(self, make_event: Callable[[int], PeerEvent], sync: StateSync) -> object:
         """One attempt of a call about shared state.
@@ -470,6 +473,12 @@ class PeerEngine:
         if self._listener is not None:
             self._listener.close()
         self.keeper.close()
+        if self._syncs:
+            self._syncs_over = self._loop.create_future()
+            for sync in self._syncs:
+                sync.stop()
+            await self._syncs_over
+        self._hasher.close()
         for task in list(self._tasks):
             task.cancel()
         for task in list(self._tasks):

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.frame import PAYLOAD_BYTES_MAX, FrameHeader, FrameKind
 from pccl.protocol.messages import Difference, Progress
-from pccl.protocol.shared_state import Elected
+from pccl.protocol.shared_state import DIGEST_BYTES, Elected
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.discard import discard
-from pccl.runtime.state_giver import QUEUED_PIECES_MAX, StateGiver
+from pccl.runtime.state_giver import MAP_PIECES_MAX, QUEUED_PIECES_MAX, StateGiver
 from pccl.runtime.state_maps import MapRequest, StateComparison
 from pccl.runtime.state_memory import StateMemory
 from pccl.runtime.state_post import StatePost, numbers_of, pack_numbers
@@ -26,6 +26,17 @@ from pccl.state.digests import PieceMap, piece_digest
 from pccl.state.fetch import Ask, Fetch
 from pccl.transports.lane import Sink
 from pccl.transports.link import Links
+
+_LISTS = (FrameKind.PIECE_ASK, FrameKind.PIECE_LACK, FrameKind.PIECE_HAVE)
+
+_LENGTHS_MAX = {
+    FrameKind.MAP_ASK: 0,
+    FrameKind.LAYOUT_ASK: 0,
+    FrameKind.MAP: MAP_PIECES_MAX * DIGEST_BYTES,
+    FrameKind.LAYOUT: PAYLOAD_BYTES_MAX,
+    **dict.fromkeys(_LISTS, 4 * QUEUED_PIECES_MAX),
+}
+"""Payloads of what is no piece, in bytes: nobody sends more at once."""
 
 _HAVE_PIECES_MAX = 64
 """Others hear of so many new pieces at once, or at the next tick."""
@@ -126,6 +137,8 @@ class StateSession:
         """Of what is elected."""
         self._lacks = {False: False, True: False}
         """Whether the shared contents (False) are needed, and the extra ones (True)."""
+        self._lacks_map = dict(self._lacks)
+        """Likewise whether it is not yet known what they are made of."""
         self._comparison: StateComparison | None = None
 
     # -- what the engine does --------------------------------------------------------------------
@@ -138,8 +151,9 @@ class StateSession:
             False: own in elected.behind,
             True: own in elected.outdated
             and bool(elected.extra_sources)
-            and own not in elected.extra_sources,
+            and self.memory.piece_map.digest(may_differ=True) != elected.extra,
         }
+        self._lacks_map = dict(self._lacks)
         if self._is_done:
             return
         self.fetch = None
@@ -253,7 +267,25 @@ class StateSession:
         """
         if header.kind is FrameKind.PIECE:
             return self._place(peer, header)
+        if header.length > _LENGTHS_MAX[header.kind] or (
+            header.kind in _LISTS and header.length % 4
+        ):
+            kind, length = header.kind.name, header.length
+            raise RemoteProtocolError(func="lane", reason=f"a {kind} of {length} bytes")
+        if not self._awaits(peer, header.kind):
+            return Drain(header.length)
         return _Whole(self, peer, header, bytearray(header.length))
+
+    def _awaits(self, peer: PeerId, kind: FrameKind) -> bool:
+        """Whether a frame that is an answer has been asked for."""
+        compares = self._comparison is not None and self._comparison.reference == peer
+        match kind:
+            case FrameKind.MAP:
+                return compares or peer in self._maps
+            case FrameKind.LAYOUT:
+                return compares
+            case _:
+                return True
 
     def take(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
         """A frame is here that is no piece.
@@ -296,7 +328,7 @@ class StateSession:
         if self.elected is None or self.fetch is not None or self._is_done or self.no_room:
             return
         holders = {False: self.elected.sources, True: self.elected.extra_sources}
-        for may_differ, lacks in self._lacks.items():
+        for may_differ, lacks in self._lacks_map.items():
             if not lacks or any(peer in holders[may_differ] for peer in self._maps):
                 continue
             up = [p for p in holders[may_differ] if p != self._own and self._post.is_up(p)]
@@ -321,24 +353,14 @@ class StateSession:
         if self.fetch is None and not any(self._lacks_map.values()):
             self._begin_fetch()
 
-    @property
-    def _lacks_map(self) -> dict[bool, bool]:
-        elected, ours = self.elected, self._map
-        if elected is None or ours is None:
-            return {False: False, True: False}
-        wanted = {False: elected.content, True: elected.extra}
-        return {
-            kind: lacks and ours.digest(may_differ=kind) != wanted[kind]
-            for kind, lacks in self._lacks.items()
-        }
-
     def _adopt(self, theirs: PieceMap) -> None:
         """Take from a map what belongs to what is elected."""
         assert self.elected is not None
         assert self._map is not None
         wanted = {False: self.elected.content, True: self.elected.extra}
         for may_differ, digest in wanted.items():
-            if self._lacks[may_differ] and theirs.digest(may_differ=may_differ) == digest:
+            if self._lacks_map[may_differ] and theirs.digest(may_differ=may_differ) == digest:
+                self._lacks_map[may_differ] = False
                 for number in self.memory.layout.numbers(may_differ=may_differ):
                     self._map[number] = theirs[number]
 
@@ -408,7 +430,7 @@ class StateSession:
         count = self.memory.layout.piece_count
         if number >= count or header.length != self.memory.layout.piece(number).length:
             raise RemoteProtocolError(func="lane", reason=f"no such piece: {number}")
-        if self.fetch is None or not self.fetch.wants(number):
+        if self.fetch is None or not self.fetch.expects(peer, number):
             return Drain(header.length)
         arrival = _Arrival(self, peer, number, self.stock.slot(number))
         self.arrivals[number] = arrival

@@ -196,6 +196,9 @@ class StateSync:
         self._now_ns = now_ns
         self._listener = request.on_progress
         self._phase = "hashing"
+        self._is_stopped = False
+        self._hashing: asyncio.Task[Any] | None = None
+        """Who waits for digests."""
         self._tx_bytes = self._rx_bytes = self._wrong_pieces = 0
         """Of the attempts before."""
         self._wanted: list[int] = []
@@ -247,7 +250,7 @@ class StateSync:
                         raise errors.StateUnavailable(reason=error.reason) from None
                 except errors.Evicted as error:
                     self._fail()
-                    if error.cause is not RemovalCause.TOO_SLOW:
+                    if error.cause is not RemovalCause.TOO_SLOW or self._is_stopped:
                         raise
                     await self._caller.join_again(self.deadline)
                 else:
@@ -259,6 +262,12 @@ class StateSync:
             raise
         finally:
             self.stock.close()
+
+    def stop(self) -> None:
+        """The communicator is closed: fail soon."""
+        self._is_stopped = True
+        if self._hashing is not None:
+            self._hashing.cancel()
 
     def report(self) -> None:
         """Tell how far it is."""
@@ -296,9 +305,17 @@ class StateSync:
         self._enter("hashing")
         memory = self.memory
         entries = sorted(memory.stale)
-        if memory.has_devices:
-            await self._hasher.run(memory.load)
-        await self._hasher.hash_pieces(memory, memory.stale_pieces())
+        self._hashing = asyncio.current_task()
+        try:
+            if memory.has_devices:
+                await self._hasher.run(memory.load)
+            await self._hasher.hash_pieces(memory, memory.stale_pieces())
+        except asyncio.CancelledError:
+            if self._is_stopped:
+                raise errors.NotConnected(reason="the communicator was closed") from None
+            raise
+        finally:
+            self._hashing = None
         memory.hashed(entries)
 
     def _event(self, call: int) -> SyncCall:

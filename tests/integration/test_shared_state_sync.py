@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from pccl.errors import (
     DeadlineExceeded,
     DescriptorMismatch,
     Evicted,
+    NotConnected,
     PendingOperations,
     Result,
     ResyncRequired,
@@ -29,8 +31,10 @@ from pccl.errors import (
 )
 from pccl.protocol.shared_state import PIECE_BYTES
 from pccl.protocol.types import PeerId
+from pccl.runtime import hashing
 from pccl.runtime.hashing import PooledHasher
 from pccl.runtime.state_giver import StateGiver
+from pccl.runtime.state_memory import StateMemory
 from pccl.runtime.state_session import StateSession
 from pccl.runtime.state_sync import SyncRequest
 from pccl.runtime.stock import Stock
@@ -824,3 +828,48 @@ def test_what_was_written_straight_in_is_not_offered_after_a_failure(
     assert isinstance(error, StateUnavailable)
     assert run.members[1].world_size == 1
     assert (states[1].revision, states[1].lineage) == (0, None)
+
+
+@pytest.mark.parametrize("phase", ["hashing", "waiting", "fetching"])
+def test_closing(
+    new_run: Callable[..., Run],
+    slow: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    phase: str,
+) -> None:
+    """The call ends, the state is what it was, and no thread is left after the last one."""
+    run = new_run(2)
+    if phase == "hashing":
+        hash_here = hashing.hash_here
+
+        def hash_slowly(memory: StateMemory, numbers: Sequence[int]) -> None:
+            time.sleep(0.02)
+            hash_here(memory, numbers)
+
+        monkeypatch.setattr(hashing, "hash_here", hash_slowly)
+    array = weights(1, 200 * PIECE_FLOATS)
+    seen: list[str] = []
+
+    def note(progress: pccl.SyncProgress) -> None:
+        seen.append(progress.phase)
+
+    call = run.start(
+        run.members[1].sync_shared_state, state_of(w=array), RECEIVE_ONLY, on_progress=note
+    )
+    giving: Future[SharedStateSyncInfo] | None = None
+    if phase == "fetching":
+        other = state_of(w=weights(0, 200 * PIECE_FLOATS))
+        giving = run.start(run.members[0].sync_shared_state, other, SEND_ONLY)
+        run.until(lambda: is_fetching(run.members[1]))
+    else:
+        run.until(lambda: phase in seen)
+    began_s = time.monotonic()
+    run.members[1].close()
+    assert time.monotonic() - began_s < 1.0
+    error = call.exception(LIMIT_S)
+    assert isinstance(error, NotConnected)
+    assert (array == weights(1, 200 * PIECE_FLOATS)).all()
+    if giving is not None:
+        assert giving.result(LIMIT_S).attempts >= 1
+    run.members[0].close()
+    assert not [one for one in threading.enumerate() if one.name.startswith("pccl-work")]

@@ -102,7 +102,7 @@ class Peer:
         return {}
 
     def receive_plain(self, port: int) -> dict[str, Any]:
-        fresh = memoryview(np.zeros(SIZE, np.uint8))
+        fresh: memoryview = np.zeros(SIZE, np.uint8).data
         began = time.perf_counter()
         with socket.create_connection(("127.0.0.1", port)) as connection:
             received = 0
@@ -284,7 +284,7 @@ def test_one_is_killed_and_one_lies(swarm: Swarm) -> None:
         process.tell("sync")
     left = [liar, honest, swarm.joiner]
     answers = [process.answer() for process in left]
-    named = dict(zip(("liar", "honest", "joiner"), answers, strict=True))
+    named = {"liar": answers[0], "honest": answers[1], "joiner": answers[2]}
     report("one killed, one lies", named, plain_copy_s(honest, swarm.joiner))
     assert victim.process.wait(LIMIT_S) == -signal.SIGKILL
     assert {answer["digest"] for answer in answers} == {swarm.digest}
