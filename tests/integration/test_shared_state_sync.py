@@ -636,6 +636,45 @@ def test_newcomers_serve_each_other(new_run: Callable[..., Run]) -> None:
     assert all((array == weights(0, size)).all() for array in arrays)
 
 
+def test_a_newcomer_that_is_done_stands_in_for_the_source(
+    new_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only source is lost before the second newcomer knows what is missing."""
+    run = new_run(3)
+    arrays = [weights(rank, 3 * PIECE_FLOATS) for rank in range(3)]
+    states = [
+        SharedState(
+            [
+                TensorInfo.from_numpy(array, "w"),
+                TensorInfo.from_numpy(
+                    np.full(4, rank, np.int8), "own", allow_content_inequality=True
+                ),
+            ]
+        )
+        for rank, array in enumerate(arrays)
+    ]
+    states[0].revision = 5
+    give_map = StateGiver.give_map
+
+    def give_to_one(giver: StateGiver, peer: PeerId) -> None:
+        source = giver._memory is states[0].memory  # pyright: ignore[reportPrivateUsage]
+        if not source or peer == run.members[1].peer_id:
+            give_map(giver, peer)
+
+    monkeypatch.setattr(StateGiver, "give_map", give_to_one)
+    source, first, second = start_all(run, states, [POPULAR] * 3, {})
+    run.until(lambda: bool((s := session_of(run.members[1])) and s._is_done))  # pyright: ignore[reportPrivateUsage]
+    run.members[0].close()
+    source.exception(LIMIT_S)
+    infos = [first.result(LIMIT_S), second.result(LIMIT_S)]
+    assert [(info.attempts, info.revision) for info in infos] == [(1, 5), (1, 5)]
+    assert moved(infos) == [(12 * PIECE_FLOATS + 4, 12 * PIECE_FLOATS + 4), (0, infos[0].rx_bytes)]
+    for array, state in zip(arrays[1:], states[1:], strict=True):
+        assert array.tobytes() == arrays[0].tobytes()
+        own: Any = state.tensor_infos[1].tensor
+        assert own.tolist() == [0] * 4
+
+
 # -- leaving -------------------------------------------------------------------------------------
 
 
