@@ -188,7 +188,9 @@ def test_nobody_gives_what_is_missing() -> None:
         Send(msg.Withdraw(sync_operation(), "why"))
     ]
     effects = peer.hear(ended(sync_operation(), AbortCause.WITHDRAWN, "peer 2 withdrew: why"))
-    assert isinstance(only_error(effects), errors.CollectiveAborted)
+    error = only_error(effects)
+    assert isinstance(error, errors.CollectiveAborted)
+    assert "shared state: peer 2 withdrew: why" in str(error)
 
 
 @pytest.mark.parametrize("detached", [False, True])
@@ -267,9 +269,9 @@ def test_the_newest_roster_counts_if_the_view_was_lost() -> None:
 def test_an_outcome_that_came_before_the_call() -> None:
     """The others failed before this peer called: it fails for the same reason, once."""
     peer = Peer()
-    mismatch = ended(sync_operation(), AbortCause.STATE_UNAVAILABLE, "nobody has it")
+    mismatch = ended(sync_operation(), AbortCause.DESCRIPTOR_MISMATCH, "strategies")
     assert peer.hear(mismatch) == [ForgetEarly()]
-    assert isinstance(only_error(peer.do(SyncCall(9, OFFER))), errors.StateUnavailable)
+    assert isinstance(only_error(peer.do(SyncCall(9, OFFER))), errors.DescriptorMismatch)
     withdrawn = ended(sync_operation(1), AbortCause.WITHDRAWN, "peer 1 withdrew")
     peer.hear(withdrawn)
     # Whoever withdrew calls again, or not at all: nothing is to be told of that.
@@ -305,7 +307,7 @@ def left_when_done(offer: Offer = OFFER) -> Peer:
     assert effects[0] == Detach(sync_operation())
     error = only_error(effects)
     assert isinstance(error, errors.OutcomeUnknown)
-    assert offer.purpose.call_name in str(error)
+    assert "after shared state was complete here" in str(error)
     assert str(SYNC_TAG) not in str(error)
     return peer
 
@@ -349,7 +351,7 @@ def test_after_a_reconnect_everything_is_said_again() -> None:
     peer.do(ReduceDone(sync_operation(), b"content"))
     peer.do(ControlClosed("broken"))
     peer.do(ControlOpened(RUN, 1))
-    sent = [e.message for e in peer.hear(msg.Resumed(1, ())) if isinstance(e, Send)]
+    sent = [e.message for e in peer.hear(msg.Resumed(1)) if isinstance(e, Send)]
     assert sent[-2:] == [
         msg.SyncRequest(sync_operation(), OFFER),
         msg.OperationDone(sync_operation(), b"content"),
