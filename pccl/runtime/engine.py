@@ -439,8 +439,8 @@ class PeerEngine:
         if self._listener is not None:
             self._listener.close()
         self.keeper.close()
-        self._state.close()
         await self._tasks.cancel()
+        await self._state.close()
         for _ in range(2):  # let the transport report the ends of what was closed
             await next_turn(self._loop)
 

@@ -78,7 +78,12 @@ class Prefetch:
         self._here = b""
         """Of what the tensors hold, if the program has changed them."""
         self._intake = PieceIntake(
-            memory.layout, self._wants, stock.slot, self._progressed, self._arrived
+            memory.layout,
+            self._expects,
+            self._wants,
+            stock.slot,
+            self._progressed,
+            self._arrived,
         )
         for link in links.all():
             if link.up:
@@ -217,6 +222,9 @@ class Prefetch:
         )
 
     # -- fetching --------------------------------------------------------------------------------
+
+    def _expects(self, source: PeerId, number: int) -> bool:
+        return self.fetch is not None and self.fetch.expects(source, number)
 
     def _wants(self, number: int) -> bool:
         return self.fetch is not None and self.fetch.wants(number)

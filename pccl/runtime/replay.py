@@ -21,8 +21,8 @@ from pccl.runtime.hashing import Hasher
 from pccl.runtime.memory import Array
 from pccl.runtime.prefetch import Prefetch
 from pccl.runtime.results import ResultNews, result_digest, result_memory
+from pccl.runtime.state_hashing import StateHashing
 from pccl.runtime.state_memory import StateMemory
-from pccl.runtime.state_sync import hash_state
 from pccl.runtime.stock import Stock
 
 NEWS_KEPT_MAX = 4096
@@ -143,7 +143,7 @@ class Replay:
         """What was fetched is what the members held: it becomes what is here."""
         memory, prefetch = self._prefetch.memory, self._prefetch
         await self._hasher.run(partial(prefetch.stock.apply, list(prefetch.wanted)))
-        await hash_state(memory, self._hasher)
+        await StateHashing(self._hasher).run(memory)
         self._adopted = self._holds = content
         self._index = 0
         self._news = {key: one for key, one in self._news.items() if key[0] == content}
@@ -157,7 +157,7 @@ class Replay:
         await self._hasher.run(partial(self._on_reduction, seen))
         memory = self._prefetch.memory
         memory.touch_all()
-        await hash_state(memory, self._hasher)
+        await StateHashing(self._hasher).run(memory)
         self._index += 1
         self._prefetch.has_changed(memory.piece_map.digest(may_differ=False))
         return True

@@ -5,6 +5,7 @@ Calls come in here, and what the machine wants done about them; frames go to the
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
@@ -29,8 +30,9 @@ from pccl.runtime.operand import Operand
 from pccl.runtime.requests import Deadline
 from pccl.runtime.running_prefetch import PrefetchRequest, RunningPrefetch
 from pccl.runtime.state_exchange import StateExchange
+from pccl.runtime.state_hashing import StateHashing
 from pccl.runtime.state_memory import StateMemory
-from pccl.runtime.state_sync import StateSync, SyncReport, SyncRequest, hash_state
+from pccl.runtime.state_sync import StateSync, SyncReport, SyncRequest
 from pccl.runtime.stock import Stock
 from pccl.runtime.tasks import Tasks
 from pccl.transports.link import Links
@@ -102,6 +104,10 @@ class StateDesk:
         self._stall_ns = stall_ns
         self._syncs: dict[StateSync, None] = {}
         """Calls that are open."""
+        self._hashing: StateHashing | None = None
+        """Of a newcomer that is about to join, or does."""
+        self._all_over: asyncio.Future[None] | None = None
+        """Done when no call is open any more."""
         self._running: RunningPrefetch | None = None
         """What this newcomer fetches before it is admitted."""
         self._stock: Stock | None = None
@@ -146,6 +152,7 @@ class StateDesk:
             return await sync.run()
         finally:
             del self._syncs[sync]
+            self._note_end()
 
     async def attempt(self, make_event: Callable[[int], PeerEvent], sync: StateSync) -> object:
         """One attempt of a call.
@@ -175,12 +182,16 @@ class StateDesk:
         """
         if self._stock is not None:
             self._stock.close()
-        await hash_state(request.memory, self._hasher)
+        self._hashing = StateHashing(self._hasher)
         try:
+            await self._hashing.run(request.memory)
             await self._fetch_while(request, joins)
         except BaseException:
             request.stock.close()
             raise
+        finally:
+            self._hashing = None
+            self._note_end()
         self._stock = request.stock
 
     async def _fetch_while(
@@ -292,8 +303,25 @@ class StateDesk:
         """A bug of ours: give every memory back."""
         self.exchange.close()
 
-    def close(self) -> None:
-        """Nobody calls any more."""
+    def _note_end(self) -> None:
+        """A call has ended."""
+        over = self._all_over
+        if over is not None and not self._is_in_use and not over.done():
+            over.set_result(None)
+
+    @property
+    def _is_in_use(self) -> bool:
+        return bool(self._syncs) or self._hashing is not None
+
+    async def close(self) -> None:
+        """The communicator is closed: return when no call is open, and no thread is at work."""
+        if self._is_in_use:
+            self._all_over = self._tasks.loop.create_future()
+            for sync in self._syncs:
+                sync.stop()
+            if self._hashing is not None:
+                self._hashing.stop()
+            await self._all_over
         self.exchange.close()
         if self._stock is not None:
             self._stock.close()

@@ -35,6 +35,10 @@ KINDS = frozenset(
 _QUESTIONS = (FrameKind.MAP_ASK, FrameKind.LAYOUT_ASK, FrameKind.PIECE_ASK)
 
 
+_UNREAD_BYTES_MAX = 16 << 10
+"""Who does not read is told no more about operations that are unknown here."""
+
+
 class StateExchange:
     """All sessions of one peer.
 
@@ -180,7 +184,7 @@ class StateExchange:
                 return self.prefetches[header.operation].frame_started(peer, header)
         if session is not None and peer in session.ring:
             return session.frame_started(peer, header)
-        if header.kind in _QUESTIONS:
+        if header.kind in _QUESTIONS and lane.backlog_bytes < _UNREAD_BYTES_MAX:
             answer = FrameHeader(FrameKind.PIECE_LACK, header.operation, 0, 0, 0)
             lane.say(answer)
         return Drain(header.length)
