@@ -66,6 +66,8 @@ class PeerMachine(Participant):
         self._loss_told_to: set[int] = set()
         """Detached calls whose callers learn of it when they claim the outcome."""
         self._resync: str | None = None
+        self._sync_missed = False
+        """The others have committed a synchronization that the caller repeats, as far as he knows."""
         self._deferred: list[ev.RoundCall | ev.ReduceCall | ev.SyncCall] = []
         """Calls that wait for the outcome of an operation that the caller had left."""
 
@@ -342,7 +344,8 @@ class PeerMachine(Participant):
 
     def _may_call(self, event: ev.RoundCall | ev.ReduceCall | ev.SyncCall) -> bool:
         syncs = isinstance(event, ev.SyncCall)
-        if self.standing is Standing.MEMBER and (self._resync is None or syncs):
+        resyncs = syncs and not self._sync_missed
+        if self.standing is Standing.MEMBER and (self._resync is None or resyncs):
             in_doubt = self._operations.in_doubt()
             for operation in in_doubt:
                 self._send(msg.OutcomeQuery(operation))
@@ -350,6 +353,7 @@ class PeerMachine(Participant):
                 self._deferred.append(event)
             return not in_doubt
         if self.standing is Standing.MEMBER:
+            self._sync_missed = False
             self._raise(event.call, errors.ResyncRequired(reason=self._resync or ""))
         elif self.standing is Standing.LOST and self._lost is not None:
             self._raise(event.call, self._lost)
@@ -616,6 +620,7 @@ class PeerMachine(Participant):
 
     def _require_resync(self, operation: OperationId) -> None:
         self._resync = words.resync_reason(operation)
+        self._sync_missed = operation.tag == SYNC_TAG
 
     # -- time ----------------------------------------------------------------------------------
 
