@@ -532,6 +532,7 @@ class PeerMachine(Participant):
         """Let all try again: what is here already is not lost with the attempt."""
         operation = self._operations.get(operation_id)
         if operation is not None and operation.phase is Phase.STARTED:
+            operation.starved = reason
             self._send(msg.Withdraw(operation_id, reason))
 
     def _on_reduce_done(self, operation_id: OperationId, digest: bytes) -> None:

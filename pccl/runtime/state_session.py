@@ -8,6 +8,7 @@ the caller's is overwritten before the outcome is known, unless he wanted it so.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from pccl.runtime.state_post import StatePost, numbers_of, pack_numbers
 from pccl.runtime.stock import Stock
 from pccl.state.digests import PieceMap, piece_digest
 from pccl.state.fetch import Ask, Fetch
+from pccl.state.fetch_source import STRIKES_MAX
 from pccl.transports.lane import Sink
 from pccl.transports.link import Links
 
@@ -120,6 +122,10 @@ class StateSession:
         """Pieces that came since the others heard of any."""
         self._maps: dict[PeerId, MapRequest] = {}
         """Maps that were asked for and are not complete."""
+        self._wrong_maps: Counter[PeerId] = Counter()
+        """Who has given how many that are not of what is elected."""
+        self._passed: dict[PeerId, None] = {}
+        """Who is not asked for a map again before the next tick."""
         self._map: PieceMap | None = None
         """Of what is elected."""
         self._lacks = {False: False, True: False}
@@ -145,6 +151,8 @@ class StateSession:
         self.arrivals.clear()
         self._map = None
         self._maps.clear()
+        self._wrong_maps.clear()
+        self._passed.clear()
         if not any(self._lacks.values()):
             self._finish()
             return
@@ -233,12 +241,7 @@ class StateSession:
         if self.fetch is not None and not self._is_done:
             self._carry_out(self.fetch.tick(self._now_ns()))
         elif self.elected is not None and not self._is_done:
-            self._ask_maps()
-        now_ns = self._now_ns()
-        for peer, request in list(self._maps.items()):
-            if now_ns - request.moved_ns >= self._stall_ns:
-                del self._maps[peer]
-                self._ask_maps(but=peer)
+            self._tick_maps()
         self._announce_news()
 
     # -- frames ----------------------------------------------------------------------------------
@@ -289,20 +292,36 @@ class StateSession:
 
     # -- maps ------------------------------------------------------------------------------------
 
-    def _ask_maps(self, but: PeerId | None = None) -> None:
-        """Ask one source for each map that is still needed; ``but``: rather not this one."""
+    def _ask_maps(self) -> None:
+        """Ask for each map that is still needed: a source, or who may have been done by now."""
         if self.elected is None or self.fetch is not None or self._is_done:
             return
         holders = {False: self.elected.sources, True: self.elected.extra_sources}
-        for may_differ, lacks in self._lacks.items():
-            if not lacks or any(peer in holders[may_differ] for peer in self._maps):
+        for may_differ, lacks in self._lacks_map.items():
+            candidates = dict.fromkeys((*holders[may_differ], *self._fetchers))
+            if not lacks or not candidates.keys().isdisjoint(self._maps):
                 continue
-            up = [p for p in holders[may_differ] if p != self._own and self._post.is_up(p)]
-            up = [p for p in up if p != but] or up
+            up = [peer for peer in candidates if self._may_ask_map(peer)]
+            up = [peer for peer in up if peer in holders[may_differ]] or up
             if up:
                 peer = up[self.ring.index(self._own) % len(up)]  # not all from the same
                 layout, now_ns = self.memory.layout, self._now_ns()
                 self._maps[peer] = MapRequest(layout, self._post, peer, now_ns)
+        self._note_starving()
+
+    def _may_ask_map(self, peer: PeerId) -> bool:
+        is_passed = peer in self._passed or self._wrong_maps[peer] >= STRIKES_MAX
+        return peer != self._own and not is_passed and self._post.is_up(peer)
+
+    def _tick_maps(self) -> None:
+        """Whoever was passed over is asked again, instead of those that send nothing."""
+        self._passed.clear()
+        now_ns = self._now_ns()
+        for peer, request in list(self._maps.items()):
+            if now_ns - request.moved_ns >= self._stall_ns:
+                del self._maps[peer]
+                self._passed[peer] = None
+        self._ask_maps()
 
     def _take_map(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
         if self._comparison is not None and self._comparison.reference == peer:
@@ -314,8 +333,10 @@ class StateSession:
         if theirs is None:
             return
         del self._maps[peer]
-        self._adopt(theirs)
-        self._ask_maps(but=peer)
+        if not self._adopt(theirs):
+            self._passed[peer] = None
+            self._wrong_maps[peer] += self.elected is not None and peer in self.elected.sources
+        self._ask_maps()
         if self.fetch is None and not any(self._lacks_map.values()):
             self._begin_fetch()
 
@@ -330,15 +351,18 @@ class StateSession:
             for kind, lacks in self._lacks.items()
         }
 
-    def _adopt(self, theirs: PieceMap) -> None:
-        """Take from a map what belongs to what is elected."""
+    def _adopt(self, theirs: PieceMap) -> bool:
+        """Take from a map what belongs to what is elected; whether there is anything."""
         assert self.elected is not None
         assert self._map is not None
+        adopts = False
         wanted = {False: self.elected.content, True: self.elected.extra}
         for may_differ, digest in wanted.items():
             if self._lacks[may_differ] and theirs.digest(may_differ=may_differ) == digest:
+                adopts = True
                 for number in self.memory.layout.numbers(may_differ=may_differ):
                     self._map[number] = theirs[number]
+        return adopts
 
     # -- fetching --------------------------------------------------------------------------------
 
@@ -439,25 +463,47 @@ class StateSession:
         self._note_starving()
 
     def _note_starving(self) -> None:
-        """If nobody gives what is missing: give up, or wait a while for another fetcher."""
-        fetch, now_ns = self.fetch, self._now_ns()
-        if fetch is None or fetch.complete or not fetch.starved:
+        """If nobody gives what is missing: give up, or wait a while for somebody who may."""
+        now_ns = self._now_ns()
+        if not self._starves:
             self._starving_since_ns = None
             return
         if self._starving_since_ns is None:
             self._starving_since_ns = now_ns
-        assert self.elected is not None
-        fetchers = {*self.elected.behind, *self.elected.outdated} - {self._own}
-        hopes = any(self._post.is_up(peer) for peer in self.ring if peer in fetchers)
-        if hopes and now_ns - self._starving_since_ns < self._stall_ns:
+        if self._has_hope and now_ns - self._starving_since_ns < self._stall_ns:
             return
+        lack = f"{self.fetch.missing} pieces" if self.fetch is not None else "a right map"
         reason = (
-            f"nobody gives {fetch.missing} pieces of the shared state that it lacks; "
-            f"{self.wrong_pieces} came with wrong bytes"
+            f"nobody gives {lack} of the shared state that it lacks; "
+            f"{self.wrong_pieces} pieces came with wrong bytes"
         )
         if not self.is_starved:
             self.is_starved = True
             self._on_starved(self.operation, reason)
+
+    @property
+    def _starves(self) -> bool:
+        if self.elected is None or self._is_done:
+            return False
+        if self.fetch is None:
+            return not self._maps and any(self._lacks_map.values())
+        return not self.fetch.complete and self.fetch.starved
+
+    @property
+    def _has_hope(self) -> bool:
+        """Whether another fetcher may get it, a link may come back, a source may find the truth."""
+        assert self.elected is not None
+        if any(self._post.is_up(peer) for peer in self._fetchers):
+            return True
+        sources = [p for p in (*self.elected.sources, *self.elected.extra_sources) if p != self._own]
+        return any(not self._post.is_up(peer) or peer in self._passed for peer in sources)
+
+    @property
+    def _fetchers(self) -> list[PeerId]:
+        """Other members that fetch, or have done so."""
+        assert self.elected is not None
+        fetchers = {*self.elected.behind, *self.elected.outdated}
+        return [peer for peer in self.ring if peer in fetchers and peer != self._own]
 
     def _finish(self) -> None:
         assert self.elected is not None
@@ -473,7 +519,8 @@ class StateSession:
             if self._comparison is not None and self._comparison.reference == peer:
                 self._comparison.fail("it does not answer any more")
         if self.fetch is None:
-            self._ask_maps(but=peer)
+            self._passed[peer] = None
+            self._ask_maps()
         elif numbers:
             self._carry_out(self.fetch.refuse(peer, numbers, self._now_ns()))
         else:
@@ -499,15 +546,16 @@ class StateSession:
         count = self.memory.layout.piece_count
         if any(number >= count for number in numbers):
             raise RemoteProtocolError(func="lane", reason="has pieces that nobody has")
+        if self._is_done:
+            return
+        known = self._haves.setdefault(peer, [])
+        known += numbers
+        if len(known) > 2 * count:
+            self._haves[peer] = list(dict.fromkeys(known))
         if self.fetch is not None:
             wanted = [number for number in numbers if self.fetch.wants(number)]
             if wanted:
                 self._carry_out(self.fetch.add_source(peer, self._now_ns(), wanted))
-        elif not self._is_done:
-            known = self._haves.setdefault(peer, [])
-            known += numbers
-            if len(known) > 2 * count:
-                self._haves[peer] = list(dict.fromkeys(known))
 
 
 @dataclass(slots=True)

@@ -51,7 +51,11 @@ class Stock:
             for number in wanted
             if self.verified.get(number) == wanted_map[number]
         }
-        if self.in_place or self._numbers.issuperset(wanted):
+        if self.in_place:
+            for entry in self._entries(wanted):
+                self._memory.touch(entry)  # whatever becomes of the call
+            return
+        if self._numbers.issuperset(wanted):
             return
         before, layout = self._staging, self._memory.layout
         staging = Staging(layout, wanted, self._memory_max_bytes, self._directory)
@@ -82,7 +86,13 @@ class Stock:
             self._staging.apply(memory, numbers)
         for number in numbers:
             memory.piece_map[number] = self.verified[number]
-        memory.store(sorted({memory.layout.piece(number).entry for number in numbers}))
+        entries = self._entries(numbers)
+        memory.store(entries)
+        if self.in_place:
+            memory.hashed(entries)
+
+    def _entries(self, numbers: Sequence[int]) -> list[int]:
+        return sorted({self._memory.layout.piece(number).entry for number in numbers})
 
     def close(self) -> None:
         """Let go of everything."""

@@ -193,7 +193,8 @@ def draw(seed: int) -> Scenario:
     if syncs is not None:
         ground = Ground(peers, stop_ns, latency_ns, timing)
         faults = (*scenario.faults, *draw_state_faults(seed, ground))
-        scenario = replace(scenario, syncs=syncs, faults=faults)
+        # After a mistake of one, those who vote would wait for newcomers, who synchronize.
+        scenario = replace(scenario, syncs=syncs, faults=faults, mistake=None)
     if rng.random() < 0.03 or any(fault.needs_standby for fault in scenario.faults):
         scenario = replace(scenario, standby=True)
     if peers in _CROWDS:  # some of so many would always be impatient

@@ -11,7 +11,7 @@ from typing import Any
 
 from pccl.protocol.errors import LinkError
 from pccl.protocol.limits import EAGER_BYTES_MAX
-from pccl.protocol.messages import OperationRequest, SyncRequest
+from pccl.protocol.messages import OperationRequest
 from pccl.protocol.peer import Standing
 from pccl.protocol.peer_events import (
     Begin,
@@ -21,8 +21,9 @@ from pccl.protocol.peer_events import (
     Post,
     PostSync,
     Send,
+    SyncCall,
 )
-from pccl.protocol.types import OperationId, PeerId
+from pccl.protocol.types import PeerId
 from pccl.runtime.requests import PeerOptions
 from pccl.stress.sim.checkers import Checkers, InRun
 from pccl.stress.sim.excuses import MASTER_NAME, MASTERS, STANDBY_NAME, Excuses
@@ -383,19 +384,18 @@ class Stage:
     def _note_state(
         self, checkers: StateCheckers, process: PeerProcess, effects: list[PeerEffect]
     ) -> None:
-        posts: dict[OperationId, None] = {}
         for effect in effects:
             match effect:
-                case PostSync(_, operation, ring):
-                    posts[operation] = None
+                case PostSync(call, operation, ring):
                     posted = InRun(process.run, operation)
                     self.checkers.posted(posted, process.peer, None)
                     self.checkers.has_ring(posted, ring)
-                case Send(SyncRequest(operation, offer)) if operation in posts:
-                    posted = InRun(process.run, operation)
                     session = process.engine.exchange.sessions[operation]
                     contents = tuple(bytes(view) for view in session.memory.views)
-                    checkers.offered(posted, process.peer, offer, contents)
+                    caller = process.engine.calls.get(call)
+                    assert caller is not None
+                    assert isinstance(caller.event, SyncCall)
+                    checkers.offered(posted, process.peer, caller.event.offer, contents)
                 case BeginSync(operation):
                     checkers.begun(InRun(process.run, operation), process.peer)
                 case _:

@@ -196,8 +196,9 @@ class StateCheckers:
         if keeps and common != shared(mine.contents, tensors):
             raise Violation(f"{who}: {operation} has changed what was to be kept")
         extras = [free(mine.contents, tensors)]
-        if peer in elected.outdated and elected.extra_sources:
-            extras = [free(contents, tensors) for contents in sources]
+        if peer in elected.outdated:
+            theirs = [free(contents, tensors) for contents in sources]
+            extras = theirs + ([] if elected.extra_sources else extras)  # no such source is left
         if free(now, tensors) not in extras:
             raise Violation(f"{who}: {operation} has brought, or not, what may differ")
         self._check_bytes(who, operation, peer, report, mine.contents, now)
