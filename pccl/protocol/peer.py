@@ -67,7 +67,7 @@ class PeerMachine(Participant):
         """Detached calls whose callers learn of it when they claim the outcome."""
         self._resync: str | None = None
         self._sync_missed = False
-        """The others have committed a synchronization that the caller repeats, as far as he knows."""
+        """The others have committed a synchronization that the caller may want to repeat."""
         self._deferred: list[ev.RoundCall | ev.ReduceCall | ev.SyncCall] = []
         """Calls that wait for the outcome of an operation that the caller had left."""
 

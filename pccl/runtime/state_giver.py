@@ -28,9 +28,10 @@ class StateGiver:
 
     Args:
         memory: what is lent.
-        stock: what was fetched and verified.
+        stock: where pieces are that were fetched and verified.
         post: where it goes.
         holds: whether a piece of the memory is the one that others want.
+        stocks: whether one of the stock is: it outlives the operation it was fetched in.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class StateGiver:
         stock: Stock,
         post: StatePost,
         holds: Callable[[int], bool],
+        stocks: Callable[[int], bool],
     ) -> None:
         self.tx_bytes = 0
         self.piece_map: PieceMap = memory.piece_map
@@ -47,6 +49,7 @@ class StateGiver:
         self._stock = stock
         self._post = post
         self._holds = holds
+        self._stocks = stocks
         self._is_closed = False
         self._queued: dict[PeerId, dict[int, None]] = {}
         """Pieces that peers wait for and no lane has taken yet."""
@@ -89,7 +92,7 @@ class StateGiver:
                 raise RemoteProtocolError(func="lane", reason=f"asks for piece {number}")
             if number in queued:
                 continue
-            if self._is_closed or not (number in self._stock.verified or self._holds(number)):
+            if self._is_closed or not (self._stocks(number) or self._holds(number)):
                 lacking.append(number)
                 continue
             if len(queued) >= QUEUED_PIECES_MAX:
@@ -108,7 +111,7 @@ class StateGiver:
                 queued.pop(number, None)
             piece = self._memory.layout.piece(number)
             self.tx_bytes += piece.length
-            if number in self._stock.verified:
+            if self._stocks(number):
                 return self._stock.slot(number)
             return self._memory.view(piece)
 

@@ -108,13 +108,15 @@ class StateSession:
         """Whether it was given up, because nobody gives what is missing."""
         self._own = own
         self._post = StatePost(operation, links)
-        self._giver = StateGiver(memory, stock, self._post, self._holds)
+        self._giver = StateGiver(memory, stock, self._post, self._holds, self._stocks)
         self._now_ns = now_ns
         self._stall_ns = stall_ns
         self._on_done = on_done
         self._on_starved = on_starved
         self._on_compared = on_compared
         self._is_done = False
+        self._is_stock_elected = False
+        """Whether the stock has nothing but pieces of what is elected."""
         self._starving_since_ns: int | None = None
         self._haves: dict[PeerId, list[int]] = {}
         """What other fetchers have."""
@@ -147,6 +149,7 @@ class StateSession:
         if self._is_done:
             return
         self.fetch = None
+        self._is_stock_elected = False
         self.wanted = []
         self.arrivals.clear()
         self._map = None
@@ -290,6 +293,10 @@ class StateSession:
             return False
         return self._map[number] == self.memory.piece_map[number]
 
+    def _stocks(self, number: int) -> bool:
+        """Whether the stock has the piece that is elected, as far as is known."""
+        return self._is_stock_elected and number in self.stock.verified
+
     # -- maps ------------------------------------------------------------------------------------
 
     def _ask_maps(self) -> None:
@@ -380,6 +387,7 @@ class StateSession:
                     self._map[number] = own[number]
         wanted.sort()
         self.stock.prepare(wanted, self._map)
+        self._is_stock_elected = True
         fetchers = sorted({*self.elected.behind, *self.elected.outdated})
         missing = [number for number in wanted if number not in self.stock.verified]
         now_ns = self._now_ns()
@@ -495,7 +503,9 @@ class StateSession:
         assert self.elected is not None
         if any(self._post.is_up(peer) for peer in self._fetchers):
             return True
-        sources = [p for p in (*self.elected.sources, *self.elected.extra_sources) if p != self._own]
+        sources = [
+            p for p in (*self.elected.sources, *self.elected.extra_sources) if p != self._own
+        ]
         return any(not self._post.is_up(peer) or peer in self._passed for peer in sources)
 
     @property

@@ -225,8 +225,8 @@ class StateSync:
                 try:
                     result = await self._caller.call_sync(self._event, self)
                 except errors.CollectiveAborted as error:
-                    self._count()
                     starved += self._is_starved
+                    self._count()
                     if error.result is not errors.Result.RANK_CONNECTION_LOST:
                         raise
                     if starved >= STARVED_MAX:

@@ -178,9 +178,9 @@ class Checkers:
     def known_committed(self, run: bytes) -> Iterator[OperationId]:
         """The operations that anybody who is a member was told to be committed."""
         for operation, ((committed, _), seen_by) in self._outcomes.items():
-            if committed and operation.run == run:
-                if any(self.believes(a) == (run, peer) for a, peer in seen_by.items()):
-                    yield operation.operation
+            seen = committed and operation.run == run
+            if seen and any(self.believes(a) == (run, peer) for a, peer in seen_by.items()):
+                yield operation.operation
 
     def succeeded(
         self,

@@ -39,11 +39,11 @@ from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import Remembered
 from pccl.runtime.requests import PeerOptions
+from pccl.state.election import elect
 from pccl.stress.sim.checkers import Checkers, InRun
 from pccl.stress.sim.faults.base import LifePhase
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.trace import Trace
-from pccl.state.election import elect
 from pccl.transports.base import Address
 from pccl.transports.link import Link
 from pccl.transports.sim import SimHost

@@ -57,9 +57,7 @@ Watcher = Callable[["Seat", PeerEvent], None]
 class Seat:
     """One place in the run: a process and its application; after a restart, others."""
 
-    def __init__(
-        self, index: int, process: PeerProcess, workload: Workload, lips: Lips
-    ) -> None:
+    def __init__(self, index: int, process: PeerProcess, workload: Workload, lips: Lips) -> None:
         self.index = index
         self.process = process
         self.workload = workload

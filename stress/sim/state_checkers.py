@@ -253,7 +253,7 @@ class StateCheckers:
         if is_lent:
             before = Before(now.contents, before.revision, before.lineage)
         if now != before:
-            raise Violation(f"{who}: its shared state was changed by a call without success: {why!r}")
+            raise Violation(f"{who}: a call without success has changed its shared state: {why!r}")
         state.returned()
 
     def verified(self, who: str, run: bytes, report: SyncReport) -> None:

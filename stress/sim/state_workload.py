@@ -14,6 +14,7 @@ from typing import Any
 from pccl.protocol.errors import PCCLError, StateMismatch, StateUnavailable
 from pccl.protocol.shared_state import Resume, SharedStateSyncStrategy, SyncPurpose
 from pccl.runtime.state_sync import SyncReport, SyncRequest
+from pccl.stress.sim.faults.base import MS
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenario import Scenario
 from pccl.stress.sim.state_checkers import Before, StateCheckers
@@ -22,6 +23,8 @@ from pccl.stress.sim.syncs import Recipe, SimState, Syncs
 Call = Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]]
 
 _ATTEMPTS_MAX = 200
+_PAUSE_NS = 50 * MS
+"""Before what could not be had is asked for again."""
 _NOBODY_SENDS = "all members are RECEIVE_ONLY"
 
 
@@ -36,6 +39,7 @@ class StateWork:
         call: makes a call that the scenario may interrupt.
         budget_s: draws the budget of a call.
         again: gets ready to repeat a call that failed, or raises.
+        sleep: lets time pass, in nanoseconds.
         starts: whether the process is there from the start.
     """
 
@@ -48,6 +52,7 @@ class StateWork:
         call: Call,
         budget_s: Callable[[], float | None],
         again: Callable[[BaseException], Coroutine[Any, Any, None]],
+        sleep: Callable[[int], Coroutine[Any, Any, None]],
         *,
         starts: bool,
     ) -> None:
@@ -58,6 +63,7 @@ class StateWork:
         self._call = call
         self._budget_s = budget_s
         self._again = again
+        self._sleep = sleep
         self._rng = rng = Random(f"{scenario.seed}/state of {process.name}:{process.address.port}")
         self._sends = False
         common = starts and rng.random() < 0.5
@@ -145,6 +151,7 @@ class StateWork:
             self._mismatch(error, clean=not self._syncs.has_drift)
         elif isinstance(error, StateUnavailable):
             self._checkers.unavailable()
+            await self._sleep(_PAUSE_NS)
             if _NOBODY_SENDS in str(error):
                 # All that sent are gone: whoever is told so goes on from the same checkpoint.
                 self._sends = True
@@ -153,7 +160,10 @@ class StateWork:
             await self._again(error)
 
     async def _verify(self, synchronized: SyncReport) -> None:
-        """Compare with all others, or don't; nobody leaves that early, or it would be out of step."""
+        """Compare with all others, or don't.
+
+        Nobody leaves it early: he could not know whether the others go on, and be out of step.
+        """
         operation = synchronized.operation
         rng = Random(f"{self._seed}/verify/{operation}")
         if rng.random() >= self._syncs.verifies:

@@ -89,9 +89,8 @@ def draw_syncs(seed: int) -> Syncs | None:
     if rng.random() >= _SHARE:
         return None
     sizes = (1, 3, 40, 160, rng.randint(1, 400))
-    tensors = [
-        StateTensor(rng.choice(tuple(DataType)), rng.choice(sizes)) for _ in range(rng.randint(1, 4))
-    ]
+    types = tuple(DataType)
+    tensors = [StateTensor(rng.choice(types), rng.choice(sizes)) for _ in range(rng.randint(1, 4))]
     tensors += [
         StateTensor(DataType.BFLOAT16, rng.choice(sizes)),
         StateTensor(DataType.FLOAT, 0),
@@ -102,7 +101,7 @@ def draw_syncs(seed: int) -> Syncs | None:
     recipe = rng.choice((Recipe.POPULAR, Recipe.POPULAR, Recipe.POPULAR, Recipe.SENDERS))
     popular = recipe is Recipe.POPULAR
     drifts = rng.choice((0.0, 0.0, 0.1, 0.5))
-    lags = rng.choice((0.0, 0.0, 0.1))
+    lags = rng.choice((0.0, 0.0, 0.1, 0.5))
     spoils = rng.choice((0.0, 0.3))
     return Syncs(
         tensors=tuple(tensors),
@@ -170,9 +169,7 @@ class SimState:
         self.memory = StateMemory(
             [
                 _Held(f"t{index}", one.count, one.data_type, one.may_differ, array)
-                for index, (one, array) in enumerate(
-                    zip(syncs.tensors, self._arrays, strict=True)
-                )
+                for index, (one, array) in enumerate(zip(syncs.tensors, self._arrays, strict=True))
             ],
             track_touched=syncs.tracks,
             piece_bytes=syncs.piece_bytes,

@@ -107,6 +107,7 @@ class Workload:
                 self._call,
                 self._budget_s,
                 self._again,
+                self.sleep,
                 starts=starts,
             )
 
