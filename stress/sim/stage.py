@@ -393,9 +393,10 @@ class Stage:
                     caller = process.engine.calls.get(call)
                     assert caller is not None
                     assert isinstance(caller.event, SyncCall)
-                    checkers.offered(posted, process.peer, caller.event.offer, contents)
-                case BeginSync(operation):
-                    checkers.begun(InRun(process.run, operation), process.peer)
+                    offer = caller.event.offer
+                    checkers.offered(process.name, posted, process.peer, offer, contents)
+                case BeginSync(_, elected):
+                    checkers.begun(process.name, process.peer, elected)
                 case _:
                     pass
 

@@ -47,6 +47,16 @@ class _Given:
 
 
 @dataclass(frozen=True, slots=True)
+class _Attempts:
+    """Those of one call."""
+
+    contents: list[Contents]
+    """What its process had in each."""
+    wanted: set[tuple[bytes, bytes | None]]
+    """What it was to have in the end, as the members were told."""
+
+
+@dataclass(frozen=True, slots=True)
 class Before:
     """What a process had when it made a call."""
 
@@ -83,7 +93,8 @@ class StateCheckers:
         self._done = done
         self._known = known
         self._given: dict[InRun, dict[PeerId, _Given]] = {}
-        self._begun: Counter[tuple[InRun, PeerId]] = Counter()
+        self._calls: dict[str, _Attempts] = {}
+        """The last call of each process."""
         self._results: dict[InRun, tuple[int, Contents]] = {}
         """Revision and shared contents of what was committed."""
         self._groups: dict[tuple[bytes, PeerId], int] = {}
@@ -107,14 +118,22 @@ class StateCheckers:
 
     # -- the election ----------------------------------------------------------------------------
 
-    def offered(self, operation: InRun, peer: PeerId, offer: Offer, contents: Contents) -> None:
-        """A member makes the call with these contents."""
+    def calls(self, name: str) -> None:
+        """A process is about to make a call."""
+        self._calls[name] = _Attempts([], set())
+
+    def offered(
+        self, name: str, operation: InRun, peer: PeerId, offer: Offer, contents: Contents
+    ) -> None:
+        """A member takes part with these contents."""
         self._given.setdefault(operation, {})[peer] = _Given(offer, contents)
         self._groups[operation.run, peer] = operation.operation.group
+        self._calls[name].contents.append(contents)
 
-    def begun(self, operation: InRun, peer: PeerId) -> None:
-        """A member is told what is elected, perhaps once more."""
-        self._begun[operation, peer] += 1
+    def begun(self, name: str, peer: PeerId, elected: Elected) -> None:
+        """A member is told what is elected, perhaps something else than before."""
+        extra = elected.extra if peer in elected.outdated and elected.extra_sources else None
+        self._calls[name].wanted.add((elected.content, extra))
 
     def elected(
         self,
@@ -171,7 +190,7 @@ class StateCheckers:
     def synchronized(
         self, who: str, run: bytes, peer: PeerId, report: SyncReport, state: SimState
     ) -> None:
-        """A synchronization has returned."""
+        """A synchronization has returned to the process that has this state."""
         tensors = self._syncs.tensors
         operation, elected = InRun(run, report.operation), report.elected
         given, now = self._given[operation], state.returned()
@@ -201,30 +220,25 @@ class StateCheckers:
             extras = theirs + ([] if elected.extra_sources else extras)  # no such source is left
         if free(now, tensors) not in extras:
             raise Violation(f"{who}: {operation} has brought, or not, what may differ")
-        self._check_bytes(who, operation, peer, report, mine.contents, now)
+        self._check_bytes(who, report, self._calls[state.holder], now)
         self._count(report)
 
     def _check_bytes(
-        self,
-        who: str,
-        operation: InRun,
-        peer: PeerId,
-        report: SyncReport,
-        before: Contents,
-        now: Contents,
+        self, who: str, report: SyncReport, attempts: _Attempts, now: Contents
     ) -> None:
-        if report.attempts > 1 or self._begun[operation, peer] > 1:
+        """No attempt fetches again what one before has fetched."""
+        if len(attempts.wanted) > 1:
             return
         size = self._syncs.piece_bytes
         differing = sum(
             len(mine[at : at + size])
-            for mine, ours in zip(before, now, strict=True)
+            for mine, ours in zip(attempts.contents[0], now, strict=True)
             for at in range(0, len(mine), size)
             if mine[at : at + size] != ours[at : at + size]
         )
         if report.rx_bytes != differing:
             raise Violation(
-                f"{who}: {differing} bytes were to be fetched in {operation}, and "
+                f"{who}: {differing} bytes were to be fetched in {report.operation}, and "
                 f"{report.rx_bytes} have come"
             )
 

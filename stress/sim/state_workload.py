@@ -116,6 +116,7 @@ class StateWork:
             )
             process, before = self._process, Before.of(state)
             term = process.engine.machine.term
+            self._checkers.calls(process.name)
             work = process.engine.sync(request, timeout_s=self._budget_s())
             try:
                 report: SyncReport = await self._call(work)
@@ -178,6 +179,7 @@ class StateWork:
         for _ in range(_ATTEMPTS_MAX):
             before = Before.of(state)
             request = SyncRequest(state, SyncPurpose.VERIFY)
+            self._checkers.calls(self._process.name)
             try:
                 report = await self._process.engine.sync(request)
             except StateMismatch as error:
