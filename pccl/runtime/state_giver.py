@@ -62,10 +62,12 @@ class StateGiver:
         """What waited for ``peer`` is dropped."""
         self._queued.pop(peer, None)
 
-    def close(self) -> None:
-        """Give nothing more."""
+    def close(self) -> list[PeerId]:
+        """Give nothing more; returns who has asked for anything."""
         self._is_closed = True
+        asked = list(self._queued)
         self._queued.clear()
+        return asked
 
     def give_layout(self, peer: PeerId) -> None:
         """Send the layout."""

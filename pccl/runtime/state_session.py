@@ -125,7 +125,7 @@ class StateSession:
         self._maps: dict[PeerId, MapRequest] = {}
         """Maps that were asked for and are not complete."""
         self._wrong_maps: Counter[PeerId] = Counter()
-        """Who has given how many that are not of what is elected."""
+        """Who has refused one, or given another one than that of what is elected, how often."""
         self._passed: dict[PeerId, None] = {}
         """Who is not asked for a map again before the next tick."""
         self._map: PieceMap | None = None
@@ -174,15 +174,18 @@ class StateSession:
         self._on_compared(self.operation, found)
 
     def detach(self) -> None:
-        """The caller leaves: his memory is not read any more."""
-        self._giver.close()
+        """The caller leaves: his memory is not read any more, and whoever waits for it is told."""
+        asked = self._giver.close()
         self._post.end()
+        for peer in asked:
+            self._post.send(peer, FrameKind.PIECE_LACK)
 
     def end(self) -> None:
         """The operation is over: the memory is neither read nor written after this."""
         self.fetch = None
         self.arrivals.clear()
-        self.detach()
+        self._giver.close()
+        self._post.end()
 
     @property
     def tx_bytes(self) -> int:
@@ -453,13 +456,14 @@ class StateSession:
         self.progressed(arrival.source, len(arrival.slot) - arrival.received)
         digest = piece_digest(arrival.slot)
         sound = digest == self._map[arrival.number]
-        if sound:
+        asks = fetch.arrived(arrival.source, arrival.number, self._now_ns(), sound=sound)
+        if not sound:
+            self.wrong_pieces += 1
+        elif not fetch.wants(arrival.number):
             self.rx_bytes += len(arrival.slot)
             self.stock.verified[arrival.number] = digest
             self._news.append(arrival.number)
-        else:
-            self.wrong_pieces += 1
-        self._carry_out(fetch.arrived(arrival.source, arrival.number, self._now_ns(), sound=sound))
+        self._carry_out(asks)
         if len(self._news) >= _HAVE_PIECES_MAX:
             self._announce_news()
         if fetch.complete:
@@ -530,6 +534,7 @@ class StateSession:
                 self._comparison.fail("it does not answer any more")
         if self.fetch is None:
             self._passed[peer] = None
+            self._wrong_maps[peer] += 1
             self._ask_maps()
         elif numbers:
             self._carry_out(self.fetch.refuse(peer, numbers, self._now_ns()))

@@ -91,6 +91,8 @@ class Checkers:
         self.believes: Callable[[Address], tuple[bytes, PeerId] | None] = lambda address: None
         """Of which run the process that listens there takes itself for a member, and under which
         id; None: of none, or it is dead."""
+        self.follows: Callable[[Address], int] = lambda address: 0
+        """The term of the master that the process that listens there follows."""
         self.waits: Callable[[Address], bool] = lambda address: True
         """Whether anybody but the process that listens there is in a call."""
 
@@ -175,11 +177,14 @@ class Checkers:
             )
         self._outcomes[operation] = (outcome, {address: peer})
 
-    def known_committed(self, run: bytes) -> Iterator[OperationId]:
-        """The operations that anybody who is a member was told to be committed."""
+    def known_committed(self, run: bytes, term: int) -> Iterator[OperationId]:
+        """The operations that any member that follows this master was told to be committed."""
         for operation, ((committed, _), seen_by) in self._outcomes.items():
             seen = committed and operation.run == run
-            if seen and any(self.believes(a) == (run, peer) for a, peer in seen_by.items()):
+            if seen and any(
+                self.believes(a) == (run, peer) and self.follows(a) == term
+                for a, peer in seen_by.items()
+            ):
                 yield operation.operation
 
     def succeeded(

@@ -177,7 +177,8 @@ class MasterProcess:
     def _elect(self, offers: Sequence[tuple[PeerId, Offer]], expected: Expected) -> Verdict:
         verdict = elect(offers, expected)
         if self._checkers.state is not None and self.host.alive:
-            self._checkers.state.elected(self.server.machine.run, offers, expected, verdict)
+            machine = self.server.machine
+            self._checkers.state.elected(machine.run, machine.term, offers, expected, verdict)
         return verdict
 
     def _observe(self, event: MasterEvent, effects: list[object]) -> None:

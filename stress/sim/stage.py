@@ -116,6 +116,7 @@ class Stage:
         self._stranger: SimHost | None = None
         checkers.believes = self._believes
         checkers.waits = self._waits
+        checkers.follows = self._follows
         if scenario.standby and not all(fault.keeps_majority for fault in scenario.faults):
             excuses.master_died()
         self.network = SimNetwork(
@@ -412,6 +413,10 @@ class Stage:
                 believes = machine.standing in _BELIEVERS
                 return (machine.run, machine.peer) if believes else None
         return None
+
+    def _follows(self, address: Address) -> int:
+        seats = [seat for seat in self.seats if seat.process.address == address]
+        return max((seat.process.engine.machine.term for seat in seats), default=0)
 
     def _waits(self, address: Address) -> bool:
         # Who has left a round, or a reduce after he was done, still waits for its end; and that

@@ -76,7 +76,8 @@ class StateCheckers:
     Args:
         syncs: what they have.
         done: counts what has happened.
-        known: tells which committed operations of a run any of its present members knows of.
+        known: tells which committed operations of a run any member knows of that follows the master
+            of a term.
         may_part: for a while there may be two masters, one of which can commit nothing.
     """
 
@@ -84,7 +85,7 @@ class StateCheckers:
         self,
         syncs: Syncs,
         done: Counter[str],
-        known: Callable[[bytes], Iterable[OperationId]],
+        known: Callable[[bytes, int], Iterable[OperationId]],
         *,
         may_part: bool,
     ) -> None:
@@ -138,13 +139,14 @@ class StateCheckers:
     def elected(
         self,
         run: bytes,
+        term: int,
         offers: Sequence[tuple[PeerId, Offer]],
         expected: Expected,
         verdict: Verdict,
     ) -> None:
         """The master of a run has judged what its members offer."""
         if not self._may_part:
-            self._check_expected(run, offers[0][0], expected)
+            self._check_expected(run, term, offers[0][0], expected)
         contents = {offer.content for _, offer in offers}
         if offers[0][1].purpose is SyncPurpose.VERIFY:
             if isinstance(verdict, Elected) is not (len(contents) == 1):
@@ -169,11 +171,11 @@ class StateCheckers:
         if found != (revision, content, sources, behind):
             raise Violation(f"revision {revision} should be elected of {offers}, not {verdict}")
 
-    def _check_expected(self, run: bytes, member: PeerId, expected: Expected) -> None:
-        """What only the dead knew may be forgotten by a master that was restarted."""
+    def _check_expected(self, run: bytes, term: int, member: PeerId, expected: Expected) -> None:
+        """What nobody knew who came back may be forgotten by a master that was restarted."""
         group = self._groups[run, member]
-        known = [o for o in self._known(run) if o.group == group and InRun(run, o) in self._results]
-        newest = max(known, key=_place, default=None)
+        known = (o for o in self._known(run, term) if InRun(run, o) in self._results)
+        newest = max((o for o in known if o.group == group), key=_place, default=None)
         lineage = expected.lineage
         if lineage is None:
             if newest is not None:
