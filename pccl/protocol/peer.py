@@ -60,6 +60,8 @@ class PeerMachine(RoundCaller):
         self._loss_told_to: set[int] = set()
         """Detached calls whose callers learn of it when they claim the outcome."""
         self._resync: str | None = None
+        self._sync_missed = False
+        """The others have committed a synchronization that the caller may want to repeat."""
         self._deferred: list[ev.RoundCall | ev.ReduceCall | ev.SyncCall] = []
         """Calls that wait for the outcome of an operation that the caller had left."""
 
@@ -303,7 +305,8 @@ class PeerMachine(RoundCaller):
 
     def _may_call(self, event: ev.RoundCall | ev.ReduceCall | ev.SyncCall) -> bool:
         syncs = isinstance(event, ev.SyncCall)
-        if self.standing is Standing.MEMBER and (self._resync is None or syncs):
+        resyncs = syncs and not self._sync_missed
+        if self.standing is Standing.MEMBER and (self._resync is None or resyncs):
             in_doubt = self._operations.in_doubt()
             for operation in in_doubt:
                 self._send(msg.OutcomeQuery(operation))
@@ -311,6 +314,7 @@ class PeerMachine(RoundCaller):
                 self._deferred.append(event)
             return not in_doubt
         if self.standing is Standing.MEMBER:
+            self._sync_missed = False
             self._raise(event.call, errors.ResyncRequired(reason=self._resync or ""))
         elif self.standing is Standing.LOST and self._lost is not None:
             self._raise(event.call, self._lost)
@@ -458,6 +462,7 @@ class PeerMachine(RoundCaller):
         """Let all try again: what is here already is not lost with the attempt."""
         operation = self._operations.get(operation_id)
         if operation is not None and operation.phase is Phase.STARTED:
+            operation.starved = reason
             self._send(msg.Withdraw(operation_id, reason))
 
     def _on_reduce_done(self, operation_id: OperationId, digest: bytes) -> None:
@@ -546,6 +551,7 @@ class PeerMachine(RoundCaller):
 
     def _require_resync(self, operation: OperationId) -> None:
         self._resync = words.resync_reason(operation)
+        self._sync_missed = operation.tag == SYNC_TAG
 
     # -- time ----------------------------------------------------------------------------------
 

@@ -42,6 +42,8 @@ class OpenOperation:
     phase: Phase = Phase.REQUESTED
     digest: bytes = b""
     withdrawn: str | None = None
+    starved: str | None = None
+    """Of a synchronization: why it has to be tried again, though its caller stays."""
     attempt: int = 0
     waits_for: str = ""
     """Whom it waits for, as far as the master has said."""
@@ -222,6 +224,8 @@ class OpenOperations:
             yield known.request()
             if known.phase is Phase.DONE:
                 yield msg.OperationDone(known.id, known.digest)
+            elif known.starved is not None:
+                yield msg.Withdraw(known.id, known.starved)
 
     @property
     def all_block_their_callers(self) -> bool:

@@ -69,10 +69,12 @@ class StateGiver:
         self._answers = {answer for answer in self._answers if answer[0] != peer}
         del self._lacking[peer]
 
-    def close(self) -> None:
-        """Give nothing more."""
+    def close(self) -> list[PeerId]:
+        """Give nothing more; returns who has asked for anything."""
         self._is_closed = True
+        asked = list(self._queued)
         self._queued.clear()
+        return asked
 
     def give_layout(self, peer: PeerId) -> None:
         """Send the layout."""

@@ -8,6 +8,7 @@ the caller's is overwritten before the outcome is known, unless he wanted it so.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from pccl.protocol.errors import RemoteProtocolError
@@ -23,6 +24,7 @@ from pccl.runtime.state_post import StatePost, numbers_of, pack_numbers
 from pccl.runtime.stock import Stock
 from pccl.state.digests import PieceMap
 from pccl.state.fetch import Ask, Fetch
+from pccl.state.fetch_source import STRIKES_MAX
 from pccl.transports.lane import Sink
 from pccl.transports.link import Links
 
@@ -95,6 +97,8 @@ class StateSession:
         self._on_starved = on_starved
         self._on_compared = on_compared
         self._is_done = False
+        self._is_stock_elected = False
+        """Whether the stock has nothing but pieces of what is elected."""
         self._starving_since_ns: int | None = None
         self._haves: dict[PeerId, list[int]] = {}
         """What other fetchers have."""
@@ -102,6 +106,10 @@ class StateSession:
         """Pieces that came since the others heard of any."""
         self._maps: dict[PeerId, MapRequest] = {}
         """Maps that were asked for and are not complete."""
+        self._wrong_maps: Counter[PeerId] = Counter()
+        """Who has refused one, or given another one than that of what is elected, how often."""
+        self._passed: dict[PeerId, None] = {}
+        """Who is not asked for a map again before the next tick."""
         self._map: PieceMap | None = None
         """Of what is elected."""
         self._lacks = {False: False, True: False}
@@ -126,10 +134,13 @@ class StateSession:
         if self._is_done:
             return
         self.fetch = None
+        self._is_stock_elected = False
         self.wanted = []
         self._intake.clear()
         self._map = None
         self._maps.clear()
+        self._wrong_maps.clear()
+        self._passed.clear()
         if not any(self._lacks.values()):
             self._finish()
             return
@@ -148,15 +159,18 @@ class StateSession:
         self._on_compared(self.operation, found)
 
     def detach(self) -> None:
-        """The caller leaves: his memory is not read any more."""
-        self._giver.close()
+        """The caller leaves: his memory is not read any more, and whoever waits for it is told."""
+        asked = self._giver.close()
         self._post.end()
+        for peer in asked:
+            self._post.send(peer, FrameKind.PIECE_LACK)
 
     def end(self) -> None:
         """The operation is over: the memory is neither read nor written after this."""
         self.fetch = None
         self._intake.clear()
-        self.detach()
+        self._giver.close()
+        self._post.end()
 
     @property
     def tx_bytes(self) -> int:
@@ -212,12 +226,7 @@ class StateSession:
         if self.fetch is not None and not self._is_done:
             self._carry_out(self.fetch.tick(self._now_ns()))
         elif self.elected is not None and not self._is_done:
-            self._ask_maps()
-        now_ns = self._now_ns()
-        for peer, request in list(self._maps.items()):
-            if now_ns - request.moved_ns >= self._stall_ns:
-                del self._maps[peer]
-                self._ask_maps(but=peer)
+            self._tick_maps()
         self._announce_news()
 
     # -- frames ----------------------------------------------------------------------------------
@@ -273,7 +282,7 @@ class StateSession:
 
     def _holds(self, number: int) -> bool:
         """Whether a piece of the memory is the one that is elected, as far as is known."""
-        if number in self.stock.verified:
+        if self._stocks(number):
             return True
         piece = self.memory.layout.piece(number)
         if not self._lacks[self.memory.layout.entries[piece.entry].may_differ]:
@@ -283,26 +292,46 @@ class StateSession:
         return self._map[number] == self.memory.piece_map[number]
 
     def _read(self, number: int) -> memoryview:
-        if number in self.stock.verified:
+        if self._stocks(number):
             return self.stock.slot(number)
         return self.memory.view(self.memory.layout.piece(number))
 
+    def _stocks(self, number: int) -> bool:
+        """Whether the stock has the piece that is elected, as far as is known."""
+        return self._is_stock_elected and number in self.stock.verified
+
     # -- maps ------------------------------------------------------------------------------------
 
-    def _ask_maps(self, but: PeerId | None = None) -> None:
-        """Ask one source for each map that is still needed; ``but``: rather not this one."""
+    def _ask_maps(self) -> None:
+        """Ask for each map that is still needed: a source, or who may have been done by now."""
         if self.elected is None or self.fetch is not None or self._is_done or self.no_room:
             return
         holders = {False: self.elected.sources, True: self.elected.extra_sources}
         for may_differ, lacks in self._lacks_map.items():
-            if not lacks or any(peer in holders[may_differ] for peer in self._maps):
+            candidates = dict.fromkeys((*holders[may_differ], *self._fetchers))
+            if not lacks or not candidates.keys().isdisjoint(self._maps):
                 continue
-            up = [p for p in holders[may_differ] if p != self._own and self._post.is_up(p)]
-            up = [p for p in up if p != but] or up
+            up = [peer for peer in candidates if self._may_ask_map(peer)]
+            up = [peer for peer in up if peer in holders[may_differ]] or up
             if up:
                 peer = up[self.ring.index(self._own) % len(up)]  # not all from the same
                 layout, now_ns = self.memory.layout, self._now_ns()
                 self._maps[peer] = MapRequest(layout, self._post, peer, now_ns)
+        self._note_starving()
+
+    def _may_ask_map(self, peer: PeerId) -> bool:
+        is_passed = peer in self._passed or self._wrong_maps[peer] >= STRIKES_MAX
+        return peer != self._own and not is_passed and self._post.is_up(peer)
+
+    def _tick_maps(self) -> None:
+        """Whoever was passed over is asked again, instead of those that send nothing."""
+        self._passed.clear()
+        now_ns = self._now_ns()
+        for peer, request in list(self._maps.items()):
+            if now_ns - request.moved_ns >= self._stall_ns:
+                del self._maps[peer]
+                self._passed[peer] = None
+        self._ask_maps()
 
     def _take_map(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
         if self._comparison is not None and self._comparison.reference == peer:
@@ -314,21 +343,26 @@ class StateSession:
         if theirs is None:
             return
         del self._maps[peer]
-        self._adopt(theirs)
-        self._ask_maps(but=peer)
+        if not self._adopt(theirs):
+            self._passed[peer] = None
+            self._wrong_maps[peer] += self.elected is not None and peer in self.elected.sources
+        self._ask_maps()
         if self.fetch is None and not any(self._lacks_map.values()):
             self._begin_fetch()
 
-    def _adopt(self, theirs: PieceMap) -> None:
-        """Take from a map what belongs to what is elected."""
+    def _adopt(self, theirs: PieceMap) -> bool:
+        """Take from a map what belongs to what is elected; whether there is anything."""
         assert self.elected is not None
         assert self._map is not None
+        adopts = False
         wanted = {False: self.elected.content, True: self.elected.extra}
         for may_differ, digest in wanted.items():
             if self._lacks_map[may_differ] and theirs.digest(may_differ=may_differ) == digest:
                 self._lacks_map[may_differ] = False
+                adopts = True
                 for number in self.memory.layout.numbers(may_differ=may_differ):
                     self._map[number] = theirs[number]
+        return adopts
 
     # -- fetching --------------------------------------------------------------------------------
 
@@ -355,6 +389,7 @@ class StateSession:
                 self.no_room = error
                 self._on_starved(self.operation, f"no room for what it lacks: {error}")
             return
+        self._is_stock_elected = True
         fetchers = sorted({*self.elected.behind, *self.elected.outdated})
         missing = [number for number in wanted if number not in self.stock.verified]
         now_ns = self._now_ns()
@@ -407,13 +442,14 @@ class StateSession:
         assert fetch is not None
         assert self._map is not None
         sound = digest == self._map[number]
-        if sound:
+        asks = fetch.arrived(source, number, self._now_ns(), sound=sound)
+        if not sound:
+            self.wrong_pieces += 1
+        elif not fetch.wants(number):
             self.rx_bytes += self.memory.layout.piece(number).length
             self.stock.put(number, digest)
             self._news.append(number)
-        else:
-            self.wrong_pieces += 1
-        self._carry_out(fetch.arrived(source, number, self._now_ns(), sound=sound))
+        self._carry_out(asks)
         if len(self._news) >= _HAVE_PIECES_MAX:
             self._announce_news()
         if fetch.complete:
@@ -425,25 +461,49 @@ class StateSession:
         self._note_starving()
 
     def _note_starving(self) -> None:
-        """If nobody gives what is missing: give up, or wait a while for another fetcher."""
-        fetch, now_ns = self.fetch, self._now_ns()
-        if fetch is None or fetch.complete or not fetch.starved:
+        """If nobody gives what is missing: give up, or wait a while for somebody who may."""
+        now_ns = self._now_ns()
+        if not self._starves:
             self._starving_since_ns = None
             return
         if self._starving_since_ns is None:
             self._starving_since_ns = now_ns
-        assert self.elected is not None
-        fetchers = {*self.elected.behind, *self.elected.outdated} - {self._own}
-        hopes = any(self._post.is_up(peer) for peer in self.ring if peer in fetchers)
-        if hopes and now_ns - self._starving_since_ns < self._stall_ns:
+        if self._has_hope and now_ns - self._starving_since_ns < self._stall_ns:
             return
+        lack = f"{self.fetch.missing} pieces" if self.fetch is not None else "a right map"
         reason = (
-            f"nobody gives {fetch.missing} pieces of the shared state that it lacks; "
-            f"{self.wrong_pieces} came with wrong bytes"
+            f"nobody gives {lack} of the shared state that it lacks; "
+            f"{self.wrong_pieces} pieces came with wrong bytes"
         )
         if not self.is_starved:
             self.is_starved = True
             self._on_starved(self.operation, reason)
+
+    @property
+    def _starves(self) -> bool:
+        if self.elected is None or self._is_done:
+            return False
+        if self.fetch is None:
+            return not self._maps and any(self._lacks_map.values())
+        return not self.fetch.complete and self.fetch.starved
+
+    @property
+    def _has_hope(self) -> bool:
+        """Whether another fetcher may get it, a link may come back, a source may find the truth."""
+        assert self.elected is not None
+        if any(self._post.is_up(peer) for peer in self._fetchers):
+            return True
+        sources = [
+            p for p in (*self.elected.sources, *self.elected.extra_sources) if p != self._own
+        ]
+        return any(not self._post.is_up(peer) or peer in self._passed for peer in sources)
+
+    @property
+    def _fetchers(self) -> list[PeerId]:
+        """Other members that fetch, or have done so."""
+        assert self.elected is not None
+        fetchers = {*self.elected.behind, *self.elected.outdated}
+        return [peer for peer in self.ring if peer in fetchers and peer != self._own]
 
     def _finish(self) -> None:
         assert self.elected is not None
@@ -459,7 +519,9 @@ class StateSession:
             if self._comparison is not None and self._comparison.reference == peer:
                 self._comparison.fail("it does not answer any more")
         if self.fetch is None:
-            self._ask_maps(but=peer)
+            self._passed[peer] = None
+            self._wrong_maps[peer] += 1
+            self._ask_maps()
         elif numbers:
             self._carry_out(self.fetch.refuse(peer, numbers, self._now_ns()))
         else:
@@ -485,12 +547,13 @@ class StateSession:
         count = self.memory.layout.piece_count
         if any(number >= count for number in numbers):
             raise RemoteProtocolError(func="lane", reason="has pieces that nobody has")
+        if self._is_done:
+            return
+        known = self._haves.setdefault(peer, [])
+        known += numbers
+        if len(known) > 2 * count:
+            self._haves[peer] = list(dict.fromkeys(known))
         if self.fetch is not None:
             wanted = [number for number in numbers if self.fetch.wants(number)]
             if wanted:
                 self._carry_out(self.fetch.add_source(peer, self._now_ns(), wanted))
-        elif not self._is_done:
-            known = self._haves.setdefault(peer, [])
-            known += numbers
-            if len(known) > 2 * count:
-                self._haves[peer] = list(dict.fromkeys(known))

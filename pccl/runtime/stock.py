@@ -54,7 +54,11 @@ class Stock:
             if self.verified.get(number) == wanted_map[number]
         }
         self.verified_bytes = self.memory.layout.bytes_of(self.verified)
-        if self.in_place or self._numbers.issuperset(wanted):
+        if self.in_place:
+            for entry in self._entries(wanted):
+                self.memory.touch(entry)  # whatever becomes of the call
+            return
+        if self._numbers.issuperset(wanted):
             return
         before, layout = self._staging, self.memory.layout
         staging = Staging(layout, wanted, self._memory_max_bytes, self._directory)
@@ -85,7 +89,13 @@ class Stock:
             self._staging.apply(memory, numbers)
         for number in numbers:
             memory.piece_map[number] = self.verified[number]
-        memory.store(sorted({memory.layout.piece(number).entry for number in numbers}))
+        entries = self._entries(numbers)
+        memory.store(entries)
+        if self.in_place:
+            memory.hashed(entries)
+
+    def _entries(self, numbers: Sequence[int]) -> list[int]:
+        return sorted({self.memory.layout.piece(number).entry for number in numbers})
 
     def close(self) -> None:
         """Let go of everything."""

@@ -41,6 +41,7 @@ from pccl.stress.sim.faults.base import MS
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenario import Scenario, Slot, Style
+from pccl.stress.sim.state_workload import StateWork
 
 Array = npt.NDArray[Any]
 
@@ -71,10 +72,16 @@ _REPEATED = (CollectiveAborted, DeadlineExceeded, Interrupted, LinkError, Outcom
 
 
 class Workload:
-    """The application of one peer."""
+    """The application of one peer; ``starts``: it is there from the start."""
 
     def __init__(
-        self, scenario: Scenario, process: PeerProcess, checkers: Checkers, loop: VirtualLoop
+        self,
+        scenario: Scenario,
+        process: PeerProcess,
+        checkers: Checkers,
+        loop: VirtualLoop,
+        *,
+        starts: bool,
     ) -> None:
         self._scenario = scenario
         self._process = process
@@ -90,6 +97,19 @@ class Workload:
         """Why it stopped; None while it runs."""
         self.last_vote: InRun | None = None
         """The last operation in which members agreed on whether to stop."""
+        self._state: StateWork | None = None
+        if scenario.syncs is not None and checkers.state is not None:
+            self._state = StateWork(
+                scenario.syncs,
+                scenario,
+                process,
+                checkers.state,
+                self._call,
+                self._budget_s,
+                self._again,
+                self.sleep,
+                starts=starts,
+            )
 
     async def run(self) -> None:
         """Join, work, stop; lost memberships are taken up again."""
@@ -115,6 +135,8 @@ class Workload:
                     break
                 self.ended_with = type(error).__name__
                 self._checkers.done[self.ended_with] += 1
+                if self._state is not None:
+                    self._state.begin_anew()
                 rejoins = isinstance(error, Evicted) and self._rng.random() < 0.5
         await self._engine.close()
 
@@ -185,6 +207,8 @@ class Workload:
             admits = not (first and rejoined)
         if admits:
             await self._joint(engine.update_topology)
+        if self._state is not None:
+            await self._state.run()
         if self._scenario.optimizes:
             with suppress(TooFewPeers):
                 await self._joint(engine.optimize_topology)
