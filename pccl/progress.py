@@ -34,6 +34,9 @@ DRAW_S = 0.1
 LINE_S = 10.0
 """Where there is no terminal, a line comes at each quarter, and after so long without one."""
 
+RATED_AFTER_S = 0.5
+"""Of what took less, no rate is told: some of it was there before the first word of it."""
+
 CLOSE_S_MAX = 1.0
 """How long the end of a call waits for the last line to be written."""
 
@@ -57,7 +60,8 @@ class ProgressBar:
         self._label = label
         self._after_s = after_s
         self._stream = stream
-        self._began_s: float | None = None
+        self._began: tuple[SyncProgress, float] | None = None
+        """The first that was heard of the call, and when."""
         self._drawer: Drawer | None = None
 
     def __call__(self, progress: SyncProgress) -> None:
@@ -70,12 +74,12 @@ class ProgressBar:
             return
         now_s = time.monotonic()
         if self._drawer is not None and self._drawer.ending.is_set():  # of the call before
-            self._began_s = self._drawer = None
-        if self._began_s is None:
-            self._began_s = now_s
-        if self._drawer is None and self._is_worth_it(progress, now_s - self._began_s):
-            stream = self._stream or sys.stderr
-            self._drawer = Drawer(self._label, stream, self._began_s, progress)
+            self._began = self._drawer = None
+        if self._began is None:
+            self._began = progress, now_s
+        first, began_s = self._began
+        if self._drawer is None and self._is_worth_it(progress, now_s - began_s):
+            self._drawer = Drawer(self._label, self._stream or sys.stderr, first, began_s)
         if self._drawer is not None:
             self._drawer.latest = progress
             if progress.phase == "done":
@@ -88,7 +92,7 @@ class ProgressBar:
     def close(self) -> None:
         """Say how it ended, if anything was shown. A call that it was given to does this."""
         drawer = self._drawer
-        self._began_s = self._drawer = None
+        self._began = self._drawer = None
         if drawer is not None:
             drawer.ending.set()
             drawer.join(CLOSE_S_MAX)
@@ -122,34 +126,41 @@ class Display(Protocol):
         """It is so far after ``seconds``."""
         ...
 
-    def finish(self, progress: SyncProgress, seconds: float) -> None:
+    def finish(self, progress: SyncProgress, words: str) -> None:
         """It ended like this."""
         ...
 
 
 class Drawer(threading.Thread):
-    """Draws what was noted last, until it is told to end."""
+    """Draws what was noted last, until it is told to end.
 
-    def __init__(self, label: str, stream: TextIO, began_s: float, progress: SyncProgress) -> None:
+    Args:
+        label: what is done.
+        stream: where to write.
+        first: the first that was heard of it.
+        began_s: when, as :func:`time.monotonic` counts.
+    """
+
+    def __init__(self, label: str, stream: TextIO, first: SyncProgress, began_s: float) -> None:
         super().__init__(name="pccl-progress", daemon=True)
-        self.latest = progress
+        self.latest = first
         self.ending = threading.Event()
         self._label = label
         self._stream = stream
+        self._first = first
         self._began_s = began_s
         self.start()
 
     def run(self) -> None:
         """Draw; if the stream cannot be written to, be silent."""
         with contextlib.suppress(Exception):
-            display: Display = (
-                LiveBar(self._label, self._stream)
-                if self._stream.isatty()
-                else Lines(self._label, self._stream)
-            )
+            kind = LiveBar if self._stream.isatty() else Lines
+            display: Display = kind(self._label, self._stream)
             while not self.ending.wait(DRAW_S):
                 display.draw(self.latest, time.monotonic() - self._began_s)
-            display.finish(self.latest, time.monotonic() - self._began_s)
+            last, seconds = self.latest, time.monotonic() - self._began_s
+            fetched_bytes = last.done_bytes - self._first.done_bytes
+            display.finish(last, conclude(last, fetched_bytes, seconds))
 
 
 class Lines:
@@ -168,9 +179,9 @@ class Lines:
             self._quarter, self._said_s = quarter, seconds
             self._say(describe(progress))
 
-    def finish(self, progress: SyncProgress, seconds: float) -> None:
+    def finish(self, progress: SyncProgress, words: str) -> None:
         """The last line."""
-        self._say(conclude(progress, seconds))
+        self._say(words)
 
     def _say(self, text: str) -> None:
         self._stream.write(f"pccl: {self._label}: {text}\n")
@@ -201,9 +212,9 @@ class LiveBar:
         """Draw it anew."""
         self._draw(progress, describe(progress))
 
-    def finish(self, progress: SyncProgress, seconds: float) -> None:
+    def finish(self, progress: SyncProgress, words: str) -> None:
         """Draw it for the last time."""
-        self._draw(progress, conclude(progress, seconds))
+        self._draw(progress, words)
         self._progress.stop()
 
     def _draw(self, progress: SyncProgress, words: str) -> None:
@@ -232,13 +243,12 @@ def describe(progress: SyncProgress) -> str:
     return ", ".join(parts)
 
 
-def conclude(progress: SyncProgress, seconds: float) -> str:
-    """What has come of it, for people."""
+def conclude(progress: SyncProgress, fetched_bytes: int, seconds: float) -> str:
+    """What has come of it, for people; with a rate, if it was watched for long enough."""
     done, total = progress.done_bytes, progress.total_bytes
-    amount = size(done) if done >= total else f"{size(done)} of {size(total)}"
-    text = f"{amount} in {seconds:.1f} s"
-    if seconds >= DRAW_S:
-        text += f" ({size(done / seconds)}/s)"
+    text = size(done) if done >= total else f"{size(done)} of {size(total)}"
+    if seconds >= RATED_AFTER_S:
+        text += f" in {seconds:.1f} s ({size(fetched_bytes / seconds)}/s)"
     if progress.wrong_pieces:
         text += f", {counted(progress.wrong_pieces, 'piece')} came with wrong bytes"
     return text

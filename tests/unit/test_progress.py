@@ -47,13 +47,13 @@ def test_a_line_for_each_quarter_and_now_and_then() -> None:
     for done, seconds in ((0, 0.1), (50, 1), (99, 2), (100, 3), (150, 4), (310, 5), (320, 14.9)):
         lines.draw(fetched(done * 1_000_000), seconds)
     lines.draw(fetched(330_000_000), 15.0)
-    lines.finish(fetched(400_000_000, phase="done"), 16.0)
+    lines.finish(fetched(400_000_000, phase="done"), "all of it")
     assert stream.getvalue().splitlines() == [
         "pccl: joining: 0 %, 0 kB of 400.0 MB, 50.0 MB/s, 8 s left, 3 sources",
         "pccl: joining: 25 %, 100.0 MB of 400.0 MB, 50.0 MB/s, 6 s left, 3 sources",
         "pccl: joining: 77 %, 310.0 MB of 400.0 MB, 50.0 MB/s, 2 s left, 3 sources",
         "pccl: joining: 82 %, 330.0 MB of 400.0 MB, 50.0 MB/s, 1 s left, 3 sources",
-        "pccl: joining: 400.0 MB in 16.0 s (25.0 MB/s)",
+        "pccl: joining: all of it",
     ]
 
 
@@ -71,12 +71,13 @@ def test_words(now: SyncProgress, words: str) -> None:
     assert progress.describe(now) == words
 
 
-def test_conclusion_of_what_was_not_completed() -> None:
-    assert (
-        progress.conclude(fetched(100_000_000), 2.0) == "100.0 MB of 400.0 MB in 2.0 s (50.0 MB/s)"
-    )
-    wrong = SyncProgress("done", 5, 5, 0.0, 0, 1)
-    assert progress.conclude(wrong, 0.01) == "0 kB in 0.0 s, 1 piece came with wrong bytes"
+def test_conclusions() -> None:
+    everything, some = fetched(400_000_000, phase="done"), fetched(100_000_000)
+    assert progress.conclude(everything, 300_000_000, 2.0) == "400.0 MB in 2.0 s (150.0 MB/s)"
+    assert progress.conclude(everything, 0, 0.1) == "400.0 MB"
+    assert progress.conclude(some, 90_000_000, 0.1) == "100.0 MB of 400.0 MB"
+    wrong = SyncProgress("done", 5000, 5000, 0.0, 0, 1)
+    assert progress.conclude(wrong, 0, 0.1) == "5 kB, 1 piece came with wrong bytes"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_it_ends_with_its_call_and_begins_anew_with_the_next() -> None:
             bar(fetched(400_000_000, phase="placing"))
             bar(fetched(400_000_000, phase="done"))
     wait_for_drawers()
-    assert len(re.findall(r"joining: 400.0 MB in \d", stream.getvalue())) == 2
+    assert len(re.findall(r"joining: 400.0 MB(?: in .*)?$", stream.getvalue(), re.MULTILINE)) == 2
 
 
 def test_a_call_that_fails_ends_it_too() -> None:
@@ -119,7 +120,7 @@ def test_a_call_that_fails_ends_it_too() -> None:
     with pytest.raises(OSError, match="disk"):
         fail()
     wait_for_drawers()
-    assert re.search(r"fetching: 100.0 MB of 400.0 MB in \d", stream.getvalue())
+    assert re.search(r"fetching: 100.0 MB of 400.0 MB(?: in .*)?$", stream.getvalue(), re.MULTILINE)
 
 
 def test_a_quick_fetch_that_nobody_asked_to_see_is_not_shown(
@@ -204,5 +205,5 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         os.close(reader)
     assert "joining [3]" in seen
     assert "━" in seen
-    assert re.search(r"400.0 MB in \d", seen)
+    assert "400.0 MB" in seen
     assert "\x1b[" in seen
