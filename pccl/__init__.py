@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pccl import aio as aio
     from pccl import cuda as cuda
     from pccl import errors as errors
+    from pccl import progress as progress
     from pccl.communicator import Communicator
     from pccl.descriptors import DeviceType as DeviceType
     from pccl.descriptors import (
@@ -103,7 +104,7 @@ _NAMES_OF_HOMES = {
     ),
 }
 _HOMES = {name: home for home, names in _NAMES_OF_HOMES.items() for name in names}
-_MODULES = ("aio", "cuda", "errors")
+_MODULES = ("aio", "cuda", "errors", "progress")
 """Modules that come with ``import pccl``."""
 
 

@@ -18,6 +18,7 @@ from pccl.base import CommunicatorBase
 from pccl.descriptors import QuantizationOptions, ReduceOpDescriptor, ReduceOperandDescriptor
 from pccl.errors import PCCLError, named
 from pccl.handles import AsyncReduceHandle
+from pccl.progress import listening
 from pccl.protocol.types import Algorithm, ReduceOp
 from pccl.reports import MemberInfo, ReduceInfo, info_of, sync_info_of
 from pccl.runtime.io_thread import ended
@@ -51,17 +52,18 @@ class Communicator(CommunicatorBase):
         timeout_s: float | None = None,
     ) -> None:
         """Join the run; see :meth:`pccl.Communicator.connect`."""
-        call = self._session.connect(
-            n_attempts,
-            min_peers,
-            timeout_s,
-            shared_state,
-            staging_bytes_max,
-            staging_directory,
-            on_progress,
-            on_reduction,
-        )
-        await self._run(call)
+        with listening(on_progress, "joining") as listener:
+            call = self._session.connect(
+                n_attempts,
+                min_peers,
+                timeout_s,
+                shared_state,
+                staging_bytes_max,
+                staging_directory,
+                listener,
+                on_reduction,
+            )
+            await self._run(call)
 
     async def update_topology(self, *, timeout_s: float | None = None) -> None:
         """Admit newcomers; see :meth:`pccl.Communicator.update_topology`."""
@@ -179,18 +181,19 @@ class Communicator(CommunicatorBase):
         timeout_s: float | None = None,
     ) -> SharedStateSyncInfo:
         """Make shared states equal; see :meth:`pccl.Communicator.sync_shared_state`."""
-        call = self._session.sync_shared_state(
-            shared_state,
-            strategy,
-            expect_unchanged,
-            resume,
-            in_place,
-            staging_bytes_max,
-            staging_directory,
-            on_progress,
-            timeout_s,
-        )
-        return sync_info_of(await self._run(call))
+        with listening(on_progress, "synchronizing") as listener:
+            call = self._session.sync_shared_state(
+                shared_state,
+                strategy,
+                expect_unchanged,
+                resume,
+                in_place,
+                staging_bytes_max,
+                staging_directory,
+                listener,
+                timeout_s,
+            )
+            return sync_info_of(await self._run(call))
 
     async def verify(self, shared_state: SharedState, *, timeout_s: float | None = None) -> None:
         """Make sure that they are equal; see :meth:`pccl.Communicator.verify`."""

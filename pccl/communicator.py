@@ -12,6 +12,7 @@ from pccl.base import CommunicatorBase
 from pccl.descriptors import QuantizationOptions, ReduceOpDescriptor, ReduceOperandDescriptor
 from pccl.errors import PCCLError, named
 from pccl.handles import AsyncReduceHandle
+from pccl.progress import listening
 from pccl.protocol.types import Algorithm, ReduceOp
 from pccl.reports import MemberInfo, ReduceInfo, info_of, sync_info_of
 from pccl.runtime.replay import ObservedReduction
@@ -88,17 +89,18 @@ class Communicator(CommunicatorBase):
             DeadlineExceeded: the budget ran out. Call again.
             PCCLError: it is connected already (INVALID_USAGE).
         """
-        call = self._session.connect(
-            n_attempts,
-            min_peers,
-            timeout_s,
-            shared_state,
-            staging_bytes_max,
-            staging_directory,
-            on_progress,
-            on_reduction,
-        )
-        self._run(call)
+        with listening(on_progress, "joining") as listener:
+            call = self._session.connect(
+                n_attempts,
+                min_peers,
+                timeout_s,
+                shared_state,
+                staging_bytes_max,
+                staging_directory,
+                listener,
+                on_reduction,
+            )
+            self._run(call)
 
     def update_topology(self, *, timeout_s: float | None = None) -> None:
         """Admit newcomers that are ready. Joint call of all members of all groups.
@@ -361,7 +363,9 @@ class Communicator(CommunicatorBase):
                 wait in a temporary file.
             staging_directory: where that is; None: where temporary files go.
             on_progress: called with a :class:`pccl.SyncProgress` some times a second, on the
-                library's thread: it must return soon, and not call the communicator.
+                library's thread: it must return soon, and not call the communicator. A
+                :class:`pccl.progress.ProgressBar` can be given; None: one is used if
+                ``PCCL_PROGRESS`` says so, and the fetch takes longer than a second.
             timeout_s: budget of all attempts together.
 
         Returns:
@@ -378,18 +382,19 @@ class Communicator(CommunicatorBase):
             OSError: there is no room to stage what is to be received.
             ValueError, TypeError: an argument that cannot be used.
         """
-        call = self._session.sync_shared_state(
-            shared_state,
-            strategy,
-            expect_unchanged,
-            resume,
-            in_place,
-            staging_bytes_max,
-            staging_directory,
-            on_progress,
-            timeout_s,
-        )
-        return sync_info_of(self._run(call))
+        with listening(on_progress, "synchronizing") as listener:
+            call = self._session.sync_shared_state(
+                shared_state,
+                strategy,
+                expect_unchanged,
+                resume,
+                in_place,
+                staging_bytes_max,
+                staging_directory,
+                listener,
+                timeout_s,
+            )
+            return sync_info_of(self._run(call))
 
     def verify(self, shared_state: SharedState, *, timeout_s: float | None = None) -> None:
         """Make sure that all members of the group hold the same contents. Joint call of the group.

@@ -111,6 +111,7 @@ class RunningPrefetch:
 
     async def settle(self) -> None:
         """This peer is admitted: finish what can be replayed."""
+        self.report()
         if self._replay is not None and self._task is not None:
             self._replay.end()
             await settled(self._task)
