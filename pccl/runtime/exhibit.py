@@ -11,10 +11,9 @@ import weakref
 from collections.abc import Callable
 
 from pccl.protocol.frame import FrameHeader, FrameKind
-from pccl.protocol.shared_state import DIGEST_BYTES
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.state_giver import StateGiver
-from pccl.runtime.state_intake import Drain, Whole
+from pccl.runtime.state_intake import Whole, check_length
 from pccl.runtime.state_memory import StateMemory
 from pccl.runtime.state_post import StatePost, numbers_of
 from pccl.state.digests import layout_digest
@@ -52,8 +51,7 @@ class Exhibit:
         Raises:
             RemoteProtocolError: for what does not exist.
         """
-        if header.length > len(self._giver.piece_map) * DIGEST_BYTES:
-            return Drain(header.length)
+        check_length(header)
         return Whole(self._take, peer, header, bytearray(header.length))
 
     def _take(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import NS_PER_S, OperationId, PeerId
-from pccl.runtime.state_intake import PieceIntake, Whole
+from pccl.runtime.state_intake import Drain, PieceIntake, Whole, check_length
 from pccl.runtime.state_maps import MapRequest
 from pccl.runtime.state_memory import StateMemory
 from pccl.runtime.state_post import StatePost, numbers_of, pack_numbers
@@ -163,6 +163,9 @@ class Prefetch:
         """
         if header.kind is FrameKind.PIECE:
             return self._intake.place(peer, header)
+        check_length(header)
+        if header.kind is FrameKind.MAP and peer not in self._maps:
+            return Drain(header.length)  # not asked for, or not any more
         return Whole(self._take, peer, header, bytearray(header.length))
 
     def _take(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:

@@ -10,12 +10,39 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.frame import FrameHeader
+from pccl.protocol.frame import PAYLOAD_BYTES_MAX, FrameHeader, FrameKind
+from pccl.protocol.shared_state import DIGEST_BYTES
 from pccl.protocol.types import PeerId
 from pccl.runtime.discard import discard
+from pccl.runtime.state_giver import MAP_PIECES_MAX, QUEUED_PIECES_MAX
 from pccl.state.digests import piece_digest
 from pccl.state.layout import Layout
 from pccl.transports.lane import Sink
+
+_LISTS = (FrameKind.PIECE_ASK, FrameKind.PIECE_LACK, FrameKind.PIECE_HAVE)
+
+_LENGTHS_MAX = {
+    FrameKind.MAP_ASK: 0,
+    FrameKind.LAYOUT_ASK: 0,
+    FrameKind.WATCH: 0,
+    FrameKind.MAP: MAP_PIECES_MAX * DIGEST_BYTES,
+    FrameKind.LAYOUT: PAYLOAD_BYTES_MAX,
+    FrameKind.RESULT: 64 << 10,
+    **dict.fromkeys(_LISTS, 4 * QUEUED_PIECES_MAX),
+}
+"""Payloads of what is no piece, in bytes: nobody sends more at once."""
+
+
+def check_length(header: FrameHeader) -> None:
+    """Check the length of a frame that is no piece.
+
+    Raises:
+        RemoteProtocolError: nobody sends one like that.
+    """
+    most = _LENGTHS_MAX.get(header.kind, -1)
+    if header.length > most or (header.kind in _LISTS and header.length % 4):
+        reason = f"a {header.kind.name} of {header.length} bytes"
+        raise RemoteProtocolError(func="lane", reason=reason)
 
 
 @dataclass(slots=True)

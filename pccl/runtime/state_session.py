@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.frame import PAYLOAD_BYTES_MAX, FrameHeader, FrameKind
+from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.messages import Difference, Progress
-from pccl.protocol.shared_state import DIGEST_BYTES, Elected
+from pccl.protocol.shared_state import Elected
 from pccl.protocol.types import OperationId, PeerId
-from pccl.runtime.state_giver import MAP_PIECES_MAX, QUEUED_PIECES_MAX, StateGiver
-from pccl.runtime.state_intake import Drain, PieceIntake, Whole
+from pccl.runtime.state_giver import QUEUED_PIECES_MAX, StateGiver
+from pccl.runtime.state_intake import Drain, PieceIntake, Whole, check_length
 from pccl.runtime.state_maps import MapRequest, StateComparison
 from pccl.runtime.state_memory import StateMemory
 from pccl.runtime.state_post import StatePost, numbers_of, pack_numbers
@@ -25,17 +25,6 @@ from pccl.state.digests import PieceMap
 from pccl.state.fetch import Ask, Fetch
 from pccl.transports.lane import Sink
 from pccl.transports.link import Links
-
-_LISTS = (FrameKind.PIECE_ASK, FrameKind.PIECE_LACK, FrameKind.PIECE_HAVE)
-
-_LENGTHS_MAX = {
-    FrameKind.MAP_ASK: 0,
-    FrameKind.LAYOUT_ASK: 0,
-    FrameKind.MAP: MAP_PIECES_MAX * DIGEST_BYTES,
-    FrameKind.LAYOUT: PAYLOAD_BYTES_MAX,
-    **dict.fromkeys(_LISTS, 4 * QUEUED_PIECES_MAX),
-}
-"""Payloads of what is no piece, in bytes: nobody sends more at once."""
 
 _HAVE_PIECES_MAX = 64
 """Others hear of so many new pieces at once, or at the next tick."""
@@ -241,11 +230,7 @@ class StateSession:
         """
         if header.kind is FrameKind.PIECE:
             return self._intake.place(peer, header)
-        if header.length > _LENGTHS_MAX[header.kind] or (
-            header.kind in _LISTS and header.length % 4
-        ):
-            kind, length = header.kind.name, header.length
-            raise RemoteProtocolError(func="lane", reason=f"a {kind} of {length} bytes")
+        check_length(header)
         if not self._awaits(peer, header.kind):
             return Drain(header.length)
         return Whole(self.take, peer, header, bytearray(header.length))
