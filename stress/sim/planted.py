@@ -7,7 +7,6 @@ anew.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -35,6 +34,7 @@ from pccl.runtime.state_memory import StateMemory
 from pccl.runtime.state_session import StateSession
 from pccl.runtime.stock import Stock
 from pccl.runtime.transfer import Inlet, Placement, Transfer
+from pccl.state import election
 from pccl.state.digests import PieceMap
 from pccl.transports.lane import Lane
 from pccl.transports.link import Link
@@ -317,17 +317,20 @@ def _lineage_ignored(stack: ExitStack) -> None:
     def meets(offer: Offer, expected: Expected) -> bool:
         return offer.revision == expected.revision and not offer.stale
 
-    stack.enter_context(patch("pccl.state.election._meets", meets))
+    stack.enter_context(patch.object(election, "_meets", meets))
 
 
 def _outdated_elected(stack: ExitStack) -> None:
-    """Contents win by votes, valid or not."""
+    """Contents win by votes, whatever their revisions."""
+    footing = getattr(election, "_footing")  # noqa: B009
 
-    def winner(standing: Mapping[PeerId, Offer], footing: object) -> bytes:
-        votes = Counter(offer.content for offer in standing.values())
-        return votes.most_common(1)[0][0]
+    def generous(
+        members: Mapping[PeerId, Offer], standing: Mapping[PeerId, Offer], expected: Expected
+    ) -> object:
+        found = footing(members, standing, expected)
+        return found and replace(found, valid=frozenset(members))
 
-    stack.enter_context(patch("pccl.state.election._winner", winner))
+    stack.enter_context(patch.object(election, "_footing", generous))
 
 
 def _stock_of_another_election(stack: ExitStack) -> None:

@@ -249,7 +249,7 @@ class StateCheckers:
         done["sync"] += 1
         done["sync fetched"] += report.rx_bytes > 0
         done["sync in several attempts"] += report.attempts > 1
-        done["wrong piece"] += report.wrong_pieces > 0
+        done["wrong piece"] += report.wrong_pieces
 
     def survived(self, report: SyncReport, *, lost: bool, restarted: bool) -> None:
         """What has happened in the course of one that is committed."""

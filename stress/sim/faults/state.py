@@ -8,14 +8,18 @@ from random import Random
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from pccl.protocol.frame import FrameKind
-from pccl.protocol.peer_events import PeerEvent
-from pccl.protocol.types import NS_PER_S
+from pccl.protocol.messages import SyncStarted
+from pccl.protocol.peer_events import ControlMessage, PeerEvent
+from pccl.protocol.types import NS_PER_S, OperationId
 from pccl.stress.sim.faults.base import Fault, Ground, LifePhase
 from pccl.stress.sim.faults.timed import TimedFault
 from pccl.stress.sim.links import Liar
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Seat, Stage
+
+_POLLS_MAX = 400
+"""How often to look whether a member has begun to fetch."""
 
 
 @dataclass(frozen=True)
@@ -114,26 +118,33 @@ class InFetch(Fault):
 
 
 class _Watch:
-    """Waits until anybody fetches."""
+    """Waits until anybody fetches: when that begins, its machine hears nothing."""
 
     def __init__(self, fault: InFetch, stage: Stage) -> None:
         self._fault = fault
         self._stage = stage
         self._left = fault.occurrence
-        self._fetching: dict[int, bool] = {}
 
     def on_event(self, seat: Seat, event: PeerEvent) -> None:
-        """A peer's machine has handled an event: is it time?"""
-        if self._left < 0:
+        """A peer's machine has handled an event: will it fetch?"""
+        match event:
+            case ControlMessage(SyncStarted(operation)) if self._left >= 0:
+                self._await_fetch(seat, operation, 0)
+            case _:
+                pass
+
+    def _await_fetch(self, seat: Seat, operation: OperationId, polls: int) -> None:
+        stage = self._stage
+        session = seat.process.engine.exchange.sessions.get(operation)
+        if self._left < 0 or not seat.alive or session is None:
             return
-        fetches = seat.alive and seat.process.life_phase() is LifePhase.FETCHING
-        before, self._fetching[seat.index] = self._fetching.get(seat.index, False), fetches
-        if not fetches or before:
-            return
-        self._left -= 1
-        if self._left < 0:
-            stage = self._stage
-            stage.at(stage.now_ns() + self._fault.delay_ns, self._fault.strike, stage, seat)
+        if seat.process.life_phase() is LifePhase.FETCHING:
+            self._left -= 1
+            if self._left < 0:
+                stage.at(stage.now_ns() + self._fault.delay_ns, self._fault.strike, stage, seat)
+        elif polls < _POLLS_MAX:
+            wait_ns = max(1000, stage.scenario.latency_ns // 20)
+            stage.at(stage.now_ns() + wait_ns, self._await_fetch, seat, operation, polls + 1)
 
 
 @dataclass(frozen=True)
