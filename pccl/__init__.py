@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from pccl.protocol.types import WireFormat as WireFormat
     from pccl.reports import MemberInfo as MemberInfo
     from pccl.reports import ReduceInfo
+    from pccl.runtime.replay import ObservedReduction as ObservedReduction
+    from pccl.runtime.state_progress import SyncProgress as SyncProgress
     from pccl.shared_state import (
         SharedState,
         SharedStateSyncInfo,

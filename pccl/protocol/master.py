@@ -39,11 +39,19 @@ from pccl.protocol.operation import (
 from pccl.protocol.recovery import Recovered
 from pccl.protocol.repair import Tell
 from pccl.protocol.ring_order import Pair, arrange, broken_neighbours
-from pccl.protocol.shared_state import NOTHING_EXPECTED, SYNC_TAG, Expected, Offer
+from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected, Offer
 from pccl.protocol.status import RunState, report
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.sync_ballot import SyncBallot
-from pccl.protocol.types import AbortCause, OperationId, PeerId, RemovalCause, RoundId, RoundKind
+from pccl.protocol.types import (
+    SYNC_TAG,
+    AbortCause,
+    OperationId,
+    PeerId,
+    RemovalCause,
+    RoundId,
+    RoundKind,
+)
 
 
 class MasterMachine(RoundMaster):

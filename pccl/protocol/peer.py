@@ -30,8 +30,9 @@ from pccl.protocol.peer_membership import Standing
 from pccl.protocol.peer_operations import MISSED_CAUSES, OpenOperation, OpenOperations
 from pccl.protocol.repair import Gap, find_gaps
 from pccl.protocol.round_caller import RoundCaller
-from pccl.protocol.shared_state import SYNC_TAG, Elected, Lineage, expected_after
+from pccl.protocol.shared_state import Elected, Lineage, expected_after
 from pccl.protocol.types import (
+    SYNC_TAG,
     AbortCause,
     Collective,
     Descriptor,

@@ -9,8 +9,7 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX
 from pccl.protocol.operation import name_peers
-from pccl.protocol.shared_state import SYNC_TAG
-from pccl.protocol.types import AbortCause, OperationId, RemovalCause, Roster, RoundKind
+from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, RemovalCause, Roster, RoundKind
 
 # -- calls that can't be made now ----------------------------------------------------------------
 

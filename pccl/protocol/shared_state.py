@@ -13,9 +13,6 @@ from dataclasses import dataclass
 
 from pccl.protocol.types import OperationId, PeerId
 
-SYNC_TAG = (1 << 64) - 1
-"""Under this tag shared state is synchronized; no caller may use it for anything else."""
-
 DIGEST_BYTES = 32
 
 REVISION_MAX = (1 << 64) - 1

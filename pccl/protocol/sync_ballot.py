@@ -173,7 +173,8 @@ class SyncBallot(Ballot):
             return None
         late = self.waiting_for()
         others = [peer for peer in self._present if peer not in late]
-        newcomers = all(peer in self._elected.outdated for peer in late)
+        is_first = self._expected().lineage is None  # of the group: nobody is a newcomer
+        newcomers = not is_first and all(peer in self._elected.outdated for peer in late)
         held_s = (now_ns - self._started_ns) / 1e9
         if newcomers and others and held_s >= timing.hold_s:
             reason = (

@@ -151,6 +151,10 @@ class RoundId:
     n: int
 
 
+SYNC_TAG = (1 << 64) - 1
+"""Under this tag shared state is synchronized; no caller may use it for anything else."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class OperationId:
     """One collective. Every member derives it locally: the n-th use of ``tag`` in ``view``."""
@@ -162,7 +166,8 @@ class OperationId:
     n: int
 
     def __str__(self) -> str:
-        return f"t{self.term}/g{self.group}/v{self.view}/tag{self.tag}#{self.n}"
+        tag = "state" if self.tag == SYNC_TAG else f"tag{self.tag}"
+        return f"t{self.term}/g{self.group}/v{self.view}/{tag}#{self.n}"
 
 
 BLOCK_MIN = 8

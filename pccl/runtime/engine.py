@@ -50,8 +50,7 @@ from pccl.protocol.peer_events import (
     Tick,
 )
 from pccl.protocol.peer_news import PeerNews
-from pccl.protocol.shared_state import SYNC_TAG
-from pccl.protocol.types import Descriptor, OperationId, PeerId, Roster, RoundKind
+from pccl.protocol.types import SYNC_TAG, Descriptor, OperationId, PeerId, Roster, RoundKind
 from pccl.runtime.calls import Call, Calls, fresh
 from pccl.runtime.clock import Clock, Ticker
 from pccl.runtime.control_keeper import ControlKeeper

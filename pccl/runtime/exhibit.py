@@ -8,7 +8,6 @@ meanwhile. Whoever fetches sees that by the digest, and nobody is to blame.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import OperationId, PeerId
@@ -40,10 +39,20 @@ class Exhibit:
     """
 
     def __init__(self, memory: StateMemory, operation: OperationId, links: Links) -> None:
-        self.post = StatePost(operation, links)
-        self._giver = StateGiver(
-            memory.layout, memory.piece_map.copy(), _reader(memory), lambda _: True, self.post
-        )
+        self._post = StatePost(operation, links)
+        self._memory = weakref.ref(memory)
+        self._layout = memory.layout
+        digests = memory.piece_map.copy()
+        self._giver = StateGiver(self._layout, digests, self._read, lambda _: True, self._post)
+
+    def renew(self, memory: StateMemory) -> None:
+        """Show what another synchronization has made of it; who waits for pieces goes on so."""
+        self._memory = weakref.ref(memory)
+        self._giver.piece_map = memory.piece_map.copy()
+
+    def _read(self, number: int) -> memoryview:
+        piece, memory = self._layout.piece(number), self._memory()
+        return memory.view(piece) if memory is not None else memoryview(bytes(piece.length))
 
     def frame_started(self, peer: PeerId, header: FrameHeader) -> Sink:
         """Somebody asks.
@@ -62,7 +71,7 @@ class Exhibit:
 
     def forget(self, peer: PeerId) -> None:
         """The link to ``peer`` is down."""
-        self.post.drop(peer)
+        self._post.drop(peer)
         self._giver.forget(peer)
 
     def owes(self, peer: PeerId) -> bool:
@@ -70,17 +79,8 @@ class Exhibit:
         return self._giver.owes(peer)
 
     def close(self) -> None:
-        """Show nothing more."""
-        self._giver.close()
-        self.post.end()
-
-
-def _reader(memory: StateMemory) -> Callable[[int], memoryview]:
-    """Reads pieces as long as the state lives, and keeps it alive no longer than that."""
-    layout, found = memory.layout, weakref.ref(memory)
-
-    def read(number: int) -> memoryview:
-        piece, held = layout.piece(number), found()
-        return held.view(piece) if held is not None else memoryview(bytes(piece.length))
-
-    return read
+        """Show nothing more; who waits is told."""
+        asked = self._giver.close()
+        self._post.end()
+        for peer in asked:
+            self._post.send(peer, FrameKind.PIECE_LACK)

@@ -119,10 +119,10 @@ class StateExchange:
     def show(self, memory: StateMemory) -> None:
         """Let newcomers fetch this state, as it is now, until another one takes its place."""
         operation = idle_operation(memory.layout, self._group)
-        before = self.exhibits.get(operation)
-        if before is not None:
-            before.close()
-        self.exhibits[operation] = Exhibit(memory, operation, self._links)
+        if operation in self.exhibits:
+            self.exhibits[operation].renew(memory)
+        else:
+            self.exhibits[operation] = Exhibit(memory, operation, self._links)
 
     def _hide(self, memory: StateMemory) -> None:
         exhibit = self.exhibits.pop(idle_operation(memory.layout, self._group), None)
@@ -175,19 +175,21 @@ class StateExchange:
         """
         session, peer = self.sessions.get(header.operation), lane.link.peer
         if header.operation.term == 0:
-            exhibit = self.exhibits.get(header.operation)
-            if header.kind is FrameKind.WATCH:
-                self.results.watch(peer, StatePost(header.operation, self._links))
-            elif header.kind in _QUESTIONS and exhibit is not None:
-                return exhibit.frame_started(peer, header)
-            elif header.operation in self.prefetches:
-                return self.prefetches[header.operation].frame_started(peer, header)
+            return self._idle_frame(lane, peer, header)
         if session is not None and peer in session.ring:
             return session.frame_started(peer, header)
-        if header.kind in _QUESTIONS and lane.backlog_bytes < _UNREAD_BYTES_MAX:
-            answer = FrameHeader(FrameKind.PIECE_LACK, header.operation, 0, 0, 0)
-            lane.say(answer)
-        return Drain(header.length)
+        return _refuse(lane, header)
+
+    def _idle_frame(self, lane: Lane, peer: PeerId, header: FrameHeader) -> Sink:
+        """The same for what belongs to no operation that members wait for."""
+        operation = header.operation
+        if header.kind is FrameKind.WATCH:
+            self.results.watch(peer, StatePost(operation, self._links))
+        elif header.kind in _QUESTIONS and operation in self.exhibits:
+            return self.exhibits[operation].frame_started(peer, header)
+        elif header.kind not in _QUESTIONS and operation in self.prefetches:
+            return self.prefetches[operation].frame_started(peer, header)
+        return _refuse(lane, header)
 
     def lane_lost(self, lane: Lane) -> None:
         """A lane is gone, with what was on it."""
@@ -211,3 +213,10 @@ class StateExchange:
 
     def _parts(self) -> list[StateSession | Prefetch]:
         return [*self.sessions.values(), *self.prefetches.values()]
+
+
+def _refuse(lane: Lane, header: FrameHeader) -> Sink:
+    """There is nothing to be had here; whoever asks is told so."""
+    if header.kind in _QUESTIONS and lane.backlog_bytes < _UNREAD_BYTES_MAX:
+        lane.say(FrameHeader(FrameKind.PIECE_LACK, header.operation, 0, 0, 0))
+    return Drain(header.length)

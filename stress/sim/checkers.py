@@ -21,8 +21,7 @@ import numpy.typing as npt
 
 from pccl.protocol.errors import MasterLost, PCCLError
 from pccl.protocol.peer_events import ReduceResult
-from pccl.protocol.shared_state import SYNC_TAG
-from pccl.protocol.types import Algorithm, OperationId, PeerId, RemovalCause
+from pccl.protocol.types import SYNC_TAG, Algorithm, OperationId, PeerId, RemovalCause
 from pccl.stress.sim.excuses import Excuses
 from pccl.stress.sim.fold import differences, fold, implausible, inaccurate
 from pccl.stress.sim.scenario import Scenario, Slot

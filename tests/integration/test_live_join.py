@@ -146,6 +146,41 @@ def test_alone_a_newcomer_that_wants_to_fetch_is_admitted_at_once(
     assert first.world_size == 1
 
 
+def test_newcomers_that_fetch_at_the_same_time_do_not_disturb_each_other(
+    new_run: Callable[..., Run],
+) -> None:
+    run = new_run(2)
+    tensors = [weights(1) for _ in run.members]
+    states = [state_of(tensor) for tensor in tensors]
+    sync_each(run, states)
+    newcomers, owns = [run.newcomer() for _ in range(3)], [weights(2 + i) for i in range(3)]
+    mine = [state_of(own) for own in owns]
+    joining = [
+        run.start(newcomer.connect, shared_state=state)
+        for newcomer, state in zip(newcomers, mine, strict=True)
+    ]
+    server = run.master._server  # pyright: ignore[reportPrivateUsage]
+    assert server is not None
+    machine = server.machine
+
+    def all_are_ready() -> bool:
+        pending = machine.membership.pending()
+        return len(pending) == 3 and not any(peer.prefetching for peer in pending)
+
+    run.until(all_are_ready)
+    run.each(lambda member: member.update_topology())
+    for newcomer, future in zip(newcomers, joining, strict=True):
+        future.result(LIMIT_S)
+        run.members.append(newcomer)
+    broken = [news.text for member in run.members for news in member.status().happened]
+    assert not [text for text in broken if "link" in text]
+    for state in states:
+        state.push_revision()
+    infos = sync_each(run, [*states, *mine])
+    assert [info.rx_bytes for info in infos] == [0] * 5
+    assert {own.tobytes() for own in owns} == {tensors[0].tobytes()}
+
+
 def test_another_layout_is_not_fetched(new_run: Callable[..., Run]) -> None:
     run = new_run(2)
     sync_each(run, [state_of(weights(1)) for _ in run.members])

@@ -20,8 +20,8 @@ from pccl import TensorInfo
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import PAYLOAD_BYTES_MAX, FrameHeader, FrameKind, encode_header
 from pccl.protocol.messages import Difference
-from pccl.protocol.shared_state import DIGEST_BYTES, SYNC_TAG, Elected
-from pccl.protocol.types import OperationId, PeerId
+from pccl.protocol.shared_state import DIGEST_BYTES, Elected
+from pccl.protocol.types import SYNC_TAG, OperationId, PeerId
 from pccl.runtime.state_exchange import KINDS, StateExchange
 from pccl.runtime.state_giver import QUEUED_PIECES_MAX
 from pccl.runtime.state_memory import StateMemory

@@ -39,7 +39,6 @@ from pccl.protocol.peer_events import (
     SyncStarved,
 )
 from pccl.protocol.shared_state import (
-    SYNC_TAG,
     Elected,
     Expected,
     Lineage,
@@ -49,6 +48,7 @@ from pccl.protocol.shared_state import (
     SyncPurpose,
 )
 from pccl.protocol.types import (
+    SYNC_TAG,
     AbortCause,
     Algorithm,
     Descriptor,

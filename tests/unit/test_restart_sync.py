@@ -21,7 +21,6 @@ from pccl.protocol.master_events import (
 from pccl.protocol.restart import Origin
 from pccl.protocol.shared_state import (
     NOTHING_EXPECTED,
-    SYNC_TAG,
     Expected,
     Lineage,
     Offer,
@@ -29,7 +28,7 @@ from pccl.protocol.shared_state import (
     SharedStateSyncStrategy,
     SyncPurpose,
 )
-from pccl.protocol.types import AbortCause, Member, OperationId, PeerId, Roster
+from pccl.protocol.types import SYNC_TAG, AbortCause, Member, OperationId, PeerId, Roster
 from pccl.state.election import elect
 
 SECOND = 1_000_000_000

@@ -24,7 +24,6 @@ from pccl.protocol.operation import Abort, Commit, Decision, Expel, Phase
 from pccl.protocol.repair import Tell
 from pccl.protocol.shared_state import (
     NOTHING_EXPECTED,
-    SYNC_TAG,
     Elected,
     Expected,
     Lineage,
@@ -36,6 +35,7 @@ from pccl.protocol.shared_state import (
 )
 from pccl.protocol.sync_ballot import SyncBallot
 from pccl.protocol.types import (
+    SYNC_TAG,
     AbortCause,
     Descriptor,
     OperationId,
@@ -539,9 +539,24 @@ def test_a_conflict_that_is_told_to_everybody() -> None:
     assert master.machine._expected.get(0, NOTHING_EXPECTED) == NOTHING_EXPECTED  # pyright: ignore[reportPrivateUsage]
 
 
-def test_a_slow_newcomer_is_removed_and_the_others_go_on() -> None:
+def test_nobody_is_a_newcomer_in_the_first_synchronization_of_a_group() -> None:
     master = Master()
-    asked = [offer(revision=3, lineage=None), offer(b"z", **NEW)]
+    for peer, offered in enumerate([offer(revision=3, lineage=None), offer(b"z", **NEW)], 1):
+        master.hear(peer, msg.SyncRequest(sync_operation(), offered))
+    assert master.sent(1, msg.OperationDone(sync_operation(), b"x")) == []
+    effects: list[MasterEffect] = []
+    while master.now_ns < 100 * SECOND:
+        seconds = master.now_ns // SECOND
+        master.hear(2, msg.Heartbeat(progress=(Progress(sync_operation(), 0, 0, seconds),)))
+        master.hear(1, msg.Heartbeat())
+        effects += master.wait(1)
+    assert not closes(effects)
+
+
+def test_a_slow_newcomer_is_removed_and_the_others_go_on() -> None:
+    master, before = Master(), Lineage(b"run", sync_operation())
+    master.machine._expected[0] = Expected(3, before)  # pyright: ignore[reportPrivateUsage]
+    asked = [offer(revision=3, lineage=before), offer(b"z", **NEW)]
     for peer, offered in enumerate(asked, 1):
         master.hear(peer, msg.SyncRequest(sync_operation(), offered))
     assert master.sent(1, msg.OperationDone(sync_operation(), b"x")) == []
