@@ -290,9 +290,10 @@ def sync_request(
         TypeError, ValueError: one of them can't be used; the message says which.
     """
     state = check_type("shared_state", shared_state, SharedState)
-    names = [policy.name.lower() for policy in Resume]
-    if resume not in names:
-        raise ValueError(f"resume must be one of {', '.join(map(repr, names))}, not {resume!r}")
+    policies = {policy.name.lower(): policy for policy in Resume}
+    if not isinstance(resume, str) or resume not in policies:
+        known = ", ".join(map(repr, policies))
+        raise ValueError(f"resume must be one of {known}, not {resume!r}")
     straight = check_flag("in_place", in_place)
     if straight and state.lineage is not None:
         raise ValueError(
@@ -304,7 +305,7 @@ def sync_request(
         state,
         SyncPurpose.SYNC,
         check_member("strategy", strategy, SharedStateSyncStrategy),
-        Resume(names.index(resume)),
+        policies[resume],
         check_flag("expect_unchanged", expect_unchanged),
         straight,
         check_range("staging_bytes_max", staging_bytes_max, 0, STAGING_BYTES_MAX),

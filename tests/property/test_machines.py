@@ -710,6 +710,8 @@ class Process:
                 assert operation in self.posted
             case pe.ForgetEarly():
                 pass
+            case pe.PostSync() | pe.BeginSync() | pe.CompareSync():
+                raise AssertionError("nobody synchronizes here")
 
     def _finish_call(self, effect: pe.Return | pe.Raise) -> None:
         match effect:
