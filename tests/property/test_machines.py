@@ -695,6 +695,8 @@ class Process:
                 self._take_note(effect)
             case pe.Return() | pe.Raise():
                 self._finish_call(effect)
+            case pe.PostSync() | pe.BeginSync() | pe.CompareSync():
+                raise AssertionError("nobody synchronizes here")
 
     def _take_note(
         self, effect: pe.AskCallers | pe.ReportWait | pe.ForgetEarly | pe.SendAcross
@@ -710,8 +712,6 @@ class Process:
                 assert operation in self.posted
             case pe.ForgetEarly():
                 pass
-            case pe.PostSync() | pe.BeginSync() | pe.CompareSync():
-                raise AssertionError("nobody synchronizes here")
 
     def _finish_call(self, effect: pe.Return | pe.Raise) -> None:
         match effect:
