@@ -404,8 +404,9 @@ class StateSession:
             self._finish()
             return
         asks: list[Ask] = []
-        for peer in self.ring:
-            if peer != self._own and self._post.is_up(peer):
+        rank = self.ring.index(self._own)
+        for peer in self.ring[rank + 1 :] + self.ring[:rank]:  # not all of the same one first
+            if self._post.is_up(peer):
                 asks += self._add_source(self.fetch, peer)
         self._carry_out(asks)
         self._announce(fetchers, list(self.stock.verified))

@@ -156,8 +156,8 @@ class Checkers:
         if operation not in self._outcomes and operation in self._interrupted:
             self.done["repaired" if committed else "not repaired"] += 1
         entered = {peer for entered, peer in self._entered if entered == operation}
-        if operation.operation.tag == SYNC_TAG:  # who was lost before need not have come to it
-            entered |= set(self._rings[operation])
+        if operation.operation.tag == SYNC_TAG:  # of which those who are left are told
+            entered.intersection_update(contributors)
         if committed and (set(contributors) != entered or len(contributors) != len(entered)):
             raise Violation(f"{operation} of {entered} was committed for {contributors}")
         known, seen_by = self._outcomes.setdefault(operation, (outcome, {}))
