@@ -1,7 +1,7 @@
 """One process of the part of ``pccl bench state`` that is about joins.
 
-Members compute and synchronize; each join has a master and a gathering of its own. What it is to do
-is one argument, a :class:`pccl.cli.bench.state_words.JoinTask`.
+Members compute and synchronize, and somebody joins them. What it is to do is one argument, a
+:class:`pccl.cli.bench.state_words.JoinTask`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import time
 
 import pccl
 from pccl.cli.bench.peer import say
-from pccl.cli.bench.rounds import DIGITS
 from pccl.cli.bench.state_peer import OTHER_ROUNDS, Contents, open_control, open_one
-from pccl.cli.bench.state_words import Gathering, Joined, JoinTask
-from pccl.cli.bench.words import Doing, Failed
+from pccl.cli.bench.state_words import Joined, JoinTask
+from pccl.cli.bench.words import Failed
 from pccl.errors import PCCLError
 
 STEPS_BEFORE = 4
 """That members take while nobody joins; the first is not counted, for it is their first."""
+
+CONTENTS = 1
+"""The round whose values all other tensors hold."""
 
 CHANGING = 0
 """The tensor that changes at every step, in the same way everywhere."""
@@ -38,53 +40,42 @@ class Member:
         self._control = control
         self._contents = Contents(task.bytes)
 
-    def take_part(self, number: int) -> Joined:
-        """In one join; what this process has seen of it."""
-        gathering = self._task.gatherings[number]
+    def take_part(self) -> Joined:
+        """In the join; what this process has seen of it."""
         with contextlib.ExitStack() as stack:
+            [gathering] = self._task.gatherings
             comm = open_one(gathering, stack)
             state = self._contents.state()
             if self._task.joins:
-                found = self._join(number, comm, state)
+                found = self._join(comm, state)
             else:
-                found = self._be_joined(number, gathering, comm, state)
-            self._control.barrier()
+                found = self._be_joined(gathering.sources, comm, state)
+            self._control.barrier()  # nobody leaves before all are done
         return found
 
-    def _be_joined(
-        self, number: int, gathering: Gathering, comm: pccl.Communicator, state: pccl.SharedState
-    ) -> Joined:
-        self._contents.fill(number)
-        comm.connect(min_peers=gathering.sources)
+    def _be_joined(self, members: int, comm: pccl.Communicator, state: pccl.SharedState) -> Joined:
+        self._contents.fill(CONTENTS)
+        comm.connect(min_peers=members)
         before_s = [self._step(comm, state) for _ in range(STEPS_BEFORE)][1:]
         self._control.barrier()
         during_s = [self._step(comm, state)]
-        while comm.world_size == gathering.sources:
+        while comm.world_size == members:
             during_s.append(self._step(comm, state))
         self._step(comm, state)
-        return Joined(
-            number, tuple(before_s), tuple(during_s), 0.0, 0.0, 0, self._fault(number, state)
-        )
+        return Joined(tuple(before_s), tuple(during_s), 0.0, 0.0, 0, self._fault(state))
 
-    def _join(self, number: int, comm: pccl.Communicator, state: pccl.SharedState) -> Joined:
-        self._contents.fill(number + OTHER_ROUNDS)
+    def _join(self, comm: pccl.Communicator, state: pccl.SharedState) -> Joined:
+        self._contents.fill(OTHER_ROUNDS)
         self._control.barrier()
         began_s = time.perf_counter()
-        comm.connect(shared_state=state if self._task.ways[number] else None)
+        comm.connect(shared_state=state if self._task.prefetches else None)
         connected_s = time.perf_counter()
         info = comm.sync_shared_state(state)
         ended_s = time.perf_counter()
-        fault = self._fault(number, state)
+        fault = self._fault(state)
         self._step(comm, state)
-        return Joined(
-            number,
-            (),
-            (),
-            round(connected_s - began_s, DIGITS),
-            round(ended_s - connected_s, DIGITS),
-            info.rx_bytes,
-            fault or self._fault(number, state),
-        )
+        connect_s, sync_s = connected_s - began_s, ended_s - connected_s
+        return Joined((), (), connect_s, sync_s, info.rx_bytes, fault or self._fault(state))
 
     def _step(self, comm: pccl.Communicator, state: pccl.SharedState) -> float:
         """Compute, and synchronize; seconds of what is not computing."""
@@ -95,26 +86,21 @@ class Member:
             comm.update_topology()
         state.push_revision()
         comm.sync_shared_state(state)
-        return round(time.perf_counter() - began_s, DIGITS)
+        return time.perf_counter() - began_s
 
-    def _fault(self, number: int, state: pccl.SharedState) -> str:
+    def _fault(self, state: pccl.SharedState) -> str:
         changing = self._contents.fault_of(CHANGING, state.revision)
-        return changing or self._contents.fault(number, CHANGING)
+        return changing or self._contents.fault(CONTENTS, CHANGING)
 
 
 def run(task: JoinTask) -> None:
     """Do a task and report it.
 
     Raises:
-        PCCLError: a run was lost.
+        PCCLError: the run was lost.
     """
     with contextlib.ExitStack() as stack:
-        control = open_control(task, stack)
-        member = Member(task, control)
-        for number, prefetches in enumerate(task.ways):
-            if not task.joins and not task.number:
-                say(Doing("prefetch" if prefetches else "connect", task.bytes, number))
-            say(member.take_part(number))
+        say(Member(task, open_control(task, stack)).take_part())
 
 
 def main() -> None:

@@ -129,26 +129,34 @@ def _play(
 def measure_joins(crew: Crew, plan: StatePlan, tell: Tell) -> list[Figure]:
     """What members of a run lose while somebody joins, with and without fetching before.
 
+    Each join has processes of its own.
+
     Raises:
         click.ClickException: a process failed.
     """
+    found: dict[bool, list[list[Joined]]] = {False: [], True: []}
+    for number in range(plan.rounds):
+        for prefetches, joins in found.items():
+            tell(f"{number + 1} of {plan.rounds} joins")
+            joins.append(_join(crew, plan, prefetches=prefetches))
+    return [
+        join_figure(plan.uplink_size, joins, prefetches=prefetches)
+        for prefetches, joins in found.items()
+    ]
+
+
+def _join(crew: Crew, plan: StatePlan, *, prefetches: bool) -> list[Joined]:
     names = _names(JOIN_MEMBERS, 1)
-    ways = (False, True) * plan.rounds
-    found: list[list[Joined]] = [[] for _ in ways]
+    found: list[Joined] = []
 
     def add(name: str, report: Report) -> None:
-        match report:
-            case Doing():
-                tell(f"join, {report.round} done")
-            case Joined():
-                found[report.number].append(report)
-            case _:
-                raise AssertionError("no such report is made")
+        assert isinstance(report, Joined)
+        found.append(report)
 
     with contextlib.ExitStack() as stack:
         token, control = _master(stack)
-        gatherings = [Gathering(JOIN_MEMBERS, 1, _master(stack, token)[1]) for _ in ways]
-        doors = stack.enter_context(uplinks(crew, plan.uplink, names, gatherings, one_each=True))
+        gathering = Gathering(JOIN_MEMBERS, 1, _master(stack, token)[1])
+        doors = stack.enter_context(uplinks(crew, plan.uplink, names, [gathering]))
         for name, (joins, number) in names.items():
             task = JoinTask(
                 joins=joins,
@@ -157,22 +165,15 @@ def measure_joins(crew: Crew, plan: StatePlan, tell: Tell) -> list[Figure]:
                 joiners=1,
                 control=control,
                 bytes=plan.uplink_size,
-                rounds=plan.rounds,
+                rounds=1,
                 gatherings=tuple(doors[name]),
                 compute_s=plan.compute_s,
-                ways=ways,
+                prefetches=prefetches,
             )
             environment = {config.TOKEN: token}
             crew.start(name, "pccl.cli.bench.state_join", [task.to_json()], environment)
         listen(crew, list(names), add)
-    return [
-        join_figure(
-            plan.uplink_size,
-            [said for said, way in zip(found, ways, strict=True) if way is prefetches],
-            prefetches=prefetches,
-        )
-        for prefetches in (False, True)
-    ]
+    return found
 
 
 def _names(sources: int, joiners: int) -> dict[str, tuple[bool, int]]:
@@ -194,8 +195,6 @@ def uplinks(
     spec: str,
     names: dict[str, tuple[bool, int]],
     gatherings: Sequence[Gathering],
-    *,
-    one_each: bool = False,
 ) -> Generator[dict[str, list[Gathering]], None, None]:
     """Put a relay before the doors of the processes.
 
@@ -207,7 +206,6 @@ def uplinks(
         spec: what each uplink is like, in their words.
         names: of the processes; whether they join, and which of their kind they are.
         gatherings: in which they take part.
-        one_each: a process uses the same door for all gatherings, one after another.
 
     Yields:
         For each process the gatherings with its doors.
@@ -220,7 +218,6 @@ def uplinks(
         for name, (joins, number) in names.items()
         for at, gathering in enumerate(gatherings)
         if number < (gathering.joiners if joins else gathering.sources)
-        if not (one_each and at)
     ]
     listens = [f"{HOST}:{port}" for port in asyncio.run(free_ports(len(places)))]
     relays = [f"relay before {name}, {at}" for name, at in places]
@@ -233,8 +230,6 @@ def uplinks(
     doors = {name: list(gatherings) for name in names}
     for (name, at), target, relay in zip(places, listens, relays, strict=True):
         door = said[relay].removeprefix(RELAY_SAYS)
-        for place in range(len(gatherings)) if one_each else [at]:
-            found = replace(doors[name][place], listen=target, advertise=door)
-            doors[name][place] = found
+        doors[name][at] = replace(doors[name][at], listen=target, advertise=door)
     yield doors
     crew.dismiss(relays)

@@ -109,15 +109,15 @@ class StateTask(_Told):
 
 @dataclass(frozen=True, slots=True)
 class JoinTask(_Told):
-    """What one process of ``pccl.cli.bench.state_join`` does; each gathering is one join.
+    """What one process of ``pccl.cli.bench.state_join`` does, in its one gathering.
 
     Attributes:
         compute_s: what a member does between synchronizations takes so long.
-        ways: for each gathering: whether its joiner fetches in the background.
+        prefetches: whether the joiner fetches in the background.
     """
 
     compute_s: float = 0.5
-    ways: tuple[bool, ...] = ()
+    prefetches: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,6 @@ class Joined:
     """One process's part of one join.
 
     Attributes:
-        number: of the gathering.
         before_s: of a member: what each step kept it from computing while nobody joined.
         during_s: likewise, from when somebody began to join until it had the state.
         connect_s: of the joiner: until it was admitted.
@@ -167,7 +166,6 @@ class Joined:
         fault: the first wrong value; empty: there was none.
     """
 
-    number: int
     before_s: tuple[float, ...]
     during_s: tuple[float, ...]
     connect_s: float
