@@ -93,6 +93,7 @@ _NAMES_OF_HOMES = {
         "WireFormat",
     ),
     "pccl.reports": ("MemberInfo", "ReduceInfo"),
+    "pccl.runtime.replay": ("ObservedReduction",),
     "pccl.runtime.state_progress": ("SyncProgress",),
     "pccl.shared_state": (
         "SharedState",

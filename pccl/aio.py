@@ -21,6 +21,7 @@ from pccl.handles import AsyncReduceHandle
 from pccl.protocol.types import Algorithm, ReduceOp
 from pccl.reports import MemberInfo, ReduceInfo, info_of, sync_info_of
 from pccl.runtime.io_thread import ended
+from pccl.runtime.replay import ObservedReduction
 from pccl.runtime.state_progress import SyncProgress
 from pccl.session import Call
 from pccl.shared_state import SharedState, SharedStateSyncInfo, SharedStateSyncStrategy
@@ -46,6 +47,7 @@ class Communicator(CommunicatorBase):
         staging_bytes_max: int = 1 << 30,
         staging_directory: str | os.PathLike[str] | None = None,
         on_progress: Callable[[SyncProgress], None] | None = None,
+        on_reduction: Callable[[ObservedReduction], None] | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Join the run; see :meth:`pccl.Communicator.connect`."""
@@ -57,6 +59,7 @@ class Communicator(CommunicatorBase):
             staging_bytes_max,
             staging_directory,
             on_progress,
+            on_reduction,
         )
         await self._run(call)
 
@@ -82,6 +85,7 @@ class Communicator(CommunicatorBase):
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
         algorithm: Algorithm | str = "auto",
+        observable: bool = False,
         retry: bool = False,
         timeout_s: float | None = None,
     ) -> ReduceInfo:
@@ -96,6 +100,7 @@ class Communicator(CommunicatorBase):
             retry,
             timeout_s,
             algorithm,
+            observable,
         )
         return info_of(await self._run(call))
 
@@ -109,6 +114,7 @@ class Communicator(CommunicatorBase):
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
         algorithm: Algorithm | str = "auto",
+        observable: bool = False,
         timeout_s: float | None = None,
     ) -> AsyncReduceHandle:
         """Start a reduce; await the handle for its outcome.
@@ -117,7 +123,15 @@ class Communicator(CommunicatorBase):
         reduce is launched when this returns, and cancelling a wait for it does not withdraw it.
         """
         call = self._session.launch(
-            send, recv, op, tag, operand_descriptor, quantization_options, timeout_s, algorithm
+            send,
+            recv,
+            op,
+            tag,
+            operand_descriptor,
+            quantization_options,
+            timeout_s,
+            algorithm,
+            observable,
         )
         return AsyncReduceHandle(self._session, await self._run(call))
 
@@ -130,12 +144,13 @@ class Communicator(CommunicatorBase):
         tag: int = 0,
         quantization_options: QuantizationOptions | None = None,
         algorithm: Algorithm | str = "auto",
+        observable: bool = False,
         retry: bool = False,
         timeout_s: float | None = None,
     ) -> ReduceInfo:
         """Reduce several as one; see :meth:`pccl.Communicator.all_reduce_many`."""
         call = self._session.all_reduce_many(
-            tensors, recv, op, tag, quantization_options, algorithm, retry, timeout_s
+            tensors, recv, op, tag, quantization_options, algorithm, retry, timeout_s, observable
         )
         return info_of(await self._run(call))
 

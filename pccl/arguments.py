@@ -32,8 +32,9 @@ from pccl.protocol.types import (
     WireFormat,
 )
 from pccl.runtime.operand import Operand, borrow, borrow_many, borrow_pointers
+from pccl.runtime.replay import ObservedReduction
 from pccl.runtime.requests import ReduceRequest
-from pccl.runtime.state_desk import PrefetchRequest
+from pccl.runtime.running_prefetch import PrefetchRequest
 from pccl.runtime.state_progress import SyncProgress
 from pccl.runtime.state_sync import SyncRequest
 from pccl.runtime.stock import Stock
@@ -54,6 +55,7 @@ def reduce_request(
     operand_descriptor: ReduceOperandDescriptor | None,
     quantization_options: QuantizationOptions | None,
     algorithm: Algorithm | str = Algorithm.AUTO,
+    observable: object = False,
 ) -> ReduceRequest:
     """Check what ``all_reduce`` is given.
 
@@ -65,7 +67,8 @@ def reduce_request(
     operand = borrow(send, recv)
     if operand_descriptor is not None:
         check_operand_descriptor(operand_descriptor, operand.data_type)
-    return _request(operand, op, tag, quantization_options, check_algorithm(algorithm))
+    request = _request(operand, op, tag, quantization_options, check_algorithm(algorithm))
+    return replace(request, observable=check_flag("observable", observable))
 
 
 def list_request(
@@ -75,6 +78,7 @@ def list_request(
     tag: int,
     quantization_options: QuantizationOptions | None,
     algorithm: Algorithm | str,
+    observable: object = False,
 ) -> ReduceRequest:
     """Check what ``all_reduce_many`` is given.
 
@@ -84,7 +88,8 @@ def list_request(
     op = check_member("op", op, ReduceOp)
     tag = check_range("tag", tag, 0, TAG_MAX)
     operand = borrow_many(tensors, recv)
-    return _request(operand, op, tag, quantization_options, check_algorithm(algorithm))
+    request = _request(operand, op, tag, quantization_options, check_algorithm(algorithm))
+    return replace(request, observable=check_flag("observable", observable))
 
 
 def check_algorithm(given: object) -> Algorithm:
@@ -294,7 +299,7 @@ def sync_request(
             "in_place is for the first synchronization of a state only: these contents have been "
             "synchronized before, and would be lost if this failed half-way"
         )
-    _check_listener(on_progress)
+    check_listener("on_progress", on_progress)
     return SyncRequest(
         state,
         SyncPurpose.SYNC,
@@ -313,24 +318,34 @@ def prefetch_request(
     staging_bytes_max: object,
     staging_directory: str | os.PathLike[str] | None,
     on_progress: Callable[[SyncProgress], None] | None,
+    on_reduction: Callable[[ObservedReduction], None] | None,
 ) -> PrefetchRequest | None:
     """Check the arguments of ``connect`` about shared state; None: there is none.
 
     Raises:
         TypeError, ValueError: one of them can't be used; the message says which.
     """
-    _check_listener(on_progress)
+    check_listener("on_progress", on_progress)
+    check_listener("on_reduction", on_reduction)
     if shared_state is None:
+        if on_reduction is not None:
+            raise ValueError("on_reduction needs the shared_state that it changes")
         return None
     memory = check_type("shared_state", shared_state, SharedState).memory
     limit = check_range("staging_bytes_max", staging_bytes_max, 0, STAGING_BYTES_MAX)
     directory = None if staging_directory is None else os.fspath(staging_directory)
-    return PrefetchRequest(memory, Stock(memory, limit, directory), on_progress)
+    stock = Stock(memory, limit, directory)
+    return PrefetchRequest(memory, stock, on_progress, on_reduction)
 
 
-def _check_listener(on_progress: object) -> None:
-    if on_progress is not None and not callable(on_progress):
-        raise TypeError(f"on_progress must be a function, not {type(on_progress).__name__}")
+def check_listener(name: str, listener: object) -> None:
+    """Check a function that is to be called.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if listener is not None and not callable(listener):
+        raise TypeError(f"{name} must be a function, not {type(listener).__name__}")
 
 
 def verify_request(shared_state: object) -> SyncRequest:

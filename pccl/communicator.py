@@ -14,6 +14,7 @@ from pccl.errors import PCCLError, named
 from pccl.handles import AsyncReduceHandle
 from pccl.protocol.types import Algorithm, ReduceOp
 from pccl.reports import MemberInfo, ReduceInfo, info_of, sync_info_of
+from pccl.runtime.replay import ObservedReduction
 from pccl.runtime.state_progress import SyncProgress
 from pccl.session import Call
 from pccl.shared_state import SharedState, SharedStateSyncInfo, SharedStateSyncStrategy
@@ -55,6 +56,7 @@ class Communicator(CommunicatorBase):
         staging_bytes_max: int = 1 << 30,
         staging_directory: str | os.PathLike[str] | None = None,
         on_progress: Callable[[SyncProgress], None] | None = None,
+        on_reduction: Callable[[ObservedReduction], None] | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Join the run. Returns when admitted, which takes a joint call of the members.
@@ -72,6 +74,11 @@ class Communicator(CommunicatorBase):
             staging_bytes_max: as of ``sync_shared_state``.
             staging_directory: as of ``sync_shared_state``.
             on_progress: as of ``sync_shared_state``.
+            on_reduction: with ``shared_state``: called, in order and in a thread of the library,
+                with the result of each ``observable`` reduce that the members commit after the
+                synchronization whose state was fetched. It does to the tensors what the members
+                do with that result, so that nothing of it has to be fetched again. The tensors
+                are written before this peer is admitted then; what was missed is fetched.
             timeout_s: budget.
 
         Raises:
@@ -89,6 +96,7 @@ class Communicator(CommunicatorBase):
             staging_bytes_max,
             staging_directory,
             on_progress,
+            on_reduction,
         )
         self._run(call)
 
@@ -137,6 +145,7 @@ class Communicator(CommunicatorBase):
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
         algorithm: Algorithm | str = "auto",
+        observable: bool = False,
         retry: bool = False,
         timeout_s: float | None = None,
     ) -> ReduceInfo:
@@ -158,6 +167,8 @@ class Communicator(CommunicatorBase):
             algorithm: how the values travel: ``"ring"``, ``"star"`` (tensors up to 4 MiB),
                 ``"mesh"``, or ``"auto"``: what the master's cost model finds the quickest for this
                 size; the same for all. All members must ask for the same.
+            observable: let newcomers that replay reductions have the result (``on_reduction`` of
+                ``connect``); it is copied if there are any.
             retry: when a member is lost or withdraws, reduce again with whoever is left.
             timeout_s: budget of all attempts together.
 
@@ -183,6 +194,7 @@ class Communicator(CommunicatorBase):
             retry,
             timeout_s,
             algorithm,
+            observable,
         )
         return info_of(self._run(call))
 
@@ -196,6 +208,7 @@ class Communicator(CommunicatorBase):
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
         algorithm: Algorithm | str = "auto",
+        observable: bool = False,
         timeout_s: float | None = None,
     ) -> AsyncReduceHandle:
         """Start ``all_reduce`` and return at once.
@@ -211,6 +224,7 @@ class Communicator(CommunicatorBase):
             operand_descriptor: as of ``all_reduce``.
             quantization_options: as of ``all_reduce``.
             algorithm: as of ``all_reduce``.
+            observable: as of ``all_reduce``.
             timeout_s: budget of the reduce, whether anybody waits for it or not.
 
         Returns:
@@ -220,7 +234,15 @@ class Communicator(CommunicatorBase):
             TooFewPeers, PCCLError, ValueError, TypeError: as of ``all_reduce``.
         """
         call = self._session.launch(
-            send, recv, op, tag, operand_descriptor, quantization_options, timeout_s, algorithm
+            send,
+            recv,
+            op,
+            tag,
+            operand_descriptor,
+            quantization_options,
+            timeout_s,
+            algorithm,
+            observable,
         )
         return AsyncReduceHandle(self._session, self._run(call))
 
@@ -233,6 +255,7 @@ class Communicator(CommunicatorBase):
         tag: int = 0,
         quantization_options: QuantizationOptions | None = None,
         algorithm: Algorithm | str = "auto",
+        observable: bool = False,
         retry: bool = False,
         timeout_s: float | None = None,
     ) -> ReduceInfo:
@@ -252,6 +275,7 @@ class Communicator(CommunicatorBase):
             quantization_options: as of ``all_reduce``; blocks and the residual of an
                 ``error_feedback`` are those of the concatenation.
             algorithm: as of ``all_reduce``, for the total size.
+            observable: as of ``all_reduce``; the newcomer gets the concatenation.
             retry: as of ``all_reduce``, for all tensors together.
             timeout_s: budget of all attempts together.
 
@@ -264,7 +288,7 @@ class Communicator(CommunicatorBase):
             PCCLError, TypeError: as of ``all_reduce``.
         """
         call = self._session.all_reduce_many(
-            tensors, recv, op, tag, quantization_options, algorithm, retry, timeout_s
+            tensors, recv, op, tag, quantization_options, algorithm, retry, timeout_s, observable
         )
         return info_of(self._run(call))
 

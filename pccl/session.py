@@ -55,6 +55,7 @@ from pccl.runtime.engine import PeerEngine
 from pccl.runtime.hashing import PooledHasher
 from pccl.runtime.io_thread import IOThread, Submission
 from pccl.runtime.operand import Operand
+from pccl.runtime.replay import ObservedReduction
 from pccl.runtime.requests import ReduceReport
 from pccl.runtime.state_progress import SyncProgress
 from pccl.runtime.state_sync import SyncReport, SyncRequest
@@ -136,12 +137,15 @@ class Session:
         staging_bytes_max: int = 0,
         staging_directory: str | os.PathLike[str] | None = None,
         on_progress: Callable[[SyncProgress], None] | None = None,
+        on_reduction: Callable[[ObservedReduction], None] | None = None,
     ) -> Call[None]:
         """Prepare ``connect``."""
         n_attempts = check_range("n_attempts", n_attempts, 1, ATTEMPTS_MAX)
         peers = resolve_min_peers(min_peers)
         limit_s = check_timeout(timeout_s)
-        prefetch = prefetch_request(shared_state, staging_bytes_max, staging_directory, on_progress)
+        prefetch = prefetch_request(
+            shared_state, staging_bytes_max, staging_directory, on_progress, on_reduction
+        )
 
         def work() -> Coroutine[Any, Any, None]:
             return self.engine.connect(
@@ -188,11 +192,12 @@ class Session:
         retry: bool,
         timeout_s: float | None,
         algorithm: Algorithm | str = Algorithm.AUTO,
+        observable: bool = False,
     ) -> Call[ReduceReport]:
         """Prepare ``all_reduce``."""
         limit_s, again = check_timeout(timeout_s), check_flag("retry", retry)
         request = reduce_request(
-            send, recv, op, tag, operand_descriptor, quantization_options, algorithm
+            send, recv, op, tag, operand_descriptor, quantization_options, algorithm, observable
         )
         return self._collective(
             "all_reduce",
@@ -210,10 +215,11 @@ class Session:
         algorithm: Algorithm | str,
         retry: bool,
         timeout_s: float | None,
+        observable: bool = False,
     ) -> Call[ReduceReport]:
         """Prepare ``all_reduce_many``."""
         limit_s, again = check_timeout(timeout_s), check_flag("retry", retry)
-        request = list_request(tensors, recv, op, tag, quantization_options, algorithm)
+        request = list_request(tensors, recv, op, tag, quantization_options, algorithm, observable)
         return self._collective(
             "all_reduce_many",
             lambda: self.engine.reduce(request, retry=again, timeout_s=limit_s),
@@ -230,11 +236,12 @@ class Session:
         quantization_options: QuantizationOptions | None,
         timeout_s: float | None,
         algorithm: Algorithm | str = Algorithm.AUTO,
+        observable: bool = False,
     ) -> Call[int]:
         """Prepare the launch of ``all_reduce_async``, which returns a ticket."""
         limit_s = check_timeout(timeout_s)
         request = reduce_request(
-            send, recv, op, tag, operand_descriptor, quantization_options, algorithm
+            send, recv, op, tag, operand_descriptor, quantization_options, algorithm, observable
         )
 
         async def work() -> int:

@@ -10,7 +10,7 @@ aborted attempt, an older view or another term can never be taken for one of the
 Of a segment, ``offset`` counts bytes from the start of the tensor, and ``step`` is the schedule's
 step number; ``what`` is the fingerprint of what the sender has asked for, if it was sent ahead of
 the operation's start. Of a question and its answer (QUERY and HAVE, PING and
-PONG), ``offset`` is the question's number. Of what belongs to shared state (MAP_ASK to LAYOUT)
+PONG), ``offset`` is the question's number. Of what belongs to shared state (MAP_ASK to RESULT)
 ``offset`` is the number of a piece, the first of those that the frame is about.
 """
 
@@ -63,6 +63,10 @@ class FrameKind(enum.IntEnum):
     """Sender asks for the layout."""
     LAYOUT = 23
     """The tensors in order, as ``pccl.state.layout`` packs them."""
+    WATCH = 24
+    """Sender, a newcomer, wants to hear of results."""
+    RESULT = 25
+    """That a reduction was committed, as ``pccl.runtime.results`` packs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ _KINDS = {int(kind): kind for kind in FrameKind}
 
 _BARE = (
     *(FrameKind.QUERY, FrameKind.PING, FrameKind.PONG, FrameKind.LANES),
-    *(FrameKind.MAP_ASK, FrameKind.LAYOUT_ASK),
+    *(FrameKind.MAP_ASK, FrameKind.LAYOUT_ASK, FrameKind.WATCH),
 )
 
 NO_OPERATION = OperationId(term=0, group=0, view=0, tag=0, n=0)

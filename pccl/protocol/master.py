@@ -309,7 +309,7 @@ class MasterMachine(RoundMaster):
             ballot.operation,
             None if isinstance(decision, Commit) else decision.cause,
             "" if isinstance(decision, Commit) else decision.reason,
-            ballot.members if committed else (),
+            ballot.contributors if committed else (),
             self.membership.version,
             self._next_sequence(),
             decision.difference if isinstance(decision, Abort) else None,

@@ -181,6 +181,11 @@ class Ballot(ABC):
         """The members that have not been lost, in ring order."""
         return list(self._present)
 
+    @property
+    def contributors(self) -> tuple[PeerId, ...]:
+        """Whose part is in what was committed, in ring order."""
+        return self.members
+
     def requested_by(self) -> list[PeerId]:
         """The members that have asked for it and have not been lost."""
         return [peer for peer in self._present if self._has_asked(peer)]

@@ -223,7 +223,8 @@ class PeerMachine(RoundCaller):
                 return
         operation = self._next_operation(roster, SYNC_TAG)
         opened = OpenOperation(operation, Descriptor.sync(), roster.ring, event.call)
-        opened.offer = replace(event.offer, stale=self._resync is not None)
+        stale = event.offer.stale or self._resync is not None
+        opened.offer = replace(event.offer, stale=stale)
         self._operations.open(opened)
         self._effects.append(ev.PostSync(event.call, operation, roster.ring))
         self._send(opened.request())

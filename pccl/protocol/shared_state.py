@@ -18,6 +18,9 @@ SYNC_TAG = (1 << 64) - 1
 
 DIGEST_BYTES = 32
 
+REVISION_MAX = (1 << 64) - 1
+"""There is none after it: it is expected again."""
+
 PIECE_BYTES = 1 << 20
 """Contents travel, and are verified, in pieces of so many bytes; a tensor's last one is shorter."""
 
@@ -123,7 +126,7 @@ class Elected:
 
 def expected_after(elected: Elected, lineage: Lineage) -> Expected:
     """What is expected of a group's shared state after this synchronization."""
-    return Expected(elected.revision + 1, lineage)
+    return Expected(min(elected.revision + 1, REVISION_MAX), lineage)
 
 
 @dataclass(frozen=True, slots=True)

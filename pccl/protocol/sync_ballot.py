@@ -84,6 +84,11 @@ class SyncBallot(Ballot):
         """See ``Ballot``."""
         return len(self._present) < len(self.members)
 
+    @property
+    def contributors(self) -> tuple[PeerId, ...]:
+        """See ``Ballot``: those who are left."""
+        return tuple(self._present)
+
     def _has_asked(self, peer: PeerId) -> bool:
         return peer in self._offers
 
@@ -242,18 +247,24 @@ class SyncBallot(Ballot):
         ]
         if not holders:
             return self._give_up()
-        extra_sources = [p for p in self._elected.extra_sources if p in self._present]
-        if extra_sources or not self._elected.extra_sources:
+        elected = self._elected
+        done = [peer for peer in holders if peer in self._digests]
+        if not any(peer in elected.sources for peer in holders):
+            elected = replace(elected, sources=tuple(done))
+        if elected.extra_sources and not any(p in elected.extra_sources for p in self._present):
+            elected = self._with_other_extra(elected, done)
+        if elected == self._elected:
             return None
-        # Any will do; those who were done with the ones before have those.
-        chosen = next((p for p in self._present if p in self._elected.sources), None)
-        extra = self._offers[chosen].extra if chosen is not None else b""
-        self._elected = replace(
-            self._elected,
-            extra=extra,
-            extra_sources=() if chosen is None else (chosen,),
-        )
+        self._elected = elected
         return self._tell()
+
+    def _with_other_extra(self, elected: Elected, done: list[PeerId]) -> Elected:
+        """Those who had it are lost: newcomers that are done have it too; otherwise any will do."""
+        heirs = tuple(peer for peer in done if peer in elected.outdated)
+        if heirs:
+            return replace(elected, extra_sources=heirs)
+        chosen = next(peer for peer in self._present if peer in elected.sources)
+        return replace(elected, extra=self._offers[chosen].extra, extra_sources=(chosen,))
 
     def _who_asked_what(self) -> str:
         asked: dict[str, list[PeerId]] = {}

@@ -64,6 +64,8 @@ class Call:
     timer: Timer | None = None
     forgotten: bool = False
     """Nobody will ask for its outcome."""
+    observable: bool = False
+    """Whether newcomers may fetch its result."""
     retries: bool = False
     """Whether another attempt may follow."""
     residual: Residual | None = None

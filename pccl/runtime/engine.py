@@ -40,6 +40,7 @@ from pccl.protocol.peer_events import (
     PostSync,
     Raise,
     ReduceDone,
+    ReduceResult,
     ReportWait,
     Return,
     RoundCall,
@@ -64,7 +65,8 @@ from pccl.runtime.listening import listen
 from pccl.runtime.operand import Operand
 from pccl.runtime.reduce_many import ReduceMany
 from pccl.runtime.requests import Deadline, PeerOptions, ReduceReport, ReduceRequest
-from pccl.runtime.state_desk import PrefetchRequest, StateDesk
+from pccl.runtime.running_prefetch import PrefetchRequest
+from pccl.runtime.state_desk import StateDesk
 from pccl.runtime.state_exchange import StateExchange
 from pccl.runtime.state_sync import SyncReport, SyncRequest
 from pccl.runtime.tasks import Tasks
@@ -148,7 +150,7 @@ class PeerEngine:
         )
         if hasher is not None:
             stall_ns = self._timing.ns(self._timing.deadline_s) // 4
-            self._state = StateDesk(self, hasher, stall_ns)
+            self._state = StateDesk(self, hasher, self._tasks, stall_ns)
         else:
             self._state.enter_run()
         self.keeper = LinkKeeper(
@@ -284,7 +286,7 @@ class PeerEngine:
         self._check_request(request)
         residual = request.open_residual() if request.open_residual is not None else None
         call = self.calls.new(request.operand)
-        call.residual = residual
+        call.residual, call.observable = residual, request.observable
         call.retries = may_retry()
         if request.operand is not None:
             self._lent_for_long.append(request.operand)
@@ -380,6 +382,7 @@ class PeerEngine:
         self._check_request(request)
         residual = request.open_residual() if request.open_residual is not None else None
         call = self.calls.new(request.operand)
+        call.observable = request.observable
         if residual is not None:
             call.residual = residual
             call.future.add_done_callback(lambda _: residual.drop())
@@ -436,8 +439,8 @@ class PeerEngine:
         if self._listener is not None:
             self._listener.close()
         self.keeper.close()
-        self._state.close()
         await self._tasks.cancel()
+        await self._state.close()
         for _ in range(2):  # let the transport report the ends of what was closed
             await next_turn(self._loop)
 
@@ -546,6 +549,9 @@ class PeerEngine:
             case ReportWait(text, waited_s):
                 log_wait(text, waited_s)
             case Return(number, value):
+                call = self.calls.get(number)
+                if isinstance(value, ReduceResult) and call is not None:
+                    self._state.note_result(call, value)
                 self.calls.resolve(number, value)
             case Raise(number, error):
                 self.calls.reject(number, error)

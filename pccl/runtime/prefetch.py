@@ -49,11 +49,16 @@ class Prefetch:
         stall_ns: int,
         on_ready: Callable[[], None],
     ) -> None:
+        self.on_result: Callable[[PeerId, bytearray], None] | None = None
+        """Told of results that members announce; None: nobody wants to hear of any."""
+        self.on_complete: Callable[[], None] = lambda: None
+        """Called when all of what a member showed is here."""
         self.memory = memory
         self.stock = stock
         self.fetch: Fetch | None = None
         self.wanted: list[int] = []
         """Pieces that the members hold otherwise than this peer did at first, in order."""
+        self.wanted_bytes = 0
         self.operation = operation
         self._links = links
         self._post = StatePost(operation, links)
@@ -63,25 +68,48 @@ class Prefetch:
         self._is_ready = False
         self._began_ns = now_ns()
         self._looked_ns = now_ns()
+        self._without: dict[PeerId, None] = {}
+        """Those who have nothing to show."""
         self._maps: dict[PeerId, MapRequest] = {}
         """Maps that were asked for and are not complete."""
         self._map: PieceMap | None = None
+        self._content = b""
+        """Digest of what is fetched."""
+        self._here = b""
+        """Of what the tensors hold, if the program has changed them."""
         self._intake = PieceIntake(
-            memory.layout, self._wants, stock.slot, self._progressed, self._arrived
+            memory.layout,
+            self._expects,
+            self._wants,
+            stock.slot,
+            self._progressed,
+            self._arrived,
         )
         for link in links.all():
             if link.up:
                 self._ask_map(link.peer)
 
     @property
-    def wanted_bytes(self) -> int:
-        """Of the pieces that the members hold otherwise."""
-        return sum(self.memory.layout.piece(number).length for number in self.wanted)
+    def content(self) -> bytes:
+        """Digest of what is here, whole, of what a member has shown; empty: nothing is."""
+        return self._content if self.fetch is not None and self.fetch.complete else b""
+
+    def watch(self, on_result: Callable[[PeerId, bytearray], None]) -> None:
+        """Hear of results from now on."""
+        self.on_result = on_result
+        for link in self._links.all():
+            if link.up:
+                self._post.send(link.peer, FrameKind.WATCH)
+
+    def has_changed(self, content: bytes) -> None:
+        """The tensors hold something else by now: nothing of it need be fetched."""
+        self._here = content
 
     # -- what the engine does --------------------------------------------------------------------
 
     def link_changed(self, peer: PeerId, *, up: bool) -> None:
         """The link to a peer has come up, or is down."""
+        self._without.pop(peer, None)
         if up:
             self._ask_map(peer)
             return
@@ -143,12 +171,17 @@ class Prefetch:
                 self._take_map(peer, header, payload)
             case FrameKind.PIECE_LACK:
                 self._take_refusal(peer, numbers_of(payload))
+            case FrameKind.RESULT:
+                if self.on_result is not None:
+                    self.on_result(peer, payload)
             case _:
                 raise RemoteProtocolError(func="lane", reason=f"unexpected {header.kind.name}")
 
     # -- maps ------------------------------------------------------------------------------------
 
     def _ask_map(self, peer: PeerId) -> None:
+        if self.on_result is not None:
+            self._post.send(peer, FrameKind.WATCH)  # again: it may have been lost
         if peer not in self._maps:
             layout, now_ns = self.memory.layout, self._now_ns()
             self._maps[peer] = MapRequest(layout, self._post, peer, now_ns)
@@ -159,9 +192,10 @@ class Prefetch:
         if theirs is None:
             return
         del self._maps[peer]
-        if self._map is None or (self._is_idle and not self._is_same(theirs)):
-            self._begin(theirs)
-        if self.fetch is not None and self._is_same(theirs):
+        content = theirs.digest(may_differ=False)
+        if self._map is None or (self._is_idle and content not in (self._content, self._here)):
+            self._begin(theirs, content)
+        if self.fetch is not None and content == self._content:
             self._carry_out(self.fetch.add_source(peer, self._now_ns()))
         self._look_if_ready()
 
@@ -169,17 +203,13 @@ class Prefetch:
     def _is_idle(self) -> bool:
         return self.fetch is None or self.fetch.complete or self.fetch.starved
 
-    def _is_same(self, theirs: PieceMap) -> bool:
-        """Whether a member shows what is fetched already; tensors that may differ don't count."""
-        assert self._map is not None
-        return self._map.digest(may_differ=False) == theirs.digest(may_differ=False)
-
-    def _begin(self, theirs: PieceMap) -> None:
-        """Fetch what this map says, and is not here."""
+    def _begin(self, theirs: PieceMap, content: bytes) -> None:
+        """Fetch what this map says, and is not here; tensors that may differ don't count."""
         layout, own = self.memory.layout, self.memory.piece_map
-        self._map = theirs
+        self._map, self._content = theirs, content
         numbers = layout.numbers(may_differ=False)
         self.wanted = [number for number in numbers if theirs[number] != own[number]]
+        self.wanted_bytes = layout.bytes_of(self.wanted)
         self._intake.clear()
         self.stock.prepare(self.wanted, theirs)
         missing = [number for number in self.wanted if number not in self.stock.verified]
@@ -193,6 +223,9 @@ class Prefetch:
 
     # -- fetching --------------------------------------------------------------------------------
 
+    def _expects(self, source: PeerId, number: int) -> bool:
+        return self.fetch is not None and self.fetch.expects(source, number)
+
     def _wants(self, number: int) -> bool:
         return self.fetch is not None and self.fetch.wants(number)
 
@@ -205,7 +238,7 @@ class Prefetch:
         assert fetch is not None
         assert self._map is not None
         if digest == self._map[number]:
-            self.stock.verified[number] = digest
+            self.stock.put(number, digest)
             self._carry_out(fetch.arrived(source, number, now_ns, sound=True))
         else:  # it is changing there: no blame
             self._carry_out(fetch.refuse(source, [number], now_ns))
@@ -214,6 +247,7 @@ class Prefetch:
     def _take_refusal(self, peer: PeerId, numbers: list[int]) -> None:
         if not numbers:
             self._maps.pop(peer, None)
+            self._without[peer] = None
         if self.fetch is not None:
             now_ns = self._now_ns()
             if numbers:
@@ -228,7 +262,13 @@ class Prefetch:
 
     def _look_if_ready(self) -> None:
         fetch = self.fetch
-        if fetch is not None and not self._maps and (fetch.complete or fetch.starved):
+        if fetch is None:
+            if all(link.peer in self._without for link in self._links.all()):
+                self._be_ready()
+            return
+        if fetch.complete:
+            self.on_complete()
+        if not self._maps and (fetch.complete or fetch.starved):
             self._be_ready()
 
     def _be_ready(self) -> None:

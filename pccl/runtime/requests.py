@@ -55,6 +55,9 @@ class ReduceRequest:
     """Of a reduce with error feedback; the call drops it at its end. Raises ValueError if another
     one uses it."""
 
+    observable: bool = False
+    """Whether newcomers may fetch its result."""
+
     def event(
         self,
         *,

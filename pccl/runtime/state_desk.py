@@ -5,32 +5,36 @@ Calls come in here, and what the machine wants done about them; frames go to the
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from pccl.protocol.messages import Difference
-from pccl.protocol.peer import PeerMachine, Standing
+from pccl.protocol.peer import PeerMachine
 from pccl.protocol.peer_events import (
     BeginSync,
     CompareSync,
     PeerEvent,
     PostSync,
-    Prefetched,
     ReduceDone,
+    ReduceResult,
     StatesCompared,
     SyncStarved,
 )
+from pccl.protocol.shared_state import Elected
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.calls import Call, Calls
 from pccl.runtime.hashing import Hasher
 from pccl.runtime.operand import Operand
 from pccl.runtime.requests import Deadline
+from pccl.runtime.running_prefetch import PrefetchRequest, RunningPrefetch
 from pccl.runtime.state_exchange import StateExchange
+from pccl.runtime.state_hashing import StateHashing
 from pccl.runtime.state_memory import StateMemory
-from pccl.runtime.state_progress import ProgressMeter, SyncProgress
-from pccl.runtime.state_sync import StateSync, SyncReport, SyncRequest, hash_state
+from pccl.runtime.state_sync import StateSync, SyncReport, SyncRequest
 from pccl.runtime.stock import Stock
+from pccl.runtime.tasks import Tasks
 from pccl.transports.link import Links
 
 
@@ -45,6 +49,11 @@ class Host(Protocol):
     @property
     def links(self) -> Links:
         """Likewise."""
+        ...
+
+    @property
+    def group(self) -> int:
+        """The peer group."""
         ...
 
     @property
@@ -75,42 +84,32 @@ class Host(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PrefetchRequest:
-    """What a newcomer wants to fetch before it is admitted.
-
-    Attributes:
-        memory: of its state.
-        stock: where pieces go.
-        on_progress: told how far it is, on the loop's thread.
-    """
-
-    memory: StateMemory
-    stock: Stock
-    on_progress: Callable[[SyncProgress], None] | None = None
-
-
 class StateDesk:
     """Shared state of one peer.
 
     Args:
         host: the engine.
         hasher: does what takes a processor for long.
+        tasks: runs what nobody waits for.
         stall_ns: a source that sends nothing for so long is passed over.
 
     Attributes:
         exchange: what is given and taken in the run that this peer is in now.
     """
 
-    def __init__(self, host: Host, hasher: Hasher, stall_ns: int) -> None:
+    def __init__(self, host: Host, hasher: Hasher, tasks: Tasks, stall_ns: int) -> None:
         self._host = host
+        self._tasks = tasks
         self._hasher = hasher
         self._stall_ns = stall_ns
         self._syncs: dict[StateSync, None] = {}
         """Calls that are open."""
-        self._prefetch: PrefetchRequest | None = None
-        """What a newcomer fetches before it is admitted."""
-        self._meter: ProgressMeter | None = None
+        self._hashing: StateHashing | None = None
+        """Of a newcomer that is about to join, or does."""
+        self._all_over: asyncio.Future[None] | None = None
+        """Done when no call is open any more."""
+        self._running: RunningPrefetch | None = None
+        """What this newcomer fetches before it is admitted."""
         self._stock: Stock | None = None
         """What it has fetched, until a call takes it."""
         self.exchange = self._make_exchange()
@@ -133,7 +132,9 @@ class StateDesk:
             feed(StatesCompared(operation, difference))
 
         links, now_ns = self._host.links, self._host.now_ns
-        return StateExchange(links, now_ns, self._stall_ns, on_done, on_starved, on_compared)
+        return StateExchange(
+            self._host.group, links, now_ns, self._stall_ns, on_done, on_starved, on_compared
+        )
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -151,6 +152,7 @@ class StateDesk:
             return await sync.run()
         finally:
             del self._syncs[sync]
+            self._note_end()
 
     async def attempt(self, make_event: Callable[[int], PeerEvent], sync: StateSync) -> object:
         """One attempt of a call.
@@ -164,12 +166,9 @@ class StateDesk:
 
     async def join_again(self, sync: StateSync) -> None:
         """Come back as a newcomer, who goes on fetching before he is admitted."""
-        self.prepare_prefetch(PrefetchRequest(sync.memory, sync.stock, sync.on_progress))
-        try:
-            await self._host.join_again(sync.deadline, prefetches=True)
-        finally:
-            self.exchange.end_prefetch()
-            self._prefetch = None
+        request = PrefetchRequest(sync.memory, sync.stock, sync.on_progress)
+        rejoins = partial(self._host.join_again, sync.deadline, prefetches=True)
+        await self._fetch_while(request, rejoins)
 
     # -- before the admission ----------------------------------------------------------------------
 
@@ -183,34 +182,30 @@ class StateDesk:
         """
         if self._stock is not None:
             self._stock.close()
-        await hash_state(request.memory, self._hasher)
-        self.prepare_prefetch(request)
+        self._hashing = StateHashing(self._hasher)
         try:
-            await joins()
+            await self._hashing.run(request.memory)
+            await self._fetch_while(request, joins)
         except BaseException:
             request.stock.close()
             raise
-        else:
-            self._stock = request.stock
         finally:
-            self.exchange.end_prefetch()
-            self._prefetch = None
+            self._hashing = None
+            self._note_end()
+        self._stock = request.stock
 
-    def prepare_prefetch(self, request: PrefetchRequest) -> None:
-        """Fetch as soon as this peer is registered."""
-        self._prefetch = request
-        self._meter = ProgressMeter(request.on_progress, request.stock, self._host.now_ns)
-
-    def _begin_prefetch(self) -> None:
-        request = self._prefetch
-        pending = self._host.machine.standing is Standing.PENDING
-        if request is not None and pending and self.exchange.prefetch is None:
-            self.exchange.begin_prefetch(
-                request.memory,
-                request.stock,
-                self._host.machine.group,
-                lambda: self._host.feed(Prefetched()),
-            )
+    async def _fetch_while(
+        self, request: PrefetchRequest, joins: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._running = running = RunningPrefetch(
+            request, self._host, self._hasher, self._tasks, lambda: self.exchange
+        )
+        try:
+            await joins()
+            await running.settle()
+        finally:
+            running.close()
+            self._running = None
 
     def take_stock(self, memory: StateMemory) -> Stock | None:
         """What was fetched of this state before this peer was admitted."""
@@ -222,7 +217,18 @@ class StateDesk:
     def show(self, memory: StateMemory) -> None:
         """Let newcomers fetch this state."""
         if memory.holds_tensors:
-            self.exchange.show(memory, self._host.machine.group)
+            self.exchange.show(memory)
+            self.exchange.results.synchronized(memory.piece_map.digest(may_differ=False))
+
+    def note_result(self, call: Call, result: ReduceResult) -> None:
+        """A collective was committed; its values are still where the caller wants them."""
+        if call.observable and call.operand is not None:
+            self.exchange.results.committed(
+                result.operation,
+                call.operand.data_type,
+                call.operand.target,
+                result.contributors,
+            )
 
     @property
     def run(self) -> bytes:
@@ -250,7 +256,7 @@ class StateDesk:
             case PostSync(number, operation, ring):
                 self._post(number, operation, ring)
             case BeginSync(operation, elected):
-                self.exchange.begin(operation, elected)
+                self._begin(operation, elected)
             case CompareSync(operation, reference):
                 self.exchange.compare(operation, reference)
 
@@ -261,33 +267,61 @@ class StateDesk:
         call.operation = operation
         sync = call.sync
         sync.session = self.exchange.post(operation, sync.memory, sync.stock, ring, own)
-        for peer in ring:
-            if peer != own:
+
+    def _begin(self, operation: OperationId, elected: Elected) -> None:
+        own = self._host.machine.peer
+        fetchers = {*elected.behind, *elected.outdated}
+        for peer in self.exchange.sessions[operation].ring:
+            if peer != own and (own in fetchers or peer in fetchers):
                 self._host.use_link(peer)
+        self.exchange.begin(operation, elected)
 
     # -- time --------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Time has passed."""
-        self._begin_prefetch()
+        self._look_at_prefetch()
         self.exchange.tick()
         for sync in self._syncs:
             sync.report()
-        prefetch = self.exchange.prefetch
-        if prefetch is not None and self._meter is not None:
-            self._meter.report("prefetching", prefetch.wanted_bytes, prefetch.fetch)
+        if self._running is not None:
+            self._running.report()
+        newest = self._host.machine.newest
+        if newest is not None:
+            self.exchange.results.forget(newest.ring)
+
+    def _look_at_prefetch(self) -> None:
+        if self._running is not None:
+            self._running.look()
 
     def link_changed(self, peer: PeerId, *, up: bool) -> None:
         """The link to a peer has come up, or is down."""
-        self._begin_prefetch()
+        self._look_at_prefetch()
         self.exchange.link_changed(peer, up=up)
 
     def break_down(self) -> None:
         """A bug of ours: give every memory back."""
         self.exchange.close()
 
-    def close(self) -> None:
-        """Nobody calls any more."""
+    def _note_end(self) -> None:
+        """A call has ended."""
+        over = self._all_over
+        if over is not None and not self._is_in_use and not over.done():
+            over.set_result(None)
+
+    @property
+    def _is_in_use(self) -> bool:
+        return bool(self._syncs) or self._hashing is not None
+
+    async def close(self) -> None:
+        """The communicator is closed: return when no call is open, and no thread is at work."""
+        if self._is_in_use:
+            self._all_over = self._tasks.loop.create_future()
+            for sync in self._syncs:
+                sync.stop()
+            if self._hashing is not None:
+                self._hashing.stop()
+            await self._all_over
         self.exchange.close()
         if self._stock is not None:
             self._stock.close()

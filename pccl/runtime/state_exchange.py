@@ -14,8 +14,10 @@ from pccl.protocol.shared_state import Elected
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.exhibit import Exhibit, idle_operation
 from pccl.runtime.prefetch import Prefetch
+from pccl.runtime.results import Results
 from pccl.runtime.state_intake import Drain
 from pccl.runtime.state_memory import StateMemory
+from pccl.runtime.state_post import StatePost
 from pccl.runtime.state_session import StateSession
 from pccl.runtime.stock import Stock
 from pccl.transports.lane import Lane, Sink
@@ -25,6 +27,7 @@ KINDS = frozenset(
     {
         *(FrameKind.MAP_ASK, FrameKind.MAP, FrameKind.LAYOUT_ASK, FrameKind.LAYOUT),
         *(FrameKind.PIECE_ASK, FrameKind.PIECE, FrameKind.PIECE_LACK, FrameKind.PIECE_HAVE),
+        *(FrameKind.WATCH, FrameKind.RESULT),
     }
 )
 """Of the frames that belong here."""
@@ -32,10 +35,15 @@ KINDS = frozenset(
 _QUESTIONS = (FrameKind.MAP_ASK, FrameKind.LAYOUT_ASK, FrameKind.PIECE_ASK)
 
 
+_UNREAD_BYTES_MAX = 16 << 10
+"""Who does not read is told no more about operations that are unknown here."""
+
+
 class StateExchange:
     """All sessions of one peer.
 
     Args:
+        group: the peer group.
         links: of this peer.
         now_ns: the present.
         stall_ns: a source that sends nothing for so long is passed over.
@@ -46,6 +54,7 @@ class StateExchange:
 
     def __init__(
         self,
+        group: int,
         links: Links,
         now_ns: Callable[[], int],
         stall_ns: int,
@@ -56,8 +65,10 @@ class StateExchange:
         self.sessions: dict[OperationId, StateSession] = {}
         self.exhibits: dict[OperationId, Exhibit] = {}
         """What newcomers may fetch while nobody waits for them."""
-        self.prefetch: Prefetch | None = None
+        self.prefetches: dict[OperationId, Prefetch] = {}
         """Of this newcomer."""
+        self.results = Results(self.show, self._hide)
+        self._group = group
         self._links = links
         self._now_ns = now_ns
         self._stall_ns = stall_ns
@@ -105,33 +116,40 @@ class StateExchange:
         session.end()
         return session
 
-    def show(self, memory: StateMemory, group: int) -> None:
+    def show(self, memory: StateMemory) -> None:
         """Let newcomers fetch this state, as it is now, until another one takes its place."""
-        operation = idle_operation(memory.layout, group)
+        operation = idle_operation(memory.layout, self._group)
         before = self.exhibits.get(operation)
         if before is not None:
             before.close()
         self.exhibits[operation] = Exhibit(memory, operation, self._links)
 
+    def _hide(self, memory: StateMemory) -> None:
+        exhibit = self.exhibits.pop(idle_operation(memory.layout, self._group), None)
+        if exhibit is not None:
+            exhibit.close()
+
     def begin_prefetch(
-        self, memory: StateMemory, stock: Stock, group: int, on_ready: Callable[[], None]
+        self, memory: StateMemory, stock: Stock, on_ready: Callable[[], None]
     ) -> Prefetch:
         """Fetch what the members show, until ``end_prefetch``."""
-        operation = idle_operation(memory.layout, group)
-        self.prefetch = Prefetch(
+        operation = idle_operation(memory.layout, self._group)
+        prefetch = self.prefetches[operation] = Prefetch(
             memory, stock, operation, self._links, self._now_ns, self._stall_ns, on_ready
         )
-        return self.prefetch
+        return prefetch
 
-    def end_prefetch(self) -> None:
+    def end_prefetch(self, operation: OperationId) -> None:
         """Fetch nothing more; what is here stays in the stock."""
-        if self.prefetch is not None:
-            self.prefetch.close()
-            self.prefetch = None
+        prefetch = self.prefetches.pop(operation, None)
+        if prefetch is not None:
+            prefetch.close()
 
     def close(self) -> None:
         """Give and take nothing more."""
-        self.end_prefetch()
+        for operation in list(self.prefetches):
+            self.end_prefetch(operation)
+        self.results.clear()
         for operation in list(self.sessions):
             self.end(operation)
         for exhibit in self.exhibits.values():
@@ -157,14 +175,16 @@ class StateExchange:
         """
         session, peer = self.sessions.get(header.operation), lane.link.peer
         if header.operation.term == 0:
-            if header.kind in _QUESTIONS and header.operation in self.exhibits:
-                return self.exhibits[header.operation].frame_started(peer, header)
-            prefetch = self.prefetch
-            if prefetch is not None and header.operation == prefetch.operation:
-                return prefetch.frame_started(peer, header)
+            exhibit = self.exhibits.get(header.operation)
+            if header.kind is FrameKind.WATCH:
+                self.results.watch(peer, StatePost(header.operation, self._links))
+            elif header.kind in _QUESTIONS and exhibit is not None:
+                return exhibit.frame_started(peer, header)
+            elif header.operation in self.prefetches:
+                return self.prefetches[header.operation].frame_started(peer, header)
         if session is not None and peer in session.ring:
             return session.frame_started(peer, header)
-        if header.kind in _QUESTIONS:
+        if header.kind in _QUESTIONS and lane.backlog_bytes < _UNREAD_BYTES_MAX:
             answer = FrameHeader(FrameKind.PIECE_LACK, header.operation, 0, 0, 0)
             lane.say(answer)
         return Drain(header.length)
@@ -179,6 +199,7 @@ class StateExchange:
         for part in self._parts():
             part.link_changed(peer, up=up)
         if not up:
+            self.results.forget([peer])
             for exhibit in self.exhibits.values():
                 exhibit.forget(peer)
 
@@ -189,5 +210,4 @@ class StateExchange:
         )
 
     def _parts(self) -> list[StateSession | Prefetch]:
-        prefetching = [] if self.prefetch is None else [self.prefetch]
-        return [*self.sessions.values(), *prefetching]
+        return [*self.sessions.values(), *self.prefetches.values()]

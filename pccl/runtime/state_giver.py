@@ -6,10 +6,13 @@ what waits for a lane already gets it once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameKind
+from pccl.protocol.shared_state import DIGEST_BYTES
 from pccl.protocol.types import PeerId
 from pccl.runtime.state_post import StatePost, pack_numbers
 from pccl.state.digests import PieceMap
@@ -51,6 +54,10 @@ class StateGiver:
         self._is_closed = False
         self._queued: dict[PeerId, dict[int, None]] = {}
         """Pieces that peers wait for and no lane has taken yet."""
+        self._answers: set[tuple[PeerId, FrameKind, int]] = set()
+        """Maps, by their first pieces, and layouts that no lane has taken yet."""
+        self._lacking: Counter[PeerId] = Counter()
+        """Pieces that peers asked for in vain, and that no lane has told them yet."""
 
     def owes(self, peer: PeerId) -> bool:
         """Whether ``peer`` waits for pieces."""
@@ -59,6 +66,8 @@ class StateGiver:
     def forget(self, peer: PeerId) -> None:
         """What waited for ``peer`` is dropped."""
         self._queued.pop(peer, None)
+        self._answers = {answer for answer in self._answers if answer[0] != peer}
+        del self._lacking[peer]
 
     def close(self) -> None:
         """Give nothing more."""
@@ -67,15 +76,39 @@ class StateGiver:
 
     def give_layout(self, peer: PeerId) -> None:
         """Send the layout."""
-        self._post.send(peer, FrameKind.LAYOUT, self._layout.pack())
+        packed = self._layout.pack()
+        self._answer(peer, FrameKind.LAYOUT, len(packed), lambda: packed)
 
     def give_map(self, peer: PeerId) -> None:
         """Send the digests of all pieces."""
         count = self._layout.piece_count
         for first in range(0, max(count, 1), MAP_PIECES_MAX):
             numbers = range(first, min(first + MAP_PIECES_MAX, count))
-            digests = self.piece_map.part(numbers)
-            self._post.send(peer, FrameKind.MAP, digests, offset=first, what=count)
+            length = len(numbers) * DIGEST_BYTES
+            part = partial(self.piece_map.part, numbers)
+            self._answer(peer, FrameKind.MAP, length, part, offset=first, what=count)
+
+    def _answer(
+        self,
+        peer: PeerId,
+        kind: FrameKind,
+        length: int,
+        content: Callable[[], bytes],
+        *,
+        offset: int = 0,
+        what: int = 0,
+    ) -> None:
+        """Send what may be asked for again and again, unless it waits for a lane already."""
+        answer = peer, kind, offset
+        if answer in self._answers:
+            return
+        self._answers.add(answer)
+
+        def make() -> memoryview:
+            self._answers.discard(answer)
+            return memoryview(content())
+
+        self._post.send(peer, kind, make, offset=offset, what=what, length=length)
 
     def give_pieces(self, peer: PeerId, numbers: list[int]) -> None:
         """Send these pieces, and say which are not here.
@@ -100,7 +133,19 @@ class StateGiver:
             payload = self._payload(peer, number)
             self._post.send(peer, FrameKind.PIECE, payload, offset=number, length=length)
         if lacking:
-            self._post.send(peer, FrameKind.PIECE_LACK, pack_numbers(lacking))
+            self._refuse(peer, lacking)
+
+    def _refuse(self, peer: PeerId, lacking: list[int]) -> None:
+        if self._lacking[peer] + len(lacking) > QUEUED_PIECES_MAX:
+            raise RemoteProtocolError(func="lane", reason="asks for too much that is not here")
+        self._lacking[peer] += len(lacking)
+
+        def make() -> memoryview:
+            self._lacking[peer] -= len(lacking)
+            return memoryview(pack_numbers(lacking))
+
+        length = 4 * len(lacking)
+        self._post.send(peer, FrameKind.PIECE_LACK, make, length=length)
 
     def _payload(self, peer: PeerId, number: int) -> Callable[[], memoryview]:
         def make() -> memoryview:

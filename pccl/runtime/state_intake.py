@@ -56,6 +56,7 @@ class PieceIntake:
 
     Args:
         layout: of the state.
+        expects: whether a piece is missing that a source was asked for.
         wants: whether a piece is still missing.
         slot: where a piece belongs.
         progressed: told of bytes that have come from a source, also of copies.
@@ -65,6 +66,7 @@ class PieceIntake:
     def __init__(
         self,
         layout: Layout,
+        expects: Callable[[PeerId, int], bool],
         wants: Callable[[int], bool],
         slot: Callable[[int], memoryview],
         progressed: Callable[[PeerId, int], None],
@@ -72,6 +74,7 @@ class PieceIntake:
     ) -> None:
         self.progressed = progressed
         self._layout = layout
+        self._expects = expects
         self._wants = wants
         self._slot = slot
         self._arrived = arrived
@@ -93,7 +96,7 @@ class PieceIntake:
         count = self._layout.piece_count
         if number >= count or header.length != self._layout.piece(number).length:
             raise RemoteProtocolError(func="lane", reason=f"no such piece: {number}")
-        if not self._wants(number):
+        if not self._expects(peer, number):
             return Drain(header.length)
         arrival = self._arrivals[number] = _Arrival(self, peer, number, self._slot(number))
         return arrival

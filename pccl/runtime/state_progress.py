@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.stock import Stock
 from pccl.state.fetch import Fetch
+
+_log = logging.getLogger("pccl.peer")
 
 _SMOOTH_NS = NS_PER_S
 """The rate that is reported is that of about the last so many nanoseconds."""
@@ -77,8 +80,11 @@ class ProgressMeter:
             self._bytes_per_s += share * (lately - self._bytes_per_s)
             self._seen = now_ns, done_bytes
         sources = [one for one in fetch.sources() if not one.lost] if fetch is not None else []
-        self._listener(
-            SyncProgress(
-                phase, done_bytes, wanted_bytes, self._bytes_per_s, len(sources), wrong_pieces
-            )
+        progress = SyncProgress(
+            phase, done_bytes, wanted_bytes, self._bytes_per_s, len(sources), wrong_pieces
         )
+        try:
+            self._listener(progress)
+        except Exception:  # noqa: BLE001 - the caller's bug is no reason to fail
+            _log.exception("on_progress has failed, and is not called any more")
+            self._listener = None

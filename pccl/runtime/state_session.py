@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.frame import PAYLOAD_BYTES_MAX, FrameHeader, FrameKind
 from pccl.protocol.messages import Difference, Progress
-from pccl.protocol.shared_state import Elected
+from pccl.protocol.shared_state import DIGEST_BYTES, Elected
 from pccl.protocol.types import OperationId, PeerId
-from pccl.runtime.state_giver import QUEUED_PIECES_MAX, StateGiver
-from pccl.runtime.state_intake import PieceIntake, Whole
+from pccl.runtime.state_giver import MAP_PIECES_MAX, QUEUED_PIECES_MAX, StateGiver
+from pccl.runtime.state_intake import Drain, PieceIntake, Whole
 from pccl.runtime.state_maps import MapRequest, StateComparison
 from pccl.runtime.state_memory import StateMemory
 from pccl.runtime.state_post import StatePost, numbers_of, pack_numbers
@@ -25,6 +25,17 @@ from pccl.state.digests import PieceMap
 from pccl.state.fetch import Ask, Fetch
 from pccl.transports.lane import Sink
 from pccl.transports.link import Links
+
+_LISTS = (FrameKind.PIECE_ASK, FrameKind.PIECE_LACK, FrameKind.PIECE_HAVE)
+
+_LENGTHS_MAX = {
+    FrameKind.MAP_ASK: 0,
+    FrameKind.LAYOUT_ASK: 0,
+    FrameKind.MAP: MAP_PIECES_MAX * DIGEST_BYTES,
+    FrameKind.LAYOUT: PAYLOAD_BYTES_MAX,
+    **dict.fromkeys(_LISTS, 4 * QUEUED_PIECES_MAX),
+}
+"""Payloads of what is no piece, in bytes: nobody sends more at once."""
 
 _HAVE_PIECES_MAX = 64
 """Others hear of so many new pieces at once, or at the next tick."""
@@ -69,17 +80,25 @@ class StateSession:
         self.elected: Elected | None = None
         self.wanted: list[int] = []
         """Pieces that are to be other ones than they were, in order."""
+        self.wanted_bytes = 0
         self.rx_bytes = 0
         self.wrong_pieces = 0
         self.is_starved = False
         """Whether it was given up, because nobody gives what is missing."""
+        self.no_room: OSError | MemoryError | None = None
+        """Why it was given up: there is nowhere to put what is missing."""
         self._own = own
         self._post = StatePost(operation, links)
         self._giver = StateGiver(
             memory.layout, memory.piece_map, self._read, self._holds, self._post
         )
         self._intake = PieceIntake(
-            memory.layout, self._wants, stock.slot, self._progressed, self._arrived
+            memory.layout,
+            self._expects,
+            self._wants,
+            stock.slot,
+            self._progressed,
+            self._arrived,
         )
         self._now_ns = now_ns
         self._stall_ns = stall_ns
@@ -98,6 +117,8 @@ class StateSession:
         """Of what is elected."""
         self._lacks = {False: False, True: False}
         """Whether the shared contents (False) are needed, and the extra ones (True)."""
+        self._lacks_map = dict(self._lacks)
+        """Likewise whether it is not yet known what they are made of."""
         self._comparison: StateComparison | None = None
 
     # -- what the engine does --------------------------------------------------------------------
@@ -110,8 +131,9 @@ class StateSession:
             False: own in elected.behind,
             True: own in elected.outdated
             and bool(elected.extra_sources)
-            and own not in elected.extra_sources,
+            and self.memory.piece_map.digest(may_differ=True) != elected.extra,
         }
+        self._lacks_map = dict(self._lacks)
         if self._is_done:
             return
         self.fetch = None
@@ -157,11 +179,6 @@ class StateSession:
         """How far it is, in pieces."""
         received = len(self.wanted) - self.missing_pieces
         return Progress(self.operation, received, 0, self.rx_bytes + self._intake.arriving_bytes)
-
-    @property
-    def wanted_bytes(self) -> int:
-        """Of the pieces that are to be other ones than they were."""
-        return sum(self.memory.layout.piece(number).length for number in self.wanted)
 
     @property
     def missing_pieces(self) -> int:
@@ -224,7 +241,25 @@ class StateSession:
         """
         if header.kind is FrameKind.PIECE:
             return self._intake.place(peer, header)
+        if header.length > _LENGTHS_MAX[header.kind] or (
+            header.kind in _LISTS and header.length % 4
+        ):
+            kind, length = header.kind.name, header.length
+            raise RemoteProtocolError(func="lane", reason=f"a {kind} of {length} bytes")
+        if not self._awaits(peer, header.kind):
+            return Drain(header.length)
         return Whole(self.take, peer, header, bytearray(header.length))
+
+    def _awaits(self, peer: PeerId, kind: FrameKind) -> bool:
+        """Whether a frame that is an answer has been asked for."""
+        compares = self._comparison is not None and self._comparison.reference == peer
+        match kind:
+            case FrameKind.MAP:
+                return compares or peer in self._maps
+            case FrameKind.LAYOUT:
+                return compares
+            case _:
+                return True
 
     def take(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
         """A frame is here that is no piece.
@@ -271,10 +306,10 @@ class StateSession:
 
     def _ask_maps(self, but: PeerId | None = None) -> None:
         """Ask one source for each map that is still needed; ``but``: rather not this one."""
-        if self.elected is None or self.fetch is not None or self._is_done:
+        if self.elected is None or self.fetch is not None or self._is_done or self.no_room:
             return
         holders = {False: self.elected.sources, True: self.elected.extra_sources}
-        for may_differ, lacks in self._lacks.items():
+        for may_differ, lacks in self._lacks_map.items():
             if not lacks or any(peer in holders[may_differ] for peer in self._maps):
                 continue
             up = [p for p in holders[may_differ] if p != self._own and self._post.is_up(p)]
@@ -299,24 +334,14 @@ class StateSession:
         if self.fetch is None and not any(self._lacks_map.values()):
             self._begin_fetch()
 
-    @property
-    def _lacks_map(self) -> dict[bool, bool]:
-        elected, ours = self.elected, self._map
-        if elected is None or ours is None:
-            return {False: False, True: False}
-        wanted = {False: elected.content, True: elected.extra}
-        return {
-            kind: lacks and ours.digest(may_differ=kind) != wanted[kind]
-            for kind, lacks in self._lacks.items()
-        }
-
     def _adopt(self, theirs: PieceMap) -> None:
         """Take from a map what belongs to what is elected."""
         assert self.elected is not None
         assert self._map is not None
         wanted = {False: self.elected.content, True: self.elected.extra}
         for may_differ, digest in wanted.items():
-            if self._lacks[may_differ] and theirs.digest(may_differ=may_differ) == digest:
+            if self._lacks_map[may_differ] and theirs.digest(may_differ=may_differ) == digest:
+                self._lacks_map[may_differ] = False
                 for number in self.memory.layout.numbers(may_differ=may_differ):
                     self._map[number] = theirs[number]
 
@@ -326,7 +351,8 @@ class StateSession:
         assert self.elected is not None
         assert self._map is not None
         layout, own = self.memory.layout, self.memory.piece_map
-        self.wanted = wanted = []
+        wanted: list[int] = []
+        self.wanted = wanted
         for may_differ, lacks in self._lacks.items():
             numbers = layout.numbers(may_differ=may_differ)
             if lacks:
@@ -335,7 +361,15 @@ class StateSession:
                 for number in numbers:
                     self._map[number] = own[number]
         wanted.sort()
-        self.stock.prepare(wanted, self._map)
+        self.wanted_bytes = layout.bytes_of(wanted)
+        try:
+            self.stock.prepare(wanted, self._map)
+        except (OSError, MemoryError) as error:
+            self._map = None
+            if self.no_room is None:
+                self.no_room = error
+                self._on_starved(self.operation, f"no room for what it lacks: {error}")
+            return
         fetchers = sorted({*self.elected.behind, *self.elected.outdated})
         missing = [number for number in wanted if number not in self.stock.verified]
         now_ns = self._now_ns()
@@ -373,6 +407,9 @@ class StateSession:
                 pieces += [n for n in layout.numbers(may_differ=kind) if fetch.wants(n)]
         return fetch.add_source(peer, self._now_ns(), pieces) if pieces else []
 
+    def _expects(self, source: PeerId, number: int) -> bool:
+        return self.fetch is not None and self.fetch.expects(source, number)
+
     def _wants(self, number: int) -> bool:
         return self.fetch is not None and self.fetch.wants(number)
 
@@ -387,7 +424,7 @@ class StateSession:
         sound = digest == self._map[number]
         if sound:
             self.rx_bytes += self.memory.layout.piece(number).length
-            self.stock.verified[number] = digest
+            self.stock.put(number, digest)
             self._news.append(number)
         else:
             self.wrong_pieces += 1

@@ -9,6 +9,7 @@ and the revision with it, before the call returns or raises.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -28,6 +29,7 @@ from pccl.runtime.hashing import Hasher
 from pccl.runtime.memory import Range, clash
 from pccl.runtime.operand import Operand
 from pccl.runtime.requests import Deadline
+from pccl.runtime.state_hashing import StateHashing
 from pccl.runtime.state_memory import StateMemory
 from pccl.runtime.state_progress import ProgressMeter, SyncProgress
 from pccl.runtime.state_session import StateSession
@@ -41,7 +43,10 @@ STARVED_MAX = 3
 class State(Protocol):
     """What a program holds: memory with a revision; ``pccl.SharedState`` is one."""
 
-    revision: int
+    @property
+    def revision(self) -> int:
+        """As the program counts it."""
+        ...
 
     @property
     def memory(self) -> StateMemory:
@@ -164,11 +169,14 @@ class StateSync:
         self._hasher = hasher
         self._request = request
         self._phase = "hashing"
+        self._hashing = StateHashing(hasher)
         self._tx_bytes = self._rx_bytes = self._wrong_pieces = 0
         """Of the attempts before."""
         self._wanted: list[int] = []
         """Pieces that are to be other ones than they were, as of the last attempt."""
         self._wanted_bytes = 0
+        self._is_torn = False
+        """Whether pieces were written straight into the tensors, and not all of them."""
         self._meter = ProgressMeter(request.on_progress, self.stock, now_ns)
         self._ranges = _ranges(self.memory)
 
@@ -206,23 +214,33 @@ class StateSync:
                 try:
                     result = await self._caller.attempt(self._event, self)
                 except errors.CollectiveAborted as error:
-                    self._count()
                     starved += self._is_starved
+                    no_room = self.session.no_room if self.session is not None else None
+                    self._fail()
+                    if no_room is not None:
+                        raise no_room from None
                     if error.result is not errors.Result.RANK_CONNECTION_LOST:
                         raise
                     if starved >= STARVED_MAX:
                         raise errors.StateUnavailable(reason=error.reason) from None
                 except errors.Evicted as error:
-                    self._count()
-                    if error.cause is not RemovalCause.TOO_SLOW:
+                    self._fail()
+                    if error.cause is not RemovalCause.TOO_SLOW or self._hashing.is_stopped:
                         raise
                     await self._caller.join_again(self)
                 else:
                     assert isinstance(result, SyncResult)
                     self._count()
                     return await self._finish(result, attempts)
+        except BaseException:
+            self._fail()
+            raise
         finally:
             self.stock.close()
+
+    def stop(self) -> None:
+        """The communicator is closed: fail soon."""
+        self._hashing.stop()
 
     def report(self) -> None:
         """Tell how far it is."""
@@ -239,7 +257,7 @@ class StateSync:
 
     async def _hash(self) -> None:
         self._enter("hashing")
-        await hash_state(self.memory, self._hasher)
+        await self._hashing.run(self.memory)
 
     def _event(self, call: int) -> SyncCall:
         request, state = self._request, self._request.state
@@ -249,7 +267,7 @@ class StateSync:
             resume=request.resume,
             revision=state.revision,
             lineage=state.lineage,
-            stale=False,
+            stale=self._is_torn,
             unchanged=request.expect_unchanged,
             layout=layout_digest(self.memory.layout),
             content=self.memory.piece_map.digest(may_differ=False),
@@ -270,6 +288,13 @@ class StateSync:
             self._wrong_pieces += session.wrong_pieces
             self._wanted, self._wanted_bytes = session.wanted, session.wanted_bytes
 
+    def _fail(self) -> None:
+        """An attempt has failed: pieces that went straight into the tensors are not undone."""
+        self._count()
+        if self._request.in_place and self._wanted:
+            self._is_torn = True
+            self.memory.touch_all()
+
     async def _finish(self, result: SyncResult, attempts: int) -> SyncReport:
         """It is committed: put what was fetched in place."""
         lineage = Lineage(self._caller.run, result.operation)
@@ -281,9 +306,10 @@ class StateSync:
                 self._request.state.synchronized(result.elected.revision, lineage)
 
             try:
-                await self._hasher.run(place)
+                await self._see_through(place)
             except Exception:
                 # Some of it is in place: the others have all of it.
+                self.memory.touch_all()
                 self._caller.feed(LeftCommitted(result.operation))
                 raise
             self._caller.show(self.memory)
@@ -298,18 +324,27 @@ class StateSync:
             self._wrong_pieces,
         )
 
+    async def _see_through(self, place: Callable[[], None]) -> None:
+        """Have it done, although the caller may leave meanwhile."""
+        placed = False
+        left: asyncio.CancelledError | None = None
+
+        def step() -> None:
+            nonlocal placed
+            place()
+            placed = True
+
+        while not placed:
+            try:
+                await self._hasher.run(step)
+            except asyncio.CancelledError as error:  # perhaps before it has begun
+                left = error
+        if left is not None:
+            raise left
+
     def _enter(self, phase: str) -> None:
         self._phase = phase
         self.report()
-
-
-async def hash_state(memory: StateMemory, hasher: Hasher) -> None:
-    """Know the digest of everything that may have changed."""
-    entries = sorted(memory.stale)
-    if memory.has_devices:
-        await hasher.run(memory.load)
-    await hasher.hash_pieces(memory, memory.stale_pieces())
-    memory.hashed(entries)
 
 
 def _ranges(memory: StateMemory) -> tuple[Range, ...]:

@@ -33,6 +33,8 @@ class Stock:
     ) -> None:
         self.verified: dict[int, bytes] = {}
         """Number of a piece that is here -> its digest."""
+        self.verified_bytes = 0
+        """Of the pieces that are here."""
         self.in_place = in_place
         self._memory_max_bytes = memory_max_bytes
         self._directory = directory
@@ -51,6 +53,7 @@ class Stock:
             for number in wanted
             if self.verified.get(number) == wanted_map[number]
         }
+        self.verified_bytes = self.memory.layout.bytes_of(self.verified)
         if self.in_place or self._numbers.issuperset(wanted):
             return
         before, layout = self._staging, self.memory.layout
@@ -62,11 +65,11 @@ class Stock:
         if before is not None:
             before.close()
 
-    @property
-    def verified_bytes(self) -> int:
-        """Of the pieces that are here."""
-        layout = self.memory.layout
-        return sum(layout.piece(number).length for number in self.verified)
+    def put(self, number: int, digest: bytes) -> None:
+        """A piece is in its slot."""
+        if number not in self.verified:
+            self.verified_bytes += self.memory.layout.piece(number).length
+        self.verified[number] = digest
 
     def slot(self, number: int) -> memoryview:
         """Where a piece belongs that there is room for."""
@@ -87,6 +90,7 @@ class Stock:
     def close(self) -> None:
         """Let go of everything."""
         self.verified.clear()
+        self.verified_bytes = 0
         self._numbers = frozenset()
         if self._staging is not None:
             self._staging.close()

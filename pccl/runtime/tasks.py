@@ -16,12 +16,12 @@ class Tasks:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._open: dict[asyncio.Task[None], None] = {}
 
     def create(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Let some work begin; if it fails, the loop's exception handler is told."""
-        task = self._loop.create_task(work)
+        task = self.loop.create_task(work)
         self._open[task] = None
         task.add_done_callback(self._done)
         return task
@@ -38,4 +38,4 @@ class Tasks:
         del self._open[task]
         if not task.cancelled() and task.exception() is not None:
             context = {"message": "pccl task failed", "exception": task.exception()}
-            self._loop.call_exception_handler(context)
+            self.loop.call_exception_handler(context)

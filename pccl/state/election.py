@@ -2,6 +2,8 @@
 
 1. **Layout.** All members have the same tensors: names, dtypes, lengths and flags, in one order.
    Whoever conflicts with more than half of the members fails; without such a majority all fail.
+   Where some were in the group's last synchronization, only those vote: newcomers can't outvote
+   them.
 2. **Verifying.** ``verify`` compares contents, whatever their revisions and strategies are.
    Nothing is transferred, and nobody is right: if contents differ, all members are told.
 3. **Revision.** Contents are *valid* if their revision is the one that the group expects, if they
@@ -18,8 +20,8 @@
 6. **SEND_ONLY** contents are never overwritten. Whose differ from the elected ones fails if more
    than half of the SEND_ONLY members have the elected ones; otherwise all fail.
 7. **Who gets what.** Everybody with other contents receives the elected ones, from all who offer
-   them. Outdated members receive the revision, and what members may hold differently, too: the
-   version of the first valid holder.
+   them. Outdated members receive the revision, and, unless they are SEND_ONLY, what members may
+   hold differently, too: the version of the first valid holder.
 8. **Unchanged.** If a member that expects to receive nothing would receive contents, all fail.
 
 A failed election changes nobody's state. Everything is decided by ranks, digests and revisions, so
@@ -79,7 +81,7 @@ def elect(offers: Sequence[tuple[PeerId, Offer]], expected: Expected) -> Verdict
     """
     members = dict(offers)
     _check(members, len(offers))
-    conflict = _layouts_differ(members)
+    conflict = _layouts_differ(members, expected)
     if conflict is not None:
         return conflict
     if offers[0][1].purpose is SyncPurpose.VERIFY:
@@ -101,12 +103,23 @@ def _check(members: _Members, count: int) -> None:
     assert len({offer.strategy is popular for offer in members.values()}) == 1
 
 
-def _layouts_differ(members: _Members) -> Differ | None:
-    """Rule 1. The reference of ``sets`` is what most members have."""
-    sets = _sets(members, lambda offer: offer.layout)
+def _layouts_differ(members: _Members, expected: Expected) -> Differ | None:
+    """Rule 1. The reference of ``sets`` is what most voters have."""
+    voters = {peer: offer for peer, offer in members.items() if _belongs(offer, expected)}
+    of_voters = _sets(voters or members, lambda offer: offer.layout)
+    reference = members[of_voters[0][0]].layout
+    sets = _sets(members, lambda offer: offer.layout, reference)
     if len(sets) == 1:
         return None
-    return Differ(sets, _losers(members, sets), LAYOUTS_DIFFER)
+    wrong = _losers(voters or members, of_voters)
+    is_settled = len(of_voters) == 1 or wrong
+    losers = tuple(peer for peer in members if peer not in sets[0]) if is_settled else ()
+    return Differ(sets, losers, LAYOUTS_DIFFER)
+
+
+def _belongs(offer: Offer, expected: Expected) -> bool:
+    """Whether these contents were in the group's last synchronization, if it had any."""
+    return bool(expected.revision) and offer.lineage == expected.lineage and not offer.stale
 
 
 def _verify(members: _Members, expected: Expected) -> Verdict:
@@ -196,7 +209,11 @@ def _elected(members: _Members, footing: _Footing, content: bytes) -> Elected:
         content=content,
         sources=tuple(sources),
         behind=tuple(peer for peer, offer in members.items() if offer.content != content),
-        outdated=tuple(peer for peer in members if peer not in footing.valid),
+        outdated=tuple(
+            peer
+            for peer, offer in members.items()
+            if peer not in footing.valid and offer.strategy is not SharedStateSyncStrategy.SEND_ONLY
+        ),
         extra=extra,
         extra_sources=tuple(peer for peer in sources if members[peer].extra == extra),
     )

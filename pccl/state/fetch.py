@@ -134,6 +134,13 @@ class Fetch:
             )
         return self._starved
 
+    def expects(self, source: PeerId, piece: int) -> bool:
+        """Whether a piece that is missing was asked of it, and may still come."""
+        known, slot = self._sources.get(source), self._slots.get(piece)
+        if known is None or not known.live or slot is None or slot not in self._board.wanted:
+            return False
+        return slot in known.outstanding or slot in known.late
+
     def outstanding(self, source: PeerId) -> tuple[int, ...]:
         """The pieces that are expected from it, in the order in which they were asked for."""
         known = self._sources.get(source)

@@ -100,6 +100,10 @@ class Layout:
         length = min(self.piece_bytes, self.entries[index].nbytes - offset)
         return Piece(number, index, offset, length)
 
+    def bytes_of(self, numbers: Iterable[int]) -> int:
+        """Of so many pieces together."""
+        return sum(self.piece(number).length for number in numbers)
+
     def pieces(self, entry: int) -> range:
         """The numbers of the pieces of one tensor."""
         return range(self._firsts[entry], self._firsts[entry + 1])

@@ -7,6 +7,7 @@ no word for people.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import permutations
 
 from pccl.protocol.shared_state import (
@@ -26,7 +27,9 @@ RECEIVE_ONLY = SharedStateSyncStrategy.RECEIVE_ONLY
 SEND_ONLY = SharedStateSyncStrategy.SEND_ONLY
 
 
-def elect(offers: Offers, expected: Expected) -> Elected | Differ | None:
+def elect(  # noqa: PLR0915 - the rules, one after the other
+    offers: Offers, expected: Expected
+) -> Elected | Differ | None:
     """None: there is nothing to go on with."""
     ranks = range(len(offers))
     everyone = [offer for _, offer in offers]
@@ -58,7 +61,13 @@ def elect(offers: Offers, expected: Expected) -> Elected | Differ | None:
 
     layouts = {r: everyone[r].layout for r in ranks}
     if any(layouts[a] != layouts[b] for a in ranks for b in ranks):
-        return differ(layouts, most(layouts), True, "the tensors' names, dtypes or lengths")
+        voters = {r: layouts[r] for r in ranks if votes_on_layout(everyone[r], expected)}
+        voters = voters or layouts
+        right = most(voters)
+        enough = sum(voters[r] == right for r in voters) / len(voters) > 0.5
+        all_in_words = differ(layouts, right, False, "the tensors' names, dtypes or lengths")
+        wrong = [r for r in ranks if layouts[r] != right]
+        return replace(all_in_words, losers=named(wrong) if enough else ())
 
     contents = {r: everyone[r].content for r in ranks}
     if everyone[0].purpose is SyncPurpose.VERIFY:
@@ -116,7 +125,12 @@ def elect(offers: Offers, expected: Expected) -> Elected | Differ | None:
         content=winner,
         sources=named(sources),
         behind=named([r for r in ranks if contents[r] != winner]),
-        outdated=named([r for r in ranks if r not in valid]),
+        outdated=named([r for r in ranks if r not in valid + list(senders)]),
         extra=speaker.extra,
         extra_sources=named([r for r in sources if everyone[r].extra == speaker.extra]),
     )
+
+
+def votes_on_layout(offer: Offer, expected: Expected) -> bool:
+    """Whoever was there the last time."""
+    return expected.revision > 0 and offer.lineage == expected.lineage and not offer.stale

@@ -107,11 +107,24 @@ def test_half_is_no_majority_of_layouts() -> None:
 
 def test_layouts_count_before_revisions_strategies_and_purposes() -> None:
     odd = replace(AT, layout=b"M", strategy=SEND)
-    assert vote(odd, *[replace(BASE, strategy=RECEIVE)] * 2, expected=AT_5) == differ(
+    assert vote(odd, *[replace(AT, strategy=RECEIVE)] * 2, expected=AT_5) == differ(
         WHAT_LAYOUT, (12, 13), (11,), losers=(11,)
     )
     looks = [replace(o, purpose=SyncPurpose.VERIFY) for o in (replace(BASE, layout=b"M"), BASE)]
     assert vote(*looks) == differ(WHAT_LAYOUT, (11,), (12,))
+
+
+def test_newcomers_do_not_outvote_the_layout_of_those_who_have_synchronized() -> None:
+    odd = replace(BASE, layout=b"M")
+    assert vote(odd, AT, odd, expected=AT_5) == differ(
+        WHAT_LAYOUT, (12,), (11, 13), losers=(11, 13)
+    )
+    torn = [replace(AT, layout=b"M"), AT]
+    assert vote(odd, *torn, expected=AT_5) == differ(WHAT_LAYOUT, (11, 12), (13,))
+    behind = replace(AT, stale=True)
+    assert vote(odd, behind, odd, expected=AT_5) == differ(
+        WHAT_LAYOUT, (11, 13), (12,), losers=(12,)
+    )
 
 
 # -- rule 2: verifying -----------------------------------------------------------------------
@@ -358,7 +371,7 @@ def test_most_senders_are_no_majority_if_the_elected_contents_are_others() -> No
 def test_an_outdated_sender_with_the_elected_contents_is_fine() -> None:
     verdict = elected(sends(b"a", 4), sends(b"a"), RECEIVES, expected=AT_5)
     assert (verdict.revision, verdict.sources) == (5, (11, 12))
-    assert (verdict.behind, verdict.outdated) == ((13,), (11, 13))
+    assert (verdict.behind, verdict.outdated) == ((13,), (13,))
 
 
 # -- rule 7: what members may hold differently -----------------------------------------------
@@ -464,7 +477,11 @@ def test_the_elected_contents_have_a_valid_holder_and_nobody_is_forgotten(case: 
     if not isinstance(verdict, Elected):
         return
     offers = dict(case[0])
-    valid = [peer for peer in verdict.sources if peer not in verdict.outdated]
+    valid = [
+        peer
+        for peer in verdict.sources
+        if peer not in verdict.outdated and offers[peer].revision == verdict.revision
+    ]
     assert valid
     for peer in valid:
         assert (offers[peer].content, offers[peer].revision) == (verdict.content, verdict.revision)
@@ -478,6 +495,11 @@ def test_the_elected_contents_have_a_valid_holder_and_nobody_is_forgotten(case: 
     ring = list(offers)
     for chosen in (verdict.sources, verdict.behind, verdict.outdated, verdict.extra_sources):
         assert list(chosen) == [peer for peer in ring if peer in chosen]
+
+
+def has_synchronized(offer: Offer, expected: Expected) -> bool:
+    """With the group, the last time it did."""
+    return expected.revision > 0 and offer.lineage == expected.lineage and not offer.stale
 
 
 @settings(max_examples=300)
@@ -495,7 +517,9 @@ def test_who_fails_is_a_minority_and_the_others_get_on(case: Case, purpose: Sync
         if not verdict.losers:
             break
         assert set(verdict.losers) == set(concerned) - set(verdict.sets[0])
-        assert 2 * len(verdict.losers) < len(concerned)
+        belong = [peer for peer, each in offers if has_synchronized(each, expected)]
+        voters = belong if belong and verdict.what == WHAT_LAYOUT else concerned
+        assert 2 * len(set(verdict.losers).intersection(voters)) < len(voters)
         offers = [(peer, each) for peer, each in offers if peer not in verdict.losers]
         verdict = elect(offers, expected)
 
