@@ -46,6 +46,14 @@ class Exhibit:
             memory.layout, memory.piece_map.copy(), _reader(memory), lambda _: True, self.post
         )
 
+    def renew(self, memory: StateMemory) -> None:
+        """Show another state of the same layout, or the same with other contents.
+
+        Who has asked for pieces gets those of now: a newcomer whose link is slow asks for more than
+        is sent between two synchronizations.
+        """
+        self._giver.change(memory.piece_map.copy(), _reader(memory))
+
     def frame_started(self, peer: PeerId, header: FrameHeader) -> Sink:
         """Somebody asks.
 

@@ -119,10 +119,10 @@ class StateExchange:
     def show(self, memory: StateMemory) -> None:
         """Let newcomers fetch this state, as it is now, until another one takes its place."""
         operation = idle_operation(memory.layout, self._group)
-        before = self.exhibits.get(operation)
-        if before is not None:
-            before.close()
-        self.exhibits[operation] = Exhibit(memory, operation, self._links)
+        if operation in self.exhibits:
+            self.exhibits[operation].renew(memory)
+        else:
+            self.exhibits[operation] = Exhibit(memory, operation, self._links)
 
     def _hide(self, memory: StateMemory) -> None:
         exhibit = self.exhibits.pop(idle_operation(memory.layout, self._group), None)

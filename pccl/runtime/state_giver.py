@@ -69,6 +69,10 @@ class StateGiver:
         self._answers = {answer for answer in self._answers if answer[0] != peer}
         del self._lacking[peer]
 
+    def change(self, piece_map: PieceMap, read: Callable[[int], memoryview]) -> None:
+        """Give other contents from now on, also to those who wait."""
+        self.piece_map, self._read = piece_map, read
+
     def close(self) -> None:
         """Give nothing more."""
         self._is_closed = True
