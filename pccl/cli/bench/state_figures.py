@@ -60,7 +60,7 @@ class Figure:
         found = f"{self.part:<10}{self.case:<26}{_seconds(self.median):>9}"
         found += f"  ({_seconds(low)} to {_seconds(high)})" if high > low else ""
         rest = ", ".join(f"{name} {_number(value)}" for name, value in self.values.items())
-        return f"{found:<60}{rest}"
+        return f"{found:<62} {rest}".rstrip()
 
 
 def hashing_figures(nbytes: int, found: dict[str, Any]) -> list[Figure]:
