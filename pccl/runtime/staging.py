@@ -94,13 +94,18 @@ def _map_of_memory(nbytes: int) -> mmap.mmap:
     """Private to this process; pages that nobody touches cost nothing."""
     try:
         if hasattr(mmap, "MAP_PRIVATE"):
-            return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        return mmap.mmap(-1, nbytes)
+            held = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        else:
+            held = mmap.mmap(-1, nbytes)
     except OSError as error:
         raise MemoryError(
             f"no room in memory for {nbytes} bytes of shared state that are to be fetched; lower "
             "the limit above which they go to disk"
         ) from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without
+            held.madvise(mmap.MADV_HUGEPAGE)  # a fault for every 4 KiB costs more than the copying
+    return held
 
 
 def _map_of_file(nbytes: int, directory: str) -> mmap.mmap:

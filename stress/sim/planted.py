@@ -298,7 +298,7 @@ def _unverified_piece_accepted(stack: ExitStack) -> None:
     def digest(content: memoryview) -> bytes:
         return Anything(DIGEST_BYTES)
 
-    stack.enter_context(patch("pccl.runtime.state_session.piece_digest", digest))
+    stack.enter_context(patch("pccl.runtime.state_intake.piece_digest", digest))
 
 
 def _staging_skipped(stack: ExitStack) -> None:
