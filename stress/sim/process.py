@@ -243,6 +243,8 @@ class PeerProcess:
         self.name = host.name
         self.index = index
         self.address = Address(host.name, port)
+        self.sync_ring: tuple[PeerId, ...] = ()
+        """Who was to take part in the synchronization that was asked for last."""
         self.results: dict[int, tuple[bytes, ReduceResult]] = {}
         """Tag -> the last operation that was committed for a caller here, and its run."""
         self.posted_sync = InRun(b"", _NO_OPERATION)
@@ -314,6 +316,7 @@ class PeerProcess:
         for effect in effects:
             if isinstance(effect, PostSync):
                 self.posted_sync = InRun(self.run, effect.operation)
+                self.sync_ring = effect.ring
             if isinstance(effect, Return) and isinstance(effect.value, ReduceResult):
                 self.results[effect.value.operation.tag] = self.run, effect.value
         self._on_event(self, event, effects)

@@ -128,11 +128,9 @@ class StateWork:
                 continue
             state.is_lent_in_place = False
             self._checkers.synchronized(self._who, process.run, process.peer, report, state)
-            roster = process.engine.roster
-            left = roster.ring if roster is not None else ()
             self._checkers.survived(
                 report,
-                lost=bool(set(report.members) - set(left)),
+                lost=set(report.members) != set(process.sync_ring),
                 restarted=process.engine.machine.term != term,
             )
             self._in_step = True
