@@ -63,7 +63,7 @@ CAUGHT_BY = {
     "lineage_ignored": 30,
     "lost_lane_forgotten": 4,
     "lost_part_kept": 9,
-    "missed_sync_repeated": 135,
+    "missed_sync_repeated": 10,
     "mistakes_undiagnosed": 93,
     "no_fencing": 27,
     "no_restore_after_completion": 0,
@@ -74,11 +74,11 @@ CAUGHT_BY = {
     "partly_sent_forgotten": 4,
     "second_copy_added": 0,
     "staging_skipped": 33,
-    "starving_forgotten": 166,
+    "starving_forgotten": 789,
     "stock_forgotten": 27,
     "unverified_piece_accepted": 18,
     "vote_counted_twice": 417,
-    "world_changes_unseen": 843,
+    "world_changes_unseen": 654,
     "write_after_return": 0,
 }
 """A seed that shows each planted bug; ``--planted NAME --first`` searches for others.
