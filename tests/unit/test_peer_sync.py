@@ -179,6 +179,14 @@ def test_comparing() -> None:
     assert peer.hear(question) == []  # it is over
 
 
+def test_a_question_that_comes_after_the_caller_has_left() -> None:
+    """His state is lent no more."""
+    peer = Peer()
+    peer.do(SyncCall(9, OFFER))
+    peer.do(LeaveCall(9, "timeout_s=1 ran out"))
+    assert peer.hear(msg.CompareStates(sync_operation(), PeerId(1))) == []
+
+
 def test_nobody_gives_what_is_missing() -> None:
     peer = Peer()
     peer.do(SyncCall(9, OFFER))
