@@ -323,8 +323,9 @@ def left_when_done(offer: Offer = OFFER) -> Peer:
 def test_left_when_complete_and_committed() -> None:
     peer = left_when_done()
     assert peer.do(SyncCall(10, OFFER)) == [Send(msg.OutcomeQuery(sync_operation()))]
-    effects = peer.hear(ended(sync_operation()))
-    assert offers(effects) == [replace(OFFER, stale=True)]
+    error = only_error(peer.hear(ended(sync_operation())))  # the others have gone on
+    assert isinstance(error, errors.ResyncRequired)
+    assert offers(peer.do(SyncCall(11, OFFER))) == [replace(OFFER, stale=True)]
     assert peer.machine.needs_resync
 
 
