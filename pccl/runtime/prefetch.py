@@ -146,6 +146,8 @@ class Prefetch:
                 del self._maps[peer]
         if self._map is None and not self._maps and now_ns - self._began_ns >= self._stall_ns:
             self._be_ready()  # nobody has anything, or nobody can be reached
+        if self.fetch is not None and not self._is_ready:
+            self._look_if_ready()  # who was to answer may be gone, or silent
         if self._is_ready and now_ns - self._looked_ns >= REFRESH_NS:
             self._looked_ns = now_ns
             for link in self._links.all():

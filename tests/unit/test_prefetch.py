@@ -73,10 +73,14 @@ class Scene:
         self.links.to(MEMBER)
         self.stock = stock(self.memory)
         self.ready = 0
+        self.now_ns = 0
         self.operation = idle_operation(self.memory.layout, 0)
         self.prefetch = Prefetch(
-            self.memory, self.stock, self.operation, self.links, lambda: 0, 10, self._on_ready
+            self.memory, self.stock, self.operation, self.links, self._now, 10, self._on_ready
         )
+
+    def _now(self) -> int:
+        return self.now_ns
 
     def _on_ready(self) -> None:
         self.ready += 1
@@ -112,6 +116,34 @@ def test_who_has_no_room_is_admitted_without_having_fetched(
     assert scene.prefetch.content == b""
     assert "nothing is fetched before the admission: " in caplog.text
     assert "/nowhere" in caplog.text
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_member_that_does_not_answer_holds_nobody_up(dies: bool) -> None:
+    """It was asked for its map, when all is here from another one."""
+    scene = Scene()
+    silent = PeerId(2)
+    scene.links.to(silent)
+    scene.prefetch.link_changed(silent, up=True)
+    scene.fetch(memory_of(2))
+    assert scene.ready == 0
+    if dies:
+        scene.prefetch.link_changed(silent, up=False)
+    else:
+        scene.now_ns = 10
+    scene.prefetch.tick()
+    assert scene.ready == 1
+    assert scene.prefetch.content == memory_of(2).piece_map.digest(may_differ=False)
+
+
+def test_the_only_source_dies() -> None:
+    scene = Scene()
+    scene.hear_map(memory_of(2).piece_map)
+    assert scene.ready == 0
+    scene.prefetch.link_changed(MEMBER, up=False)
+    scene.prefetch.tick()
+    assert scene.ready == 1
+    assert scene.prefetch.content == b""
 
 
 def test_nothing_else_is_begun_while_the_stock_is_read() -> None:
