@@ -74,6 +74,8 @@ class Prefetch:
         self._has_room = True
         self._began_ns = now_ns()
         self._looked_ns = now_ns()
+        self._starving_since_ns = now_ns()
+        """The last time that somebody had what is missing, or nothing was."""
         self._without: dict[PeerId, None] = {}
         """Those who have nothing to show."""
         self._maps: dict[PeerId, MapRequest] = {}
@@ -146,7 +148,10 @@ class Prefetch:
                 del self._maps[peer]
         if self._map is None and not self._maps and now_ns - self._began_ns >= self._stall_ns:
             self._be_ready()  # nobody has anything, or nobody can be reached
-        if self.fetch is not None and not self._is_ready:
+        if self.fetch is None or self.fetch.complete or not self.fetch.starved:
+            self._starving_since_ns = now_ns
+        has_hope = now_ns - self._starving_since_ns < self._stall_ns  # a link may come back
+        if self.fetch is not None and (self.fetch.complete or not has_hope) and not self._is_ready:
             self._look_if_ready()  # who was to answer may be gone, or silent
         if self._is_ready and now_ns - self._looked_ns >= REFRESH_NS:
             self._looked_ns = now_ns

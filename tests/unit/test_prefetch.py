@@ -140,7 +140,14 @@ def test_the_only_source_dies() -> None:
     scene = Scene()
     scene.hear_map(memory_of(2).piece_map)
     assert scene.ready == 0
+    scene.prefetch.tick()
+    scene.now_ns = 100
+    scene.prefetch.tick()
     scene.prefetch.link_changed(MEMBER, up=False)
+    scene.now_ns = 109
+    scene.prefetch.tick()
+    assert scene.ready == 0  # its link may come back
+    scene.now_ns = 110
     scene.prefetch.tick()
     assert scene.ready == 1
     assert scene.prefetch.content == b""
