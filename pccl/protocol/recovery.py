@@ -336,8 +336,11 @@ def is_credible(header: msg.Return) -> bool:
     """Whether a peer of some run may say so."""
     numbers = (header.peer, header.roster_version, header.ratified, *(c.n for c in header.rounds))
     synced = header.expected.lineage
-    if synced is not None and synced.operation.group != header.registration.group:
-        return False
+    if synced is not None:
+        operation = synced.operation
+        if operation.group != header.registration.group or operation.term > header.term:
+            return False
+        numbers += (operation.view, operation.n)
     return header.peer > 0 and header.term < TERM_MAX and max(numbers) < REPORTED_MAX
 
 

@@ -210,6 +210,9 @@ class SyncBallot(Ballot):
             self._started_ns = self.progress_ns = now_ns
             self._elected = verdict
             holders = {p: d for p, d in self._early.items() if p in self._present}
+            if any(digest != verdict.content for digest in holders.values()):
+                reason = "another content was elected under the master before"
+                return self._end(Abort(AbortCause.MEMBER_LOST, reason))
             self._digests.update(holders)
             return self._outcome_if_complete() or self._tell()
         self._conflict = verdict

@@ -50,6 +50,11 @@ class Exhibit:
         self._memory = weakref.ref(memory)
         self._giver.piece_map = memory.piece_map.copy()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the program has let go of the state."""
+        return self._memory() is None
+
     def _read(self, number: int) -> memoryview:
         piece, memory = self._layout.piece(number), self._memory()
         return memory.view(piece) if memory is not None else memoryview(bytes(piece.length))

@@ -7,6 +7,7 @@ which verifies everything against what is elected, and moves only what is missin
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 
 from pccl.protocol.errors import RemoteProtocolError
@@ -21,6 +22,8 @@ from pccl.state.digests import PieceMap
 from pccl.state.fetch import Ask, Fetch
 from pccl.transports.lane import Sink
 from pccl.transports.link import Links
+
+_log = logging.getLogger("pccl.peer")
 
 REFRESH_NS = 2 * NS_PER_S
 """Once all is here, the members are asked so often whether they hold something else by now."""
@@ -59,6 +62,8 @@ class Prefetch:
         self.wanted: list[int] = []
         """Pieces that the members hold otherwise than this peer did at first, in order."""
         self.wanted_bytes = 0
+        self.is_held = False
+        """Whether the stock is read, or the tensors are written: nothing else is begun then."""
         self.operation = operation
         self._links = links
         self._post = StatePost(operation, links)
@@ -66,8 +71,11 @@ class Prefetch:
         self._stall_ns = stall_ns
         self._on_ready = on_ready
         self._is_ready = False
+        self._has_room = True
         self._began_ns = now_ns()
         self._looked_ns = now_ns()
+        self._starving_since_ns = now_ns()
+        """The last time that somebody had what is missing, or nothing was."""
         self._without: dict[PeerId, None] = {}
         """Those who have nothing to show."""
         self._maps: dict[PeerId, MapRequest] = {}
@@ -140,6 +148,11 @@ class Prefetch:
                 del self._maps[peer]
         if self._map is None and not self._maps and now_ns - self._began_ns >= self._stall_ns:
             self._be_ready()  # nobody has anything, or nobody can be reached
+        if self.fetch is None or self.fetch.complete or not self.fetch.starved:
+            self._starving_since_ns = now_ns
+        has_hope = now_ns - self._starving_since_ns < self._stall_ns  # a link may come back
+        if self.fetch is not None and (self.fetch.complete or not has_hope) and not self._is_ready:
+            self._look_if_ready()  # who was to answer may be gone, or silent
         if self._is_ready and now_ns - self._looked_ns >= REFRESH_NS:
             self._looked_ns = now_ns
             for link in self._links.all():
@@ -204,7 +217,8 @@ class Prefetch:
 
     @property
     def _is_idle(self) -> bool:
-        return self.fetch is None or self.fetch.complete or self.fetch.starved
+        is_over = self.fetch is None or self.fetch.complete or self.fetch.starved
+        return is_over and not self.is_held
 
     def _begin(self, theirs: PieceMap, content: bytes) -> None:
         """Fetch what this map says, and is not here; tensors that may differ don't count."""
@@ -214,7 +228,14 @@ class Prefetch:
         self.wanted = [number for number in numbers if theirs[number] != own[number]]
         self.wanted_bytes = layout.bytes_of(self.wanted)
         self._intake.clear()
-        self.stock.prepare(self.wanted, theirs)
+        try:
+            self.stock.prepare(self.wanted, theirs)
+        except (OSError, MemoryError) as error:  # the synchronization after the admission raises it
+            _log.warning("nothing is fetched before the admission: %s", error)
+            self.fetch, self._has_room = None, False
+            self.wanted, self.wanted_bytes = [], 0
+            return
+        self._has_room = True
         missing = [number for number in self.wanted if number not in self.stock.verified]
         self.fetch = Fetch(
             {number: layout.piece(number).length for number in missing},
@@ -266,7 +287,8 @@ class Prefetch:
     def _look_if_ready(self) -> None:
         fetch = self.fetch
         if fetch is None:
-            if all(link.peer in self._without for link in self._links.all()):
+            nobody = all(link.peer in self._without for link in self._links.all())
+            if nobody or not self._has_room:
                 self._be_ready()
             return
         if fetch.complete:

@@ -132,7 +132,11 @@ class Replay:
         """Do one thing, if there is any."""
         content = self._prefetch.content
         if content and content != self._adopted:
-            await self._adopt(content)
+            self._prefetch.is_held = True
+            try:
+                await self._adopt(content)
+            finally:
+                self._prefetch.is_held = False
             return True
         news = self._news.pop((self._holds, self._index), None)
         if news is not None:
@@ -154,10 +158,14 @@ class Replay:
             return False
         op = news.operation
         seen = ObservedReduction(op.tag, values, news.contributors, op.view, op.n)
-        await self._hasher.run(partial(self._on_reduction, seen))
         memory = self._prefetch.memory
-        memory.touch_all()
-        await StateHashing(self._hasher).run(memory)
+        self._prefetch.is_held = True
+        try:
+            memory.touch_all()  # first: the program may fail, having changed some of it
+            await self._hasher.run(partial(self._on_reduction, seen))
+            await StateHashing(self._hasher).run(memory)
+        finally:
+            self._prefetch.is_held = False
         self._index += 1
         self._prefetch.has_changed(memory.piece_map.digest(may_differ=False))
         return True

@@ -29,6 +29,9 @@ from pccl.state.digests import piece_digest
 KEPT_BYTES_MAX = 1 << 30
 """Of results together; the oldest give way. Who misses one fetches the state instead."""
 
+KEPT_MAX = 4096
+"""How many they are at most: of small ones it is not the bytes that take memory."""
+
 _NEWS = struct.Struct("<32sIIIIQIBQ32sI")
 _PEER = struct.Struct("<Q")
 
@@ -176,7 +179,9 @@ class Results:
         self._kept.append((memory, news))
         self._kept_bytes += memory.layout.nbytes
         self._show(memory)
-        while self._kept_bytes > KEPT_BYTES_MAX and len(self._kept) > 1:
+        while len(self._kept) > 1 and (
+            self._kept_bytes > KEPT_BYTES_MAX or len(self._kept) > KEPT_MAX
+        ):
             self._drop_oldest()
         for peer, post in self._watchers.items():
             post.send(peer, FrameKind.RESULT, news)

@@ -20,7 +20,7 @@ from pccl.runtime.state_memory import StateMemory
 from pccl.runtime.state_progress import ProgressMeter, SyncProgress
 from pccl.runtime.stock import Stock
 from pccl.runtime.tasks import Tasks
-from pccl.runtime.waiting import settled
+from pccl.runtime.waiting import cancelled_and_settled, settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,9 @@ class RunningPrefetch:
             self._replay.end()
             await settled(self._task)
 
-    def close(self) -> None:
-        """Fetch nothing more."""
-        if self._task is not None:
-            self._task.cancel()
+    async def close(self) -> None:
+        """Fetch nothing more; nothing is written into the tensors after this has returned."""
         if self._prefetch is not None:
             self._exchange().end_prefetch(self._prefetch.operation)
+        if self._task is not None:
+            await cancelled_and_settled(self._task)

@@ -204,8 +204,8 @@ class StateDesk:
             await joins()
             await running.settle()
         finally:
-            running.close()
             self._running = None
+            await running.close()
 
     def take_stock(self, memory: StateMemory) -> Stock | None:
         """What was fetched of this state before this peer was admitted."""

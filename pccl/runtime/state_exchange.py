@@ -160,6 +160,8 @@ class StateExchange:
         """Time has passed."""
         for part in self._parts():
             part.tick()
+        for operation in [one for one, exhibit in self.exhibits.items() if exhibit.is_over]:
+            self.exhibits.pop(operation).close()
 
     def progress(self) -> tuple[Progress, ...]:
         """How far everything is."""

@@ -72,8 +72,10 @@ class StateGiver:
     def close(self) -> list[PeerId]:
         """Give nothing more; returns who has asked for anything."""
         self._is_closed = True
-        asked = list(self._queued)
+        waiting = [peer for peer, _, _ in sorted(self._answers)]
+        asked = list(dict.fromkeys((*self._queued, *waiting)))
         self._queued.clear()
+        self._answers.clear()
         return asked
 
     def give_layout(self, peer: PeerId) -> None:

@@ -84,15 +84,16 @@ class Stock:
 
     def apply(self, numbers: Sequence[int]) -> None:
         """Put pieces that are here into the tensors; any thread."""
-        memory = self.memory
+        memory, entries = self.memory, self._entries(numbers)
+        known = entries if self.in_place else [e for e in entries if e not in memory.stale]
+        for entry in entries:
+            memory.touch(entry)  # should this end half-way, they are neither the one nor the other
         if not self.in_place and self._staging is not None:
             self._staging.apply(memory, numbers)
         for number in numbers:
             memory.piece_map[number] = self.verified[number]
-        entries = self._entries(numbers)
         memory.store(entries)
-        if self.in_place:
-            memory.hashed(entries)
+        memory.hashed(known)
 
     def _entries(self, numbers: Sequence[int]) -> list[int]:
         return sorted({self.memory.layout.piece(number).entry for number in numbers})

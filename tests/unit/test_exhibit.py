@@ -14,6 +14,7 @@ from pccl.protocol.types import PeerId
 from pccl.runtime.exhibit import Exhibit, idle_operation
 from pccl.runtime.hashing import hash_here
 from pccl.runtime.results import Loose
+from pccl.runtime.state_exchange import StateExchange
 from pccl.runtime.state_memory import StateMemory
 from pccl.runtime.state_post import pack_numbers
 from pccl.transports.lane import Payload
@@ -119,3 +120,29 @@ def test_what_does_not_exist_is_an_offence() -> None:
         scene.ask(FrameKind.PIECE_ASK, pack_numbers([4]))
     with pytest.raises(RemoteProtocolError, match="a PIECE_ASK of 3 bytes"):
         scene.ask(FrameKind.PIECE_ASK, b"123")
+
+
+def test_who_waits_for_a_map_when_it_ends_is_told() -> None:
+    scene = Scene()
+    scene.ask(FrameKind.MAP_ASK)
+    scene.exhibit.close()
+    assert [(h.kind, h.length) for h, _ in scene.queued] == [(FrameKind.PIECE_LACK, 0)]
+
+
+def test_what_the_program_has_let_go_of_is_not_shown_any_more() -> None:
+    """Whoever waits is told, rather than given zeros."""
+    scene = Scene()
+
+    def ignore(*_: object) -> None:
+        pass
+
+    exchange = StateExchange(3, scene.links, lambda: 0, 1, ignore, ignore, ignore)
+    exchange.exhibits[scene.operation] = scene.exhibit
+    exchange.tick()
+    assert scene.operation in exchange.exhibits
+    scene.ask(FrameKind.PIECE_ASK, pack_numbers([1]))
+    scene.memory = None
+    gc.collect()
+    exchange.tick()
+    assert not exchange.exhibits
+    assert [(h.kind, h.length) for h, _ in scene.queued] == [(FrameKind.PIECE_LACK, 0)]

@@ -179,6 +179,14 @@ def test_comparing() -> None:
     assert peer.hear(question) == []  # it is over
 
 
+def test_a_question_that_comes_after_the_caller_has_left() -> None:
+    """His state is lent no more."""
+    peer = Peer()
+    peer.do(SyncCall(9, OFFER))
+    peer.do(LeaveCall(9, "timeout_s=1 ran out"))
+    assert peer.hear(msg.CompareStates(sync_operation(), PeerId(1))) == []
+
+
 def test_nobody_gives_what_is_missing() -> None:
     peer = Peer()
     peer.do(SyncCall(9, OFFER))
@@ -315,8 +323,9 @@ def left_when_done(offer: Offer = OFFER) -> Peer:
 def test_left_when_complete_and_committed() -> None:
     peer = left_when_done()
     assert peer.do(SyncCall(10, OFFER)) == [Send(msg.OutcomeQuery(sync_operation()))]
-    effects = peer.hear(ended(sync_operation()))
-    assert offers(effects) == [replace(OFFER, stale=True)]
+    error = only_error(peer.hear(ended(sync_operation())))  # the others have gone on
+    assert isinstance(error, errors.ResyncRequired)
+    assert offers(peer.do(SyncCall(11, OFFER))) == [replace(OFFER, stale=True)]
     assert peer.machine.needs_resync
 
 

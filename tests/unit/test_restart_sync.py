@@ -140,6 +140,23 @@ def test_who_tells_of_another_groups_state_is_not_believed() -> None:
     assert [e.connection for e in effects if isinstance(e, CloseControl)] == [1]
 
 
+@pytest.mark.parametrize(
+    "operation",
+    [
+        OperationId(2, 0, VIEW, SYNC_TAG, 50),  # of a term that it does not follow
+        OperationId(1, 0, 1 << 63, SYNC_TAG, 50),
+        OperationId(1, 0, VIEW, SYNC_TAG, 1 << 63),
+    ],
+)
+def test_who_tells_of_a_synchronization_that_cannot_have_been_is_not_believed(
+    operation: OperationId,
+) -> None:
+    """Nobody's contents would count any more."""
+    master = Master()
+    effects = master.come(1, Expected(9, Lineage(RUN, operation)))
+    assert [e.connection for e in effects if isinstance(e, CloseControl)] == [1]
+
+
 def test_one_that_was_under_way_goes_on() -> None:
     """One had received what was elected, and is told nothing new; the other one goes on."""
     master = Master()

@@ -406,6 +406,16 @@ def test_all_were_done_under_the_master_before() -> None:
     assert made.expected_after(RUN) == Expected(8, Lineage(RUN, OPERATION))
 
 
+def test_the_master_before_has_elected_something_else() -> None:
+    """Nobody is told that he holds what he does not hold."""
+    made, _ = ballot(offer(), offer(b"y"), inherited=True)
+    for peer in (A, B, C):
+        assert made.done(peer, b"y", 0) is None
+    decision = made.request(C, offer(), 0)
+    assert isinstance(decision, Abort)
+    assert decision.cause is AbortCause.MEMBER_LOST  # all call again
+
+
 def test_a_member_is_lost_with_the_master() -> None:
     """Others may be elected without it than those that some are done with."""
     made, _ = ballot(offer(**NEW), offer(), inherited=True)
