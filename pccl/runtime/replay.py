@@ -25,7 +25,7 @@ from pccl.runtime.state_hashing import StateHashing
 from pccl.runtime.state_memory import StateMemory
 from pccl.runtime.stock import Stock
 
-NEWS_KEPT_MAX = 4096
+NEWS_KEPT_MAX = 256
 """Results that were announced and not replayed; more means that something is wrong."""
 
 

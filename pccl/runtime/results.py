@@ -32,6 +32,9 @@ KEPT_BYTES_MAX = 1 << 30
 KEPT_MAX = 4096
 """How many they are at most: of small ones it is not the bytes that take memory."""
 
+COUNT_MAX = 1 << 36
+"""Values of one result: more is malice."""
+
 _NEWS = struct.Struct("<32sIIIIQIBQ32sI")
 _PEER = struct.Struct("<Q")
 
@@ -78,7 +81,7 @@ class ResultNews:
         try:
             *front, dtype, count, digest, peers = _NEWS.unpack_from(packed)
             content, index, *ids = front
-            if len(packed) != _NEWS.size + peers * _PEER.size:
+            if len(packed) != _NEWS.size + peers * _PEER.size or count > COUNT_MAX:
                 raise ValueError("its length is wrong")
             listed = tuple(PeerId(p) for (p,) in _PEER.iter_unpack(packed[_NEWS.size :]))
             return ResultNews(

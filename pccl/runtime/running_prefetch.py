@@ -12,6 +12,7 @@ from typing import Protocol
 
 from pccl.protocol.peer import PeerMachine, Standing
 from pccl.protocol.peer_events import PeerEvent, Prefetched
+from pccl.protocol.types import NS_PER_S
 from pccl.runtime.hashing import Hasher
 from pccl.runtime.prefetch import Prefetch
 from pccl.runtime.replay import ObservedReduction, Replay
@@ -21,6 +22,10 @@ from pccl.runtime.state_progress import ProgressMeter, SyncProgress
 from pccl.runtime.stock import Stock
 from pccl.runtime.tasks import Tasks
 from pccl.runtime.waiting import cancelled_and_settled, settled
+
+SETTLE_NS = 10 * NS_PER_S
+"""So long a newcomer that is admitted may go on replaying: the members wait for its next call. What
+is missing then is fetched in their synchronization."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +90,13 @@ class RunningPrefetch:
         self._prefetch: Prefetch | None = None
         self._replay: Replay | None = None
         self._task: asyncio.Task[None] | None = None
+        self._settle_by_ns: int | None = None
 
     def look(self) -> None:
-        """Begin as soon as this peer is registered."""
+        """Begin as soon as this peer is registered; end when the members have waited enough."""
+        by_ns = self._settle_by_ns
+        if self._task is not None and by_ns is not None and self._host.now_ns() >= by_ns:
+            self._task.cancel()
         if self._prefetch is not None or self._host.machine.standing is not Standing.PENDING:
             return
         request, exchange = self._request, self._exchange()
@@ -114,6 +123,7 @@ class RunningPrefetch:
         self.report()
         if self._replay is not None and self._task is not None:
             self._replay.end()
+            self._settle_by_ns = self._host.now_ns() + SETTLE_NS
             await settled(self._task)
 
     async def close(self) -> None:

@@ -218,6 +218,9 @@ class StateDesk:
         """Let newcomers fetch this state."""
         if memory.holds_tensors:
             self.exchange.show(memory)
+            newest = self._host.machine.newest
+            if newest is not None:  # who was in it watches no longer
+                self.exchange.results.forget(newest.ring)
             self.exchange.results.synchronized(memory.piece_map.digest(may_differ=False))
 
     def note_result(self, call: Call, result: ReduceResult) -> None:
@@ -286,9 +289,6 @@ class StateDesk:
             sync.report()
         if self._running is not None:
             self._running.report()
-        newest = self._host.machine.newest
-        if newest is not None:
-            self.exchange.results.forget(newest.ring)
 
     def _look_at_prefetch(self) -> None:
         if self._running is not None:
