@@ -178,8 +178,8 @@ class SyncBallot(Ballot):
         held_s = (now_ns - self._started_ns) / 1e9
         if newcomers and others and held_s >= timing.hold_s:
             reason = (
-                f"its first synchronization kept the others waiting for {held_s:.0f} s; what it "
-                "has received by then is kept"
+                f"it kept the others waiting for {held_s:.0f} s while it received the shared "
+                "state; it keeps what it has"
             )
             return Expel(tuple(late), RemovalCause.TOO_SLOW, reason)
         still_s = (now_ns - self.progress_ns) / 1e9
