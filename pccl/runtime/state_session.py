@@ -76,6 +76,8 @@ class StateSession:
         self.wrong_pieces = 0
         self.is_starved = False
         """Whether it was given up, because nobody gives what is missing."""
+        self.is_deserted = False
+        """Whether somebody has withdrawn who could be asked: he may give it the next time."""
         self.no_room: OSError | MemoryError | None = None
         """Why it was given up: there is nowhere to put what is missing."""
         self._own = own
@@ -516,6 +518,7 @@ class StateSession:
 
     def _take_refusal(self, peer: PeerId, numbers: list[int]) -> None:
         if not numbers:
+            self.is_deserted = True
             self._maps.pop(peer, None)
             if self._comparison is not None and self._comparison.reference == peer:
                 self._comparison.fail("it does not answer any more")

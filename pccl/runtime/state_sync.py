@@ -277,7 +277,8 @@ class StateSync:
 
     @property
     def _is_starved(self) -> bool:
-        return self.session is not None and self.session.is_starved
+        session = self.session
+        return session is not None and session.is_starved and not session.is_deserted
 
     def _count(self) -> None:
         """An attempt is over: what it has moved counts."""

@@ -23,6 +23,7 @@ from pccl.errors import (
     DescriptorMismatch,
     Evicted,
     NotConnected,
+    OutcomeUnknown,
     PendingOperations,
     Result,
     ResyncRequired,
@@ -867,6 +868,32 @@ def test_what_was_written_straight_in_is_not_offered_after_a_failure(
     assert isinstance(error, StateUnavailable)
     assert run.members[1].world_size == 1
     assert (states[1].revision, states[1].lineage) == (0, None)
+
+
+def test_a_source_whose_budget_runs_out_again_and_again_is_waited_for(
+    new_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the only one. Nobody has given wrong bytes: the receiver goes on with what it has."""
+    run = new_run(2)
+    size = 8 * PIECE_FLOATS
+    arrays = [weights(rank, size) for rank in range(2)]
+    states = [state_of(w=array) for array in arrays]
+    give = StateGiver.give_pieces
+
+    def give_some(giver: StateGiver, peer: PeerId, numbers: list[int]) -> None:
+        give(giver, peer, [number for number in numbers if number < 3])
+
+    receiving = run.start(run.members[1].sync_shared_state, states[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(StateGiver, "give_pieces", give_some)
+        for _ in range(4):
+            giving = run.start(run.members[0].sync_shared_state, states[0], timeout_s=0.4)
+            assert isinstance(giving.exception(LIMIT_S), OutcomeUnknown)
+            assert not receiving.done()
+    run.start(run.members[0].sync_shared_state, states[0]).result(LIMIT_S)
+    info = receiving.result(LIMIT_S)
+    assert (info.attempts, info.rx_bytes, info.wrong_pieces) == (5, 8 * PIECE_BYTES, 0)
+    assert np.array_equal(arrays[1], weights(0, size))
 
 
 @pytest.mark.parametrize("phase", ["hashing", "waiting", "fetching"])
