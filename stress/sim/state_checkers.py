@@ -222,13 +222,17 @@ class StateCheckers:
             extras = theirs + ([] if elected.extra_sources else extras)  # no such source is left
         if free(now, tensors) not in extras:
             raise Violation(f"{who}: {operation} has brought, or not, what may differ")
-        self._check_bytes(who, report, self._calls[state.holder], now)
+        self._check_bytes(who, report, state, now)
         self._count(report)
 
-    def _check_bytes(
-        self, who: str, report: SyncReport, attempts: _Attempts, now: Contents
-    ) -> None:
+    def unwritten(self, who: str, before: Contents, state: SimState) -> None:
+        """A call has returned that does not write into the tensors."""
+        if state.contents() != before:
+            raise Violation(f"{who}: its tensors were written before it was admitted")
+
+    def _check_bytes(self, who: str, report: SyncReport, state: SimState, now: Contents) -> None:
         """No attempt fetches again what one before has fetched."""
+        attempts = self._calls[state.holder]
         if len(attempts.wanted) > 1:
             return
         size = self._syncs.piece_bytes
@@ -238,6 +242,11 @@ class StateCheckers:
             for at in range(0, len(mine), size)
             if mine[at : at + size] != ours[at : at + size]
         )
+        if state.has_prefetched:
+            self._done["sync after a prefetch"] += 1
+            self._done["prefetched"] += report.rx_bytes < differing
+            if report.rx_bytes <= differing:
+                return
         if report.rx_bytes != differing:
             raise Violation(
                 f"{who}: {differing} bytes were to be fetched in {report.operation}, and "

@@ -13,7 +13,9 @@ from typing import Any
 
 from pccl.protocol.errors import PCCLError, StateMismatch, StateUnavailable
 from pccl.protocol.shared_state import Resume, SharedStateSyncStrategy, SyncPurpose
+from pccl.runtime.running_prefetch import PrefetchRequest
 from pccl.runtime.state_sync import SyncReport, SyncRequest
+from pccl.runtime.stock import Stock
 from pccl.stress.sim.faults.base import MS
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenario import Scenario
@@ -65,12 +67,28 @@ class StateWork:
         self._again = again
         self._sleep = sleep
         self._rng = rng = Random(f"{scenario.seed}/state of {process.name}:{process.address.port}")
+        self._prefetch_rng = Random(f"{scenario.seed}/prefetch of {process.name}")
         self._sends = False
         common = starts and rng.random() < 0.5
         self.state = SimState(syncs, scenario.seed, rng, process.name, is_common=common)
         checkers.owns(self.state)
         self._in_step = False
         """Whether it has what all have that took part in the last synchronization."""
+
+    def prefetch(self) -> PrefetchRequest | None:
+        """What it fetches before it is admitted; None: nothing."""
+        if self._prefetch_rng.random() >= self._syncs.prefetches:
+            return None
+        self.state.has_prefetched = True
+        return PrefetchRequest(self.state.memory, Stock(self.state.memory, 1 << 20))
+
+    async def joins(self, connect: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Join the run; nothing is written into the tensors by that."""
+        before = self.state.contents()
+        try:
+            await connect()
+        finally:
+            self._checkers.unwritten(self._who, before, self.state)
 
     @property
     def _who(self) -> str:
@@ -128,6 +146,7 @@ class StateWork:
                 continue
             state.is_lent_in_place = False
             self._checkers.synchronized(self._who, process.run, process.peer, report, state)
+            state.has_prefetched = False
             self._checkers.survived(
                 report,
                 lost=set(report.members) != set(process.sync_ring),

@@ -76,6 +76,8 @@ class Syncs:
     """A synchronization is followed by a comparison of all members."""
     spoils: float = 0.0
     """Before that comparison one of them changes a byte."""
+    prefetches: float = 0.0
+    """A newcomer fetches what the members hold before it is admitted."""
 
     @property
     def has_drift(self) -> bool:
@@ -114,6 +116,7 @@ def draw_syncs(seed: int) -> Syncs | None:
         expects=rng.choice((0.0, 0.3)),
         verifies=rng.choice((0.0, 0.0, 0.3)),
         spoils=spoils if popular else 0.0,
+        prefetches=Random(f"{seed}/prefetch").choice((0.0, 0.0, 0.5, 1.0)),
     )
 
 
@@ -150,6 +153,7 @@ class SimState:
         memory: its tensors.
         holder: who it belongs to, for people.
         is_lent_in_place: a call is open that may write into the tensors before the outcome.
+        has_prefetched: pieces may be here that the next synchronization need not fetch.
     """
 
     def __init__(
@@ -159,6 +163,7 @@ class SimState:
         self.lineage: Lineage | None = None
         self.holder = holder
         self.is_lent_in_place = False
+        self.has_prefetched = False
         self._seed = seed
         self._rng = rng
         self._syncs = syncs

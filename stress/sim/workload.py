@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -162,7 +163,7 @@ class Workload:
         if self._scenario.min_peers > 1 and attempt == 0:
             try:
                 wanted = self._scenario.min_peers
-                await self._engine.connect(100, min_peers=wanted, timeout_s=_GANG_S)
+                await self._join(100, min_peers=wanted, timeout_s=_GANG_S)
             except DeadlineExceeded:
                 pass
             else:
@@ -171,7 +172,14 @@ class Workload:
                 self._checkers.joined(self._who, process.run, process.peer, seen, wanted)
                 return
         patience_s = _PATIENCE_S if self._scenario.standby else None
-        await self._engine.connect(n_attempts=100, timeout_s=patience_s)
+        await self._join(100, min_peers=1, timeout_s=patience_s)
+
+    async def _join(self, attempts: int, *, min_peers: int, timeout_s: float | None) -> None:
+        connect = partial(self._engine.connect, attempts, min_peers=min_peers, timeout_s=timeout_s)
+        if self._state is None:
+            await connect()
+        else:
+            await self._state.joins(partial(connect, prefetch=self._state.prefetch()))
 
     # -- the loop ------------------------------------------------------------------------------
 
