@@ -432,8 +432,17 @@ BARE = (
     FrameKind.LANES,
     FrameKind.MAP_ASK,
     FrameKind.LAYOUT_ASK,
+    FrameKind.WATCH,
 )
-WIRE_KINDS = {"QUERY": 2, "PING": 4, "PONG": 5, "LANES": 6, "MAP_ASK": 16, "LAYOUT_ASK": 22}
+WIRE_KINDS = {
+    "QUERY": 2,
+    "PING": 4,
+    "PONG": 5,
+    "LANES": 6,
+    "MAP_ASK": 16,
+    "LAYOUT_ASK": 22,
+    "WATCH": 24,
+}
 HEADERS = st.sampled_from(FrameKind).flatmap(
     lambda kind: st.builds(
         FrameHeader,
