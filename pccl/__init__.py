@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pccl import aio as aio
     from pccl import cuda as cuda
     from pccl import errors as errors
+    from pccl import progress as progress
     from pccl.communicator import Communicator
     from pccl.descriptors import DeviceType as DeviceType
     from pccl.descriptors import (
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from pccl.protocol.types import WireFormat as WireFormat
     from pccl.reports import MemberInfo as MemberInfo
     from pccl.reports import ReduceInfo
+    from pccl.runtime.replay import ObservedReduction as ObservedReduction
+    from pccl.runtime.state_progress import SyncProgress as SyncProgress
     from pccl.shared_state import (
         SharedState,
         SharedStateSyncInfo,
@@ -93,6 +96,8 @@ _NAMES_OF_HOMES = {
         "WireFormat",
     ),
     "pccl.reports": ("MemberInfo", "ReduceInfo"),
+    "pccl.runtime.replay": ("ObservedReduction",),
+    "pccl.runtime.state_progress": ("SyncProgress",),
     "pccl.shared_state": (
         "SharedState",
         "SharedStateSyncInfo",
@@ -101,7 +106,7 @@ _NAMES_OF_HOMES = {
     ),
 }
 _HOMES = {name: home for home, names in _NAMES_OF_HOMES.items() for name in names}
-_MODULES = ("aio", "cuda", "errors")
+_MODULES = ("aio", "cuda", "errors", "progress")
 """Modules that come with ``import pccl``."""
 
 

@@ -8,7 +8,8 @@ the buffers any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
@@ -17,10 +18,14 @@ from pccl.base import CommunicatorBase
 from pccl.descriptors import QuantizationOptions, ReduceOpDescriptor, ReduceOperandDescriptor
 from pccl.errors import PCCLError, named
 from pccl.handles import AsyncReduceHandle
+from pccl.progress import listening
 from pccl.protocol.types import Algorithm, ReduceOp
-from pccl.reports import MemberInfo, ReduceInfo, info_of
+from pccl.reports import MemberInfo, ReduceInfo, info_of, sync_info_of
 from pccl.runtime.io_thread import ended
+from pccl.runtime.replay import ObservedReduction
+from pccl.runtime.state_progress import SyncProgress
 from pccl.session import Call
+from pccl.shared_state import SharedState, SharedStateSyncInfo, SharedStateSyncStrategy
 
 _T = TypeVar("_T")
 
@@ -39,10 +44,26 @@ class Communicator(CommunicatorBase):
         n_attempts: int = 5,
         *,
         min_peers: int | None = None,
+        shared_state: SharedState | None = None,
+        staging_bytes_max: int = 1 << 30,
+        staging_directory: str | os.PathLike[str] | None = None,
+        on_progress: Callable[[SyncProgress], None] | None = None,
+        on_reduction: Callable[[ObservedReduction], None] | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Join the run; see :meth:`pccl.Communicator.connect`."""
-        await self._run(self._session.connect(n_attempts, min_peers, timeout_s))
+        with listening(on_progress, "joining") as listener:
+            call = self._session.connect(
+                n_attempts,
+                min_peers,
+                timeout_s,
+                shared_state,
+                staging_bytes_max,
+                staging_directory,
+                listener,
+                on_reduction,
+            )
+            await self._run(call)
 
     async def update_topology(self, *, timeout_s: float | None = None) -> None:
         """Admit newcomers; see :meth:`pccl.Communicator.update_topology`."""
@@ -66,6 +87,7 @@ class Communicator(CommunicatorBase):
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
         algorithm: Algorithm | str = "auto",
+        observable: bool = False,
         retry: bool = False,
         timeout_s: float | None = None,
     ) -> ReduceInfo:
@@ -80,6 +102,7 @@ class Communicator(CommunicatorBase):
             retry,
             timeout_s,
             algorithm,
+            observable,
         )
         return info_of(await self._run(call))
 
@@ -93,6 +116,7 @@ class Communicator(CommunicatorBase):
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
         algorithm: Algorithm | str = "auto",
+        observable: bool = False,
         timeout_s: float | None = None,
     ) -> AsyncReduceHandle:
         """Start a reduce; await the handle for its outcome.
@@ -101,7 +125,15 @@ class Communicator(CommunicatorBase):
         reduce is launched when this returns, and cancelling a wait for it does not withdraw it.
         """
         call = self._session.launch(
-            send, recv, op, tag, operand_descriptor, quantization_options, timeout_s, algorithm
+            send,
+            recv,
+            op,
+            tag,
+            operand_descriptor,
+            quantization_options,
+            timeout_s,
+            algorithm,
+            observable,
         )
         return AsyncReduceHandle(self._session, await self._run(call))
 
@@ -114,12 +146,13 @@ class Communicator(CommunicatorBase):
         tag: int = 0,
         quantization_options: QuantizationOptions | None = None,
         algorithm: Algorithm | str = "auto",
+        observable: bool = False,
         retry: bool = False,
         timeout_s: float | None = None,
     ) -> ReduceInfo:
         """Reduce several as one; see :meth:`pccl.Communicator.all_reduce_many`."""
         call = self._session.all_reduce_many(
-            tensors, recv, op, tag, quantization_options, algorithm, retry, timeout_s
+            tensors, recv, op, tag, quantization_options, algorithm, retry, timeout_s, observable
         )
         return info_of(await self._run(call))
 
@@ -133,6 +166,38 @@ class Communicator(CommunicatorBase):
         """Reduce several; see :meth:`pccl.Communicator.all_reduce_multiple_with_retry`."""
         call = self._session.all_reduce_multiple(descriptors, max_in_flight, timeout_s)
         return info_of(await self._run(call))
+
+    async def sync_shared_state(
+        self,
+        shared_state: SharedState,
+        strategy: SharedStateSyncStrategy = SharedStateSyncStrategy.ENFORCE_POPULAR,
+        *,
+        expect_unchanged: bool = False,
+        resume: str = "never",
+        in_place: bool = False,
+        staging_bytes_max: int = 1 << 30,
+        staging_directory: str | os.PathLike[str] | None = None,
+        on_progress: Callable[[SyncProgress], None] | None = None,
+        timeout_s: float | None = None,
+    ) -> SharedStateSyncInfo:
+        """Make shared states equal; see :meth:`pccl.Communicator.sync_shared_state`."""
+        with listening(on_progress, "synchronizing") as listener:
+            call = self._session.sync_shared_state(
+                shared_state,
+                strategy,
+                expect_unchanged,
+                resume,
+                in_place,
+                staging_bytes_max,
+                staging_directory,
+                listener,
+                timeout_s,
+            )
+            return sync_info_of(await self._run(call))
+
+    async def verify(self, shared_state: SharedState, *, timeout_s: float | None = None) -> None:
+        """Make sure that they are equal; see :meth:`pccl.Communicator.verify`."""
+        await self._run(self._session.verify(shared_state, timeout_s))
 
     async def broadcast(
         self, tensor: object, *, root: int = 0, tag: int = 0, timeout_s: float | None = None

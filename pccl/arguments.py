@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -17,6 +18,7 @@ from pccl.descriptors import (
 from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import PEERS_MAX
+from pccl.protocol.shared_state import Resume, SharedStateSyncStrategy, SyncPurpose
 from pccl.protocol.types import (
     BLOCK_MAX,
     BLOCK_MIN,
@@ -30,9 +32,16 @@ from pccl.protocol.types import (
     WireFormat,
 )
 from pccl.runtime.operand import Operand, borrow, borrow_many, borrow_pointers
+from pccl.runtime.replay import ObservedReduction
 from pccl.runtime.requests import ReduceRequest
+from pccl.runtime.running_prefetch import PrefetchRequest
+from pccl.runtime.state_progress import SyncProgress
+from pccl.runtime.state_sync import SyncRequest
+from pccl.runtime.stock import Stock
+from pccl.shared_state import SharedState
 
 COUNT_MAX = 2**63 - 1
+STAGING_BYTES_MAX = 2**63 - 1
 
 _FLOATS = frozenset({DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE})
 _HALVES = {DataType.FLOAT16: WireFormat.FLOAT16, DataType.BFLOAT16: WireFormat.BFLOAT16}
@@ -46,6 +55,7 @@ def reduce_request(
     operand_descriptor: ReduceOperandDescriptor | None,
     quantization_options: QuantizationOptions | None,
     algorithm: Algorithm | str = Algorithm.AUTO,
+    observable: object = False,
 ) -> ReduceRequest:
     """Check what ``all_reduce`` is given.
 
@@ -57,7 +67,8 @@ def reduce_request(
     operand = borrow(send, recv)
     if operand_descriptor is not None:
         check_operand_descriptor(operand_descriptor, operand.data_type)
-    return _request(operand, op, tag, quantization_options, check_algorithm(algorithm))
+    request = _request(operand, op, tag, quantization_options, check_algorithm(algorithm))
+    return replace(request, observable=check_flag("observable", observable))
 
 
 def list_request(
@@ -67,6 +78,7 @@ def list_request(
     tag: int,
     quantization_options: QuantizationOptions | None,
     algorithm: Algorithm | str,
+    observable: object = False,
 ) -> ReduceRequest:
     """Check what ``all_reduce_many`` is given.
 
@@ -76,7 +88,8 @@ def list_request(
     op = check_member("op", op, ReduceOp)
     tag = check_range("tag", tag, 0, TAG_MAX)
     operand = borrow_many(tensors, recv)
-    return _request(operand, op, tag, quantization_options, check_algorithm(algorithm))
+    request = _request(operand, op, tag, quantization_options, check_algorithm(algorithm))
+    return replace(request, observable=check_flag("observable", observable))
 
 
 def check_algorithm(given: object) -> Algorithm:
@@ -259,3 +272,88 @@ def _check_error_feedback(op: ReduceOp, options: QuantizationOptions) -> None:
     if options.name is None:
         raise ValueError("error_feedback needs the tensor's name, as in name='layer1'")
     check_text("name", options.name)
+
+
+def sync_request(
+    shared_state: object,
+    strategy: object,
+    expect_unchanged: object,
+    resume: object,
+    in_place: object,
+    staging_bytes_max: object,
+    staging_directory: str | os.PathLike[str] | None,
+    on_progress: Callable[[SyncProgress], None] | None,
+) -> SyncRequest:
+    """Check the arguments of ``sync_shared_state``.
+
+    Raises:
+        TypeError, ValueError: one of them can't be used; the message says which.
+    """
+    state = check_type("shared_state", shared_state, SharedState)
+    policies = {policy.name.lower(): policy for policy in Resume}
+    if not isinstance(resume, str) or resume not in policies:
+        known = ", ".join(map(repr, policies))
+        raise ValueError(f"resume must be one of {known}, not {resume!r}")
+    straight = check_flag("in_place", in_place)
+    if straight and state.lineage is not None:
+        raise ValueError(
+            "in_place is for the first synchronization of a state only: these contents have been "
+            "synchronized before, and would be lost if this failed half-way"
+        )
+    check_listener("on_progress", on_progress)
+    return SyncRequest(
+        state,
+        SyncPurpose.SYNC,
+        check_member("strategy", strategy, SharedStateSyncStrategy),
+        policies[resume],
+        check_flag("expect_unchanged", expect_unchanged),
+        straight,
+        check_range("staging_bytes_max", staging_bytes_max, 0, STAGING_BYTES_MAX),
+        None if staging_directory is None else os.fspath(staging_directory),
+        on_progress,
+    )
+
+
+def prefetch_request(
+    shared_state: object,
+    staging_bytes_max: object,
+    staging_directory: str | os.PathLike[str] | None,
+    on_progress: Callable[[SyncProgress], None] | None,
+    on_reduction: Callable[[ObservedReduction], None] | None,
+) -> PrefetchRequest | None:
+    """Check the arguments of ``connect`` about shared state; None: there is none.
+
+    Raises:
+        TypeError, ValueError: one of them can't be used; the message says which.
+    """
+    check_listener("on_progress", on_progress)
+    check_listener("on_reduction", on_reduction)
+    if shared_state is None:
+        if on_reduction is not None:
+            raise ValueError("on_reduction needs the shared_state that it changes")
+        return None
+    memory = check_type("shared_state", shared_state, SharedState).memory
+    limit = check_range("staging_bytes_max", staging_bytes_max, 0, STAGING_BYTES_MAX)
+    directory = None if staging_directory is None else os.fspath(staging_directory)
+    stock = Stock(memory, limit, directory)
+    return PrefetchRequest(memory, stock, on_progress, on_reduction)
+
+
+def check_listener(name: str, listener: object) -> None:
+    """Check a function that is to be called.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if listener is not None and not callable(listener):
+        raise TypeError(f"{name} must be a function, not {type(listener).__name__}")
+
+
+def verify_request(shared_state: object) -> SyncRequest:
+    """Check the arguments of ``verify``.
+
+    Raises:
+        TypeError: not a shared state.
+    """
+    state = check_type("shared_state", shared_state, SharedState)
+    return SyncRequest(state, SyncPurpose.VERIFY)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TypeVar
 
@@ -11,9 +12,13 @@ from pccl.base import CommunicatorBase
 from pccl.descriptors import QuantizationOptions, ReduceOpDescriptor, ReduceOperandDescriptor
 from pccl.errors import PCCLError, named
 from pccl.handles import AsyncReduceHandle
+from pccl.progress import listening
 from pccl.protocol.types import Algorithm, ReduceOp
-from pccl.reports import MemberInfo, ReduceInfo, info_of
+from pccl.reports import MemberInfo, ReduceInfo, info_of, sync_info_of
+from pccl.runtime.replay import ObservedReduction
+from pccl.runtime.state_progress import SyncProgress
 from pccl.session import Call
+from pccl.shared_state import SharedState, SharedStateSyncInfo, SharedStateSyncStrategy
 
 _T = TypeVar("_T")
 
@@ -48,14 +53,33 @@ class Communicator(CommunicatorBase):
         n_attempts: int = 5,
         *,
         min_peers: int | None = None,
+        shared_state: SharedState | None = None,
+        staging_bytes_max: int = 1 << 30,
+        staging_directory: str | os.PathLike[str] | None = None,
+        on_progress: Callable[[SyncProgress], None] | None = None,
+        on_reduction: Callable[[ObservedReduction], None] | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Join the run. Returns when admitted, which takes a joint call of the members.
+
+        With ``shared_state`` this peer first fetches, in the background, what the members hold
+        since their last synchronization, while they go on working; it is admitted after that. The
+        first ``sync_shared_state`` of the same state moves what has changed since. Until then no
+        tensor is changed.
 
         Args:
             n_attempts: how often to try to reach the master, one second apart.
             min_peers: how many members the run must have, this one included, before this peer is
                 admitted; None: what ``PCCL_MIN_PEERS`` says, otherwise 1.
+            shared_state: to be fetched before the admission; None: nothing is.
+            staging_bytes_max: as of ``sync_shared_state``.
+            staging_directory: as of ``sync_shared_state``.
+            on_progress: as of ``sync_shared_state``.
+            on_reduction: with ``shared_state``: called, in order and in a thread of the library,
+                with the result of each ``observable`` reduce that the members commit after the
+                synchronization whose state was fetched. It does to the tensors what the members
+                do with that result, so that nothing of it has to be fetched again. The tensors
+                are written before this peer is admitted then; what was missed is fetched.
             timeout_s: budget.
 
         Raises:
@@ -65,7 +89,18 @@ class Communicator(CommunicatorBase):
             DeadlineExceeded: the budget ran out. Call again.
             PCCLError: it is connected already (INVALID_USAGE).
         """
-        self._run(self._session.connect(n_attempts, min_peers, timeout_s))
+        with listening(on_progress, "joining") as listener:
+            call = self._session.connect(
+                n_attempts,
+                min_peers,
+                timeout_s,
+                shared_state,
+                staging_bytes_max,
+                staging_directory,
+                listener,
+                on_reduction,
+            )
+            self._run(call)
 
     def update_topology(self, *, timeout_s: float | None = None) -> None:
         """Admit newcomers that are ready. Joint call of all members of all groups.
@@ -112,6 +147,7 @@ class Communicator(CommunicatorBase):
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
         algorithm: Algorithm | str = "auto",
+        observable: bool = False,
         retry: bool = False,
         timeout_s: float | None = None,
     ) -> ReduceInfo:
@@ -133,6 +169,8 @@ class Communicator(CommunicatorBase):
             algorithm: how the values travel: ``"ring"``, ``"star"`` (tensors up to 4 MiB),
                 ``"mesh"``, or ``"auto"``: what the master's cost model finds the quickest for this
                 size; the same for all. All members must ask for the same.
+            observable: let newcomers that replay reductions have the result (``on_reduction`` of
+                ``connect``); it is copied if there are any.
             retry: when a member is lost or withdraws, reduce again with whoever is left.
             timeout_s: budget of all attempts together.
 
@@ -158,6 +196,7 @@ class Communicator(CommunicatorBase):
             retry,
             timeout_s,
             algorithm,
+            observable,
         )
         return info_of(self._run(call))
 
@@ -171,6 +210,7 @@ class Communicator(CommunicatorBase):
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
         algorithm: Algorithm | str = "auto",
+        observable: bool = False,
         timeout_s: float | None = None,
     ) -> AsyncReduceHandle:
         """Start ``all_reduce`` and return at once.
@@ -186,6 +226,7 @@ class Communicator(CommunicatorBase):
             operand_descriptor: as of ``all_reduce``.
             quantization_options: as of ``all_reduce``.
             algorithm: as of ``all_reduce``.
+            observable: as of ``all_reduce``.
             timeout_s: budget of the reduce, whether anybody waits for it or not.
 
         Returns:
@@ -195,7 +236,15 @@ class Communicator(CommunicatorBase):
             TooFewPeers, PCCLError, ValueError, TypeError: as of ``all_reduce``.
         """
         call = self._session.launch(
-            send, recv, op, tag, operand_descriptor, quantization_options, timeout_s, algorithm
+            send,
+            recv,
+            op,
+            tag,
+            operand_descriptor,
+            quantization_options,
+            timeout_s,
+            algorithm,
+            observable,
         )
         return AsyncReduceHandle(self._session, self._run(call))
 
@@ -208,6 +257,7 @@ class Communicator(CommunicatorBase):
         tag: int = 0,
         quantization_options: QuantizationOptions | None = None,
         algorithm: Algorithm | str = "auto",
+        observable: bool = False,
         retry: bool = False,
         timeout_s: float | None = None,
     ) -> ReduceInfo:
@@ -227,6 +277,7 @@ class Communicator(CommunicatorBase):
             quantization_options: as of ``all_reduce``; blocks and the residual of an
                 ``error_feedback`` are those of the concatenation.
             algorithm: as of ``all_reduce``, for the total size.
+            observable: as of ``all_reduce``; the newcomer gets the concatenation.
             retry: as of ``all_reduce``, for all tensors together.
             timeout_s: budget of all attempts together.
 
@@ -239,7 +290,7 @@ class Communicator(CommunicatorBase):
             PCCLError, TypeError: as of ``all_reduce``.
         """
         call = self._session.all_reduce_many(
-            tensors, recv, op, tag, quantization_options, algorithm, retry, timeout_s
+            tensors, recv, op, tag, quantization_options, algorithm, retry, timeout_s, observable
         )
         return info_of(self._run(call))
 
@@ -277,6 +328,89 @@ class Communicator(CommunicatorBase):
         return info_of(
             self._run(self._session.all_reduce_multiple(descriptors, max_in_flight, timeout_s))
         )
+
+    def sync_shared_state(
+        self,
+        shared_state: SharedState,
+        strategy: SharedStateSyncStrategy = SharedStateSyncStrategy.ENFORCE_POPULAR,
+        *,
+        expect_unchanged: bool = False,
+        resume: str = "never",
+        in_place: bool = False,
+        staging_bytes_max: int = 1 << 30,
+        staging_directory: str | os.PathLike[str] | None = None,
+        on_progress: Callable[[SyncProgress], None] | None = None,
+        timeout_s: float | None = None,
+    ) -> SharedStateSyncInfo:
+        """Make the shared states of all members of the group equal. Joint call of the group.
+
+        One content is elected (``docs/shared-state.md`` has the rules), and whoever has another one
+        receives the pieces that differ, from all who have them. It is committed for all of them or
+        for none; if it fails, every tensor is what it was. After a loss it goes on, or begins again
+        with the pieces that are here, without the caller's doing.
+
+        Args:
+            shared_state: tensors and their revision. A member whose revision is not the one that
+                follows the last synchronization is outdated and receives both.
+            strategy: ENFORCE_POPULAR of all members, or SEND_ONLY and RECEIVE_ONLY.
+            expect_unchanged: raise StateMismatch, for all members, rather than receive anything.
+            resume: what counts if nobody has the revision that the group is at: ``"never"``
+                nothing, and StateUnavailable is raised; ``"highest"`` the highest that anybody has.
+                The same for all members.
+            in_place: let pieces be written straight into the tensors, without room of their own:
+                if it fails, the tensors are undefined. Only for the first synchronization.
+            staging_bytes_max: pieces wait in memory until all are here; more than so many bytes
+                wait in a temporary file.
+            staging_directory: where that is; None: where temporary files go.
+            on_progress: called with a :class:`pccl.SyncProgress` some times a second, on the
+                library's thread: it must return soon, and not call the communicator. A
+                :class:`pccl.progress.ProgressBar` can be given; None: one is used if
+                ``PCCL_PROGRESS`` says so, and the fetch takes longer than a second.
+            timeout_s: budget of all attempts together.
+
+        Returns:
+            Bytes that others fetched here, and that were fetched here.
+
+        Raises:
+            StateMismatch: names, dtypes or lengths of tensors differ, or contents that must not;
+                the message names the first tensor, the piece, and who.
+            StateUnavailable: nobody has a state to go on with; the message says what to do.
+            DescriptorMismatch: members named strategies that do not go together.
+            Evicted: this peer's state conflicts with what the majority has.
+            PendingOperations: collectives of this peer are still open.
+            DeadlineExceeded, OutcomeUnknown: the budget ran out; the state is what it was.
+            OSError: there is no room to stage what is to be received.
+            ValueError, TypeError: an argument that cannot be used.
+        """
+        with listening(on_progress, "synchronizing") as listener:
+            call = self._session.sync_shared_state(
+                shared_state,
+                strategy,
+                expect_unchanged,
+                resume,
+                in_place,
+                staging_bytes_max,
+                staging_directory,
+                listener,
+                timeout_s,
+            )
+            return sync_info_of(self._run(call))
+
+    def verify(self, shared_state: SharedState, *, timeout_s: float | None = None) -> None:
+        """Make sure that all members of the group hold the same contents. Joint call of the group.
+
+        Nothing is changed, whatever the revisions are. Tensors that may differ don't count.
+
+        Args:
+            shared_state: as of ``sync_shared_state``.
+            timeout_s: budget.
+
+        Raises:
+            StateMismatch: they do not; the message names the first tensor and piece that differ,
+                and who has what.
+            PendingOperations, DeadlineExceeded: as of ``sync_shared_state``.
+        """
+        self._run(self._session.verify(shared_state, timeout_s))
 
     def broadcast(
         self, tensor: object, *, root: int = 0, tag: int = 0, timeout_s: float | None = None

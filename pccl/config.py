@@ -11,6 +11,7 @@
 | ``PCCL_TOKEN`` | ``token``: the secret itself |
 | ``PCCL_TOKEN_FILE`` | a file that holds it; ``PCCL_TOKEN`` comes first |
 | ``PCCL_DRAIN`` | 1: SIGTERM leaves the run before it ends the program (:mod:`pccl.draining`) |
+| ``PCCL_PROGRESS`` | 1: a fetch of shared state that takes long is shown (:mod:`pccl.progress`) |
 
 An argument comes before its variable, also if it is 0. Apart from ``PCCL_TOKEN``, a variable that
 is empty counts as not set. Every mistake raises ValueError or TypeError and names the argument or
@@ -35,6 +36,7 @@ LISTEN = "PCCL_LISTEN"
 TOKEN = "PCCL_TOKEN"
 TOKEN_FILE = "PCCL_TOKEN_FILE"
 DRAIN = "PCCL_DRAIN"
+PROGRESS = "PCCL_PROGRESS"
 
 SECRET_BYTES_MIN = 16
 """Whoever listens in can try secrets at leisure; one of 16 random characters can't be found."""
@@ -101,6 +103,11 @@ def resolve_listen(listen: str | None) -> Advertised | None:
 def resolve_drain() -> bool:
     """Whether SIGTERM leaves the run before it ends the program; False if nobody says."""
     return bool(_resolve_number("drain", None, DRAIN, 0, 1, default=0))
+
+
+def resolve_progress() -> bool:
+    """Whether fetches that nobody listens to are shown; False if nobody says."""
+    return bool(_resolve_number("progress", None, PROGRESS, 0, 1, default=0))
 
 
 def resolve_token(token: str | bytes | None) -> bytes | None:

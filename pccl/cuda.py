@@ -4,5 +4,12 @@ from __future__ import annotations
 
 
 def is_available() -> bool:
-    """Whether shared state may lie on CUDA devices: not yet. Collectives take CPU tensors."""
-    return False
+    """Whether shared state may lie on CUDA devices: torch is installed and finds one.
+
+    Collectives take CPU tensors. This imports torch.
+    """
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()

@@ -24,6 +24,8 @@ from pccl.protocol.errors import (
     RemoteProtocolError,
     Result,
     ResyncRequired,
+    StateMismatch,
+    StateUnavailable,
     TooFewPeers,
 )
 
@@ -45,6 +47,8 @@ __all__ = [
     "RemoteProtocolError",
     "Result",
     "ResyncRequired",
+    "StateMismatch",
+    "StateUnavailable",
     "TooFewPeers",
 ]
 
@@ -52,7 +56,7 @@ for _kind in (globals()[name] for name in __all__):
     _kind.__module__ = __name__  # users know them by this name, also in tracebacks and pickles
 
 
-TOLD_PER_CALL = (DeadlineExceeded, Evicted, MasterLost)
+TOLD_PER_CALL = (DeadlineExceeded, Evicted, MasterLost, OutcomeUnknown)
 """Their ``result`` is that of the call which raises them."""
 
 RESULT_OF_CALL = {
@@ -66,6 +70,8 @@ RESULT_OF_CALL = {
     "all_reduce_multiple_with_retry": Result.RANK_CONNECTION_LOST,
     "broadcast": Result.RANK_CONNECTION_LOST,
     "barrier": Result.RANK_CONNECTION_LOST,
+    "sync_shared_state": Result.INVALID_USAGE,
+    "verify": Result.INVALID_USAGE,
 }
 """Call -> the status code with which it fails."""
 

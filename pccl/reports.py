@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pccl.protocol.peer_events import JoinCall, PeerEvent, ReduceCall, RoundCall
+from pccl.protocol.peer_events import JoinCall, PeerEvent, ReduceCall, RoundCall, SyncCall
 from pccl.protocol.peer_operations import OpenOperation
 from pccl.protocol.types import NS_PER_S, Roster
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.requests import ReduceReport
+from pccl.runtime.state_sync import SyncReport
 from pccl.runtime.transfer import Transfer
+from pccl.shared_state import SharedStateSyncInfo
 from pccl.transports.lane import Lane
 
 
@@ -242,6 +244,8 @@ def _call_status(event: PeerEvent | None, waits_for: str, open_ns: int) -> CallS
         case ReduceCall(tag=number, descriptor=what, detached=detached):
             tag = number
             name = what.collective.name.lower() + ("_async" if detached else "")
+        case SyncCall(offer=offer):
+            name = offer.purpose.call_name
         case _:
             pass
     return CallStatus(name, tag, _seconds(open_ns), waits_for)
@@ -289,6 +293,18 @@ def info_of(report: ReduceReport) -> ReduceInfo:
         algorithm=report.algorithm.label,
         compression=report.raw_tx_bytes / report.tx_bytes if report.tx_bytes else 1.0,
         quantization_error=report.quantization_error,
+    )
+
+
+def sync_info_of(report: SyncReport) -> SharedStateSyncInfo:
+    """The user's view of a synchronization."""
+    return SharedStateSyncInfo(
+        tx_bytes=report.tx_bytes,
+        rx_bytes=report.rx_bytes,
+        revision=report.elected.revision,
+        members=report.members,
+        attempts=report.attempts,
+        wrong_pieces=report.wrong_pieces,
     )
 
 

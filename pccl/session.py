@@ -6,6 +6,7 @@ communicator is collected or the interpreter ends, so nobody has to call ``close
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -15,7 +16,15 @@ from typing import Any, Generic, TypeVar
 
 from pccl import draining
 from pccl.addresses import reachable_at
-from pccl.arguments import broadcast_request, list_request, many_requests, reduce_request
+from pccl.arguments import (
+    broadcast_request,
+    list_request,
+    many_requests,
+    prefetch_request,
+    reduce_request,
+    sync_request,
+    verify_request,
+)
 from pccl.callers import Caller, Callers
 from pccl.checks import (
     ATTEMPTS_MAX,
@@ -38,13 +47,19 @@ from pccl.config import (
 from pccl.descriptors import QuantizationOptions, ReduceOpDescriptor, ReduceOperandDescriptor
 from pccl.errors import NotConnected
 from pccl.protocol.limits import Timing
+from pccl.protocol.shared_state import SharedStateSyncStrategy
 from pccl.protocol.types import Algorithm, PeerId, ReduceOp, Roster, RoundKind
 from pccl.reports import Status, status_of
 from pccl.runtime.clock import LoopClock
 from pccl.runtime.engine import PeerEngine
+from pccl.runtime.hashing import PooledHasher
 from pccl.runtime.io_thread import IOThread, Submission
 from pccl.runtime.operand import Operand
+from pccl.runtime.replay import ObservedReduction
 from pccl.runtime.requests import ReduceReport
+from pccl.runtime.state_progress import SyncProgress
+from pccl.runtime.state_sync import SyncReport, SyncRequest
+from pccl.shared_state import SharedState
 
 _T = TypeVar("_T")
 
@@ -96,7 +111,9 @@ class Session:
         def make_engine() -> PeerEngine:
             io = self._io
             clock = LoopClock(io.loop)
-            return PeerEngine(io.loop, clock, io.transport, master, group, options)
+            return PeerEngine(
+                io.loop, clock, io.transport, master, group, options, hasher=PooledHasher(io.loop)
+            )
 
         try:
             self._io = IOThread.acquire(user)
@@ -112,15 +129,28 @@ class Session:
     # -- calls -----------------------------------------------------------------------------------
 
     def connect(
-        self, n_attempts: int, min_peers: int | None, timeout_s: float | None
+        self,
+        n_attempts: int,
+        min_peers: int | None,
+        timeout_s: float | None,
+        shared_state: SharedState | None = None,
+        staging_bytes_max: int = 0,
+        staging_directory: str | os.PathLike[str] | None = None,
+        on_progress: Callable[[SyncProgress], None] | None = None,
+        on_reduction: Callable[[ObservedReduction], None] | None = None,
     ) -> Call[None]:
         """Prepare ``connect``."""
         n_attempts = check_range("n_attempts", n_attempts, 1, ATTEMPTS_MAX)
         peers = resolve_min_peers(min_peers)
         limit_s = check_timeout(timeout_s)
+        prefetch = prefetch_request(
+            shared_state, staging_bytes_max, staging_directory, on_progress, on_reduction
+        )
 
         def work() -> Coroutine[Any, Any, None]:
-            return self.engine.connect(n_attempts, min_peers=peers, timeout_s=limit_s)
+            return self.engine.connect(
+                n_attempts, min_peers=peers, timeout_s=limit_s, prefetch=prefetch
+            )
 
         return Call("connect", work, joint=False, left=self._left_admitted)
 
@@ -162,11 +192,12 @@ class Session:
         retry: bool,
         timeout_s: float | None,
         algorithm: Algorithm | str = Algorithm.AUTO,
+        observable: bool = False,
     ) -> Call[ReduceReport]:
         """Prepare ``all_reduce``."""
         limit_s, again = check_timeout(timeout_s), check_flag("retry", retry)
         request = reduce_request(
-            send, recv, op, tag, operand_descriptor, quantization_options, algorithm
+            send, recv, op, tag, operand_descriptor, quantization_options, algorithm, observable
         )
         return self._collective(
             "all_reduce",
@@ -184,10 +215,11 @@ class Session:
         algorithm: Algorithm | str,
         retry: bool,
         timeout_s: float | None,
+        observable: bool = False,
     ) -> Call[ReduceReport]:
         """Prepare ``all_reduce_many``."""
         limit_s, again = check_timeout(timeout_s), check_flag("retry", retry)
-        request = list_request(tensors, recv, op, tag, quantization_options, algorithm)
+        request = list_request(tensors, recv, op, tag, quantization_options, algorithm, observable)
         return self._collective(
             "all_reduce_many",
             lambda: self.engine.reduce(request, retry=again, timeout_s=limit_s),
@@ -204,11 +236,12 @@ class Session:
         quantization_options: QuantizationOptions | None,
         timeout_s: float | None,
         algorithm: Algorithm | str = Algorithm.AUTO,
+        observable: bool = False,
     ) -> Call[int]:
         """Prepare the launch of ``all_reduce_async``, which returns a ticket."""
         limit_s = check_timeout(timeout_s)
         request = reduce_request(
-            send, recv, op, tag, operand_descriptor, quantization_options, algorithm
+            send, recv, op, tag, operand_descriptor, quantization_options, algorithm, observable
         )
 
         async def work() -> int:
@@ -275,6 +308,45 @@ class Session:
         limit_s = check_timeout(timeout_s)
         number = check_range("tag", tag, 0, TAG_MAX)
         return self._collective("barrier", lambda: self.engine.barrier(number, timeout_s=limit_s))
+
+    def sync_shared_state(
+        self,
+        shared_state: SharedState,
+        strategy: SharedStateSyncStrategy,
+        expect_unchanged: bool,
+        resume: str,
+        in_place: bool,
+        staging_bytes_max: int,
+        staging_directory: str | os.PathLike[str] | None,
+        on_progress: Callable[[SyncProgress], None] | None,
+        timeout_s: float | None,
+    ) -> Call[SyncReport]:
+        """Prepare ``sync_shared_state``."""
+        request = sync_request(
+            shared_state,
+            strategy,
+            expect_unchanged,
+            resume,
+            in_place,
+            staging_bytes_max,
+            staging_directory,
+            on_progress,
+        )
+        return self._sync("sync_shared_state", request, timeout_s)
+
+    def verify(self, shared_state: SharedState, timeout_s: float | None) -> Call[SyncReport]:
+        """Prepare ``verify``."""
+        return self._sync("verify", verify_request(shared_state), timeout_s)
+
+    def _sync(self, func: str, request: SyncRequest, timeout_s: float | None) -> Call[SyncReport]:
+        limit_s = check_timeout(timeout_s)
+        # Whoever leaves without noticing that it was committed has the state and its revision.
+        return Call(
+            func,
+            lambda: self.engine.sync(request, timeout_s=limit_s),
+            joint=True,
+            left=lambda _: None,
+        )
 
     def _collective(
         self,

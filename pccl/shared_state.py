@@ -5,15 +5,15 @@ These are the holders: what a program describes its state with.
 
 from __future__ import annotations
 
-import enum
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
-from pccl import cuda
+from pccl import checkpoint, cuda
 from pccl.checks import (
     REVISION_MAX,
     check_flag,
@@ -24,16 +24,12 @@ from pccl.checks import (
 )
 from pccl.descriptors import POINTER_MAX, DeviceType
 from pccl.protocol.data_type import DataType
+from pccl.protocol.shared_state import Lineage, SharedStateSyncStrategy
+from pccl.runtime.state_memory import StateMemory
+
+__all__ = ["SharedState", "SharedStateSyncInfo", "SharedStateSyncStrategy", "TensorInfo"]
 
 ELEMENTS_MAX = 2**63 - 1
-
-
-class SharedStateSyncStrategy(enum.IntEnum):
-    """Whose contents count in a synchronization."""
-
-    ENFORCE_POPULAR = 0
-    RECEIVE_ONLY = 1
-    SEND_ONLY = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +39,18 @@ class SharedStateSyncInfo:
     Attributes:
         tx_bytes: bytes of tensors that other members fetched from this peer.
         rx_bytes: bytes of tensors that this peer fetched.
+        revision: that all members have now.
+        members: ids of those that took part, in ring order.
+        attempts: how many operations it took; more than one after losses.
+        wrong_pieces: that came with wrong bytes, and were fetched again.
     """
 
     tx_bytes: int
     rx_bytes: int
+    revision: int = 0
+    members: tuple[int, ...] = ()
+    attempts: int = 1
+    wrong_pieces: int = 0
 
 
 class TensorInfo:
@@ -54,16 +58,16 @@ class TensorInfo:
 
     Args:
         name: the same on all members.
-        data_ptr: address of the first element; the caller keeps the memory alive as long as the
-            shared state is used.
-        numel: elements.
+        data_ptr: address of the first element, aligned or not; the caller keeps the memory alive
+            as long as the shared state is used.
+        numel: elements; 1 for a scalar, 0 for a tensor that is empty on all members.
         dtype: what they are.
-        device_type: where they are; CPU.
+        device_type: where they are; CPU. What is on a CUDA device comes in with ``from_torch``.
         allow_content_inequality: members may hold different values.
 
     Raises:
         TypeError: an argument of the wrong type.
-        ValueError: a null pointer, no elements, or memory that cannot be used.
+        ValueError: a null pointer, or memory that cannot be used.
     """
 
     def __init__(
@@ -76,9 +80,10 @@ class TensorInfo:
         device_type: DeviceType,
         allow_content_inequality: bool,
     ) -> None:
-        self.name = check_text("name", name)
-        self.numel = check_range(f"numel of {name!r}", numel, 1, ELEMENTS_MAX)
-        self.data_ptr = check_range(f"data_ptr of {name!r}", data_ptr, 1, POINTER_MAX)
+        self.name = _encodable(check_text("name", name))
+        self.numel = check_range(f"numel of {name!r}", numel, 0, ELEMENTS_MAX)
+        pointer_min = 1 if self.numel else 0
+        self.data_ptr = check_range(f"data_ptr of {name!r}", data_ptr, pointer_min, POINTER_MAX)
         self.dtype = check_member("dtype", dtype, DataType)
         self.device_type = check_member("device_type", device_type, DeviceType)
         self.allow_content_inequality = check_flag(
@@ -86,15 +91,26 @@ class TensorInfo:
         )
         self.tensor: object | None = None
         """What it was made from, which it keeps alive; None if it was made from an address."""
-        if self.device_type is DeviceType.CUDA and not cuda.is_available():
+        if self.device_type is DeviceType.CUDA:
             raise ValueError(
-                f"{name!r} is on a CUDA device, and shared state takes CPU tensors only: keep a "
-                "copy there (tensor.cpu()), and copy it back after a synchronization"
+                f"{name!r} is an address on a CUDA device, which says too little to copy from "
+                "there; pass the tensor: TensorInfo.from_torch(tensor, name)"
             )
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is a torch tensor on a CUDA device."""
+        return self.device_type is DeviceType.CUDA
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor or array; of what was made from an address ``(numel,)``."""
+        held: Any = self.tensor
+        return (self.numel,) if held is None else tuple(held.shape)
 
     @staticmethod
     def from_torch(tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
-        """An entry that is a torch tensor: contiguous, on the CPU.
+        """An entry that is a torch tensor: contiguous, on the CPU or a CUDA device.
 
         Update it in place afterwards (``copy_``); the entry stays with this memory.
 
@@ -113,18 +129,21 @@ class TensorInfo:
         device_type = DeviceType.from_torch_device_type(held.device.type)
         if device_type is None:
             raise ValueError(f"{name!r} is on {held.device}; copy it to the CPU first (.cpu())")
+        if device_type is DeviceType.CUDA and not cuda.is_available():
+            raise ValueError(f"{name!r} is on {held.device}, but torch finds no CUDA device")
+        if held.is_neg():
+            raise ValueError(f"{name!r} is a view with the negative bit; pass its .resolve_neg()")
         if not held.is_contiguous():
             raise ValueError(f"{name!r} is not contiguous; pass its .contiguous()")
-        info = TensorInfo(
+        return _entry(
+            held,
             name,
-            _pointer_of(name, held.data_ptr(), held.numel()),
+            data_ptr=_pointer_of(name, held.data_ptr(), held.numel()),
             numel=held.numel(),
             dtype=_carried(name, DataType.from_torch_dtype, held.dtype),
             device_type=device_type,
             allow_content_inequality=allow_content_inequality,
         )
-        info.tensor = held
-        return info
 
     @staticmethod
     def from_numpy(tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
@@ -143,16 +162,15 @@ class TensorInfo:
             raise ValueError(f"{name!r} is not contiguous; pass np.ascontiguousarray() of it")
         if not array.flags.writeable:
             raise ValueError(f"{name!r} is read-only; pass a writable array, such as a copy()")
-        info = TensorInfo(
+        return _entry(
+            array,
             name,
-            _pointer_of(name, array.ctypes.data, array.size),
+            data_ptr=array.ctypes.data,
             numel=array.size,
             dtype=_carried(name, DataType.from_numpy_dtype, array.dtype),
             device_type=DeviceType.CPU,
             allow_content_inequality=allow_content_inequality,
         )
-        info.tensor = array
-        return info
 
 
 class SharedState:
@@ -162,13 +180,16 @@ class SharedState:
 
     Args:
         tensor_infos: the entries, in the same order on all members.
+        track_touched: a synchronization looks only at tensors that :meth:`touch` was told of since
+            the one before. Otherwise it looks at all of them. Whoever forgets to tell of a change
+            is taken to hold what he held.
 
     Raises:
-        TypeError: not TensorInfos.
+        TypeError: not TensorInfos, or ``track_touched`` is no bool.
         ValueError: none, or two of one name.
     """
 
-    def __init__(self, tensor_infos: Iterable[TensorInfo]) -> None:
+    def __init__(self, tensor_infos: Iterable[TensorInfo], *, track_touched: bool = False) -> None:
         self._infos = [check_type("tensor_infos", info, TensorInfo) for info in tensor_infos]
         if not self._infos:
             raise ValueError("a shared state needs at least one tensor")
@@ -177,7 +198,10 @@ class SharedState:
             if info.name in names:
                 raise ValueError(f"two tensors are called {info.name!r}; give each its own name")
             names.add(info.name)
+        self._tracks = check_flag("track_touched", track_touched)
         self._revision = 0
+        self._lineage: Lineage | None = None
+        self._memory: StateMemory | None = None
 
     @property
     def tensor_infos(self) -> tuple[TensorInfo, ...]:
@@ -197,6 +221,126 @@ class SharedState:
         """Add 1 to the revision."""
         self.revision = self._revision + 1
 
+    @property
+    def lineage(self) -> Lineage | None:
+        """The synchronization in which a whole group had these contents last; None: there was none.
+
+        A revision counts only together with it.
+        """
+        return self._lineage
+
+    def synchronized(self, revision: int, lineage: Lineage | None) -> None:
+        """The contents are those that a synchronization has elected (for the library)."""
+        self._revision, self._lineage = revision, lineage
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(info.numel * info.dtype.itemsize for info in self._infos)
+
+    @property
+    def memory(self) -> StateMemory:
+        """The bytes of the tensors, made when first asked for.
+
+        Raises:
+            ValueError: a tensor has got other memory since (``tensor.data = ...``, a resize).
+        """
+        if self._memory is None:
+            self._memory = StateMemory(self._infos, track_touched=self._tracks)
+        self._memory.check_in_place()
+        return self._memory
+
+    def touch(self, *names: str) -> None:
+        """Say which tensors have changed since the last synchronization.
+
+        It matters only with ``track_touched``.
+
+        Args:
+            names: of the tensors; none: any of them may have changed.
+
+        Raises:
+            ValueError: there is no tensor of that name; nothing is touched.
+        """
+        numbers = {info.name: number for number, info in enumerate(self._infos)}
+        for name in names:
+            if name not in numbers:
+                raise ValueError(f"no tensor is called {name!r}{_suggestion(name, numbers)}")
+        if self._memory is None:  # all of them are looked at the first time
+            return
+        for name in names or numbers:
+            self._memory.touch(numbers[name])
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    def save(self, path: checkpoint.Path) -> None:
+        """Write a checkpoint: a safetensors file with revision and lineage in it.
+
+        Afterwards the whole new file is there, and on the disk, or what was there before. Takes
+        memory for one piece. Do not change the tensors meanwhile.
+
+        Raises:
+            OSError: it cannot be written there.
+            ValueError: a name or number of tensors that safetensors files cannot have.
+        """
+        shapes = [info.shape for info in self._infos]
+        checkpoint.write(path, self.memory, shapes, self._revision, self._lineage)
+
+    @classmethod
+    def load(cls, path: checkpoint.Path, *, track_touched: bool = False) -> SharedState:
+        """Make a state of a checkpoint, in new NumPy arrays (``tensor_infos[0].tensor``).
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is no checkpoint, truncated, or altered; the message names file and
+                tensor.
+        """
+        found, arrays = checkpoint.load(path)
+        infos = [
+            TensorInfo.from_numpy(
+                array, one.name, allow_content_inequality=one.allow_content_inequality
+            )
+            for one, array in zip(found.tensors, arrays, strict=True)
+        ]
+        state = cls(infos, track_touched=track_touched)
+        state._adopt(found)
+        return state
+
+    def restore(self, path: checkpoint.Path) -> None:
+        """Take tensors, revision and lineage from a checkpoint.
+
+        All of it is verified before the first byte is overwritten.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is no checkpoint, truncated, altered, or one with other names, dtypes,
+                lengths or flags; the message names file and tensor.
+        """
+        self._adopt(checkpoint.restore(path, self.memory))
+
+    def _adopt(self, found: checkpoint.Checkpoint) -> None:
+        self.synchronized(found.revision, found.lineage)
+
+
+def _entry(tensor: object, name: str, *, device_type: DeviceType, **said: Any) -> TensorInfo:
+    """An entry that keeps ``tensor`` alive, on any device."""
+    info = TensorInfo(name, device_type=DeviceType.CPU, **said)
+    info.device_type = device_type
+    info.tensor = tensor
+    return info
+
+
+def _suggestion(name: object, known: Iterable[str]) -> str:
+    close = get_close_matches(str(name), list(known))
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def _encodable(name: str) -> str:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"the name {name!r} has half a character in it (a surrogate)") from None
+    return name
+
 
 def _is_array(value: object) -> bool:
     """Whether it is a NumPy array whose memory says all there is to say."""
@@ -212,9 +356,7 @@ def _is_dtensor(tensor: object) -> bool:
 
 
 def _pointer_of(name: str, data_ptr: int, numel: int) -> int:
-    if not numel:
-        raise ValueError(f"{name!r} has no elements; leave it out")
-    if not data_ptr:
+    if numel and not data_ptr:
         raise ValueError(f"{name!r} has no memory of its own (its data_ptr is null)")
     return data_ptr
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from pccl.protocol.frame import FrameHeader
+from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import OperationId, PeerId
 from pccl.transports.lane import Frame, Lane, Payload
 
@@ -87,7 +87,7 @@ class Link:
         queue = self._queues.get(header.operation)
         if queue is None:
             self._queues[header.operation] = deque((frame,))
-        elif self.near and header.step:
+        elif self.near and header.step and header.kind is FrameKind.DATA:
             queue.appendleft(frame)
         else:
             place = len(queue)
@@ -116,7 +116,9 @@ class Link:
         if not self._queues:
             self.starved = True
             return None
-        operation = next(iter(self._queues))
+        operation = next((one for one in self._queues if one.term), None)
+        if operation is None:  # what no member waits for goes when nothing else does
+            operation = next(iter(self._queues))
         queue = self._queues.pop(operation)
         frame = queue.popleft()
         if queue:
@@ -205,6 +207,11 @@ class Links:
         if link is None:
             link = self._links[peer] = self._make_link(peer)
         return link
+
+    def find(self, peer: PeerId) -> Link | None:
+        """The link to ``peer`` if it is up."""
+        link = self._links.get(peer)
+        return link if link is not None and link.up else None
 
     def all(self) -> list[Link]:
         """Every link, also those that are down."""

@@ -1,8 +1,8 @@
-"""``pccl demo``: several processes train one network, one of them is killed, the others carry on.
+"""``pccl demo``: several processes train one network; one is killed, another one joins half-way.
 
 This module starts the processes and an embedded master, listens to what they report, kills one
-half-way, and says how it went. It never trains and never imports torch: learning is the business
-of :mod:`pccl.cli.demo_peer`, which is the part to copy.
+half-way, lets another one in, and says how it went. It never trains and never imports torch:
+learning is the business of :mod:`pccl.cli.demo_peer`, which is the part to copy.
 
 However it ends, by itself, by Ctrl-C, SIGTERM or an error: no process of it is left.
 """
@@ -16,7 +16,8 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -41,6 +42,28 @@ SILENCE_S_MAX = 90.0
 is the longest silence of a healthy one."""
 
 
+JOIN_SHARE = 0.55
+"""The newcomer sets out after this share of the steps, when it is plain that one was killed."""
+
+AWAIT_SHARE = 0.75
+"""Here the others would wait for it: on most machines it has long come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What happens half-way.
+
+    Attributes:
+        victim: who is killed, if anybody.
+        newcomer: who joins, if anybody.
+        start: starts the newcomer's process.
+    """
+
+    victim: Worker | None
+    newcomer: Worker | None
+    start: Callable[[Worker], None]
+
+
 def start(crew: Children[Worker], worker: Worker, arguments: Sequence[str]) -> None:
     """Start a worker's process."""
     command = [sys.executable, sys.executable, "-m", "pccl.cli.demo_peer", *arguments]
@@ -48,15 +71,15 @@ def start(crew: Children[Worker], worker: Worker, arguments: Sequence[str]) -> N
 
 
 def direct(
-    crew: Children[Worker], record: Record, view: View, *, victim: Worker | None, started_s: float
+    crew: Children[Worker], record: Record, view: View, plan: Plan, *, started_s: float
 ) -> str:
-    """Listen until all processes have ended; kill one half-way.
+    """Listen until all processes have ended; carry out the plan.
 
     Args:
         crew: the processes, started.
         record: everything heard is added here.
         view: is told what happens.
-        victim: who is killed, if anybody.
+        plan: what to do when they are half-way.
         started_s: when the demo began, as :func:`time.monotonic` counts.
 
     Returns:
@@ -82,15 +105,31 @@ def direct(
                 continue
             for news in record.add(now, worker, event):
                 view.note(now, news)
-            half_way = record.step >= record.step_count // 2
-            if victim is not None and half_way and not victim.killed:
-                # No goodbye, no clean-up, as when a machine is switched off.
-                crew.send(signal.SIGKILL, victim.pid)
-                view.note(now, record.add_kill(now, victim))
+            for news in carry_out(plan, crew, record, now):
+                view.note(now, news)
         if time.monotonic() - shown_s >= REFRESH_S:
             shown_s = time.monotonic()
             view.update(record, shown_s - started_s)
     return ""
+
+
+def carry_out(plan: Plan, crew: Children[Worker], record: Record, now: float) -> list[str]:
+    """Do what the plan has for the step that was reached; returns what to tell the user."""
+    told: list[str] = []
+    victim, newcomer = plan.victim, plan.newcomer
+    if victim is not None and not victim.killed and record.step >= record.step_count // 2:
+        # No goodbye, no clean-up, as when a machine is switched off.
+        crew.send(signal.SIGKILL, victim.pid)
+        told.append(record.add_kill(now, victim))
+    if newcomer is not None and not newcomer.pid and record.points:
+        plan.start(newcomer)
+        told.append(f"one more process starts (shard {newcomer.shard}, pid {newcomer.pid})")
+    may_join = record.step >= JOIN_SHARE * record.step_count
+    if newcomer is not None and may_join and newcomer.ready and not newcomer.sent:
+        newcomer.sent = True
+        crew.send(signal.SIGUSR1, newcomer.pid)
+        told.append(f"{newcomer.label} sets out to join at step {record.step}")
+    return told
 
 
 def missing_extras() -> list[str]:
@@ -141,6 +180,12 @@ def end_on_signal(signum: int, frame: FrameType | None) -> NoReturn:
     help="Kill one peer half-way, or let all of them finish.",
 )
 @click.option(
+    "--join/--no-join",
+    default=True,
+    show_default=True,
+    help="Let one more peer join half-way, or nobody.",
+)
+@click.option(
     "--out",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     default=Path("demo.png"),
@@ -150,16 +195,20 @@ def end_on_signal(signum: int, frame: FrameType | None) -> NoReturn:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print nothing but one JSON object.")
 @logs.verbose_option(logging.ERROR)
-def demo(peers: int, steps: int, seed: int, kill: bool, out: Path, as_json: bool) -> None:
-    """Train one network with several processes and kill one of them half-way.
+def demo(
+    peers: int, steps: int, seed: int, kill: bool, join: bool, out: Path, as_json: bool
+) -> None:
+    """Train one network with several processes; half-way kill one and let another one join.
 
     An embedded master and a few peers start as separate processes of this machine. They learn
     handwritten digits, each from its own part of the data, and average their gradients at every
-    step. One is killed with SIGKILL; the others carry on and end with the same weights, bit for
-    bit. For comparison one more process learns from one part alone.
+    step. One is killed with SIGKILL; the others carry on. Then one more peer joins, with other
+    weights and without data: it fetches data, weights, momentum and step counter from the others
+    and trains along. All end with the same weights, bit for bit. For comparison one more process
+    learns from one part alone.
 
-    The exit code is 0 only if the accuracy is reached, the weights are equal, and the survivors
-    saw exactly the one peer leave.
+    The exit code is 0 only if the accuracy is reached, the weights are equal, the survivors saw
+    exactly the one peer leave, and the newcomer has fetched what it lacked and trained with all.
     """
     started_s = time.monotonic()
     if kill and peers < 3:
@@ -175,16 +224,30 @@ def demo(peers: int, steps: int, seed: int, kill: bool, out: Path, as_json: bool
     for wanted in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(wanted, end_on_signal)
 
-    workers = [Worker(shard) for shard in range(peers)]
-    victim = random.Random(seed).choice(workers) if kill else None
-    record = Record([*workers, Worker(0, alone=True)], steps)
+    beginners = [Worker(shard) for shard in range(peers)]
+    victim = random.Random(seed).choice(beginners) if kill else None
+    newcomer = Worker(peers, late=True) if join else None
+    together = beginners if newcomer is None else [*beginners, newcomer]
+    record = Record([*together, Worker(0, alone=True)], steps)
     view: View = JsonView() if as_json else choose_view()
-    common = ["--shards", str(peers), "--steps", str(steps), "--seed", str(seed)]
+    common = ["--shards", str(len(together)), "--steps", str(steps), "--seed", str(seed)]
     with view, pccl.MasterNode("127.0.0.1:0") as node, Children[Worker]() as crew:
+
+        def begin(worker: Worker) -> None:
+            mine = ["--shard", str(worker.shard)]
+            if not worker.alone:
+                mine += ["--master", node.address, "--peers", str(peers)]
+            if worker.late:
+                mine += ["--late", "--on-signal"]
+            elif join:
+                mine += ["--await-at", str(int(AWAIT_SHARE * steps))]
+            start(crew, worker, [*mine, *common])
+
         for worker in record.workers:
-            with_whom = [] if worker.alone else ["--master", node.address]
-            start(crew, worker, [*with_whom, "--shard", str(worker.shard), *common])
-        problem = direct(crew, record, view, victim=victim, started_s=started_s)
+            if not worker.late:
+                begin(worker)
+        plan = Plan(victim, newcomer, begin)
+        problem = direct(crew, record, view, plan, started_s=started_s)
         view.update(record, time.monotonic() - started_s)
 
     if record.points:

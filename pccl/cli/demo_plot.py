@@ -1,4 +1,4 @@
-"""The demo's picture: loss and world size over time, with the kill marked."""
+"""The demo's picture: loss and world size over time, with kill and join marked."""
 
 from __future__ import annotations
 
@@ -43,6 +43,11 @@ def draw(record: Record, path: Path) -> None:
         label = f"SIGKILL, step {step}"
         title = "pccl demo: one peer is killed, the others carry on"
         lines.append(loss_axes.axvline(at_s, color="tab:red", linestyle="--", label=label))
+    if record.grown_at is not None:
+        at_s, step = record.grown_at
+        label = f"one joins, step {step}"
+        title += ", one joins"
+        lines.append(loss_axes.axvline(at_s, color="tab:green", linestyle="--", label=label))
     loss_axes.set_xlabel("seconds since the start")
     loss_axes.set_ylabel("training loss, mean over the peers")
     size_axes.set_ylabel("world size")

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from pccl.progress import SyncProgress, describe, size
+
 ACCURACY_MIN = 0.95
 """Held-out accuracy that the peers together must reach."""
 
@@ -25,10 +27,30 @@ RATE_WINDOW_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker has loaded all it needs, and waits for the word to join."""
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """The master admitted the worker."""
 
     peer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """The worker has taken over what the others hold.
+
+    Attributes:
+        fetched_bytes: in all.
+        joint_bytes: of these, fetched while all waited, at its admission.
+        seconds: how long that took.
+    """
+
+    fetched_bytes: int
+    joint_bytes: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +85,11 @@ class Finished:
     digest: str
 
 
-Event: TypeAlias = Joined | Stepped | Finished
+Event: TypeAlias = Ready | SyncProgress | Joined | Synced | Stepped | Finished
 
-_KINDS: dict[str, type[Event]] = {"joined": Joined, "stepped": Stepped, "finished": Finished}
+_KINDS: dict[str, type[Event]] = {
+    kind.__name__.lower(): kind for kind in (Ready, SyncProgress, Joined, Synced, Stepped, Finished)
+}
 
 
 def encode(event: Event) -> str:
@@ -92,13 +116,23 @@ class Worker:
     Attributes:
         shard: index of the part of the data that it trains on.
         alone: it is the one that trains without the others, for comparison.
+        late: it joins when the others are half-way.
+        ready: it has loaded all it needs, and joins on word.
+        sent: it has got the word.
+        fetch: how far its fetch of the others' state is; None: nothing was fetched yet.
+        synced: what it has taken over.
         killed: the orchestrator has sent it SIGKILL.
         lost: ids of peers that took part in its first step but not in its latest.
     """
 
     shard: int
     alone: bool = False
+    late: bool = False
     pid: int = 0
+    ready: bool = False
+    sent: bool = False
+    fetch: SyncProgress | None = None
+    synced: Synced | None = None
     peer_id: int | None = None
     latest: Stepped | None = None
     finished: Finished | None = None
@@ -125,12 +159,21 @@ class Worker:
             return "finished"
         if self.latest is not None:
             return "training"
-        return "starting" if self.peer_id is None else "waiting"
+        if self.peer_id is not None:
+            return "waiting"
+        if self.fetch is not None:
+            return "fetching"
+        return "ready" if self.ready else "starting"
+
+    @property
+    def last_contributors(self) -> tuple[int, ...]:
+        """Ids of those that took part in its latest step; none before the first."""
+        return self.latest.contributors if self.latest is not None else ()
 
     @property
     def world_size(self) -> int:
-        """Members that took part in its latest step; 0 before the first."""
-        return len(self.latest.contributors) if self.latest is not None else 0
+        """How many these are."""
+        return len(self.last_contributors)
 
     def rate(self, now: float) -> float:
         """Bytes per second, sent and received together, over the last moments."""
@@ -159,6 +202,7 @@ class Record:
         step_count: how many steps each takes.
         points: one for each step, when the first peer reported it.
         killed_at: when and after which step one was killed.
+        grown_at: when and at which step the one that came late took part first.
         resumed_s: how long after that a survivor first reported a step without the killed one.
     """
 
@@ -166,6 +210,7 @@ class Record:
     step_count: int
     points: list[Point] = field(default_factory=list[Point])
     killed_at: tuple[float, int] | None = None
+    grown_at: tuple[float, int] | None = None
     resumed_s: float | None = None
 
     @property
@@ -200,6 +245,17 @@ class Record:
             What is worth telling the user, in words.
         """
         match event:
+            case Ready():
+                worker.ready = True
+                return []
+            case SyncProgress():
+                return _add_fetch(worker, event)
+            case Synced(fetched_bytes, joint_bytes, seconds):
+                worker.synced = event
+                return [
+                    f"{worker.label} took over {size(fetched_bytes)}, {size(joint_bytes)} of it "
+                    f"while all waited {1000 * seconds:.0f} ms"
+                ]
             case Joined(peer_id):
                 worker.peer_id = peer_id
                 return [f"{worker.label} joined (shard {worker.shard}, pid {worker.pid})"]
@@ -230,6 +286,9 @@ class Record:
             worker.first_contributors = contributors
             if not self.points:
                 told.append(f"all {len(contributors)} train together")
+            if worker.late:
+                self.grown_at = now, event.step
+                told.append(f"{worker.label} trains along from step {event.step}")
         known_lost = frozenset[int]().union(*(peer.lost for peer in self.peers))
         worker.lost = worker.first_contributors - contributors
         if news := sorted(worker.lost - known_lost):
@@ -239,6 +298,20 @@ class Record:
         if event.step > self.step:
             self.points.append(Point(now, event.step, event.loss, len(contributors)))
         return told
+
+
+def _add_fetch(worker: Worker, progress: SyncProgress) -> list[str]:
+    """Tells of each quarter that is reached."""
+    if not progress.total_bytes:
+        return []
+    before, worker.fetch = worker.fetch, progress
+    if before is not None and _quarter(before) == _quarter(progress):
+        return []
+    return [f"{worker.label} fetches: {describe(progress)}"]
+
+
+def _quarter(progress: SyncProgress) -> int:
+    return 4 * progress.done_bytes // progress.total_bytes
 
 
 def name_peers(peer_ids: Sequence[int]) -> str:
@@ -255,7 +328,8 @@ class Verdict:
         single_shard_accuracy: the same for the one that trained alone; None if it did not finish.
         digests_equal: all survivors finished with the same weights, bit for bit.
         lost_peers: how many the survivors saw leave.
-        joined_peers: how many were admitted.
+        joined_peers: how many were admitted, the late one among them.
+        fetched_bytes: what the late one has taken over.
         seconds: from start to judgement.
         failures: what was not as it should be, in words.
     """
@@ -265,6 +339,7 @@ class Verdict:
     digests_equal: bool
     lost_peers: int
     joined_peers: int
+    fetched_bytes: int
     seconds: float
     failures: tuple[str, ...]
 
@@ -289,9 +364,11 @@ def judge(record: Record, *, seconds: float, lost_expected: int, problem: str = 
     digests_equal = complete and len({end.digest for end in finished}) == 1
     accuracy = min(end.accuracy for end in finished) if complete else None
     alone = [one.finished.accuracy for one in record.workers if one.alone and one.finished]
-    views = {peer.lost for peer in record.survivors if peer.latest is not None}
+    views = {peer.lost for peer in record.survivors if peer.latest is not None and not peer.late}
     lost_peers = len(frozenset[int]().union(*views))
     joined_peers = len({peer.peer_id for peer in record.peers} - {None})
+    late = [peer for peer in record.survivors if peer.late]
+    fetched_bytes = sum(peer.synced.fetched_bytes for peer in late if peer.synced is not None)
 
     failures = [problem] if problem else []
     if joined_peers != len(record.peers):
@@ -306,6 +383,11 @@ def judge(record: Record, *, seconds: float, lost_expected: int, problem: str = 
         failures.append("the survivors' weights differ")
     if len(views) > 1:
         failures.append("the survivors disagree on who was lost")
+    for peer in late:
+        if peer.synced is None or not peer.synced.fetched_bytes:
+            failures.append(f"{peer.label} has fetched nothing")
+        if not all(peer.peer_id in other.last_contributors for other in record.survivors):
+            failures.append(f"{peer.label} did not train with all the others")
     if lost_peers != lost_expected:
         failures.append(f"{lost_peers} peers were lost, not {lost_expected}")
     return Verdict(
@@ -314,6 +396,7 @@ def judge(record: Record, *, seconds: float, lost_expected: int, problem: str = 
         digests_equal=digests_equal,
         lost_peers=lost_peers,
         joined_peers=joined_peers,
+        fetched_bytes=fetched_bytes,
         seconds=round(seconds, 3),
         failures=tuple(failures),
     )

@@ -14,10 +14,12 @@ from typing import Protocol, Self
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from pccl.cli.demo_record import ACCURACY_MIN, Record, Verdict, Worker
+from pccl.progress import describe
 
 NOTE_COUNT_MAX = 16
 """Events that stay visible under the live table."""
@@ -30,7 +32,12 @@ DIGEST_LENGTH = 32
 """Hexadecimal digits of a digest that are shown; all 64 are compared."""
 
 
-STATUS_STYLES = {"training": "green", "finished": "bold green", "killed": "bold red"}
+STATUS_STYLES = {
+    "fetching": "cyan",
+    "training": "green",
+    "finished": "bold green",
+    "killed": "bold red",
+}
 
 
 class View(Protocol):
@@ -123,7 +130,7 @@ class PlainView:
     def conclude(self, record: Record, verdict: Verdict, picture: Path) -> None:
         """The same few lines as on a terminal."""
         for name, value in summary(record, verdict, picture):
-            print(f"{name:18} {value}")
+            print(f"{name:24} {value}")
         print(outcome(verdict))
 
 
@@ -153,7 +160,7 @@ class LiveView:
     def update(self, record: Record, now: float) -> None:
         """Draw the table anew."""
         notes = Text("\n".join(self._notes), style="cyan")
-        self._live.update(Group(table(record, now), notes), refresh=True)
+        self._live.update(Group(table(record, now), fetches(record), notes), refresh=True)
 
     def conclude(self, record: Record, verdict: Verdict, picture: Path) -> None:
         """A few lines and a coloured last word."""
@@ -184,6 +191,17 @@ def table(record: Record, now: float) -> Table:
         style = "dim" if worker.alone or worker.killed else ""
         found.add_row(*cells(worker, now), style=style)
     return found
+
+
+def fetches(record: Record) -> Table:
+    """What those that came late fetch or have fetched, as bars; 80 columns wide."""
+    grid = Table.grid(padding=(0, 1))
+    for peer in record.peers:
+        if peer.fetch is not None:
+            done, total = peer.fetch.done_bytes, peer.fetch.total_bytes
+            words = describe(peer.fetch)
+            grid.add_row(Text(peer.label), ProgressBar(total, done, width=16), Text(words))
+    return grid
 
 
 def cells(worker: Worker, now: float) -> list[Text]:
@@ -223,6 +241,8 @@ def summary(record: Record, verdict: Verdict, picture: Path) -> list[tuple[str, 
         ("picture", str(picture)),
         ("time", f"{verdict.seconds:.1f} s"),
     ]
+    if verdict.fetched_bytes:
+        lines.insert(-3, ("fetched by the newcomer", megabytes(verdict.fetched_bytes)))
     if record.resumed_s is not None:
         lines.insert(-3, ("carried on after", f"{record.resumed_s:.2f} s"))
     return lines

@@ -171,7 +171,7 @@ def join(
     """
     name, *arguments = wrapped_command(ctx)
     program = find_program(name)
-    environment = {config.DRAIN: "1", **os.environ, config.MASTER: master}
+    environment = {config.DRAIN: "1", config.PROGRESS: "1", **os.environ, config.MASTER: master}
     if group is not None:
         environment[config.GROUP] = str(group)
     if advertise is not None:

@@ -171,6 +171,7 @@ def peer_environments(
     """
     common = {**os.environ, config.MASTER: master, PEERS: str(count), "PYTHONUNBUFFERED": "1"}
     common.setdefault(config.DRAIN, "1")
+    common.setdefault(config.PROGRESS, "1")
     if token is not None:
         common[config.TOKEN] = token
         common.pop(config.TOKEN_FILE, None)

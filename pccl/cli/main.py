@@ -31,8 +31,12 @@ COMMANDS: Mapping[str, Command] = {
         "pccl.cli.bench.command:bench",
         "Measure how fast the library is here, with every value checked.",
     ),
+    "checkpoint": Command(
+        "pccl.cli.checkpoint:checkpoint",
+        "Verify a checkpoint of shared state, and show what it holds.",
+    ),
     "demo": Command(
-        "pccl.cli.demo:demo", "Train with several processes, kill one half-way, watch them go on."
+        "pccl.cli.demo:demo", "Train with several processes; half-way kill one, let another join."
     ),
     "join": Command(
         "pccl.cli.join:join", "Run a command as one peer of a run whose master is elsewhere."

@@ -55,5 +55,7 @@ def plan(
             return BroadcastSchedule(rank, descriptor.root, world_size, layout)
         case Collective.BARRIER:  # a ring of nothing
             return RingSchedule(rank, Layout(0, itemsize, world_size, segment_bytes))
+        case Collective.SYNC:
+            raise ValueError("shared state follows no schedule")
         case _:
             assert_never(descriptor.collective)

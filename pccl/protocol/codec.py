@@ -51,6 +51,9 @@ _CODES: dict[type[Any], int] = {
     messages.StatusRequest: 21,
     messages.LinksMeasured: 22,
     messages.Holdings: 12,
+    messages.SyncRequest: 13,
+    messages.StatesCompared: 14,
+    messages.Prefetched: 15,
     messages.Registered: 64,
     messages.LinkPlan: 65,
     messages.Resumed: 66,
@@ -68,6 +71,8 @@ _CODES: dict[type[Any], int] = {
     StatusReport: 82,
     messages.HoldingsQuery: 78,
     messages.Repair: 79,
+    messages.SyncStarted: 80,
+    messages.CompareStates: 81,
 }
 
 

@@ -10,6 +10,8 @@ It lives here so that every room may speak of it without depending on the API.
     ├── DeadlineExceeded       the caller's own time budget ran out (also a TimeoutError)
     ├── OutcomeUnknown         the call was left after this peer had finished its part
     ├── ResyncRequired         ... and it was committed without this peer taking the result
+    ├── StateMismatch          shared states differ that must not; nothing was changed
+    ├── StateUnavailable       nobody has a shared state to go on with; nothing was changed
     ├── PendingOperations      a joint call while own operations are still open
     ├── NotConnected           a call that needs connect() first, or came after close()
     ├── MembershipError        this process is not (or no longer) a member
@@ -123,6 +125,26 @@ class OutcomeUnknown(PCCLError):
 
 class ResyncRequired(PCCLError):
     """A collective that this peer had left was committed: its state differs from the others'."""
+
+    default_result = Result.INVALID_USAGE
+
+
+class StateMismatch(PCCLError):
+    """Shared states differ that must not. Nothing was changed; the reason names what and who.
+
+    Attributes:
+        tensor: name of the first tensor that differs; empty if that could not be found out.
+        piece: number of its first piece that differs, of 1 MiB each; None if it differs in more
+            than its values.
+    """
+
+    default_result = Result.INVALID_USAGE
+    tensor: str = ""
+    piece: int | None = None
+
+
+class StateUnavailable(PCCLError):
+    """Nobody has a shared state that the group could go on with. Nothing was changed."""
 
     default_result = Result.INVALID_USAGE
 

@@ -10,7 +10,8 @@ aborted attempt, an older view or another term can never be taken for one of the
 Of a segment, ``offset`` counts bytes from the start of the tensor, and ``step`` is the schedule's
 step number; ``what`` is the fingerprint of what the sender has asked for, if it was sent ahead of
 the operation's start. Of a question and its answer (QUERY and HAVE, PING and
-PONG), ``offset`` is the question's number.
+PONG), ``offset`` is the question's number. Of what belongs to shared state (MAP_ASK to RESULT)
+``offset`` is the number of a piece, the first of those that the frame is about.
 """
 
 from __future__ import annotations
@@ -46,6 +47,26 @@ class FrameKind(enum.IntEnum):
     whoever receives segments."""
     LANES = 6
     """On how many lanes the sender would like to send, in ``offset``; of no operation."""
+    MAP_ASK = 16
+    """Sender asks for the digests of all pieces."""
+    MAP = 17
+    """Digests of consecutive pieces; ``what`` counts the pieces of the whole state."""
+    PIECE_ASK = 18
+    """Sender asks for pieces: their numbers, u32 each."""
+    PIECE = 19
+    """One piece."""
+    PIECE_LACK = 20
+    """Sender does not have these pieces: their numbers, u32 each; none: it has nothing to give."""
+    PIECE_HAVE = 21
+    """Sender, which fetches too, has these pieces by now: their numbers, u32 each."""
+    LAYOUT_ASK = 22
+    """Sender asks for the layout."""
+    LAYOUT = 23
+    """The tensors in order, as ``pccl.state.layout`` packs them."""
+    WATCH = 24
+    """Sender, a newcomer, wants to hear of results."""
+    RESULT = 25
+    """That a reduction was committed, as ``pccl.runtime.results`` packs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +84,10 @@ class FrameHeader:
 
 _KINDS = {int(kind): kind for kind in FrameKind}
 
-_BARE = (FrameKind.QUERY, FrameKind.PING, FrameKind.PONG, FrameKind.LANES)
+_BARE = (
+    *(FrameKind.QUERY, FrameKind.PING, FrameKind.PONG, FrameKind.LANES),
+    *(FrameKind.MAP_ASK, FrameKind.LAYOUT_ASK, FrameKind.WATCH),
+)
 
 NO_OPERATION = OperationId(term=0, group=0, view=0, tag=0, n=0)
 """In the headers of frames that belong to none."""

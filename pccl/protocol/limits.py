@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 from pccl.protocol.types import NS_PER_S
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 TERM_GAP = 1 << 20
 """Ids of peers, numbers of views and roster versions jump by so much when a master is restarted:
@@ -128,6 +128,9 @@ class Timing:
     """Back-off between attempts to reach somebody who should be there."""
     connect_retry_s: float = 1.0
     """Between the attempts of ``connect`` to find a master."""
+    hold_s: float = 30.0
+    """How long newcomers may keep the members waiting in a synchronization; they join again later,
+    and keep what they have."""
     lockstep_s: float = 1.0
     """Members that wait for different things for so long, all callers blocked, are told so."""
     waiting_report_s: float = 5.0

@@ -25,7 +25,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.membership import Membership
 from pccl.protocol.types import PeerId
 
-HELD_BACK = (msg.OperationStarted, msg.OperationEnded, msg.RoundClosed)
+HELD_BACK = (msg.OperationStarted, msg.SyncStarted, msg.OperationEnded, msg.RoundClosed)
 """What moves the run. Rosters don't: callers see them when one of these comes. Nor do admissions:
 a newcomer alone can decide nothing, and has to know the roster to acknowledge it."""
 

@@ -18,23 +18,43 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from pccl.protocol import messages as msg
+from pccl.protocol.collective_ballot import CollectiveBallot
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.history import InvariantViolation
 from pccl.protocol.kept import Kept
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX, OWED_MAX, TAGS_PER_VIEW_MAX
 from pccl.protocol.lockstep import AskBlocked, Finding, LockstepWatch, LongWait, Stuck, Wait
+from pccl.protocol.master_rounds import RoundMaster
 from pccl.protocol.membership import Membership, RegisteredPeer
-from pccl.protocol.operation import Ballot, Commit, Decision, Phase, Start, name_peers
+from pccl.protocol.operation import (
+    Abort,
+    Ballot,
+    Commit,
+    Decision,
+    Expel,
+    Phase,
+    Start,
+    name_peers,
+)
 from pccl.protocol.recovery import Recovered
 from pccl.protocol.repair import Tell
-from pccl.protocol.restart import Restartable
 from pccl.protocol.ring_order import Pair, arrange, broken_neighbours
+from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected, Offer
 from pccl.protocol.status import RunState, report
 from pccl.protocol.status_report import StatusReport
-from pccl.protocol.types import AbortCause, OperationId, PeerId, RemovalCause, RoundId, RoundKind
+from pccl.protocol.sync_ballot import SyncBallot
+from pccl.protocol.types import (
+    SYNC_TAG,
+    AbortCause,
+    OperationId,
+    PeerId,
+    RemovalCause,
+    RoundId,
+    RoundKind,
+)
 
 
-class MasterMachine(Restartable):
+class MasterMachine(RoundMaster):
     """Coordinates one run: its rounds and operations.
 
     Args: see :class:`~pccl.protocol.restart.Restartable`.
@@ -42,19 +62,16 @@ class MasterMachine(Restartable):
 
     def _forget_run(self) -> None:
         """Know of no round and no operation."""
-        self._rounds: dict[RoundKind, dict[PeerId, None]] = {kind: {} for kind in RoundKind}
-        """Who has made the call that the present round of each kind waits for."""
-        self._round_counts: dict[RoundKind, int] = dict.fromkeys(RoundKind, 0)
+        super()._forget_run()
         self._ballots: dict[OperationId, Ballot] = {}
+        self._expected: dict[int, Expected] = {}
+        """Of each group's shared state; also of groups without members."""
         self._opened: Counter[PeerId] = Counter()
         """How many of them were opened by each member."""
         self._next_n: dict[tuple[int, int, int], int] = {}
         """(group, open view, tag) -> number of the next operation that may be asked for."""
         self._outcomes: Kept[OperationId, msg.OperationEnded] = Kept()
-        self._answers: Kept[RoundId, msg.RoundClosed] = Kept()
         self._lockstep = LockstepWatch(self.timing)
-        self._sequence = 0
-        """Place of what was decided last."""
 
     # -- a master before this one ----------------------------------------------------------------
 
@@ -62,6 +79,7 @@ class MasterMachine(Restartable):
         self._forget_run()
         self._opened.update(dict.fromkeys(recovered.members, 0))
         self._sequence = recovered.sequence
+        self._expected.update(recovered.expected)
         self._round_counts = dict(recovered.counts)
         told = {
             report.peer: {o.sequence for o in report.outcomes}
@@ -92,10 +110,6 @@ class MasterMachine(Restartable):
                 answer = msg.RoundClosed(last, version, pending=False, sequence=sequence)
                 self._answers.keep(last, answer, lacking)
 
-    def _next_sequence(self) -> int:
-        self._sequence += 1
-        return self._sequence
-
     def _settled(self) -> int:
         outcome, answer = self._outcomes.oldest(), self._answers.oldest()
         return min(
@@ -118,6 +132,13 @@ class MasterMachine(Restartable):
             case msg.OperationRequest():
                 peer.blocked = False
                 self._on_operation_request(peer, message)
+            case msg.SyncRequest(operation, offer):
+                peer.blocked = False
+                self._on_sync_request(peer, operation, offer)
+            case msg.StatesCompared(operation, difference):
+                ballot = self._find_ballot(peer, operation, opens=False)
+                if isinstance(ballot, SyncBallot):
+                    self._decide(ballot, ballot.compared(peer.id, difference, self._now_ns))
             case msg.OperationDone(operation, digest):
                 ballot = self._find_ballot(peer, operation, opens=False)
                 if ballot is not None:
@@ -128,7 +149,7 @@ class MasterMachine(Restartable):
                     self._decide(ballot, ballot.withdraw(peer.id, reason))
             case msg.Holdings(operation, lost, complete):
                 ballot = self._ballots.get(operation)
-                if ballot is not None:
+                if isinstance(ballot, CollectiveBallot):
                     self._decide(ballot, ballot.holdings(peer.id, lost, complete=complete))
             case msg.OutcomeQuery(operation):
                 self._find_ballot(peer, operation, opens=False)
@@ -154,99 +175,24 @@ class MasterMachine(Restartable):
         for round_id in message.rounds:
             self._answers.acknowledge(round_id, peer.id)
 
-    # -- rounds --------------------------------------------------------------------------------
-
-    def _on_round_request(self, peer: RegisteredPeer, round_id: RoundId) -> None:
-        present = self._round_counts[round_id.kind]
-        if not peer.admitted or round_id.n > present:
-            raise RemoteProtocolError(reason=f"{round_id} is not open")
-        if round_id.n < present:
-            answer = self._answers.owed(round_id, peer.id)
-            if answer is None:
-                raise RemoteProtocolError(reason=f"{round_id} was acknowledged")
-            self._send(peer, answer)
-            return
-        self._rounds[round_id.kind][peer.id] = None
-        self._close_round_if_complete(round_id.kind)
-
-    def _close_round_if_complete(self, kind: RoundKind) -> None:
-        requested = self._rounds[kind]
-        members = self.membership.members()
-        if not requested or any(peer.id not in requested for peer in members):
-            return
-        newcomers = self.membership.admissible()
-        if kind is RoundKind.UPDATE_TOPOLOGY:
-            self.membership.updates = self._round_counts[kind] + 1
-            self._admit(newcomers)
-        elif kind is RoundKind.OPTIMIZE_TOPOLOGY:
-            self._renew_outdated()
-        self._answer_round(kind, members, pending=bool(newcomers))
-        if kind is RoundKind.UPDATE_TOPOLOGY:
-            for peer in newcomers:
-                self._send(peer, self._admission(peer))
-
-    def _answer_round(
-        self, kind: RoundKind, members: list[RegisteredPeer], *, pending: bool, lockstep: str = ""
-    ) -> None:
-        round_id = RoundId(kind, self._round_counts[kind])
-        self._round_counts[kind] += 1
-        self._rounds[kind] = {}
-        version, sequence = self.membership.version, self._next_sequence()
-        answer = msg.RoundClosed(round_id, version, pending, lockstep, sequence)
-        self._answers.keep(round_id, answer, [peer.id for peer in members])
-        for peer in members:
-            self._send(peer, answer)
-
-    def _admit(self, newcomers: list[RegisteredPeer]) -> None:
-        renew = self._groups_with_many_numbers()
-        if not newcomers and not renew:
-            return
-        informed = self.membership.members()
-        busy = {(ballot.group, ballot.view) for ballot in self._ballots}
-        self.membership.admit(newcomers, renew, busy)
-        self._forget_numbers()
-        self._tell_rosters(informed)
-        for peer in newcomers:
-            self._announce("admitted", peer, f"world size {len(self.membership.members())}")
-
-    def _renew_outdated(self) -> None:
-        """Put views in the place of those that would do otherwise if they were opened now.
-
-        Not of one that somebody has asked for an operation in: he does not know of the round's end
-        (his caller has left it), or works on without the caller.
-        """
-        busy = {operation.group for operation in self._ballots}
-        renewed = sorted(self.membership.outdated() - busy)
-        for group in renewed:
-            self.membership.reorder(group, self.membership.order(group))
-        if renewed:
-            self._forget_numbers()
-            self._tell_rosters(self.membership.members())
-
-    def _admit_into_empty_run(self) -> None:
-        if self.membership.members():
-            return
-        # Nobody is left who could call: the rounds that were open have no scope any more.
-        for kind in RoundKind:
-            self._rounds[kind] = {}
-        newcomers = self.membership.admissible()
-        self._admit(newcomers)
-        for peer in newcomers:
-            self._send(peer, self._admission(peer))
-
-    def _admission(self, peer: RegisteredPeer) -> msg.Admitted:
-        counts = tuple(msg.RoundCount(kind, n) for kind, n in self._round_counts.items())
-        return msg.Admitted(self.membership.roster(peer.group), counts)
-
     # -- operations ----------------------------------------------------------------------------
 
     def _on_operation_request(self, peer: RegisteredPeer, message: msg.OperationRequest) -> None:
+        if message.operation.tag == SYNC_TAG:
+            raise RemoteProtocolError(reason="a collective under the tag of shared state")
         ballot = self._find_ballot(peer, message.operation, opens=True)
-        if ballot is not None:
+        if isinstance(ballot, CollectiveBallot):
             if not message.eager:
                 self._repeat_start(peer, ballot)
             asked = (peer.id, message.descriptor, self._now_ns, message.resumes)
             self._decide(ballot, ballot.request(*asked, eager=message.eager))
+
+    def _on_sync_request(self, peer: RegisteredPeer, operation: OperationId, offer: Offer) -> None:
+        if operation.tag != SYNC_TAG:
+            raise RemoteProtocolError(reason="shared state under the tag of a collective")
+        ballot = self._find_ballot(peer, operation, opens=True)
+        if isinstance(ballot, SyncBallot):
+            self._decide(ballot, ballot.request(peer.id, offer, self._now_ns))
 
     def _find_ballot(
         self, peer: RegisteredPeer, operation: OperationId, *, opens: bool
@@ -270,9 +216,9 @@ class MasterMachine(Restartable):
             raise RemoteProtocolError(reason=f"operation {operation} is not of this run")
         if operation.view > self.membership.newest_view(operation.group):
             raise RemoteProtocolError(reason=f"operation {operation} of a future view")
-        repaired = self._ballots.get(operation)
-        if repaired is not None and repaired.repair is not None and peer.id in repaired.survivors:
-            return repaired  # its view is closed
+        known = self._ballots.get(operation)
+        if known is not None and known.outlives_view and peer.id in known.survivors:
+            return known  # its view is closed
         view = self.membership.view(operation.group, operation.view)
         if view is None:
             self._send(peer, self._ended_by_closed_view(operation))
@@ -293,9 +239,24 @@ class MasterMachine(Restartable):
             if self._opened[peer.id] >= OPERATIONS_OPEN_MAX:
                 raise RemoteProtocolError(reason="too many operations are open")
             self._opened[peer.id] += 1
-            ballot = Ballot(operation, view.ring, peer.id, self._now_ns, inherited=inherited)
+            ballot = self._make_ballot(operation, view.ring, peer.id, inherited=inherited)
             self._ballots[operation] = ballot
         return ballot
+
+    def _make_ballot(
+        self, operation: OperationId, ring: tuple[PeerId, ...], opener: PeerId, *, inherited: bool
+    ) -> Ballot:
+        about = (operation, ring, opener, self._now_ns)
+        if operation.tag != SYNC_TAG:
+            return CollectiveBallot(*about, inherited=inherited)
+
+        def expected() -> Expected:
+            return self._expected.get(operation.group, NOTHING_EXPECTED)
+
+        return SyncBallot(*about, expected, self._elect, inherited=inherited)
+
+    def _busy_views(self) -> set[tuple[int, int]]:
+        return {(operation.group, operation.view) for operation in self._ballots}
 
     def _groups_with_many_numbers(self) -> set[int]:
         """The groups whose newest view has seen so many tags that a new one should begin."""
@@ -337,6 +298,10 @@ class MasterMachine(Restartable):
             for told in decision.peers:
                 self._send(self.membership.peers[told], decision.message)
             return
+        if isinstance(decision, Expel):
+            expelled = [self.membership.peers[peer] for peer in decision.peers]
+            self._remove_all(expelled, decision.cause, decision.reason)
+            return
         operation = ballot.operation
         del self._ballots[operation]
         if ballot.opener in self.membership.peers:
@@ -344,19 +309,24 @@ class MasterMachine(Restartable):
         if self.membership.ring(operation.group, operation.view) is not None:
             self._next_n[operation.group, operation.view, operation.tag] = operation.n + 1
         committed = isinstance(decision, Commit)
+        if committed and isinstance(ballot, SyncBallot):
+            expected = ballot.expected_after(self.run)
+            if expected is not None:
+                self._expected[operation.group] = expected
         ended = msg.OperationEnded(
             ballot.operation,
             None if isinstance(decision, Commit) else decision.cause,
             "" if isinstance(decision, Commit) else decision.reason,
-            ballot.members if committed else (),
+            ballot.contributors if committed else (),
             self.membership.version,
             self._next_sequence(),
+            decision.difference if isinstance(decision, Abort) else None,
         )
         self._outcomes.keep(ballot.operation, ended, [peer.id for peer in concerned])
         for peer in concerned:
             self._send(peer, ended)
 
-    def _repeat_start(self, peer: RegisteredPeer, ballot: Ballot) -> None:
+    def _repeat_start(self, peer: RegisteredPeer, ballot: CollectiveBallot) -> None:
         if ballot.phase is Phase.STARTED:
             self._send(peer, msg.OperationStarted(ballot.operation, ballot.resumed))
 
@@ -399,15 +369,18 @@ class MasterMachine(Restartable):
     def _shift_deadlines(self, gap_ns: int) -> None:
         super()._shift_deadlines(gap_ns)
         for ballot in self._ballots.values():
-            ballot.progress_ns = min(ballot.progress_ns + gap_ns, self._now_ns)
+            ballot.shift(gap_ns, self._now_ns)
 
     def _judge_waits(self) -> None:
         for group in sorted({ballot.operation.group for ballot in self._ballots.values()}):
             self._mend_ring(group)
         for ballot in list(self._ballots.values()):
+            if ballot.operation in self._ballots:
+                self._decide(ballot, ballot.look(self.timing, self._now_ns))
             self._judge_progress(ballot)
-            for peer in ballot.take_untold():
-                self._repeat_start(self.membership.peers[peer], ballot)
+            if isinstance(ballot, CollectiveBallot):
+                for peer in ballot.take_untold():
+                    self._repeat_start(self.membership.peers[peer], ballot)
         blocked = [peer.id for peer in self.membership.members() if peer.blocked]
         for finding in self._lockstep.look(self._waits(), blocked, self._now_ns):
             self._carry_out(finding)
@@ -538,7 +511,7 @@ class MasterMachine(Restartable):
             if ballot.phase.ended or operation in self._outcomes:
                 raise InvariantViolation(f"{operation} is decided and undecided", self.history)
             strayed = any(peer not in members for peer in ballot.survivors)
-            whole = ballot.repair is None and len(ballot.survivors) == len(ballot.members)
+            whole = not ballot.outlives_view and len(ballot.survivors) == len(ballot.members)
             if strayed or ring != (ballot.members if whole else None):
                 raise InvariantViolation(f"{operation} is open in a closed view", self.history)
         for owed in (*self._outcomes.everybody_owed(), *self._answers.everybody_owed()):

@@ -31,6 +31,8 @@ class RegisteredPeer:
     token: bytes
     min_peers: int = 1
     """It wants to be admitted into no smaller run (itself included)."""
+    prefetching: bool = False
+    """Whether it fetches what its group holds, and does not want to be admitted before."""
     admitted: bool = False
     blocked: bool = False
     """Whether all its callers wait for other members, as far as it has said."""
@@ -269,6 +271,8 @@ class Membership:
             ring = rings.get(peer.group)
             if ring is None:
                 ring = rings[peer.group] = self.order(peer.group)
+            if peer.prefetching and self.order(peer.group):  # nobody has anything otherwise
+                continue
             missing = self._missing_link(ring, peer.id)
             if missing is not None:
                 unlinked[peer.id] = missing

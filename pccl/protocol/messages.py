@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from pccl.protocol.shared_state import NOTHING_EXPECTED, Elected, Expected, Offer
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import (
     AbortCause,
@@ -46,6 +47,8 @@ class Register:
     min_peers: U16 = 1
     masters: U16 = 1
     """How many masters' addresses it knows."""
+    prefetches: bool = False
+    """Whether it fetches what its group holds first, and is to be admitted when it says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,8 @@ class Return:
     """Id of the master that it has followed."""
     ratified: int = field(default=0, compare=False)
     """The newest roster of which it knows that a majority of the members before it had it."""
+    expected: Expected = NOTHING_EXPECTED
+    """What it knows of its group's shared state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,11 @@ class KnownRoster:
 @dataclass(frozen=True, slots=True)
 class Reported:
     """End of what a returning peer knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    """The newcomer has what its group holds, or as much as can be had: it may be admitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +183,34 @@ class OperationRequest:
     """An earlier attempt of the same call, with the same input, of which partial sums are left."""
     eager: bool = False
     """Whether its data goes ahead; otherwise the peer waits for the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRequest:
+    """The peer lends its shared state to this operation."""
+
+    operation: OperationId
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two shared states differ first."""
+
+    tensor: str
+    """Its name; empty: that could not be found out."""
+    piece: int | None
+    """Of the tensor; None: it is not of the same kind on both sides, or missing on one."""
+    text: str
+    """For people."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatesCompared:
+    """Answer to ``CompareStates``."""
+
+    operation: OperationId
+    difference: Difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +368,22 @@ class OperationStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncStarted:
+    """What is elected: whoever is behind fetches it. Told again when it has changed."""
+
+    operation: OperationId
+    elected: Elected
+
+
+@dataclass(frozen=True, slots=True)
+class CompareStates:
+    """How does the state that you offer differ from that of ``reference``?"""
+
+    operation: OperationId
+    reference: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class OperationEnded:
     """The outcome, the same for all. ``abort`` is None if it was committed."""
 
@@ -341,6 +395,8 @@ class OperationEnded:
     """The caller sees this membership when his call returns."""
     sequence: int = field(default=0, compare=False)
     """Its place among everything that the run has decided; 0: it was decided by a closed view."""
+    difference: Difference | None = None
+    """Of shared states that must not differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,11 +483,14 @@ PeerMessage = (
     | KnownOutcome
     | KnownAnswer
     | Reported
+    | Prefetched
     | StatusRequest
     | Goodbye
     | Heartbeat
     | RoundRequest
     | OperationRequest
+    | SyncRequest
+    | StatesCompared
     | OperationDone
     | Withdraw
     | OutcomeQuery
@@ -449,6 +508,8 @@ MasterMessage = (
     | RosterChanged
     | RoundClosed
     | OperationStarted
+    | SyncStarted
+    | CompareStates
     | OperationEnded
     | HoldingsQuery
     | Repair

@@ -18,6 +18,7 @@ from pccl.protocol.machine import Machine
 from pccl.protocol.peer_contact import MasterContact
 from pccl.protocol.peer_join import JoinAttempt
 from pccl.protocol.peer_membership import KnownMembership, Standing
+from pccl.protocol.shared_state import NOTHING_EXPECTED
 from pccl.protocol.types import MeasuredLink, PeerId, Roster
 
 
@@ -45,10 +46,13 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         """Whether the run has more than one master."""
         self._incumbent = b""
         """Id of the master that is followed."""
+        self._has_prefetched = False
         self._contact = MasterContact(timing, now_ns)
         self._membership = KnownMembership()
         self._why_closed = ""
         """How the last connection to the master, or the last attempt to make one, ended."""
+        self._expected = NOTHING_EXPECTED
+        """Of the group's shared state, as far as this peer knows."""
         self._lost: errors.PCCLError | None = None
         """What the next call has to raise."""
         self._loss: errors.PCCLError | None = None
@@ -155,6 +159,11 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         call, self._join = self._join.call, None
         self._effects.append(ev.Return(call, None))
 
+    def _on_prefetched(self) -> None:
+        if self.standing is Standing.PENDING:
+            self._has_prefetched = True
+            self._send(msg.Prefetched())
+
     # -- the control connection ------------------------------------------------------------------
 
     def _on_control_opened(self, run: bytes, term: int) -> None:
@@ -186,6 +195,7 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
                 self._round_counts(),
                 self._incumbent,
                 self._membership.ratified,
+                self._expected,
             )
         )
         for known in self._membership.roster_reports():
@@ -228,6 +238,8 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
             self._send(msg.LinksMeasured(measured))
         for report in self._membership.link_reports():
             self._send(report)
+        if self._has_prefetched and self.standing is Standing.PENDING:
+            self._send(msg.Prefetched())
         self._repeat_requests()
 
     def _watch_master(

@@ -16,6 +16,8 @@ Invariants:
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol import peer_errors as words
@@ -24,26 +26,26 @@ from pccl.protocol.eager import EagerBudget
 from pccl.protocol.history import InvariantViolation
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX, Timing
 from pccl.protocol.operation import Phase
-from pccl.protocol.participant import Participant
-from pccl.protocol.peer_finals import SeenFinals
 from pccl.protocol.peer_membership import Standing
 from pccl.protocol.peer_operations import MISSED_CAUSES, OpenOperation, OpenOperations
-from pccl.protocol.peer_rounds import OpenRound, OpenRounds
 from pccl.protocol.repair import Gap, find_gaps
+from pccl.protocol.round_caller import RoundCaller
+from pccl.protocol.shared_state import Elected, Lineage, expected_after
 from pccl.protocol.types import (
+    SYNC_TAG,
     AbortCause,
     Collective,
+    Descriptor,
     OperationId,
     PeerId,
     Roster,
-    RoundId,
     RoundKind,
 )
 
 __all__ = ["PeerMachine", "Standing"]
 
 
-class PeerMachine(Participant):
+class PeerMachine(RoundCaller):
     """One incarnation of one process in a run.
 
     Args:
@@ -55,20 +57,14 @@ class PeerMachine(Participant):
     def __init__(self, timing: Timing, now_ns: int, eager: EagerBudget | None = None) -> None:
         super().__init__(timing, now_ns)
         self._eager = eager or EagerBudget()
-        self._rounds = OpenRounds()
-        self._admission_unused = False
         self._operations = OpenOperations(self.history)
-        self._finals = SeenFinals()
         self._loss_told_to: set[int] = set()
         """Detached calls whose callers learn of it when they claim the outcome."""
         self._resync: str | None = None
-        self._deferred: list[ev.RoundCall | ev.ReduceCall] = []
+        self._sync_missed = False
+        """The others have committed a synchronization that the caller may want to repeat."""
+        self._deferred: list[ev.RoundCall | ev.ReduceCall | ev.SyncCall] = []
         """Calls that wait for the outcome of an operation that the caller had left."""
-
-    @property
-    def in_round(self) -> bool:
-        """Whether the caller waits for the answer of a round."""
-        return any(current.call is not None for current in self._rounds)
 
     def phase_of(self, operation: OperationId) -> Phase | None:
         """Where an operation is in its life; None once it has ended or if it never was."""
@@ -114,6 +110,8 @@ class PeerMachine(Participant):
                 self._on_round_call(event)
             case ev.ReduceCall():
                 self._on_reduce_call(event)
+            case ev.SyncCall():
+                self._on_sync_call(event)
             case ev.Claim(call):
                 self._on_claim(call)
             case ev.Forget(call):
@@ -138,6 +136,12 @@ class PeerMachine(Participant):
                 self._on_links_measured(links)
             case ev.ReduceDone(operation, digest):
                 self._on_reduce_done(operation, digest)
+            case ev.SyncStarved(operation, reason):
+                self._on_starved(operation, reason)
+            case ev.StatesCompared(operation, difference):
+                self._send(msg.StatesCompared(operation, difference))
+            case ev.Prefetched():
+                self._on_prefetched()
             case ev.HoldingsKnown(operation, lost, complete):
                 self._send(msg.Holdings(operation, lost, complete))
             case ev.LeftCommitted(operation):
@@ -152,42 +156,11 @@ class PeerMachine(Participant):
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def _on_round_call(self, event: ev.RoundCall) -> None:
-        if not self._may_call(event):
-            return
-        busy = self._membership.has_unclaimed or self._operations.have_callers
-        if busy and event.kind is not RoundKind.PEERS_PENDING:
-            self._raise(event.call, words.operations_open())
-            return
-        satisfied = event.kind is RoundKind.UPDATE_TOPOLOGY and self._admission_unused
-        self._admission_unused = False
-        if satisfied:
-            self._rounds.forget_last(event.kind)
-            self._effects.append(ev.Return(event.call, None))
-            return
-        if event.kind is RoundKind.OPTIMIZE_TOPOLOGY:
-            if not self._has_caught_up(event):
-                return
-            if self._membership.is_alone:
-                self._raise(event.call, words.alone_in_the_run())
-                return
-        current = self._rounds.get(event.kind)
-        if current is None:
-            current = self._rounds.open(event.kind, event.call)
-            self._send(msg.RoundRequest(current.id))
-        elif current.call is not None:
-            self._raise(event.call, words.same_call_twice(event.kind))
-        else:
-            current.call = event.call
-            if current.answer is not None:
-                self._return_round(current, current.answer)
+    @property
+    def _is_busy(self) -> bool:
+        return self._membership.has_unclaimed or self._operations.have_callers
 
-    def _on_left_answered(self, kind: RoundKind) -> None:
-        """The next call of the kind gets what the caller has not noticed."""
-        if self.standing is Standing.MEMBER and not self._rounds.put_back(kind):
-            self._admission_unused = kind is RoundKind.UPDATE_TOPOLOGY
-
-    def _has_caught_up(self, event: ev.RoundCall | ev.ReduceCall) -> bool:
+    def _has_caught_up(self, event: ev.RoundCall | ev.ReduceCall | ev.SyncCall) -> bool:
         """See what the others see, or defer the call until that can be.
 
         The caller may have left a round that the others have had, or will have, with him; their
@@ -230,6 +203,34 @@ class PeerMachine(Participant):
             self._raise(event.call, words.aborted(missed, attempt=0))
         else:
             self._request(event, self.seen)
+
+    def _on_sync_call(self, event: ev.SyncCall) -> None:
+        """Whoever is left, or alone, does it all the same; members that are lost don't matter."""
+        if not self._may_call(event):
+            return
+        if self._is_busy:
+            self._raise(event.call, words.operations_open())
+            return
+        if not self._has_caught_up(event):
+            return
+        self._admission_unused = False
+        roster, newest = self.seen, self.newest
+        assert roster is not None
+        assert newest is not None
+        if roster.view not in newest.open_views:
+            roster = newest
+        while (missed := self._operations.take_missed(roster.view, SYNC_TAG)) is not None:
+            if missed.abort is not AbortCause.WITHDRAWN:  # then they have all called again
+                self._membership.show(event.call, missed.roster_version, detached=False)
+                self._raise(event.call, words.aborted(missed, attempt=0))
+                return
+        operation = self._next_operation(roster, SYNC_TAG)
+        opened = OpenOperation(operation, Descriptor.sync(), roster.ring, event.call)
+        stale = event.offer.stale or self._resync is not None
+        opened.offer = replace(event.offer, stale=stale)
+        self._operations.open(opened)
+        self._effects.append(ev.PostSync(event.call, operation, roster.ring))
+        self._send(opened.request())
 
     def _reduce_alone(self, event: ev.ReduceCall, roster: Roster) -> None:
         if event.descriptor.collective is Collective.ALL_REDUCE:
@@ -303,8 +304,10 @@ class PeerMachine(Participant):
             self._send(msg.Withdraw(operation.id, event.reason))
             self._raise(event.call, words.left_operation(event.reason, operation.waits_for))
 
-    def _may_call(self, event: ev.RoundCall | ev.ReduceCall) -> bool:
-        if self.standing is Standing.MEMBER and self._resync is None:
+    def _may_call(self, event: ev.RoundCall | ev.ReduceCall | ev.SyncCall) -> bool:
+        syncs = isinstance(event, ev.SyncCall)
+        resyncs = syncs and not self._sync_missed
+        if self.standing is Standing.MEMBER and (self._resync is None or resyncs):
             in_doubt = self._operations.in_doubt()
             for operation in in_doubt:
                 self._send(msg.OutcomeQuery(operation))
@@ -312,6 +315,7 @@ class PeerMachine(Participant):
                 self._deferred.append(event)
             return not in_doubt
         if self.standing is Standing.MEMBER:
+            self._sync_missed = False
             self._raise(event.call, errors.ResyncRequired(reason=self._resync or ""))
         elif self.standing is Standing.LOST and self._lost is not None:
             self._raise(event.call, self._lost)
@@ -325,10 +329,13 @@ class PeerMachine(Participant):
     def _retry_deferred(self) -> None:
         deferred, self._deferred = self._deferred, []
         for event in deferred:
-            if isinstance(event, ev.RoundCall):
-                self._on_round_call(event)
-            else:
-                self._on_reduce_call(event)
+            match event:
+                case ev.RoundCall():
+                    self._on_round_call(event)
+                case ev.ReduceCall():
+                    self._on_reduce_call(event)
+                case ev.SyncCall():
+                    self._on_sync_call(event)
 
     # -- what the master says -------------------------------------------------------------------
 
@@ -352,6 +359,12 @@ class PeerMachine(Participant):
                 self._on_round_closed(message)
             case msg.OperationStarted(operation, resumed):
                 self._on_started(operation, resumed=resumed)
+            case msg.SyncStarted(operation, elected):
+                self._on_sync_started(operation, elected)
+            case msg.CompareStates(operation, reference):
+                compared = self._operations.get(operation)
+                if compared is not None and compared.call is not None:
+                    self._effects.append(ev.CompareSync(operation, reference))
             case msg.HoldingsQuery():
                 self._on_holdings_query(message)
             case msg.Repair():
@@ -422,37 +435,6 @@ class PeerMachine(Participant):
         self._finals.clear()
         return bool(waiting)
 
-    # -- rounds --------------------------------------------------------------------------------
-
-    def _on_round_closed(self, message: msg.RoundClosed) -> None:
-        self._membership.ratify(message.roster_version)
-        self._finals.see(message)
-        current = self._rounds.answer(message)
-        if current is None:
-            self._rounds.skip(message.round)
-            self._acknowledge(message.round)
-            return
-        if current.call is not None:
-            self._return_round(current, message)
-        self._retry_deferred()
-
-    def _return_round(self, current: OpenRound, answer: msg.RoundClosed) -> None:
-        assert current.call is not None
-        self._take_answer(current, answer)
-        if answer.lockstep:
-            self._raise(current.call, errors.LockstepError(reason=answer.lockstep))
-            return
-        asked = current.id.kind is RoundKind.PEERS_PENDING
-        self._effects.append(ev.Return(current.call, answer.pending if asked else None))
-
-    def _take_answer(self, current: OpenRound, answer: msg.RoundClosed) -> None:
-        self._rounds.close(current)
-        self._acknowledge(current.id)
-        if current.id.kind is RoundKind.UPDATE_TOPOLOGY:
-            self._membership.see(answer.roster_version)
-        elif current.id.kind is RoundKind.OPTIMIZE_TOPOLOGY:
-            self._membership.follow(answer.roster_version)
-
     # -- operations ----------------------------------------------------------------------------
 
     def _on_started(self, operation_id: OperationId, *, resumed: bool) -> None:
@@ -466,6 +448,24 @@ class PeerMachine(Participant):
         self._eager.all_asked(operation.id)
         if operation.call is not None:
             self._effects.append(ev.Begin(operation.id, resumed))
+
+    def _on_sync_started(self, operation_id: OperationId, elected: Elected) -> None:
+        """What is elected; told again after a reconnect, and when it has changed."""
+        operation = self._operations.get(operation_id)
+        if operation is None or operation.offer is None:
+            return
+        if operation.phase is Phase.REQUESTED:
+            self._operations.enter(operation, Phase.STARTED)
+        known, operation.elected = operation.elected, elected
+        if operation.call is not None and operation.phase is Phase.STARTED and elected != known:
+            self._effects.append(ev.BeginSync(operation_id, elected))
+
+    def _on_starved(self, operation_id: OperationId, reason: str) -> None:
+        """Let all try again: what is here already is not lost with the attempt."""
+        operation = self._operations.get(operation_id)
+        if operation is not None and operation.phase is Phase.STARTED:
+            operation.starved = reason
+            self._send(msg.Withdraw(operation_id, reason))
 
     def _on_reduce_done(self, operation_id: OperationId, digest: bytes) -> None:
         operation = self._operations.get(operation_id)
@@ -518,8 +518,12 @@ class PeerMachine(Participant):
             return
         if operation.withdrawn is None:
             self._effects.append(ev.End(ended, committed))
+        syncs = committed and operation.offer is not None
+        if syncs and operation.elected is not None and not operation.only_looks:
+            lineage = Lineage(self.run, ended)
+            self._expected = expected_after(operation.elected, lineage)
         if operation.call is None:
-            if committed:
+            if committed and not operation.only_looks:
                 self._require_resync(ended)
             self._retry_deferred()
             return
@@ -529,10 +533,15 @@ class PeerMachine(Participant):
             return
         detached = operation.detached
         self._membership.show(operation.call, message.roster_version, detached=detached)
-        if committed:
-            how, attempts = operation.descriptor.carrier, operation.attempt + 1
-            result = ev.ReduceResult(ended, message.contributors, attempts, how)
+        if committed and operation.elected is not None:
+            if not operation.only_looks:
+                self._resync = None
+            result = ev.SyncResult(ended, operation.elected, message.contributors)
             self._effects.append(ev.Return(operation.call, result))
+        elif committed:
+            how, attempts = operation.descriptor.carrier, operation.attempt + 1
+            reduced = ev.ReduceResult(ended, message.contributors, attempts, how)
+            self._effects.append(ev.Return(operation.call, reduced))
         else:
             self._raise(operation.call, words.aborted(message, operation.attempt))
 
@@ -540,10 +549,11 @@ class PeerMachine(Participant):
         """Whether to try again, in the same view (all do alike), before the caller hears of it."""
         newest = self.newest
         is_open = newest is not None and operation.id.view in newest.open_views
-        return is_open and operation.attempt == 0
+        return is_open and operation.attempt == 0 and operation.offer is None
 
     def _require_resync(self, operation: OperationId) -> None:
         self._resync = words.resync_reason(operation)
+        self._sync_missed = operation.tag == SYNC_TAG
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -551,11 +561,6 @@ class PeerMachine(Participant):
         if self._takes_part:
             waits = len(self._operations) > 0 or len(self._rounds) > 0
             self._watch_master(progress, blocked=blocked, waits=waits)
-
-    def _acknowledge(self, final: OperationId | RoundId) -> None:
-        self._contact.acknowledge(final)
-        if self._contact.is_batch_full() and self._contact.connected:
-            self._send(self._contact.batch(self._roster_version, self.term))
 
     # -- helpers -------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX
 from pccl.protocol.operation import name_peers
-from pccl.protocol.types import AbortCause, OperationId, RemovalCause, Roster, RoundKind
+from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, RemovalCause, Roster, RoundKind
 
 # -- calls that can't be made now ----------------------------------------------------------------
 
@@ -36,9 +36,9 @@ def operations_open() -> errors.PendingOperations:
     return errors.PendingOperations(reason=reason)
 
 
-def same_call_twice(kind: RoundKind) -> errors.PendingOperations:
+def same_call_twice(call_name: str) -> errors.PendingOperations:
     """Two threads in one joint call."""
-    return errors.PendingOperations(reason=f"another thread is in {kind.call_name} already")
+    return errors.PendingOperations(reason=f"another thread is in {call_name} already")
 
 
 def tag_in_use(tag: int) -> errors.PCCLError:
@@ -87,10 +87,15 @@ def left_operation(why: str, waits_for: str) -> errors.DeadlineExceeded:
 def left_done_operation(why: str, operation: OperationId) -> errors.OutcomeUnknown:
     """The same for one that was done here: the others may get its result."""
     reason = (
-        f"{why} after tag {operation.tag} was complete here; the others may commit it, and the "
+        f"{why} after {_what(operation)} was complete here; the others may commit it, and the "
         "next joint call says so; the input is what it was"
     )
     return errors.OutcomeUnknown(reason=reason)
+
+
+def _what(operation: OperationId) -> str:
+    """How its callers know it."""
+    return "shared state" if operation.tag == SYNC_TAG else f"tag {operation.tag}"
 
 
 def left_join(why: str, waits_for: str = "") -> errors.DeadlineExceeded:
@@ -103,8 +108,8 @@ def left_join(why: str, waits_for: str = "") -> errors.DeadlineExceeded:
 def resync_reason(operation: OperationId) -> str:
     """Why joint calls raise ``ResyncRequired`` from now on."""
     return (
-        f"the others committed tag {operation.tag}, which this peer had left; its state "
-        "differs from theirs: connect() again to rejoin, and take over their state"
+        f"the others committed {_what(operation)}, which this peer had left; its state "
+        "differs from theirs: sync_shared_state() takes over theirs, or connect() again to rejoin"
     )
 
 
@@ -113,20 +118,24 @@ def resync_reason(operation: OperationId) -> str:
 
 def aborted(message: msg.OperationEnded, attempt: int) -> errors.PCCLError:
     """What the caller of an aborted operation gets."""
-    tag = message.operation.tag
+    what = _what(message.operation)
     match message.abort:
         case AbortCause.DESCRIPTOR_MISMATCH:
             return errors.DescriptorMismatch(reason=f"{message.reason}; make the calls agree")
         case AbortCause.DIGEST_MISMATCH:
             often = ", twice in a row" if attempt else ""
-            reason = f"tag {tag}: {message.reason}{often}; inputs are intact"
+            reason = f"{what}: {message.reason}{often}; inputs are intact"
             return errors.CollectiveAborted(errors.Result.INTERNAL_ERROR, reason=reason)
         case AbortCause.LOCKSTEP:
             return errors.LockstepError(reason=message.reason)
+        case AbortCause.STATE_MISMATCH:
+            return _mismatch(message)
+        case AbortCause.STATE_UNAVAILABLE:
+            return errors.StateUnavailable(reason=message.reason)
         case AbortCause.LINK_BROKEN:
-            return errors.LinkError(reason=f"tag {tag}: {message.reason}; inputs are intact")
+            return errors.LinkError(reason=f"{what}: {message.reason}; inputs are intact")
         case _:
-            reason = f"tag {tag}: {message.reason}; inputs are intact, call again"
+            reason = f"{what}: {message.reason}; inputs are intact, call again"
             return errors.CollectiveAborted(reason=reason)
 
 
@@ -138,6 +147,13 @@ def lost_before(seen: Roster, newest: Roster) -> errors.CollectiveAborted:
     return errors.CollectiveAborted(
         reason=f"{what} before this call; the world size is now {size}; call again"
     )
+
+
+def _mismatch(message: msg.OperationEnded) -> errors.StateMismatch:
+    error = errors.StateMismatch(reason=f"{message.reason}; nothing was changed")
+    if message.difference is not None:
+        error.tensor, error.piece = message.difference.tensor, message.difference.piece
+    return error
 
 
 # -- membership ----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
+from pccl.protocol.shared_state import Elected, Offer
 from pccl.protocol.types import (
     Algorithm,
     Descriptor,
@@ -36,6 +37,8 @@ class JoinCall:
     that the round which admits the peer satisfies."""
     masters: int = 1
     """How many masters' addresses are known."""
+    prefetches: bool = False
+    """Whether it wants to be admitted only after ``Prefetched``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,14 @@ class ReduceCall:
     """An earlier attempt of the same call, of which partial sums are left."""
     repeats: bool = False
     """Whether it is another attempt of the same call."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncCall:
+    """The caller wants the members' shared states to be equal, or to know whether they are."""
+
+    call: int
+    offer: Offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +149,31 @@ class LinksMeasured:
 
 @dataclass(frozen=True, slots=True)
 class ReduceDone:
-    """The own result of an operation is complete."""
+    """The own result of an operation is complete; of shared state: all that is elected is here."""
 
     operation: OperationId
     digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SyncStarved:
+    """Nobody is left who gives what is missing of the elected state."""
+
+    operation: OperationId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatesCompared:
+    """What ``CompareSync`` has come to."""
+
+    operation: OperationId
+    difference: msg.Difference
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    """What the group holds is here, or as much of it as can be had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +218,7 @@ PeerEvent = (
     JoinCall
     | RoundCall
     | ReduceCall
+    | SyncCall
     | Claim
     | Forget
     | LeaveCall
@@ -197,6 +230,9 @@ PeerEvent = (
     | LinkChanged
     | LinksMeasured
     | ReduceDone
+    | SyncStarved
+    | StatesCompared
+    | Prefetched
     | HoldingsKnown
     | LeftCommitted
     | LeftAnswered
@@ -243,6 +279,31 @@ class Post:
     operation: OperationId
     descriptor: Descriptor
     ring: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PostSync:
+    """Lend the shared state of a call to this operation: whoever asks for pieces gets them."""
+
+    call: int
+    operation: OperationId
+    ring: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BeginSync:
+    """This is elected: fetch what is missing, unless that is under way; report ReduceDone."""
+
+    operation: OperationId
+    elected: Elected
+
+
+@dataclass(frozen=True, slots=True)
+class CompareSync:
+    """Find out how the own state differs from that of ``reference``; report StatesCompared."""
+
+    operation: OperationId
+    reference: PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,11 +390,24 @@ class ReduceResult:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncResult:
+    """What a committed synchronization tells its caller."""
+
+    operation: OperationId
+    elected: Elected
+    members: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Return:
-    """A call returns. ``value``: ReduceResult for reduces, bool for PEERS_PENDING, else None."""
+    """A call returns.
+
+    ``value``: ReduceResult for reduces, SyncResult for shared state, bool for PEERS_PENDING, else
+    None.
+    """
 
     call: int
-    value: ReduceResult | bool | None
+    value: ReduceResult | SyncResult | bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +424,9 @@ PeerEffect = (
     | CloseControl
     | SetLinks
     | Post
+    | PostSync
+    | BeginSync
+    | CompareSync
     | Begin
     | CloseGap
     | SendAcross

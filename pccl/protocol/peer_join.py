@@ -24,7 +24,9 @@ class JoinAttempt:
     def register(self) -> msg.Register:
         """The first message to a master."""
         event = self._event
-        return msg.Register(event.group, event.host, event.port, event.min_peers, event.masters)
+        return msg.Register(
+            event.group, event.host, event.port, event.min_peers, event.masters, event.prefetches
+        )
 
     def failed(self, reason: str) -> errors.MasterLost | None:
         """No master this time; return what to raise if that was the last attempt."""

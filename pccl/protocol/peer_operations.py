@@ -18,6 +18,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.history import History, InvariantViolation
 from pccl.protocol.limits import MISSED_KEPT_MAX
 from pccl.protocol.operation import TRANSITIONS, Phase
+from pccl.protocol.shared_state import Elected, Offer, SyncPurpose
 from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId
 
 MISSED_CAUSES = (AbortCause.DESCRIPTOR_MISMATCH, AbortCause.WITHDRAWN)
@@ -41,6 +42,8 @@ class OpenOperation:
     phase: Phase = Phase.REQUESTED
     digest: bytes = b""
     withdrawn: str | None = None
+    starved: str | None = None
+    """Of a synchronization: why it has to be tried again, though its caller stays."""
     attempt: int = 0
     waits_for: str = ""
     """Whom it waits for, as far as the master has said."""
@@ -48,9 +51,15 @@ class OpenOperation:
     """An earlier attempt of the same call, of which partial sums are left."""
     eager: bool = False
     """Whether its data moves since it was posted."""
+    offer: Offer | None = None
+    """Of a synchronization: what this peer has."""
+    elected: Elected | None = None
+    """What comes of that."""
 
-    def request(self) -> msg.OperationRequest:
+    def request(self) -> msg.OperationRequest | msg.SyncRequest:
         """What the master is asked."""
+        if self.offer is not None:
+            return msg.SyncRequest(self.id, self.offer)
         return msg.OperationRequest(self.id, self.descriptor, self.resumes, self.eager)
 
     def next_attempt(self, n: int) -> OpenOperation:
@@ -60,6 +69,11 @@ class OpenOperation:
             again, self.descriptor, self.ring, self.call, self.detached, self.forgotten,
             attempt=attempt,
         )  # fmt: skip
+
+    @property
+    def only_looks(self) -> bool:
+        """Whether it changes nothing."""
+        return self.offer is not None and self.offer.purpose is SyncPurpose.VERIFY
 
     @property
     def blocks_its_caller(self) -> bool:
@@ -165,7 +179,10 @@ class OpenOperations:
         if known is None or known.call is None:
             return ""
         known.waits_for = message.whom
-        return f"tag {known.id.tag} ({known.descriptor}) waits for {message.whom}"
+        what = f"tag {known.id.tag} ({known.descriptor})"
+        if known.offer is not None:
+            what = known.offer.purpose.call_name
+        return f"{what} waits for {message.whom}"
 
     def enter(self, operation: OpenOperation, phase: Phase) -> None:
         """Change the phase.
@@ -207,6 +224,8 @@ class OpenOperations:
             yield known.request()
             if known.phase is Phase.DONE:
                 yield msg.OperationDone(known.id, known.digest)
+            elif known.starved is not None:
+                yield msg.Withdraw(known.id, known.starved)
 
     @property
     def all_block_their_callers(self) -> bool:

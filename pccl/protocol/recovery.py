@@ -18,6 +18,7 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import REPORT_MESSAGES_MAX, REPORTED_MAX, TERM_MAX, Timing
 from pccl.protocol.majority import Basis
 from pccl.protocol.membership import RecoveredGroup, RecoveredMembership, View
+from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected
 from pccl.protocol.types import Member, OperationId, PeerId, Roster, RoundId, RoundKind
 
 
@@ -95,6 +96,7 @@ class Recovered:
         answers: of rounds; likewise.
         counts: how many rounds of each kind were closed.
         sequence: the highest place of anything decided.
+        expected: what is known of each group's shared state.
     """
 
     term: int
@@ -108,6 +110,7 @@ class Recovered:
     answers: dict[RoundId, msg.RoundClosed]
     counts: dict[RoundKind, int]
     sequence: int
+    expected: dict[int, Expected]
     left: set[PeerId]
     """Who came back and said goodbye."""
 
@@ -293,6 +296,7 @@ class Recovery:
             answers=dict(sorted(answers.items(), key=lambda item: item[1].sequence)),
             counts={kind: _count(kind, reports, rosters) for kind in RoundKind},
             sequence=max(decided, default=0),
+            expected=_expected(reports),
             left=set(self._left),
         )
 
@@ -323,21 +327,28 @@ class Recovery:
 
 
 def _is_member(report: Report, members: dict[PeerId, tuple[int, Member]]) -> bool:
-    """Whether this is the process that the others know as a member: it has the same port."""
-    known = members.get(report.peer)
-    return known is not None and known[1].port == report.header.registration.port
+    """Whether this is the process that the others know as a member: by its group and its port."""
+    known, said = members.get(report.peer), report.header.registration
+    return known is not None and (known[0], known[1].port) == (said.group, said.port)
 
 
 def is_credible(header: msg.Return) -> bool:
     """Whether a peer of some run may say so."""
     numbers = (header.peer, header.roster_version, header.ratified, *(c.n for c in header.rounds))
+    synced = header.expected.lineage
+    if synced is not None:
+        operation = synced.operation
+        if operation.group != header.registration.group or operation.term > header.term:
+            return False
+        numbers += (operation.view, operation.n)
     return header.peer > 0 and header.term < TERM_MAX and max(numbers) < REPORTED_MAX
 
 
 def _roster_is_possible(roster: Roster) -> bool:
     numbers = (roster.version, roster.view, *roster.ring, *roster.open_views)
     return (
-        roster.view in roster.open_views
+        roster.version > 0
+        and roster.view in roster.open_views
         and roster.algorithms.is_sound
         and len(set(roster.ring)) == len(roster.ring) <= roster.global_world_size
         and roster.term < TERM_MAX
@@ -348,6 +359,25 @@ def _roster_is_possible(roster: Roster) -> bool:
 def _check_sequence(number: int) -> None:
     if number >= REPORTED_MAX:
         raise RemoteProtocolError(reason="a number that no master gives out")
+
+
+def _expected(reports: list[Report]) -> dict[int, Expected]:
+    """By group: after the last synchronization that anybody knows to be committed."""
+    known: dict[int, Expected] = {}
+    for report in reports:
+        group, expected = report.header.registration.group, report.header.expected
+        before = known.get(group, NOTHING_EXPECTED)
+        if _place(expected) > _place(before):
+            known[group] = expected
+    return known
+
+
+def _place(expected: Expected) -> tuple[int, int, int]:
+    """Later synchronizations of a group have the larger one."""
+    if expected.lineage is None:
+        return (0, 0, 0)
+    operation = expected.lineage.operation
+    return (operation.term, operation.view, operation.n + 1)
 
 
 def _in_order(reports: list[Report]) -> Iterator[Roster]:

@@ -172,6 +172,9 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             case msg.LinksMeasured(links):
                 for link in links:
                     self.membership.note_measure(peer.id, link.peer, link.measure)
+            case msg.Prefetched():
+                peer.prefetching = False
+                self._admit_into_empty_run()
             case msg.Goodbye():
                 self._remove(peer, RemovalCause.GOODBYE, "it left")
             case _:
@@ -203,6 +206,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             member=Member(self._last_peer, host, message.port),
             token=self._random_bytes(16),
             min_peers=message.min_peers,
+            prefetching=message.prefetches,
             connection=connection,
             heard_ns=self._now_ns,
             pending_ns=self._now_ns,

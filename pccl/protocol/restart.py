@@ -29,6 +29,7 @@ from pccl.protocol.master_events import CloseControl, Forget, MasterEvent, Remem
 from pccl.protocol.membership import Membership, RegisteredPeer
 from pccl.protocol.recovery import Recovered, Recovery, Report, is_credible
 from pccl.protocol.registrar import Registrar
+from pccl.protocol.shared_state import Elect, elect_nothing
 from pccl.protocol.status import Removal
 from pccl.protocol.types import NS_PER_MS, Member, PeerId, RemovalCause, RoundKind
 
@@ -57,6 +58,7 @@ class Restartable(Registrar):
         incumbent: id of this master, the same after a restart if it has kept it.
         standbys: where other masters of the run listen.
         choose: finds out which algorithms are the quickest in a ring.
+        elect: finds out which shared state everybody gets.
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class Restartable(Registrar):
         incumbent: bytes = b"",
         standbys: tuple[msg.MasterAddress, ...] = (),
         choose: Choose = ring_always,
+        elect: Elect = elect_nothing,
     ) -> None:
         super().__init__(timing, run, term, random_bytes, now_ns, incumbent, standbys, choose)
+        self._elect = elect
         self._origin = origin
         self._term_min = term
         self._first_peer_ns: int | None = None
@@ -488,7 +492,8 @@ class Restartable(Registrar):
         seen_as = Member(header.peer, registration.host or host, registration.port)
         return RegisteredPeer(
             header.peer, registration.group, member or seen_as, header.token,
-            min_peers=registration.min_peers, admitted=member is not None, connection=connection,
+            min_peers=registration.min_peers, prefetching=registration.prefetches,
+            admitted=member is not None, connection=connection,
             control_lost_ns=None if connection is not None else now_ns,
             heard_ns=now_ns, pending_ns=now_ns, registered_ns=now_ns,
         )  # fmt: skip
@@ -508,6 +513,8 @@ class Restartable(Registrar):
                     case msg.LinksMeasured(links):
                         for link in links:
                             self.membership.note_measure(peer.id, link.peer, link.measure)
+                    case msg.Prefetched():
+                        peer.prefetching = False
                     case _:
                         self._on_request(peer, message)
             except RemoteProtocolError as error:

@@ -112,6 +112,8 @@ def report(state: RunState, now_ns: int) -> StatusReport:
 
 def admission_waits_for(peer: RegisteredPeer, size: int) -> str:
     """What a newcomer that is linked waits for, if the run would have ``size`` members with it."""
+    if peer.prefetching:
+        return "what it fetches of the shared state"
     if size < peer.min_peers:
         return f"{peer.min_peers} members; with this one there are {size}"
     return "the members' update_topology()"

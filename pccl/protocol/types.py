@@ -42,6 +42,8 @@ class Collective(enum.IntEnum):
     ALL_REDUCE = 1
     BROADCAST = 2
     BARRIER = 3
+    SYNC = 4
+    """They make their shared states equal, or find out if they are."""
 
 
 class Algorithm(enum.IntEnum):
@@ -117,6 +119,10 @@ class RemovalCause(enum.IntEnum):
     """A newcomer that could not be linked to its neighbours."""
     LINK_BROKEN = 7
     """A live member that cannot talk to another one, and no order of the ring avoids that."""
+    STATE_CONFLICT = 8
+    """Its shared state conflicts with what the majority of its group has."""
+    TOO_SLOW = 9
+    """A newcomer that kept the others waiting for its first synchronization."""
 
 
 class AbortCause(enum.IntEnum):
@@ -131,6 +137,10 @@ class AbortCause(enum.IntEnum):
     """The members waited for different things, and nobody was left who could have gone on."""
     LINK_BROKEN = 7
     """Members cannot talk that have to for the algorithm that was named."""
+    STATE_MISMATCH = 8
+    """Shared states differ that must not, and no majority says which is right."""
+    STATE_UNAVAILABLE = 9
+    """Nobody has a shared state that the group could go on with."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -139,6 +149,10 @@ class RoundId:
 
     kind: RoundKind
     n: int
+
+
+SYNC_TAG = (1 << 64) - 1
+"""Under this tag shared state is synchronized; no caller may use it for anything else."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -152,7 +166,8 @@ class OperationId:
     n: int
 
     def __str__(self) -> str:
-        return f"t{self.term}/g{self.group}/v{self.view}/tag{self.tag}#{self.n}"
+        tag = "state" if self.tag == SYNC_TAG else f"tag{self.tag}"
+        return f"t{self.term}/g{self.group}/v{self.view}/{tag}#{self.n}"
 
 
 BLOCK_MIN = 8
@@ -320,6 +335,11 @@ class Descriptor:
         """Everybody waits for everybody."""
         return Descriptor(DataType.UINT8, ReduceOp.SUM, 0, Collective.BARRIER)
 
+    @staticmethod
+    def sync() -> Descriptor:
+        """Everybody gets the same shared state."""
+        return Descriptor(DataType.UINT8, ReduceOp.SUM, 0, Collective.SYNC)
+
     @property
     def tensor_bytes(self) -> int:
         """Size of the tensor."""
@@ -358,6 +378,8 @@ class Descriptor:
         match self.collective:
             case Collective.BARRIER:
                 return "a barrier"
+            case Collective.SYNC:
+                return "shared state"
             case Collective.BROADCAST:
                 return f"broadcast of {what} from rank {self.root}"
             case Collective.ALL_REDUCE if self.quantization.active:

@@ -26,12 +26,16 @@ from pccl.protocol.peer_events import (
     PeerEvent,
     ReduceResult,
     RoundCall,
+    SyncCall,
+    SyncResult,
 )
 from pccl.protocol.types import OperationId, RoundKind
 from pccl.runtime.carry import Carry
 from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.operand import Operand
 from pccl.runtime.requests import Deadline, ReduceReport
+from pccl.runtime.state_sync import StateSync
+from pccl.runtime.transfer import Transfer
 from pccl.runtime.waiting import settled
 
 LEFT = "the caller left"
@@ -60,12 +64,24 @@ class Call:
     timer: Timer | None = None
     forgotten: bool = False
     """Nobody will ask for its outcome."""
+    observable: bool = False
+    """Whether newcomers may fetch its result."""
     retries: bool = False
     """Whether another attempt may follow."""
     residual: Residual | None = None
     """Of a reduce with error feedback."""
     carry: Carry | None = None
     """What the last attempt has left in the memory."""
+    sync: StateSync | None = None
+    """Of a call about shared state."""
+
+    def take_back(self, transfer: Transfer) -> None:
+        """An attempt is over: what it has moved and left."""
+        self.operation, self.carry = None, transfer.left
+        self.tx_bytes += transfer.tx_bytes
+        self.rx_bytes += transfer.rx_bytes
+        self.raw_tx_bytes += transfer.raw_tx_bytes
+        self.quantization_error = transfer.quantization_error
 
     def report(self, result: ReduceResult) -> ReduceReport:
         """What its caller is told of a committed operation."""
@@ -114,6 +130,13 @@ class Calls:
     def get(self, number: int) -> Call | None:
         """The open call of that number."""
         return self._open.get(number)
+
+    def of_operand(self, operand: Operand) -> tuple[int, OperationId | None]:
+        """The open call that this memory is lent to, and its operation; 0: there is none."""
+        for number, call in self._open.items():
+            if call.operand is operand:
+                return number, call.operation
+        return 0, None
 
     def new(self, operand: Operand | None = None) -> Call:
         """A call that has not begun, with the memory that its caller lends."""
@@ -172,6 +195,9 @@ class Calls:
                 self.left_answered(RoundKind.UPDATE_TOPOLOGY)
             case JoinCall():
                 self.left_admitted()
+            case SyncCall():
+                result: SyncResult = call.future.result()
+                self._feed(LeftCommitted(result.operation))
             case _:
                 self.left_committed(call.future.result(), [lent])
 
@@ -234,7 +260,7 @@ class Calls:
 
     # -- what becomes of them ------------------------------------------------------------------
 
-    def resolve(self, number: int, value: ReduceResult | bool | None) -> None:
+    def resolve(self, number: int, value: ReduceResult | SyncResult | bool | None) -> None:
         """A call returns."""
         call = self._end(number)
         if call is not None and not call.future.done():

@@ -275,16 +275,19 @@ class DataPlane:
             codec = self._codecs[kind] = make_codec(*kind, self._code_scratch)
         return codec
 
-    def go_ahead(self, operation: OperationId) -> None:
-        """Move the data, although the operation is not known to have started."""
-        transfer = self.transfers[operation]
-        transfer.what = self._unstarted[operation]
-        transfer.begin()
+    def begin(self, operation: OperationId, *, resumed: bool = False, ahead: bool = False) -> None:
+        """Move the data, unless it moves already.
 
-    def begin(self, operation: OperationId, *, resumed: bool = False) -> None:
-        """The operation has started; ``resumed``: with what the attempt before it has left."""
-        del self._unstarted[operation]
+        Args:
+            operation: its id.
+            resumed: with what the attempt before it has left.
+            ahead: although the operation is not known to have started.
+        """
         transfer = self.transfers[operation]
+        if ahead:
+            transfer.what = self._unstarted[operation]
+        else:
+            del self._unstarted[operation]
         if not transfer.begun:
             transfer.begin(resumed=resumed)
 

@@ -7,12 +7,10 @@ the loop; other threads go through ``io_thread``. The same class runs over TCP a
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from pccl.protocol import errors
 from pccl.protocol.eager import EagerBudget
@@ -21,10 +19,12 @@ from pccl.protocol.peer import PeerMachine, Standing
 from pccl.protocol.peer_events import (
     AskCallers,
     Begin,
+    BeginSync,
     CallersAsked,
     Close,
     CloseControl,
     CloseGap,
+    CompareSync,
     Detach,
     DialControl,
     End,
@@ -37,9 +37,10 @@ from pccl.protocol.peer_events import (
     PeerEffect,
     PeerEvent,
     Post,
+    PostSync,
     Raise,
-    ReduceCall,
     ReduceDone,
+    ReduceResult,
     ReportWait,
     Return,
     RoundCall,
@@ -49,26 +50,28 @@ from pccl.protocol.peer_events import (
     Tick,
 )
 from pccl.protocol.peer_news import PeerNews
-from pccl.protocol.types import Descriptor, OperationId, PeerId, Roster, RoundKind
+from pccl.protocol.types import SYNC_TAG, Descriptor, OperationId, PeerId, Roster, RoundKind
 from pccl.runtime.calls import Call, Calls, fresh
 from pccl.runtime.clock import Clock, Ticker
 from pccl.runtime.control_keeper import ControlKeeper
 from pccl.runtime.data_plane import DataPlane
+from pccl.runtime.frame_router import FrameRouter
 from pccl.runtime.greeting import Credentials
+from pccl.runtime.hashing import Hasher, InlineHasher
 from pccl.runtime.link_keeper import LinkKeeper
 from pccl.runtime.link_meter import LinkMeter
+from pccl.runtime.listening import listen
 from pccl.runtime.operand import Operand
 from pccl.runtime.reduce_many import ReduceMany
 from pccl.runtime.requests import Deadline, PeerOptions, ReduceReport, ReduceRequest
-from pccl.runtime.waiting import next_turn
-from pccl.transports.base import Address, Listener, Transport
+from pccl.runtime.running_prefetch import PrefetchRequest
+from pccl.runtime.state_desk import StateDesk
+from pccl.runtime.state_exchange import StateExchange
+from pccl.runtime.state_sync import SyncReport, SyncRequest
+from pccl.runtime.tasks import Tasks
+from pccl.runtime.waiting import log_wait, next_turn
+from pccl.transports.base import Address, Connection, Listener, Transport
 from pccl.transports.link import Link, Links
-
-_log = logging.getLogger("pccl.peer")
-
-
-LONG_WAIT_S = 10
-"""A call that waits so long for others is worth a warning in the log."""
 
 
 class PeerEngine:
@@ -83,6 +86,7 @@ class PeerEngine:
         options: deadlines and the like.
         observer: called with each event and its effects after they were carried out (traces).
         make_link: makes the link to a peer (the simulator brings a faulty one).
+        hasher: does what takes a processor for long; None: the loop's thread does.
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class PeerEngine:
         options: PeerOptions,
         observer: Callable[[PeerEvent, list[PeerEffect]], None] | None = None,
         make_link: Callable[[PeerId], Link] = Link,
+        hasher: Hasher | None = None,
     ) -> None:
         self.group = group
         self._loop = loop
@@ -104,7 +109,7 @@ class PeerEngine:
         self._timing = options.timing
         self._observer = observer
         self._make_link = make_link
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks = Tasks(loop)
         self._listener: Listener | None = None
         self._credentials = Credentials(options.token, options.random_bytes)
         self._control = ControlKeeper(
@@ -114,11 +119,11 @@ class PeerEngine:
             self._timing.dial_s,
             self._credentials,
             lambda: self.machine,
-            self._feed,
-            self._create_task,
+            self.feed,
+            self._tasks.create,
         )
         self._ticker = Ticker(clock, self._timing.ns(self._timing.tick_s), self._tick)
-        self.calls = Calls(loop, clock, self._feed)
+        self.calls = Calls(loop, clock, self.feed)
         """What callers wait for, and what they have launched."""
         self.news = PeerNews()
         self._lent_for_long: list[Operand] = []
@@ -130,10 +135,10 @@ class PeerEngine:
         self._busy = False
         self._closed = False
         self._broken: errors.LocalProtocolError | None = None
-        self._enter_run()
+        self._enter_run(hasher or InlineHasher())
 
-    def _enter_run(self) -> None:
-        """Begin anew, as a process that no run knows."""
+    def _enter_run(self, hasher: Hasher | None = None) -> None:
+        """Begin anew, as a process that no run knows; ``hasher``: the first time."""
         options = self._options
         eager = EagerBudget(options.eager_bytes_max, options.segment_bytes)
         self.machine = PeerMachine(self._timing, self._clock.now_ns(), eager)
@@ -142,18 +147,28 @@ class PeerEngine:
         self.data_plane = DataPlane(
             self.links.to, self.machine.may_come, self._on_done, options.segment_bytes
         )
+        if hasher is not None:
+            stall_ns = self._timing.ns(self._timing.deadline_s) // 4
+            self._state = StateDesk(self, hasher, self._tasks, stall_ns)
+        else:
+            self._state.enter_run()
         self.keeper = LinkKeeper(
             self._clock,
             self._transport,
             self._timing,
             self.machine,
             self.links,
-            self.data_plane,
+            FrameRouter(self.data_plane, self._state.exchange),
             self._on_link_change,
-            self._create_task,
+            self._tasks.create,
             self._credentials,
             options.lanes,
         )
+
+    @property
+    def exchange(self) -> StateExchange:
+        """What is given and taken of shared state."""
+        return self._state.exchange
 
     @property
     def master(self) -> Address:
@@ -168,7 +183,12 @@ class PeerEngine:
         return self.machine.seen
 
     async def connect(
-        self, n_attempts: int = 5, *, min_peers: int = 1, timeout_s: float | None = None
+        self,
+        n_attempts: int = 5,
+        *,
+        min_peers: int = 1,
+        timeout_s: float | None = None,
+        prefetch: PrefetchRequest | None = None,
     ) -> None:
         """Join the run; returns when admitted.
 
@@ -176,6 +196,7 @@ class PeerEngine:
             n_attempts: how often to try to reach the master.
             min_peers: how many members the run must have with this one.
             timeout_s: budget; None: for ever.
+            prefetch: what is fetched before the admission.
 
         Raises:
             MasterLost: no master answered in time.
@@ -187,39 +208,38 @@ class PeerEngine:
             raise errors.NotConnected(reason="the communicator was closed; make a new one")
         if self.machine.standing is Standing.LOST or self.machine.needs_resync or self._broken:
             if self._broken is None:
-                self._feed(Close())
+                self.feed(Close())
             self.keeper.close()
             self._broken = None
             self._enter_run()
-        await self._join(n_attempts, min_peers, self.deadline(timeout_s), rejoins=False)
+        joins = partial(self._join, n_attempts, min_peers, self.deadline(timeout_s))
+        if prefetch is None:
+            await joins()
+        else:
+            await self._state.fetch_before(prefetch, partial(joins, prefetches=True))
 
     async def _join(
-        self, attempts: int, min_peers: int, deadline: Deadline | None, *, rejoins: bool
+        self,
+        attempts: int,
+        min_peers: int,
+        deadline: Deadline | None,
+        *,
+        rejoins: bool = False,
+        prefetches: bool = False,
     ) -> None:
         if self._listener is None:
-            self._listener = await self._listen()
+            self._listener = await listen(self._transport, self._options, self._accept)
             self._ticker.start()
         host = self._options.advertise_host
         port = self._options.advertise_port or self._listener.address.port
         masters = self._control.masters_count
-        await self._call(
+        await self.call(
             lambda call: JoinCall(
-                call, self.group, host, port, attempts, min_peers, rejoins, masters
+                call, self.group, host, port, attempts, min_peers, rejoins, masters, prefetches
             ),
             deadline,
         )
         self._has_been_member = True
-
-    async def _listen(self) -> Listener:
-        wanted, ports = self._options.listen, self._options.ports
-        failures: list[str] = []
-        for port in range(ports[0], ports[1] + 1) if ports else (wanted.port,):
-            for host in ("::", "0.0.0.0") if wanted.host == "::" else (wanted.host,):
-                try:  # "::" fails on a machine without IPv6
-                    return await self._transport.listen(Address(host, port), self._accept)
-                except errors.LinkError as error:
-                    failures.append(error.reason)
-        raise errors.LinkError(reason=f"cannot open the own port: {failures[-1]}")
 
     async def update_topology(self, *, timeout_s: float | None = None) -> None:
         """Joint call of all members: admit newcomers that are ready.
@@ -228,23 +248,20 @@ class PeerEngine:
         """
         deadline = self.deadline(timeout_s)
         if self._has_been_member and self.machine.knows_its_loss and not self._closed:
-            self.keeper.close()
-            self._enter_run()
-            attempts = int(self._timing.master_lost_s / self._timing.connect_retry_s)
-            await self._join(max(attempts, 1), 1, deadline, rejoins=True)
+            await self.join_again(deadline)
             return
-        await self._call(lambda call: RoundCall(call, RoundKind.UPDATE_TOPOLOGY), deadline)
+        await self.call(lambda call: RoundCall(call, RoundKind.UPDATE_TOPOLOGY), deadline)
 
     async def are_peers_pending(self, *, timeout_s: float | None = None) -> bool:
         """Joint call of all members: is anybody waiting to be admitted?"""
         deadline = self.deadline(timeout_s)
         kind = RoundKind.PEERS_PENDING
-        return bool(await self._call(lambda call: RoundCall(call, kind), deadline))
+        return bool(await self.call(lambda call: RoundCall(call, kind), deadline))
 
     async def optimize_topology(self, *, timeout_s: float | None = None) -> None:
         """Joint call of all members: settle the order of the rings."""
         deadline = self.deadline(timeout_s)
-        await self._call(lambda call: RoundCall(call, RoundKind.OPTIMIZE_TOPOLOGY), deadline)
+        await self.call(lambda call: RoundCall(call, RoundKind.OPTIMIZE_TOPOLOGY), deadline)
 
     async def reduce(
         self, request: ReduceRequest, *, retry: bool = False, timeout_s: float | None = None
@@ -268,7 +285,7 @@ class PeerEngine:
         self._check_request(request)
         residual = request.open_residual() if request.open_residual is not None else None
         call = self.calls.new(request.operand)
-        call.residual = residual
+        call.residual, call.observable = residual, request.observable
         call.retries = may_retry()
         if request.operand is not None:
             self._lent_for_long.append(request.operand)
@@ -294,8 +311,8 @@ class PeerEngine:
             self._check_request(request)
             resumes = call.carry.operation if call.carry is not None else None
             try:
-                event = _reduce_event(request, resumes=resumes, repeats=failures > 0)
-                report = await self._call(event, deadline, call)
+                event = request.event(resumes=resumes, repeats=failures > 0)
+                report = await self.call(event, deadline, call)
             except errors.CollectiveAborted as error:
                 if error.result is not errors.Result.RANK_CONNECTION_LOST or not may_retry():
                     raise
@@ -318,17 +335,33 @@ class PeerEngine:
 
     def withdraw_unless_started(self, operand: Operand, reason: str) -> None:
         """Leave the call that this memory is lent to, if it may wait for others for ever."""
-        for number, call in self.calls.items():
-            if call.operand is operand:
-                operation = call.operation
-                phase = self.machine.phase_of(operation) if operation is not None else None
-                if phase in (None, Phase.REQUESTED):
-                    self._feed(LeaveCall(number, reason))
-                return
+        number, operation = self.calls.of_operand(operand)
+        phase = self.machine.phase_of(operation) if operation is not None else None
+        if number and phase in (None, Phase.REQUESTED):
+            self.feed(LeaveCall(number, reason))
 
     def left_committed(self, report: ReduceReport, operand: Operand) -> None:
         """The caller left, and can't know that this was committed."""
         self.calls.left_committed(report, [operand])
+
+    async def sync(self, request: SyncRequest, *, timeout_s: float | None = None) -> SyncReport:
+        """Joint call of all members of the group: make shared states equal, or compare them.
+
+        Raises:
+            ValueError: another call uses the state; or its tensors lie elsewhere by now.
+        """
+        return await self._state.sync(request, self.deadline(timeout_s))
+
+    def use_link(self, peer: PeerId) -> None:
+        """The link to ``peer`` gets all its lanes."""
+        self.keeper.use(peer)
+
+    async def join_again(self, deadline: Deadline | None, *, prefetches: bool = False) -> None:
+        """Come back as a newcomer, within a call that the members will make after admitting it."""
+        self.keeper.close()
+        self._enter_run()
+        attempts = int(self._timing.master_lost_s / self._timing.connect_retry_s)
+        await self._join(max(attempts, 1), 1, deadline, rejoins=True, prefetches=prefetches)
 
     async def barrier(self, tag: int, *, timeout_s: float | None = None) -> ReduceReport:
         """Joint call of all members of the group: returns when all have made it."""
@@ -348,12 +381,11 @@ class PeerEngine:
         self._check_request(request)
         residual = request.open_residual() if request.open_residual is not None else None
         call = self.calls.new(request.operand)
+        call.observable = request.observable
         if residual is not None:
             call.residual = residual
             call.future.add_done_callback(lambda _: residual.drop())
-        return self.calls.launch(
-            _reduce_event(request, detached=True), self.deadline(timeout_s), call
-        )
+        return self.calls.launch(request.event(detached=True), self.deadline(timeout_s), call)
 
     async def finish(self, ticket: int) -> ReduceReport:
         """Wait for a launched reduce; its outcome counts as seen when this returns or raises.
@@ -379,6 +411,7 @@ class PeerEngine:
         if operand is not None:
             lent = [call.operand for call in self.calls if call.operand is not None]
             lent += [other for other in self._lent_for_long if other is not operand]
+            self._state.check_apart(operand)
             if any(operand.collides_with(other) for other in lent):
                 raise ValueError(
                     "another collective still uses this memory; wait for it, or pass a copy()"
@@ -398,27 +431,29 @@ class PeerEngine:
         if self._closed:
             return
         if self._broken is None:
-            self._feed(Close())
+            self.feed(Close())
         self._closed = True
         self._ticker.stop()
         self._control.close("the communicator is closed")
         if self._listener is not None:
             self._listener.close()
         self.keeper.close()
-        for task in list(self._tasks):
-            task.cancel()
-        for task in list(self._tasks):
-            with suppress(asyncio.CancelledError):
-                await task
+        await self._tasks.cancel()
+        await self._state.close()
         for _ in range(2):  # let the transport report the ends of what was closed
             await next_turn(self._loop)
 
-    async def _call(
+    async def call(
         self,
         make_event: Callable[[int], PeerEvent],
         deadline: Deadline | None,
         call: Call | None = None,
     ) -> object:
+        """Make a call and wait for it.
+
+        Raises:
+            PCCLError: it has failed.
+        """
         self._require_soundness()
         return await self.calls.wait(make_event, deadline, call or self.calls.new())
 
@@ -428,7 +463,7 @@ class PeerEngine:
 
     # -- the machine ---------------------------------------------------------------------------
 
-    def _feed(self, event: PeerEvent) -> None:
+    def feed(self, event: PeerEvent) -> None:
         """Handle an event, after those that are being handled."""
         if self._broken is not None:
             return
@@ -457,6 +492,7 @@ class PeerEngine:
         self._broken.__cause__ = error
         for operation in list(self.data_plane.transfers):
             self.data_plane.end(operation, committed=False)
+        self._state.break_down()
         self._posted.clear()
         self.calls.fail_all(self._broken)
         self._control.close("internal error")
@@ -491,92 +527,74 @@ class PeerEngine:
                 for peer in self.data_plane.post(operation, descriptor, *lent):
                     self.keeper.use(peer)
                 lender.carry = None
-            case Begin(operation, ahead=True):
-                self.data_plane.go_ahead(operation)
-            case Begin(operation, resumed):
-                self.data_plane.begin(operation, resumed=resumed)
+            case Begin(operation, resumed, ahead):
+                self.data_plane.begin(operation, resumed=resumed, ahead=ahead)
             case CloseGap(operation, lost, upstream, size):
                 complete = self.data_plane.close_gap(operation, upstream, size)
                 if complete:
                     self.keeper.use(upstream)
-                self._feed(HoldingsKnown(operation, lost, complete))
+                self.feed(HoldingsKnown(operation, lost, complete))
             case SendAcross(operation, downstream, size):
                 self.data_plane.send_across(operation, downstream, size)
                 self.keeper.use(downstream)
             case Detach(operation):
-                self.data_plane.detach(operation)
+                self._part_of(operation).detach(operation)
             case End(operation, committed):
                 self._end(operation, committed)
             case ForgetEarly():
                 self.data_plane.forget_early()
             case AskCallers(query):
-                self._feed(CallersAsked(query, self._callers_blocked()))
+                self.feed(CallersAsked(query, self._callers_blocked()))
             case ReportWait(text, waited_s):
-                level = logging.WARNING if waited_s >= LONG_WAIT_S else logging.DEBUG
-                _log.log(level, "%s (for %d s)", text, waited_s)
+                log_wait(text, waited_s)
             case Return(number, value):
+                call = self.calls.get(number)
+                if isinstance(value, ReduceResult) and call is not None:
+                    self._state.note_result(call, value)
                 self.calls.resolve(number, value)
             case Raise(number, error):
                 self.calls.reject(number, error)
+            case PostSync() | BeginSync() | CompareSync():
+                self._state.carry_out(effect)
+
+    def _part_of(self, operation: OperationId) -> DataPlane | StateExchange:
+        return self.exchange if operation.tag == SYNC_TAG else self.data_plane
 
     def _end(self, operation: OperationId, committed: bool) -> None:
+        if operation.tag == SYNC_TAG:
+            self.exchange.end(operation)
+            return
         call = self.calls.get(self._posted.pop(operation))
         keep = call is not None and call.retries
         transfer = self.data_plane.end(operation, committed=committed, keep=keep)
         if call is not None:
-            call.operation, call.carry = None, transfer.left
-            call.tx_bytes += transfer.tx_bytes
-            call.rx_bytes += transfer.rx_bytes
-            call.raw_tx_bytes += transfer.raw_tx_bytes
-            call.quantization_error = transfer.quantization_error
+            call.take_back(transfer)
 
     def _tick(self) -> None:
         if self._broken is not None:
             return
         self.keeper.replace_stalled_lanes()
         if measured := self._meter.look():
-            self._feed(LinksMeasured(measured))
-        self._feed(Tick(self.data_plane.progress(), self._callers_blocked()))
+            self.feed(LinksMeasured(measured))
+        self._state.tick()
+        progress = (*self.data_plane.progress(), *self.exchange.progress())
+        self.feed(Tick(progress, self._callers_blocked()))
 
     # -- the data plane --------------------------------------------------------------------------
 
-    def _accept(self, connection: Any) -> None:
+    def _accept(self, connection: Connection) -> None:
         self.keeper.accept(connection)
 
     def _on_link_change(self, peer: PeerId, reason: str | None) -> None:
         if reason is not None:
             self._meter.forget(peer)
         elif measured := self._meter.look_at(self.links.to(peer)):
-            self._feed(LinksMeasured(measured))  # first: the view that this may bring needs it
-        self._feed(LinkChanged(peer, reason))
+            self.feed(LinksMeasured(measured))  # first: the view that this may bring needs it
+        self.feed(LinkChanged(peer, reason))
+        self._state.link_changed(peer, up=reason is None)
 
     def _on_done(self, operation: OperationId, digest: bytes) -> None:
-        self._feed(ReduceDone(operation, digest))
-
-    # -- tasks -----------------------------------------------------------------------------------
-
-    def _create_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(self._task_done)
-        return task
-
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
-        if not task.cancelled() and task.exception() is not None:
-            context = {"message": "pccl task failed", "exception": task.exception()}
-            self._loop.call_exception_handler(context)
-
-
-def _reduce_event(
-    request: ReduceRequest,
-    *,
-    detached: bool = False,
-    resumes: OperationId | None = None,
-    repeats: bool = False,
-) -> Callable[[int], PeerEvent]:
-    what = (request.tag, request.descriptor, detached, resumes, repeats)
-    return lambda call: ReduceCall(call, *what)
+        self.feed(ReduceDone(operation, digest))
 
 
 __all__ = ["PeerEngine"]

@@ -25,11 +25,13 @@ from pccl.protocol.master_events import (
 )
 from pccl.protocol.messages import MasterAddress
 from pccl.protocol.restart import Origin
+from pccl.protocol.shared_state import Elect
 from pccl.runtime.clock import Clock, Ticker, Timer
 from pccl.runtime.control import ControlStream
 from pccl.runtime.greeting import Credentials, Reception
 from pccl.runtime.master_store import MasterStore, Remembered
 from pccl.runtime.status_desk import StatusDesk
+from pccl.state.election import elect
 from pccl.topology.cost_model import choose_algorithms
 from pccl.transports.base import Address, Connection, Listener, Transport
 
@@ -53,6 +55,7 @@ class MasterServer:
         store: where it is kept which run this is; None: nowhere, the members know it.
         standbys: where other masters listen, which the peers are told.
         standby: whether it waits for a run whose master is gone.
+        elect: finds out which shared state everybody gets.
 
     Raises:
         LocalProtocolError: the store can't be read or written.
@@ -69,7 +72,9 @@ class MasterServer:
         store: MasterStore | None = None,
         standbys: tuple[MasterAddress, ...] = (),
         standby: bool = False,
+        elect: Elect = elect,
     ) -> None:
+        self._elect = elect
         self._clock = clock
         self._transport = transport
         self._timing = timing
@@ -130,6 +135,7 @@ class MasterServer:
             incumbent,
             standbys,
             choose_algorithms,
+            self._elect,
         )
 
     def _remember(self, remembered: Remembered) -> None:

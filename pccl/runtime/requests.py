@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from pccl.collectives.residual import Residual
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
+from pccl.protocol.peer_events import PeerEvent, ReduceCall
 from pccl.protocol.types import Algorithm, Descriptor, OperationId, PeerId
 from pccl.runtime.operand import Operand
 from pccl.transports.base import Address
@@ -53,6 +54,20 @@ class ReduceRequest:
     open_residual: Callable[[], Residual] | None = None
     """Of a reduce with error feedback; the call drops it at its end. Raises ValueError if another
     one uses it."""
+
+    observable: bool = False
+    """Whether newcomers may fetch its result."""
+
+    def event(
+        self,
+        *,
+        detached: bool = False,
+        resumes: OperationId | None = None,
+        repeats: bool = False,
+    ) -> Callable[[int], PeerEvent]:
+        """Makes the event that begins it from the number of its call."""
+        what = (self.tag, self.descriptor, detached, resumes, repeats)
+        return lambda call: ReduceCall(call, *what)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 from typing import Any
+
+_log = logging.getLogger("pccl.peer")
+
+LONG_WAIT_S = 10
+"""A call that waits so long for others is worth a warning in the log."""
 
 
 async def settled(future: asyncio.Future[Any]) -> None:
@@ -36,3 +42,9 @@ async def cancelled_and_settled(task: asyncio.Task[Any]) -> None:
             await settled(task)
     if not task.cancelled():
         task.exception()  # whoever cancels has an error of his own to raise
+
+
+def log_wait(text: str, waited_s: int) -> None:
+    """Somebody has been waiting for others for a while."""
+    level = logging.WARNING if waited_s >= LONG_WAIT_S else logging.DEBUG
+    _log.log(level, "%s (for %d s)", text, waited_s)

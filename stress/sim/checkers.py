@@ -11,21 +11,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pccl.protocol.errors import MasterLost, PCCLError
 from pccl.protocol.peer_events import ReduceResult
-from pccl.protocol.types import Algorithm, OperationId, PeerId, RemovalCause
+from pccl.protocol.types import SYNC_TAG, Algorithm, OperationId, PeerId, RemovalCause
 from pccl.stress.sim.excuses import Excuses
 from pccl.stress.sim.fold import differences, fold, implausible, inaccurate
 from pccl.stress.sim.scenario import Scenario, Slot
 from pccl.transports.base import Address
+
+if TYPE_CHECKING:
+    from pccl.stress.sim.state_checkers import StateCheckers
 
 Array = npt.NDArray[Any]
 
@@ -63,6 +66,8 @@ class Checkers:
         self.done: Counter[str] = Counter()
         """What callers were told: broadcasts, barriers and handles that succeeded, and errors;
         and how many lanes were cut."""
+        self.state: StateCheckers | None = None
+        """Of shared state; None: there is none."""
         self._scenario = scenario
         self._inputs: dict[tuple[InRun, PeerId], Array] = {}
         self._entered: set[tuple[InRun, PeerId]] = set()
@@ -85,6 +90,8 @@ class Checkers:
         self.believes: Callable[[Address], tuple[bytes, PeerId] | None] = lambda address: None
         """Of which run the process that listens there takes itself for a member, and under which
         id; None: of none, or it is dead."""
+        self.follows: Callable[[Address], int] = lambda address: 0
+        """The term of the master that the process that listens there follows."""
         self.waits: Callable[[Address], bool] = lambda address: True
         """Whether anybody but the process that listens there is in a call."""
 
@@ -149,6 +156,8 @@ class Checkers:
         if operation not in self._outcomes and operation in self._interrupted:
             self.done["repaired" if committed else "not repaired"] += 1
         entered = {peer for entered, peer in self._entered if entered == operation}
+        if operation.operation.tag == SYNC_TAG:  # of which those who are left are told
+            entered.intersection_update(contributors)
         if committed and (set(contributors) != entered or len(contributors) != len(entered)):
             raise Violation(f"{operation} of {entered} was committed for {contributors}")
         known, seen_by = self._outcomes.setdefault(operation, (outcome, {}))
@@ -166,6 +175,16 @@ class Checkers:
                 f"{operation} ended as {known} for {others}, and for {address} as {outcome}"
             )
         self._outcomes[operation] = (outcome, {address: peer})
+
+    def known_committed(self, run: bytes, term: int) -> Iterator[OperationId]:
+        """The operations that any member that follows this master was told to be committed."""
+        for operation, ((committed, _), seen_by) in self._outcomes.items():
+            seen = committed and operation.run == run
+            if seen and any(
+                self.believes(a) == (run, peer) and self.follows(a) == term
+                for a, peer in seen_by.items()
+            ):
+                yield operation.operation
 
     def succeeded(
         self,
@@ -255,6 +274,8 @@ class Checkers:
         """Look at every buffer whose call has returned."""
         for entry in self._returned:
             self._look(entry)
+        if self.state is not None:
+            self.state.look_at_memory()
 
     def _look(self, entry: _Returned) -> None:
         if entry.buffer.tobytes() != entry.content:

@@ -61,6 +61,8 @@ class Excuses:
         self._latency_ns = latency_ns
         self._troubles: list[_Trouble] = []
         self._lags_ns: Counter[str] = Counter()
+        self._narrow_ns: dict[str, int] = {}
+        """For how long the links of a host were slow in one go, at most."""
         self._links_planned_anew = False
         self._master_blank = False
         self._masters_died = False
@@ -89,6 +91,11 @@ class Excuses:
     def slowed(self, host: str, lag_ns: int) -> None:
         """The process there does everything late."""
         self._lags_ns[host] += lag_ns
+
+    def narrowed(self, a: str, b: str, duration_ns: int) -> None:
+        """Little moves between two hosts."""
+        for host in (a, b):
+            self._narrow_ns[host] = max(self._narrow_ns.get(host, 0), duration_ns)
 
     def master_lost(self) -> None:
         """There will be no master any more."""
@@ -143,6 +150,12 @@ class Excuses:
                 return (with_master or self.is_master_gone) and lanes
             case RemovalCause.SILENT:
                 return self._stood_still(host, MASTER_NAME, timing.deadline_s, master=False)
+            case RemovalCause.STATE_CONFLICT:
+                return False  # they all have the same, or take what they get
+            case RemovalCause.TOO_SLOW:
+                narrow_s = self._narrow_ns.get(host, 0) / NS_PER_S
+                long = narrow_s >= timing.hold_s / 3
+                return long or self._stood_still(host, None, timing.hold_s / 3)
             case RemovalCause.NO_PROGRESS:
                 return self._stood_still(host, None, timing.progress_s / 3)
             case RemovalCause.LINK_BROKEN:

@@ -7,7 +7,7 @@ anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,17 +16,26 @@ from unittest.mock import patch
 from pccl.collectives.received_set import ReceivedSet
 from pccl.collectives.ring import RingSchedule
 from pccl.protocol import messages as msg
+from pccl.protocol.collective_ballot import CollectiveBallot
 from pccl.protocol.eager import EagerBudget
 from pccl.protocol.kept import Kept
 from pccl.protocol.lockstep import Finding, LockstepWatch, Wait
-from pccl.protocol.operation import Ballot, Commit, Decision, Phase
+from pccl.protocol.operation import Commit, Decision, Phase
+from pccl.protocol.peer import PeerMachine
 from pccl.protocol.peer_membership import KnownMembership
+from pccl.protocol.peer_operations import OpenOperations
 from pccl.protocol.registrar import Registrar
+from pccl.protocol.shared_state import DIGEST_BYTES, Expected, Offer
 from pccl.protocol.types import Descriptor, OperationId, PeerId
 from pccl.runtime.carry import Carry
 from pccl.runtime.chain_transfer import ChainTransfer
 from pccl.runtime.data_plane import DataPlane
+from pccl.runtime.state_memory import StateMemory
+from pccl.runtime.state_session import StateSession
+from pccl.runtime.stock import Stock
 from pccl.runtime.transfer import Inlet, Placement, Transfer
+from pccl.state import election
+from pccl.state.digests import PieceMap
 from pccl.transports.lane import Lane
 from pccl.transports.link import Link
 
@@ -34,22 +43,24 @@ from pccl.transports.link import Link
 def _commit_before_all_reported(stack: ExitStack) -> None:
     """The master commits as soon as the first member is done."""
 
-    def hasty(ballot: Ballot, peer: PeerId, digest: bytes, now_ns: int) -> Decision | None:
+    def hasty(
+        ballot: CollectiveBallot, peer: PeerId, digest: bytes, now_ns: int
+    ) -> Decision | None:
         if ballot.phase is not Phase.STARTED:
             return None
         ballot.phase = Phase.COMMITTED
         return Commit()
 
-    stack.enter_context(patch.object(Ballot, "done", hasty))
+    stack.enter_context(patch.object(CollectiveBallot, "done", hasty))
 
 
 def _done_ahead_ignored(stack: ExitStack) -> None:
     """The master takes no done report before all requests are here."""
 
-    def is_ahead(ballot: Ballot, peer: PeerId) -> bool:
+    def is_ahead(ballot: CollectiveBallot, peer: PeerId) -> bool:
         return False
 
-    stack.enter_context(patch.object(Ballot, "_is_ahead", is_ahead))
+    stack.enter_context(patch.object(CollectiveBallot, "_is_ahead", is_ahead))
 
 
 def _ahead_in_unknown_views(stack: ExitStack) -> None:
@@ -178,15 +189,17 @@ def _partly_sent_forgotten(stack: ExitStack) -> None:
 
 def _vote_counted_twice(stack: ExitStack) -> None:
     """A second copy of a report stands for a member that has not reported."""
-    done = Ballot.done
+    done = CollectiveBallot.done
 
-    def generous(ballot: Ballot, peer: PeerId, digest: bytes, now_ns: int) -> Decision | None:
+    def generous(
+        ballot: CollectiveBallot, peer: PeerId, digest: bytes, now_ns: int
+    ) -> Decision | None:
         missing = ballot.waiting_for()
         if ballot.phase is Phase.STARTED and missing and peer not in missing:
             peer = missing[0]
         return done(ballot, peer, digest, now_ns)
 
-    stack.enter_context(patch.object(Ballot, "done", generous))
+    stack.enter_context(patch.object(CollectiveBallot, "done", generous))
 
 
 def _resume_token_ignored(stack: ExitStack) -> None:
@@ -272,6 +285,111 @@ def _carry_not_restored(stack: ExitStack) -> None:
     stack.enter_context(patch.object(Carry, "restore", restore))
 
 
+def _unverified_piece_accepted(stack: ExitStack) -> None:
+    """A piece of shared state is taken for what it should be."""
+
+    class Anything(bytes):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        def __hash__(self) -> int:
+            return 0
+
+    def digest(content: memoryview) -> bytes:
+        return Anything(DIGEST_BYTES)
+
+    stack.enter_context(patch("pccl.runtime.state_intake.piece_digest", digest))
+
+
+def _staging_skipped(stack: ExitStack) -> None:
+    """Pieces of shared state go straight into the tensors, also where that was not wanted."""
+    init = Stock.__init__
+
+    def hasty(stock: Stock, *args: Any, **options: Any) -> None:
+        init(stock, *args, **{**options, "in_place": True})
+
+    stack.enter_context(patch.object(Stock, "__init__", hasty))
+
+
+def _lineage_ignored(stack: ExitStack) -> None:
+    """A revision counts wherever it comes from."""
+
+    def meets(offer: Offer, expected: Expected) -> bool:
+        return offer.revision == expected.revision and not offer.stale
+
+    stack.enter_context(patch.object(election, "_meets", meets))
+
+
+def _outdated_elected(stack: ExitStack) -> None:
+    """Contents win by votes, whatever their revisions."""
+    footing = getattr(election, "_footing")  # noqa: B009
+
+    def generous(
+        members: Mapping[PeerId, Offer], standing: Mapping[PeerId, Offer], expected: Expected
+    ) -> object:
+        found = footing(members, standing, expected)
+        return found and replace(found, valid=frozenset(members))
+
+    stack.enter_context(patch.object(election, "_footing", generous))
+
+
+def _stock_of_another_election(stack: ExitStack) -> None:
+    """Pieces that were fetched under another election are given for those of this one."""
+
+    def stocks(session: StateSession, number: int) -> bool:
+        return number in session.stock.verified
+
+    stack.enter_context(patch.object(StateSession, "_stocks", stocks))
+
+
+def _stock_forgotten(stack: ExitStack) -> None:
+    """Every attempt of a synchronization fetches everything anew."""
+    prepare = Stock.prepare
+
+    def forgetful(stock: Stock, wanted: Sequence[int], wanted_map: PieceMap) -> None:
+        stock.verified.clear()
+        prepare(stock, wanted, wanted_map)
+
+    stack.enter_context(patch.object(Stock, "prepare", forgetful))
+
+
+def _starving_forgotten(stack: ExitStack) -> None:
+    """That nobody gives what is missing is said once, whether or not it arrives."""
+    unanswered = OpenOperations.unanswered
+
+    def terse(operations: OpenOperations) -> Iterator[msg.PeerMessage]:
+        for operation in operations:
+            operation.starved = None
+        return unanswered(operations)
+
+    stack.enter_context(patch.object(OpenOperations, "unanswered", terse))
+
+
+def _partly_placed_unnoticed(stack: ExitStack) -> None:
+    """What a failed call has written in place is taken for what was there before."""
+    prepare, touch = Stock.prepare, StateMemory.touch
+
+    def careless(stock: Stock, wanted: Sequence[int], wanted_map: PieceMap) -> None:
+        def overlook(memory: StateMemory, index: int) -> None:
+            return
+
+        with patch.object(StateMemory, "touch", overlook if stock.in_place else touch):
+            prepare(stock, wanted, wanted_map)
+
+    stack.enter_context(patch.object(Stock, "prepare", careless))
+
+
+def _missed_sync_repeated(stack: ExitStack) -> None:
+    """A synchronization that was left, and committed, is made once more, by one member alone."""
+    require = getattr(PeerMachine, "_require_resync")  # noqa: B009
+
+    def silent(machine: PeerMachine, operation: OperationId) -> None:
+        require(machine, operation)
+        setattr(machine, "_sync_missed", False)  # noqa: B010
+
+    stack.enter_context(patch.object(PeerMachine, "_require_resync", silent))
+
+
 PLANTED: dict[str, Callable[[ExitStack], None]] = {
     "commit_before_all_reported": _commit_before_all_reported,
     "ahead_in_unknown_views": _ahead_in_unknown_views,
@@ -295,6 +413,15 @@ PLANTED: dict[str, Callable[[ExitStack], None]] = {
     "resume_token_ignored": _resume_token_ignored,
     "late_tick_judged": _late_tick_judged,
     "outcome_not_kept": _outcome_not_kept,
+    "unverified_piece_accepted": _unverified_piece_accepted,
+    "staging_skipped": _staging_skipped,
+    "lineage_ignored": _lineage_ignored,
+    "outdated_elected": _outdated_elected,
+    "stock_of_another_election": _stock_of_another_election,
+    "stock_forgotten": _stock_forgotten,
+    "starving_forgotten": _starving_forgotten,
+    "partly_placed_unnoticed": _partly_placed_unnoticed,
+    "missed_sync_repeated": _missed_sync_repeated,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy.typing as npt
 
-from pccl.protocol.frame import FrameHeader
 from pccl.protocol.limits import Timing
 from pccl.protocol.master_events import Announce, MasterEvent
 from pccl.protocol.master_events import ControlMessage as MasterHears
@@ -28,22 +27,24 @@ from pccl.protocol.peer_events import (
     ControlMessage,
     PeerEffect,
     PeerEvent,
+    PostSync,
     ReduceCall,
     ReduceResult,
     Return,
 )
-from pccl.protocol.types import PeerId
+from pccl.protocol.shared_state import Expected, Offer, Verdict
+from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.clock import Timer
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import Remembered
 from pccl.runtime.requests import PeerOptions
+from pccl.state.election import elect
 from pccl.stress.sim.checkers import Checkers, InRun
 from pccl.stress.sim.faults.base import LifePhase
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.trace import Trace
 from pccl.transports.base import Address
-from pccl.transports.lane import Payload
 from pccl.transports.link import Link
 from pccl.transports.sim import SimHost
 
@@ -51,6 +52,8 @@ Array = npt.NDArray[Any]
 
 MASTER_ADDRESS = Address("master", 48148)
 STANDBY_ADDRESS = Address("standby", 48148)
+
+_NO_OPERATION = OperationId(0, 0, 0, 0, 0)
 
 
 class ProcessClock:
@@ -107,21 +110,6 @@ class _ProcessTimer:
         callback()
 
 
-class RepeatingLink(Link):
-    """Sends some segments twice, as a sender may that has lost a lane; they must count once."""
-
-    def __init__(self, peer: PeerId, rng: Random, probability: float) -> None:
-        super().__init__(peer)
-        self._rng = rng
-        self._probability = probability
-
-    def send(self, header: FrameHeader, payload: Payload, number: int) -> None:
-        """Queue a segment, perhaps twice."""
-        super().send(header, payload, number)
-        if self._rng.random() < self._probability:
-            super().send(header, payload, number)
-
-
 class MemoryStore:
     """What a master's directory keeps; it outlasts the process."""
 
@@ -165,7 +153,16 @@ class MasterProcess:
         self.clock = ProcessClock(loop, host)
         standbys = tuple(MasterAddress(other.host, other.port) for other in others)
         self.server = MasterServer(
-            self.clock, host, timing, rng.randbytes, self._observe, token, store, standbys, standby
+            self.clock,
+            host,
+            timing,
+            rng.randbytes,
+            self._observe,
+            token,
+            store,
+            standbys,
+            standby,
+            self._elect,
         )
 
     async def start(self) -> None:
@@ -176,6 +173,13 @@ class MasterProcess:
         """Die at once."""
         self.host.crash()
         self.server.close()
+
+    def _elect(self, offers: Sequence[tuple[PeerId, Offer]], expected: Expected) -> Verdict:
+        verdict = elect(offers, expected)
+        if self._checkers.state is not None and self.host.alive:
+            machine = self.server.machine
+            self._checkers.state.elected(machine.run, machine.term, offers, expected, verdict)
+        return verdict
 
     def _observe(self, event: MasterEvent, effects: list[object]) -> None:
         if not self.host.alive:
@@ -239,8 +243,12 @@ class PeerProcess:
         self.name = host.name
         self.index = index
         self.address = Address(host.name, port)
+        self.sync_ring: tuple[PeerId, ...] = ()
+        """Who was to take part in the synchronization that was asked for last."""
         self.results: dict[int, tuple[bytes, ReduceResult]] = {}
         """Tag -> the last operation that was committed for a caller here, and its run."""
+        self.posted_sync = InRun(b"", _NO_OPERATION)
+        """The last operation that it has lent its shared state to."""
         self._loop = loop
         self._trace = trace
         self._checkers = checkers
@@ -281,6 +289,11 @@ class PeerProcess:
         if begun:
             gathering = any(transfer.phase == "gather" for transfer in begun)
             return LifePhase.GATHER if gathering else LifePhase.REDUCE_SCATTER
+        sessions = self.engine.exchange.sessions.values()
+        if any(session.fetch is not None and not session.fetch.complete for session in sessions):
+            return LifePhase.FETCHING
+        if sessions:
+            return LifePhase.SYNC
         if machine.in_round:
             return LifePhase.ROUND
         return LifePhase.OTHER
@@ -301,6 +314,9 @@ class PeerProcess:
             operation = InRun(self.run, ended.operation)
             self._checkers.outcome(operation, self.address, self.peer, outcome)
         for effect in effects:
+            if isinstance(effect, PostSync):
+                self.posted_sync = InRun(self.run, effect.operation)
+                self.sync_ring = effect.ring
             if isinstance(effect, Return) and isinstance(effect.value, ReduceResult):
                 self.results[effect.value.operation.tag] = self.run, effect.value
         self._on_event(self, event, effects)

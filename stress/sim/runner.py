@@ -17,6 +17,7 @@ from pccl.stress.sim.loop import Deadlock, OutOfTime, VirtualLoop
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenario import Scenario, draw
 from pccl.stress.sim.stage import Seat, Stage
+from pccl.stress.sim.state_checkers import StateCheckers
 from pccl.stress.sim.trace import Trace
 
 LIMIT_S = 250
@@ -56,7 +57,12 @@ class Simulation:
         self.verdict = Verdict(scenario)
         self._loop = loop = VirtualLoop(limit_ns=scenario.ends_ns + LIMIT_S * NS_PER_S)
         self.excuses = Excuses(scenario.timing, 2 * scenario.latency_ns, loop.now_ns)
-        self.checkers = Checkers(scenario, self.excuses)
+        self.checkers = checkers = Checkers(scenario, self.excuses)
+        if scenario.syncs is not None:
+            known = checkers.known_committed
+            checkers.state = StateCheckers(
+                scenario.syncs, checkers.done, known, may_part=scenario.standby
+            )
         self._errors: list[BaseException | str] = []
         self._rng = Random(f"{scenario.seed}/starts")
         self.stage = Stage(scenario, loop, self.trace, self.checkers, self.excuses, self._on_done)

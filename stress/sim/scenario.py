@@ -9,8 +9,9 @@ from random import Random
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
 from pccl.protocol.types import NS_PER_S, UNQUANTIZED, Algorithm, Quantization, ReduceOp, WireFormat
-from pccl.stress.sim.faults import Fault, Ground, draw_faults
+from pccl.stress.sim.faults import Fault, Ground, draw_faults, draw_state_faults
 from pccl.stress.sim.faults.base import MS
+from pccl.stress.sim.syncs import Syncs, draw_syncs
 
 
 class Style(enum.Enum):
@@ -94,6 +95,8 @@ class Scenario:
     """How long a process computes between two iterations."""
     eager_bytes_max: int = EAGER_BYTES_MAX
     """The largest tensor that goes ahead in every second process; the others have the default."""
+    syncs: Syncs | None = None
+    """The shared state that members synchronize in each iteration; None: there is none."""
 
     @property
     def token(self) -> bytes | None:
@@ -186,6 +189,12 @@ def draw(seed: int) -> Scenario:
     )
     eager = Random(f"{seed}/eager").choice((0, 256, EAGER_BYTES_MAX, EAGER_BYTES_MAX))
     scenario = replace(scenario, eager_bytes_max=eager)
+    syncs = draw_syncs(seed) if peers not in _CROWDS else None
+    if syncs is not None:
+        ground = Ground(peers, stop_ns, latency_ns, timing)
+        faults = (*scenario.faults, *draw_state_faults(seed, ground))
+        # After a mistake of one, those who vote would wait for newcomers, who synchronize.
+        scenario = replace(scenario, syncs=syncs, faults=faults, mistake=None)
     if rng.random() < 0.03 or any(fault.needs_standby for fault in scenario.faults):
         scenario = replace(scenario, standby=True)
     if peers in _CROWDS:  # some of so many would always be impatient

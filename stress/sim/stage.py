@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -12,12 +13,22 @@ from pccl.protocol.errors import LinkError
 from pccl.protocol.limits import EAGER_BYTES_MAX
 from pccl.protocol.messages import OperationRequest
 from pccl.protocol.peer import Standing
-from pccl.protocol.peer_events import Begin, PeerEffect, PeerEvent, Post, Send
+from pccl.protocol.peer_events import (
+    Begin,
+    BeginSync,
+    PeerEffect,
+    PeerEvent,
+    Post,
+    PostSync,
+    Send,
+    SyncCall,
+)
 from pccl.protocol.types import PeerId
 from pccl.runtime.requests import PeerOptions
 from pccl.stress.sim.checkers import Checkers, InRun
 from pccl.stress.sim.excuses import MASTER_NAME, MASTERS, STANDBY_NAME, Excuses
 from pccl.stress.sim.faults.base import MASTER, Fault
+from pccl.stress.sim.links import Lips, SimLink
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import (
     MASTER_ADDRESS,
@@ -26,9 +37,9 @@ from pccl.stress.sim.process import (
     MemoryStore,
     PeerProcess,
     ProcessClock,
-    RepeatingLink,
 )
 from pccl.stress.sim.scenario import Scenario
+from pccl.stress.sim.state_checkers import StateCheckers
 from pccl.stress.sim.trace import Trace
 from pccl.stress.sim.workload import Workload
 from pccl.transports.base import Address
@@ -46,10 +57,11 @@ Watcher = Callable[["Seat", PeerEvent], None]
 class Seat:
     """One place in the run: a process and its application; after a restart, others."""
 
-    def __init__(self, index: int, process: PeerProcess, workload: Workload) -> None:
+    def __init__(self, index: int, process: PeerProcess, workload: Workload, lips: Lips) -> None:
         self.index = index
         self.process = process
         self.workload = workload
+        self.lips = lips
         self.boots = 1
         self.task: asyncio.Task[None] | None = None
 
@@ -104,6 +116,7 @@ class Stage:
         self._stranger: SimHost | None = None
         checkers.believes = self._believes
         checkers.waits = self._waits
+        checkers.follows = self._follows
         if scenario.standby and not all(fault.keeps_majority for fault in scenario.faults):
             excuses.master_died()
         self.network = SimNetwork(
@@ -142,13 +155,15 @@ class Stage:
 
     def _add_seat(self) -> Seat:
         index = len(self.seats)
-        process = self._make_process(index, 0)
-        workload = Workload(self.scenario, process, self.checkers, self._loop)
-        seat = Seat(index, process, workload)
+        lips = Lips()
+        process = self._make_process(index, 0, lips)
+        starts = index < self.scenario.peers - self.scenario.late_peers
+        workload = Workload(self.scenario, process, self.checkers, self._loop, starts=starts)
+        seat = Seat(index, process, workload, lips)
         self.seats.append(seat)
         return seat
 
-    def _make_process(self, index: int, boots: int) -> PeerProcess:
+    def _make_process(self, index: int, boots: int, lips: Lips) -> PeerProcess:
         scenario = self.scenario
         options = PeerOptions(
             scenario.timing,
@@ -165,16 +180,16 @@ class Stage:
             self._trace,
             self.checkers,
             self._on_event,
-            self._make_link,
+            partial(self._make_link, lips),
             index,
             index % scenario.groups,
             _FIRST_LISTENING_PORT + boots,
         )
 
-    def _make_link(self, peer: PeerId) -> Link:
-        if not self.scenario.repeats:
+    def _make_link(self, lips: Lips, peer: PeerId) -> Link:
+        if not self.scenario.repeats and self.scenario.syncs is None:
             return Link(peer)
-        return RepeatingLink(peer, self._rng, self.scenario.repeats)
+        return SimLink(peer, lips, self._rng, self.scenario.repeats)
 
     def _spread_links(self) -> None:
         if not self.scenario.uneven_links:
@@ -300,8 +315,10 @@ class Stage:
         """Start a new process on the machine of one that was killed."""
         self.strikes["restart"] += 1
         self.struck_ns = self.now_ns()
-        seat.process = self._make_process(seat.index, seat.boots)
-        seat.workload = Workload(self.scenario, seat.process, self.checkers, self._loop)
+        seat.process = self._make_process(seat.index, seat.boots, seat.lips)
+        seat.workload = Workload(
+            self.scenario, seat.process, self.checkers, self._loop, starts=False
+        )
         seat.boots += 1
         self.begin(seat, 0)
 
@@ -357,9 +374,32 @@ class Stage:
                 posted = InRun(process.run, effect.operation)
                 self.checkers.posted(posted, process.peer, content)
                 self.checkers.has_ring(posted, effect.ring)
+        if self.checkers.state is not None:
+            self._note_state(self.checkers.state, process, effects)
         seat = self.seats[process.index]
         for watcher in self._watchers:
             watcher(seat, event)
+
+    def _note_state(
+        self, checkers: StateCheckers, process: PeerProcess, effects: list[PeerEffect]
+    ) -> None:
+        for effect in effects:
+            match effect:
+                case PostSync(call, operation, ring):
+                    posted = InRun(process.run, operation)
+                    self.checkers.posted(posted, process.peer, None)
+                    self.checkers.has_ring(posted, ring)
+                    session = process.engine.exchange.sessions[operation]
+                    contents = tuple(bytes(view) for view in session.memory.views)
+                    caller = process.engine.calls.get(call)
+                    assert caller is not None
+                    assert isinstance(caller.event, SyncCall)
+                    offer = caller.event.offer
+                    checkers.offered(process.name, posted, process.peer, offer, contents)
+                case BeginSync(_, elected):
+                    checkers.begun(process.name, process.peer, elected)
+                case _:
+                    pass
 
     def everybody_is_member(self) -> bool:
         """Whether all processes that live are members of the run."""
@@ -374,6 +414,10 @@ class Stage:
                 return (machine.run, machine.peer) if believes else None
         return None
 
+    def _follows(self, address: Address) -> int:
+        seats = [seat for seat in self.seats if seat.process.address == address]
+        return max((seat.process.engine.machine.term for seat in seats), default=0)
+
     def _waits(self, address: Address) -> bool:
         # Who has left a round, or a reduce after he was done, still waits for its end; and that
         # somebody is dead need not be known yet.
@@ -383,6 +427,7 @@ class Stage:
             or len(process.engine.calls) > 0
             or process.engine.machine.in_round
             or process.engine.data_plane.transfers
+            or process.engine.exchange.sessions
             for process in others
         )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -41,6 +42,7 @@ from pccl.stress.sim.faults.base import MS
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenario import Scenario, Slot, Style
+from pccl.stress.sim.state_workload import StateWork
 
 Array = npt.NDArray[Any]
 
@@ -71,10 +73,16 @@ _REPEATED = (CollectiveAborted, DeadlineExceeded, Interrupted, LinkError, Outcom
 
 
 class Workload:
-    """The application of one peer."""
+    """The application of one peer; ``starts``: it is there from the start."""
 
     def __init__(
-        self, scenario: Scenario, process: PeerProcess, checkers: Checkers, loop: VirtualLoop
+        self,
+        scenario: Scenario,
+        process: PeerProcess,
+        checkers: Checkers,
+        loop: VirtualLoop,
+        *,
+        starts: bool,
     ) -> None:
         self._scenario = scenario
         self._process = process
@@ -90,6 +98,19 @@ class Workload:
         """Why it stopped; None while it runs."""
         self.last_vote: InRun | None = None
         """The last operation in which members agreed on whether to stop."""
+        self._state: StateWork | None = None
+        if scenario.syncs is not None and checkers.state is not None:
+            self._state = StateWork(
+                scenario.syncs,
+                scenario,
+                process,
+                checkers.state,
+                self._call,
+                self._budget_s,
+                self._again,
+                self.sleep,
+                starts=starts,
+            )
 
     async def run(self) -> None:
         """Join, work, stop; lost memberships are taken up again."""
@@ -115,6 +136,8 @@ class Workload:
                     break
                 self.ended_with = type(error).__name__
                 self._checkers.done[self.ended_with] += 1
+                if self._state is not None:
+                    self._state.begin_anew()
                 rejoins = isinstance(error, Evicted) and self._rng.random() < 0.5
         await self._engine.close()
 
@@ -140,7 +163,7 @@ class Workload:
         if self._scenario.min_peers > 1 and attempt == 0:
             try:
                 wanted = self._scenario.min_peers
-                await self._engine.connect(100, min_peers=wanted, timeout_s=_GANG_S)
+                await self._join(100, min_peers=wanted, timeout_s=_GANG_S)
             except DeadlineExceeded:
                 pass
             else:
@@ -149,7 +172,14 @@ class Workload:
                 self._checkers.joined(self._who, process.run, process.peer, seen, wanted)
                 return
         patience_s = _PATIENCE_S if self._scenario.standby else None
-        await self._engine.connect(n_attempts=100, timeout_s=patience_s)
+        await self._join(100, min_peers=1, timeout_s=patience_s)
+
+    async def _join(self, attempts: int, *, min_peers: int, timeout_s: float | None) -> None:
+        connect = partial(self._engine.connect, attempts, min_peers=min_peers, timeout_s=timeout_s)
+        if self._state is None:
+            await connect()
+        else:
+            await self._state.joins(partial(connect, prefetch=self._state.prefetch()))
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -185,6 +215,8 @@ class Workload:
             admits = not (first and rejoined)
         if admits:
             await self._joint(engine.update_topology)
+        if self._state is not None:
+            await self._state.run()
         if self._scenario.optimizes:
             with suppress(TooFewPeers):
                 await self._joint(engine.optimize_topology)

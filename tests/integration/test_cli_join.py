@@ -90,6 +90,7 @@ def test_waits_for_a_late_master(port: tuple[socket.socket, str], tmp_path: Path
         "PCCL_ADVERTISE": "198.51.100.7:5000-5009",
         "PCCL_TOKEN_FILE": str(token),
         "PCCL_DRAIN": "1",
+        "PCCL_PROGRESS": "1",
     }
 
 
@@ -97,7 +98,7 @@ def test_waits_for_a_late_master(port: tuple[socket.socket, str], tmp_path: Path
 def test_says_nothing_when_the_master_is_there(port: tuple[socket.socket, str]) -> None:
     listener, address = port
     listener.listen()
-    given = {"PCCL_TOKEN": SECRET, "PCCL_GROUP": "9", "PCCL_DRAIN": "0"}
+    given = {"PCCL_TOKEN": SECRET, "PCCL_GROUP": "9", "PCCL_DRAIN": "0", "PCCL_PROGRESS": "0"}
     join = start(address, "--", sys.executable, "-c", SHOW, **given)
     out, err = finish(join)
     assert (join.returncode, err) == (0, "")

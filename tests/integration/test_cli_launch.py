@@ -147,6 +147,7 @@ def test_environment(start: type[Launched]) -> None:
             "PCCL_PEER_INDEX": str(peer),
             "PCCL_PEERS": "3",
             "PCCL_DRAIN": "1",
+            "PCCL_PROGRESS": "1",
             "PCCL_GROUP": "5",
             "PCCL_MIN_PEERS": "2",
             "PCCL_LANES": "4",

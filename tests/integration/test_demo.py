@@ -16,11 +16,15 @@ for module in ("torch", "sklearn", "matplotlib"):
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "pccl.cli.main", "demo")
+WEIGHT_COUNT = (32 * 9 + 32) + (64 * 32 * 9 + 64) + (64 * 4 * 4 * 10 + 10)
+STATE_BYTES = 1797 * (64 * 4 + 8) + 2 * 4 * WEIGHT_COUNT + 8
+"""Images and digits; weights and their momentum; the step counter."""
+
 LIMIT_S = 110.0
 """Far more than it takes; a machine that is busy with other things must not fail the test."""
 
 
-def test_demo_survives_a_kill(tmp_path: Path) -> None:
+def test_demo_survives_a_kill_and_takes_a_newcomer_in(tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
     run = subprocess.run(
         [*COMMAND, "--json", "--steps", "150", "--out", str(picture)],
@@ -38,13 +42,15 @@ def test_demo_survives_a_kill(tmp_path: Path) -> None:
         "digests_equal",
         "lost_peers",
         "joined_peers",
+        "fetched_bytes",
         "seconds",
     }
     assert verdict["accuracy"] >= 0.95
     assert 0.5 < verdict["single_shard_accuracy"] <= 1.0
     assert verdict["digests_equal"] is True
     assert verdict["lost_peers"] == 1
-    assert verdict["joined_peers"] == 4
+    assert verdict["joined_peers"] == 5
+    assert verdict["fetched_bytes"] == STATE_BYTES
     assert 0 < verdict["seconds"] < LIMIT_S
     assert picture.read_bytes().startswith(b"\x89PNG\r\n")
 
@@ -58,13 +64,13 @@ def is_there(pid: int) -> bool:
 
 
 def pids_when_training(demo: subprocess.Popen[str]) -> list[int]:
-    """Read until the peers train, and collect their process ids from what is said."""
+    """Read until the peers train and one more process starts; collect all process ids."""
     assert demo.stdout is not None
     pids: list[int] = []
     for line in demo.stdout:
-        if found := re.search(r"joined \(shard \d+, pid (\d+)\)", line):
+        if found := re.search(r"(?:joined|starts) \(shard \d+, pid (\d+)\)", line):
             pids.append(int(found[1]))
-        if "train together" in line:
+        if "one more process starts" in line:
             return pids
     raise AssertionError("the peers never trained")
 
@@ -81,7 +87,7 @@ def test_no_process_is_left(wanted: str, tmp_path: Path) -> None:
     )
     try:
         pids = pids_when_training(demo)
-        assert len(pids) == 2
+        assert len(pids) == 3
         began = time.monotonic()
         if wanted.startswith("SIG"):
             demo.send_signal(signal.Signals[wanted])

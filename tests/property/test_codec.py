@@ -218,8 +218,9 @@ SAMPLES: dict[type[Any], msg.Message] = {}
 def _fill_samples() -> None:
     roster = [7, 2, 1, [[1, "h", 9]], [1], 1, 1, 1, 1, 2, [[[4096, 2]], 3, 1]]
     op = [1, 2, 3, 4, 5]
-    registration = [0, "h", 9, 2, 1]
-    outcome, answer = [op, None, "", [1], 7, 3], [[1, 0], 7, True, "", 4]
+    registration = [0, "h", 9, 2, 1, True]
+    outcome, answer = [op, None, "", [1], 7, 3, ["w", 2, "where"]], [[1, 0], 7, True, "", 4]
+    lineage = [b"run", op]
     bodies: dict[type[Any], list[Any]] = {
         msg.Register: [1, *registration],
         msg.Resume: [2, 1, b"t", 0, b"m"],
@@ -233,6 +234,15 @@ def _fill_samples() -> None:
             [1, 2, 3, 4, 4],
             True,
         ],
+        msg.SyncRequest: [
+            13,
+            op,
+            [*(0, 2, 1, 7, lineage, True, False), b"layout", b"content", b"extra"],
+        ],
+        msg.Prefetched: [15],
+        msg.StatesCompared: [14, op, ["w", None, "where"]],
+        msg.SyncStarted: [80, op, [7, b"layout", b"content", [1], [2], [3], b"extra", [1]]],
+        msg.CompareStates: [81, op, 3],
         msg.OperationDone: [7, op, b"d"],
         msg.Withdraw: [8, op, "why"],
         msg.OutcomeQuery: [9, op],
@@ -240,7 +250,7 @@ def _fill_samples() -> None:
         msg.LinksMeasured: [22, [[1, [250000, 1 << 30]], [2, [0, 0]]]],
         msg.BlockedReply: [11, 3, True],
         msg.StatusRequest: [21],
-        msg.Return: [16, 1, b"t", b"run", 1, registration, 7, [[1, 3]], b"m", 6],
+        msg.Return: [16, 1, b"t", b"run", 1, registration, 7, [[1, 3]], b"m", 6, [7, lineage]],
         msg.KnownRoster: [17, roster, b"m"],
         msg.KnownOutcome: [18, outcome],
         msg.KnownAnswer: [19, answer],
@@ -284,13 +294,13 @@ _fill_samples()
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (pack(1, -1, "h", 9, 1, 1), "not an integer from 0 to 4294967295"),
-        (pack(1, 1 << 32, "h", 9, 1, 1), "not an integer from 0 to 4294967295"),
-        (pack(1, 0, "h", 1 << 16, 1, 1), "not an integer from 0 to 65535"),
-        (pack(1, True, "h", 9, 1, 1), "not an integer"),
-        (pack(1, 1.0, "h", 9, 1, 1), "not an integer"),
-        (pack(1, 0, b"h", 9, 1, 1), "not str"),
-        (pack(1, 0, None, 9, 1, 1), "not str"),
+        (pack(1, -1, "h", 9, 1, 1, False), "not an integer from 0 to 4294967295"),
+        (pack(1, 1 << 32, "h", 9, 1, 1, False), "not an integer from 0 to 4294967295"),
+        (pack(1, 0, "h", 1 << 16, 1, 1, False), "not an integer from 0 to 65535"),
+        (pack(1, True, "h", 9, 1, 1, False), "not an integer"),
+        (pack(1, 1.0, "h", 9, 1, 1, False), "not an integer"),
+        (pack(1, 0, b"h", 9, 1, 1, False), "not str"),
+        (pack(1, 0, None, 9, 1, 1, False), "not str"),
         (pack(2, 1, "token", 0, b""), "not bytes"),
         (pack(2, -1, b"t", 0, b""), "not an integer"),
         (pack(10, 1, 1, ""), "not bool"),
@@ -415,7 +425,24 @@ def test_a_large_roster_fits() -> None:
 
 U32 = integers_below(1 << 32)
 U64 = integers_below(1 << 64)
-BARE = (FrameKind.QUERY, FrameKind.PING, FrameKind.PONG, FrameKind.LANES)
+BARE = (
+    FrameKind.QUERY,
+    FrameKind.PING,
+    FrameKind.PONG,
+    FrameKind.LANES,
+    FrameKind.MAP_ASK,
+    FrameKind.LAYOUT_ASK,
+    FrameKind.WATCH,
+)
+WIRE_KINDS = {
+    "QUERY": 2,
+    "PING": 4,
+    "PONG": 5,
+    "LANES": 6,
+    "MAP_ASK": 16,
+    "LAYOUT_ASK": 22,
+    "WATCH": 24,
+}
 HEADERS = st.sampled_from(FrameKind).flatmap(
     lambda kind: st.builds(
         FrameHeader,
@@ -475,7 +502,7 @@ def test_unknown_kinds_are_refused(kind: int) -> None:
 def test_what_carries_nothing_says_so(kind: FrameKind) -> None:
     header = FrameHeader(kind, OperationId(1, 2, 3, 4, 5), 0, 7, 0)
     data = bytearray(encode_header(header))
-    assert data[0] == {"QUERY": 2, "PING": 4, "PONG": 5, "LANES": 6}[kind.name]
+    assert data[0] == WIRE_KINDS[kind.name]
     assert decode_header(data) == header
     data[4] = 1
     with pytest.raises(RemoteProtocolError, match=f"a {kind.name} carries no payload"):

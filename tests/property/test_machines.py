@@ -534,6 +534,10 @@ class Posted:
     done: bool = False
 
 
+Answer = pe.ReduceResult | pe.SyncResult | bool | errors.PCCLError | None
+"""Of a call."""
+
+
 class Process:
     """A peer machine and what its shell would keep, with everything held against the promises."""
 
@@ -548,7 +552,7 @@ class Process:
         self.posted: dict[OperationId, Posted] = {}
         self.left: set[OperationId] = set()
         self.calls: dict[int, pe.PeerEvent] = {}
-        self.results: dict[int, pe.ReduceResult | bool | errors.PCCLError | None] = {}
+        self.results: dict[int, Answer] = {}
         self.handles: dict[int, bool] = {}
         """Detached calls that were not claimed -> whether there is an outcome."""
         self.left_rounds: set[RoundKind] = set()
@@ -691,6 +695,8 @@ class Process:
                 self._take_note(effect)
             case pe.Return() | pe.Raise():
                 self._finish_call(effect)
+            case pe.PostSync() | pe.BeginSync() | pe.CompareSync():
+                raise AssertionError("nobody synchronizes here")
 
     def _take_note(
         self, effect: pe.AskCallers | pe.ReportWait | pe.ForgetEarly | pe.SendAcross
@@ -723,7 +729,9 @@ class Process:
                     self.world.verdicts += 1
                 self._answer(call, error)
 
-    def _answer(self, call: int, value: pe.ReduceResult | bool | errors.PCCLError | None) -> None:
+    def _answer(
+        self, call: int, value: pe.ReduceResult | pe.SyncResult | bool | errors.PCCLError | None
+    ) -> None:
         del self.calls[call]  # exactly once
         assert all(posted.call != call for posted in self.posted.values()), "returned before End"
         self.results[call] = value

@@ -195,7 +195,7 @@ class World:
         if not isinstance(message, HELD_BACK):
             return
         match message:
-            case msg.OperationStarted(operation):
+            case msg.OperationStarted(operation) | msg.SyncStarted(operation):
                 ring = master.membership.ring(operation.group, operation.view)
                 if ring is not None:  # it was held back, and the view has been closed since
                     self.moves(frozenset(ring), f"{master.incumbent!r} in term {master.term}")

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pccl.protocol.collective_ballot import CollectiveBallot
 from pccl.protocol.data_type import DataType
 from pccl.protocol.messages import Flow, Progress
-from pccl.protocol.operation import Ballot, Stall, Start
+from pccl.protocol.operation import Stall, Start
 from pccl.protocol.types import Algorithm, Descriptor, OperationId, PeerId, ReduceOp
 
 OPERATION = OperationId(1, 0, 1, 0, 0)
@@ -79,15 +80,15 @@ def run_out(ring: Ring, choices: list[int], stop_after: int | None = None) -> No
         moves += 1
 
 
-def started(ring: Ring, first_peer: int = 3) -> tuple[Ballot, list[PeerId]]:
+def started(ring: Ring, first_peer: int = 3) -> tuple[CollectiveBallot, list[PeerId]]:
     peers = [PeerId(first_peer + 2 * rank) for rank in range(ring.size)]
-    made = Ballot(OPERATION, tuple(peers), peers[0], 0)
+    made = CollectiveBallot(OPERATION, tuple(peers), peers[0], 0)
     decisions = [made.request(peer, SUM, 0) for peer in peers]
     assert decisions[-1] == Start()
     return made, peers
 
 
-def tell(made: Ballot, peers: list[PeerId], ring: Ring, now_ns: int) -> None:
+def tell(made: CollectiveBallot, peers: list[PeerId], ring: Ring, now_ns: int) -> None:
     for rank, peer in enumerate(peers):
         made.report(peer, ring.report(rank), now_ns)
         if len(ring.received[rank]) == ring.total:
@@ -182,7 +183,7 @@ def test_in_a_mesh_the_stuck_link_is_found(size: int, data: st.DataObject) -> No
         (a, b): passed[a, b] + (owners[a] and ((a, b) != blocked or carried == 2)) for a, b in links
     }
     mesh = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8, algorithm=Algorithm.MESH)
-    made = Ballot(OPERATION, tuple(peers), peers[0], 0)
+    made = CollectiveBallot(OPERATION, tuple(peers), peers[0], 0)
     for peer in peers:
         made.request(peer, mesh, 0)
     for rank, peer in enumerate(peers):

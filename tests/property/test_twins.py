@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pccl.protocol.collective_ballot import CollectiveBallot
 from pccl.protocol.data_type import DataType
 from pccl.protocol.membership import Membership, RegisteredPeer
-from pccl.protocol.operation import Abort, Ballot, Commit, Decision, Start
+from pccl.protocol.operation import Abort, Commit, Decision, Start
 from pccl.protocol.types import (
     AbortCause,
     Descriptor,
@@ -113,7 +114,7 @@ def as_verdict(decision: Start | Commit | Abort) -> tuple[object, str]:
 def test_a_ballot_decides_as_its_dumb_twin_does(seed: int, size: int) -> None:
     rng = random.Random(seed)
     members = tuple(PeerId(n) for n in sorted(rng.sample(range(1, 30), size)))
-    ballot = Ballot(OperationId(1, 0, 1, 0, 0), members, members[0], 0)
+    ballot = CollectiveBallot(OperationId(1, 0, 1, 0, 0), members, members[0], 0)
     facts: list[Fact] = []
     decisions: list[Start | Commit | Abort] = []
     careless = rng.random() < 0.5

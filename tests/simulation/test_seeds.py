@@ -14,7 +14,10 @@ from pccl.stress.sim.faults import KINDS
 from pccl.stress.sim.planted import planted
 from pccl.stress.sim.runner import run_seed
 
-PHASES = ("connecting", "round", "reduce_scatter", "gather", "done_before_commit")
+PHASES = (
+    *("connecting", "round", "reduce_scatter", "gather", "done_before_commit"),
+    *("sync", "fetching"),
+)
 
 WORKLOADS = (
     "CollectiveAborted",
@@ -24,17 +27,27 @@ WORKLOADS = (
     "LockstepError",
     "OutcomeUnknown",
     "ResyncRequired",
+    "StateUnavailable",
     "ahead of the start",
     "barrier",
     "broadcast",
     "converged",
     "handle",
     "lane cut",
+    "lie",
     "not repaired",
     "of several",
     "removed alive",
     "repaired",
     "resumed",
+    "state mismatch",
+    "sync",
+    "sync fetched",
+    "sync in several attempts",
+    "sync repaired",
+    "sync under a restarted master",
+    "verified",
+    "wrong piece",
 )
 """What calls of every kind have come to, and operations that lost a member while data moved: what
 the 500 seeds must not miss."""
@@ -43,22 +56,29 @@ CAUGHT_BY = {
     "ahead_in_unknown_views": 50,
     "carry_not_restored": 9,
     "commit_before_all_reported": 0,
-    "done_ahead_ignored": 1,
+    "done_ahead_ignored": 7,
     "gap_not_bridged": 136,
     "holdings_overstated": 3,
     "late_tick_judged": 130,
+    "lineage_ignored": 30,
     "lost_lane_forgotten": 4,
     "lost_part_kept": 9,
+    "missed_sync_repeated": 10,
     "mistakes_undiagnosed": 93,
     "no_fencing": 27,
     "no_restore_after_completion": 0,
     "nothing_for_others_after_leaving": 1800,
     "outcome_not_kept": 0,
+    "outdated_elected": 18,
     "partial_taken_for_final": 199,
     "partly_sent_forgotten": 4,
     "second_copy_added": 0,
+    "staging_skipped": 33,
+    "starving_forgotten": 789,
+    "stock_forgotten": 27,
+    "unverified_piece_accepted": 18,
     "vote_counted_twice": 417,
-    "world_changes_unseen": 739,
+    "world_changes_unseen": 926,
     "write_after_return": 0,
 }
 """A seed that shows each planted bug; ``--planted NAME --first`` searches for others.

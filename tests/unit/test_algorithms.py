@@ -12,6 +12,7 @@ import pytest
 from pccl.arguments import check_algorithm, reduce_request
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
+from pccl.protocol.collective_ballot import CollectiveBallot
 from pccl.protocol.data_type import DataType
 from pccl.protocol.handshake import RUN_BYTES
 from pccl.protocol.limits import BYTES_PER_S_MAX, RTT_NS_MAX, TERM_GAP, Timing
@@ -21,7 +22,7 @@ from pccl.protocol.master_events import ControlMessage as Heard
 from pccl.protocol.master_events import ControlOpened as Opened
 from pccl.protocol.master_events import MasterEffect, Tick
 from pccl.protocol.master_events import Send as Told
-from pccl.protocol.operation import Abort, Ballot, Commit, Start
+from pccl.protocol.operation import Abort, Commit, Start
 from pccl.protocol.peer import PeerMachine
 from pccl.protocol.peer_errors import aborted
 from pccl.protocol.peer_events import (
@@ -492,8 +493,10 @@ def test_a_returning_peer_with_a_table_that_no_master_makes_is_not_believed() ->
 # -- ballots -----------------------------------------------------------------------------------
 
 
-def started(descriptor: Descriptor, resumes: OperationId | None = None) -> tuple[Ballot, Any]:
-    ballot = Ballot(what(), (PeerId(1), PeerId(2), PeerId(3)), PeerId(1), 0)
+def started(
+    descriptor: Descriptor, resumes: OperationId | None = None
+) -> tuple[CollectiveBallot, Any]:
+    ballot = CollectiveBallot(what(), (PeerId(1), PeerId(2), PeerId(3)), PeerId(1), 0)
     decision = None
     for peer in (1, 2, 3):
         decision = ballot.request(PeerId(peer), descriptor, 0, resumes)
@@ -528,7 +531,7 @@ def test_only_a_ring_is_resumed() -> None:
 
 
 def test_who_forces_another_algorithm_is_told_so() -> None:
-    ballot = Ballot(what(), (PeerId(1), PeerId(2)), PeerId(1), 0)
+    ballot = CollectiveBallot(what(), (PeerId(1), PeerId(2)), PeerId(1), 0)
     ballot.request(PeerId(1), by(RING), 0)
     decision = ballot.request(PeerId(2), by(RING, forced=True), 0)
     assert decision == Abort(
@@ -538,7 +541,7 @@ def test_who_forces_another_algorithm_is_told_so() -> None:
 
 
 def test_whoever_goes_ahead_late_is_told_of_the_start_too() -> None:
-    ballot = Ballot(what(), (PeerId(1), PeerId(2), PeerId(3)), PeerId(1), 0)
+    ballot = CollectiveBallot(what(), (PeerId(1), PeerId(2), PeerId(3)), PeerId(1), 0)
     for peer in (1, 2):
         ballot.request(PeerId(peer), by(RING), 0, None, eager=True)
     ballot.done(PeerId(1), b"x", 0)  # so all have asked, and the last request is on its way

@@ -114,7 +114,7 @@ class Bench:
         operand = borrow(send, np.zeros_like(send))
         descriptor = Descriptor(DataType.INT32, op, operand.send.size)
         self.plane.post(operation, descriptor, operand, (ME, OTHER), ME)
-        self.plane.go_ahead(operation)
+        self.plane.begin(operation, ahead=True)
 
     def broadcast(self, buffer: Any, root: int) -> None:
         descriptor = Descriptor.broadcast(DataType.INT32, len(buffer), root)

@@ -10,8 +10,10 @@ from pccl.cli.demo_record import (
     Event,
     Finished,
     Joined,
+    Ready,
     Record,
     Stepped,
+    Synced,
     Verdict,
     Worker,
     decode,
@@ -19,6 +21,7 @@ from pccl.cli.demo_record import (
     judge,
     name_peers,
 )
+from pccl.progress import SyncProgress
 
 GOOD = ACCURACY_MIN + 0.02
 
@@ -48,11 +51,32 @@ def story(*, lost_from: int = 3, accuracy: float = GOOD) -> Record:
     return record
 
 
+def story_with_a_newcomer(*, fetched_bytes: int = 700_000, with_all: bool = True) -> Record:
+    """Peer 4 joins the others of the story in step 4."""
+    record = story()
+    newcomer = Worker(3, late=True, pid=14)
+    record.workers.insert(3, newcomer)
+    first, _, third, _, _ = record.workers
+    record.add(3.1, newcomer, Ready())
+    record.add(3.2, newcomer, Joined(4))
+    record.add(3.3, newcomer, Synced(fetched_bytes, 200_000, 0.02))
+    last = step(4, 1, 3, 4)
+    for peer in (first, newcomer):
+        record.add(4.5, peer, last)
+    record.add(4.5, third, last if with_all else step(4, 1, 3))
+    record.add(5.0, newcomer, Finished(GOOD, "aa"))
+    return record
+
+
 def judged(record: Record, lost_expected: int = 1, problem: str = "") -> Verdict:
     return judge(record, seconds=5.0, lost_expected=lost_expected, problem=problem)
 
 
-@pytest.mark.parametrize("event", [Joined(3), step(7, 1, 2, 4), step(7), Finished(0.98, "ab12")])
+@pytest.mark.parametrize(
+    "event",
+    [Ready(), SyncProgress("fetching", 1, 2, 3.5, 4, 5), Joined(3), Synced(3, 2, 0.5),
+     step(7, 1, 2, 4), step(7), Finished(0.98, "ab12")],
+)  # fmt: skip
 def test_events_survive_the_pipe(event: Event) -> None:
     line = encode(event)
     assert "\n" not in line
@@ -70,15 +94,73 @@ def test_other_output_is_no_event(line: str) -> None:
 
 def test_a_good_end() -> None:
     verdict = judged(story())
-    assert verdict == Verdict(GOOD, 0.9, True, 1, 3, 5.0, ())
+    assert verdict == Verdict(GOOD, 0.9, True, 1, 3, 0, 5.0, ())
     assert json.loads(verdict.to_json()) == {
         "accuracy": GOOD,
         "single_shard_accuracy": 0.9,
         "digests_equal": True,
         "lost_peers": 1,
         "joined_peers": 3,
+        "fetched_bytes": 0,
         "seconds": 5.0,
     }
+
+
+def test_a_good_end_with_a_newcomer() -> None:
+    assert judged(story_with_a_newcomer()) == Verdict(GOOD, 0.9, True, 1, 4, 700_000, 5.0, ())
+
+
+def test_a_newcomer_that_fetched_nothing_is_a_failure() -> None:
+    verdict = judged(story_with_a_newcomer(fetched_bytes=0))
+    assert verdict.failures == ("peer 4 has fetched nothing",)
+
+
+def test_a_newcomer_that_did_not_train_with_all_is_a_failure() -> None:
+    verdict = judged(story_with_a_newcomer(with_all=False))
+    assert verdict.failures == ("peer 4 did not train with all the others",)
+
+
+def test_a_newcomer_that_never_joined_is_a_failure() -> None:
+    record = story()
+    record.workers.insert(3, Worker(3, late=True))
+    assert judged(record).failures == (
+        "3 of 4 peers joined",
+        "2 of 3 survivors finished",
+        "peer on shard 3 has fetched nothing",
+        "peer on shard 3 did not train with all the others",
+    )
+
+
+def test_what_a_newcomer_does_is_told() -> None:
+    record = story()
+    newcomer = Worker(3, late=True, pid=14)
+    record.workers.insert(3, newcomer)
+    told: list[str] = []
+    states = [newcomer.status]
+    for event in (
+        Ready(),
+        SyncProgress("prefetching", 0, 0, 0.0, 2, 0),
+        SyncProgress("prefetching", 100_000, 800_000, 1e6, 2, 0),
+        SyncProgress("prefetching", 150_000, 800_000, 1e6, 2, 0),
+        Joined(4),
+        SyncProgress("done", 800_000, 800_000, 1e6, 2, 0),
+        Synced(800_000, 200_000, 0.0204),
+        step(4, 1, 3, 4),
+    ):
+        told += record.add(4.5, newcomer, event)
+        states.append(newcomer.status)
+    assert told == [
+        "peer on shard 3 fetches: 12 %, 100 kB of 800 kB, 1.0 MB/s, 1 s left, 2 sources",
+        "peer 4 joined (shard 3, pid 14)",
+        "peer 4 fetches: 100 %, 800 kB of 800 kB, all here",
+        "peer 4 took over 800 kB, 200 kB of it while all waited 20 ms",
+        "peer 4 trains along from step 4",
+    ]
+    assert states == [
+        *("starting", "ready", "ready", "fetching", "fetching"),
+        *("waiting", "waiting", "waiting", "training"),
+    ]
+    assert record.grown_at == (4.5, 4)
 
 
 def test_nobody_lost_where_nobody_should_be() -> None:

@@ -90,8 +90,8 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"op": 5}, ValueError, "op must be one of ReduceOp.SUM, .*ReduceOp.MIN, not 5"),
     ({"op": "SUM"}, ValueError, "op must be one of"),
     ({"op": True}, ValueError, "op must be one of"),
-    ({"tag": -1}, ValueError, "tag must be from 0 to 18446744073709551615, not -1"),
-    ({"tag": 2**64}, ValueError, "tag"),
+    ({"tag": -1}, ValueError, "tag must be from 0 to 18446744073709551614, not -1"),
+    ({"tag": 2**64 - 1}, ValueError, "tag"),
     ({"tag": 1.0}, TypeError, "tag must be an integer"),
     ({"operand_descriptor": DataType.FLOAT}, TypeError, "pccl.ReduceOperandDescriptor"),
     (

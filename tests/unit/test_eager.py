@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from pccl.protocol import messages as msg
+from pccl.protocol.collective_ballot import CollectiveBallot
 from pccl.protocol.data_type import DataType
 from pccl.protocol.eager import EagerBudget, fingerprint
 from pccl.protocol.limits import Timing
-from pccl.protocol.operation import Abort, Ballot, Commit, Phase, Start
+from pccl.protocol.operation import Abort, Commit, Phase, Start
 from pccl.protocol.peer import PeerMachine
 from pccl.protocol.peer_events import (
     Begin,
@@ -259,8 +260,8 @@ def test_another_attempt_after_differing_results_goes_ahead_anew() -> None:
 # -- the ballot --------------------------------------------------------------------------------
 
 
-def ballot(*eager: PeerId, inherited: bool = False) -> Ballot:
-    made = Ballot(op(), RING, A, 0, inherited=inherited)
+def ballot(*eager: PeerId, inherited: bool = False) -> CollectiveBallot:
+    made = CollectiveBallot(op(), RING, A, 0, inherited=inherited)
     for peer in eager:
         assert made.request(peer, SUM, 0, eager=True) is None
     return made

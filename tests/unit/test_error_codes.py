@@ -51,7 +51,7 @@ def test_the_codes_are_those_of_pccl() -> None:
         "connect": 6, "update_topology": 11, "are_peers_pending": 4, "optimize_topology": 12,
         "all_reduce": 8, "all_reduce_async": 8, "all_reduce_multiple_with_retry": 8,
         "all_reduce_many": 8,
-        "broadcast": 8, "barrier": 8,
+        "broadcast": 8, "barrier": 8, "sync_shared_state": 4, "verify": 4,
     }  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def documented_tree() -> dict[str, str]:
 
 def test_the_tree_is_the_one_that_the_docstring_draws() -> None:
     drawn = documented_tree()
-    assert len(drawn) == 16
+    assert len(drawn) == 18
     assert drawn["Evicted"] == "MembershipError"
     assert {kind.__name__ for kind in TYPES} == {*drawn, "PCCLError"}
     for kind in TYPES:
@@ -76,6 +76,8 @@ DEFAULTS = {
     "DeadlineExceeded": 8,
     "OutcomeUnknown": 8,
     "ResyncRequired": 4,
+    "StateMismatch": 4,
+    "StateUnavailable": 4,
     "PendingOperations": 10,
     "NotConnected": 4,
     "MembershipError": 4,

@@ -4,18 +4,10 @@ from itertools import product
 
 import pytest
 
+from pccl.protocol.collective_ballot import CollectiveBallot
 from pccl.protocol.data_type import DataType
 from pccl.protocol.messages import Progress
-from pccl.protocol.operation import (
-    TRANSITIONS,
-    Abort,
-    Ballot,
-    Commit,
-    Phase,
-    Stall,
-    Start,
-    name_peers,
-)
+from pccl.protocol.operation import TRANSITIONS, Abort, Commit, Phase, Stall, Start, name_peers
 from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId, ReduceOp
 
 OPERATION = OperationId(1, 0, 2, 7, 3)
@@ -24,8 +16,8 @@ AVG = Descriptor(DataType.FLOAT, ReduceOp.AVG, 8)
 A, B, C = PeerId(4), PeerId(5), PeerId(9)
 
 
-def ballot(*, requested: bool = False) -> Ballot:
-    made = Ballot(OPERATION, (A, B, C), A, 0)
+def ballot(*, requested: bool = False) -> CollectiveBallot:
+    made = CollectiveBallot(OPERATION, (A, B, C), A, 0)
     if requested:
         assert made.request(A, SUM, 0) is None
         assert made.request(B, SUM, 0) is None
@@ -117,7 +109,7 @@ def test_a_loss_after_all_survivors_were_done_commits() -> None:
 
 
 def test_the_last_member_is_lost() -> None:
-    made = Ballot(OPERATION, (A,), A, 0)
+    made = CollectiveBallot(OPERATION, (A,), A, 0)
     assert made.request(A, SUM, 0) == Start()
     assert made.lose([A], "gone", 0) == Abort(AbortCause.MEMBER_LOST, "peer 4 lost: gone")
     assert made.survivors == []

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pccl.protocol.collective_ballot import CollectiveBallot
 from pccl.protocol.data_type import DataType
 from pccl.protocol.messages import HoldingsQuery, OperationStarted, Progress, Repair
-from pccl.protocol.operation import Abort, Ballot, Commit, Stall, Start
+from pccl.protocol.operation import Abort, Commit, Stall, Start
 from pccl.protocol.repair import Gap, Tell, find_gaps
 from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId, ReduceOp
 
@@ -16,8 +17,8 @@ A, B, C, D, E = (PeerId(n) for n in (2, 3, 5, 7, 11))
 RING = (A, B, C, D, E)
 
 
-def started(ring: tuple[PeerId, ...] = RING) -> Ballot:
-    ballot = Ballot(OPERATION, ring, A, 0)
+def started(ring: tuple[PeerId, ...] = RING) -> CollectiveBallot:
+    ballot = CollectiveBallot(OPERATION, ring, A, 0)
     for peer in ring:
         ballot.request(peer, SUM, 0)
     return ballot
@@ -129,7 +130,7 @@ def test_lack_of_progress_is_charged_to_those_that_are_left() -> None:
 def test_an_attempt_is_resumed_if_all_resume_the_same(
     resumes: tuple[int | None, ...], resumed: bool
 ) -> None:
-    ballot = Ballot(OPERATION, (A, B, C), A, 0)
+    ballot = CollectiveBallot(OPERATION, (A, B, C), A, 0)
     attempts = [None if n is None else OperationId(1, 0, 1, 7, n) for n in resumes]
     asked = zip((A, B, C), attempts, strict=True)
     decisions = [ballot.request(peer, SUM, 0, attempt) for peer, attempt in asked]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from typing import Any
 
@@ -72,6 +73,46 @@ def test_from_torch() -> None:
         assert info.tensor is tensor
 
 
+def test_scalars_empties_and_unaligned_memory() -> None:
+    torch = pytest.importorskip("torch")
+    for scalar in (np.array(2.5), torch.tensor(2.5, dtype=torch.float64)):
+        made = TensorInfo.from_numpy if isinstance(scalar, np.ndarray) else TensorInfo.from_torch
+        info = made(scalar, "step")
+        assert (info.numel, info.shape, info.dtype) == (1, (), DataType.DOUBLE)
+        assert bytes(SharedState([info]).memory.views[0]) == np.float64(2.5).tobytes()
+    for empty in (TensorInfo.from_numpy(np.ones((0, 4)), "e"), entry("e", data_ptr=0, numel=0)):
+        assert (empty.numel, SharedState([empty]).nbytes) == (0, 0)
+    assert TensorInfo.from_torch(torch.ones(2, 0), "e").shape == (2, 0)
+    unaligned = np.zeros(17, np.uint8)[1:].view(np.float64)
+    assert unaligned.ctypes.data % 8
+    info = TensorInfo.from_numpy(unaligned, "u")
+    assert (info.data_ptr, info.shape) == (unaligned.ctypes.data, (2,))
+    assert entry("p").shape == (3,)
+
+
+def test_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    assert pccl.cuda.is_available() is torch.cuda.is_available()
+
+    with monkeypatch.context() as without_torch:
+        without_torch.setitem(sys.modules, "torch", None)
+        assert pccl.cuda.is_available() is False
+
+    class OnDevice(torch.Tensor):  # type: ignore[misc, name-defined]
+        device = torch.device("cuda:1")
+
+    tensor = torch.ones(2, 3).as_subclass(OnDevice)
+    monkeypatch.setattr(pccl.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="'w' is on cuda:1, but torch finds no CUDA device"):
+        TensorInfo.from_torch(tensor, "w")
+    monkeypatch.setattr(pccl.cuda, "is_available", lambda: True)
+    info = TensorInfo.from_torch(tensor, "w")
+    assert held(info) == ("w", tensor.data_ptr(), 6, DataType.FLOAT, DeviceType.CUDA, False)
+    assert (info.is_cuda, info.tensor is tensor, info.shape) == (True, True, (2, 3))
+    with pytest.raises(ValueError, match=r"address on a CUDA device.*from_torch\("):
+        entry(device_type=DeviceType.CUDA)
+
+
 def read_only() -> Any:
     array = np.ones(3)
     array.flags.writeable = False
@@ -90,24 +131,24 @@ def test_wrong_entries() -> None:
         (lambda: entry(""), ValueError, "name must not be empty"),
         (lambda: entry(5), TypeError, "name must be a string"),  # type: ignore[arg-type]
         (lambda: entry(data_ptr=0), ValueError, "data_ptr of 'weights' must be from 1"),
-        (lambda: entry(numel=0), ValueError, "numel of 'weights' must be from 1"),
+        (lambda: entry("a\ud800"), ValueError, "half a character"),
+        (lambda: entry(numel=-1), ValueError, "numel of 'weights' must be from 0"),
         (lambda: entry(dtype="float32"), ValueError, "dtype must be one of DataType.UINT8"),
         (lambda: entry(device_type="cpu"), ValueError, "device_type must be one of"),
         (lambda: entry(allow_content_inequality=1), TypeError, "must be True or False, not 1"),
-        (lambda: entry(device_type=DeviceType.CUDA), ValueError, r"CUDA device.*tensor\.cpu\(\)"),
+        (lambda: entry(device_type=DeviceType.CUDA), ValueError, r"CUDA device.*from_torch\("),
         (lambda: of_numpy([1.0], "a"), TypeError, "'a' must be a NumPy array, not list"),
         (lambda: of_numpy(torch.ones(3), "a"), TypeError, "must be a NumPy array, not Tensor"),
         (lambda: of_numpy(np.ma.masked_array(np.ones(3)), "a"), TypeError, "not MaskedArray"),
         (lambda: of_numpy(np.ones(6)[::2], "a"), ValueError, "ascontiguousarray"),
         (lambda: of_numpy(read_only(), "a"), ValueError, r"read-only.*copy\(\)"),
-        (lambda: of_numpy(np.ones(0), "a"), ValueError, "has no elements; leave it out"),
         (lambda: of_numpy(np.ones(3, complex), "a"), TypeError, "'a': no DataType for .*complex"),
         (lambda: of_torch(np.ones(3), "a"), TypeError, "'a' must be a torch tensor, not ndarray"),
         (lambda: of_torch(torch.ones(4, 4).t()[:2], "a"), ValueError, r"\.contiguous\(\)"),
         (lambda: of_torch(torch.ones(3, device="meta"), "a"), ValueError, r"on meta.*\.cpu\(\)"),
         (lambda: of_torch(torch.ones(3).to_sparse(), "a"), TypeError, r"\.to_dense\(\)"),
         (lambda: of_torch(torch.ones(3, dtype=torch.cfloat), "a"), TypeError, "no DataType"),
-        (lambda: of_torch(torch.ones(0), "a"), ValueError, "has no elements"),
+        (lambda: of_torch(torch._neg_view(torch.ones(3)), "a"), ValueError, r"resolve_neg\(\)"),
         (lambda: of_torch(sharded, "a"), TypeError, r"DTensor; .*\.to_local\(\)"),
     ]
     for make, kind, words in wrong:
@@ -133,6 +174,43 @@ def test_shared_state() -> None:
         state.revision = -1
     with pytest.raises(TypeError, match="revision must be an integer"):
         state.revision = 1.0  # type: ignore[assignment]
+
+
+def test_memory_is_made_once_and_knows_what_was_touched() -> None:
+    arrays = [np.zeros(3), np.zeros(5, np.int8)]
+    infos = [TensorInfo.from_numpy(array, f"layer.{n}") for n, array in enumerate(arrays)]
+    state = SharedState(infos, track_touched=True)
+    assert (state.nbytes, state.lineage) == (29, None)
+    state.touch("layer.1")  # nobody has looked yet: everything is new anyway
+    memory = state.memory
+    assert memory.stale == {0, 1}
+    memory.hashed([0, 1])
+    state.touch("layer.1")
+    assert (state.memory is memory, memory.stale) == (True, {1})
+    state.touch()
+    assert memory.stale == {0, 1}
+    memory.hashed([0, 1])
+    with pytest.raises(ValueError, match=r"no tensor is called 'layer\.3'; did you mean 'layer\."):
+        state.touch("layer.0", "layer.3")
+    assert memory.stale == set()
+    with pytest.raises(ValueError, match=r"no tensor is called 'zzz'$"):
+        state.touch("zzz")
+    always = SharedState(infos)
+    always.memory.hashed([0, 1])
+    assert always.memory.stale == {0, 1}
+    with pytest.raises(TypeError, match="track_touched must be True or False"):
+        SharedState(infos, track_touched=1)  # type: ignore[arg-type]
+
+
+def test_a_tensor_that_moved_is_named() -> None:
+    torch = pytest.importorskip("torch")
+    weights = torch.nn.Parameter(torch.ones(3))
+    state = SharedState([TensorInfo.from_torch(weights, "w")])
+    weights.data.mul_(2.0)
+    assert bytes(state.memory.views[0]) == np.full(3, 2.0, np.float32).tobytes()
+    weights.data = torch.zeros(3)
+    with pytest.raises(ValueError, match=r"'w' lies in other memory.*new SharedState"):
+        _ = state.memory
 
 
 def test_wrong_shared_states() -> None:

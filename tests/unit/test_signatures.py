@@ -137,6 +137,7 @@ MORE_POSITIONS = {
         *("contributors", "view", "attempts", "algorithm"),
         *("compression", "quantization_error"),
     ],
+    "SharedStateSyncInfo": ["revision", "members", "attempts", "wrong_pieces"],
 }
 """Positions that ours adds behind the others, each with a default."""
 
@@ -227,7 +228,7 @@ def test_exported_names() -> None:
 
 def test_where_the_attributes_are() -> None:
     assert isinstance(pccl.SharedState.revision, property)
-    assert pccl.cuda.is_available() is False
+    assert isinstance(pccl.cuda.is_available(), bool)
 
 
 def test_error_check() -> None:

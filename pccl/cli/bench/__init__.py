@@ -16,5 +16,9 @@ One concept each:
 - :mod:`pccl.cli.bench.statistics` makes figures of it, :mod:`pccl.cli.bench.floor` sets them beside
   what the machine permits (:mod:`pccl.cli.bench.bandwidth`);
 - :mod:`pccl.cli.bench.view`, :mod:`pccl.cli.bench.plot` and :mod:`pccl.cli.bench.conditions` show
-  all that.
+  all that;
+- :mod:`pccl.cli.bench.state_command` is ``pccl bench state``: what is to be measured is in
+  :mod:`pccl.cli.bench.state_plan`, :mod:`pccl.cli.bench.state_run` starts the processes
+  (:mod:`pccl.cli.bench.state_peer`, :mod:`pccl.cli.bench.state_join`) that speak
+  :mod:`pccl.cli.bench.state_words`, and :mod:`pccl.cli.bench.state_figures` makes figures of it.
 """

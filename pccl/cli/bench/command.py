@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -31,6 +29,8 @@ from pccl.cli.bench.options import (
 from pccl.cli.bench.plan import DTYPES, Plan, check
 from pccl.cli.bench.plot import draw
 from pccl.cli.bench.run import BARRIERS, Group, check_link, measure_bandwidths
+from pccl.cli.bench.signals import end_on_signals
+from pccl.cli.bench.state_command import state
 from pccl.cli.bench.statistics import Result
 from pccl.cli.bench.variants import PLAIN
 from pccl.cli.bench.view import JsonView, View, choose_view
@@ -90,11 +90,6 @@ def check_against(ctx: click.Context, param: click.Parameter, value: str | None)
             "Gloo comes with torch, which is not installed; pip install 'pccl[torch]'"
         )
     return value or ""
-
-
-def end_on_signal(signum: int, frame: FrameType | None) -> NoReturn:
-    """Let SIGTERM unwind the stack as Ctrl-C does, so that the processes are ended."""
-    raise SystemExit(128 + signum)
 
 
 @bench.command(epilog=f"Example: {EXAMPLE}")
@@ -233,8 +228,7 @@ def allreduce(
     )
     check_place(plan, place, floor)
     check(plan)
-    for wanted in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(wanted, end_on_signal)
+    end_on_signals()
     view: View = (
         JsonView() if as_json else choose_view(plan.against, by_variant=plan.compares_variants)
     )
@@ -258,6 +252,9 @@ def allreduce(
                 f"cannot draw {plot}: {error.strerror or error}; the figures above are complete"
             ) from error
     raise SystemExit(1 if any_wrong else 0)
+
+
+bench.add_command(state)
 
 
 def chosen(ctx: click.Context, name: str) -> bool:

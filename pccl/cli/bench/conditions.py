@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pccl
+from pccl.cli.bench.arguments import format_size
 from pccl.cli.bench.plan import Plan
+from pccl.cli.bench.state_plan import StatePlan
 
 CPU_INFO = Path("/proc/cpuinfo")
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
@@ -67,13 +69,55 @@ class Conditions:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class StateConditions:
+    """As ``Conditions``, beside every figure of shared state."""
+
+    versions: dict[str, str]
+    processor: str
+    cores: int
+    system: str
+    congestion_default: str
+    plan: StatePlan
+    load: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``--json`` adds to every figure."""
+        return asdict(self)
+
+    def to_lines(self) -> list[str]:
+        """For people."""
+        plan = self.plan
+        load = f", load {self.load:.2f}" if self.load is not None else ""
+        default = f", {self.congestion_default} by default" if self.congestion_default else ""
+        return [
+            ", ".join(f"{name} {version}" for name, version in self.versions.items()),
+            f"{self.processor}, {self.cores} cores, {self.system}{default}{load}",
+            f"{format_size(plan.size)} of float32 on loopback; uplinks of {plan.uplink} with "
+            f"{format_size(plan.uplink_size)}; one process per member",
+            f"{plan.rounds} rounds in turn after {plan.warmup} to warm up, every value checked",
+        ]
+
+
+def state_conditions_of(plan: StatePlan) -> StateConditions:
+    """Ask this machine."""
+    return StateConditions(
+        versions={**_versions(), "blake3": importlib.metadata.version("blake3")},
+        processor=processor(),
+        cores=cores(),
+        system=f"{platform.system()} {platform.release()}",
+        congestion_default=read(CONGESTION).strip(),
+        plan=plan,
+        load=load(),
+    )
+
+
 def conditions_of(plan: Plan) -> Conditions:
     """Ask this machine."""
-    names = ["numpy", *(["torch"] if plan.against else [])]
+    names = ["torch"] if plan.against else []
     return Conditions(
         versions={
-            "pccl": pccl.__version__,
-            "Python": platform.python_version(),
+            **_versions(),
             **{name: importlib.metadata.version(name) for name in names},
         },
         processor=processor(),
@@ -83,6 +127,14 @@ def conditions_of(plan: Plan) -> Conditions:
         plan=plan,
         load=load(),
     )
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "pccl": pccl.__version__,
+        "Python": platform.python_version(),
+        "numpy": importlib.metadata.version("numpy"),
+    }
 
 
 def cores() -> int:

@@ -39,6 +39,11 @@ def resident_bytes() -> int:
     return _status_bytes("VmRSS")
 
 
+def anonymous_bytes() -> int:
+    """Of what is resident now, what lies in no file; where the system does not say: the peak."""
+    return _status_bytes("RssAnon")
+
+
 def peak_bytes() -> int:
     """The most that was resident since ``reset_peak``; where it has no effect: ever."""
     return _status_bytes("VmHWM")

@@ -10,7 +10,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from pccl import config
 from pccl.cli.bench.crew import Crew, ProcessDied
 from pccl.cli.bench.floor import Bandwidths
 from pccl.cli.bench.plan import Plan
+from pccl.cli.bench.state_words import Joined, Played
 from pccl.cli.bench.statistics import Result, result_of
 from pccl.cli.bench.words import (
     Committed,
@@ -142,18 +143,7 @@ class Group:
         Raises:
             click.ClickException: a peer failed; this says which one did first, and why.
         """
-        try:
-            while crew.running(self.names):
-                for name, text in crew.hear():
-                    report = decode(text)
-                    if report is None:
-                        print(f"{name}: {text}", file=sys.stderr)
-                    elif isinstance(report, Failed):
-                        raise _cause(crew, name, report)
-                    else:
-                        self.add(name, report)
-        except ProcessDied as death:
-            raise failure_of(death) from death
+        listen(crew, self.names, self.add)
 
     def add(self, name: str, report: Report) -> None:
         """Take in what a peer says."""
@@ -172,8 +162,8 @@ class Group:
                     self._on_result(self._result(parts))
             case Committed():
                 self._barriers[name] = report
-            case Failed():
-                raise AssertionError("told before")
+            case Failed() | Played() | Joined():
+                raise AssertionError("told elsewhere")
 
     def _result(self, parts: dict[str, Measured]) -> Result:
         """All figures of a case; this process, if the master runs in it, has waited meanwhile."""
@@ -191,6 +181,31 @@ class Group:
             connect_bytes=self._connect_bytes,
             variants=self._plan.variants,
         )
+
+
+def listen(crew: Crew, names: Sequence[str], add: Callable[[str, Report], None]) -> None:
+    """Hear processes until all have ended.
+
+    Args:
+        crew: has started them.
+        names: theirs.
+        add: is given the name and what it says.
+
+    Raises:
+        click.ClickException: one failed; this says which one did first, and why.
+    """
+    try:
+        while crew.running(names):
+            for name, text in crew.hear():
+                report = decode(text)
+                if report is None:
+                    print(f"{name}: {text}", file=sys.stderr)
+                elif isinstance(report, Failed):
+                    raise _cause(crew, name, report)
+                else:
+                    add(name, report)
+    except ProcessDied as death:
+        raise failure_of(death) from death
 
 
 def task_of(plan: Plan, peers: int, lanes: int) -> Task:
@@ -252,8 +267,13 @@ def relays(
     crew.dismiss(names)
 
 
-def check_link(crew: Crew, spec: str) -> None:
+def check_link(crew: Crew, spec: str, option: str = "--emulate") -> None:
     """Ask a relay whether it understands a link.
+
+    Args:
+        crew: starts it.
+        spec: the link.
+        option: where it was given.
 
     Raises:
         click.BadParameter: it does not; this says why in its words.
@@ -268,7 +288,7 @@ def check_link(crew: Crew, spec: str) -> None:
             raise failure_of(death) from death
         said = next((line for line in reversed(death.said) if line.strip()), str(death))
         said = said.removeprefix("Error: ").removeprefix("Invalid value for '--link': ")
-        raise click.BadParameter(said, param_hint="'--emulate'") from death
+        raise click.BadParameter(said, param_hint=f"'{option}'") from death
     crew.dismiss([name])
 
 
@@ -306,11 +326,11 @@ def measure_bandwidths(crew: Crew, size: int, dtype: str, congestion: str) -> Ba
         crew.start("loopback 0", "pccl.stress.emulator.loopback", arguments)
         address = json.loads(crew.first_lines(["loopback 0"])["loopback 0"])["address"]
         crew.start("loopback 1", "pccl.stress.emulator.loopback", [*arguments, "--to", address])
-        raw = _last_objects(crew, ["loopback 0", "loopback 1"])
+        raw = last_objects(crew, ["loopback 0", "loopback 1"])
         whole = min(max(size, WHOLE_BYTES_MIN), WHOLE_BYTES_MAX)
         arguments = ["--bytes", str(whole), "--dtype", dtype]
         crew.start("bandwidth", "pccl.cli.bench.bandwidth", arguments)
-        [speeds] = _last_objects(crew, ["bandwidth"])
+        [speeds] = last_objects(crew, ["bandwidth"])
     except ProcessDied as death:
         raise failure_of(death) from death
     seconds = statistics.fmean(statistics.median(side["seconds"]) for side in raw)
@@ -337,7 +357,7 @@ def _cause(crew: Crew, name: str, report: Failed) -> click.ClickException:
     return click.ClickException(f"{name}: {report.reason}")
 
 
-def _last_objects(crew: Crew, names: list[str]) -> list[dict[str, Any]]:
+def last_objects(crew: Crew, names: list[str]) -> list[dict[str, Any]]:
     """Wait until programs have ended; the last line of each."""
     last: dict[str, str] = {}
     while crew.running(names):

@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from pccl.cli.bench.state_words import Joined, Played
 from pccl.cli.bench.variants import PLAIN, Variant
 
 
@@ -152,10 +153,11 @@ class Failed:
     reason: str
 
 
-Report: TypeAlias = Connected | Doing | Measured | Committed | Failed
+Report: TypeAlias = Connected | Doing | Measured | Committed | Failed | Played | Joined
 
 _KINDS: dict[str, type[Report]] = {
-    kind.__name__.lower(): kind for kind in (Connected, Doing, Measured, Committed, Failed)
+    kind.__name__.lower(): kind
+    for kind in (Connected, Doing, Measured, Committed, Failed, Played, Joined)
 }
 
 

@@ -32,6 +32,13 @@ from pccl.stress.sim.faults.partition import OneWayPartition, Partition
 from pccl.stress.sim.faults.reset import Reset
 from pccl.stress.sim.faults.slow import Slow
 from pccl.stress.sim.faults.stall import Stall
+from pccl.stress.sim.faults.state import (
+    FetchInterrupt,
+    FetchKill,
+    FetchMaster,
+    FetchStall,
+    Lies,
+)
 
 _CALM = 0.35
 """The share of runs in which nobody who lives may lose his place."""
@@ -65,14 +72,36 @@ _HOW_MANY: tuple[tuple[type[Fault], tuple[int, ...]], ...] = (
 )
 """From which counts the seed draws, by kind."""
 
-KINDS: dict[str, type[Fault]] = {fault.kind: fault for fault, _ in _HOW_MANY}
+_HOW_MANY_OF_STATE: tuple[tuple[type[Fault], tuple[int, ...]], ...] = (
+    (Lies, (0, 0, 0, 1, 2)),
+    (FetchKill, (0, 0, 0, 1, 2)),
+    (FetchStall, (0, 0, 0, 0, 1)),
+    (FetchInterrupt, (0, 0, 0, 0, 1)),
+    (FetchMaster, (0, 0, 0, 0, 0, 1)),
+)
+"""Likewise, where there is shared state."""
+
+KINDS: dict[str, type[Fault]] = {
+    fault.kind: fault for fault, _ in (*_HOW_MANY, *_HOW_MANY_OF_STATE)
+}
 
 
 def draw_faults(seed: int, ground: Ground) -> tuple[Fault, ...]:
     """Draw the faults of ``seed``; every kind has a generator of its own."""
+    return _draw(_HOW_MANY, seed, ground)
+
+
+def draw_state_faults(seed: int, ground: Ground) -> tuple[Fault, ...]:
+    """Draw what happens to shared state besides."""
+    return _draw(_HOW_MANY_OF_STATE, seed, ground)
+
+
+def _draw(
+    how_many: tuple[tuple[type[Fault], tuple[int, ...]], ...], seed: int, ground: Ground
+) -> tuple[Fault, ...]:
     calm = Random(f"{seed}/calm").random() < _CALM
     faults: list[Fault] = []
-    for fault, counts in _HOW_MANY:
+    for fault, counts in how_many:
         rng = Random(f"{seed}/{fault.kind}")
         count = rng.choice(counts)
         if fault.calm or not calm:
@@ -90,6 +119,10 @@ __all__ = [
     "DeadLane",
     "Delay",
     "Fault",
+    "FetchInterrupt",
+    "FetchKill",
+    "FetchMaster",
+    "FetchStall",
     "Freeze",
     "Garbage",
     "Ground",
@@ -98,6 +131,7 @@ __all__ = [
     "Joiners",
     "Kill",
     "Leave",
+    "Lies",
     "LifePhase",
     "MasterDeath",
     "MasterRestart",
@@ -113,4 +147,5 @@ __all__ = [
     "Stall",
     "Takeover",
     "draw_faults",
+    "draw_state_faults",
 ]

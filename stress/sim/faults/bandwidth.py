@@ -41,6 +41,8 @@ class Bandwidth(TimedFault):
 
     def _strike(self, stage: Stage) -> None:
         stage.struck(self)
+        for other in stage.others(self.peer, self.other):
+            stage.excuses.narrowed(stage.name(self.peer), other, self.duration_ns)
         for route in stage.routes(self.peer, self.other):
             route.caps.append(self.bytes_per_s)
             stage.at(stage.now_ns() + self.duration_ns, route.caps.remove, self.bytes_per_s)

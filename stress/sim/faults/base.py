@@ -108,3 +108,6 @@ class LifePhase(enum.Enum):
     GATHER = "gather"
     DONE = "done_before_commit"
     OTHER = "other"
+    SYNC = "sync"
+    FETCHING = "fetching"
+    """Shared state."""

@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 _POLLS_MAX = 400
 """How often to look whether a reduce has come to its gather (it may be aborted before)."""
 
-_TARGETS = tuple(LifePhase)
+_TARGETS = (
+    LifePhase.CONNECTING,
+    LifePhase.ROUND,
+    LifePhase.REDUCE_SCATTER,
+    LifePhase.GATHER,
+    LifePhase.DONE,
+    LifePhase.OTHER,
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,321 @@
+"""Checkpoints of shared state: safetensors files that prove they are whole.
+
+Any reader of safetensors can load the tensors; no byte of the file can change unnoticed.
+
+The file is written here, not by the safetensors library: its writer wants all tensors, and their
+digests, at once, while this one takes a piece at a time, hashes exactly what it writes, and puts
+the header (:mod:`pccl.checkpoint_header`) in front when it knows the digests.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from io import FileIO
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pccl.checkpoint_header import (
+    HEADER_BYTES_MAX,
+    LENGTH,
+    Checkpoint,
+    CheckpointTensor,
+    checkpoint_of,
+    header_of,
+)
+from pccl.protocol.shared_state import DIGEST_BYTES, PIECE_BYTES, Lineage
+from pccl.runtime.state_memory import StateMemory
+from pccl.state.digests import piece_digest, tensor_digest
+
+__all__ = ["Checkpoint", "CheckpointTensor", "Path", "load", "restore", "verify", "write"]
+
+Array = npt.NDArray[Any]
+Path = str | os.PathLike[str]
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def write(
+    path: Path,
+    memory: StateMemory,
+    shapes: Sequence[tuple[int, ...]],
+    revision: int,
+    lineage: Lineage | None,
+) -> Checkpoint:
+    """Write a state to ``path``: afterwards the whole new file is there, or what was there before.
+
+    Takes memory for one piece. A process that is killed meanwhile leaves a file whose name starts
+    with a dot and ends with ``.tmp``.
+
+    Args:
+        path: what it replaces, if there is a file.
+        memory: of the state.
+        shapes: of its tensors.
+        revision: of the state.
+        lineage: of its contents.
+
+    Raises:
+        OSError: it cannot be written there.
+        ValueError: a name that safetensors files cannot have, or too many tensors for one.
+    """
+    entries = memory.layout.entries
+    tensors = [
+        CheckpointTensor(entry.name, entry.dtype, shape, entry.may_differ)
+        for entry, shape in zip(entries, shapes, strict=True)
+    ]
+    # Longest items first, so that each tensor is aligned for readers that map the file.
+    order = sorted(range(len(tensors)), key=lambda index: -tensors[index].dtype.itemsize)
+    start = 0
+    for index in order:
+        tensors[index] = replace(tensors[index], start=start)
+        start += tensors[index].nbytes
+    memory.load(order)
+    target = os.path.realpath(path)
+    folder, name = os.path.split(target)
+    temporary = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with FileIO(temporary, "x") as file:
+            _write_all(file, header_of(Checkpoint(revision, lineage, tuple(tensors))))
+            for index in order:
+                digest = _write_tensor(file, memory.views[index])
+                tensors[index] = replace(tensors[index], digest=digest)
+            written = Checkpoint(revision, lineage, tuple(tensors))
+            file.seek(0)
+            _write_all(file, header_of(written))
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+        _sync_folder(folder)
+    except BaseException as error:
+        with suppress(OSError):
+            os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise _with_path(error, path) from error
+        raise
+    return written
+
+
+def _write_tensor(file: FileIO, view: memoryview) -> bytes:
+    """Write one tensor, and return the digest of what was written, whatever happens to it."""
+    room = memoryview(bytearray(min(PIECE_BYTES, len(view))))
+    digests = bytearray()
+    for start in range(0, len(view), PIECE_BYTES):
+        piece = room[: len(view) - start]
+        piece[:] = view[start : start + PIECE_BYTES]
+        digests += piece_digest(piece)
+        _write_all(file, piece)
+    return tensor_digest(bytes(digests))
+
+
+def _write_all(file: FileIO, data: bytes | memoryview) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _sync_folder(folder: str) -> None:
+    """Make the new name last."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _with_path(error: OSError, path: Path) -> OSError:
+    return OSError(error.errno, error.strerror or str(error), os.fspath(path))
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+class Reader:
+    """A checkpoint that is open, with a header that is whole; a context manager.
+
+    Args:
+        path: of the file.
+
+    Attributes:
+        checkpoint: what the header says. The contents are verified as they are read.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no checkpoint, truncated, or altered.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = os.fspath(path)
+        self._file = FileIO(path)
+        try:
+            self.checkpoint, self._data_start = self._read_header()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def read(self, tensor: CheckpointTensor, target: memoryview | None = None) -> bytes:
+        """Read a tensor and verify it; return the digests of its pieces, one behind the other.
+
+        Args:
+            tensor: one of the checkpoint's.
+            target: takes it, shape (tensor.nbytes,), and has anything in it if this fails; None:
+                it is only verified.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it was altered.
+        """
+        room = memoryview(bytearray(min(PIECE_BYTES, tensor.nbytes) if target is None else 0))
+        digests = bytearray()
+        for start in range(0, tensor.nbytes, PIECE_BYTES):
+            if target is None:
+                piece = room[: tensor.nbytes - start]
+            else:
+                piece = target[start : start + PIECE_BYTES]
+            self._fill(piece, tensor, start)
+            digests += piece_digest(piece)
+        if tensor_digest(bytes(digests)) != tensor.digest:
+            raise self._refusal(f"tensor {tensor.name!r} was altered since it was written")
+        return bytes(digests)
+
+    def copy(self, tensor: CheckpointTensor, digests: bytes, target: memoryview) -> None:
+        """Read a verified tensor again, and put each piece into ``target`` that is as it was.
+
+        Args:
+            tensor: one of the checkpoint's.
+            digests: what :meth:`read` returned.
+            target: shape (tensor.nbytes,).
+
+        Raises:
+            OSError: it cannot be read any more.
+            ValueError: somebody has written to the file meanwhile.
+        """
+        room = memoryview(bytearray(min(PIECE_BYTES, tensor.nbytes)))
+        for number, start in enumerate(range(0, tensor.nbytes, PIECE_BYTES)):
+            piece = room[: tensor.nbytes - start]
+            self._fill(piece, tensor, start)
+            if piece_digest(piece) != digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]:
+                raise self._refusal(
+                    f"tensor {tensor.name!r} was altered while it was read, and the shared state "
+                    "holds parts of it; restore another checkpoint"
+                )
+            target[start : start + PIECE_BYTES] = piece
+
+    def _fill(self, piece: memoryview, tensor: CheckpointTensor, start: int) -> None:
+        self._file.seek(self._data_start + tensor.start + start)
+        if self._read(piece) < len(piece):
+            raise self._refusal(f"the file ends inside tensor {tensor.name!r}")
+
+    def _read(self, target: memoryview) -> int:
+        """Read until ``target`` is full or the file ends; how many bytes that were."""
+        count = 0
+        while count < len(target):
+            try:
+                got = self._file.readinto(target[count:])
+            except OSError as error:
+                raise _with_path(error, self._path) from error
+            if not got:
+                break
+            count += got
+        return count
+
+    def _read_header(self) -> tuple[Checkpoint, int]:
+        size = os.fstat(self._file.fileno()).st_size
+        length = bytearray(LENGTH.size)
+        self._read(memoryview(length))
+        (count,) = LENGTH.unpack(length)
+        if count > min(HEADER_BYTES_MAX, size - LENGTH.size):
+            raise self._refusal("it is no safetensors file, or it is cut off inside its header")
+        header = length + bytearray(count)
+        if self._read(memoryview(header)[LENGTH.size :]) < count:
+            raise self._refusal("it is cut off inside its header")
+        try:
+            checkpoint = checkpoint_of(bytes(header))
+        except ValueError as error:
+            raise self._refusal(str(error)) from error.__cause__
+        missing = len(header) + checkpoint.nbytes - size
+        if missing < 0:
+            raise self._refusal(f"there are {-missing} bytes too many at its end")
+        for tensor in sorted(checkpoint.tensors, key=lambda one: one.start):
+            if len(header) + tensor.start + tensor.nbytes > size:
+                raise self._refusal(f"the file ends inside tensor {tensor.name!r}")
+        return checkpoint, len(header)
+
+    def _refusal(self, reason: str) -> ValueError:
+        return ValueError(f"{self._path} is no good checkpoint: {reason}")
+
+
+def verify(path: Path) -> Checkpoint:
+    """Read a whole checkpoint and return what it says of itself.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no checkpoint, truncated, or altered.
+    """
+    with Reader(path) as reader:
+        for tensor in reader.checkpoint.tensors:
+            reader.read(tensor)
+        return reader.checkpoint
+
+
+def load(path: Path) -> tuple[Checkpoint, list[Array]]:
+    """Read a whole checkpoint into new arrays, of shape and dtype as they were.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no checkpoint, truncated, or altered.
+    """
+    with Reader(path) as reader:
+        arrays: list[Array] = []
+        for tensor in reader.checkpoint.tensors:
+            array = np.empty(tensor.shape, tensor.dtype.to_numpy_dtype())
+            reader.read(tensor, array.reshape(-1).view(np.uint8).data)
+            arrays.append(array)
+        return reader.checkpoint, arrays
+
+
+def restore(path: Path, memory: StateMemory) -> Checkpoint:
+    """Put a checkpoint into the tensors of a state, once all of it is verified.
+
+    Takes memory for one piece: the file is read twice, and each piece verified both times.
+
+    Args:
+        path: of the file.
+        memory: of a state with the same names, dtypes, lengths and flags in the same order.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no checkpoint, truncated, altered, or one of another state.
+    """
+    with Reader(path) as reader:
+        checkpoint = reader.checkpoint
+        _check_layout(os.fspath(path), checkpoint, memory)
+        digests = [reader.read(tensor) for tensor in checkpoint.tensors]
+        memory.touch_all()
+        for index, tensor in enumerate(checkpoint.tensors):
+            reader.copy(tensor, digests[index], memory.views[index])
+            memory.store([index])
+        return checkpoint
+
+
+def _check_layout(path: str, checkpoint: Checkpoint, memory: StateMemory) -> None:
+    entries = memory.layout.entries
+    if len(entries) != len(checkpoint.tensors):
+        raise ValueError(
+            f"{path} has {len(checkpoint.tensors)} tensors, and the shared state {len(entries)}"
+        )
+    for number, (entry, tensor) in enumerate(zip(entries, checkpoint.tensors, strict=True)):
+        if str(entry) != str(tensor):
+            raise ValueError(
+                f"{path} has {tensor} at position {number}, and the shared state {entry}"
+            )

@@ -1,0 +1,1 @@
+"""Shared state, pure: digests, election, and what is fetched from whom."""

@@ -1,0 +1,40 @@
+"""Where two shared states differ first, in words for people."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+
+from pccl.protocol.messages import Difference
+from pccl.state.digests import PieceMap
+from pccl.state.layout import Layout
+
+
+def layout_difference(mine: Layout, theirs: Layout) -> Difference | None:
+    """The first tensor that is not the same kind of thing in both; None: there is none."""
+    for index, (own, other) in enumerate(zip_longest(mine.entries, theirs.entries)):
+        if own == other:
+            continue
+        entry = own if own is not None else other
+        assert entry is not None
+        text = (
+            f"tensor {index} is {own or 'missing'} on one side, {other or 'missing'} on the other"
+        )
+        return Difference(entry.name, None, text)
+    return None
+
+
+def content_difference(mine: PieceMap, theirs: PieceMap) -> Difference | None:
+    """The first piece that differs of two states of the same layout; None: there is none.
+
+    Contents that may differ don't count.
+    """
+    for index, entry in enumerate(mine.layout.entries):
+        numbers = mine.layout.pieces(index)
+        if entry.may_differ or mine.part(numbers) == theirs.part(numbers):
+            continue
+        piece = next(i for i, number in enumerate(numbers) if mine[number] != theirs[number])
+        first = piece * mine.layout.piece_bytes
+        last = min(first + mine.layout.piece_bytes, entry.nbytes)
+        text = f"tensor {entry} differs first in piece {piece}, bytes {first} to {last}"
+        return Difference(entry.name, piece, text)
+    return None

@@ -1,0 +1,276 @@
+"""Whose shared state counts: from what all members offer to what becomes of it.
+
+1. **Layout.** All members have the same tensors: names, dtypes, lengths and flags, in one order.
+   Whoever conflicts with more than half of the members fails; without such a majority all fail.
+   Where some were in the group's last synchronization, only those vote: newcomers can't outvote
+   them.
+2. **Verifying.** ``verify`` compares contents, whatever their revisions and strategies are.
+   Nothing is transferred, and nobody is right: if contents differ, all members are told.
+3. **Revision.** Contents are *valid* if their revision is the one that the group expects, if they
+   come from its last synchronization (their lineage), and if they lack nothing that the others
+   have committed since. All others are *outdated*: their holder receives the elected contents,
+   and nobody fails for a revision, however high it is. A group that has not synchronized yet
+   expects the highest revision that is offered to it, whoever comes first and wherever it is from.
+4. **Lost revision.** If no valid contents are offered, the call fails and changes nothing. With
+   ``resume="highest"`` the highest revision on offer is valid instead, of any lineage; contents
+   that lack something committed count only if there are no others.
+5. **Election.** RECEIVE_ONLY members offer nothing. Of the contents with a valid holder, those that
+   most members offer win; votes of outdated holders count. Of equals, those win whose first valid
+   holder comes first in the ring.
+6. **SEND_ONLY** contents are never overwritten. Whose differ from the elected ones fails if more
+   than half of the SEND_ONLY members have the elected ones; otherwise all fail.
+7. **Who gets what.** Everybody with other contents receives the elected ones, from all who offer
+   them. Outdated members receive the revision, and, unless they are SEND_ONLY, what members may
+   hold differently, too: the version of the first valid holder.
+8. **Unchanged.** If a member that expects to receive nothing would receive contents, all fail.
+
+A failed election changes nobody's state. Everything is decided by ranks, digests and revisions, so
+the same offers always have the same outcome, in whatever order they arrived. Who fails and goes
+leaves behind members that don't fail for the same reason again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from pccl.protocol.operation import name_peers
+from pccl.protocol.shared_state import (
+    Differ,
+    Elected,
+    Expected,
+    Offer,
+    Resume,
+    SharedStateSyncStrategy,
+    SyncPurpose,
+    Unavailable,
+    Verdict,
+)
+from pccl.protocol.types import PeerId
+
+LAYOUTS_DIFFER = "the tensors' names, dtypes or lengths"
+CONTENTS_DIFFER = "contents that are to be equal"
+SENDERS_DIFFER = "contents that are only to be sent"
+CHANGED = "contents that should not have changed"
+"""What differs, and must not: each with its rule."""
+
+_Members = Mapping[PeerId, Offer]
+"""In ring order."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Footing:
+    """The revision that counts, and who has it, whether or not he offers it."""
+
+    revision: int
+    valid: frozenset[PeerId]
+
+
+def elect(offers: Sequence[tuple[PeerId, Offer]], expected: Expected) -> Verdict:
+    """What becomes of a joint look at shared states.
+
+    Args:
+        offers: of all members, in ring order; at least one. All have the same purpose and resume
+            policy, and ENFORCE_POPULAR is not mixed with other strategies.
+        expected: what is known of the group's last synchronization.
+
+    Returns:
+        The elected contents, with who lacks them; or who conflicts with whom; or why there is
+        nothing to go on with.
+    """
+    members = dict(offers)
+    _check(members, len(offers))
+    conflict = _layouts_differ(members, expected)
+    if conflict is not None:
+        return conflict
+    if offers[0][1].purpose is SyncPurpose.VERIFY:
+        return _verify(members, expected)
+    standing = {peer: offer for peer, offer in members.items() if _stands(offer)}
+    footing = _footing(members, standing, expected)
+    if footing is None:
+        return Unavailable(_why_nothing(members, standing, expected))
+    content = _winner(standing, footing)
+    conflict = _senders_differ(members, content) or _changed(members, content)
+    return conflict or _elected(members, footing, content)
+
+
+def _check(members: _Members, count: int) -> None:
+    """What the caller has seen to."""
+    assert 0 < count == len(members), "each member offers once"
+    assert len({(offer.purpose, offer.resume) for offer in members.values()}) == 1
+    popular = SharedStateSyncStrategy.ENFORCE_POPULAR
+    assert len({offer.strategy is popular for offer in members.values()}) == 1
+
+
+def _layouts_differ(members: _Members, expected: Expected) -> Differ | None:
+    """Rule 1. The reference of ``sets`` is what most voters have."""
+    voters = {peer: offer for peer, offer in members.items() if _belongs(offer, expected)}
+    of_voters = _sets(voters or members, lambda offer: offer.layout)
+    reference = members[of_voters[0][0]].layout
+    sets = _sets(members, lambda offer: offer.layout, reference)
+    if len(sets) == 1:
+        return None
+    wrong = _losers(voters or members, of_voters)
+    is_settled = len(of_voters) == 1 or wrong
+    losers = tuple(peer for peer in members if peer not in sets[0]) if is_settled else ()
+    return Differ(sets, losers, LAYOUTS_DIFFER)
+
+
+def _belongs(offer: Offer, expected: Expected) -> bool:
+    """Whether these contents were in the group's last synchronization, if it had any."""
+    return bool(expected.revision) and offer.lineage == expected.lineage and not offer.stale
+
+
+def _verify(members: _Members, expected: Expected) -> Verdict:
+    """Rule 2."""
+    sets = _sets(members, lambda offer: offer.content)
+    if len(sets) > 1:
+        return Differ(sets, (), CONTENTS_DIFFER)
+    any_of_them = next(iter(members.values()))
+    return Elected(
+        revision=expected.revision,
+        layout=any_of_them.layout,
+        content=any_of_them.content,
+        sources=tuple(members),
+        behind=(),
+        outdated=(),
+    )
+
+
+def _footing(members: _Members, standing: _Members, expected: Expected) -> _Footing | None:
+    """Rules 3 and 4. None: there is nothing to go on with."""
+    fresh = [offer for offer in standing.values() if not offer.stale]
+    if expected.revision:
+        valid = [peer for peer, offer in members.items() if _meets(offer, expected)]
+        if not standing.keys().isdisjoint(valid):
+            return _Footing(expected.revision, frozenset(valid))
+    elif fresh:
+        return _highest(members, fresh)
+    if not standing or next(iter(standing.values())).resume is Resume.NEVER:
+        return None
+    return _highest(members, fresh or list(standing.values()))
+
+
+def _meets(offer: Offer, expected: Expected) -> bool:
+    """Whether these contents are valid in a group that has synchronized before."""
+    has = (offer.revision, offer.lineage)
+    return has == (expected.revision, expected.lineage) and not offer.stale
+
+
+def _highest(members: _Members, pool: Collection[Offer]) -> _Footing:
+    """The highest revision in the pool, whatever its lineage, and everybody that has it."""
+    revision = max(offer.revision for offer in pool)
+    stale_too = all(offer.stale for offer in pool)
+    valid = (
+        peer
+        for peer, offer in members.items()
+        if offer.revision == revision and (stale_too or not offer.stale)
+    )
+    return _Footing(revision, frozenset(valid))
+
+
+def _winner(standing: _Members, footing: _Footing) -> bytes:
+    """Rule 5."""
+    votes = Counter(offer.content for offer in standing.values())
+    # Of equals, max takes the first: here they are in the order of their first valid holders.
+    candidates = [offer.content for peer, offer in standing.items() if peer in footing.valid]
+    return max(candidates, key=lambda content: votes[content])
+
+
+def _senders_differ(members: _Members, content: bytes) -> Differ | None:
+    """Rule 6."""
+    senders = {
+        peer: offer
+        for peer, offer in members.items()
+        if offer.strategy is SharedStateSyncStrategy.SEND_ONLY
+    }
+    sets = _sets(senders, lambda offer: offer.content, content)
+    return Differ(sets, _losers(senders, sets), SENDERS_DIFFER) if len(sets) > 1 else None
+
+
+def _changed(members: _Members, content: bytes) -> Differ | None:
+    """Rule 8."""
+    if not any(offer.unchanged and offer.content != content for offer in members.values()):
+        return None
+    return Differ(_sets(members, lambda offer: offer.content, content), (), CHANGED)
+
+
+def _elected(members: _Members, footing: _Footing, content: bytes) -> Elected:
+    """Rule 7."""
+    sources = [
+        peer for peer, offer in members.items() if _stands(offer) and offer.content == content
+    ]
+    first_valid = next(peer for peer in sources if peer in footing.valid)
+    extra = members[first_valid].extra
+    return Elected(
+        revision=footing.revision,
+        layout=members[first_valid].layout,
+        content=content,
+        sources=tuple(sources),
+        behind=tuple(peer for peer, offer in members.items() if offer.content != content),
+        outdated=tuple(
+            peer
+            for peer, offer in members.items()
+            if peer not in footing.valid and offer.strategy is not SharedStateSyncStrategy.SEND_ONLY
+        ),
+        extra=extra,
+        extra_sources=tuple(peer for peer in sources if members[peer].extra == extra),
+    )
+
+
+def _stands(offer: Offer) -> bool:
+    """Whether these contents stand for election."""
+    return offer.strategy is not SharedStateSyncStrategy.RECEIVE_ONLY
+
+
+def _sets(
+    members: _Members, digest_of: Callable[[Offer], bytes], reference: bytes | None = None
+) -> tuple[tuple[PeerId, ...], ...]:
+    """Members that agree with each other: first those with the reference, else the most numerous.
+
+    The others follow in the order of their first members.
+    """
+    sets: dict[bytes, list[PeerId]] = {}
+    for peer, offer in members.items():
+        sets.setdefault(digest_of(offer), []).append(peer)
+    if reference is None:
+        reference = max(sets, key=lambda digest: len(sets[digest]))
+    return tuple(tuple(sets[digest]) for digest in sorted(sets, key=lambda d: d != reference))
+
+
+def _losers(members: _Members, sets: tuple[tuple[PeerId, ...], ...]) -> tuple[PeerId, ...]:
+    """Who conflicts with the first set, if that is more than half of them all."""
+    others = tuple(peer for peer in members if peer not in sets[0])
+    return others if len(sets[0]) > len(others) else ()
+
+
+def _why_nothing(members: _Members, standing: _Members, expected: Expected) -> str:
+    """For people: what is missing, what to do, and what there is."""
+    if not standing:
+        return (
+            "nobody offers contents: all members are RECEIVE_ONLY, and at least one of them has to "
+            "be SEND_ONLY"
+        )
+    lacks, advice = f"revision {expected.revision}", "load a checkpoint of that revision"
+    if not expected.revision:
+        lacks, advice = "all that the group has committed", "load a checkpoint"
+    advice += ', or go on with the highest that there is (resume="highest")'
+    before = Expected(expected.revision - 1, expected.lineage)
+    if expected.revision and any(_meets(offer, before) for offer in standing.values()):
+        advice = "call push_revision() (or set the revision) before each synchronization"
+    there_is: dict[str, list[PeerId]] = {}
+    for peer, offer in members.items():
+        there_is.setdefault(_in_words(offer, expected), []).append(peer)
+    claims = "; ".join(f"{name_peers(peers)}: {words}" for words, peers in there_is.items())
+    return f"nobody offers contents with {lacks}: {advice}. There are: {claims}"
+
+
+def _in_words(offer: Offer, expected: Expected) -> str:
+    """What a member has, and why it does not count."""
+    words = f"revision {offer.revision}"
+    if expected.revision and offer.lineage != expected.lineage:
+        words += " of another lineage"
+    if offer.stale:
+        words += " without what others have committed since"
+    return words if _stands(offer) else f"{words} (RECEIVE_ONLY)"

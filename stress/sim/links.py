@@ -1,0 +1,75 @@
+"""Links of simulated processes: they send some frames twice, and shared state that is wrong."""
+
+from __future__ import annotations
+
+from random import Random
+
+from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.types import PeerId
+from pccl.transports.lane import Payload
+from pccl.transports.link import Link
+
+
+class Liar:
+    """Changes what a process sends of shared state.
+
+    Args:
+        rng: decides when, and what.
+        kind: of the frames that it changes.
+        probability: that it changes one.
+    """
+
+    def __init__(self, rng: Random, kind: FrameKind, probability: float) -> None:
+        self._rng = rng
+        self._kind = kind
+        self._probability = probability
+        self.lies = 0
+
+    def changed(self, header: FrameHeader, payload: Payload) -> Payload:
+        """What is sent instead."""
+        lies = header.kind is self._kind and header.length > 0
+        if not lies or self._rng.random() >= self._probability:
+            return payload
+        self.lies += 1
+        bit = self._rng.randrange(8 * header.length)
+
+        def make() -> memoryview:
+            made = payload() if callable(payload) else payload
+            assert not isinstance(made, list)
+            wrong = bytearray(made)
+            wrong[bit // 8] ^= 1 << bit % 8
+            return memoryview(wrong)
+
+        return make
+
+
+class Lips:
+    """Through which a process says what it says; ``liar``: who changes that."""
+
+    def __init__(self) -> None:
+        self.liar: Liar | None = None
+
+
+class SimLink(Link):
+    """Sends some frames twice, as a sender may that has lost a lane; they must count once.
+
+    Args:
+        peer: the other end.
+        lips: of the process.
+        rng: decides what is sent twice.
+        probability: that a frame is.
+    """
+
+    def __init__(self, peer: PeerId, lips: Lips, rng: Random, probability: float) -> None:
+        super().__init__(peer)
+        self._lips = lips
+        self._rng = rng
+        self._probability = probability
+
+    def send(self, header: FrameHeader, payload: Payload, number: int) -> None:
+        """Queue a frame, perhaps twice."""
+        if self._lips.liar is not None:
+            payload = self._lips.liar.changed(header, payload)
+        super().send(header, payload, number)
+        if self._probability and self._rng.random() < self._probability:
+            super().send(header, payload, number)

@@ -1,0 +1,335 @@
+"""What a newcomer fetches and replays before it is admitted: failures, and who may write when."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pccl.protocol.data_type import DataType
+from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.peer import Standing
+from pccl.protocol.types import OperationId, PeerId
+from pccl.runtime.exhibit import idle_operation
+from pccl.runtime.hashing import InlineHasher, PooledHasher, hash_here
+from pccl.runtime.memory import Memory
+from pccl.runtime.prefetch import Prefetch
+from pccl.runtime.replay import ObservedReduction, Replay
+from pccl.runtime.results import Loose, Results
+from pccl.runtime.running_prefetch import PrefetchRequest, RunningPrefetch
+from pccl.runtime.state_memory import StateMemory
+from pccl.runtime.state_post import StatePost
+from pccl.runtime.stock import Stock
+from pccl.runtime.tasks import Tasks
+from pccl.state.digests import PieceMap
+from pccl.transports.lane import Payload
+from pccl.transports.link import Link, Links
+
+MEMBER = PeerId(1)
+PIECE = 64
+LIMIT_S = 30.0
+
+
+class Recorder(Link):
+    """Up, and keeps what is sent."""
+
+    def __init__(self, peer: PeerId) -> None:
+        super().__init__(peer)
+        self.sent: list[FrameHeader] = []
+
+    @property
+    def up(self) -> bool:
+        return True
+
+    def send(self, header: FrameHeader, payload: Payload, number: int) -> None:
+        self.sent.append(header)
+
+
+def memory_of(value: int, *, track_touched: bool = False) -> StateMemory:
+    values = np.full(4 * PIECE, value, np.uint8)
+    memory = StateMemory(
+        [Loose("w", values, DataType.UINT8)], piece_bytes=PIECE, track_touched=track_touched
+    )
+    hash_here(memory, memory.stale_pieces())
+    memory.hashed([0])
+    return memory
+
+
+def one_byte() -> Memory:
+    return Memory([np.zeros(1, np.uint8)])
+
+
+class Scene:
+    """A newcomer with a link to one member, which holds ``theirs``."""
+
+    def __init__(self, stock: Callable[[StateMemory], Stock] = lambda m: Stock(m, 1 << 30)) -> None:
+        self.memory = memory_of(1, track_touched=True)
+        self.links = Links(Recorder)
+        self.links.to(MEMBER)
+        self.stock = stock(self.memory)
+        self.ready = 0
+        self.now_ns = 0
+        self.operation = idle_operation(self.memory.layout, 0)
+        self.prefetch = Prefetch(
+            self.memory, self.stock, self.operation, self.links, self._now, 10, self._on_ready
+        )
+
+    def _now(self) -> int:
+        return self.now_ns
+
+    def _on_ready(self) -> None:
+        self.ready += 1
+
+    def hear(self, kind: FrameKind, payload: bytes, offset: int = 0, what: int = 0) -> None:
+        header = FrameHeader(kind, self.operation, 0, offset, len(payload), what)
+        sink = self.prefetch.frame_started(MEMBER, header)
+        if payload:
+            sink.memory(0)[:] = payload
+        sink.complete()
+
+    def hear_map(self, theirs: PieceMap) -> None:
+        self.hear(FrameKind.MAP, theirs.part(range(4)), what=4)
+
+    def fetch(self, theirs: StateMemory) -> None:
+        """All of it comes."""
+        self.hear_map(theirs.piece_map)
+        for number in range(4):
+            piece = theirs.view(theirs.layout.piece(number))
+            self.hear(FrameKind.PIECE, bytes(piece), offset=number)
+
+    @property
+    def value(self) -> set[int]:
+        return set(self.memory.views[0])
+
+
+def test_who_has_no_room_is_admitted_without_having_fetched(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scene = Scene(lambda memory: Stock(memory, 0, "/nowhere"))
+    scene.hear_map(memory_of(2).piece_map)
+    assert scene.ready == 1
+    assert scene.prefetch.content == b""
+    assert "nothing is fetched before the admission: " in caplog.text
+    assert "/nowhere" in caplog.text
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_member_that_does_not_answer_holds_nobody_up(dies: bool) -> None:
+    """It was asked for its map, when all is here from another one."""
+    scene = Scene()
+    silent = PeerId(2)
+    scene.links.to(silent)
+    scene.prefetch.link_changed(silent, up=True)
+    scene.fetch(memory_of(2))
+    assert scene.ready == 0
+    if dies:
+        scene.prefetch.link_changed(silent, up=False)
+    else:
+        scene.now_ns = 10
+    scene.prefetch.tick()
+    assert scene.ready == 1
+    assert scene.prefetch.content == memory_of(2).piece_map.digest(may_differ=False)
+
+
+def test_the_only_source_dies() -> None:
+    scene = Scene()
+    scene.hear_map(memory_of(2).piece_map)
+    assert scene.ready == 0
+    scene.prefetch.tick()
+    scene.now_ns = 100
+    scene.prefetch.tick()
+    scene.prefetch.link_changed(MEMBER, up=False)
+    scene.now_ns = 109
+    scene.prefetch.tick()
+    assert scene.ready == 0  # its link may come back
+    scene.now_ns = 110
+    scene.prefetch.tick()
+    assert scene.ready == 1
+    assert scene.prefetch.content == b""
+
+
+def test_nothing_else_is_begun_while_the_stock_is_read() -> None:
+    """Its room would be taken for the next contents."""
+    scene = Scene()
+    scene.fetch(memory_of(2))
+    content = scene.prefetch.content
+    assert content == memory_of(2).piece_map.digest(may_differ=False)
+    scene.prefetch.link_changed(MEMBER, up=True)
+    scene.prefetch.is_held = True
+    scene.hear_map(memory_of(3).piece_map)
+    assert scene.prefetch.content == content
+    assert sorted(scene.stock.verified) == [0, 1, 2, 3]
+    scene.prefetch.is_held = False
+    scene.prefetch.link_changed(MEMBER, up=True)
+    scene.hear_map(memory_of(3).piece_map)
+    assert scene.prefetch.content == b""  # on its way
+
+
+class Fetcher:
+    """Nothing can be had of results."""
+
+    def begin_prefetch(
+        self, memory: StateMemory, stock: Stock, on_ready: Callable[[], None]
+    ) -> Any:
+        raise AssertionError
+
+    def end_prefetch(self, operation: OperationId) -> None:
+        raise AssertionError
+
+
+def test_contents_that_are_put_in_place_half_way_are_hashed_again() -> None:
+    """Although nobody has told of a change."""
+    scene = Scene()
+    theirs = memory_of(2)
+    scene.fetch(theirs)
+    del scene.stock.verified[3]  # fails when all but the digests are in place
+    with pytest.raises(KeyError):
+        scene.stock.apply(scene.prefetch.wanted)
+    assert scene.memory.stale == {0}
+    scene.stock.put(3, theirs.piece_map[3])
+    scene.memory.hashed([0])
+    scene.stock.apply(scene.prefetch.wanted)
+    assert scene.memory.stale == set()
+    assert scene.value == {2}
+
+
+def test_the_stock_is_held_while_it_is_put_in_place() -> None:
+    scene, held = Scene(), list[bool]()
+
+    class Watching(InlineHasher):
+        async def run(self, function: Callable[[], Any]) -> Any:
+            held.append(scene.prefetch.is_held)
+            return function()
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        replay = Replay(loop, scene.prefetch, Fetcher(), Watching(), lambda _: None)
+        scene.fetch(memory_of(2))
+        replay.end()
+        await replay.run()
+
+    asyncio.run(work())
+    assert held == [True]
+    assert not scene.prefetch.is_held
+    assert scene.value == {2}
+
+
+class Host:
+    """An engine whose peer waits for its admission."""
+
+    def __init__(self) -> None:
+        self.machine: Any = self
+        self.standing = Standing.PENDING
+
+    def now_ns(self) -> int:
+        return 0
+
+    def feed(self, event: object) -> None:
+        pass
+
+
+class Exchange:
+    """Has the prefetch of a scene."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+
+    def begin_prefetch(self, *_: object) -> Prefetch:
+        return self.scene.prefetch
+
+    def end_prefetch(self, operation: OperationId) -> None:
+        self.scene.prefetch.close()
+
+
+def test_nothing_is_written_after_whoever_joins_has_left() -> None:
+    """A thread may be putting what was fetched in place just then."""
+    scene = Scene()
+    begun, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(Stock):
+        def apply(self, numbers: Any) -> None:
+            begun.set()
+            assert goes_on.wait(LIMIT_S)
+            super().apply(numbers)
+            ended.set()
+
+    scene.stock = scene.prefetch.stock = Slow(scene.memory, 1 << 30)
+    scene.prefetch._intake._slot = scene.stock.slot  # pyright: ignore[reportPrivateUsage]
+
+    def ignore(_: ObservedReduction) -> None:
+        pass
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        hasher, exchange, host = PooledHasher(loop), Exchange(scene), Host()
+        tasks = Tasks(loop)
+        request = PrefetchRequest(scene.memory, scene.stock, None, ignore)
+        anything: Any = exchange
+        running = RunningPrefetch(request, host, hasher, tasks, lambda: anything)
+        running.look()
+        scene.fetch(memory_of(2))
+        assert await asyncio.to_thread(begun.wait, LIMIT_S)
+        closing: Awaitable[None] = asyncio.ensure_future(running.close())
+        await asyncio.sleep(0)
+        goes_on.set()
+        await closing
+        assert ended.is_set()
+        hasher.close()
+
+    asyncio.run(work())
+    assert scene.value == {2}
+
+
+def test_a_function_that_fails_leaves_tensors_that_are_hashed_again() -> None:
+    """Although nobody has told of a change, and the digests are those of before."""
+    scene = Scene()
+    scene.fetch(memory_of(2))
+
+    class Given(Replay):
+        async def _fetch(self, news: Any) -> Any:
+            return np.zeros(1, np.uint8)
+
+    def fail(_: ObservedReduction) -> None:
+        scene.memory.views[0][0] = 77
+        raise RuntimeError("the program's")
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        replay = Given(loop, scene.prefetch, Fetcher(), InlineHasher(), fail)
+        results = Results(lambda _: None, lambda _: None)
+        results.synchronized(scene.prefetch.content)
+        news: list[bytes] = []
+
+        class Post(StatePost):
+            def send(self, peer: PeerId, kind: FrameKind, payload: Any = b"", **_: Any) -> None:
+                news.append(payload)
+
+        results.watch(PeerId(9), Post(scene.operation, scene.links))
+        operation = OperationId(1, 0, 1, 5, 0)
+        results.committed(operation, DataType.UINT8, one_byte(), (MEMBER,))
+        replay.heard(MEMBER, bytearray(news[0]))
+        with pytest.raises(RuntimeError, match="the program's"):
+            await replay.run()
+
+    asyncio.run(work())
+    assert scene.memory.stale == {0}
+    assert not scene.prefetch.is_held
+
+
+def test_small_results_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl.runtime.results.KEPT_MAX", 3)
+    shown: list[StateMemory] = []
+    results = Results(shown.append, shown.remove)
+    results.synchronized(b"c" * 32)
+    links = Links(Recorder)
+    results.watch(PeerId(9), StatePost(OperationId(0, 0, 0, 1, 0), links))
+    committed = partial(results.committed, dtype=DataType.UINT8, contributors=(MEMBER,))
+    for n in range(5):
+        committed(operation=OperationId(1, 0, 1, 5, n), result=one_byte())
+    names = [memory.layout.entries[0].name for memory in shown]
+    assert names == ["t1/g0/v1/tag5#2", "t1/g0/v1/tag5#3", "t1/g0/v1/tag5#4"]

@@ -1,0 +1,584 @@
+"""The master's ballot over shared state, and what the master makes of it."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+
+from pccl.protocol import messages as msg
+from pccl.protocol.data_type import DataType
+from pccl.protocol.limits import Timing
+from pccl.protocol.master import MasterMachine
+from pccl.protocol.master_events import (
+    CloseControl,
+    ControlMessage,
+    ControlOpened,
+    MasterEffect,
+    Send,
+    Tick,
+)
+from pccl.protocol.messages import CompareStates, Difference, Progress, SyncStarted
+from pccl.protocol.operation import Abort, Commit, Decision, Expel, Phase
+from pccl.protocol.repair import Tell
+from pccl.protocol.shared_state import (
+    NOTHING_EXPECTED,
+    Elected,
+    Expected,
+    Lineage,
+    Offer,
+    Resume,
+    SharedStateSyncStrategy,
+    SyncPurpose,
+    elect_nothing,
+)
+from pccl.protocol.sync_ballot import SyncBallot
+from pccl.protocol.types import (
+    SYNC_TAG,
+    AbortCause,
+    Descriptor,
+    OperationId,
+    PeerId,
+    ReduceOp,
+    RemovalCause,
+    RoundId,
+    RoundKind,
+)
+from pccl.state.election import elect
+
+SECOND = 1_000_000_000
+RUN = b"the run of these"
+POPULAR, RECEIVE_ONLY, SEND_ONLY = SharedStateSyncStrategy
+OPERATION = OperationId(1, 0, 2, SYNC_TAG, 3)
+BEFORE = Lineage(RUN, OperationId(1, 0, 2, SYNC_TAG, 2))
+EXPECTED = Expected(7, BEFORE)
+A, B, C = PeerId(4), PeerId(5), PeerId(9)
+TIMING = Timing()
+
+
+def offer(content: bytes = b"x", **changes: Any) -> Offer:
+    values: dict[str, Any] = {
+        "purpose": SyncPurpose.SYNC,
+        "strategy": POPULAR,
+        "resume": Resume.NEVER,
+        "revision": 7,
+        "lineage": BEFORE,
+        "stale": False,
+        "unchanged": False,
+        "layout": b"layout",
+        "content": content,
+        "extra": b"extra",
+    }
+    return Offer(**values | changes)
+
+
+NEW: dict[str, Any] = {"revision": 0, "lineage": None}
+
+
+def ballot(
+    *offers: Offer, expected: Expected = EXPECTED, inherited: bool = False
+) -> tuple[SyncBallot, Decision | None]:
+    """One in which the first members have asked; with the last decision."""
+    made = SyncBallot(OPERATION, (A, B, C), A, 0, lambda: expected, elect, inherited=inherited)
+    decision: Decision | None = None
+    for peer, offered in zip((A, B, C), offers, strict=False):
+        assert decision is None
+        decision = made.request(peer, offered, 0)
+    return made, decision
+
+
+def told(decision: Decision | None) -> Elected:
+    assert isinstance(decision, Tell)
+    assert isinstance(decision.message, SyncStarted)
+    assert decision.message.operation == OPERATION
+    return decision.message.elected
+
+
+# -- the start -----------------------------------------------------------------------------------
+
+
+def test_it_starts_when_the_last_member_has_offered() -> None:
+    made, decision = ballot(offer(), offer(b"y"))
+    assert decision is None
+    assert made.request(A, offer(b"z"), 5) is None  # a second one changes nothing
+    assert (made.waiting_for(), made.requested_by(), made.phase) == ([C], [A, B], Phase.REQUESTED)
+    assert made.done(A, b"x", 6) is None  # before the start it does not count
+    decision = made.request(C, offer(), 7)
+    assert isinstance(decision, Tell)
+    assert decision.peers == (A, B, C)
+    elected = told(decision)
+    assert (elected.content, elected.revision) == (b"x", 7)
+    assert (elected.sources, elected.behind, elected.outdated) == ((A, C), (B,), ())
+    assert (made.phase, made.waiting_for(), made.progress_ns) == (Phase.STARTED, [A, B, C], 7)
+    assert list(made.owed_to(B)) == [SyncStarted(OPERATION, elected)]
+    assert list(made.owed_to(PeerId(77))) == []
+    assert made.request(B, offer(), 8) is None
+
+
+def test_it_commits_when_all_hold_what_is_elected() -> None:
+    made, _ = ballot(offer(), offer(b"y"), offer())
+    assert [made.done(peer, b"x", 9) for peer in (C, A, A)] == [None, None, None]
+    assert made.done(B, b"x", 10) == Commit()
+    assert made.expected_after(RUN) == Expected(8, Lineage(RUN, OPERATION))
+
+
+def test_members_that_end_with_different_contents() -> None:
+    made, _ = ballot(offer(), offer(b"y"), offer())
+    made.done(A, b"x", 0)
+    made.done(B, b"y", 0)
+    reason = "results differ: peer 5 computed something else than the others"
+    assert made.done(C, b"x", 0) == Abort(AbortCause.DIGEST_MISMATCH, reason)
+
+
+def test_verifying_leaves_what_is_expected_alone() -> None:
+    asked = [offer(purpose=SyncPurpose.VERIFY, revision=revision) for revision in (1, 2, 3)]
+    made, decision = ballot(*asked)
+    assert told(decision).revision == 7
+    assert made.what == "verify"
+    for peer in (A, B):
+        made.done(peer, b"x", 0)
+    assert made.done(C, b"x", 0) == Commit()
+    assert made.expected_after(RUN) is None
+
+
+# -- what it comes to nothing for ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (offer(strategy=SEND_ONLY), "sync_shared_state(SEND_ONLY)"),
+        (offer(purpose=SyncPurpose.VERIFY), "verify(ENFORCE_POPULAR)"),
+        (offer(resume=Resume.HIGHEST), "sync_shared_state(ENFORCE_POPULAR, resume=highest)"),
+    ],
+)
+def test_calls_that_do_not_go_together(asked: Offer, words: str) -> None:
+    _, decision = ballot(offer(), asked, offer())
+    reason = f"peers 4, 9 asked for sync_shared_state(ENFORCE_POPULAR); peer 5 asked for {words}"
+    assert decision == Abort(AbortCause.DESCRIPTOR_MISMATCH, reason)
+
+
+def test_senders_and_receivers_go_together() -> None:
+    _, decision = ballot(
+        offer(strategy=SEND_ONLY), offer(b"y", strategy=RECEIVE_ONLY), offer(strategy=SEND_ONLY)
+    )
+    assert told(decision).behind == (B,)
+
+
+def test_nothing_to_go_on_with() -> None:
+    made, decision = ballot(*(offer(revision=3) for _ in range(3)))
+    assert isinstance(decision, Abort)
+    assert decision.cause is AbortCause.STATE_UNAVAILABLE
+    assert "peers 4, 5, 9: revision 3" in decision.reason
+    assert made.phase is Phase.ABORTED
+    assert made.request(A, offer(), 0) is None
+
+
+def test_a_master_that_knows_no_shared_state() -> None:
+    made = SyncBallot(OPERATION, (A,), A, 0, lambda: EXPECTED, elect_nothing)
+    reason = "this master synchronizes no shared state"
+    assert made.request(A, offer(), 0) == Abort(AbortCause.STATE_UNAVAILABLE, reason)
+
+
+def test_a_withdrawal_ends_it() -> None:
+    made, _ = ballot(offer(), offer(b"y"), offer())
+    assert made.withdraw(B, "Ctrl-C") == Abort(AbortCause.WITHDRAWN, "peer 5 withdrew: Ctrl-C")
+
+
+# -- conflicts -------------------------------------------------------------------------------------
+
+DIFFERENCE = Difference("w", 3, "tensor 'w' differs first in piece 3")
+
+
+def conflicting(*layouts: bytes) -> tuple[SyncBallot, Decision | None]:
+    return ballot(*(offer(layout=layout) for layout in layouts))
+
+
+def test_who_differs_is_asked_how_and_expelled_by_a_majority() -> None:
+    made, decision = conflicting(b"l", b"m", b"l")
+    assert decision == Tell((B,), CompareStates(OPERATION, A))
+    assert made.waiting_for() == [B]
+    assert list(made.owed_to(B)) == [CompareStates(OPERATION, A)]
+    assert list(made.owed_to(C)) == []
+    assert made.compared(A, DIFFERENCE, 0) is None  # was not asked
+    decision = made.compared(B, DIFFERENCE, 0)
+    assert isinstance(decision, Expel)
+    assert (decision.peers, decision.cause) == ((B,), RemovalCause.STATE_CONFLICT)
+    assert "peers 4, 9 differ from those of peer 5" in decision.reason
+    assert DIFFERENCE.text in decision.reason
+    assert made.compared(B, DIFFERENCE, 0) is None
+    assert told(made.lose([B], decision.reason, 5)).sources == (A, C)  # they go on at once
+
+
+def test_without_a_majority_all_are_told_what_differs() -> None:
+    made, decision = conflicting(b"l", b"m", b"n")
+    assert decision == Tell((B, C), CompareStates(OPERATION, A))
+    assert made.compared(C, Difference("", None, "no link"), 0) is None
+    assert made.compared(C, DIFFERENCE, 0) is None  # has answered
+    assert made.waiting_for() == [B]
+    decision = made.compared(B, DIFFERENCE, 0)
+    assert isinstance(decision, Abort)
+    assert (decision.cause, decision.difference) == (AbortCause.STATE_MISMATCH, DIFFERENCE)
+    assert DIFFERENCE.text in decision.reason
+
+
+def test_answers_that_do_not_come_are_not_waited_for_long() -> None:
+    made, _ = conflicting(b"l", b"m", b"n")
+    made.compared(B, DIFFERENCE, 0)
+    assert made.look(TIMING, 10 * SECOND - 1) is None
+    made.shift(5 * SECOND, 10 * SECOND)  # the master slept
+    assert made.look(TIMING, 14 * SECOND) is None
+    decision = made.look(TIMING, 15 * SECOND)
+    assert isinstance(decision, Abort)
+    assert decision.difference == DIFFERENCE
+
+
+def test_nobody_answers() -> None:
+    made, _ = conflicting(b"l", b"m", b"n")
+    decision = made.look(TIMING, 10 * SECOND)
+    assert isinstance(decision, Abort)
+    assert decision.difference is not None
+    assert (decision.difference.tensor, decision.difference.piece) == ("", None)
+
+
+def test_a_loss_ends_a_conflict_or_begins_another() -> None:
+    made, _ = conflicting(b"l", b"m", b"n")
+    made.compared(B, DIFFERENCE, 0)
+    decision = made.lose([A], "gone", 3)
+    assert decision == Tell((C,), CompareStates(OPERATION, B))
+    assert made.waiting_for() == [C]
+    assert told(made.lose([C], "gone", 4)).sources == (B,)
+
+
+# -- losses ----------------------------------------------------------------------------------------
+
+
+def test_a_loss_before_all_others_have_offered() -> None:
+    made, _ = ballot(offer())
+    assert made.lose([C], "gone", 0) == Abort(AbortCause.MEMBER_LOST, "peer 9 lost: gone")
+
+
+def test_a_loss_when_all_others_have_offered() -> None:
+    made, _ = ballot(offer(b"y"), offer())
+    assert not made.outlives_view
+    decision = made.lose([C], "gone", 6)
+    assert made.outlives_view
+    assert isinstance(decision, Tell)
+    assert decision.peers == (A, B)
+    assert told(decision).sources == (A,)
+    assert made.progress_ns == 6
+
+
+def test_a_source_is_lost_and_another_one_has_it() -> None:
+    made, _ = ballot(offer(), offer(b"y"), offer())
+    assert made.lose([A], "gone", 0) is None
+    assert made.waiting_for() == [B, C]
+    made.done(C, b"x", 0)
+    assert made.done(B, b"x", 0) == Commit()
+
+
+def test_the_only_source_is_lost() -> None:
+    made, _ = ballot(offer(**NEW), offer(b"y"), offer(**NEW))
+    assert made.lose([B], "gone", 0) == Abort(AbortCause.MEMBER_LOST, "peer 5 lost: gone")
+
+
+def test_the_only_source_is_lost_after_one_has_got_it() -> None:
+    made, _ = ballot(offer(**NEW), offer(b"y"), offer(**NEW))
+    made.done(A, b"y", 0)
+    again = told(made.lose([B], "gone", 0))
+    assert (again.sources, again.extra, again.extra_sources) == ((A,), b"extra", (A,))
+    assert again.behind == (A, C)
+    assert made.done(C, b"y", 0) == Commit()
+
+
+def test_the_last_who_lacks_it_is_lost() -> None:
+    made, _ = ballot(offer(), offer(b"y"), offer())
+    made.done(A, b"x", 0)
+    made.done(C, b"x", 0)
+    assert made.lose([B], "gone", 0) == Commit()
+
+
+def test_everybody_is_lost() -> None:
+    made, _ = ballot(offer(), offer(b"y"), offer())
+    decision = made.lose([A, B, C], "gone", 0)
+    assert decision == Abort(AbortCause.MEMBER_LOST, "peers 4, 5, 9 lost: gone")
+
+
+def test_what_may_differ_comes_from_another_one_if_its_holder_is_lost() -> None:
+    made, decision = ballot(offer(extra=b"a"), offer(extra=b"b"), offer(b"z", extra=b"c", **NEW))
+    elected = told(decision)
+    assert (elected.outdated, elected.extra, elected.extra_sources) == ((C,), b"a", (A,))
+    again = told(made.lose([A], "gone", 0))
+    assert (again.extra, again.extra_sources) == (b"b", (B,))
+    assert again.content == elected.content
+    assert list(made.owed_to(C)) == [SyncStarted(OPERATION, again)]
+
+
+def test_newcomers_that_are_done_have_what_may_differ_too() -> None:
+    made, _ = ballot(offer(extra=b"a"), offer(b"z", **NEW), offer(b"z", **NEW))
+    made.done(B, b"x", 0)
+    again = told(made.lose([A], "gone", 0))
+    assert (again.sources, again.extra, again.extra_sources) == ((B,), b"a", (B,))
+    assert made.done(C, b"x", 0) == Commit()
+
+
+def test_nobody_is_left_who_has_what_may_differ() -> None:
+    """Who is done had the contents, and has not received the rest; another one does without."""
+    made, _ = ballot(
+        offer(extra=b"a", strategy=SEND_ONLY),
+        offer(b"y", extra=b"b", strategy=RECEIVE_ONLY),
+        offer(b"z", strategy=RECEIVE_ONLY, **NEW),
+    )
+    made.done(B, b"x", 0)
+    again = told(made.lose([A], "gone", 0))
+    assert (again.sources, again.extra, again.extra_sources) == ((B,), b"b", (B,))
+    assert made.done(C, b"x", 0) == Commit()
+
+
+# -- time ------------------------------------------------------------------------------------------
+
+
+def test_newcomers_hold_up_the_others_for_so_long_only() -> None:
+    timing = Timing(hold_s=20.0)
+    made, _ = ballot(offer(), offer(), offer(b"z", **NEW))
+    made.done(A, b"x", 0)
+    for second in range(20):
+        moved = Progress(OPERATION, second, 0, second)
+        made.report(C, moved, second * SECOND)
+    assert made.look(timing, 20 * SECOND) is None  # another one is not done either
+    made.done(B, b"x", 0)
+    assert made.look(timing, 20 * SECOND - 1) is None
+    decision = made.look(timing, 20 * SECOND)
+    assert isinstance(decision, Expel)
+    assert (decision.peers, decision.cause) == ((C,), RemovalCause.TOO_SLOW)
+    assert "20 s" in decision.reason
+    assert made.lose([C], "slow", 0) == Commit()
+
+
+def test_a_master_that_slept_gives_newcomers_their_time() -> None:
+    made, _ = ballot(offer(), offer(), offer(b"z", **NEW))
+    made.done(A, b"x", 0)
+    made.done(B, b"x", 0)
+    made.shift(25 * SECOND, 40 * SECOND)
+    assert made.look(TIMING, 54 * SECOND) is None
+    assert isinstance(made.look(TIMING, 55 * SECOND), Expel)
+
+
+def test_members_of_old_may_take_as_long_as_they_move() -> None:
+    made, _ = ballot(offer(), offer(), offer(b"z"))
+    made.done(A, b"x", 0)
+    made.done(B, b"x", 0)
+    made.report(C, Progress(OPERATION, 1, 0, 100), 50 * SECOND)
+    made.report(C, Progress(OPERATION, 1, 0, 100), 70 * SECOND)  # no progress
+    assert made.look(TIMING, 80 * SECOND - 1) is None
+    decision = made.look(TIMING, 80 * SECOND)
+    assert isinstance(decision, Expel)
+    assert (decision.peers, decision.cause) == ((C,), RemovalCause.NO_PROGRESS)
+    assert "30.0 s" in decision.reason
+
+
+def test_if_nobody_moves_nobody_is_to_blame() -> None:
+    made, _ = ballot(offer(b"y"), offer(**NEW), offer(**NEW))
+    made.report(B, Progress(OPERATION, 0, 0, 0), 0)
+    assert made.look(TIMING, 1000 * SECOND) is None
+
+
+# -- after a restart -------------------------------------------------------------------------------
+
+
+def test_it_goes_on_under_another_master() -> None:
+    """Who was done says so again, perhaps before all have offered."""
+    made, _ = ballot(offer(), offer(b"y"), inherited=True)
+    assert made.done(A, b"x", 0) is None
+    decision = made.request(C, offer(), 0)
+    assert told(decision).behind == (B,)
+    assert made.waiting_for() == [B, C]
+    made.done(C, b"x", 0)
+    assert made.done(B, b"x", 0) == Commit()
+
+
+def test_all_were_done_under_the_master_before() -> None:
+    made, _ = ballot(offer(), offer(b"y"), inherited=True)
+    for peer in (A, B, C):
+        assert made.done(peer, b"x", 0) is None
+    assert made.request(C, offer(), 0) == Commit()
+    assert made.expected_after(RUN) == Expected(8, Lineage(RUN, OPERATION))
+
+
+def test_the_master_before_has_elected_something_else() -> None:
+    """Nobody is told that he holds what he does not hold."""
+    made, _ = ballot(offer(), offer(b"y"), inherited=True)
+    for peer in (A, B, C):
+        assert made.done(peer, b"y", 0) is None
+    decision = made.request(C, offer(), 0)
+    assert isinstance(decision, Abort)
+    assert decision.cause is AbortCause.MEMBER_LOST  # all call again
+
+
+def test_a_member_is_lost_with_the_master() -> None:
+    """Others may be elected without it than those that some are done with."""
+    made, _ = ballot(offer(**NEW), offer(), inherited=True)
+    made.done(A, b"x", 0)
+    decision = made.lose([C], "gone", 0)
+    assert decision == Abort(AbortCause.MEMBER_LOST, "peer 9 lost: gone")
+
+
+# -- the master ------------------------------------------------------------------------------------
+
+
+class Master:
+    """A machine of two members, and its clock. Peer n speaks on connection n."""
+
+    def __init__(self, members: int = 2) -> None:
+        numbers = count(1)
+        self.machine = MasterMachine(
+            Timing(), RUN, 1, lambda size: bytes([next(numbers)] * size), 0, elect=elect
+        )
+        self.now_ns = 0
+        for peer in range(1, members + 1):
+            self.machine.handle(ControlOpened(peer, f"10.0.0.{peer}"), 0)
+            self.hear(peer, msg.Register(0, "", 4000 + peer))
+        self.hear(2, msg.LinkReport(PeerId(1), True, ""))
+        self.hear(1, msg.RoundRequest(RoundId(RoundKind.UPDATE_TOPOLOGY, 0)))
+
+    def hear(self, peer: int, message: msg.Message) -> list[MasterEffect]:
+        effects = self.machine.handle(ControlMessage(peer, message), self.now_ns)
+        self.machine.check()
+        return effects
+
+    def sent(self, peer: int, message: msg.Message) -> list[tuple[int, msg.MasterMessage]]:
+        effects = self.hear(peer, message)
+        return [(e.connection, e.message) for e in effects if isinstance(e, Send)]
+
+    def wait(self, seconds: int) -> list[MasterEffect]:
+        effects: list[MasterEffect] = []
+        for _ in range(4 * seconds):
+            self.now_ns += SECOND // 4
+            for peer in (1, 2):
+                effects += self.hear(peer, msg.Heartbeat())
+            effects += self.machine.handle(Tick(), self.now_ns)
+        return effects
+
+    def sync(self, n: int, *offers: Offer) -> msg.MasterMessage:
+        """All members synchronize and are done; what the first of them is told at last."""
+        operation = sync_operation(n)
+        sent: list[tuple[int, msg.MasterMessage]] = []
+        for peer, offered in enumerate(offers, 1):
+            sent = self.sent(peer, msg.SyncRequest(operation, offered))
+        if isinstance(sent[0][1], SyncStarted):
+            for peer in range(1, len(offers) + 1):
+                sent = self.sent(peer, msg.OperationDone(operation, offers[0].content))
+        return sent[0][1]
+
+
+def sync_operation(n: int = 0) -> OperationId:
+    return OperationId(1, 0, 2, SYNC_TAG, n)
+
+
+def closes(effects: list[MasterEffect]) -> list[int]:
+    return [effect.connection for effect in effects if isinstance(effect, CloseControl)]
+
+
+def test_the_tag_of_shared_state_is_for_shared_state_only() -> None:
+    reduce = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
+    wrong: list[msg.PeerMessage] = [
+        msg.OperationRequest(sync_operation(), reduce),
+        msg.SyncRequest(OperationId(1, 0, 2, 5, 0), offer(**NEW)),
+    ]
+    for message in wrong:
+        master = Master()
+        (closed,) = [e for e in master.hear(1, message) if isinstance(e, CloseControl)]
+        assert closed.connection == 1
+        assert "the tag of" in closed.reason
+
+
+def test_answers_that_nobody_asked_for() -> None:
+    master = Master()
+    reduce = OperationId(1, 0, 2, 5, 0)
+    asked = msg.OperationRequest(reduce, Descriptor(DataType.FLOAT, ReduceOp.SUM, 8))
+    assert master.sent(1, asked) == []
+    assert master.sent(1, msg.StatesCompared(reduce, DIFFERENCE)) == []
+    master.sent(1, msg.SyncRequest(sync_operation(), offer(**NEW)))
+    assert master.sent(1, msg.StatesCompared(sync_operation(), DIFFERENCE)) == []
+    assert closes(master.hear(1, msg.StatesCompared(sync_operation(9), DIFFERENCE))) == [1]
+
+
+def test_the_master_expects_what_follows_the_last_synchronization() -> None:
+    master = Master()
+    outcome = master.sync(0, offer(revision=40, lineage=None), offer(**NEW))
+    assert isinstance(outcome, msg.OperationEnded)
+    assert outcome.abort is None
+    assert outcome.contributors == (1, 2)
+    lineage = Lineage(RUN, sync_operation(0))
+    outcome = master.sync(1, *(offer(revision=40, lineage=lineage) for _ in range(2)))
+    assert isinstance(outcome, msg.OperationEnded)
+    assert outcome.abort is AbortCause.STATE_UNAVAILABLE
+    assert "push_revision()" in outcome.reason
+    outcome = master.sync(2, *(offer(revision=41, lineage=lineage) for _ in range(2)))
+    assert isinstance(outcome, msg.OperationEnded)
+    assert outcome.abort is None
+
+
+def test_the_highest_revision_that_there_is() -> None:
+    """One more would be too large a number for anybody."""
+    master = Master()
+    highest = offer(revision=2**64 - 1, lineage=None)
+    outcome = master.sync(0, highest, highest)
+    assert isinstance(outcome, msg.OperationEnded)
+    known = master.machine._expected[0]  # pyright: ignore[reportPrivateUsage]
+    assert known.revision == 2**64 - 1
+    again = offer(revision=2**64 - 1, lineage=known.lineage)
+    outcome = master.sync(1, again, again)
+    assert isinstance(outcome, msg.OperationEnded)
+    assert outcome.abort is None
+
+
+def test_a_conflict_that_is_told_to_everybody() -> None:
+    master = Master()
+    asked = [offer(**NEW), offer(**NEW | {"layout": b"other"})]
+    assert master.sent(1, msg.SyncRequest(sync_operation(), asked[0])) == []
+    assert master.sent(2, msg.SyncRequest(sync_operation(), asked[1])) == [
+        (2, CompareStates(sync_operation(), PeerId(1)))
+    ]
+    told = master.sent(2, msg.StatesCompared(sync_operation(), DIFFERENCE))
+    assert [connection for connection, _ in told] == [1, 2]
+    for _, message in told:
+        assert isinstance(message, msg.OperationEnded)
+        assert (message.abort, message.difference) == (AbortCause.STATE_MISMATCH, DIFFERENCE)
+    assert master.machine._expected.get(0, NOTHING_EXPECTED) == NOTHING_EXPECTED  # pyright: ignore[reportPrivateUsage]
+
+
+def test_nobody_is_a_newcomer_in_the_first_synchronization_of_a_group() -> None:
+    master = Master()
+    for peer, offered in enumerate([offer(revision=3, lineage=None), offer(b"z", **NEW)], 1):
+        master.hear(peer, msg.SyncRequest(sync_operation(), offered))
+    assert master.sent(1, msg.OperationDone(sync_operation(), b"x")) == []
+    effects: list[MasterEffect] = []
+    while master.now_ns < 100 * SECOND:
+        seconds = master.now_ns // SECOND
+        master.hear(2, msg.Heartbeat(progress=(Progress(sync_operation(), 0, 0, seconds),)))
+        master.hear(1, msg.Heartbeat())
+        effects += master.wait(1)
+    assert not closes(effects)
+
+
+def test_a_slow_newcomer_is_removed_and_the_others_go_on() -> None:
+    master, before = Master(), Lineage(b"run", sync_operation())
+    master.machine._expected[0] = Expected(3, before)  # pyright: ignore[reportPrivateUsage]
+    asked = [offer(revision=3, lineage=before), offer(b"z", **NEW)]
+    for peer, offered in enumerate(asked, 1):
+        master.hear(peer, msg.SyncRequest(sync_operation(), offered))
+    assert master.sent(1, msg.OperationDone(sync_operation(), b"x")) == []
+    effects: list[MasterEffect] = []
+    while not closes(effects):
+        assert master.now_ns <= 31 * SECOND
+        seconds = master.now_ns // SECOND
+        master.hear(2, msg.Heartbeat(progress=(Progress(sync_operation(), 0, 0, seconds),)))
+        effects += master.wait(1)
+    assert master.now_ns >= 30 * SECOND
+    sent = [(e.connection, e.message) for e in effects if isinstance(e, Send)]
+    ends = [m for peer, m in sent if peer == 1 and isinstance(m, msg.OperationEnded)]
+    assert [(m.abort, m.contributors) for m in ends] == [(None, (1,))]
+    refused = [m for peer, m in sent if peer == 2 and isinstance(m, msg.Refused)]
+    assert [m.cause for m in refused] == [RemovalCause.TOO_SLOW]
