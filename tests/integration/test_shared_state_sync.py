@@ -511,11 +511,14 @@ def test_staged_on_the_disk(new_run: Callable[..., Run], tmp_path: Any) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_place_to_stage(new_run: Callable[..., Run], tmp_path: Any) -> None:
+@pytest.mark.parametrize("kind", ["nothing", "a file"])
+def test_no_place_to_stage(new_run: Callable[..., Run], tmp_path: Any, kind: str) -> None:
     """Its caller is told, and has what he had; the others wait until he calls again."""
     run = new_run(2)
     arrays = [weights(0, 3 * PIECE_FLOATS), weights(1, 3 * PIECE_FLOATS)]
     states = [state_of(w=array) for array in arrays]
+    if kind == "a file":
+        (tmp_path / "nowhere").write_text("")
     other = run.start(run.members[0].sync_shared_state, states[0], SEND_ONLY)
     bad = run.start(
         run.members[1].sync_shared_state,
@@ -674,6 +677,41 @@ def test_a_newcomer_that_is_done_stands_in_for_the_source(
         assert array.tobytes() == arrays[0].tobytes()
         own: Any = state.tensor_infos[1].tensor
         assert own.tolist() == [0] * 4
+
+
+def test_a_slow_newcomer_does_not_hold_up_the_others(
+    new_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a newcomer again, within its call, and keeps what it has until they admit it."""
+    run = new_run(
+        1, Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01, hold_s=0.5, deadline_s=4.0)
+    )
+    size = 8 * PIECE_FLOATS
+    member, old = run.members[0], state_of(w=weights(0, size))
+    member.sync_shared_state(old)
+    newcomer = run.join()
+    array = weights(1, size)
+    state = state_of(w=array)
+    given = threading.Event()
+    give = StateGiver.give_pieces
+
+    def give_some(giver: StateGiver, peer: PeerId, numbers: list[int]) -> None:
+        give(giver, peer, numbers if given.is_set() else [n for n in numbers if n < 3])
+
+    monkeypatch.setattr(StateGiver, "give_pieces", give_some)
+    old.push_revision()
+    call = run.start(newcomer.sync_shared_state, state)
+    info = member.sync_shared_state(old)
+    assert (info.revision, info.attempts) == (1, 1)
+    assert (array == weights(1, size)).all()
+    given.set()
+    while member.world_size < 2:
+        member.update_topology()
+    old.push_revision()
+    assert member.sync_shared_state(old).tx_bytes == 5 * PIECE_BYTES
+    info = call.result(LIMIT_S)
+    assert (info.rx_bytes, info.attempts, info.revision) == (8 * PIECE_BYTES, 2, 2)
+    assert (array == weights(0, size)).all()
 
 
 # -- leaving -------------------------------------------------------------------------------------
@@ -909,11 +947,11 @@ def test_closing(
         hash_here = hashing.hash_here
 
         def hash_slowly(memory: StateMemory, numbers: Sequence[int]) -> None:
-            time.sleep(0.02)
+            time.sleep(0.1)
             hash_here(memory, numbers)
 
         monkeypatch.setattr(hashing, "hash_here", hash_slowly)
-    array = weights(1, 200 * PIECE_FLOATS)
+    array = weights(1, 40 * PIECE_FLOATS)
     seen: list[str] = []
 
     def note(progress: pccl.SyncProgress) -> None:
@@ -924,7 +962,7 @@ def test_closing(
     )
     giving: Future[SharedStateSyncInfo] | None = None
     if phase == "fetching":
-        other = state_of(w=weights(0, 200 * PIECE_FLOATS))
+        other = state_of(w=weights(0, 40 * PIECE_FLOATS))
         giving = run.start(run.members[0].sync_shared_state, other, SEND_ONLY)
         run.until(lambda: is_fetching(run.members[1]))
     else:
@@ -934,7 +972,7 @@ def test_closing(
     assert time.monotonic() - began_s < 1.0
     error = call.exception(LIMIT_S)
     assert isinstance(error, NotConnected)
-    assert (array == weights(1, 200 * PIECE_FLOATS)).all()
+    assert (array == weights(1, 40 * PIECE_FLOATS)).all()
     if giving is not None:
         assert giving.result(LIMIT_S).attempts >= 1
     run.members[0].close()
