@@ -25,6 +25,10 @@ from pccl.transports.link import Links
 
 _log = logging.getLogger("pccl.peer")
 
+HOPE_STALLS = 2
+"""After so many times the stall in which nothing came, nothing is waited for any more: others were
+asked after the first, or a link came back."""
+
 REFRESH_NS = 2 * NS_PER_S
 """Once all is here, the members are asked so often whether they hold something else by now."""
 
@@ -74,8 +78,8 @@ class Prefetch:
         self._has_room = True
         self._began_ns = now_ns()
         self._looked_ns = now_ns()
-        self._starving_since_ns = now_ns()
-        """The last time that somebody had what is missing, or nothing was."""
+        self._moved_ns = now_ns()
+        """The last time that something came, or nothing was missing."""
         self._without: dict[PeerId, None] = {}
         """Those who have nothing to show."""
         self._maps: dict[PeerId, MapRequest] = {}
@@ -148,11 +152,12 @@ class Prefetch:
                 del self._maps[peer]
         if self._map is None and not self._maps and now_ns - self._began_ns >= self._stall_ns:
             self._be_ready()  # nobody has anything, or nobody can be reached
-        if self.fetch is None or self.fetch.complete or not self.fetch.starved:
-            self._starving_since_ns = now_ns
-        has_hope = now_ns - self._starving_since_ns < self._stall_ns  # a link may come back
-        if self.fetch is not None and (self.fetch.complete or not has_hope) and not self._is_ready:
+        if self.fetch is None or self.fetch.complete:
+            self._moved_ns = now_ns
+        if self.fetch is not None and self.fetch.complete and not self._is_ready:
             self._look_if_ready()  # who was to answer may be gone, or silent
+        if now_ns - self._moved_ns >= HOPE_STALLS * self._stall_ns:
+            self._be_ready()  # nobody has what is missing, or who has it sends nothing
         if self._is_ready and now_ns - self._looked_ns >= REFRESH_NS:
             self._looked_ns = now_ns
             for link in self._links.all():
@@ -254,6 +259,7 @@ class Prefetch:
         return self.fetch is not None and self.fetch.wants(number)
 
     def _progressed(self, source: PeerId, nbytes: int) -> None:
+        self._moved_ns = self._now_ns()
         if self.fetch is not None:
             self.fetch.progressed(source, nbytes, self._now_ns())
 

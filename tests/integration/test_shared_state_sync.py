@@ -704,9 +704,9 @@ def test_a_slow_newcomer_does_not_hold_up_the_others(
     info = member.sync_shared_state(old)
     assert (info.revision, info.attempts) == (1, 1)
     assert (array == weights(1, size)).all()
-    given.set()
-    while member.world_size < 2:
+    while member.world_size < 2:  # meanwhile nobody sends it what is missing
         member.update_topology()
+    given.set()
     old.push_revision()
     assert member.sync_shared_state(old).tx_bytes == 5 * PIECE_BYTES
     info = call.result(LIMIT_S)

@@ -99,8 +99,11 @@ class Scene:
         """All of it comes."""
         self.hear_map(theirs.piece_map)
         for number in range(4):
-            piece = theirs.view(theirs.layout.piece(number))
-            self.hear(FrameKind.PIECE, bytes(piece), offset=number)
+            self.hear_piece(theirs, number)
+
+    def hear_piece(self, theirs: StateMemory, number: int) -> None:
+        piece = theirs.view(theirs.layout.piece(number))
+        self.hear(FrameKind.PIECE, bytes(piece), offset=number)
 
     @property
     def value(self) -> set[int]:
@@ -139,10 +142,9 @@ def test_a_member_that_does_not_answer_holds_nobody_up(dies: bool) -> None:
 def test_the_only_source_dies() -> None:
     scene = Scene()
     scene.hear_map(memory_of(2).piece_map)
-    assert scene.ready == 0
-    scene.prefetch.tick()
+    scene.now_ns = 90
+    scene.hear_piece(memory_of(2), 0)
     scene.now_ns = 100
-    scene.prefetch.tick()
     scene.prefetch.link_changed(MEMBER, up=False)
     scene.now_ns = 109
     scene.prefetch.tick()
@@ -151,6 +153,19 @@ def test_the_only_source_dies() -> None:
     scene.prefetch.tick()
     assert scene.ready == 1
     assert scene.prefetch.content == b""
+
+
+def test_the_only_source_lives_and_sends_nothing() -> None:
+    scene = Scene()
+    scene.hear_map(memory_of(2).piece_map)
+    scene.hear_piece(memory_of(2), 0)
+    scene.now_ns = 19
+    scene.prefetch.tick()
+    assert scene.ready == 0
+    scene.now_ns = 20
+    scene.prefetch.tick()
+    assert scene.ready == 1
+    assert list(scene.stock.verified) == [0]
 
 
 def test_nothing_else_is_begun_while_the_stock_is_read() -> None:
