@@ -328,13 +328,13 @@ def prefetch_request(
     """
     check_listener("on_progress", on_progress)
     check_listener("on_reduction", on_reduction)
+    limit = check_range("staging_bytes_max", staging_bytes_max, 0, STAGING_BYTES_MAX)
+    directory = None if staging_directory is None else os.fspath(staging_directory)
     if shared_state is None:
         if on_reduction is not None:
             raise ValueError("on_reduction needs the shared_state that it changes")
         return None
     memory = check_type("shared_state", shared_state, SharedState).memory
-    limit = check_range("staging_bytes_max", staging_bytes_max, 0, STAGING_BYTES_MAX)
-    directory = None if staging_directory is None else os.fspath(staging_directory)
     stock = Stock(memory, limit, directory)
     return PrefetchRequest(memory, stock, on_progress, on_reduction)
 

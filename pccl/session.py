@@ -134,7 +134,7 @@ class Session:
         min_peers: int | None,
         timeout_s: float | None,
         shared_state: SharedState | None = None,
-        staging_bytes_max: int = 0,
+        staging_bytes_max: int = 1 << 30,
         staging_directory: str | os.PathLike[str] | None = None,
         on_progress: Callable[[SyncProgress], None] | None = None,
         on_reduction: Callable[[ObservedReduction], None] | None = None,

@@ -280,10 +280,12 @@ class SharedState:
 
         Raises:
             OSError: it cannot be written there.
-            ValueError: a name or number of tensors that safetensors files cannot have.
+            ValueError: a name or number of tensors that safetensors files cannot have; or another
+                call uses the state.
         """
-        shapes = [info.shape for info in self._infos]
-        checkpoint.write(path, self.memory, shapes, self._revision, self._lineage)
+        memory, shapes = self.memory, [info.shape for info in self._infos]
+        with memory.claimed():
+            checkpoint.write(path, memory, shapes, self._revision, self._lineage)
 
     @classmethod
     def load(cls, path: checkpoint.Path, *, track_touched: bool = False) -> SharedState:
@@ -313,9 +315,12 @@ class SharedState:
         Raises:
             OSError: it cannot be read.
             ValueError: it is no checkpoint, truncated, altered, or one with other names, dtypes,
-                lengths or flags; the message names file and tensor.
+                lengths or flags; the message names file and tensor. Or another call uses the
+                state.
         """
-        self._adopt(checkpoint.restore(path, self.memory))
+        memory = self.memory
+        with memory.claimed():
+            self._adopt(checkpoint.restore(path, memory))
 
     def _adopt(self, found: checkpoint.Checkpoint) -> None:
         self.synchronized(found.revision, found.lineage)

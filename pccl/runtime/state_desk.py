@@ -144,15 +144,14 @@ class StateDesk:
         Raises:
             ValueError: another call uses the state; or its tensors lie elsewhere by now.
         """
-        sync = StateSync(self, self._hasher, request, deadline, self._host.now_ns)
-        if any(other.memory is sync.memory for other in self._syncs):
-            raise ValueError("another call still uses this shared state; wait for it")
-        self._syncs[sync] = None
-        try:
-            return await sync.run()
-        finally:
-            del self._syncs[sync]
-            self._note_end()
+        with request.state.memory.claimed():
+            sync = StateSync(self, self._hasher, request, deadline, self._host.now_ns)
+            self._syncs[sync] = None
+            try:
+                return await sync.run()
+            finally:
+                del self._syncs[sync]
+                self._note_end()
 
     async def attempt(self, make_event: Callable[[int], PeerEvent], sync: StateSync) -> object:
         """One attempt of a call.
@@ -179,20 +178,26 @@ class StateDesk:
 
         Raises:
             PCCLError: the join has failed.
+            ValueError: another call uses the state.
         """
+        try:
+            with request.memory.claimed():
+                await self._fetch(request, joins)
+        except BaseException:
+            request.stock.close()
+            raise
         if self._stock is not None:
             self._stock.close()
+        self._stock = request.stock
+
+    async def _fetch(self, request: PrefetchRequest, joins: Callable[[], Awaitable[None]]) -> None:
         self._hashing = StateHashing(self._hasher)
         try:
             await self._hashing.run(request.memory)
             await self._fetch_while(request, joins)
-        except BaseException:
-            request.stock.close()
-            raise
         finally:
             self._hashing = None
             self._note_end()
-        self._stock = request.stock
 
     async def _fetch_while(
         self, request: PrefetchRequest, joins: Callable[[], Awaitable[None]]

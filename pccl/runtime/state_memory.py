@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -107,7 +109,22 @@ class StateMemory:
         )
         self.piece_map = PieceMap(self.layout)
         self.stale: set[int] = set()
+        self._claim = threading.Lock()
         self.touch_all()
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Use it alone: only one call at a time reads or writes a whole state.
+
+        Raises:
+            ValueError: another call uses it, of whichever communicator.
+        """
+        if not self._claim.acquire(blocking=False):
+            raise ValueError("another call still uses this shared state; wait for it")
+        try:
+            yield
+        finally:
+            self._claim.release()
 
     def view(self, piece: Piece) -> memoryview:
         """The bytes of one piece."""

@@ -351,6 +351,8 @@ def test_arguments_are_checked(new_run: Callable[..., Run]) -> None:
         comm.connect(on_progress=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="on_reduction needs the shared_state"):
         comm.connect(on_reduction=print)
+    with pytest.raises(ValueError, match="staging_bytes_max must be"):
+        comm.connect(staging_bytes_max=-2)
     with pytest.raises(TypeError, match="shared_state"):
         comm.connect(shared_state=wrong)
     with pytest.raises(TypeError, match="observable"):

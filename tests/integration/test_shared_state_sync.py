@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -566,6 +568,27 @@ def test_its_memory_is_lent(new_run: Callable[..., Run]) -> None:
     run.members[1].sync_shared_state(states[1])
     call.result(LIMIT_S)
     assert arrays[0].tobytes() == arrays[1].tobytes()
+
+
+def test_one_call_at_a_time_uses_a_state(new_run: Callable[..., Run], tmp_path: Path) -> None:
+    """Also when it is of another communicator, or a checkpoint."""
+    run, other = new_run(2), new_run(1)
+    state, path = state_of(w=weights(0)), tmp_path / "state.safetensors"
+    state.save(path)
+    call = run.start(run.members[0].sync_shared_state, state)
+    run.until(lambda: run.requests == 1)
+    newcomer = other.newcomer()
+    for use in (
+        partial(other.members[0].sync_shared_state, state),
+        partial(newcomer.connect, shared_state=state),
+        partial(state.save, path),
+        partial(state.restore, path),
+    ):
+        with pytest.raises(ValueError, match="another call still uses this shared state"):
+            use()
+    run.members[1].sync_shared_state(state_of(w=weights(1)))
+    call.result(LIMIT_S)
+    state.save(path)
 
 
 def test_any_thread_and_progress(new_run: Callable[..., Run]) -> None:
