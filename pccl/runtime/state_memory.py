@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -113,7 +113,7 @@ class StateMemory:
         self.touch_all()
 
     @contextmanager
-    def claimed(self) -> Iterator[None]:
+    def claimed(self) -> Generator[None, None, None]:
         """Use it alone: only one call at a time reads or writes a whole state.
 
         Raises:
