@@ -1,0 +1,11 @@
+"""DiLoCo for PyTorch: wrap the inner optimizer, and train with peers that may come and go.
+
+    from pccl.bindings.diloco import DiLoCo
+
+Sources: DiLoCo (arXiv:2311.08105), OpenDiLoCo (2407.07852), Streaming DiLoCo (2501.18512), eager
+and delayed updates (2502.12996).
+"""
+
+from pccl.bindings.diloco.optimizer import DiLoCo
+
+__all__ = ["DiLoCo"]

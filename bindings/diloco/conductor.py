@@ -1,0 +1,298 @@
+"""``Conductor``: a thread that makes all joint calls of one replica, in order.
+
+The training thread hands contributions over and picks up what has become of them; it waits only
+where it needs an outcome.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import pccl
+from pccl.bindings.diloco.outer import OuterParameters
+from pccl.bindings.diloco.rounds import (
+    Average,
+    Committed,
+    Connect,
+    Contribution,
+    Effect,
+    Entered,
+    Members,
+    Notice,
+    Pause,
+    Reduce,
+    Rounds,
+    Sync,
+    Take,
+    Update,
+)
+from pccl.bindings.diloco.schedule import Schedule
+from pccl.errors import NotConnected
+
+QuantizationOf = Callable[[int], "pccl.QuantizationOptions | None"]
+
+
+class Conductor:
+    """The joint calls of one replica.
+
+    Args:
+        comm: of the run; connected, or not yet.
+        outer: the shared state.
+        schedule: whose turn it is.
+        min_peers: to begin with, and to go on with.
+        quantization: what a fragment is reduced with.
+    """
+
+    def __init__(
+        self,
+        comm: pccl.Communicator,
+        outer: OuterParameters,
+        schedule: Schedule,
+        min_peers: int,
+        quantization: QuantizationOf,
+    ) -> None:
+        self._comm = comm
+        self._outer = outer
+        self._min_peers = min_peers
+        self._quantization = quantization
+        self._rounds = Rounds(schedule, outer, self._notify, min_peers)
+        self._changed = threading.Condition()
+        self._contributions: deque[Contribution | None] = deque()
+        self._notices: deque[tuple[Notice, Any]] = deque()
+        self._commits: dict[int, tuple[Committed, float]] = {}
+        self._put_s: dict[int, float] = {}
+        self._failure: BaseException | None = None
+        self._is_idle = self._has_ended = False
+        self._synced_revision = outer.state.revision
+        self._thread = threading.Thread(target=self._run, name="pccl-diloco", daemon=True)
+
+    # -- the training thread -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to join the run."""
+        self._synced_revision = self._outer.state.revision
+        self._thread.start()
+
+    def outcome(self, number: int) -> Committed:
+        """What came of a round that is over and not forgotten."""
+        return self._commits[number][0]
+
+    def resume(self, number: int, committed: Committed) -> None:
+        """A round was over before this one began."""
+        self._commits[number] = committed, 0.0
+
+    def put(self, contribution: Contribution) -> None:
+        """Hand a pseudo-gradient over."""
+        with self._changed:
+            self._put_s[contribution.number] = time.monotonic()
+            self._contributions.append(contribution)
+            self._is_idle = False
+            self._changed.notify_all()
+
+    def notices(self) -> list[tuple[Notice, Any]]:
+        """What has happened since this was asked last.
+
+        With ``Entered`` come copies of the outer parameters, by fragment.
+
+        Raises:
+            PCCLError: the run can't go on; the message says why.
+        """
+        with self._changed:
+            self._check()
+            seen = list(self._notices)
+            self._notices.clear()
+            return seen
+
+    def wait(self, number: int) -> tuple[Committed, float] | None:
+        """Wait until a round is over.
+
+        Returns:
+            What came of it, and the seconds from ``put`` to there; None: this replica was cut off
+            meanwhile, and has entered again.
+
+        Raises:
+            PCCLError: as of ``notices``.
+        """
+        with self._changed:
+            while not self._has_entered and number not in self._commits:
+                self._check()
+                self._changed.wait()
+            return None if self._has_entered else self._commits[number]
+
+    def wait_entered(self) -> None:
+        """Wait until there is news of an entry.
+
+        Raises:
+            PCCLError: as of ``notices``.
+        """
+        with self._changed:
+            while not self._has_entered:
+                self._check()
+                self._changed.wait()
+
+    @property
+    def _has_entered(self) -> bool:
+        """Whether there is news of an entry: what belongs to the one before is void."""
+        return any(isinstance(notice, Entered) for notice, _ in self._notices)
+
+    def forget(self, number: int) -> None:
+        """What came of a round is not needed any more."""
+        self._commits.pop(number, None)
+
+    def settle(self) -> None:
+        """Wait until nothing is under way: the shared state stays as it is until the next ``put``.
+
+        Raises:
+            PCCLError: as of ``notices``.
+        """
+        with self._changed:
+            while not self._is_idle:
+                self._check()
+                self._changed.wait()
+
+    def close(self, *, abandon: bool) -> None:
+        """Make no more calls.
+
+        Args:
+            abandon: also leave the call that is under way, by closing the communicator.
+        """
+        with self._changed:
+            self._contributions.clear()
+            self._contributions.append(None)
+            self._changed.notify_all()
+        if abandon:
+            self._comm.close()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._has_ended:
+            raise NotConnected(None, "step", "the optimizer was closed; make a new one")
+
+    # -- the other thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._drive()
+        except BaseException as error:  # noqa: BLE001 - the training thread raises it
+            with self._changed:
+                self._failure = error
+        with self._changed:
+            self._has_ended = self._is_idle = True
+            self._changed.notify_all()
+
+    def _drive(self) -> None:
+        steps = self._rounds.run()
+        effect = next(steps, None)
+        while effect is not None:
+            try:
+                outcome = self._carry_out(effect)
+            except pccl.PCCLError as error:
+                effect = _thrown(steps, error)
+            else:
+                effect = _sent(steps, outcome)
+
+    def _carry_out(self, effect: Effect) -> object:
+        match effect:
+            case Connect():
+                self._connect()
+                return None
+            case Update():
+                self._comm.update_topology()
+                return self._members(tuple(one.peer_id for one in self._comm.members()))
+            case Sync():
+                return self._sync()
+            case Take():
+                return self._take()
+            case Reduce(contribution):
+                return self._reduce(contribution)
+            case Pause(seconds):
+                with self._changed:
+                    self._changed.wait(seconds)
+                return None
+
+    def _connect(self) -> None:
+        try:
+            _ = self._comm.peer_id
+        except NotConnected:
+            self._comm.connect(
+                min_peers=self._min_peers,
+                shared_state=self._outer.state,
+                on_reduction=self._replay,
+            )
+
+    def _sync(self) -> Members:
+        state = self._outer.state
+        state.revision = self._synced_revision + 1
+        info = self._comm.sync_shared_state(state, resume="highest")
+        self._synced_revision = info.revision
+        return self._members(info.members)
+
+    def _take(self) -> Contribution | None:
+        with self._changed:
+            self._is_idle = not self._contributions
+            self._changed.notify_all()
+            while not self._contributions:
+                self._changed.wait()
+            return self._contributions.popleft()
+
+    def _reduce(self, contribution: Contribution) -> Average:
+        info = self._comm.all_reduce(
+            contribution.values,
+            op=pccl.ReduceOp.AVG,
+            tag=contribution.fragment + 1,
+            quantization_options=self._quantization(contribution.fragment),
+            weight=contribution.weight,
+            observable=True,
+            retry=True,
+        )
+        return Average(info.contributors, info.total_weight, info.tx_bytes, info.rx_bytes)
+
+    def _replay(self, seen: pccl.ObservedReduction) -> None:
+        """A newcomer that is not admitted yet does what the members do."""
+        average = Average(seen.contributors, seen.total_weight)
+        self._rounds.finish(seen.tag - 1, torch.from_numpy(seen.values), average)
+
+    def _members(self, ids: tuple[int, ...]) -> Members:
+        return Members(self._comm.peer_id, ids)
+
+    def _notify(self, notice: Notice) -> None:
+        copies: Any = None
+        if isinstance(notice, Entered):
+            copies = [fragment.flat.clone() for fragment in self._outer.fragments]
+        with self._changed:
+            if isinstance(notice, Committed):
+                number = notice.contribution.number
+                put_s = self._put_s.pop(number, None)
+                took_s = time.monotonic() - put_s if put_s is not None else 0.0
+                self._commits[number] = notice, took_s
+            else:
+                if isinstance(notice, Entered) and notice.entry > 1:
+                    self._commits.clear()
+                    self._put_s.clear()
+                self._notices.append((notice, copies))
+            self._changed.notify_all()
+
+
+def _sent(steps: Any, outcome: object) -> Effect | None:
+    try:
+        effect: Effect = steps.send(outcome)
+    except StopIteration:
+        return None
+    return effect
+
+
+def _thrown(steps: Any, error: BaseException) -> Effect | None:
+    try:
+        effect: Effect = steps.throw(error)
+    except StopIteration:
+        return None
+    return effect

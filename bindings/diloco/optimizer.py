@@ -1,0 +1,495 @@
+"""``DiLoCo``: an inner optimizer that averages with other peers now and then."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import torch
+
+import pccl
+from pccl.bindings.diloco.conductor import Conductor
+from pccl.bindings.diloco.outer import Fragment, OuterFactory, OuterParameters, nesterov
+from pccl.bindings.diloco.pipeline import Launch, Merge, Pipeline
+from pccl.bindings.diloco.replica import Replica, named_parameters
+from pccl.bindings.diloco.rounds import Average, Committed, Contribution, Entered, Members
+from pccl.bindings.diloco.schedule import partition, schedule
+from pccl.bindings.events import (
+    Event,
+    InnerStep,
+    MembersChanged,
+    OuterStep,
+    TrainsAlone,
+)
+
+Listener = Callable[[Event], None]
+VERSION = 1
+"""Of what ``state_dict`` returns."""
+
+
+class DiLoCo(torch.optim.Optimizer):
+    """Train with peers that may come and go, and hear from each other seldom.
+
+    Every ``sync_every`` steps of the inner optimizer the peers average what the steps have changed
+    (the pseudo-gradient), and all take the same step of an outer optimizer with that (DiLoCo,
+    Douillard et al., arXiv:2311.08105). With ``delay`` they go on training meanwhile, and with
+    ``fragments`` they do so one part of the model after the other (Streaming DiLoCo,
+    arXiv:2501.18512).
+
+    To its surroundings it is the inner optimizer: its ``param_groups`` and ``state`` are those of
+    ``inner``, so learning-rate schedulers, gradient scalers and clipping work as ever.
+
+    The first ``step`` joins the run; ``join`` does it earlier. A background thread makes all calls
+    of ``comm`` from then on; don't make others in this group.
+
+    Args:
+        params: the parameters to be averaged, as ``model.parameters()`` or
+            ``model.named_parameters()``: those that ``inner`` trains, in an order that is the
+            same for all peers. Frozen ones are left out; tied ones count once.
+        inner: the optimizer of the local steps. Its state stays local.
+        comm: of the run; connected, or not yet.
+        sync_every: inner steps between two synchronizations of the same parameter; or a time, as
+            ``"30s"``, so that slow and fast machines meet.
+        outer: makes the outer optimizer of the parameters that it is given, on the host, in
+            float32. None: SGD with lr 0.7 and Nesterov momentum 0.9.
+        delay: so many inner steps after a pseudo-gradient was taken its average is merged; 0: the
+            step waits for it; ``sync_every``: the update that is delayed by one round.
+        mixing: how much of the local parameters remains when the outer ones are merged; None: 0.5
+            with a delay of less than ``sync_every``, otherwise 0.
+        fragments: parts of the model that are synchronized in turn; each transfer is so much
+            smaller.
+        fragment_order: ``"strided"``: every P-th tensor; ``"sequential"``: neighbours.
+        compression: a wire format of the library (``"int8"``, ``"int4"``, ...), with error
+            feedback; or ``QuantizationOptions`` with a format, taken without feedback unless they
+            bring one.
+        min_peers: how many must be in the group for a synchronization; others are waited for.
+        on_event: functions that are told what happens, on the training thread.
+
+    Raises:
+        TypeError, ValueError: an argument that cannot be used; the message says how to mend it.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        *,
+        inner: torch.optim.Optimizer,
+        comm: pccl.Communicator,
+        sync_every: int | str = 100,
+        outer: OuterFactory | None = None,
+        delay: int = 0,
+        mixing: float | None = None,
+        fragments: int = 1,
+        fragment_order: str = "strided",
+        compression: str | pccl.QuantizationOptions | None = None,
+        min_peers: int = 1,
+        on_event: Listener | Iterable[Listener] = (),
+    ) -> None:
+        self._schedule = schedule(sync_every, fragments, delay)
+        self._mixing = _check_mixing(mixing, delay, self._schedule.sync_steps)
+        self._min_peers = _check_min_peers(min_peers)
+        named = named_parameters(params, inner)
+        parts = partition([p.numel() for _, p in named], fragments, fragment_order)
+        self.inner = inner
+        self._replica = Replica([[named[index] for index in part] for part in parts])
+        self._outer = OuterParameters(
+            [Fragment(part.names, part.locals(), outer or nesterov) for part in self._replica.parts]
+        )
+        self._replica.begin(self._outer.fragments)
+        self._feedback = pccl.ErrorFeedback()
+        self._compression = _check_compression(compression)
+        self._pipeline = Pipeline(self._schedule)
+        self._conductor = Conductor(
+            comm, self._outer, self._schedule, self._min_peers, self._quantization
+        )
+        self._listeners = tuple(on_event) if isinstance(on_event, Iterable) else (on_event,)
+        self._entry = 0
+        self._members: tuple[int, ...] = ()
+        self._peer = 0
+        self._taken: dict[int, torch.Tensor] = {}
+        """Pseudo-gradients by the number of their round, until it is merged."""
+        self._norms: dict[int, float] = {}
+        self._last_s = math.nan
+        self._is_alone = self._has_started = False
+        self._resumed: list[torch.Tensor] | None = None
+        """The outer parameters of the checkpoint that was loaded, until the run is joined."""
+        self._is_made = False
+        super().__init__(inner.param_groups, inner.defaults)
+        self._is_made = True
+        self.param_groups = inner.param_groups
+        self.state = inner.state
+
+    # -- what it looks like ------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return f"DiLoCo({self._schedule}, inner={self.inner!r})"
+
+    @property
+    def inner_steps(self) -> int:
+        """Inner steps that this replica has made."""
+        return self._pipeline.steps
+
+    @property
+    def round(self) -> int:
+        """Rounds that have begun here, of the run's: outer steps made and in flight.
+
+        Members that train until it has reached the same number, and then call ``finish``, end with
+        the same model, whenever they have joined.
+        """
+        return self._pipeline.number
+
+    @property
+    def revision(self) -> int:
+        """Outer steps that the run has made, of all fragments together."""
+        return self._outer.ledger.number
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Ids of the peers in the group, as of the last joint call; empty before ``join``."""
+        return self._members
+
+    @property
+    def shared_state(self) -> pccl.SharedState:
+        """Outer parameters, the outer optimizer's tensors, and the ledger: the same for all."""
+        return self._outer.state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused once it is made: the members have agreed on the parameters.
+
+        Raises:
+            RuntimeError: always, after construction.
+        """
+        if self._is_made:
+            raise RuntimeError(
+                "the members of a run share the parameters that DiLoCo was made of; make the inner "
+                "optimizer with all param groups, and DiLoCo of it"
+            )
+        super().add_param_group(param_group)
+
+    # -- training ----------------------------------------------------------------------------------
+
+    def join(self) -> bool:
+        """Join the run, and take over its parameters. Does nothing the second time.
+
+        Returns:
+            Whether the local parameters were changed by it.
+
+        Raises:
+            PCCLError: the run can't be joined; the message says why.
+        """
+        if self._has_started:
+            return False
+        self._has_started = True
+        self._conductor.start()
+        self._conductor.wait_entered()
+        changed = self._hear()
+        return self._do(self._pipeline.due_merges()) or changed
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0) -> Any:
+        """Make an inner step, and what is due after it.
+
+        The first one joins the run. If that has changed the parameters, the gradients were those
+        of others, and are not applied: the next step is the first.
+
+        Args:
+            closure: as of the inner optimizer.
+            weight: the work in this step, in tokens or samples: averages are weighted by it.
+
+        Returns:
+            What the inner optimizer returns.
+
+        Raises:
+            PCCLError: the run can't go on; the message says why. Making a new ``Communicator`` and
+                a new ``DiLoCo`` with this one's ``state_dict`` goes on where this one stopped.
+            ValueError: a weight that is not a number of at least 0.
+        """
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"weight must be a finite number of at least 0, not {weight!r}")
+        if self.join():
+            return None
+        with torch.enable_grad():
+            loss = self.inner.step(closure) if closure is not None else self.inner.step()
+        now_s = time.monotonic()
+        self._hear()
+        self._tell(InnerStep(step=self.inner_steps + 1, seconds=now_s - self._last_s))
+        self._last_s = now_s
+        self._do(self._pipeline.step(weight, now_s))
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As of the inner optimizer."""
+        self.inner.zero_grad(set_to_none=set_to_none)
+
+    def finish(self) -> None:
+        """Wait for what is in flight, and give the model the outer parameters.
+
+        They are the same for all members that have made as many outer steps. Inner steps since
+        the last synchronization are left out. Call it at the end, or before an evaluation of the
+        common model at the end of training.
+
+        Raises:
+            PCCLError: as of ``step``.
+        """
+        if self._has_started:
+            self._hear()
+            self._do(self._pipeline.flush())
+            self._conductor.settle()
+            self._hear()
+        self._replica.take_over(self._outer.fragments)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the model: save it with the model's own ``state_dict``.
+
+        Waits for what is being reduced. Holds the inner and the outer optimizer, the outer
+        parameters, residuals of the compression, and the position in the pipeline.
+
+        Raises:
+            PCCLError: as of ``step``.
+        """
+        if self._has_started:
+            self._conductor.settle()
+            self._hear()
+        position = self._pipeline.position()
+        in_flight = [self._conductor.outcome(number) for number, _, _ in position["flights"]]
+        return {
+            "version": VERSION,
+            "layout": [list(part.names) for part in self._replica.parts],
+            "inner": self.inner.state_dict(),
+            "outer": self._outer.state_dict(),
+            "base": [part.base.clone() for part in self._replica.parts],
+            "position": position,
+            "in_flight": [_packed(committed) for committed in in_flight],
+            "residuals": {
+                name: torch.from_numpy(kept) for name, kept in self._feedback.state_dict().items()
+            },
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where another process stopped; the model's ``state_dict`` is loaded besides.
+
+        The first ``step`` joins the run with it. If the run has got further meanwhile, this
+        replica takes over its outer parameters, and keeps its own work since its last
+        synchronization.
+
+        Raises:
+            RuntimeError: this one has joined the run already.
+            ValueError: it was saved with other parameters or fragments.
+        """
+        if self._has_started:
+            raise RuntimeError("load_state_dict must be called before the first step, or join")
+        saved = state_dict
+        if saved.get("version") != VERSION:
+            raise ValueError(
+                "this is not the state of a DiLoCo of this version (state_dict() makes one)"
+            )
+        if saved["layout"] != [list(part.names) for part in self._replica.parts]:
+            raise ValueError(
+                "it was saved with other parameters, fragments or fragment_order; use the same"
+            )
+        self.inner.load_state_dict(saved["inner"])
+        self._outer.load_state_dict(saved["outer"])
+        for part, base in zip(self._replica.parts, saved["base"], strict=True):
+            part.base.copy_(base)
+        self._pipeline.resume(saved["position"], time.monotonic())
+        for packed in saved["in_flight"]:
+            committed = self._unpacked(packed)
+            self._conductor.resume(committed.contribution.number, committed)
+        self._feedback.load_state_dict(
+            {name: kept.numpy() for name, kept in saved["residuals"].items()}
+        )
+        self._resumed = [values.clone() for values in saved["outer"]["values"]]
+
+    def _unpacked(self, packed: dict[str, Any]) -> Committed:
+        number, fragment = packed["number"], self._schedule.fragment(packed["number"])
+        values = self._replica.parts[fragment].empty().copy_(packed["values"])
+        contribution = Contribution(number, fragment, packed["weight"], values, 0)
+        average = Average(tuple(packed["contributors"]), packed["total_weight"])
+        return Committed(contribution, average, packed["mean_norm"])
+
+    def close(self) -> None:
+        """Make no more calls of ``comm``; what is under way is finished. Idempotent."""
+        self._conductor.close(abandon=False)
+
+    def __enter__(self) -> DiLoCo:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._conductor.close(abandon=error is not None)
+
+    # -- what is due -------------------------------------------------------------------------------
+
+    def _do(self, due: Iterable[Launch | Merge]) -> bool:
+        """Do it; return whether parameters were changed."""
+        changed = False
+        for action in due:
+            if isinstance(action, Launch):
+                self._launch(action)
+                continue
+            changed = True
+            if not self._merge(action):
+                self._hear()  # cut off and back again: what else was due is void
+                break
+        return changed
+
+    def _launch(self, launch: Launch) -> None:
+        values = self._replica.parts[launch.fragment].take()
+        self._taken[launch.number] = values
+        norm = torch.linalg.vector_norm(values).item()
+        self._norms[launch.number] = norm
+        self._conductor.put(
+            Contribution(launch.number, launch.fragment, launch.weight, values, self._entry)
+        )
+
+    def _merge(self, merge: Merge) -> bool:
+        """Merge what came of a round; return False if this replica was cut off from it."""
+        began_s = time.monotonic()
+        ended = self._conductor.wait(merge.number)
+        if ended is None:
+            return False
+        exposed_s = time.monotonic() - began_s
+        committed, took_s = ended
+        self._pipeline.merged(merge.number, time.monotonic())
+        self._replica.parts[merge.fragment].merge(committed.contribution.values, self._mixing)
+        self._taken.pop(merge.number, None)
+        self._note_outer_step(committed, took_s, exposed_s)
+        return True
+
+    # -- what happens meanwhile --------------------------------------------------------------------
+
+    def _hear(self) -> bool:
+        """Take in what the conductor has to tell; return whether parameters were changed."""
+        changed = False
+        for notice, copies in self._conductor.notices():
+            if isinstance(notice, Entered):
+                changed = self._enter(notice, copies) or changed
+            elif isinstance(notice, Members):
+                self._note_members(notice)
+        return changed
+
+    def _enter(self, entered: Entered, common: list[torch.Tensor]) -> bool:
+        """Take over the run's parameters; work that is not in them is kept."""
+        self._entry = entered.entry
+        resumed, self._resumed = self._resumed, None
+        is_there = entered.number == self._pipeline.number and not entered.is_open
+        if resumed is not None and is_there and all(map(torch.equal, resumed, common)):
+            return False  # as if it had never stopped
+        lost: list[list[torch.Tensor]] = [[] for _ in common]
+        for launch in self._pipeline.in_flight():
+            if launch.number in entered.applied or resumed is not None:
+                continue
+            self._pipeline.carry(launch)
+            if launch.number in self._taken:
+                lost[launch.fragment].append(self._taken[launch.number])
+        parts = self._replica.parts
+        changed = [
+            part.anchor(values, works)
+            for part, values, works in zip(parts, common, lost, strict=True)
+        ]
+        self._taken.clear()
+        self._norms.clear()
+        self._pipeline.enter(entered.number, time.monotonic(), is_open=entered.is_open)
+        return any(changed)
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        for listener in self._listeners:
+            listener(event)
+
+    def _note_members(self, now: Members) -> None:
+        before, self._members = self._members, now.ids
+        self._tell(
+            MembersChanged(
+                step=self.inner_steps,
+                peer_id=now.peer,
+                members=now.ids,
+                joined=tuple(peer for peer in now.ids if peer not in before),
+                lost=tuple(peer for peer in before if peer not in now.ids),
+            )
+        )
+
+    def _note_outer_step(self, committed: Committed, took_s: float, exposed_s: float) -> None:
+        average, contribution = committed.average, committed.contribution
+        is_alone = len(average.contributors) == 1
+        if is_alone and not self._is_alone:
+            self._tell(TrainsAlone(step=self.inner_steps))
+        self._is_alone = is_alone
+        self._tell(
+            OuterStep(
+                step=self.inner_steps,
+                revision=contribution.number + 1,
+                fragment=contribution.fragment,
+                contributors=average.contributors,
+                own_weight=contribution.weight,
+                total_weight=average.total_weight,
+                tx_bytes=average.tx_bytes,
+                rx_bytes=average.rx_bytes,
+                reduce_s=took_s,
+                hidden_s=max(took_s - exposed_s, 0.0),
+                exposed_s=exposed_s,
+                pseudo_gradient_norm=self._norms.pop(contribution.number, 0.0),
+                mean_norm=committed.mean_norm,
+            )
+        )
+
+    # -- compression -------------------------------------------------------------------------------
+
+    def _quantization(self, fragment: int) -> pccl.QuantizationOptions | None:
+        options = self._compression
+        if options is None or options.error_feedback is not None:
+            return options
+        return replace(options, error_feedback=self._feedback, name=f"fragment {fragment}")
+
+
+def _packed(committed: Committed) -> dict[str, Any]:
+    return {
+        "number": committed.contribution.number,
+        "weight": committed.contribution.weight,
+        "values": committed.contribution.values.clone(),
+        "contributors": list(committed.average.contributors),
+        "total_weight": committed.average.total_weight,
+        "mean_norm": committed.mean_norm,
+    }
+
+
+def _check_mixing(mixing: float | None, delay: int, sync_steps: int) -> float:
+    if mixing is None:
+        return 0.5 if 0 < delay < (sync_steps or math.inf) else 0.0
+    if isinstance(mixing, bool) or not isinstance(mixing, (int, float)):
+        raise TypeError(f"mixing must be a number, not {mixing!r}")
+    if not 0 <= mixing < 1:
+        raise ValueError(
+            f"mixing must be at least 0 (take the outer parameters) and less than 1, not {mixing}"
+        )
+    return float(mixing)
+
+
+def _check_min_peers(min_peers: int) -> int:
+    if isinstance(min_peers, bool) or not isinstance(min_peers, int):
+        raise TypeError(f"min_peers must be a whole number, not {min_peers!r}")
+    if min_peers < 1:
+        raise ValueError(f"min_peers must be at least 1, not {min_peers}")
+    return min_peers
+
+
+def _check_compression(
+    compression: str | pccl.QuantizationOptions | None,
+) -> pccl.QuantizationOptions | None:
+    if compression is None or isinstance(compression, pccl.QuantizationOptions):
+        return compression
+    if not isinstance(compression, str):
+        raise TypeError(
+            "compression must be the name of a format, such as 'int8' or 'int4', or "
+            f"QuantizationOptions, not {type(compression).__name__}"
+        )
+    return None if compression == "none" else pccl.QuantizationOptions(format=compression)

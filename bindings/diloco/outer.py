@@ -1,0 +1,188 @@
+"""``OuterParameters``: the float32 copy that the members hold bit for bit alike, on the host.
+
+It is the shared state of the run, with the outer optimizer's tensors and the ledger. All of it is
+updated in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+import pccl
+from pccl.bindings.diloco.ledger import Ledger
+
+OuterFactory = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+
+
+def nesterov(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+    """The outer optimizer of DiLoCo (arXiv:2311.08105, section 3): lr 0.7, momentum 0.9."""
+    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+
+
+class Fragment:
+    """The outer parameters of one fragment, and their optimizer.
+
+    Args:
+        names: of its parameters.
+        tensors: the local model's, of any float dtype, on any device.
+        factory: makes the optimizer.
+
+    Attributes:
+        flat: all values one behind the other, shape (n,); float32, or float64 if a parameter is.
+        optimizer: of views of it, shaped like the parameters.
+    """
+
+    def __init__(
+        self, names: Sequence[str], tensors: Sequence[torch.Tensor], factory: OuterFactory
+    ) -> None:
+        self.names = tuple(names)
+        self._shapes = [tensor.shape for tensor in tensors]
+        self._sizes = [tensor.numel() for tensor in tensors]
+        self._is_pinned = any(tensor.is_cuda for tensor in tensors)
+        wide = any(tensor.dtype == torch.float64 for tensor in tensors)
+        self._dtype = torch.float64 if wide else torch.float32
+        self.flat = self.empty()
+        for view, tensor in zip(self.views(self.flat), tensors, strict=True):
+            view.copy_(tensor)
+        self._parameters = [torch.nn.Parameter(view) for view in self.views(self.flat)]
+        self.optimizer = factory(list(self._parameters))
+        _check_covers(self.optimizer, self._parameters)
+        self._make_state()
+
+    def empty(self) -> torch.Tensor:
+        """A buffer for all its values, page-locked if the model is on a CUDA device."""
+        return torch.empty(sum(self._sizes), dtype=self._dtype, pin_memory=self._is_pinned)
+
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Parts of a flat tensor, shaped like the parameters."""
+        parts = flat.split(self._sizes)
+        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def _make_state(self) -> None:
+        """Let the optimizer make its tensors now, so that they can be shared: all zeros."""
+        before = self.flat.clone()
+        for parameter in self._parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.step()
+        self.flat.copy_(before)
+        for _, name, value in self.state_entries():
+            if not isinstance(value, torch.Tensor):
+                raise ValueError(
+                    f"the outer optimizer keeps {name!r} as a {type(value).__name__}, which can't "
+                    "be shared with newcomers; use one that keeps its state in tensors, such as "
+                    "torch.optim.SGD, Adam or AdamW"
+                )
+            value.zero_()
+
+    def state_entries(self) -> list[tuple[str, str, Any]]:
+        """The optimizer's state: parameter, name and value of each entry that is not None."""
+        return [
+            (name, key, value)
+            for name, parameter in zip(self.names, self._parameters, strict=True)
+            for key, value in self.optimizer.state[parameter].items()
+            if value is not None
+        ]
+
+    def load_state(self, saved: dict[str, Any]) -> None:
+        """Take over the optimizer's state, in place: its tensors are shared."""
+        for number, parameter in enumerate(self._parameters):
+            for key, value in saved["state"].get(number, {}).items():
+                if value is not None:
+                    self.optimizer.state[parameter][key].copy_(value)
+        for group, old in zip(self.optimizer.param_groups, saved["param_groups"], strict=True):
+            group.update({key: value for key, value in old.items() if key != "params"})
+
+    def step(self, average: torch.Tensor) -> None:
+        """Take an outer step.
+
+        Args:
+            average: pseudo-gradients of all members, shape (n,).
+        """
+        for parameter, gradient in zip(self._parameters, self.views(average), strict=True):
+            parameter.grad = gradient
+        self.optimizer.step()
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def infos(self) -> list[pccl.TensorInfo]:
+        """Its entries in the shared state."""
+        entries = [
+            pccl.TensorInfo.from_torch(view, f"outer/{name}")
+            for name, view in zip(self.names, self.views(self.flat), strict=True)
+        ]
+        return entries + [
+            pccl.TensorInfo.from_torch(value.detach(), f"{key}/{name}")
+            for name, key, value in self.state_entries()
+        ]
+
+
+class OuterParameters:
+    """All fragments, and the shared state.
+
+    Args:
+        fragments: in order.
+    """
+
+    def __init__(self, fragments: Sequence[Fragment]) -> None:
+        self.fragments = tuple(fragments)
+        self.record = np.zeros(Ledger.SIZE, np.int64)
+        self.ledger = Ledger(self.record)
+        infos = [fragment.infos() for fragment in self.fragments]
+        self._names = [tuple(info.name for info in part) for part in infos]
+        book = pccl.TensorInfo.from_numpy(self.record, "ledger")
+        entries = [info for part in infos for info in part] + [book]
+        self.state = pccl.SharedState(entries, track_touched=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, copied."""
+        return {
+            "revision": self.state.revision,
+            "ledger": torch.from_numpy(self.record.copy()),
+            "values": [fragment.flat.clone() for fragment in self.fragments],
+            "optimizers": [fragment.optimizer.state_dict() for fragment in self.fragments],
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Take over what ``state_dict`` gave, in place."""
+        self.state.revision = saved["revision"]
+        self.record[:] = saved["ledger"].numpy()
+        for fragment, values, optimizer in zip(
+            self.fragments, saved["values"], saved["optimizers"], strict=True
+        ):
+            fragment.flat.copy_(values)
+            fragment.load_state(optimizer)
+        self.state.touch()
+
+    def nothing(self, fragment: int) -> torch.Tensor:
+        """See ``rounds.Outer``."""
+        return self.fragments[fragment].empty().zero_()
+
+    def apply(self, fragment: int, average: torch.Tensor) -> float:
+        """See ``rounds.Outer``."""
+        norm = torch.linalg.vector_norm(average).item()
+        self.fragments[fragment].step(average)
+        return norm
+
+    def copy(self, fragment: int, target: torch.Tensor) -> None:
+        """See ``rounds.Outer``."""
+        target.copy_(self.fragments[fragment].flat)
+
+    def touch(self, fragment: int | None) -> None:
+        """See ``rounds.Outer``."""
+        self.state.touch("ledger")
+        if fragment is not None:
+            self.state.touch(*self._names[fragment])
+
+
+def _check_covers(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
+    """Make sure that the factory has used what it was given."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if held != {id(parameter) for parameter in parameters}:
+        raise ValueError(
+            "outer must make an optimizer of exactly the parameters that it is given, as in "
+            "outer=lambda parameters: torch.optim.SGD(parameters, lr=0.7)"
+        )

@@ -1,0 +1,179 @@
+"""``Pipeline``: what one replica has to do after each of its inner steps.
+
+It counts inner steps and the work in them, and tells when a pseudo-gradient is to be taken and
+when the outcome of a round is to be merged. Where both are due for one fragment, as with a delay
+of a whole period, the pseudo-gradient is taken first: it is the work since the merge before.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from pccl.bindings.diloco.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Take the pseudo-gradient of a fragment and send it into its round.
+
+    Attributes:
+        number: of the round.
+        fragment: its fragment.
+        weight: work done in it since the last launch that counted.
+    """
+
+    number: int
+    fragment: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Wait for a round, and take over what came of it.
+
+    Attributes:
+        number: of the round.
+        fragment: its fragment.
+    """
+
+    number: int
+    fragment: int
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A round that was launched and not merged."""
+
+    launch: Launch
+    due_steps: int
+
+
+class Pipeline:
+    """The steps of one replica between its entry into the run and the next.
+
+    Args:
+        schedule: when what is due.
+
+    Attributes:
+        steps: inner steps made altogether.
+        number: of the next round that this replica launches.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self.steps = 0
+        self.number = 0
+        self._since = 0
+        """Inner steps since the last launch, or the entry."""
+        self._began_s = -math.inf
+        """The time of either."""
+        self._work = [0.0] * schedule.fragments
+        self._flights: dict[int, _Flight] = {}
+        """By number of the round, in that order."""
+
+    # -- entering ----------------------------------------------------------------------------------
+
+    def enter(self, number: int, now_s: float, *, is_open: bool) -> None:
+        """This replica holds the outer parameters as of before a round.
+
+        What was in flight is not any more: see ``carry``.
+
+        Args:
+            number: of the round.
+            now_s: the present, in seconds.
+            is_open: the members are in it, and this replica takes part without a contribution.
+        """
+        self._flights.clear()
+        self._since, self._began_s = 0, now_s
+        self.number = number
+        if is_open:
+            launch = Launch(number, self._schedule.fragment(number), 0.0)
+            self._flights[number] = _Flight(launch, self.steps + self._schedule.delay)
+            self.number += 1
+
+    def in_flight(self) -> tuple[Launch, ...]:
+        """What was launched and not merged, in order."""
+        return tuple(flight.launch for flight in self._flights.values())
+
+    def carry(self, launch: Launch) -> None:
+        """A pseudo-gradient was not applied: its work counts in the next launch."""
+        self._work[launch.fragment] += launch.weight
+
+    def position(self) -> dict[str, Any]:
+        """Where it is, in plain numbers, for ``resume``."""
+        return {
+            "steps": self.steps,
+            "number": self.number,
+            "since": self._since,
+            "work": list(self._work),
+            "flights": [
+                (flight.launch.number, flight.launch.weight, flight.due_steps)
+                for flight in self._flights.values()
+            ],
+        }
+
+    def resume(self, position: dict[str, Any], now_s: float) -> None:
+        """Go on from where another one was; a time budget begins anew."""
+        self.steps, self.number = position["steps"], position["number"]
+        self._since, self._began_s = position["since"], now_s
+        self._work = list(position["work"])
+        self._flights = {
+            number: _Flight(Launch(number, self._schedule.fragment(number), weight), due_steps)
+            for number, weight, due_steps in position["flights"]
+        }
+
+    # -- stepping ----------------------------------------------------------------------------------
+
+    def step(self, weight: float, now_s: float) -> list[Launch | Merge]:
+        """An inner step was made.
+
+        Args:
+            weight: the work in it.
+            now_s: the present, in seconds.
+
+        Returns:
+            What is due now, in the order in which it has to be done.
+        """
+        self.steps += 1
+        self._since += 1
+        self._work = [work + weight for work in self._work]
+        due: list[Launch | Merge] = []
+        if self._is_launch_due(now_s):
+            due += self._launch(now_s)
+        return due + self.due_merges()
+
+    def due_merges(self) -> list[Merge]:
+        """What is to be merged now."""
+        return [
+            Merge(number, flight.launch.fragment)
+            for number, flight in self._flights.items()
+            if flight.due_steps <= self.steps
+        ]
+
+    def flush(self) -> list[Merge]:
+        """What is to be merged so that nothing is in flight."""
+        return [Merge(launch.number, launch.fragment) for launch in self.in_flight()]
+
+    def merged(self, number: int, now_s: float) -> None:
+        """A round was merged. It is over for all members: a time budget begins with that."""
+        del self._flights[number]
+        self._began_s = max(self._began_s, now_s)
+
+    def _is_launch_due(self, now_s: float) -> bool:
+        if self._schedule.sync_steps:
+            return self._since >= self._schedule.steps_before(self.number)
+        return now_s - self._began_s >= self._schedule.seconds_between
+
+    def _launch(self, now_s: float) -> list[Launch | Merge]:
+        number, fragment = self.number, self._schedule.fragment(self.number)
+        launch = Launch(number, fragment, self._work[fragment])
+        for flight in self._flights.values():
+            if flight.launch.fragment == fragment:  # with a delay of a whole period, or more
+                flight.due_steps = self.steps
+        self._work[fragment] = 0.0
+        self._flights[number] = _Flight(launch, self.steps + self._schedule.delay)
+        self._since, self._began_s = 0, now_s
+        self.number += 1
+        return [launch]

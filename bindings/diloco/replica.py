@@ -1,0 +1,199 @@
+"""``Replica``: the local model, and how far it has moved away from what the members hold.
+
+For each fragment it keeps a base, on the host: where the parameters were when their work was last
+accounted for. The difference to where they are is the work since then, which is the next
+pseudo-gradient. So each inner step is in exactly one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from pccl.bindings.diloco.outer import Fragment
+
+
+def named_parameters(
+    params: Iterable[Any], inner: torch.optim.Optimizer
+) -> list[tuple[str, torch.Tensor]]:
+    """The parameters to be averaged, each once, with names.
+
+    Args:
+        params: tensors, pairs of name and tensor, or param groups.
+        inner: the optimizer that trains them.
+
+    Raises:
+        TypeError: something else; or a parameter that is no float.
+        ValueError: none, or others than ``inner`` trains.
+    """
+    named: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, tensor in _flattened(params):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(
+                "params must be tensors, as model.parameters(), or pairs of name and tensor, as "
+                f"model.named_parameters(); not {type(tensor).__name__}"
+            )
+        if tensor.requires_grad and id(tensor) not in named:
+            named[id(tensor)] = name or str(len(named)), tensor
+    for name, tensor in named.values():
+        if not tensor.is_floating_point():
+            raise TypeError(f"parameter {name} is of {tensor.dtype}; only floats can be averaged")
+    trained = [p for group in inner.param_groups for p in group["params"] if p.requires_grad]
+    if not named:
+        raise ValueError("params has no tensor that requires a gradient; pass model.parameters()")
+    if missing := sum(id(p) not in named for p in trained):
+        raise ValueError(
+            f"inner trains {missing} tensors that are not in params, and would drift apart from "
+            "the other peers; pass all parameters that inner was made with"
+        )
+    if len({name for name, _ in named.values()}) < len(named):
+        raise ValueError("two parameters have the same name; pass model.named_parameters()")
+    return list(named.values())
+
+
+def _flattened(params: Iterable[Any]) -> Iterable[tuple[str, Any]]:
+    for entry in params:
+        if isinstance(entry, dict):
+            yield from _flattened(entry["params"])
+        elif isinstance(entry, tuple):
+            name, tensor = entry
+            yield str(name), tensor
+        else:
+            yield "", entry
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a parameter is here: all of it, or the shard of a DTensor."""
+    shard: Any = tensor.detach()
+    return shard.to_local() if hasattr(shard, "to_local") else shard
+
+
+class Part:
+    """One fragment of the local model.
+
+    Args:
+        named: its parameters.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        self.names = tuple(name for name, _ in named)
+        self._tensors = [tensor for _, tensor in named]
+        self._fragment: Fragment
+        self._base: torch.Tensor
+        self._spares: list[torch.Tensor] = []
+        self._is_exact = True
+        """Whether the model's dtype holds what the outer parameters are."""
+
+    def locals(self) -> list[torch.Tensor]:
+        """The parameters' own memory; of sharded ones what is here."""
+        return [local(tensor) for tensor in self._tensors]
+
+    def begin(self, fragment: Fragment) -> None:
+        """The model is what the outer parameters are."""
+        self._fragment = fragment
+        self._base = fragment.empty()
+        self._base.copy_(fragment.flat)
+        self._is_exact = all(one.dtype == fragment.flat.dtype for one in self.locals())
+
+    @property
+    def base(self) -> torch.Tensor:
+        """Where the parameters were when their work was last accounted for, shape (n,)."""
+        return self._base
+
+    def empty(self) -> torch.Tensor:
+        """A buffer for the parameters, or for what was done to them."""
+        return self._fragment.empty()
+
+    def take(self) -> torch.Tensor:
+        """The work since the base, which moves to where the model is.
+
+        Returns:
+            Base minus parameters, shape (n,).
+        """
+        here = self._spare()
+        self._read(here)
+        work, self._base = self._base.sub_(here), here
+        return work
+
+    def merge(self, common: torch.Tensor, mixing: float) -> None:
+        """Take over outer parameters.
+
+        Args:
+            common: they, shape (n,); not yours any more.
+            mixing: how much of the local ones remains.
+        """
+        old = self._base
+        if mixing:
+            self._read(old)
+            old.lerp_(common, 1 - mixing)
+            self._write(old, common)
+        else:
+            self._write(common, common)
+        self._base = common
+        self._spares.append(old)
+
+    def anchor(self, common: torch.Tensor, lost: Iterable[torch.Tensor]) -> bool:
+        """Take over outer parameters, and keep the work since the base.
+
+        Args:
+            common: the outer parameters, shape (n,); not yours any more.
+            lost: pseudo-gradients that were taken and not applied, to be counted again.
+
+        Returns:
+            Whether the model was changed.
+        """
+        here, work = self._spare(), self._base
+        self._read(here)
+        work.sub_(here)
+        for one in lost:
+            work.add_(one)
+        torch.sub(common, work, out=work)
+        changed = not torch.equal(work, here)
+        self._write(work, common)
+        self._base = common
+        self._spares += [work, here]
+        return changed
+
+    def _write(self, wanted: torch.Tensor, base: torch.Tensor) -> None:
+        """Set the parameters; what their dtype cannot hold is taken into the base."""
+        for target, value in zip(self.locals(), self._fragment.views(wanted), strict=True):
+            target.copy_(value)
+        if not self._is_exact:
+            here = self._spare()
+            self._read(here)
+            rounded = here.sub_(wanted)
+            base.add_(rounded)
+            self._spares.append(here)
+
+    def _read(self, target: torch.Tensor) -> None:
+        for view, tensor in zip(self._fragment.views(target), self.locals(), strict=True):
+            view.copy_(tensor)
+
+    def _spare(self) -> torch.Tensor:
+        return self._spares.pop() if self._spares else self._fragment.empty()
+
+
+class Replica:
+    """All fragments of the local model.
+
+    Args:
+        parts: the parameters of each, named.
+
+    Attributes:
+        parts: the fragments.
+    """
+
+    def __init__(self, parts: Sequence[Sequence[tuple[str, torch.Tensor]]]) -> None:
+        self.parts = tuple(Part(named) for named in parts)
+
+    def begin(self, fragments: Sequence[Fragment]) -> None:
+        """The model is what the outer parameters are."""
+        for part, fragment in zip(self.parts, fragments, strict=True):
+            part.begin(fragment)
+
+    def take_over(self, fragments: Sequence[Fragment]) -> None:
+        """The model becomes what the outer parameters are; work since then is left out."""
+        for part, fragment in zip(self.parts, fragments, strict=True):
+            part.merge(fragment.flat.clone(), 0.0)

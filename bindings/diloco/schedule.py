@@ -1,0 +1,138 @@
+"""``Schedule``: which fragment is reduced in which round, and how many inner steps lie between.
+
+A round is one outer step of one fragment. The rounds of a run are numbered through, and take the
+fragments in turn, so that everyone who knows the number of a round knows its fragment. With P
+fragments and H inner steps from one synchronization of a fragment to its next, a round begins
+every H / P steps (Streaming DiLoCo, Douillard et al., arXiv:2501.18512, section 2.2).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_BUDGET = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h)\s*")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+ORDERS = ("strided", "sequential")
+"""How parameters are spread over fragments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When rounds begin and when their outcome is merged.
+
+    Attributes:
+        fragments: how many there are; 1: the whole model at once.
+        sync_steps: inner steps between two rounds of the same fragment; 0: a time budget counts.
+        sync_s: the time budget, in seconds; 0.0: inner steps count.
+        delay: inner steps between taking a pseudo-gradient and merging what comes of it.
+    """
+
+    fragments: int = 1
+    sync_steps: int = 100
+    sync_s: float = 0.0
+    delay: int = 0
+
+    def fragment(self, number: int) -> int:
+        """The fragment of a round."""
+        return number % self.fragments
+
+    def steps_before(self, number: int) -> int:
+        """Inner steps between the beginning of the round before this one and of this one."""
+        turn = number % self.fragments
+        return (turn + 1) * self.sync_steps // self.fragments - (
+            turn * self.sync_steps // self.fragments
+        )
+
+    @property
+    def seconds_between(self) -> float:
+        """Likewise in seconds, where a time budget counts."""
+        return self.sync_s / self.fragments
+
+
+def schedule(sync_every: int | str, fragments: int, delay: int) -> Schedule:
+    """Check what a program asks for.
+
+    Args:
+        sync_every: inner steps, or a time budget such as ``"30s"``, ``"500ms"``, ``"2min"``.
+        fragments: 1 or more.
+        delay: in inner steps; from 0 to ``sync_every``.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: one out of range; the message says what is possible.
+    """
+    _check_count("fragments", fragments, 1)
+    _check_count("delay", delay, 0)
+    if isinstance(sync_every, str):
+        matched = _BUDGET.fullmatch(sync_every)
+        seconds = float(matched[1]) * _SECONDS[matched[2]] if matched else 0.0
+        if not seconds:
+            raise ValueError(
+                "sync_every must be a number of inner steps or a time such as '30s', '500ms' or "
+                f"'2min', not {sync_every!r}"
+            )
+        return Schedule(fragments, 0, seconds, delay)
+    _check_count("sync_every", sync_every, 1)
+    if fragments > sync_every:
+        raise ValueError(
+            f"fragments must be at most sync_every ({sync_every}), so that at most one of them is "
+            f"due in an inner step, not {fragments}"
+        )
+    if delay > sync_every:
+        raise ValueError(
+            f"delay must be at most sync_every ({sync_every}): a fragment is merged before it is "
+            f"reduced again; not {delay}"
+        )
+    return Schedule(fragments, sync_every, 0.0, delay)
+
+
+def partition(sizes: Sequence[int], fragments: int, order: str) -> tuple[tuple[int, ...], ...]:
+    """Spread parameters over fragments, none of them empty.
+
+    ``sequential``: runs of neighbours of about the same number of elements. ``strided``: every
+    P-th parameter, so that each fragment has some of all depths (arXiv:2501.18512, section 2.2,
+    for the layers of a transformer).
+
+    Args:
+        sizes: elements of each parameter.
+        fragments: how many are wanted.
+        order: one of ``ORDERS``.
+
+    Returns:
+        For each fragment the indices of its parameters, ascending.
+
+    Raises:
+        ValueError: no such order, or fewer parameters than fragments.
+    """
+    if order not in ORDERS:
+        raise ValueError(f"fragment_order must be 'strided' or 'sequential', not {order!r}")
+    if len(sizes) < fragments:
+        raise ValueError(
+            f"fragments must be at most {len(sizes)}, the number of parameter tensors, not "
+            f"{fragments}"
+        )
+    if order == "strided":
+        return tuple(tuple(range(first, len(sizes), fragments)) for first in range(fragments))
+    parts: list[tuple[int, ...]] = []
+    left, begin = sum(sizes), 0
+    for number in range(fragments):
+        goal, end, taken = left / (fragments - number), begin, 0
+        last = len(sizes) - (fragments - number - 1)  # one each for those that follow
+        while end < last and (end == begin or taken + sizes[end] / 2 <= goal):
+            taken += sizes[end]
+            end += 1
+        if number == fragments - 1:
+            end = len(sizes)
+        parts.append(tuple(range(begin, end)))
+        begin, left = end, left - taken
+    return tuple(parts)
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
