@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,6 +36,16 @@ from pccl.bindings.diloco.rounds import (
 from pccl.bindings.diloco.schedule import Schedule
 from pccl.errors import NotConnected
 
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """A synchronization has moved something."""
+
+    tx_bytes: int
+    rx_bytes: int
+    seconds: float
+
+
 QuantizationOf = Callable[[int], "pccl.QuantizationOptions | None"]
 
 
@@ -47,6 +58,7 @@ class Conductor:
         schedule: whose turn it is.
         min_peers: to begin with, and to go on with.
         quantization: what a fragment is reduced with.
+        shards: peers of one replica, each in a group of its own with its counterparts.
     """
 
     def __init__(
@@ -56,15 +68,17 @@ class Conductor:
         schedule: Schedule,
         min_peers: int,
         quantization: QuantizationOf,
+        shards: int = 1,
     ) -> None:
         self._comm = comm
         self._outer = outer
         self._min_peers = min_peers
         self._quantization = quantization
+        self._shards = shards
         self._rounds = Rounds(schedule, outer, self._notify, min_peers)
         self._changed = threading.Condition()
         self._contributions: deque[Contribution | None] = deque()
-        self._notices: deque[tuple[Notice, Any]] = deque()
+        self._notices: deque[tuple[Notice | Synced, Any]] = deque()
         self._commits: dict[int, tuple[Committed, float]] = {}
         self._put_s: dict[int, float] = {}
         self._failure: BaseException | None = None
@@ -95,7 +109,7 @@ class Conductor:
             self._is_idle = False
             self._changed.notify_all()
 
-    def notices(self) -> list[tuple[Notice, Any]]:
+    def notices(self) -> list[tuple[Notice | Synced, Any]]:
         """What has happened since this was asked last.
 
         With ``Entered`` come copies of the outer parameters, by fragment.
@@ -162,14 +176,18 @@ class Conductor:
         Args:
             abandon: also leave the call that is under way, by closing the communicator.
         """
-        with self._changed:
-            self._contributions.clear()
-            self._contributions.append(None)
-            self._changed.notify_all()
+        self.retire()
         if abandon:
             self._comm.close()
         if self._thread.ident is not None:
             self._thread.join()
+
+    def retire(self) -> None:
+        """Make no more calls after the one that is under way."""
+        with self._changed:
+            self._contributions.clear()
+            self._contributions.append(None)
+            self._changed.notify_all()
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -204,10 +222,10 @@ class Conductor:
         match effect:
             case Connect():
                 self._connect()
-                return None
+                return self._members()
             case Update():
                 self._comm.update_topology()
-                return self._members(tuple(one.peer_id for one in self._comm.members()))
+                return self._members()
             case Sync():
                 return self._sync()
             case Take():
@@ -232,9 +250,13 @@ class Conductor:
     def _sync(self) -> Members:
         state = self._outer.state
         state.revision = self._synced_revision + 1
+        began_s = time.monotonic()
         info = self._comm.sync_shared_state(state, resume="highest")
         self._synced_revision = info.revision
-        return self._members(info.members)
+        if info.tx_bytes or info.rx_bytes:
+            took_s = time.monotonic() - began_s
+            self._notify(Synced(info.tx_bytes, info.rx_bytes, took_s))
+        return Members(self._comm.peer_id, info.members)
 
     def _take(self) -> Contribution | None:
         with self._changed:
@@ -261,10 +283,13 @@ class Conductor:
         average = Average(seen.contributors, seen.total_weight)
         self._rounds.finish(seen.tag - 1, torch.from_numpy(seen.values), average)
 
-    def _members(self, ids: tuple[int, ...]) -> Members:
-        return Members(self._comm.peer_id, ids)
+    def _members(self) -> Members:
+        comm, ids = self._comm, tuple(one.peer_id for one in self._comm.members())
+        peers = comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE)
+        largest = comm.get_attribute(pccl.Attribute.LARGEST_PEER_GROUP_WORLD_SIZE)
+        return Members(comm.peer_id, ids, self._shards == 1 or peers == self._shards * largest)
 
-    def _notify(self, notice: Notice) -> None:
+    def _notify(self, notice: Notice | Synced) -> None:
         copies: Any = None
         if isinstance(notice, Entered):
             copies = [fragment.flat.clone() for fragment in self._outer.fragments]

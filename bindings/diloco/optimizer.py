@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import TracebackType
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 import pccl
-from pccl.bindings.diloco.conductor import Conductor
+from pccl.bindings.diloco.conductor import Conductor, Synced
 from pccl.bindings.diloco.outer import Fragment, OuterFactory, OuterParameters, nesterov
 from pccl.bindings.diloco.pipeline import Launch, Merge, Pipeline
 from pccl.bindings.diloco.replica import Replica, named_parameters
@@ -23,6 +24,7 @@ from pccl.bindings.events import (
     InnerStep,
     MembersChanged,
     OuterStep,
+    StateSynced,
     TrainsAlone,
 )
 
@@ -104,8 +106,14 @@ class DiLoCo(torch.optim.Optimizer):
         self._compression = _check_compression(compression)
         self._pipeline = Pipeline(self._schedule)
         self._conductor = Conductor(
-            comm, self._outer, self._schedule, self._min_peers, self._quantization
+            comm,
+            self._outer,
+            self._schedule,
+            self._min_peers,
+            self._quantization,
+            self._replica.shards,
         )
+        weakref.finalize(self, self._conductor.retire)
         self._listeners = tuple(on_event) if isinstance(on_event, Iterable) else (on_event,)
         self._entry = 0
         self._members: tuple[int, ...] = ()
@@ -189,7 +197,6 @@ class DiLoCo(torch.optim.Optimizer):
         changed = self._hear()
         return self._do(self._pipeline.due_merges()) or changed
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0) -> Any:
         """Make an inner step, and what is due after it.
 
@@ -212,8 +219,7 @@ class DiLoCo(torch.optim.Optimizer):
             raise ValueError(f"weight must be a finite number of at least 0, not {weight!r}")
         if self.join():
             return None
-        with torch.enable_grad():
-            loss = self.inner.step(closure) if closure is not None else self.inner.step()
+        loss = self.inner.step(closure) if closure is not None else self.inner.step()
         now_s = time.monotonic()
         self._hear()
         self._tell(InnerStep(step=self.inner_steps + 1, seconds=now_s - self._last_s))
@@ -374,6 +380,16 @@ class DiLoCo(torch.optim.Optimizer):
                 changed = self._enter(notice, copies) or changed
             elif isinstance(notice, Members):
                 self._note_members(notice)
+            elif isinstance(notice, Synced):
+                self._tell(
+                    StateSynced(
+                        step=self.inner_steps,
+                        revision=self.revision,
+                        tx_bytes=notice.tx_bytes,
+                        rx_bytes=notice.rx_bytes,
+                        seconds=notice.seconds,
+                    )
+                )
         return changed
 
     def _enter(self, entered: Entered, common: list[torch.Tensor]) -> bool:

@@ -70,6 +70,12 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return shard.to_local() if hasattr(shard, "to_local") else shard
 
 
+def shards_of(tensor: torch.Tensor) -> int:
+    """Over how many processes a parameter is spread; 1: it is no DTensor."""
+    mesh: Any = getattr(tensor, "device_mesh", None)
+    return 1 if mesh is None else int(mesh.size())
+
+
 class Part:
     """One fragment of the local model.
 
@@ -183,10 +189,12 @@ class Replica:
 
     Attributes:
         parts: the fragments.
+        shards: over how many processes its parameters are spread; 1: all of them are here.
     """
 
     def __init__(self, parts: Sequence[Sequence[tuple[str, torch.Tensor]]]) -> None:
         self.parts = tuple(Part(named) for named in parts)
+        self.shards = max(shards_of(tensor) for named in parts for _, tensor in named)
 
     def begin(self, fragments: Sequence[Fragment]) -> None:
         """The model is what the outer parameters are."""

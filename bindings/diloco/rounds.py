@@ -32,7 +32,7 @@ LOSSES_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Join the run; fetch the shared state meanwhile. Sent: nothing."""
+    """Join the run; fetch the shared state meanwhile. Sent: ``Members``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,12 @@ class Members:
     Attributes:
         peer: this replica's id.
         ids: of all, in ring order.
+        is_whole: whether all replicas that consist of several peers are complete.
     """
 
     peer: int
     ids: tuple[int, ...]
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +238,7 @@ class Rounds:
         """Come into the run, until the round is over that the members are in."""
         while True:
             try:
-                yield how
+                yield from self._gather(how)
                 yield from self._sync()
                 is_open = self._tell_entry()
                 if is_open:
@@ -282,17 +284,21 @@ class Rounds:
             yield from self._contribute(self._nothing())
 
     def _admit(self) -> Steps:
-        while True:
-            members: Members = yield Update()
-            self._note(members)
-            if len(members.ids) >= self._min_peers:
-                break
-            yield Pause(PAUSE_S)
-        self._losses = 0
-        if not self._synced.issuperset(members.ids):
+        yield from self._gather(Update())
+        if not self._synced.issuperset(self._members):
             self._outer.ledger.open()  # so whoever has come knows that a round follows
             self._outer.touch(None)
             yield from self._sync()
+
+    def _gather(self, how: Connect | Update) -> Steps:
+        """Admit newcomers until there are enough; all members see alike whether there are."""
+        members: Members = yield how
+        self._note(members)
+        while len(members.ids) < self._min_peers or not members.is_whole:
+            yield Pause(PAUSE_S)
+            members = yield Update()
+            self._note(members)
+        self._losses = 0
 
     def _sync(self) -> Steps:
         members: Members = yield Sync()

@@ -1,0 +1,77 @@
+"""A process that trains a tiny model with ``DiLoCo``, for the tests; it prints what happens.
+
+Standard output is one JSON object a line: events, and a last one with the digest of the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+import pccl
+from pccl.bindings.diloco import DiLoCo
+from pccl.bindings.events import Event, InnerStep
+
+
+def say(kind: str, **fields: Any) -> None:
+    """One line."""
+    print(json.dumps({"event": kind, **fields}), flush=True)
+
+
+def tell(event: Event) -> None:
+    """Print an event; inner steps are too many."""
+    if not isinstance(event, InnerStep):
+        say(type(event).__name__, **asdict(event))
+
+
+def make_model(seed: int) -> torch.nn.Module:
+    """Some tensors of different sizes."""
+    torch.default_generator.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.Tanh(), torch.nn.Linear(32, 3))
+
+
+def digest(model: torch.nn.Module) -> str:
+    """Of all parameters."""
+    values = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    return hashlib.sha256(values).hexdigest()
+
+
+def main() -> None:
+    """Train until the run has begun so many rounds."""
+    given = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    index, rounds, step_s = given["index"], given["rounds"], given["step_s"]
+    model = make_model(index)
+    own = torch.Generator().manual_seed(index)
+    timing = pccl.Timing(**given.get("timing", {}))
+    with pccl.Communicator(given["master"], timing=timing) as comm:
+        optimizer = DiLoCo(
+            model.named_parameters(),
+            inner=torch.optim.AdamW(model.parameters(), lr=1e-2),
+            comm=comm,
+            on_event=tell,
+            **given["options"],
+        )
+        with optimizer:
+            optimizer.join()
+            say("joined", index=index, round=optimizer.round, model=digest(model))
+            while optimizer.round < rounds:
+                x = torch.randn(16, 6, generator=own)
+                loss = torch.nn.functional.mse_loss(model(x), x[:, :3] * math.pi)
+                optimizer.zero_grad()
+                torch.autograd.backward(loss)
+                time.sleep(step_s)  # stands for a larger model
+                optimizer.step(weight=len(x))
+            optimizer.finish()
+            say("ended", steps=optimizer.inner_steps, round=optimizer.round, model=digest(model))
+
+
+if __name__ == "__main__":
+    main()
