@@ -508,4 +508,8 @@ def _check_compression(
             "compression must be the name of a format, such as 'int8' or 'int4', or "
             f"QuantizationOptions, not {type(compression).__name__}"
         )
+    formats = {one.name.lower(): one for one in pccl.WireFormat}
+    if compression not in formats:
+        known = ", ".join(map(repr, formats))
+        raise ValueError(f"compression must be one of {known}, not {compression!r}")
     return None if compression == "none" else pccl.QuantizationOptions(format=compression)

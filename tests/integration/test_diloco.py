@@ -1,0 +1,541 @@
+"""``DiLoCo`` over real sockets: against a textbook, in all modes, and in its surroundings."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+import pccl
+from pccl.bindings.diloco import DiLoCo
+from pccl.bindings.events import Event, InnerStep, MembersChanged, OuterStep, StateSynced
+
+LIMIT_S = 60.0
+OUTER_STEPS = 5
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def make_model(seed: int = 0) -> torch.nn.Sequential:
+    generator = torch.Generator().manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.Tanh(), torch.nn.Linear(32, 3))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return model
+
+
+def batch(rank: int, step: int) -> Batch:
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    x = torch.randn(16, 6, generator=generator)
+    return x, torch.sin(x[:, :3])
+
+
+def make_inner(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def backward(model: torch.nn.Module, data: Batch) -> torch.Tensor:
+    loss = torch.nn.functional.mse_loss(model(data[0]), data[1])
+    torch.autograd.backward(loss)
+    return loss
+
+
+def parameters(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return all(map(torch.equal, left, right))
+
+
+class Peers:
+    """A run, and peers that train in threads."""
+
+    def __init__(self) -> None:
+        self.master = pccl.MasterNode("127.0.0.1:0")
+        self.master.run()
+        self.events: dict[int, list[Event]] = {}
+        self._threads = ThreadPoolExecutor(8)
+        self._comms: list[pccl.Communicator] = []
+
+    def close(self) -> None:
+        for comm in self._comms:
+            comm.close()
+        self._threads.shutdown()
+        self.master.interrupt()
+
+    def comm(self) -> pccl.Communicator:
+        self._comms.append(pccl.Communicator(self.master.address))
+        return self._comms[-1]
+
+    def make(self, rank: int, model: torch.nn.Module, **options: Any) -> DiLoCo:
+        self.events[rank] = []
+        return DiLoCo(
+            model.named_parameters(),
+            inner=make_inner(model),
+            comm=self.comm(),
+            on_event=self.events[rank].append,
+            **options,
+        )
+
+    def start(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Future[Any]:
+        return self._threads.submit(call, *arguments, **options)
+
+    def train(
+        self,
+        rank: int,
+        steps: int,
+        *,
+        seed: int = 0,
+        data: Callable[[int, int], Batch] = batch,
+        **options: Any,
+    ) -> list[torch.Tensor]:
+        """One peer, from the beginning to the end."""
+        model = make_model(seed)
+        optimizer = self.make(rank, model, **options)
+        with optimizer:
+            optimizer.join()
+            for step in range(steps):
+                optimizer.zero_grad()
+                backward(model, data(rank, step))
+                optimizer.step()
+            optimizer.finish()
+        return parameters(model)
+
+    def train_all(self, count: int, steps: int, **options: Any) -> list[list[torch.Tensor]]:
+        """Peers whose ids are in the order of their ranks."""
+        calls: list[Future[list[torch.Tensor]]] = []
+        for rank in range(count):
+            calls.append(self.start(self.train, rank, steps, min_peers=count, **options))
+            self.until_registered(len(calls))
+        return [call.result(LIMIT_S) for call in calls]
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    def until_registered(self, count: int) -> None:
+        """So many peers have got their ids, admitted or not."""
+        server = self.master._server  # pyright: ignore[reportPrivateUsage]
+        assert server is not None
+        self.until(lambda: len(server.machine.membership.peers) == count)
+
+    def outer_steps(self, rank: int) -> list[OuterStep]:
+        return [event for event in self.events[rank] if isinstance(event, OuterStep)]
+
+
+@pytest.fixture
+def peers() -> Iterator[Peers]:
+    made = Peers()
+    yield made
+    made.close()
+
+
+# -- the algorithm -------------------------------------------------------------------------------
+
+
+def textbook(ranks: tuple[int, ...], inner_steps: int) -> list[torch.Tensor]:
+    """Algorithm 1 of DiLoCo (arXiv:2311.08105), all replicas in one process.
+
+    Args:
+        ranks: of the peers, in the order in which their pseudo-gradients are added.
+        inner_steps: H.
+
+    Returns:
+        The parameters after OUTER_STEPS outer steps.
+    """
+    common = [torch.nn.Parameter(value) for value in parameters(make_model())]
+    outer = torch.optim.SGD(common, lr=0.7, momentum=0.9, nesterov=True)
+    models = {rank: make_model() for rank in ranks}
+    inners = {rank: make_inner(model) for rank, model in models.items()}
+    for outer_step in range(OUTER_STEPS):
+        for rank, model in models.items():
+            for inner_step in range(inner_steps):
+                inners[rank].zero_grad()
+                backward(model, batch(rank, outer_step * inner_steps + inner_step))
+                inners[rank].step()
+        locals_ = [parameters(models[rank]) for rank in ranks]
+        for index, parameter in enumerate(common):
+            total = parameter.detach() - locals_[0][index]
+            for other in locals_[1:]:
+                total = total + (parameter.detach() - other[index])
+            parameter.grad = total / len(ranks)
+        outer.step()
+        for model in models.values():
+            for target, value in zip(model.parameters(), common, strict=True):
+                target.data.copy_(value.detach())
+    return parameters(next(iter(models.values())))
+
+
+@pytest.mark.parametrize("inner_steps", [4, 7])
+@pytest.mark.parametrize("count", [2, 3])
+def test_it_is_the_textbook_bit_for_bit(peers: Peers, count: int, inner_steps: int) -> None:
+    ended = peers.train_all(count, OUTER_STEPS * inner_steps, sync_every=inner_steps)
+    wanted = textbook(tuple(range(count)), inner_steps)
+    assert all(equal(one, wanted) for one in ended)
+    assert [event.revision for event in peers.outer_steps(0)] == [1, 2, 3, 4, 5]
+
+
+def gentle(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+    """With a delay of a whole round the default would overshoot in so few steps."""
+    return torch.optim.SGD(parameters, lr=0.5)
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "synchronous": {"sync_every": 6},
+    "delayed": {"sync_every": 6, "delay": 2},
+    "one round delayed": {"sync_every": 6, "delay": 6, "outer": gentle},
+    "streaming": {"sync_every": 6, "delay": 2, "fragments": 3},
+    "streaming, overlapping": {"sync_every": 6, "delay": 5, "fragments": 4, "mixing": 0.3},
+    "sequential": {"sync_every": 6, "fragments": 2, "fragment_order": "sequential"},
+    "4 bits": {"sync_every": 6, "delay": 2, "fragments": 2, "compression": "int4"},
+    "time": {"sync_every": "30ms"},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_all_end_with_the_same_model(peers: Peers, mode: str) -> None:
+    """Whatever they began with."""
+
+    def run(rank: int) -> list[torch.Tensor]:
+        model = make_model(seed=rank)
+        with peers.make(rank, model, min_peers=2, **MODES[mode]) as optimizer:
+            optimizer.join()
+            losses = []
+            step = 0
+            while optimizer.round < 12:
+                optimizer.zero_grad()
+                losses.append(backward(model, batch(rank, step)).item())
+                optimizer.step()
+                step += 1
+            optimizer.finish()
+        assert sum(losses[-3:]) < sum(losses[:3])
+        return parameters(model)
+
+    calls = [peers.start(run, rank) for rank in range(2)]
+    ended = [call.result(LIMIT_S) for call in calls]
+    assert equal(*ended)
+    fragments = MODES[mode].get("fragments", 1)
+    for rank in range(2):
+        steps = peers.outer_steps(rank)
+        assert [event.revision for event in steps] == list(range(1, 13))
+        assert [event.fragment for event in steps] == [n % fragments for n in range(12)]
+        assert all(len(event.contributors) == 2 for event in steps)
+
+
+def test_averages_are_weighted_by_the_work(peers: Peers) -> None:
+    """One replica moves by 1 a step and says it has done three times the work of the other."""
+
+    def run(rank: int, weight: float, way: float) -> float:
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        with DiLoCo(
+            [parameter],
+            inner=torch.optim.SGD([parameter], lr=1.0),
+            comm=peers.comm(),
+            sync_every=2,
+            min_peers=2,
+            outer=lambda p: torch.optim.SGD(p, lr=1.0),
+        ) as optimizer:
+            for _ in range(2):
+                parameter.grad = torch.full((1,), -way)
+                optimizer.step(weight=weight)
+            return parameter.item()
+
+    calls = [peers.start(run, 0, 3.0, 1.0), peers.start(run, 1, 1.0, 5.0)]
+    assert [call.result(LIMIT_S) for call in calls] == [(3 * 2 + 1 * 10) / 4] * 2
+
+
+def test_alone_it_trains_on_and_says_so(peers: Peers) -> None:
+    steps = 2 * OUTER_STEPS
+    ended = peers.train(0, steps, sync_every=2)
+    kinds = [type(event).__name__ for event in peers.events[0]]
+    assert kinds.count("TrainsAlone") == 1
+    assert kinds.count("OuterStep") == OUTER_STEPS
+    assert equal(ended, textbook((0,), 2))
+
+
+# -- coming and going ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "streaming", "one round delayed", "4 bits"])
+def test_one_that_joins_late_ends_with_the_same_model(peers: Peers, mode: str) -> None:
+    def run(rank: int, min_peers: int) -> list[torch.Tensor]:
+        model = make_model(seed=rank)
+        with peers.make(rank, model, min_peers=min_peers, **MODES[mode]) as optimizer:
+            step = 0
+            while optimizer.round < 10 + revision_of_three(peers, rank):
+                optimizer.zero_grad()
+                backward(model, batch(rank, step))
+                optimizer.step()
+                step += 1
+            optimizer.finish()
+        return parameters(model)
+
+    calls = [peers.start(run, rank, 2) for rank in range(2)]
+    peers.until(lambda: 0 in peers.events and bool(peers.outer_steps(0)))
+    calls.append(peers.start(run, 2, 3))
+    ended = [call.result(LIMIT_S) for call in calls]
+    assert equal(ended[0], ended[1])
+    assert equal(ended[0], ended[2])
+    first = peers.outer_steps(2)[0]
+    assert first.own_weight == 0.0  # it came into the middle of this round
+    assert len(first.contributors) == 3
+
+
+def revision_of_three(peers: Peers, rank: int) -> float:
+    """Of the first outer step that three have made, once it is made."""
+    three = [event for event in peers.outer_steps(rank) if len(event.contributors) == 3]
+    return three[0].revision if three else math.inf
+
+
+def test_a_member_that_leaves(peers: Peers) -> None:
+    """The others go on without it, and lose no step."""
+
+    def run(rank: int, rounds: int) -> int:
+        model = make_model()
+        comm = peers.comm()
+        peers.events[rank] = []
+        with DiLoCo(
+            model.named_parameters(),
+            inner=make_inner(model),
+            comm=comm,
+            sync_every=3,
+            min_peers=3 if rank == 2 else 2,
+            on_event=peers.events[rank].append,
+        ) as optimizer:
+            step = 0
+            while optimizer.round < rounds:
+                optimizer.zero_grad()
+                backward(model, batch(rank, step))
+                optimizer.step()
+                step += 1
+            steps = optimizer.inner_steps
+        comm.close()
+        return steps
+
+    calls = [peers.start(run, rank, 4 if rank == 2 else 8) for rank in range(3)]
+    assert all(call.result(LIMIT_S) > 0 for call in calls)
+    worlds = [len(event.contributors) for event in peers.outer_steps(0)]
+    assert worlds[-1] in (1, 2)
+    assert 3 in worlds
+    weights = [event.own_weight for event in peers.outer_steps(0)]
+    assert all(weight == 3.0 for weight in weights)
+
+
+# -- what surrounds it ---------------------------------------------------------------------------
+
+
+def test_it_looks_like_the_inner_optimizer(peers: Peers) -> None:
+    model = make_model()
+    inner = make_inner(model)
+    optimizer = DiLoCo(model.parameters(), inner=inner, comm=peers.comm(), sync_every=2)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert optimizer.param_groups is inner.param_groups
+    assert optimizer.state is inner.state
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    with optimizer, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(4):
+            optimizer.zero_grad()
+            backward(model, batch(0, step))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+    assert [group["lr"] for group in inner.param_groups] == [1e-2 / 5]
+    assert optimizer.inner_steps == 4
+    assert optimizer.revision == 2
+
+
+def test_a_closure(peers: Peers) -> None:
+    model = make_model()
+    inner = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    with DiLoCo(model.parameters(), inner=inner, comm=peers.comm(), sync_every=1) as optimizer:
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            return backward(model, batch(0, 0))
+
+        first = optimizer.step(closure)
+        assert optimizer.step(closure) < first
+
+
+def test_a_gradient_scaler(peers: Peers) -> None:
+    """A step whose gradients are not finite is none."""
+    parameter = torch.nn.Parameter(torch.ones(2))
+    inner = torch.optim.SGD([parameter], lr=0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with DiLoCo([parameter], inner=inner, comm=peers.comm(), sync_every=100) as optimizer:
+        for gradient in (1.0, math.inf):
+            optimizer.zero_grad()
+            torch.autograd.backward(scaler.scale(parameter.sum() * gradient))
+            scaler.step(optimizer)
+            scaler.update()
+        assert optimizer.inner_steps == 1
+    assert parameter.tolist() == [0.5, 0.5]
+
+
+def test_no_more_parameters(peers: Peers) -> None:
+    model = make_model()
+    optimizer = DiLoCo(model.parameters(), inner=make_inner(model), comm=peers.comm())
+    with pytest.raises(RuntimeError, match="make the inner optimizer with all param groups"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+
+
+def test_tied_and_frozen_and_short_parameters(peers: Peers) -> None:
+    table = torch.nn.Embedding(8, 4, dtype=torch.bfloat16)
+    head = torch.nn.Linear(4, 8, bias=False, dtype=torch.bfloat16)
+    head.weight = table.weight
+    frozen = torch.nn.Linear(4, 4, dtype=torch.bfloat16).requires_grad_(requires_grad=False)
+    model = torch.nn.Sequential(table, frozen, head)
+    before = frozen.weight.clone()
+    inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    with DiLoCo(
+        model.named_parameters(), inner=inner, comm=peers.comm(), sync_every=2
+    ) as optimizer:
+        names = [info.name for info in optimizer.shared_state.tensor_infos]
+        assert names == ["outer/0.weight", "momentum_buffer/0.weight", "ledger"]
+        assert optimizer.shared_state.tensor_infos[0].dtype is pccl.DataType.FLOAT
+        for _ in range(4):
+            optimizer.zero_grad()
+            torch.autograd.backward(model(torch.arange(8)).float().square().sum())
+            optimizer.step()
+    assert torch.equal(frozen.weight, before)
+    assert head.weight is table.weight
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"sync_every": 0}, ValueError, "sync_every must be at least 1, not 0"),
+        ({"sync_every": "soon"}, ValueError, "a time such as '30s'"),
+        ({"sync_every": 4, "delay": 5}, ValueError, r"delay must be at most sync_every \(4\)"),
+        ({"delay": -1}, ValueError, "delay must be at least 0"),
+        ({"fragments": 5}, ValueError, "fragments must be at most 4"),
+        ({"fragment_order": "random"}, ValueError, "'strided' or 'sequential'"),
+        ({"mixing": 1.0}, ValueError, "mixing must be at least 0"),
+        ({"min_peers": 0}, ValueError, "min_peers must be at least 1"),
+        ({"compression": "int3"}, ValueError, "int3"),
+        ({"compression": 4}, TypeError, "the name of a format"),
+        ({"outer": lambda p: torch.optim.SGD(p[:1], lr=1.0)}, ValueError, "of exactly the param"),
+    ],
+)
+def test_arguments_are_checked(
+    peers: Peers, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    model = make_model()
+    with pytest.raises(error, match=message):
+        DiLoCo(model.parameters(), inner=make_inner(model), comm=peers.comm(), **options)
+
+
+def test_parameters_are_checked(peers: Peers) -> None:
+    model, comm = make_model(), peers.comm()
+    inner = make_inner(model)
+    with pytest.raises(ValueError, match="inner trains 3 tensors that are not in params"):
+        DiLoCo(list(model.parameters())[:1], inner=inner, comm=comm)
+    with pytest.raises(TypeError, match="params must be tensors"):
+        DiLoCo(["weight"], inner=inner, comm=comm)
+    with pytest.raises(ValueError, match="no tensor that requires a gradient"):
+        DiLoCo([], inner=inner, comm=comm)
+
+
+def test_a_weight_must_be_a_number(peers: Peers) -> None:
+    model = make_model()
+    optimizer = DiLoCo(model.parameters(), inner=make_inner(model), comm=peers.comm())
+    with pytest.raises(ValueError, match="weight must be a finite number of at least 0"):
+        optimizer.step(weight=-1.0)
+
+
+# -- checkpoints ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "streaming", "one round delayed", "4 bits"])
+def test_a_run_that_stops_and_goes_on(mode: str, tmp_path: Any) -> None:
+    """Stopping in the middle of the pipeline changes nothing."""
+
+    def part(peers: Peers, rank: int, first: int, last: int, path: str, *, ends: bool) -> Any:
+        model = make_model()
+        with peers.make(rank, model, min_peers=2, **MODES[mode]) as optimizer:
+            if first:
+                saved = torch.load(path)
+                model.load_state_dict(saved["model"])
+                optimizer.load_state_dict(saved["optimizer"])
+            for step in range(first, last):
+                optimizer.zero_grad()
+                backward(model, batch(rank, step))
+                optimizer.step()
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save(state, path)
+            if ends:
+                optimizer.finish()
+        return parameters(model)
+
+    def run(*bounds: int) -> list[list[torch.Tensor]]:
+        ended: list[list[torch.Tensor]] = []
+        for first, last in pairwise(bounds):
+            peers = Peers()
+            calls: list[Future[list[torch.Tensor]]] = []
+            for rank in range(2):
+                path, ends = str(tmp_path / f"{rank}.pt"), last == bounds[-1]
+                calls.append(peers.start(part, peers, rank, first, last, path, ends=ends))
+                peers.until_registered(len(calls))
+            ended = [call.result(LIMIT_S) for call in calls]
+            peers.close()
+        return ended
+
+    whole, in_parts = run(0, 32), run(0, 7, 19, 32)
+    assert equal(whole[0], whole[1])
+    assert equal(whole[0], in_parts[0])
+    assert equal(whole[0], in_parts[1])
+
+
+def test_a_state_that_does_not_fit(peers: Peers) -> None:
+    model = make_model()
+
+    def make(**options: Any) -> DiLoCo:
+        return DiLoCo(model.parameters(), inner=make_inner(model), comm=peers.comm(), **options)
+
+    saved = make(fragments=2).state_dict()
+    with pytest.raises(ValueError, match="other parameters, fragments or fragment_order"):
+        make().load_state_dict(saved)
+    with pytest.raises(ValueError, match="not the state of a DiLoCo"):
+        make().load_state_dict(make_inner(model).state_dict())
+    with make(fragments=2) as optimizer:
+        optimizer.join()
+        with pytest.raises(RuntimeError, match="before the first step"):
+            optimizer.load_state_dict(saved)
+
+
+# -- what is told --------------------------------------------------------------------------------
+
+
+def test_events(peers: Peers) -> None:
+    peers.train_all(2, 4, sync_every=2)
+    for rank in range(2):
+        kinds = [type(event) for event in peers.events[rank]]
+        assert kinds[0] is MembersChanged
+        assert [kind for kind in kinds if kind not in (MembersChanged, StateSynced)] == [
+            InnerStep,
+            InnerStep,
+            OuterStep,
+            InnerStep,
+            InnerStep,
+            OuterStep,
+        ]
+        first = peers.outer_steps(rank)[0]
+        assert (first.step, first.own_weight, first.total_weight) == (2, 2.0, 4.0)
+        assert (
+            first.tx_bytes
+            == first.rx_bytes
+            == 4 * sum(p.numel() for p in make_model().parameters())
+        )
+        assert first.pseudo_gradient_norm > 0
+        assert first.mean_norm > 0
