@@ -22,7 +22,8 @@ from pccl.bindings.events import Event, InnerStep
 
 def say(kind: str, **fields: Any) -> None:
     """One line."""
-    print(json.dumps({"event": kind, **fields}), flush=True)
+    sys.stdout.write(json.dumps({"event": kind, **fields}) + "\n")
+    sys.stdout.flush()
 
 
 def tell(event: Event) -> None:

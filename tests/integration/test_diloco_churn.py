@@ -1,0 +1,189 @@
+"""``DiLoCo`` in processes that are killed, stopped and started while they train; and sharded."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pccl
+
+HERE = Path(__file__).parent
+LIMIT_S = 90.0
+TIMING = {"heartbeat_s": 0.2, "tick_s": 0.05, "deadline_s": 3.0, "lane_stall_s": 3.0}
+
+MODES: dict[str, dict[str, Any]] = {
+    "synchronous": {"sync_every": 5},
+    "streaming": {"sync_every": 8, "delay": 3, "fragments": 2, "compression": "int4"},
+    "one round delayed": {"sync_every": 5, "delay": 5},
+}
+
+
+class Process:
+    """One process, and what it says."""
+
+    def __init__(self, program: str, given: dict[str, Any]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / program), json.dumps(given)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.said: list[dict[str, Any]] = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with self._changed:
+                self.said.append(json.loads(line))
+                self._changed.notify_all()
+
+    def hear(self, kind: str, found: Callable[[dict[str, Any]], bool] = lambda _: True) -> None:
+        """Wait until it has said this."""
+
+        def has_said() -> bool:
+            return any(one["event"] == kind and found(one) for one in self.said)
+
+        with self._changed:
+            assert self._changed.wait_for(has_said, LIMIT_S), self.said[-3:]
+
+    def end(self) -> dict[str, Any]:
+        """Wait for its end; what it said last."""
+        assert self._process.wait(LIMIT_S) == 0
+        self._reader.join()
+        return self.said[-1]
+
+    def outer_steps(self) -> list[dict[str, Any]]:
+        return [one for one in self.said if one["event"] == "OuterStep"]
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+class Run:
+    """A master and processes."""
+
+    def __init__(self) -> None:
+        self.master = pccl.MasterNode("127.0.0.1:0", timing=pccl.Timing(**TIMING))
+        self.master.run()
+        self.processes: list[Process] = []
+
+    def start(self, rounds: int, options: dict[str, Any], step_s: float = 0.004) -> Process:
+        given = {
+            "master": self.master.address,
+            "index": len(self.processes),
+            "rounds": rounds,
+            "step_s": step_s,
+            "timing": TIMING,
+            "options": options,
+        }
+        return self.launch("diloco_peer.py", given)
+
+    def launch(self, program: str, given: dict[str, Any]) -> Process:
+        self.processes.append(Process(program, given))
+        return self.processes[-1]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.close()
+        self.master.interrupt()
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    made = Run()
+    yield made
+    made.close()
+
+
+def is_of(count: int) -> Callable[[dict[str, Any]], bool]:
+    """Whether an outer step is one of so many peers."""
+    return lambda event: len(event["contributors"]) == count
+
+
+def check_conserved(process: Process) -> None:
+    """Each inner step of a survivor went into exactly one pseudo-gradient."""
+    steps = process.outer_steps()
+    fragments = max(step["fragment"] for step in steps) + 1
+    for fragment in range(fragments):
+        weights = [step["own_weight"] for step in steps if step["fragment"] == fragment]
+        assert sum(weights) <= 16 * process.said[-1]["steps"]
+        launched = [weight for weight in weights if weight]
+        assert set(launched[1:]) <= {launched[1]}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_is_killed_and_another_joins(run: Run, mode: str) -> None:
+    options = MODES[mode] | {"min_peers": 2}
+    three = [run.start(120, options | {"min_peers": 3}) for _ in range(3)]
+    victim = three.pop()
+    victim.hear("OuterStep", lambda event: event["revision"] >= 3)
+    victim.send(signal.SIGKILL)
+    for survivor in three:
+        survivor.hear("MembersChanged", lambda event: bool(event["lost"]))
+    newcomer = run.start(120, options)
+    ended = [process.end() for process in (*three, newcomer)]
+    assert len({end["model"] for end in ended}) == 1
+    assert [end["round"] for end in ended] == [120] * 3
+    for survivor in three:
+        numbers = [step["revision"] for step in survivor.outer_steps()]
+        assert numbers == list(range(1, 121))
+        check_conserved(survivor)
+    assert any(map(is_of(3), newcomer.outer_steps()))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_is_stopped_for_longer_than_the_deadline(run: Run, mode: str) -> None:
+    """It is cut off, comes back by itself, and ends with the same model."""
+    options = MODES[mode] | {"min_peers": 3}
+    three = [run.start(40, options) for _ in range(3)]
+    frozen, *others = three
+    for process in three:
+        process.hear("OuterStep", lambda event: event["revision"] >= 3)
+    frozen.send(signal.SIGSTOP)
+    for process in others:
+        process.hear("MembersChanged", lambda event: bool(event["lost"]))
+    frozen.send(signal.SIGCONT)
+    ended = [process.end() for process in three]
+    assert len({end["model"] for end in ended}) == 1
+    assert len({step["peer_id"] for step in frozen.said if "peer_id" in step}) == 2
+    assert is_of(3)(frozen.outer_steps()[-1])
+
+
+def test_shards_of_replicas(run: Run, tmp_path: Path) -> None:
+    """Two replicas of two shards each: gloo inside a replica, one peer group for each shard."""
+    options = {"sync_every": 4, "delay": 1, "fragments": 2}
+    processes = [
+        run.launch(
+            "fsdp_peer.py",
+            {
+                "master": run.master.address,
+                "replica": replica,
+                "shard": shard,
+                "store": str(tmp_path / f"store{replica}"),
+                "rounds": 6,
+                "options": options,
+            },
+        )
+        for replica in range(2)
+        for shard in range(2)
+    ]
+    ended = [process.end() for process in processes]
+    assert len({end["model"] for end in ended}) == 1
+    assert [end["worlds"] for end in ended] == [[2]] * 4
