@@ -315,8 +315,8 @@ class SharedState:
         Raises:
             OSError: it cannot be read.
             ValueError: it is no checkpoint, truncated, altered, or one with other names, dtypes,
-                lengths or flags; the message names file and tensor. Or another call uses the
-                state.
+                lengths or flags, or in another order; the message names file and tensor. Or
+                another call uses the state.
         """
         memory = self.memory
         with memory.claimed():
