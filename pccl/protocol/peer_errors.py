@@ -171,7 +171,9 @@ def refused(
         member: whether it believed that it was a member.
     """
     if not member:
-        return errors.NotAdmitted(reason=f"refused by the master: {reason}; connect() tries again")
+        return errors.NotAdmitted(
+            reason=f"refused by the master: {reason}; then call connect() again"
+        )
     if cause is None:
         text = f"the master of this run is gone; another one answered: {reason}"
         return errors.MasterLost(reason=f"{text}; update_topology() or connect() joins it")

@@ -260,7 +260,7 @@ def test_refused_newcomer() -> None:
     effects = peer.hear(msg.Refused(RemovalCause.UNREACHABLE, "open its port"))
     error = only_error(effects)
     assert isinstance(error, errors.NotAdmitted)
-    assert error.reason == "refused by the master: open its port; connect() tries again"
+    assert error.reason == "refused by the master: open its port; then call connect() again"
     assert effects == [CloseControl(error.reason), Raise(1, error), SetLinks(())]
 
 
