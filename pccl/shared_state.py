@@ -341,8 +341,8 @@ def _entries(given: object) -> list[TensorInfo]:
     remedy = "make each with TensorInfo.from_torch(tensor, name) or TensorInfo.from_numpy"
     if isinstance(given, TensorInfo):
         raise TypeError("tensor_infos must be a list, also of one: SharedState([info])")
+    kind = type(given).__name__
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
-        kind = type(given).__name__
         raise TypeError(f"tensor_infos must be a list of TensorInfos, not {kind}; {remedy}")
     infos: list[TensorInfo] = []
     for info in cast("Iterable[object]", given):
