@@ -309,7 +309,7 @@ def sync_request(
         check_flag("expect_unchanged", expect_unchanged),
         straight,
         check_range("staging_bytes_max", staging_bytes_max, 0, STAGING_BYTES_MAX),
-        None if staging_directory is None else os.fspath(staging_directory),
+        _check_directory("staging_directory", staging_directory),
         on_progress,
     )
 
@@ -329,7 +329,7 @@ def prefetch_request(
     check_listener("on_progress", on_progress)
     check_listener("on_reduction", on_reduction)
     limit = check_range("staging_bytes_max", staging_bytes_max, 0, STAGING_BYTES_MAX)
-    directory = None if staging_directory is None else os.fspath(staging_directory)
+    directory = _check_directory("staging_directory", staging_directory)
     if shared_state is None:
         if on_reduction is not None:
             raise ValueError("on_reduction needs the shared_state that it changes")
@@ -337,6 +337,16 @@ def prefetch_request(
     memory = check_type("shared_state", shared_state, SharedState).memory
     stock = Stock(memory, limit, directory)
     return PrefetchRequest(memory, stock, on_progress, on_reduction)
+
+
+def _check_directory(name: str, path: str | os.PathLike[str] | None) -> str | None:
+    """Also where it may not be needed: a mistake is not to wait until much is to be fetched."""
+    if path is None:
+        return None
+    directory = os.fspath(path)
+    if not os.path.isdir(directory):
+        raise ValueError(f"{name}: {directory!r} is no directory; make it first, or leave it out")
+    return directory
 
 
 def check_listener(name: str, listener: object) -> None:

@@ -309,13 +309,21 @@ def restore(path: Path, memory: StateMemory) -> Checkpoint:
 
 
 def _check_layout(path: str, checkpoint: Checkpoint, memory: StateMemory) -> None:
-    entries = memory.layout.entries
-    if len(entries) != len(checkpoint.tensors):
-        raise ValueError(
-            f"{path} has {len(checkpoint.tensors)} tensors, and the shared state {len(entries)}"
+    there = [str(tensor) for tensor in checkpoint.tensors]
+    here = [str(entry) for entry in memory.layout.entries]
+    if there == here:
+        return
+    what_to_do = "give the state the tensors that the file has, or make one of it: SharedState.load"
+    if sorted(there) == sorted(here):
+        what_to_do = (
+            "they are the same tensors in another order; list them in the file's order, or use "
+            "SharedState.load"
         )
-    for number, (entry, tensor) in enumerate(zip(entries, checkpoint.tensors, strict=True)):
-        if str(entry) != str(tensor):
-            raise ValueError(
-                f"{path} has {tensor} at position {number}, and the shared state {entry}"
-            )
+    if len(there) != len(here):
+        differs = f"{len(there)} tensors, and the shared state {len(here)}"
+    else:
+        number = next(
+            at for at, pair in enumerate(zip(there, here, strict=True)) if len({*pair}) > 1
+        )
+        differs = f"{there[number]} at position {number}, and the shared state {here[number]}"
+    raise ValueError(f"{path} has {differs}; {what_to_do}")

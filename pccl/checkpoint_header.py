@@ -183,7 +183,10 @@ def checkpoint_of(header: bytes) -> Checkpoint:
     at = header.find(_HEADER_KEY) + len(_HEADER_KEY)
     digest = header[at : at + len(_NO_DIGEST)]
     if _HEADER_KEY not in header or len(digest) < len(_NO_DIGEST):
-        raise ValueError("SharedState.save did not write it, or its header was altered")
+        raise ValueError(
+            "SharedState.save did not write it, or its header was altered; to begin with another "
+            "safetensors file, load its tensors with safetensors and make a SharedState of them"
+        )
     if digest != _header_digest(header[:at] + _NO_DIGEST + header[at + len(digest) :]):
         raise ValueError("its header was altered since it was written")
     try:

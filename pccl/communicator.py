@@ -361,7 +361,8 @@ class Communicator(CommunicatorBase):
                 if it fails, the tensors are undefined. Only for the first synchronization.
             staging_bytes_max: pieces wait in memory until all are here; more than so many bytes
                 wait in a temporary file.
-            staging_directory: where that is; None: where temporary files go.
+            staging_directory: where that is, a directory that exists; None: where temporary files
+                go.
             on_progress: called with a :class:`pccl.SyncProgress` some times a second, on the
                 library's thread: it must return soon, and not call the communicator. A
                 :class:`pccl.progress.ProgressBar` can be given; None: one is used if

@@ -101,13 +101,28 @@ def resolve_listen(listen: str | None) -> Advertised | None:
 
 
 def resolve_drain() -> bool:
-    """Whether SIGTERM leaves the run before it ends the program; False if nobody says."""
-    return bool(_resolve_number("drain", None, DRAIN, 0, 1, default=0))
+    """Whether SIGTERM leaves the run before it ends the program; False if nobody says.
+
+    Raises:
+        ValueError: neither 0 nor 1.
+    """
+    return _switched_on(DRAIN)
 
 
 def resolve_progress() -> bool:
-    """Whether fetches that nobody listens to are shown; False if nobody says."""
-    return bool(_resolve_number("progress", None, PROGRESS, 0, 1, default=0))
+    """Whether fetches that nobody listens to are shown; False if nobody says.
+
+    Raises:
+        ValueError: neither 0 nor 1.
+    """
+    return _switched_on(PROGRESS)
+
+
+def _switched_on(variable: str) -> bool:
+    text = os.environ.get(variable) or "0"
+    if text.strip() not in ("0", "1"):
+        raise ValueError(f"{variable} must be 0 or 1, not {text!r}")
+    return text.strip() == "1"
 
 
 def resolve_token(token: str | bytes | None) -> bytes | None:

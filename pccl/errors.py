@@ -1,7 +1,8 @@
 """The errors of the library (see the tree in :mod:`pccl.protocol.errors`, which defines them).
 
 Most errors have one status code, their ``default_result``. Three say different things to different
-calls, as scripts written for PCCL expect it: ``RESULT_OF_CALL`` has the codes.
+calls, as scripts written for PCCL expect it: ``RESULT_OF_CALL`` has the codes. ``RemovalCause`` is
+what ``Evicted.cause`` is one of.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pccl.protocol.errors import (
     StateUnavailable,
     TooFewPeers,
 )
+from pccl.protocol.types import RemovalCause
 
 __all__ = [
     "CollectiveAborted",
@@ -45,6 +47,7 @@ __all__ = [
     "PCCLError",
     "PendingOperations",
     "RemoteProtocolError",
+    "RemovalCause",
     "Result",
     "ResyncRequired",
     "StateMismatch",

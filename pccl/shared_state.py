@@ -6,10 +6,10 @@ These are the holders: what a program describes its state with.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from pccl.checks import (
     check_member,
     check_range,
     check_text,
-    check_type,
 )
 from pccl.descriptors import POINTER_MAX, DeviceType
 from pccl.protocol.data_type import DataType
@@ -97,6 +96,11 @@ class TensorInfo:
                 "there; pass the tensor: TensorInfo.from_torch(tensor, name)"
             )
 
+    def __repr__(self) -> str:
+        differs = ", allow_content_inequality" if self.allow_content_inequality else ""
+        what = f"{self.name!r}: {self.numel} x {self.dtype.label} on {self.device_type.name}"
+        return f"<TensorInfo {what}{differs}>"
+
     @property
     def is_cuda(self) -> bool:
         """Whether it is a torch tensor on a CUDA device."""
@@ -118,6 +122,7 @@ class TensorInfo:
             TypeError: not a torch tensor, a DTensor, or a dtype that is not carried.
             ValueError: a tensor that cannot be used as it is.
         """
+        _check_name(name, "from_torch(tensor, name)")
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name!r} must be a torch tensor, not {type(tensor).__name__}")
@@ -140,7 +145,7 @@ class TensorInfo:
             name,
             data_ptr=_pointer_of(name, held.data_ptr(), held.numel()),
             numel=held.numel(),
-            dtype=_carried(name, DataType.from_torch_dtype, held.dtype),
+            dtype=_carried(name, DataType.from_torch_dtype, held.dtype, "torch"),
             device_type=device_type,
             allow_content_inequality=allow_content_inequality,
         )
@@ -155,6 +160,7 @@ class TensorInfo:
             TypeError: not a NumPy array, or a dtype that is not carried.
             ValueError: an array that cannot be used as it is.
         """
+        _check_name(name, "from_numpy(array, name)")
         array: Any = tensor
         if not _is_array(tensor):
             raise TypeError(f"{name!r} must be a NumPy array, not {type(array).__name__}")
@@ -167,7 +173,7 @@ class TensorInfo:
             name,
             data_ptr=array.ctypes.data,
             numel=array.size,
-            dtype=_carried(name, DataType.from_numpy_dtype, array.dtype),
+            dtype=_carried(name, DataType.from_numpy_dtype, array.dtype, "np"),
             device_type=DeviceType.CPU,
             allow_content_inequality=allow_content_inequality,
         )
@@ -185,12 +191,12 @@ class SharedState:
             is taken to hold what he held.
 
     Raises:
-        TypeError: not TensorInfos, or ``track_touched`` is no bool.
+        TypeError: not a list of TensorInfos, or ``track_touched`` is no bool.
         ValueError: none, or two of one name.
     """
 
     def __init__(self, tensor_infos: Iterable[TensorInfo], *, track_touched: bool = False) -> None:
-        self._infos = [check_type("tensor_infos", info, TensorInfo) for info in tensor_infos]
+        self._infos = _entries(tensor_infos)
         if not self._infos:
             raise ValueError("a shared state needs at least one tensor")
         names: set[str] = set()
@@ -202,6 +208,10 @@ class SharedState:
         self._revision = 0
         self._lineage: Lineage | None = None
         self._memory: StateMemory | None = None
+
+    def __repr__(self) -> str:
+        count = f"{len(self._infos)} tensor{'s' * (len(self._infos) != 1)}"
+        return f"<SharedState: revision {self._revision}, {count}, {self.nbytes} bytes>"
 
     @property
     def tensor_infos(self) -> tuple[TensorInfo, ...]:
@@ -315,8 +325,8 @@ class SharedState:
         Raises:
             OSError: it cannot be read.
             ValueError: it is no checkpoint, truncated, altered, or one with other names, dtypes,
-                lengths or flags; the message names file and tensor. Or another call uses the
-                state.
+                lengths or flags, or in another order; the message names file and tensor. Or
+                another call uses the state.
         """
         memory = self.memory
         with memory.claimed():
@@ -324,6 +334,32 @@ class SharedState:
 
     def _adopt(self, found: checkpoint.Checkpoint) -> None:
         self.synchronized(found.revision, found.lineage)
+
+
+def _entries(given: object) -> list[TensorInfo]:
+    """The entries that a state is made of, checked."""
+    remedy = "make each with TensorInfo.from_torch(tensor, name) or TensorInfo.from_numpy"
+    if isinstance(given, TensorInfo):
+        raise TypeError("tensor_infos must be a list, also of one: SharedState([info])")
+    kind = type(given).__name__
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise TypeError(f"tensor_infos must be a list of TensorInfos, not {kind}; {remedy}")
+    infos: list[TensorInfo] = []
+    for info in cast("Iterable[object]", given):
+        if not isinstance(info, TensorInfo):
+            kind = type(info).__name__
+            raise TypeError(
+                f"each entry of tensor_infos must be a pccl.TensorInfo, not {kind}; {remedy}"
+            )
+        infos.append(info)
+    return infos
+
+
+def _check_name(name: object, call: str) -> None:
+    """Before anything else, so that no message takes a whole tensor for a name."""
+    if not isinstance(name, str):
+        kind = type(name).__name__
+        raise TypeError(f"name must be a string, not {kind}; the tensor comes first: {call}")
 
 
 def _entry(tensor: object, name: str, *, device_type: DeviceType, **said: Any) -> TensorInfo:
@@ -366,9 +402,12 @@ def _pointer_of(name: str, data_ptr: int, numel: int) -> int:
     return data_ptr
 
 
-def _carried(name: str, data_type_of: Any, dtype: object) -> DataType:
+def _carried(name: str, data_type_of: Any, dtype: object, module: str) -> DataType:
     try:
         data_type: DataType = data_type_of(dtype)
     except ValueError as error:
-        raise TypeError(f"{name!r}: {error}") from None
+        words = f"{name!r}: {error}"
+        if any(kind in str(dtype) for kind in ("bool", "complex")):
+            words += f"; or share a view of its bytes, such as .view({module}.uint8)"
+        raise TypeError(words) from None
     return data_type

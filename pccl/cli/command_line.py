@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 import pccl.addresses
+from pccl import config
 
 
 class Seconds(click.FloatRange):
@@ -65,6 +66,19 @@ def check_address(ctx: click.Context, param: click.Parameter, value: str | None)
     if any(address.port == 0 for address in addresses):
         raise click.BadParameter(f"{value!r} names no port; write the one that the master says")
     return value
+
+
+def check_switches() -> None:
+    """Refuse here, once, what every peer would refuse in the variables that we pass on.
+
+    Raises:
+        click.UsageError: one is neither 0 nor 1.
+    """
+    try:
+        config.resolve_drain()
+        config.resolve_progress()
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def check_own_address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:

@@ -22,6 +22,7 @@ from pccl.cli.command_line import (
     Wrapper,
     check_address,
     check_own_address,
+    check_switches,
     wrapped_command,
 )
 from pccl.cli.guard import become
@@ -169,6 +170,7 @@ def join(
     the master in PCCL_MASTER; pccl.Communicator() needs no address then. On SIGTERM it says
     goodbye to the run before it ends, so that nobody waits for it.
     """
+    check_switches()
     name, *arguments = wrapped_command(ctx)
     program = find_program(name)
     environment = {config.DRAIN: "1", config.PROGRESS: "1", **os.environ, config.MASTER: master}

@@ -22,7 +22,7 @@ from pccl import config
 from pccl.checks import MIN_PEERS_MAX, PEER_GROUP_MAX
 from pccl.cli import logs
 from pccl.cli.children import Children, Ended
-from pccl.cli.command_line import Seconds, Wrapper, check_address, wrapped_command
+from pccl.cli.command_line import Seconds, Wrapper, check_address, check_switches, wrapped_command
 from pccl.cli.peer_output import PeerOutput
 from pccl.cli.programs import find_program
 from pccl.errors import LinkError
@@ -272,6 +272,7 @@ def launch(
     """
     if master is not None and port is not None:
         raise click.UsageError("give --port or --master, not both: --port is for a master of ours")
+    check_switches()
     name, *arguments = wrapped_command(ctx)
     command = [find_program(name), name, *arguments]
     token = secrets.token_urlsafe(32)

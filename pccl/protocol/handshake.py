@@ -54,6 +54,7 @@ REFUSAL = bytes(PROOF_BYTES)
 """Sent instead of a proof to whom has proven nothing. No proof looks like this."""
 
 _KEY_INFO = b"pccl handshake key"
+_GIVE_TOKEN = "set PCCL_TOKEN, or token=, to the run's token; commands of pccl take --token FILE"
 _DIALLER, _ACCEPTOR = b"pccl dialler", b"pccl acceptor"
 assert (PREFIX_BYTES, OPENING_BYTES) == (8, 80)
 
@@ -178,7 +179,7 @@ def _dial(own: Opening, key: bytes | None) -> _Exchange:
         raise _refused(f"{there} listens there: is the address right?")
     if remote.security != own.security:
         raise _refused(
-            "a token is needed there: set PCCL_TOKEN, or token=, to the run's token"
+            f"a token is needed there: {_GIVE_TOKEN}"
             if key is None
             else "a token is set here, and none is used there: start the master with the same "
             "token, or unset PCCL_TOKEN here"
@@ -186,10 +187,7 @@ def _dial(own: Opening, key: bytes | None) -> _Exchange:
     if key is not None:
         answer = yield _mac(key, _DIALLER, sent, received).finalize(), PROOF_BYTES
         if answer == REFUSAL:
-            raise _refused(
-                "the token here differs from the one there: set PCCL_TOKEN, or token=, to the "
-                "run's token"
-            )
+            raise _refused(f"the token here differs from the one there: {_GIVE_TOKEN}")
         if not _is_proof(answer, _mac(key, _ACCEPTOR, sent, received)):
             raise _refused("whoever answers there does not know the token: is the address right?")
     if own.channel is Channel.CONTROL:

@@ -171,13 +171,18 @@ def refused(
         member: whether it believed that it was a member.
     """
     if not member:
-        return errors.NotAdmitted(reason=f"refused by the master: {reason}; connect() tries again")
+        return errors.NotAdmitted(
+            reason=f"refused by the master: {reason}; then call connect() again"
+        )
     if cause is None:
         text = f"the master of this run is gone; another one answered: {reason}"
         return errors.MasterLost(reason=f"{text}; update_topology() or connect() joins it")
+    what_to_do = "update_topology() or connect() rejoins it"
+    if cause is RemovalCause.STATE_CONFLICT:
+        what_to_do = f"mend the program first, or it is removed again; then {what_to_do}"
     error = errors.Evicted(
         reason=f"the run has gone on without this peer for {ago_s:.1f} s: {reason} "
-        f"[{cause.name}]; update_topology() or connect() rejoins it"
+        f"[{cause.name}]; {what_to_do}"
     )
     error.cause, error.ago_s = cause, ago_s
     return error

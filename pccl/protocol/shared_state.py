@@ -84,6 +84,8 @@ class Offer:
     """Of the contents that members may hold differently."""
 
     def __str__(self) -> str:
+        if self.purpose is SyncPurpose.VERIFY:
+            return self.purpose.call_name  # it takes neither
         how = self.strategy.name
         if self.resume is not Resume.NEVER:
             how += f", resume={self.resume.name.lower()}"
@@ -126,6 +128,28 @@ def expected_after(elected: Elected, lineage: Lineage) -> Expected:
     return Expected(min(elected.revision + 1, REVISION_MAX), lineage)
 
 
+class Conflict(enum.StrEnum):
+    """What it is that differs, and must not, for people."""
+
+    LAYOUTS = "the tensors' names, dtypes or lengths"
+    CONTENTS = "contents that are to be equal"
+    SENDERS = "contents that are only to be sent"
+    CHANGED = "contents that should not have changed"
+
+    @property
+    def remedy(self) -> str:
+        """What to do, for people."""
+        return _REMEDIES[self]
+
+
+_REMEDIES = {
+    Conflict.LAYOUTS: "give all members the same tensors in the same order",
+    Conflict.CONTENTS: "sync_shared_state makes them equal",
+    Conflict.SENDERS: "let those that have other contents be RECEIVE_ONLY",
+    Conflict.CHANGED: "sync_shared_state without expect_unchanged makes them equal",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Differ:
     """States differ that must not. The first member of each set speaks for it."""
@@ -135,8 +159,7 @@ class Differ:
     with."""
     losers: tuple[PeerId, ...]
     """Who fails: those who conflict with a majority. Nobody: all do."""
-    what: str
-    """What it is that differs, and must not, for people."""
+    what: Conflict
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,8 @@ def admission_waits_for(peer: RegisteredPeer, size: int) -> str:
     if peer.prefetching:
         return "what it fetches of the shared state"
     if size < peer.min_peers:
-        return f"{peer.min_peers} members; with this one there are {size}"
+        more = f"start {peer.min_peers - size} more, or the run is over"
+        return f"{peer.min_peers} members; with this one there are {size} ({more})"
     return "the members' update_topology()"
 
 

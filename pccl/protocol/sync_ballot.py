@@ -237,7 +237,9 @@ class SyncBallot(Ballot):
         self._compared.clear()
         if conflict.losers:
             return Expel(conflict.losers, RemovalCause.STATE_CONFLICT, reason)
-        return self._end(Abort(AbortCause.STATE_MISMATCH, reason, difference))
+        return self._end(
+            Abort(AbortCause.STATE_MISMATCH, f"{reason}; {conflict.what.remedy}", difference)
+        )
 
     def _tell(self) -> Tell:
         assert self._elected is not None

@@ -119,6 +119,9 @@ class Greeting:
         self._buffer = memoryview(bytearray(OPENING_BYTES))
         self._unsent = handshake.take_output()
         self._refused: HandshakeRefused | None = None
+        self._heard = False
+        self.was_probe = False
+        """Whether the other side has connected and left without a word."""
         self._timer = clock.call_at_ns(deadline_ns, self._overdue)
         connection.start(self)
         self._flush()
@@ -163,6 +166,7 @@ class Greeting:
 
     def buffer_updated(self, nbytes: int) -> None:
         """See ``Receiver``."""
+        self._heard = True
         if self._refused is not None:
             return  # only our last words are still to be sent
         if not self._handshake.awaited_bytes:
@@ -181,6 +185,7 @@ class Greeting:
 
     def connection_lost(self, error: Exception | None) -> None:
         """See ``Receiver``."""
+        self.was_probe = not self._heard
         if isinstance(error, PCCLError):
             self._fail(error)
         else:
@@ -276,9 +281,11 @@ class Reception:
             self._on_proven(connection, remote, deadline_ns)
 
         def failed(error: PCCLError) -> None:
-            self._waiting.pop(connection, None)
+            greeting = self._waiting.pop(connection, None)
             is_ours = isinstance(error, RemoteProtocolError)
             level = logging.WARNING if is_ours else logging.INFO
+            if greeting is not None and greeting.was_probe:
+                level = logging.DEBUG  # as `pccl join` does, to find out whether we are there
             _log.log(level, "closed a connection from %s: %s", connection.remote, error.reason)
 
         handshake = self._credentials.accept(self._identify)

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pccl.protocol.data_type import DataType, numpy_dtypes
+from pccl.protocol.types import ReduceOp
 from pccl.runtime.memory import Memory, Range, clash, ranges_of
 
 Array = npt.NDArray[Any]
@@ -353,7 +354,10 @@ def _flat(buffer: object, name: str) -> Array:
     elif kind == _TENSOR:
         array = _checked_tensor(buffer, name)
     else:
-        raise TypeError(f"{name} must be a {_ARRAY} or a {_TENSOR}, not {kind}")
+        remedy = ""
+        if isinstance(buffer, ReduceOp):
+            remedy = f"; name it, as in op=ReduceOp.{buffer.name}"
+        raise TypeError(f"{name} must be a {_ARRAY} or a {_TENSOR}, not {kind}{remedy}")
     return array.reshape(-1)
 
 

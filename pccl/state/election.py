@@ -37,6 +37,7 @@ from dataclasses import dataclass
 
 from pccl.protocol.operation import name_peers
 from pccl.protocol.shared_state import (
+    Conflict,
     Differ,
     Elected,
     Expected,
@@ -48,12 +49,6 @@ from pccl.protocol.shared_state import (
     Verdict,
 )
 from pccl.protocol.types import PeerId
-
-LAYOUTS_DIFFER = "the tensors' names, dtypes or lengths"
-CONTENTS_DIFFER = "contents that are to be equal"
-SENDERS_DIFFER = "contents that are only to be sent"
-CHANGED = "contents that should not have changed"
-"""What differs, and must not: each with its rule."""
 
 _Members = Mapping[PeerId, Offer]
 """In ring order."""
@@ -114,7 +109,7 @@ def _layouts_differ(members: _Members, expected: Expected) -> Differ | None:
     wrong = _losers(voters or members, of_voters)
     is_settled = len(of_voters) == 1 or wrong
     losers = tuple(peer for peer in members if peer not in sets[0]) if is_settled else ()
-    return Differ(sets, losers, LAYOUTS_DIFFER)
+    return Differ(sets, losers, Conflict.LAYOUTS)
 
 
 def _belongs(offer: Offer, expected: Expected) -> bool:
@@ -126,7 +121,7 @@ def _verify(members: _Members, expected: Expected) -> Verdict:
     """Rule 2."""
     sets = _sets(members, lambda offer: offer.content)
     if len(sets) > 1:
-        return Differ(sets, (), CONTENTS_DIFFER)
+        return Differ(sets, (), Conflict.CONTENTS)
     any_of_them = next(iter(members.values()))
     return Elected(
         revision=expected.revision,
@@ -186,14 +181,14 @@ def _senders_differ(members: _Members, content: bytes) -> Differ | None:
         if offer.strategy is SharedStateSyncStrategy.SEND_ONLY
     }
     sets = _sets(senders, lambda offer: offer.content, content)
-    return Differ(sets, _losers(senders, sets), SENDERS_DIFFER) if len(sets) > 1 else None
+    return Differ(sets, _losers(senders, sets), Conflict.SENDERS) if len(sets) > 1 else None
 
 
 def _changed(members: _Members, content: bytes) -> Differ | None:
     """Rule 8."""
     if not any(offer.unchanged and offer.content != content for offer in members.values()):
         return None
-    return Differ(_sets(members, lambda offer: offer.content, content), (), CHANGED)
+    return Differ(_sets(members, lambda offer: offer.content, content), (), Conflict.CHANGED)
 
 
 def _elected(members: _Members, footing: _Footing, content: bytes) -> Elected:

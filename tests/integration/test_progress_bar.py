@@ -3,9 +3,12 @@
 import asyncio
 import io
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +18,8 @@ from pccl.progress import Drawer, ProgressBar
 
 LIMIT_S = 60.0
 COUNT = 1_000_000
+LAUNCH = "from pccl.cli.main import main; main()"
+BAR = "from pccl.progress import ProgressBar"
 
 
 def state_of(value: float) -> pccl.SharedState:
@@ -108,3 +113,26 @@ def test_what_is_quick_is_not_shown(
 
     with_a_member(newcomer)
     assert capsys.readouterr().err == ""
+
+
+def test_the_example_of_the_page(tmp_path: Path) -> None:
+    """docs/launching.md: both peers end, and the younger one fetches."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "launching.md").read_text()
+    [example] = [one for one in re.findall(r"```python\n(.*?)```", text, re.S) if BAR in one]
+    printed = text[text.index(example) :].split("```")[2].strip().splitlines()
+    program = tmp_path / "download.py"
+    program.write_text(example, encoding="utf-8")
+    command = [sys.executable, "-W", "error", str(program)]
+    ended = subprocess.run(
+        [sys.executable, "-c", LAUNCH, "launch", "-n", "2", "--", *command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    said = [line.partition("] ")[2] for line in printed]
+    assert sorted(line.partition("] ")[2] for line in ended.stdout.splitlines()) == said[1:]
+    [bar] = [line for line in ended.stderr.splitlines() if "pccl: " in line]
+    assert bar.partition("] ")[2].startswith(said[0])

@@ -519,16 +519,20 @@ def test_no_place_to_stage(new_run: Callable[..., Run], tmp_path: Any, kind: str
     run = new_run(2)
     arrays = [weights(0, 3 * PIECE_FLOATS), weights(1, 3 * PIECE_FLOATS)]
     states = [state_of(w=array) for array in arrays]
-    if kind == "a file":
-        (tmp_path / "nowhere").write_text("")
-    other = run.start(run.members[0].sync_shared_state, states[0], SEND_ONLY)
+    place = tmp_path / "nowhere"
+    place.mkdir()
     bad = run.start(
         run.members[1].sync_shared_state,
         states[1],
         RECEIVE_ONLY,
         staging_bytes_max=0,
-        staging_directory=tmp_path / "nowhere",
+        staging_directory=place,
     )
+    run.until(lambda: run.members[1].status().calls != ())
+    place.rmdir()  # it was there when the call was made
+    if kind == "a file":
+        place.write_text("")
+    other = run.start(run.members[0].sync_shared_state, states[0], SEND_ONLY)
     error = bad.exception(20.0)
     assert isinstance(error, OSError)
     assert "nowhere" in str(error)
@@ -537,6 +541,27 @@ def test_no_place_to_stage(new_run: Callable[..., Run], tmp_path: Any, kind: str
     run.members[1].sync_shared_state(states[1], RECEIVE_ONLY)
     assert other.result(LIMIT_S).attempts == 2
     assert arrays[0].tobytes() == arrays[1].tobytes()
+
+
+@pytest.mark.parametrize("kind", ["nothing", "a file"])
+def test_a_place_that_is_none_is_refused_at_once(
+    new_run: Callable[..., Run], tmp_path: Any, kind: str
+) -> None:
+    """Whether or not anything would have to be staged, and before anybody is told of the call."""
+    run = new_run(2)
+    states = [state_of(w=weights(0)) for _ in range(2)]
+    place = tmp_path / "nowhere"
+    if kind == "a file":
+        place.write_text("")
+    words = r"staging_directory: '.*nowhere' is no directory; make it first, or leave it out"
+    with pytest.raises(ValueError, match=words):
+        run.members[1].sync_shared_state(states[1], staging_directory=place)
+    with (
+        pccl.Communicator(run.master.address) as newcomer,
+        pytest.raises(ValueError, match=words),
+    ):
+        newcomer.connect(shared_state=state_of(w=weights(1)), staging_directory=str(place))
+    assert [info.attempts for info in sync_all(run, states)] == [1, 1]
 
 
 # -- other calls ---------------------------------------------------------------------------------

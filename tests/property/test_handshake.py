@@ -216,7 +216,8 @@ def test_the_hkdf_of_this_file_is_the_real_one() -> None:
 def test_another_token(pair: tuple[Opening, Opening]) -> None:
     wire = Wire(dialler(pair[0], derive_key(TOKEN + b"!")), acceptor(pair[1], KEY)).run()
     assert reasons(wire) == (
-        "the token here differs from the one there: set PCCL_TOKEN, or token=, to the run's token",
+        "the token here differs from the one there: set PCCL_TOKEN, or token=, to the run's token; "
+        "commands of pccl take --token FILE",
         "its token is not the one of this run",
     )
     assert wire.passed == (False, False)
@@ -306,7 +307,8 @@ def test_keys_of_different_tokens_differ(one: bytes, other: bytes) -> None:
 def test_a_token_on_one_side_only() -> None:
     wire = Wire(dialler(NEWCOMER, None), acceptor(MASTER, KEY)).run()
     assert reasons(wire) == (
-        "a token is needed there: set PCCL_TOKEN, or token=, to the run's token",
+        "a token is needed there: set PCCL_TOKEN, or token=, to the run's token; commands of pccl "
+        "take --token FILE",
         "it has no token",
     )
     wire = Wire(dialler(NEWCOMER, KEY), acceptor(MASTER, None)).run()

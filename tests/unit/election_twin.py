@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import permutations
 
 from pccl.protocol.shared_state import (
+    Conflict,
     Differ,
     Elected,
     Expected,
@@ -45,7 +46,9 @@ def elect(  # noqa: PLR0915 - the rules, one after the other
         wrong = [r for r in digests if r not in right]
         enough = majority and len(right) / len(digests) > 0.5
         return Differ(
-            (named(right), *(named(s) for s in rest)), named(wrong) if enough else (), what
+            (named(right), *(named(s) for s in rest)),
+            named(wrong) if enough else (),
+            Conflict(what),
         )
 
     def most(digests: dict[int, bytes]) -> bytes:

@@ -180,11 +180,18 @@ def test_restore_fills_the_tensors_in_place(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"step": None}, "has 5 tensors, and the shared state 4"),
+        (
+            {"step": None},
+            "has 5 tensors, and the shared state 4; give .* or make one of it: Shared",
+        ),
         ({"weights": np.zeros(7, np.float32)}, r"'weights' \(6 x float32\) at position 1.*\(7 x"),
         ({"weights": np.zeros(6, np.int32)}, r"\(6 x float32\) at position 1.*\(6 x int32\)"),
         ({"flags": ()}, r"'halves' \(5 x bfloat16, allow_content_inequality\) at position 4"),
-        ({"order": True}, r"has 'bytes' \(3 x uint8\) at position 0, .* 'halves'"),
+        (
+            {"order": True},
+            r"has 'bytes' \(3 x uint8\) at position 0, .* 'halves' .*; they are "
+            "the same tensors in another order; list them in the file's order, or use SharedState",
+        ),
     ],
 )
 def test_the_checkpoint_of_another_state_is_refused(
@@ -326,7 +333,9 @@ def test_anything_else_is_refused(
 def test_foreign_files(tmp_path: Path) -> None:
     path = tmp_path / "foreign"
     OF_NUMPY.save_file({"a": np.ones(3)}, path)
-    assert "SharedState.save did not write it" in refusal_of(path)
+    said = refusal_of(path)
+    assert "SharedState.save did not write it" in said
+    assert said.endswith("load its tensors with safetensors and make a SharedState of them")
     path.write_bytes(b"")
     assert "no safetensors file, or it is cut off" in refusal_of(path)
     path.write_bytes(b"PK\3\4" + bytes(100))

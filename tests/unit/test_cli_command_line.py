@@ -60,6 +60,19 @@ def test_a_mistake_is_one_line(
     assert words in complaint(arguments.split(), capsys)
 
 
+@pytest.mark.parametrize("command", ["launch", "join host:1"])
+@pytest.mark.parametrize("variable", ["PCCL_PROGRESS", "PCCL_DRAIN"])
+def test_a_switch_that_is_wrong_is_refused_before_anything_starts(
+    command: str,
+    variable: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(variable, "yes")
+    line = complaint([*command.split(), "--", "true"], capsys)
+    assert line.startswith(f"Error: {variable} must be 0 or 1, not 'yes' (see ")
+
+
 def test_a_token_file_without_a_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "token"
     file.write_text("short\n")

@@ -10,11 +10,13 @@ import pytest
 from pccl.addresses import Advertised, parse_address, parse_advertised, reachable_at
 from pccl.config import (
     resolve_advertise,
+    resolve_drain,
     resolve_group,
     resolve_lanes,
     resolve_listen,
     resolve_masters,
     resolve_min_peers,
+    resolve_progress,
     resolve_token,
 )
 from pccl.transports.base import Address
@@ -215,6 +217,14 @@ def _lanes(lanes: None) -> int:
     return resolve_lanes(None, lanes)
 
 
+def _drain(drain: None) -> bool:
+    return resolve_drain()
+
+
+def _progress(progress: None) -> bool:
+    return resolve_progress()
+
+
 @pytest.mark.parametrize(
     ("name", "value", "resolve", "words"),
     [
@@ -228,6 +238,8 @@ def _lanes(lanes: None) -> int:
         ("PCCL_LISTEN", "a:0", resolve_listen, "PCCL_LISTEN: 'a:0' is not an address"),
         ("PCCL_TOKEN", "short", resolve_token, "PCCL_TOKEN: .* 5 characters is too short; 16"),
         ("PCCL_TOKEN", "", resolve_token, "pccl master --token auto"),
+        ("PCCL_DRAIN", "2", _drain, "PCCL_DRAIN must be 0 or 1, not '2'"),
+        ("PCCL_PROGRESS", "yes", _progress, "PCCL_PROGRESS must be 0 or 1, not"),
         ("PCCL_TOKEN_FILE", "/no/such/file", resolve_token, "PCCL_TOKEN_FILE: .*/no/such/file"),
     ],
 )

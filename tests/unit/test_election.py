@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccl.protocol.shared_state import (
+    Conflict,
     Differ,
     Elected,
     Expected,
@@ -64,7 +65,9 @@ def reason(*offers: Offer, expected: Expected = FIRST) -> str:
 
 
 def differ(what: str, *sets: tuple[int, ...], losers: tuple[int, ...] = ()) -> Differ:
-    return Differ(tuple(tuple(map(PeerId, s)) for s in sets), tuple(map(PeerId, losers)), what)
+    return Differ(
+        tuple(tuple(map(PeerId, s)) for s in sets), tuple(map(PeerId, losers)), Conflict(what)
+    )
 
 
 # -- all the same ----------------------------------------------------------------------------

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
 
-from pccl import errors
+from pccl import errors, inquiry
 from pccl.errors import RESULT_OF_CALL, TOLD_PER_CALL, PCCLError, Result, named
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
@@ -36,6 +37,12 @@ def test_each_error_is_documented_with_its_code() -> None:
         if name != "PCCLError" and name not in told
     }
     assert all(all(row) for row in rows("Each error"))
+
+
+def test_the_causes_of_evicted_are_there_too() -> None:
+    assert errors.RemovalCause is inquiry.RemovalCause
+    cause = pickle.loads(pickle.dumps(errors.RemovalCause.STATE_CONFLICT))
+    assert cause is errors.RemovalCause["STATE_CONFLICT"]
 
 
 def test_the_codes_per_call_are_the_documented_ones() -> None:

@@ -175,6 +175,25 @@ def test_a_byte_now_and_then_wins_no_time(caplog: pytest.LogCaptureFixture) -> N
     assert "did not greet as we do in time" in caplog.text
 
 
+@pytest.mark.parametrize(("said", "levels"), [(b"", ["DEBUG"]), (b"P", ["INFO"])])
+def test_who_leaves_without_a_word_is_no_news(
+    said: bytes, levels: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "pccl.link")
+    world = World()
+
+    async def main() -> None:
+        stranger = await world.stranger()
+        if said:
+            assert stranger.connection.send([said]) == 1
+            await world.sleep(1)
+        stranger.connection.close()
+        await world.sleep(1)
+
+    world.run(main())
+    assert [record.levelname for record in caplog.records] == levels
+
+
 def test_the_dialler_waits_no_longer_either() -> None:
     """He has reached somebody who takes connections and never speaks."""
     world = World()

@@ -325,7 +325,7 @@ def test_newcomers_are_told_what_they_wait_for() -> None:
         for connection, message in sent(master.do(Tick())):
             if isinstance(message, msg.AdmissionWaits):
                 told.append((connection, message.waited_s, message.whom))
-    company = "4 members; with this one there are 3"
+    company = "4 members; with this one there are 3 (start 1 more, or the run is over)"
     assert told == [
         *[(2, 5, company), (3, 5, "the members' update_topology()")],
         *[(2, 10, company), (3, 10, "the members' update_topology()")],

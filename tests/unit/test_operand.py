@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from pccl.protocol.data_type import DataType
+from pccl.protocol.types import ReduceOp
 from pccl.runtime.operand import Operand, borrow, borrow_pointers, nothing
 
 torch = pytest.importorskip("torch")
@@ -166,6 +167,11 @@ FOR_ARRAYS: dict[str, tuple[Callable[[], tuple[Any, ...]], type[Exception], str]
     "a list": (lambda: ([1.0, 2.0],), TypeError, "send must be a NumPy array or a torch tensor"),
     "array.array": (lambda: (array.array("f", [1.0]),), TypeError, "not array"),
     "recv is bytes": (lambda: (np.ones(4), bytearray(32)), TypeError, "recv must be a NumPy"),
+    "the op as recv": (
+        lambda: (np.ones(4), ReduceOp.AVG),
+        TypeError,
+        r"recv must be a NumPy.* not ReduceOp; name it, as in op=ReduceOp\.AVG",
+    ),
     "a NumPy scalar": (lambda: (np.float32(1),), TypeError, "not float32"),
     "masked": (
         lambda: (np.ma.masked_array([1.0, 2.0], [False, True]),),

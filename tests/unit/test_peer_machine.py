@@ -260,7 +260,7 @@ def test_refused_newcomer() -> None:
     effects = peer.hear(msg.Refused(RemovalCause.UNREACHABLE, "open its port"))
     error = only_error(effects)
     assert isinstance(error, errors.NotAdmitted)
-    assert error.reason == "refused by the master: open its port; connect() tries again"
+    assert error.reason == "refused by the master: open its port; then call connect() again"
     assert effects == [CloseControl(error.reason), Raise(1, error), SetLinks(())]
 
 
@@ -1257,6 +1257,17 @@ def test_a_loss_that_nobody_waited_for_is_raised_by_the_next_call_once() -> None
     )
     assert (error.cause, error.ago_s) == (RemovalCause.SILENT, 0.5)
     assert isinstance(only_error(peer.do(ReduceCall(10, 5, SUM))), errors.NotConnected)
+
+
+def test_whose_state_conflicts_is_not_asked_to_come_back_as_it_is() -> None:
+    peer = member()
+    peer.hear(msg.Refused(RemovalCause.STATE_CONFLICT, "tensor 'w' differs", 7000, 7500))
+    error = only_error(peer.do(ReduceCall(9, 5, SUM)))
+    assert error.reason == (
+        "the run has gone on without this peer for 0.5 s: tensor 'w' differs [STATE_CONFLICT]; "
+        "mend the program first, or it is removed again; then update_topology() or connect() "
+        "rejoins it"
+    )
 
 
 def evicted_by(peer: Peer, message: msg.Refused) -> errors.Evicted:

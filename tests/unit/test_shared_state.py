@@ -137,6 +137,14 @@ def test_wrong_entries() -> None:
         (lambda: entry(device_type="cpu"), ValueError, "device_type must be one of"),
         (lambda: entry(allow_content_inequality=1), TypeError, "must be True or False, not 1"),
         (lambda: entry(device_type=DeviceType.CUDA), ValueError, r"CUDA device.*from_torch\("),
+        (
+            lambda: of_numpy("a", np.ones(3)),  # type: ignore[arg-type]
+            TypeError,
+            r"name must be a string, not ndarray; .* first: from_numpy\(array, name\)",
+        ),
+        (lambda: of_torch("a", torch.ones(3)), TypeError, r"not Tensor; .*from_torch\(tensor, n"),
+        (lambda: of_numpy(np.ones(3, bool), "a"), TypeError, r"'a': no D.*\.view\(np\.uint8\)$"),
+        (lambda: of_numpy(np.array([None]), "a"), TypeError, "no DataType for .*DOUBLE$"),
         (lambda: of_numpy([1.0], "a"), TypeError, "'a' must be a NumPy array, not list"),
         (lambda: of_numpy(torch.ones(3), "a"), TypeError, "must be a NumPy array, not Tensor"),
         (lambda: of_numpy(np.ma.masked_array(np.ones(3)), "a"), TypeError, "not MaskedArray"),
@@ -147,7 +155,11 @@ def test_wrong_entries() -> None:
         (lambda: of_torch(torch.ones(4, 4).t()[:2], "a"), ValueError, r"\.contiguous\(\)"),
         (lambda: of_torch(torch.ones(3, device="meta"), "a"), ValueError, r"on meta.*\.cpu\(\)"),
         (lambda: of_torch(torch.ones(3).to_sparse(), "a"), TypeError, r"\.to_dense\(\)"),
-        (lambda: of_torch(torch.ones(3, dtype=torch.cfloat), "a"), TypeError, "no DataType"),
+        (
+            lambda: of_torch(torch.ones(3, dtype=torch.cfloat), "a"),
+            TypeError,
+            r"no DataType for torch\.complex64.*\.view\(torch\.uint8\)$",
+        ),
         (lambda: of_torch(torch._neg_view(torch.ones(3)), "a"), ValueError, r"resolve_neg\(\)"),
         (lambda: of_torch(sharded, "a"), TypeError, r"DTensor; .*\.to_local\(\)"),
     ]
@@ -218,8 +230,25 @@ def test_wrong_shared_states() -> None:
         SharedState([])
     with pytest.raises(ValueError, match="two tensors are called 'a'"):
         SharedState([entry("a"), entry("b"), entry("a")])
-    with pytest.raises(TypeError, match=r"pccl\.TensorInfo"):
+    with pytest.raises(
+        TypeError, match=r"each entry .* pccl\.TensorInfo, not ndarray; make each with TensorInfo\."
+    ):
         SharedState([np.ones(3)])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"must be a list, also of one: SharedState\(\[info\]\)"):
+        SharedState(entry("a"))  # type: ignore[arg-type]
+    for wrong in ({"a": entry("a")}, np.float64(1), None, "a"):
+        with pytest.raises(TypeError, match=r"must be a list of TensorInfos, not .*; make each"):
+            SharedState(wrong)  # type: ignore[arg-type]
+
+
+def test_repr() -> None:
+    infos = [entry("a"), entry("b", allow_content_inequality=True)]
+    assert repr(infos[0]) == "<TensorInfo 'a': 3 x float32 on CPU>"
+    assert repr(infos[1]) == "<TensorInfo 'b': 3 x float32 on CPU, allow_content_inequality>"
+    state = SharedState(infos)
+    state.push_revision()
+    assert repr(state) == "<SharedState: revision 1, 2 tensors, 24 bytes>"
+    assert repr(SharedState(infos[:1])) == "<SharedState: revision 0, 1 tensor, 12 bytes>"
 
 
 def test_sync_info() -> None:

@@ -160,7 +160,14 @@ def test_newcomers_and_what_each_waits_for() -> None:
             TWO, 0, "10.0.0.2", 4000, True, 0, 3000, "a link to peer 1: connection refused"
         ),
         NewcomerStatus(
-            THREE, 1, "10.0.0.3", 4000, True, 0, 3000, "5 members; with this one there are 3"
+            THREE,
+            1,
+            "10.0.0.3",
+            4000,
+            True,
+            0,
+            3000,
+            "5 members; with this one there are 3 (start 2 more, or the run is over)",
         ),
     )
     assert found.member_count == 1

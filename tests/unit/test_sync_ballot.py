@@ -149,7 +149,7 @@ def test_verifying_leaves_what_is_expected_alone() -> None:
     ("asked", "words"),
     [
         (offer(strategy=SEND_ONLY), "sync_shared_state(SEND_ONLY)"),
-        (offer(purpose=SyncPurpose.VERIFY), "verify(ENFORCE_POPULAR)"),
+        (offer(purpose=SyncPurpose.VERIFY), "verify"),
         (offer(resume=Resume.HIGHEST), "sync_shared_state(ENFORCE_POPULAR, resume=highest)"),
     ],
 )
@@ -221,6 +221,26 @@ def test_without_a_majority_all_are_told_what_differs() -> None:
     assert isinstance(decision, Abort)
     assert (decision.cause, decision.difference) == (AbortCause.STATE_MISMATCH, DIFFERENCE)
     assert DIFFERENCE.text in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "remedy"),
+    [
+        ({"layout": b"m"}, "give all members the same tensors in the same order"),
+        ({"purpose": SyncPurpose.VERIFY}, "sync_shared_state makes them equal"),
+        ({"strategy": SEND_ONLY}, "let those that have other contents be RECEIVE_ONLY"),
+        ({"unchanged": True}, "sync_shared_state without expect_unchanged makes them equal"),
+    ],
+    ids=["layouts", "verify", "senders", "unchanged"],
+)
+def test_who_is_told_of_a_conflict_is_told_what_to_do(asked: dict[str, Any], remedy: str) -> None:
+    offers = [offer(b"x", **asked), offer(b"y", **asked | {"layout": b"layout"})]
+    made = SyncBallot(OPERATION, (A, B), A, 0, lambda: EXPECTED, elect)
+    assert made.request(A, offers[0], 0) is None
+    made.request(B, offers[1], 0)
+    decision = made.compared(B, DIFFERENCE, 0)
+    assert isinstance(decision, Abort)
+    assert decision.reason.endswith(f"those of peer 5; {DIFFERENCE.text}; {remedy}")
 
 
 def test_answers_that_do_not_come_are_not_waited_for_long() -> None:

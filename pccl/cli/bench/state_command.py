@@ -36,8 +36,11 @@ Examples:
   pccl bench state --json > figures.jsonl"""
 
 LEGEND = """\
+hashing: of_all_processors: the time of BLAKE3 with threads of its own by this one. wanted: what we
+demand of the number before it, here and below
 sync: from the call to the return of the last joiner; all contents differ. of_copy: the time of a
-plain copy by this one. cpu: user and system time, by the GiB that was delivered
+plain copy by this one. tx_mib: what each source and each joiner has sent. cpu: user and system
+time, by the GiB that was delivered
 memory: peak of resident memory beyond the state itself; anonymous: without what lies in files
 join: seconds by which all steps of a member together were longer while somebody joined; longest_s:
 of one step, usual_s: of a step while nobody joins"""
@@ -131,13 +134,13 @@ def state(
     )
     check_state(plan)
     end_on_signals()
-    conditions = state_conditions_of(plan)
-    if not as_json:
-        _print(*conditions.to_lines(), "")
     faults: list[str] = []
     with Crew() as crew:
         if {"uplinks", "join"} & set(parts):
             check_link(crew, uplink, "--uplink")
+        conditions = state_conditions_of(plan)
+        if not as_json:
+            _print(*conditions.to_lines(), "")
         for figures in measure(crew, plan):
             for figure in figures:
                 show(figure, conditions, as_json=as_json)
