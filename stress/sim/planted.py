@@ -302,11 +302,6 @@ def _weights_not_waited_for(stack: ExitStack) -> None:
     stack.enter_context(patch.object(Reduction, "lacks_weights", lacks))
 
 
-def _scale_ignored(stack: ExitStack) -> None:
-    """Partial sums are used again whatever weights they were made with."""
-    stack.enter_context(patch.object(Reduction, "exponent", property(lambda reduction: 0)))
-
-
 def _unverified_piece_accepted(stack: ExitStack) -> None:
     """A piece of shared state is taken for what it should be."""
 
@@ -438,7 +433,6 @@ PLANTED: dict[str, Callable[[ExitStack], None]] = {
     "unverified_piece_accepted": _unverified_piece_accepted,
     "weights_in_any_order": _weights_in_any_order,
     "weights_not_waited_for": _weights_not_waited_for,
-    "scale_ignored": _scale_ignored,
     "staging_skipped": _staging_skipped,
     "lineage_ignored": _lineage_ignored,
     "outdated_elected": _outdated_elected,

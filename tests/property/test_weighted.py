@@ -14,6 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pccl.collectives.layout import Segment
+from pccl.collectives.quantization import make_codec
+from pccl.collectives.reductions import Scratch
 from pccl.collectives.residual import Residual
 from pccl.collectives.weighting import scale, total_weight, weigh
 from pccl.error_feedback import ErrorFeedback
@@ -27,6 +30,8 @@ from pccl.protocol.types import (
     WireFormat,
 )
 from pccl.runtime import memory
+from pccl.runtime.coding import Coding
+from pccl.runtime.memory import Memory
 from pccl.stress.sim.fold import differences, fold, weighed
 from tests.property.test_collectives import ALGORITHMS, OPERATION, Ring, lend, random_values
 
@@ -327,3 +332,21 @@ def test_what_is_owed_does_not_depend_on_the_next_weight(
     assert off["with"] <= off["without"] / 3
     debts = sum(each.state_dict()["w"].astype(np.float64) for each in owed) / world_size
     assert np.abs(debts - lost["with"]).max() < (1e-4 if data_type is DataType.FLOAT else 0.2)
+
+
+def test_what_the_dtype_cannot_hold_is_owed_in_units_of_an_average_contribution() -> None:
+    """Weights 3 and 1: factors 3/4 and 1/4, so a contribution of average weight has 1/2."""
+    values = np.array([1.0078125, 3.0]).astype(ml_dtypes.bfloat16)  # 3/4 of the first is none
+    owed = ErrorFeedback()
+    residual = owed.begin("w", 2, DataType.BFLOAT16)
+    plain, wide = (
+        make_codec(Quantization(WireFormat.INT8, 8), data_type, Scratch())
+        for data_type in (DataType.BFLOAT16, DataType.FLOAT)
+    )
+    result = Memory([np.empty_like(values)])
+    coding = Coding(plain, wide, result, residual, OPERATION, 0, 2, stochastic=False)
+    coding.weigh(weigh((3.0, 1.0), 0))
+    own = coding.own(Segment(0, 0, 4, 4), values).astype(np.float64)
+    lost = 0.75 * values.astype(np.float64) - own
+    assert lost[0] != 0
+    assert residual.staged.tolist() == (lost / 0.5).tolist()
