@@ -83,6 +83,7 @@ class Communicator(CommunicatorBase):
         recv: object | None = None,
         *,
         op: ReduceOp = ReduceOp.SUM,
+        weight: float | None = None,
         tag: int = 0,
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
@@ -103,6 +104,7 @@ class Communicator(CommunicatorBase):
             timeout_s,
             algorithm,
             observable,
+            weight,
         )
         return info_of(await self._run(call))
 
@@ -112,6 +114,7 @@ class Communicator(CommunicatorBase):
         recv: object | None = None,
         *,
         op: ReduceOp = ReduceOp.SUM,
+        weight: float | None = None,
         tag: int = 0,
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
@@ -134,6 +137,7 @@ class Communicator(CommunicatorBase):
             timeout_s,
             algorithm,
             observable,
+            weight,
         )
         return AsyncReduceHandle(self._session, await self._run(call))
 
@@ -143,6 +147,7 @@ class Communicator(CommunicatorBase):
         recv: Iterable[object] | None = None,
         *,
         op: ReduceOp = ReduceOp.SUM,
+        weight: float | None = None,
         tag: int = 0,
         quantization_options: QuantizationOptions | None = None,
         algorithm: Algorithm | str = "auto",
@@ -151,9 +156,8 @@ class Communicator(CommunicatorBase):
         timeout_s: float | None = None,
     ) -> ReduceInfo:
         """Reduce several as one; see :meth:`pccl.Communicator.all_reduce_many`."""
-        call = self._session.all_reduce_many(
-            tensors, recv, op, tag, quantization_options, algorithm, retry, timeout_s, observable
-        )
+        what = (tensors, recv, op, tag, quantization_options, algorithm)
+        call = self._session.all_reduce_many(*what, retry, timeout_s, observable, weight)
         return info_of(await self._run(call))
 
     async def all_reduce_multiple_with_retry(

@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
-from pccl.checks import TAG_MAX, check_flag, check_member, check_range, check_text, check_type
+from pccl.checks import (
+    TAG_MAX,
+    check_flag,
+    check_member,
+    check_range,
+    check_text,
+    check_type,
+    check_weight,
+)
 from pccl.descriptors import (
     QuantizationOptions,
     ReduceOpDescriptor,
@@ -56,6 +64,7 @@ def reduce_request(
     quantization_options: QuantizationOptions | None,
     algorithm: Algorithm | str = Algorithm.AUTO,
     observable: object = False,
+    weight: object = None,
 ) -> ReduceRequest:
     """Check what ``all_reduce`` is given.
 
@@ -67,7 +76,7 @@ def reduce_request(
     operand = borrow(send, recv)
     if operand_descriptor is not None:
         check_operand_descriptor(operand_descriptor, operand.data_type)
-    request = _request(operand, op, tag, quantization_options, check_algorithm(algorithm))
+    request = _request(operand, op, tag, quantization_options, check_algorithm(algorithm), weight)
     return replace(request, observable=check_flag("observable", observable))
 
 
@@ -79,6 +88,7 @@ def list_request(
     quantization_options: QuantizationOptions | None,
     algorithm: Algorithm | str,
     observable: object = False,
+    weight: object = None,
 ) -> ReduceRequest:
     """Check what ``all_reduce_many`` is given.
 
@@ -88,7 +98,7 @@ def list_request(
     op = check_member("op", op, ReduceOp)
     tag = check_range("tag", tag, 0, TAG_MAX)
     operand = borrow_many(tensors, recv)
-    request = _request(operand, op, tag, quantization_options, check_algorithm(algorithm))
+    request = _request(operand, op, tag, quantization_options, check_algorithm(algorithm), weight)
     return replace(request, observable=check_flag("observable", observable))
 
 
@@ -191,7 +201,8 @@ def _described_request(given: ReduceOpDescriptor) -> ReduceRequest:
         check_type("operand_descriptor", held, ReduceOperandDescriptor)
         data_type = check_member("datatype", held.datatype, DataType)
         operand = borrow_pointers(given.sendbuf_ptr, given.recvbuf_ptr, count, data_type)
-    return _request(operand, op, tag, what.quantization_options, Algorithm.AUTO)
+    options = what.quantization_options
+    return _request(operand, op, tag, options, Algorithm.AUTO, what.weight)
 
 
 def _request(
@@ -200,14 +211,33 @@ def _request(
     tag: int,
     options: QuantizationOptions | None,
     algorithm: Algorithm,
+    weight: object,
 ) -> ReduceRequest:
     descriptor = _by(algorithm, _descriptor(operand, op, options))
+    own = 0.0
+    if weight is not None:
+        own = check_weight(weight)
+        descriptor = _weighted(descriptor)
     if options is None or options.error_feedback is None or not descriptor.quantization.active:
-        return ReduceRequest(operand, descriptor, tag)
+        return ReduceRequest(operand, descriptor, tag, weight=own)
     assert options.name is not None
     what = (options.name, descriptor.count, descriptor.dtype)
     options.error_feedback.check(*what)
-    return ReduceRequest(operand, descriptor, tag, partial(options.error_feedback.begin, *what))
+    begin = partial(options.error_feedback.begin, *what)
+    return ReduceRequest(operand, descriptor, tag, begin, weight=own)
+
+
+def _weighted(descriptor: Descriptor) -> Descriptor:
+    if descriptor.op is not ReduceOp.AVG:
+        raise ValueError(
+            f"weight is for op=ReduceOp.AVG, not for {descriptor.op.name}; leave it out"
+        )
+    if descriptor.dtype not in _FLOATS:
+        raise ValueError(
+            f"{descriptor.dtype.label} can't be averaged by weight: only floats can; leave weight "
+            "out, or reduce a float tensor"
+        )
+    return replace(descriptor, weighted=True)
 
 
 def _descriptor(operand: Operand, op: ReduceOp, options: QuantizationOptions | None) -> Descriptor:

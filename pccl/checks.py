@@ -13,6 +13,7 @@ from typing import SupportsIndex, TypeVar, cast
 
 from pccl.protocol import limits
 from pccl.protocol.limits import PEERS_MAX, SECONDS_MAX, Timing
+from pccl.protocol.types import WEIGHT_MAX
 
 _E = TypeVar("_E", bound=enum.IntEnum)
 _T = TypeVar("_T")
@@ -66,6 +67,24 @@ def check_timeout(timeout_s: object) -> float | None:
             "None waits without a limit"
         )
     return seconds
+
+
+def check_weight(weight: object) -> float:
+    """Check the weight of a contribution and return it.
+
+    Raises:
+        TypeError: not a number.
+        ValueError: negative, not finite, or absurd.
+    """
+    if isinstance(weight, bool) or not isinstance(weight, numbers.Real):
+        raise TypeError(f"weight must be a number or None, not {weight!r}")
+    try:
+        number = float(weight)
+    except OverflowError:
+        number = math.inf
+    if math.isnan(number) or not 0 <= number <= WEIGHT_MAX:
+        raise ValueError(f"weight must be from 0 to {WEIGHT_MAX:g}, not {weight}")
+    return number
 
 
 def check_timing(timing: object) -> Timing:

@@ -143,6 +143,7 @@ class Communicator(CommunicatorBase):
         recv: object | None = None,
         *,
         op: ReduceOp = ReduceOp.SUM,
+        weight: float | None = None,
         tag: int = 0,
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
@@ -161,6 +162,10 @@ class Communicator(CommunicatorBase):
             recv: where the result goes: same dtype and number of elements, not overlapping; None
                 (or ``send``): in place.
             op: SUM and PROD (integers wrap), AVG (integers are truncated toward zero), MIN, MAX.
+            weight: with AVG of floats: how much ``send`` counts, 0 or more. The result is the sum
+                of weights times values over the sum of the weights; zeros if that is 0. With
+                weight 0 values don't count, whatever they are. None: all count the same. Either
+                all members give a weight, each its own, or none does.
             tag: collectives with different tags may be in flight at the same time, from several
                 threads; the members pair them by tag.
             operand_descriptor: must say the tensor's own dtype; None: nothing to say.
@@ -175,12 +180,13 @@ class Communicator(CommunicatorBase):
             timeout_s: budget of all attempts together.
 
         Returns:
-            Bytes moved, whose values are in the result, and the algorithm.
+            Bytes moved, whose values are in the result, their weights, and the algorithm.
 
         Raises:
             CollectiveAborted: a member was lost, or withdrew. ``send`` is bit for bit what it
                 was; re-read the world size and call again.
-            DescriptorMismatch: the members asked for different dtypes, ops, counts or algorithms.
+            DescriptorMismatch: the members asked for different dtypes, ops, counts or algorithms,
+                or only some gave a weight.
             TooFewPeers: alone in the group. Wait for others with ``update_topology``.
             DeadlineExceeded, OutcomeUnknown: the budget ran out; ``send`` is what it was.
             PCCLError: the tag is in use by a collective that is still open (INVALID_ARGUMENT).
@@ -197,6 +203,7 @@ class Communicator(CommunicatorBase):
             timeout_s,
             algorithm,
             observable,
+            weight,
         )
         return info_of(self._run(call))
 
@@ -206,6 +213,7 @@ class Communicator(CommunicatorBase):
         recv: object | None = None,
         *,
         op: ReduceOp = ReduceOp.SUM,
+        weight: float | None = None,
         tag: int = 0,
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
@@ -222,6 +230,7 @@ class Communicator(CommunicatorBase):
             send: as of ``all_reduce``.
             recv: as of ``all_reduce``.
             op: as of ``all_reduce``.
+            weight: as of ``all_reduce``.
             tag: as of ``all_reduce``.
             operand_descriptor: as of ``all_reduce``.
             quantization_options: as of ``all_reduce``.
@@ -245,6 +254,7 @@ class Communicator(CommunicatorBase):
             timeout_s,
             algorithm,
             observable,
+            weight,
         )
         return AsyncReduceHandle(self._session, self._run(call))
 
@@ -254,6 +264,7 @@ class Communicator(CommunicatorBase):
         recv: Iterable[object] | None = None,
         *,
         op: ReduceOp = ReduceOp.SUM,
+        weight: float | None = None,
         tag: int = 0,
         quantization_options: QuantizationOptions | None = None,
         algorithm: Algorithm | str = "auto",
@@ -273,6 +284,7 @@ class Communicator(CommunicatorBase):
             recv: for each tensor where its result goes, as of ``all_reduce``; None (or
                 ``tensors``): in place. Either all are in place or none.
             op: as of ``all_reduce``.
+            weight: as of ``all_reduce``.
             tag: as of ``all_reduce``, which shares the tags: it may even be the other members'.
             quantization_options: as of ``all_reduce``; blocks and the residual of an
                 ``error_feedback`` are those of the concatenation.
@@ -289,9 +301,8 @@ class Communicator(CommunicatorBase):
                 overlap, or there is nothing to reduce.
             PCCLError, TypeError: as of ``all_reduce``.
         """
-        call = self._session.all_reduce_many(
-            tensors, recv, op, tag, quantization_options, algorithm, retry, timeout_s, observable
-        )
+        what = (tensors, recv, op, tag, quantization_options, algorithm)
+        call = self._session.all_reduce_many(*what, retry, timeout_s, observable, weight)
         return info_of(self._run(call))
 
     def all_reduce_multiple_with_retry(

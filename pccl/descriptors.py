@@ -93,6 +93,7 @@ class ReduceDescriptor:
         tag: pairs the tensors of the members; each reduce has one of its own.
         operand_descriptor: what the tensors hold; None: what they say themselves.
         quantization_options: None: no quantization.
+        weight: how much the own tensor counts in an AVG; None: all count the same.
     """
 
     count: int
@@ -100,6 +101,7 @@ class ReduceDescriptor:
     tag: int
     operand_descriptor: ReduceOperandDescriptor | None
     quantization_options: QuantizationOptions | None
+    weight: float | None = field(default=None, kw_only=True)
 
 
 class ReduceOpDescriptor:

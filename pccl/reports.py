@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pccl.collectives.weighting import total_weight
 from pccl.protocol.peer_events import JoinCall, PeerEvent, ReduceCall, RoundCall, SyncCall
 from pccl.protocol.peer_operations import OpenOperation
 from pccl.protocol.types import NS_PER_S, Roster
@@ -32,6 +33,7 @@ class ReduceInfo:
         compression: how many times as many bytes this peer would have sent without quantization.
         quantization_error: relative L2 error of all that this peer has rounded; of several tensors
             the largest.
+        weights: of a weighted average those of the contributors, in their order; otherwise empty.
     """
 
     local_world_size: int
@@ -43,6 +45,12 @@ class ReduceInfo:
     algorithm: str = ""
     compression: float = 1.0
     quantization_error: float = 0.0
+    weights: tuple[float, ...] = ()
+
+    @property
+    def total_weight(self) -> float | None:
+        """The sum of ``weights``; None if it is no weighted average."""
+        return total_weight(self.weights)
 
 
 NO_INFO = ReduceInfo(0, 0, 0)
@@ -293,6 +301,7 @@ def info_of(report: ReduceReport) -> ReduceInfo:
         algorithm=report.algorithm.label,
         compression=report.raw_tx_bytes / report.tx_bytes if report.tx_bytes else 1.0,
         quantization_error=report.quantization_error,
+        weights=report.weights,
     )
 
 

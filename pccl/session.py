@@ -193,12 +193,12 @@ class Session:
         timeout_s: float | None,
         algorithm: Algorithm | str = Algorithm.AUTO,
         observable: bool = False,
+        weight: float | None = None,
     ) -> Call[ReduceReport]:
         """Prepare ``all_reduce``."""
         limit_s, again = check_timeout(timeout_s), check_flag("retry", retry)
-        request = reduce_request(
-            send, recv, op, tag, operand_descriptor, quantization_options, algorithm, observable
-        )
+        what = (send, recv, op, tag, operand_descriptor, quantization_options)
+        request = reduce_request(*what, algorithm, observable, weight)
         return self._collective(
             "all_reduce",
             lambda: self.engine.reduce(request, retry=again, timeout_s=limit_s),
@@ -216,10 +216,12 @@ class Session:
         retry: bool,
         timeout_s: float | None,
         observable: bool = False,
+        weight: float | None = None,
     ) -> Call[ReduceReport]:
         """Prepare ``all_reduce_many``."""
         limit_s, again = check_timeout(timeout_s), check_flag("retry", retry)
-        request = list_request(tensors, recv, op, tag, quantization_options, algorithm, observable)
+        what = (tensors, recv, op, tag, quantization_options)
+        request = list_request(*what, algorithm, observable, weight)
         return self._collective(
             "all_reduce_many",
             lambda: self.engine.reduce(request, retry=again, timeout_s=limit_s),
@@ -237,12 +239,12 @@ class Session:
         timeout_s: float | None,
         algorithm: Algorithm | str = Algorithm.AUTO,
         observable: bool = False,
+        weight: float | None = None,
     ) -> Call[int]:
         """Prepare the launch of ``all_reduce_async``, which returns a ticket."""
         limit_s = check_timeout(timeout_s)
-        request = reduce_request(
-            send, recv, op, tag, operand_descriptor, quantization_options, algorithm, observable
-        )
+        what = (send, recv, op, tag, operand_descriptor, quantization_options)
+        request = reduce_request(*what, algorithm, observable, weight)
 
         async def work() -> int:
             return self.engine.launch(request, timeout_s=limit_s)

@@ -6,6 +6,8 @@
   warning.
 * Halves (float16, bfloat16) are combined in float32 and rounded once per hop; the owner of an
   average rounds only after the division.
+* Of a weighted average (:mod:`~pccl.collectives.weighting`) each contribution is multiplied by its
+  factor, and rounded, before it is combined or sent.
 
 One owner computes each value, so all peers hold the same bits whatever its machine makes of the
 payload of a NaN or of the sign of the smaller of two zeros.
@@ -18,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pccl.collectives.weighting import Weighting, scale
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import ReduceOp
 
@@ -55,15 +58,59 @@ class Reduction:
         op: what becomes of the contributions.
         world_size: how many contributions there are.
         scratch: working memory; may be shared by all reductions of a thread.
+        weighted: whether it is a weighted average: nothing can be combined before ``weigh``.
     """
 
     def __init__(
-        self, data_type: DataType, op: ReduceOp, world_size: int, scratch: Scratch
+        self,
+        data_type: DataType,
+        op: ReduceOp,
+        world_size: int,
+        scratch: Scratch,
+        *,
+        weighted: bool = False,
     ) -> None:
         self._operation = _OPERATIONS[op]
         self._data_type = data_type
-        self._divisor = world_size if op is ReduceOp.AVG else None
+        self._divisor: float | None = world_size if op is ReduceOp.AVG else None
         self._scratch = scratch
+        self._lacks_weights = weighted
+        self._factor = 1.0
+        self._exponent = 0
+        self._scaled = Scratch()
+
+    @property
+    def lacks_weights(self) -> bool:
+        """Whether the weights are still to come."""
+        return self._lacks_weights
+
+    @property
+    def exponent(self) -> int:
+        """Partial results are smaller than sums of weighted values by this power of two."""
+        return self._exponent
+
+    def weigh(self, weighting: Weighting) -> None:
+        """The weights are known."""
+        self._lacks_weights = False
+        self._factor, self._divisor = weighting.factor, weighting.divisor
+        self._exponent = weighting.exponent
+
+    @property
+    def scales(self) -> bool:
+        """Whether the own contribution counts other than as it is."""
+        return self._factor != 1.0
+
+    def contribution(self, own: Array) -> Array:
+        """What the own values contribute, to be combined; good until the next call."""
+        scaled = self._scaled.array(len(own), own.dtype)
+        scale(own, self._factor, scaled)
+        return scaled
+
+    def sendable(self, own: Array) -> Array:
+        """The same, to be sent: in memory of its own."""
+        scaled = np.empty_like(own)
+        scale(own, self._factor, scaled)
+        return scaled
 
     @property
     def divides(self) -> bool:
@@ -100,9 +147,9 @@ class Reduction:
         else:
             self._operation(left, right, out=out)
 
-    def _divide(self, values: Array, divisor: int) -> None:
+    def _divide(self, values: Array, divisor: float) -> None:
         if np.issubdtype(values.dtype, np.integer):
-            _divide_integers(values, divisor, self._scratch)
+            _divide_integers(values, int(divisor), self._scratch)
         else:
             np.divide(values, values.dtype.type(divisor), out=values)
 

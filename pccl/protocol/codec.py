@@ -26,7 +26,7 @@ from pccl.protocol.limits import (
 )
 from pccl.protocol.messages import Message
 from pccl.protocol.status_report import StatusReport
-from pccl.protocol.types import Below
+from pccl.protocol.types import Below, UpTo
 
 _LENGTH = struct.Struct("<I")
 _U64 = Below(1 << 64)
@@ -179,7 +179,7 @@ def _encoder_of(hint: Any) -> _Encoder | None:
         return _cut
     if isinstance(hint, type) and is_dataclass(hint):
         return _dataclass_encoder(hint)
-    return None  # integers, enums among them, booleans and bytes
+    return None  # numbers, enums among them, booleans and bytes
 
 
 def _tuple_encoder(encode_item: _Encoder | None) -> _Encoder | None:
@@ -223,6 +223,9 @@ def _decoder_of(hint: Any) -> _Decoder:
     origin = typing.get_origin(hint)
     if origin is typing.Annotated:
         base, annotation = typing.get_args(hint)
+        if base is float:
+            assert isinstance(annotation, UpTo)
+            return _float_decoder(annotation)
         assert base is int
         assert isinstance(annotation, Below)
         return _integer_decoder(annotation)
@@ -251,6 +254,15 @@ def _integer_decoder(limit: Below) -> _Decoder:
         return value
 
     return decode_integer
+
+
+def _float_decoder(limit: UpTo) -> _Decoder:
+    def decode_float(value: Any) -> float:
+        if type(value) is not float or not 0 <= value <= limit.largest:
+            raise _Invalid(f"{_named(value)} is not a float from 0 to {limit.largest:g}")
+        return value
+
+    return decode_float
 
 
 def _exact_decoder(kind: type[Any]) -> _Decoder:

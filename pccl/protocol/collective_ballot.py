@@ -38,6 +38,8 @@ class CollectiveBallot(Ballot):
         self.repair: RingRepair | None = None
         """Since a member was lost while data moved."""
         self._descriptors: dict[PeerId, Descriptor] = {}
+        self._weights: dict[PeerId, float] = {}
+        """Of a weighted average; also of members that were lost since."""
         self._resumes: set[OperationId | None] = set()
         """The earlier attempts that they resume; None: somebody resumes none."""
         self._eager: dict[PeerId, None] = {}
@@ -61,6 +63,15 @@ class CollectiveBallot(Ballot):
         """
         return len(self._resumes) == 1 and None not in self._resumes and self.is_repairable
 
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Of a weighted average those of all members, in ring order.
+
+        Some may be unknown if a master before this one has started it; then all members have been
+        told of all.
+        """
+        return tuple(self._weights[peer] for peer in self.members if peer in self._weights)
+
     def request(
         self,
         peer: PeerId,
@@ -69,6 +80,7 @@ class CollectiveBallot(Ballot):
         resumes: OperationId | None = None,
         *,
         eager: bool = False,
+        weight: float = 0.0,
     ) -> Decision | None:
         """A member asks for the operation. A second request of the same member changes nothing.
 
@@ -78,10 +90,13 @@ class CollectiveBallot(Ballot):
             now_ns: the present.
             resumes: the earlier attempt of which it has something left.
             eager: whether its data goes ahead.
+            weight: of its contribution to a weighted average.
         """
         if self.phase.ended or peer in self._descriptors:
             return None
         self._descriptors[peer] = descriptor
+        if descriptor.weighted:
+            self._weights[peer] = weight
         if eager:
             self._eager[peer] = None
         self.progress_ns = now_ns
@@ -127,6 +142,10 @@ class CollectiveBallot(Ballot):
         asked = next(iter(self._descriptors.values()), None)
         return f"tag {self.operation.tag}" + (f" ({asked})" if asked else "")
 
+    def started(self) -> OperationStarted:
+        """What a member is told of the start that has missed it."""
+        return OperationStarted(self.operation, self.resumed, self.weights)
+
     def wait_for_start(self) -> list[PeerId]:
         """The members that do nothing before they are told of the start."""
         return [peer for peer in self._present if peer not in self._eager]
@@ -171,7 +190,7 @@ class CollectiveBallot(Ballot):
     def owed_to(self, peer: PeerId) -> Iterator[MasterMessage]:
         """What a member may have missed while its connection was lost."""
         if peer in self._present and self.phase is Phase.STARTED:
-            yield OperationStarted(self.operation, self.resumed)
+            yield self.started()
             if self.repair is not None:
                 yield from self.repair.owed_to(peer)
 
@@ -248,7 +267,7 @@ class CollectiveBallot(Ballot):
     def _start(self, *, resumed: bool) -> Start:
         self.phase = Phase.STARTED
         self._untold = bool(self._eager)
-        return Start(resumed)
+        return Start(resumed, self.weights)
 
     def _is_ahead(self, peer: PeerId) -> bool:
         """Whether a member may be done of which others are not known to have asked."""

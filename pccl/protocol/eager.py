@@ -4,6 +4,9 @@ What arrives at a member that has not asked yet waits in its early store, which 
 link. So a member keeps account of what it has sent ahead. No link carries more of an operation
 than the tensor once before everybody has asked: everything after that needs all contributions.
 
+A weighted average does not go ahead: what is made of a contribution depends on all weights, which
+the start tells.
+
 It goes ahead only in a view in which all members have asked for something before: whoever has not
 heard of a view yet would drain what comes of it.
 
@@ -82,7 +85,9 @@ class EagerBudget:
         a barrier or an all-reduce of nothing that is not so.
         """
         nbytes = what.count * what.dtype.itemsize
-        if what.collective is not Collective.ALL_REDUCE or operation.view not in self._entered:
+        if what.collective is not Collective.ALL_REDUCE or what.weighted:
+            return False
+        if operation.view not in self._entered:
             return False
         if not 0 < nbytes <= self._tensor_bytes_max:
             return False

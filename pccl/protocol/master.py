@@ -185,7 +185,8 @@ class MasterMachine(RoundMaster):
             if not message.eager:
                 self._repeat_start(peer, ballot)
             asked = (peer.id, message.descriptor, self._now_ns, message.resumes)
-            self._decide(ballot, ballot.request(*asked, eager=message.eager))
+            weight = message.weight
+            self._decide(ballot, ballot.request(*asked, eager=message.eager, weight=weight))
 
     def _on_sync_request(self, peer: RegisteredPeer, operation: OperationId, offer: Offer) -> None:
         if operation.tag != SYNC_TAG:
@@ -290,7 +291,8 @@ class MasterMachine(RoundMaster):
             return
         concerned = [self.membership.peers[peer] for peer in ballot.survivors]
         if isinstance(decision, Start):
-            started = msg.OperationStarted(ballot.operation, decision.resumed)
+            how = (decision.resumed, decision.weights)
+            started = msg.OperationStarted(ballot.operation, *how)
             for waiting in ballot.wait_for_start():
                 self._send(self.membership.peers[waiting], started)
             return
@@ -328,7 +330,7 @@ class MasterMachine(RoundMaster):
 
     def _repeat_start(self, peer: RegisteredPeer, ballot: CollectiveBallot) -> None:
         if ballot.phase is Phase.STARTED:
-            self._send(peer, msg.OperationStarted(ballot.operation, ballot.resumed))
+            self._send(peer, ballot.started())
 
     def _acknowledges(self, peer: RegisteredPeer) -> bool:
         owed = self._outcomes.count_owed_to(peer.id) + self._answers.count_owed_to(peer.id)

@@ -25,6 +25,7 @@ from pccl.protocol.types import (
     Roster,
     RoundId,
     RoundKind,
+    Weight,
 )
 
 U16 = Annotated[int, Below(1 << 16)]
@@ -183,6 +184,8 @@ class OperationRequest:
     """An earlier attempt of the same call, with the same input, of which partial sums are left."""
     eager: bool = False
     """Whether its data goes ahead; otherwise the peer waits for the start."""
+    weight: Weight = 0.0
+    """Of its contribution to a weighted average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +368,8 @@ class OperationStarted:
     operation: OperationId
     resumed: bool = False
     """Whether all resume the same attempt: what is left of it counts."""
+    weights: tuple[Weight, ...] = ()
+    """Of a weighted average those of all members, in ring order."""
 
 
 @dataclass(frozen=True, slots=True)

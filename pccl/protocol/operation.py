@@ -59,6 +59,8 @@ class Start:
 
     resumed: bool = False
     """Whether all resume the same earlier attempt."""
+    weights: tuple[float, ...] = ()
+    """Of a weighted average those of all members, in ring order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,7 +243,7 @@ class PeerMachine(RoundCaller):
         operation = self._next_operation(roster, event.tag)
         what, call = event.descriptor.settled(roster.algorithms), event.call
         opened = OpenOperation(operation, what, roster.ring, call, event.detached)
-        opened.resumes = event.resumes
+        opened.resumes, opened.weight = event.resumes, event.weight
         self._open(opened)
 
     def _next_operation(self, roster: Roster, tag: int) -> OperationId:
@@ -357,8 +357,8 @@ class PeerMachine(RoundCaller):
                 self._on_roster(roster)
             case msg.RoundClosed():
                 self._on_round_closed(message)
-            case msg.OperationStarted(operation, resumed):
-                self._on_started(operation, resumed=resumed)
+            case msg.OperationStarted():
+                self._on_started(message)
             case msg.SyncStarted(operation, elected):
                 self._on_sync_started(operation, elected)
             case msg.CompareStates(operation, reference):
@@ -437,17 +437,22 @@ class PeerMachine(RoundCaller):
 
     # -- operations ----------------------------------------------------------------------------
 
-    def _on_started(self, operation_id: OperationId, *, resumed: bool) -> None:
-        operation = self._operations.get(operation_id)
-        if operation is not None and operation.phase is Phase.REQUESTED:
-            self._start(operation, resumed=resumed)
+    def _on_started(self, message: msg.OperationStarted) -> None:
+        operation = self._operations.get(message.operation)
+        if operation is None or operation.phase is not Phase.REQUESTED:
+            return
+        if len(message.weights) != (len(operation.ring) if operation.descriptor.weighted else 0):
+            raise errors.RemoteProtocolError(func="control", reason="a start with wrong weights")
+        operation.weights = message.weights
+        self._start(operation, resumed=message.resumed)
 
     def _start(self, operation: OpenOperation, *, resumed: bool) -> None:
         """All members have asked for the same."""
         self._operations.enter(operation, Phase.STARTED)
         self._eager.all_asked(operation.id)
         if operation.call is not None:
-            self._effects.append(ev.Begin(operation.id, resumed))
+            weights = operation.weights
+            self._effects.append(ev.Begin(operation.id, resumed, weights=weights))
 
     def _on_sync_started(self, operation_id: OperationId, elected: Elected) -> None:
         """What is elected; told again after a reconnect, and when it has changed."""
@@ -540,7 +545,8 @@ class PeerMachine(RoundCaller):
             self._effects.append(ev.Return(operation.call, result))
         elif committed:
             how, attempts = operation.descriptor.carrier, operation.attempt + 1
-            reduced = ev.ReduceResult(ended, message.contributors, attempts, how)
+            whose = (ended, message.contributors)
+            reduced = ev.ReduceResult(*whose, attempts, how, operation.weights)
             self._effects.append(ev.Return(operation.call, reduced))
         else:
             self._raise(operation.call, words.aborted(message, operation.attempt))

@@ -62,6 +62,8 @@ class ReduceCall:
     """An earlier attempt of the same call, of which partial sums are left."""
     repeats: bool = False
     """Whether it is another attempt of the same call."""
+    weight: float = 0.0
+    """Of the own contribution to a weighted average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +317,8 @@ class Begin:
     """Whether what is left of the attempt before counts, here and at all others."""
     ahead: bool = False
     """It is small: move the data although others may not have posted."""
+    weights: tuple[float, ...] = ()
+    """Of a weighted average those of all members, in ring order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +391,8 @@ class ReduceResult:
     contributors: tuple[PeerId, ...]
     attempts: int = 1
     algorithm: Algorithm = Algorithm.RING
+    weights: tuple[float, ...] = ()
+    """Of a weighted average those of the contributors."""
 
 
 @dataclass(frozen=True, slots=True)

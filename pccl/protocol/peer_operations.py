@@ -51,6 +51,10 @@ class OpenOperation:
     """An earlier attempt of the same call, of which partial sums are left."""
     eager: bool = False
     """Whether its data moves since it was posted."""
+    weight: float = 0.0
+    """Of the own contribution to a weighted average."""
+    weights: tuple[float, ...] = ()
+    """Of all contributions to it, in ring order, once it has started."""
     offer: Offer | None = None
     """Of a synchronization: what this peer has."""
     elected: Elected | None = None
@@ -60,14 +64,15 @@ class OpenOperation:
         """What the master is asked."""
         if self.offer is not None:
             return msg.SyncRequest(self.id, self.offer)
-        return msg.OperationRequest(self.id, self.descriptor, self.resumes, self.eager)
+        asked = (self.id, self.descriptor, self.resumes, self.eager)
+        return msg.OperationRequest(*asked, self.weight)
 
     def next_attempt(self, n: int) -> OpenOperation:
         """The same once more, under the number ``n``."""
         again, attempt = replace(self.id, n=n), self.attempt + 1
         return OpenOperation(
             again, self.descriptor, self.ring, self.call, self.detached, self.forgotten,
-            attempt=attempt,
+            attempt=attempt, weight=self.weight,
         )  # fmt: skip
 
     @property

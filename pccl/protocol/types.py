@@ -26,6 +26,20 @@ class Below:
     bound: int
 
 
+@dataclass(frozen=True, slots=True)
+class UpTo:
+    """Annotation of a float field: valid values are ``0 <= value <= largest``."""
+
+    largest: float
+
+
+WEIGHT_MAX = 1e300
+"""The sum of as many as there can be members is finite."""
+
+Weight = Annotated[float, UpTo(WEIGHT_MAX)]
+"""How much one contribution to a weighted average counts."""
+
+
 class ReduceOp(enum.IntEnum):
     """How the contributions of all members become one value."""
 
@@ -324,6 +338,8 @@ class Descriptor:
     """Of an all-reduce; what that is for AUTO is settled before anybody is asked."""
     forced: bool = False
     """Whether the caller has named the algorithm."""
+    weighted: bool = False
+    """Whether each member gives a weight, which is no part of this."""
 
     @staticmethod
     def broadcast(dtype: DataType, count: int, root: int) -> Descriptor:
@@ -375,6 +391,7 @@ class Descriptor:
     def __str__(self) -> str:
         what = f"{self.count} x {self.dtype.label}"
         how = f" by {self.algorithm.label}" if self.forced else ""
+        op = f"weighted {self.op.name}" if self.weighted else self.op.name
         match self.collective:
             case Collective.BARRIER:
                 return "a barrier"
@@ -383,9 +400,9 @@ class Descriptor:
             case Collective.BROADCAST:
                 return f"broadcast of {what} from rank {self.root}"
             case Collective.ALL_REDUCE if self.quantization.active:
-                return f"{self.op.name} of {what}{how}, quantized as {self.quantization}"
+                return f"{op} of {what}{how}, quantized as {self.quantization}"
             case _:
-                return f"{self.op.name} of {what}{how}"
+                return f"{op} of {what}{how}"
 
 
 @dataclass(frozen=True, slots=True)

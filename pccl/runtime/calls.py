@@ -94,6 +94,7 @@ class Call:
             result.algorithm,
             self.raw_tx_bytes,
             self.quantization_error,
+            result.weights,
         )
 
 

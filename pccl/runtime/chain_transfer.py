@@ -8,7 +8,8 @@ ones would have sent on: final values only, under the steps and numbers that the
 
 Another attempt: partial sums that an aborted attempt of the same call has left count as received if
 everybody resumes that attempt. Which of them the neighbour lacks he is asked before any is sent, so
-no segment comes before he has begun; one that does shows that nothing is resumed.
+no segment comes before he has begun; one that does shows that nothing is resumed. Those of a
+weighted average can be used only if all weights are still divided by the same power of two.
 """
 
 from __future__ import annotations
@@ -92,11 +93,14 @@ class ChainTransfer(Transfer):
 
     # -- sending -------------------------------------------------------------------------------
 
-    def begin(self, *, resumed: bool = False) -> None:
+    def begin(self, *, resumed: bool = False, weights: tuple[float, ...] = ()) -> None:
         """See ``Transfer``."""
         self.begun = True
+        self._weigh(weights, self.schedule.rank)
         carry, self._carry = self._carry, None
-        seeds = carry.seeds(self._ring) if carry is not None and resumed else None
+        seeds = None
+        if carry is not None and resumed and carry.exponent == self._reduction.exponent:
+            seeds = carry.seeds(self._ring)
         if carry is not None and seeds is not None:
             self._resume(carry, seeds)
         elif carry is not None:
@@ -114,6 +118,7 @@ class ChainTransfer(Transfer):
         for step, segment in self._held:
             self._offer(step, segment)
         self._held.clear()
+        self._take_unweighed()
         self._report_if_done()
 
     def _offer(self, step: int, segment: Segment) -> None:
@@ -124,8 +129,9 @@ class ChainTransfer(Transfer):
     def _payload(self, step: int, segment: Segment) -> Payload:
         if self._coding is not None and step < self.schedule.world_size - 1:
             return partial(self._encoded, self._coding, step, segment)
-        memory = self.result if step else self._contribution(segment)
-        return memory.payload(*wire_span(segment))
+        if not step:
+            return self._plain_payload(segment)
+        return self.result.payload(*wire_span(segment))
 
     def _encoded(self, coding: Coding, step: int, segment: Segment) -> memoryview:
         """What a contribution or a partial result is on the wire."""
@@ -183,8 +189,11 @@ class ChainTransfer(Transfer):
             assert buffer is not None
             self.result.write(segment.offset, self._coding.decode(segment, buffer))
             own = self._coding.own(segment, saved.elements(*span(segment)))
-        elif buffer is not None:
-            arrived = np.frombuffer(buffer, self._dtype)
+        else:
+            if buffer is not None:
+                arrived = np.frombuffer(buffer, self._dtype)
+            if self._reduction.scales:
+                own = self._reduction.contribution(saved.elements(*span(segment)))
         self._combine(segment, arrived, own, finish=finish)
         if buffer is not None:
             self._buffers.give(buffer)
@@ -243,6 +252,8 @@ class ChainTransfer(Transfer):
             return self._carry
         if self._coding is not None or not isinstance(schedule, RingSchedule):
             return None
+        if self._reduction.lacks_weights:  # not everybody knows the scale of what is left of it
+            return None
         inlet = self._inlet
         partial = bytearray(schedule.layout.segment_count)
         for index, (step, segment) in enumerate(schedule.incoming):
@@ -251,7 +262,8 @@ class ChainTransfer(Transfer):
                 partial[segment.position] = not arrival.finish and index in inlet.received
             elif index in inlet.received or index in inlet.claims:
                 partial[segment.position] = 0
-        return Carry(self.operation, self._ring, schedule, self._operand, self._saved, partial)
+        left = (self._operand, self._saved, partial, self._reduction.exponent)
+        return Carry(self.operation, self._ring, schedule, *left)
 
     def _restore(self) -> None:
         if self._carry is not None:

@@ -7,6 +7,9 @@ stay where the result will be until it has to be there: whoever lacks them can b
 With error feedback what a peer's own roundings have cost is kept for the next reduce of the same
 tensor: 1-bit SGD (Seide et al., Interspeech 2014) for contributions, DoubleSqueeze (Tang et al.,
 ICML 2019) for results, whose rounding the owner owes to everybody.
+
+What is owed is in units of a contribution, of a weighted average in those of one of average weight.
+So it pays what the result has lost, whatever weight the own contribution has the next time.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from pccl.collectives.layout import Segment
 from pccl.collectives.quantization import Codec, EncodeError, noise_source
 from pccl.collectives.reductions import Scratch
 from pccl.collectives.residual import Residual
+from pccl.collectives.weighting import Weighting, scale
 from pccl.protocol.types import OperationId
 from pccl.runtime.memory import Memory
 
@@ -40,7 +44,7 @@ class Coding:
         operation: whose values they are.
         rank: own rank.
         shares: how many contributions one unit of the result stands for: the world size of an
-            average, otherwise 1.
+            average, weighted or not, otherwise 1.
         stochastic: round at random, by a generator that anybody can repeat.
     """
 
@@ -65,6 +69,8 @@ class Coding:
         self._rank = rank
         self._shares = shares
         self._stochastic = stochastic
+        self._factor = 1.0
+        self._mean_factor = 1.0
         self._values = Scratch()
         self._total = Scratch()
         self._decoded = Scratch()
@@ -72,6 +78,10 @@ class Coding:
         """By position: what rounding has cost, the first time."""
         self._coded: dict[int, Segment] = {}
         """Segments of the result that are still encoded, by position."""
+
+    def weigh(self, weighting: Weighting) -> None:
+        """How contributions count, and thus what is owed."""
+        self._factor, self._mean_factor = weighting.factor, weighting.mean_factor
 
     @property
     def error(self) -> float:
@@ -87,7 +97,11 @@ class Coding:
         """
         residual = self._residual
         if residual is None:
-            return values
+            if self._factor == 1.0:
+                return values
+            rounded = self._values.array(len(values), self._dtype)
+            scale(values, self._factor, rounded)
+            return rounded
         total = self._with_residual(segment, values)
         rounded = self._values.array(len(values), self._dtype)
         with np.errstate(all="ignore"):
@@ -95,6 +109,8 @@ class Coding:
             if segment.position not in self._errors:
                 staged = residual.staged[self._range(segment)]
                 np.subtract(total, rounded, out=staged)
+                if self._mean_factor != 1.0:
+                    np.divide(staged, staged.dtype.type(self._mean_factor), out=staged)
         return rounded
 
     def _with_residual(self, segment: Segment, values: Array) -> Array:
@@ -103,12 +119,17 @@ class Coding:
         staged, current = self._residual.staged, self._residual.current
         total = self._total.array(len(values), staged.dtype)
         np.copyto(total, values, casting="same_kind")
+        if self._factor != 1.0:
+            scale(total, self._factor, total)
         if current is not None:
             finfo: Any = ml_dtypes.finfo  # typed in part only
             largest = float(finfo(self._dtype).max)
             infinite = np.isinf(total)
+            owed = current[self._range(segment)]
             with np.errstate(all="ignore"):
-                np.add(total, current[self._range(segment)], out=total)
+                if self._mean_factor != 1.0:
+                    owed = owed * owed.dtype.type(self._mean_factor)
+                np.add(total, owed, out=total)
             np.clip(total, -largest, largest, out=total, where=~infinite)
         return total
 
@@ -120,7 +141,7 @@ class Coding:
             self._residual.staged[self._range(segment)] = 0
         encoded = np.empty(segment.wire_length, np.uint8)
         total = self._with_residual(segment, values)
-        self._encode(segment, total, encoded, self._wide_codec, shares=1)
+        self._encode(segment, total, encoded, self._wide_codec, shares=1 / self._mean_factor)
         return encoded.data
 
     def encode(self, segment: Segment, values: Array) -> memoryview:
@@ -128,7 +149,7 @@ class Coding:
         if not segment.is_coded:
             return values.copy().view(np.uint8).data
         encoded = np.empty(segment.wire_length, np.uint8)
-        self._encode(segment, values, encoded, self._codec, shares=1)
+        self._encode(segment, values, encoded, self._codec, shares=1 / self._mean_factor)
         return encoded.data
 
     def settle(self, segment: Segment) -> None:
@@ -185,7 +206,7 @@ class Coding:
             self._residual = None
 
     def _encode(
-        self, segment: Segment, values: Array, encoded: Array, codec: Codec, *, shares: int
+        self, segment: Segment, values: Array, encoded: Array, codec: Codec, *, shares: float
     ) -> None:
         """Encode, and the first time see what it costs.
 

@@ -232,7 +232,8 @@ class DataPlane:
         residual: Residual | None,
     ) -> Transfer:
         rank, world_size = ring.index(own), len(ring)
-        reduction = Reduction(descriptor.dtype, descriptor.op, world_size, self._scratch)
+        what = (descriptor.dtype, descriptor.op, world_size)
+        reduction = Reduction(*what, self._scratch, weighted=descriptor.weighted)
         codec = self._codec(descriptor)
         wire_bytes = codec.encoded_bytes if codec is not None else None
         schedule = plan(descriptor, rank, world_size, self._segment_bytes, wire_bytes)
@@ -250,14 +251,14 @@ class DataPlane:
                 shares,
                 stochastic=stochastic,
             )
-        what = (operation, reduction, operand)
+        moves = (operation, reduction, operand)
         how = (ring, self._on_done, self._buffers)
         if isinstance(schedule, DirectSchedule):
             if carry is not None:
                 carry.restore()
-            return DirectTransfer(*what, schedule, self._link_to, *how, coding)
+            return DirectTransfer(*moves, schedule, self._link_to, *how, coding)
         downstream = self._link_to(ring[schedule.downstream])
-        return ChainTransfer(*what, schedule, downstream, *how, carry, coding)
+        return ChainTransfer(*moves, schedule, downstream, *how, carry, coding)
 
     def _codec(self, descriptor: Descriptor, *, wide: bool = False) -> Codec | None:
         """What encodes the values of an operation; None: they travel as they are.
@@ -275,13 +276,21 @@ class DataPlane:
             codec = self._codecs[kind] = make_codec(*kind, self._code_scratch)
         return codec
 
-    def begin(self, operation: OperationId, *, resumed: bool = False, ahead: bool = False) -> None:
+    def begin(
+        self,
+        operation: OperationId,
+        *,
+        resumed: bool = False,
+        ahead: bool = False,
+        weights: tuple[float, ...] = (),
+    ) -> None:
         """Move the data, unless it moves already.
 
         Args:
             operation: its id.
             resumed: with what the attempt before it has left.
             ahead: although the operation is not known to have started.
+            weights: of a weighted average those of all members, in ring order.
         """
         transfer = self.transfers[operation]
         if ahead:
@@ -289,7 +298,7 @@ class DataPlane:
         else:
             del self._unstarted[operation]
         if not transfer.begun:
-            transfer.begin(resumed=resumed)
+            transfer.begin(resumed=resumed, weights=weights)
 
     def close_gap(self, operation: OperationId, upstream: PeerId, size: int) -> bool:
         """The ``size`` ranks before this one are lost: take what is missing from ``upstream``.

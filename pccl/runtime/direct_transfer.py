@@ -89,21 +89,23 @@ class DirectTransfer(Transfer):
         )
         return replace(super().progress, flows=flows)
 
-    def begin(self, *, resumed: bool = False) -> None:
+    def begin(self, *, resumed: bool = False, weights: tuple[float, ...] = ()) -> None:
         """See ``Transfer``."""
         self.begun = True
+        self._weigh(weights, self.schedule.rank)
         for rank, segment in self.schedule.initial_sends():
             self._to_rank[rank].offer(CONTRIBUTE, segment, self.what)
         for segment in self._held:
             self._publish(segment)
         self._held.clear()
+        self._take_unweighed()
         self._report_if_done()
 
     def _payload(self, step: int, segment: Segment) -> Payload:
         if step == PUBLISH:
             return self.result.payload(*wire_span(segment))
         if self._coding is None:
-            return self._contribution(segment).payload(*span(segment))
+            return self._plain_payload(segment)
         return partial(self._encoded_contribution, self._coding, segment)
 
     def _encoded_contribution(self, coding: Coding, segment: Segment) -> memoryview:
@@ -165,7 +167,10 @@ class DirectTransfer(Transfer):
             arrived = self._coding.decode(segment, buffer)
         known.folded += 1
         finish = known.folded == self.schedule.world_size
-        self._combine(segment, known.values, arrived, finish=finish)
+        values: Memory | Array = known.values
+        if known.folded == 2 and self._coding is None and self._reduction.scales:
+            values = self._reduction.contribution(known.values.elements(*span(segment)))
+        self._combine(segment, values, arrived, finish=finish)
         known.values = self.result
         self._buffers.give(buffer)
 

@@ -527,8 +527,8 @@ class PeerEngine:
                 for peer in self.data_plane.post(operation, descriptor, *lent):
                     self.keeper.use(peer)
                 lender.carry = None
-            case Begin(operation, resumed, ahead):
-                self.data_plane.begin(operation, resumed=resumed, ahead=ahead)
+            case Begin(operation, resumed, ahead, weights):
+                self.data_plane.begin(operation, resumed=resumed, ahead=ahead, weights=weights)
             case CloseGap(operation, lost, upstream, size):
                 complete = self.data_plane.close_gap(operation, upstream, size)
                 if complete:

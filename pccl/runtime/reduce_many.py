@@ -108,6 +108,7 @@ class ReduceMany:
             reports[-1].algorithm,
             sum(report.raw_tx_bytes for report in reports),
             max(report.quantization_error for report in reports),
+            reports[-1].weights,
         )
 
     async def _work(self) -> None:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
+from pccl.collectives.weighting import total_weight
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.hashing import Hasher
 from pccl.runtime.memory import Array
@@ -39,6 +40,7 @@ class ObservedReduction:
         contributors: ids of the members whose values are in it.
         view: number of the view that it belonged to.
         n: its number among those of its tag and view.
+        weights: of a weighted average those of the contributors, in their order; otherwise empty.
     """
 
     tag: int
@@ -46,6 +48,12 @@ class ObservedReduction:
     contributors: tuple[int, ...]
     view: int
     n: int
+    weights: tuple[float, ...] = ()
+
+    @property
+    def total_weight(self) -> float | None:
+        """The sum of ``weights``; None if it is no weighted average."""
+        return total_weight(self.weights)
 
 
 class Fetcher(Protocol):
@@ -157,7 +165,8 @@ class Replay:
         if values is None:
             return False
         op = news.operation
-        seen = ObservedReduction(op.tag, values, news.contributors, op.view, op.n)
+        number = (op.view, op.n)
+        seen = ObservedReduction(op.tag, values, news.contributors, *number, news.weights)
         memory = self._prefetch.memory
         self._prefetch.is_held = True
         try:

@@ -57,6 +57,8 @@ class ReduceRequest:
 
     observable: bool = False
     """Whether newcomers may fetch its result."""
+    weight: float = 0.0
+    """Of the own contribution to a weighted average."""
 
     def event(
         self,
@@ -66,7 +68,7 @@ class ReduceRequest:
         repeats: bool = False,
     ) -> Callable[[int], PeerEvent]:
         """Makes the event that begins it from the number of its call."""
-        what = (self.tag, self.descriptor, detached, resumes, repeats)
+        what = (self.tag, self.descriptor, detached, resumes, repeats, self.weight)
         return lambda call: ReduceCall(call, *what)
 
 
@@ -86,6 +88,8 @@ class ReduceReport:
     """What ``tx_bytes`` would have been without quantization."""
     quantization_error: float = 0.0
     """Relative L2 error of what this peer has rounded, the last time."""
+    weights: tuple[float, ...] = ()
+    """Of a weighted average those of the contributors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import numpy as np
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameKind
-from pccl.protocol.types import OperationId, PeerId
+from pccl.protocol.types import WEIGHT_MAX, OperationId, PeerId
 from pccl.runtime.memory import Array, Memory
 from pccl.runtime.state_memory import StateMemory
 from pccl.runtime.state_post import StatePost
@@ -35,8 +35,10 @@ KEPT_MAX = 4096
 COUNT_MAX = 1 << 36
 """Values of one result: more is malice."""
 
-_NEWS = struct.Struct("<32sIIIIQIBQ32sI")
+_NEWS = struct.Struct("<32sIIIIQIBQ32sI?")
 _PEER = struct.Struct("<Q")
+_WEIGHED = struct.Struct("<Qd")
+"""A contributor to a weighted average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class ResultNews:
         count: how many they are.
         digest: of the values, all pieces together.
         contributors: whose values are in it.
+        weights: of a weighted average those of the contributors; otherwise empty.
     """
 
     content: bytes
@@ -60,6 +63,7 @@ class ResultNews:
     count: int
     digest: bytes
     contributors: tuple[PeerId, ...]
+    weights: tuple[float, ...] = ()
 
     def pack(self) -> bytes:
         """As bytes."""
@@ -67,8 +71,11 @@ class ResultNews:
         ids = (op.term, op.group, op.view, op.tag, op.n)
         head = _NEWS.pack(
             *(self.content, self.index, *ids),
-            *(self.dtype, self.count, self.digest, len(self.contributors)),
+            *(self.dtype, self.count, self.digest, len(self.contributors), bool(self.weights)),
         )
+        if self.weights:
+            pairs = zip(self.contributors, self.weights, strict=True)
+            return head + b"".join(_WEIGHED.pack(*pair) for pair in pairs)
         return head + b"".join(_PEER.pack(peer) for peer in self.contributors)
 
     @staticmethod
@@ -79,13 +86,19 @@ class ResultNews:
             RemoteProtocolError: nothing was.
         """
         try:
-            *front, dtype, count, digest, peers = _NEWS.unpack_from(packed)
+            *front, dtype, count, digest, peers, weighted = _NEWS.unpack_from(packed)
             content, index, *ids = front
-            if len(packed) != _NEWS.size + peers * _PEER.size or count > COUNT_MAX:
+            each = _WEIGHED if weighted else _PEER
+            if len(packed) != _NEWS.size + peers * each.size or count > COUNT_MAX:
                 raise ValueError("its length is wrong")
-            listed = tuple(PeerId(p) for (p,) in _PEER.iter_unpack(packed[_NEWS.size :]))
+            listed = list(each.iter_unpack(packed[_NEWS.size :]))
+            weights = tuple(one[1] for one in listed) if weighted else ()
+            if not all(0 <= weight <= WEIGHT_MAX for weight in weights):
+                raise ValueError("nobody has such a weight")
             return ResultNews(
-                content, index, OperationId(*ids), DataType(dtype), count, digest, listed
+                *(content, index, OperationId(*ids), DataType(dtype), count, digest),
+                tuple(PeerId(one[0]) for one in listed),
+                weights,
             )
         except (struct.error, ValueError) as error:
             raise RemoteProtocolError(func="lane", reason=f"no news: {error}") from error
@@ -168,6 +181,7 @@ class Results:
         dtype: DataType,
         result: Memory,
         contributors: tuple[PeerId, ...],
+        weights: tuple[float, ...] = (),
     ) -> None:
         """A reduction was committed; its values are still where the caller wants them."""
         index, self._index = self._index, self._index + 1
@@ -176,9 +190,8 @@ class Results:
         values = np.ascontiguousarray(result.copy())
         memory = result_memory(operation, values, dtype)
         digest = result_digest(memory)
-        news = ResultNews(
-            self._content, index, operation, dtype, values.size, digest, contributors
-        ).pack()
+        what = (self._content, index, operation, dtype, values.size, digest)
+        news = ResultNews(*what, contributors, weights).pack()
         self._kept.append((memory, news))
         self._kept_bytes += memory.layout.nbytes
         self._show(memory)

@@ -236,6 +236,7 @@ class StateDesk:
                 call.operand.data_type,
                 call.operand.target,
                 result.contributors,
+                result.weights,
             )
 
     @property

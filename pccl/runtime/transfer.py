@@ -11,6 +11,9 @@ overwritten: that copy serves as the contribution and, after an abort, restores 
 Exactly once: a segment counts when its last byte is here and it was not here before. While two
 lanes carry copies of the same segment, the newest one has the place and the other is discarded.
 
+Of a weighted average nothing is combined before the beginning, which tells the weights: what comes
+earlier, as others are ahead, stays where it was read to.
+
 Done is what has begun and lacks nothing: with nothing to receive (the root of a broadcast, anybody
 in a barrier) as soon as it begins; never before, though the last segment may come earlier.
 
@@ -22,6 +25,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -30,6 +34,7 @@ from pccl.collectives.layout import Layout, Segment
 from pccl.collectives.received_set import ReceivedSet
 from pccl.collectives.reductions import Reduction
 from pccl.collectives.route import Route
+from pccl.collectives.weighting import weigh
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader
 from pccl.protocol.messages import Progress
@@ -41,6 +46,7 @@ from pccl.runtime.discard import discard
 from pccl.runtime.memory import Array, Memory, cut
 from pccl.runtime.operand import Operand
 from pccl.runtime.outlet import Outlet
+from pccl.transports.lane import Payload
 
 OnDone = Callable[[OperationId, bytes], None]
 
@@ -140,6 +146,8 @@ class Transfer(ABC):
         self._operand = operand
         self._dtype = operand.target.dtype
         self._saved = bytearray(layout.segment_count if operand.in_place else 0)
+        self._unweighed: list[Placement] = []
+        """What came before the weights."""
         self._digest = ResultDigest(layout.segment_count)
         self._on_done = on_done
         self._buffers = buffers
@@ -197,11 +205,12 @@ class Transfer(ABC):
     # -- what the data plane does ----------------------------------------------------------------
 
     @abstractmethod
-    def begin(self, *, resumed: bool = False) -> None:
+    def begin(self, *, resumed: bool = False, weights: tuple[float, ...] = ()) -> None:
         """Everybody has posted: send what does not wait for others.
 
         Args:
             resumed: everybody carries on with what the same attempt has left.
+            weights: of a weighted average those of all members, in ring order.
         """
 
     def when_begun(self, asker: object, answer: Callable[[], None]) -> None:
@@ -242,6 +251,9 @@ class Transfer(ABC):
         if not inlet.received.add(index):
             return
         self.rx_bytes += placement.segment.wire_length
+        if self._reduction.lacks_weights:
+            self._unweighed.append(placement)
+            return
         self._arrived(placement)
         self._report_if_done()
 
@@ -290,6 +302,7 @@ class Transfer(ABC):
             self.left = self._set_aside()
         for inlet in self.inlets.values():
             inlet.claims.clear()
+        self._unweighed.clear()
         if self.left is not None:
             return
         if self._coding is not None:
@@ -314,6 +327,19 @@ class Transfer(ABC):
         """Keep what another attempt can use; None: nothing."""
         return None
 
+    def _weigh(self, weights: tuple[float, ...], rank: int) -> None:
+        if weights:
+            weighting = weigh(weights, rank)
+            self._reduction.weigh(weighting)
+            if self._coding is not None:
+                self._coding.weigh(weighting)
+
+    def _take_unweighed(self) -> None:
+        """The weights are known: what came before them has arrived."""
+        for placement in self._unweighed:
+            self._arrived(placement)
+        self._unweighed.clear()
+
     def _report_if_done(self) -> None:
         if self.begun and not self.lacking:
             self._on_done(self.operation, self._digest.value())
@@ -322,6 +348,16 @@ class Transfer(ABC):
         """Where the own contribution is."""
         saved = self._saved and self._saved[segment.position]
         return self._operand.saved if saved else self._operand.source
+
+    def _plain_payload(self, segment: Segment) -> Payload:
+        """What the own contribution is on the wire if it is not quantized."""
+        if self._reduction.scales:
+            return partial(self._scaled, segment)
+        return self._contribution(segment).payload(*span(segment))
+
+    def _scaled(self, segment: Segment) -> memoryview:
+        own = self._contribution(segment).elements(*span(segment))
+        return self._reduction.sendable(own).view(np.uint8).data
 
     def _put(self, placement: Placement) -> None:
         """Put what was read into a buffer in its place."""

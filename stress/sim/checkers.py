@@ -23,7 +23,7 @@ from pccl.protocol.errors import MasterLost, PCCLError
 from pccl.protocol.peer_events import ReduceResult
 from pccl.protocol.types import SYNC_TAG, Algorithm, OperationId, PeerId, RemovalCause
 from pccl.stress.sim.excuses import Excuses
-from pccl.stress.sim.fold import differences, fold, implausible, inaccurate
+from pccl.stress.sim.fold import differences, fold, implausible, inaccurate, unit_of, weighed
 from pccl.stress.sim.scenario import Scenario, Slot
 from pccl.transports.base import Address
 
@@ -70,6 +70,7 @@ class Checkers:
         """Of shared state; None: there is none."""
         self._scenario = scenario
         self._inputs: dict[tuple[InRun, PeerId], Array] = {}
+        self._weights: dict[tuple[InRun, PeerId], float] = {}
         self._entered: set[tuple[InRun, PeerId]] = set()
         self._results: dict[InRun, tuple[tuple[PeerId, ...], bytes]] = {}
         self._interrupted: set[InRun] = set()
@@ -97,9 +98,13 @@ class Checkers:
 
     # -- results -------------------------------------------------------------------------------
 
-    def posted(self, operation: InRun, peer: PeerId, content: Array | None) -> None:
+    def posted(
+        self, operation: InRun, peer: PeerId, content: Array | None, weight: float | None = None
+    ) -> None:
         """A peer lends ``content`` (a copy of the input; a barrier has none) to an operation."""
         self._entered.add((operation, peer))
+        if weight is not None:
+            self._weights[operation, peer] = weight
         if content is not None:
             self._inputs.setdefault((operation, peer), content)
 
@@ -129,6 +134,8 @@ class Checkers:
             earlier, later = self._rings[self._resumes[first]], self._rings[first]
             if tuple(peer for peer in earlier if peer in later) != later:
                 break  # the ring was put in another order: nothing of it can be used
+            if self._unit(first) != self._unit(self._resumes[first]):
+                break  # what there is was made with weights of another scale
             first = self._resumes[first]
         before = self._rings[first]
         firsts: list[int] = []
@@ -136,6 +143,10 @@ class Checkers:
             behind = [peer for peer in before[rank:] + before[:rank] if peer in ring]
             firsts.append(ring.index(behind[0]))
         return firsts
+
+    def _unit(self, operation: InRun) -> float:
+        ring = self._rings[operation]
+        return unit_of([self._weights.get((operation, peer), 0.0) for peer in ring])
 
     def was_interrupted(self, operation: InRun) -> None:
         """A member was lost while an operation moved data."""
@@ -203,11 +214,17 @@ class Checkers:
             self.done[outcome.algorithm.label] += 1
             self.done["quantized"] += slot.quantization.active
             inputs = [self._inputs[operation, peer] for peer in contributors]
-            for wrong in self._wrong(operation, outcome.algorithm, slot, inputs, result):
+            weights: list[float] = []
+            if slot.weighted:
+                self.done["weighted"] += 1
+                weights = [self._weights[operation, peer] for peer in contributors]
+            if list(outcome.weights) != weights:
+                raise Violation(f"{who}: weights of {operation} are {weights}, not {outcome}")
+            for wrong in self._wrong(operation, outcome.algorithm, slot, inputs, weights, result):
                 values = [own[wrong] for own in inputs]
                 raise Violation(
                     f"{who}: wrong result of {operation} over {contributors}: element {wrong} is "
-                    f"{result[wrong]!r}, of {values!r}"
+                    f"{result[wrong]!r}, of {values!r} with weights {weights}"
                 )
             self._results[operation] = (contributors, content)
         elif known != (contributors, content):
@@ -219,17 +236,21 @@ class Checkers:
         algorithm: Algorithm,
         slot: Slot,
         inputs: list[Array],
+        weights: list[float],
         result: Array,
     ) -> list[int]:
         """The indices at which a result cannot be right."""
+        divisor = None
+        if weights:
+            inputs, divisor = weighed(inputs, weights)
         if slot.quantization.active:
-            return inaccurate(result, inputs, slot.op, algorithm)
+            return inaccurate(result, inputs, slot.op, algorithm, divisor)
         if algorithm is Algorithm.MESH:
-            return implausible(result, inputs, slot.op)
+            return implausible(result, inputs, slot.op, divisor)
         firsts = [0]
         if algorithm is Algorithm.RING:
             firsts = self._first_ranks(operation)
-        return differences(result, fold(inputs, slot.op, firsts), slot.op)
+        return differences(result, fold(inputs, slot.op, firsts, divisor), slot.op)
 
     def was_broadcast(
         self,

@@ -5,6 +5,9 @@ the value of rank c and takes in those of c + 1, c + 2, ... (modulo the world si
 exact Python numbers, cut to the width of their dtype after each hop. Halves are combined in float32
 and rounded after each hop; the last hop of an average rounds only after the division.
 
+Of a weighted average each value is first multiplied by its weight, as a fraction of the smallest
+power of two that is no less than any weight, and the sum is divided by the sum of these fractions.
+
 A NaN is a NaN: its sign and payload depend on the machine. Likewise it is open which of two zeros
 of different sign is the smaller one. All members hold the same bits nevertheless; that is checked
 by comparing members with each other.
@@ -12,6 +15,8 @@ by comparing members with each other.
 
 from __future__ import annotations
 
+from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -25,19 +30,50 @@ Array = npt.NDArray[Any]
 _HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
-def fold(contributions: list[Array], op: ReduceOp, firsts: list[int] | None = None) -> Array:
+def unit_of(weights: list[float]) -> float:
+    """The power of two that weights are taken as fractions of."""
+    unit = 1.0
+    while unit < max(weights):
+        unit *= 2
+    while any(weights) and unit / 2 >= max(weights):
+        unit /= 2
+    return unit
+
+
+def weighed(contributions: list[Array], weights: list[float]) -> tuple[list[Array], float]:
+    """What is to be added up of a weighted average, and what the sum is to be divided by."""
+    unit = unit_of(weights)
+    scaled: list[Array] = []
+    for own, weight in zip(contributions, weights, strict=True):
+        wide = np.dtype(np.float32) if own.dtype in _HALVES else own.dtype
+        fraction = np.array(weight / unit).astype(wide)
+        with np.errstate(all="ignore"):
+            product = own.astype(wide) * fraction if fraction else np.zeros(len(own), wide)
+            scaled.append(product.astype(own.dtype))
+    total = sum((Fraction(weight) for weight in weights), Fraction())
+    return scaled, float(total / Fraction(unit)) or 1.0
+
+
+def fold(
+    contributions: list[Array],
+    op: ReduceOp,
+    firsts: list[int] | None = None,
+    divisor: float | None = None,
+) -> Array:
     """The result that a ring of these contributions (in ring order) must have.
 
     Args:
         contributions: of all ranks.
         op: what becomes of them.
         firsts: of each chunk the rank that begins it; None: there is one chunk for each rank.
+        divisor: of an average; None: how many they are.
     """
     world_size, count = len(contributions), len(contributions[0])
     firsts = list(range(world_size)) if firsts is None else firsts
     base, longer = divmod(count, len(firsts))
     result = np.empty_like(contributions[0])
-    combine = _fold_integers if np.issubdtype(result.dtype, np.integer) else _fold_floats
+    floats = partial(_fold_floats, divisor=divisor or world_size)
+    combine = _fold_integers if np.issubdtype(result.dtype, np.integer) else floats
     start = 0
     for chunk, first in enumerate(firsts):
         end = start + base + (1 if chunk < longer else 0)
@@ -47,7 +83,9 @@ def fold(contributions: list[Array], op: ReduceOp, firsts: list[int] | None = No
     return result
 
 
-def implausible(result: Array, contributions: list[Array], op: ReduceOp) -> list[int]:
+def implausible(
+    result: Array, contributions: list[Array], op: ReduceOp, divisor: float | None = None
+) -> list[int]:
     """The indices at which ``result`` is no fold of the contributions in any order.
 
     Integers, MIN and MAX are the same in every order. Of the others each rounding is bounded
@@ -68,11 +106,11 @@ def implausible(result: Array, contributions: list[Array], op: ReduceOp) -> list
             safe = (size < float(info.max)) & (small > float(info.tiny))
             slack = np.abs(exact)
         else:
-            divisor = count if op is ReduceOp.AVG else 1
-            exact = np.sum(wide, axis=0) / divisor
+            share = (divisor or count) if op is ReduceOp.AVG else 1
+            exact = np.sum(wide, axis=0) / share
             size = np.sum(np.abs(wide), axis=0)
-            safe = size < float(info.max)
-            slack = size / divisor
+            safe = np.maximum(size, size / share) < float(info.max)
+            slack = size / share
         slack = slack * 2 * count * float(info.eps) + float(info.tiny)
         wrong = safe & ~(np.abs(result.astype(np.longdouble) - exact) <= slack)
         lost = np.isnan(wide).any(axis=0) & ~np.isnan(result.astype(np.longdouble))
@@ -80,7 +118,11 @@ def implausible(result: Array, contributions: list[Array], op: ReduceOp) -> list
 
 
 def inaccurate(
-    result: Array, contributions: list[Array], op: ReduceOp, algorithm: Algorithm
+    result: Array,
+    contributions: list[Array],
+    op: ReduceOp,
+    algorithm: Algorithm,
+    divisor: float | None = None,
 ) -> list[int]:
     """The indices at which a result in 8 bits or more is further off than its roundings allow.
 
@@ -96,8 +138,8 @@ def inaccurate(
         exact, sums = (wide.max if op is ReduceOp.MAX else wide.min)(axis=0), 1
     hops = count * sums if algorithm is Algorithm.RING else count + sums
     slack = hops * largest * 4.1 / 127
-    divisor = count if op is ReduceOp.AVG else 1
-    off = np.abs(result.astype(np.float64) * divisor - exact)
+    share = (divisor or count) if op is ReduceOp.AVG else 1
+    off = np.abs(result.astype(np.float64) * share - exact)
     return [int(index) for index in np.flatnonzero(~(off <= slack))]
 
 
@@ -147,7 +189,7 @@ def _divide_toward_zero(value: int, divisor: int) -> int:
     return quotient if value >= 0 else -quotient
 
 
-def _fold_floats(parts: list[Array], op: ReduceOp) -> Array:
+def _fold_floats(parts: list[Array], op: ReduceOp, divisor: float) -> Array:
     dtype = parts[0].dtype
     wide = np.dtype(np.float32) if dtype in _HALVES else dtype
     total = parts[0]
@@ -155,7 +197,7 @@ def _fold_floats(parts: list[Array], op: ReduceOp) -> Array:
         for number, part in enumerate(parts[1:], 2):
             exact = _combined_floats(total.astype(wide), part.astype(wide), op)
             if op is ReduceOp.AVG and number == len(parts):
-                exact = exact / wide.type(len(parts))
+                exact = exact / wide.type(divisor)
             total = exact.astype(dtype)
     return total
 

@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from pccl.collectives.received_set import ReceivedSet
+from pccl.collectives.reductions import Reduction
 from pccl.collectives.ring import RingSchedule
 from pccl.protocol import messages as msg
 from pccl.protocol.collective_ballot import CollectiveBallot
@@ -285,6 +286,22 @@ def _carry_not_restored(stack: ExitStack) -> None:
     stack.enter_context(patch.object(Carry, "restore", restore))
 
 
+def _weights_in_any_order(stack: ExitStack) -> None:
+    """The master tells the weights of an average in the order in which they came."""
+
+    def weights(ballot: CollectiveBallot) -> tuple[float, ...]:
+        told: dict[PeerId, float] = getattr(ballot, "_weights")  # noqa: B009 - not ours
+        return tuple(told.values())
+
+    stack.enter_context(patch.object(CollectiveBallot, "weights", property(weights)))
+
+
+def _weights_not_waited_for(stack: ExitStack) -> None:
+    """What comes before the weights is combined at once."""
+    lacks = property(lambda reduction: False)
+    stack.enter_context(patch.object(Reduction, "lacks_weights", lacks))
+
+
 def _unverified_piece_accepted(stack: ExitStack) -> None:
     """A piece of shared state is taken for what it should be."""
 
@@ -414,6 +431,8 @@ PLANTED: dict[str, Callable[[ExitStack], None]] = {
     "late_tick_judged": _late_tick_judged,
     "outcome_not_kept": _outcome_not_kept,
     "unverified_piece_accepted": _unverified_piece_accepted,
+    "weights_in_any_order": _weights_in_any_order,
+    "weights_not_waited_for": _weights_not_waited_for,
     "staging_skipped": _staging_skipped,
     "lineage_ignored": _lineage_ignored,
     "outdated_elected": _outdated_elected,

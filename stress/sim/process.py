@@ -27,6 +27,7 @@ from pccl.protocol.peer_events import (
     ControlMessage,
     PeerEffect,
     PeerEvent,
+    Post,
     PostSync,
     ReduceCall,
     ReduceResult,
@@ -189,9 +190,10 @@ class MasterProcess:
         machine.check()
         if isinstance(event, MasterHears) and isinstance(event.message, OperationRequest):
             asked = event.message
-            started = OperationStarted(asked.operation, resumed=True)
             sent = [effect.message for effect in effects if isinstance(effect, MasterSend)]
-            if started in sent and asked.resumes is not None:
+            starts = [message for message in sent if isinstance(message, OperationStarted)]
+            resumed = any(s.operation == asked.operation and s.resumed for s in starts)
+            if resumed and asked.resumes is not None:
                 self._checkers.resumed(
                     InRun(machine.run, asked.operation), InRun(machine.run, asked.resumes)
                 )
@@ -302,6 +304,13 @@ class PeerProcess:
         """Die at once, as by SIGKILL."""
         self.host.crash()
         self._loop.create_task(self.engine.close())
+
+    def weight_of(self, post: Post) -> float | None:
+        """The weight that a caller gave; None: he gave none."""
+        call = self.engine.calls.get(post.call)
+        if call is None or not isinstance(call.event, ReduceCall) or not post.descriptor.weighted:
+            return None
+        return call.event.weight
 
     def _observe(self, event: PeerEvent, effects: list[PeerEffect]) -> None:
         if not self.host.alive:

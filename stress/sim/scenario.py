@@ -36,6 +36,7 @@ class Slot:
     op: ReduceOp
     algorithm: Algorithm = Algorithm.AUTO
     quantization: Quantization = UNQUANTIZED
+    weighted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,7 @@ TIMINGS: dict[str, Timing] = {
 _CROWDS = (24, 32, 48, 64)
 
 _FORMATS = (WireFormat.UINT8, WireFormat.INT8, WireFormat.COMPANDED8, WireFormat.FLOAT16)
+_FLOATS = (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE)
 _PROD = ReduceOp.PROD
 _ALGORITHMS = (
     *(Algorithm.RING, Algorithm.RING, Algorithm.RING),  # only a ring is repaired and resumed
@@ -151,6 +153,8 @@ def draw(seed: int) -> Scenario:
     slots = tuple(_draw_slot(rng, tag, peers) for tag in range(rng.choice((1, 1, 2, 3))))
     ways = Random(f"{seed}/ways")
     slots = tuple(_draw_way(ways, slot) for slot in slots)
+    weights = Random(f"{seed}/weights")
+    slots = tuple(_draw_weighted(weights, slot) for slot in slots)
     latency_ns = rng.choice((MS // 20, MS // 2, 5 * MS, 40 * MS))
     stop_ns = rng.randint(12, 40) * max(latency_ns, MS // 4)
     if crowd.random() < 0.02:
@@ -218,6 +222,13 @@ def _draw_slot(rng: Random, tag: int, peers: int) -> Slot:
         data_type=rng.choice(tuple(DataType)),
         op=rng.choice(tuple(ReduceOp)),
     )
+
+
+def _draw_weighted(rng: Random, slot: Slot) -> Slot:
+    """Some become weighted averages."""
+    if slot.data_type not in _FLOATS or slot.op is _PROD or rng.random() < 0.6:
+        return slot
+    return replace(slot, op=ReduceOp.AVG, weighted=True)
 
 
 def _draw_way(rng: Random, slot: Slot) -> Slot:

@@ -372,7 +372,8 @@ class Stage:
             if isinstance(effect, Post):
                 content = process.engine.inputs[effect.call]
                 posted = InRun(process.run, effect.operation)
-                self.checkers.posted(posted, process.peer, content)
+                weight = process.weight_of(effect)
+                self.checkers.posted(posted, process.peer, content, weight)
                 self.checkers.has_ring(posted, effect.ring)
         if self.checkers.state is not None:
             self._note_state(self.checkers.state, process, effects)

@@ -302,6 +302,30 @@ class Workload:
         with np.errstate(over="ignore"):  # some do not fit into float16: then they are infinite
             return (rng.standard_normal(slot.count) * scale).astype(dtype)
 
+    def _request(
+        self, slot: Slot, original: Array, *, in_place: bool
+    ) -> tuple[ReduceRequest, Array, Array]:
+        """A request on fresh copies of ``original``, with its two buffers."""
+        send = original.copy()
+        recv = send if in_place else np.full_like(send, 7)
+        descriptor = Descriptor(
+            slot.data_type,
+            slot.op,
+            slot.count,
+            quantization=slot.quantization,
+            algorithm=slot.algorithm,
+            forced=slot.algorithm is not Algorithm.AUTO,
+            weighted=slot.weighted,
+        )
+        weight = self._weight(slot) if slot.weighted else 0.0
+        return ReduceRequest(borrow(send, recv), descriptor, slot.tag, weight=weight), send, recv
+
+    def _weight(self, slot: Slot) -> float:
+        """Of the input of this iteration: often of one size, sometimes nothing or very much."""
+        what = (self._scenario.seed, self._process.peer, self._iteration, slot.tag)
+        rng = Random("/".join(map(str, what)))
+        return rng.choice((0.0, 1.0, rng.uniform(0.5, 1), rng.uniform(0.5, 1), rng.uniform(0, 9e5)))
+
     # -- calls ---------------------------------------------------------------------------------
 
     async def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -359,7 +383,7 @@ class Workload:
         """Reduce until it succeeds; None if this peer is alone."""
         in_place = self._rng.random() < 0.5
         for _ in range(_ATTEMPTS_MAX):
-            request, send, recv = _request(slot, original, in_place=in_place)
+            request, send, recv = self._request(slot, original, in_place=in_place)
             retry = self._scenario.retries
             try:
                 await self._call(
@@ -380,7 +404,8 @@ class Workload:
         launched: list[tuple[int, Slot, Array, Array, Array]] = []
         again: list[tuple[Slot, Array]] = []
         for slot, original in zip(slots, inputs, strict=True):
-            request, send, recv = _request(slot, original, in_place=self._rng.random() < 0.5)
+            in_place = self._rng.random() < 0.5
+            request, send, recv = self._request(slot, original, in_place=in_place)
             try:
                 ticket = engine.launch(request, timeout_s=self._budget_s())
             except TooFewPeers:
@@ -421,7 +446,7 @@ class Workload:
         waiting = list(zip(slots, inputs, strict=True))
         max_in_flight = 1 + self._scenario.seed % 3
         for _ in range(_ATTEMPTS_MAX):
-            made = [_request(s, x, in_place=self._rng.random() < 0.5) for s, x in waiting]
+            made = [self._request(s, x, in_place=self._rng.random() < 0.5) for s, x in waiting]
             requests = [request for request, _, _ in made]
             budget_s = self._budget_s()
             completed: tuple[int, ...] = tuple(slot.tag for slot, _ in waiting)
@@ -456,7 +481,7 @@ class Workload:
     def _launch_and_drop(self) -> None:
         """Nobody ever looks at this one; it must disturb nothing."""
         slot = Slot(_DROPPED_TAG, 100, DataType.INT32, ReduceOp.MAX)
-        request, _, _ = _request(slot, self._input(slot), in_place=True)
+        request, _, _ = self._request(slot, self._input(slot), in_place=True)
         try:
             ticket = self._engine.launch(request)
         except TooFewPeers:
@@ -527,21 +552,6 @@ class Workload:
         self._checkers.returned(self._who, "the input of a failed call", send)
         if recv is not send:
             self._checkers.returned(self._who, "the result buffer of a failed call", recv)
-
-
-def _request(slot: Slot, original: Array, *, in_place: bool) -> tuple[ReduceRequest, Array, Array]:
-    """A request on fresh copies of ``original``, with its two buffers."""
-    send = original.copy()
-    recv = send if in_place else np.full_like(send, 7)
-    descriptor = Descriptor(
-        slot.data_type,
-        slot.op,
-        slot.count,
-        quantization=slot.quantization,
-        algorithm=slot.algorithm,
-        forced=slot.algorithm is not Algorithm.AUTO,
-    )
-    return ReduceRequest(borrow(send, recv), descriptor, slot.tag), send, recv
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:

@@ -268,8 +268,10 @@ class Trainer:
         outer_step(self.weight, self.momentum, reduction.values)
 
     def train(self, comm: pccl.Communicator, seed: int) -> None:
+        """One step; every other one averages by weight."""
         gradient = weights(seed + comm.peer_id)
-        comm.all_reduce(gradient, op=ReduceOp.AVG, tag=9, observable=True)
+        weight = float(comm.peer_id) if seed % 200 else None
+        comm.all_reduce(gradient, op=ReduceOp.AVG, weight=weight, tag=9, observable=True)
         outer_step(self.weight, self.momentum, gradient)
         self.state.push_revision()
 
@@ -304,6 +306,8 @@ def test_who_replays_reductions_need_not_fetch_what_they_changed(
     assert [seen.tag for seen in late.seen] == [9, 9, 9]
     assert [seen.n for seen in late.seen] == [0, 1, 2]
     assert {seen.contributors for seen in late.seen} == {(1, 2, 3)}
+    assert [seen.weights for seen in late.seen] == [(), (1, 2, 3), ()]
+    assert [seen.total_weight for seen in late.seen] == [None, 6, None]
     run.members.append(newcomer)
     for trainer in trainers:
         trainer.state.revision = 2

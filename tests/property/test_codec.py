@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import random
 import struct
 import tracemalloc
@@ -56,8 +57,10 @@ def values_of(hint: Any) -> SearchStrategy[Any]:
         return values_of(hint.__supertype__)
     origin = typing.get_origin(hint)
     if origin is typing.Annotated:
-        _, below = typing.get_args(hint)
-        return integers_below(below.bound)
+        base, annotation = typing.get_args(hint)
+        if base is float:
+            return st.floats(0, annotation.largest)
+        return integers_below(annotation.bound)
     if origin is tuple:
         item, _ = typing.get_args(hint)
         return st.lists(values_of(item), max_size=3).map(tuple)
@@ -230,9 +233,10 @@ def _fill_samples() -> None:
         msg.OperationRequest: [
             6,
             op,
-            [10, 0, 8, 2, 1, [1, 96, True], 3, True],
+            [10, 1, 8, 2, 1, [1, 96, True], 3, True, True],
             [1, 2, 3, 4, 4],
             True,
+            2.5,
         ],
         msg.SyncRequest: [
             13,
@@ -263,7 +267,7 @@ def _fill_samples() -> None:
         msg.Admitted: [68, roster, [[1, 0]]],
         msg.RosterChanged: [69, roster],
         msg.RoundClosed: [70, *answer],
-        msg.OperationStarted: [71, op, True],
+        msg.OperationStarted: [71, op, True, [0.0, 2.5]],
         msg.OperationEnded: [72, *outcome],
         msg.MasterHeartbeat: [73, 9, 5, 6],
         msg.RoundWaits: [74, [1, 0], 5, "peer 2"],
@@ -291,6 +295,11 @@ def _fill_samples() -> None:
 _fill_samples()
 
 
+def asked(descriptor: list[Any], weight: object = 0.0) -> bytes:
+    """A request of an operation."""
+    return pack(6, [1, 2, 3, 4, 5], descriptor, None, False, weight)
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -307,20 +316,17 @@ _fill_samples()
         (pack(5, [4, 0]), "not a RoundKind"),
         (pack(5, [True, 0]), "not a RoundKind"),
         (pack(5, 3), "not a list"),
-        (
-            pack(6, [1, 2, 3, 4, 5], [99, 0, 8, 1, 0, [0, 0, False], 0, False], None, False),
-            "not a DataType",
-        ),
-        (
-            pack(6, [1, 2, 3, 4, 5], [10, 0, 8, 1, 0, [8, 0, False], 0, False], None, False),
-            "not a WireFormat",
-        ),
-        (
-            pack(6, [1, 2, 3, 4, 5], [10, 0, 8, 1, 0, [1, 65537, False], 0, False], None, False),
-            "0 to 65536",
-        ),
-        (pack(6, [1, 2, 3, 4, 5], [10, 0, 8, 1, 0, [1, 96, 1], 0, False], None, False), "not bool"),
-        (pack(6, [1, 2, 3, 4, 5], [10, 0, 8, 1, 0, 0, 0, False], None, False), "not a list"),
+        (asked([99, 0, 8, 1, 0, [0, 0, False], 0, False, False]), "not a DataType"),
+        (asked([10, 0, 8, 1, 0, [8, 0, False], 0, False, False]), "not a WireFormat"),
+        (asked([10, 0, 8, 1, 0, [1, 65537, False], 0, False, False]), "0 to 65536"),
+        (asked([10, 0, 8, 1, 0, [1, 96, 1], 0, False, False]), "not bool"),
+        (asked([10, 0, 8, 1, 0, 0, 0, False, False]), "not a list"),
+        (asked([10, 1, 8, 1, 0, [0, 0, False], 0, False, True], 1), "1 is not a float"),
+        (asked([10, 1, 8, 1, 0, [0, 0, False], 0, False, True], -0.1), "from 0 to 1e\\+300"),
+        (asked([10, 1, 8, 1, 0, [0, 0, False], 0, False, True], 1.1e300), "not a float"),
+        (asked([10, 1, 8, 1, 0, [0, 0, False], 0, False, True], math.nan), "nan is not a float"),
+        (pack(71, [1, 2, 3, 4, 5], False, [1.0, math.inf]), "inf is not a float"),
+        (pack(71, [1, 2, 3, 4, 5], False, 1.0), "not a list"),
         (pack(67, 99, "why", 0, 0), "not a RemovalCause"),
         (pack(65, "members"), "not a list"),
         (pack(65, [[1, "h"]]), "Member has 3 fields, not 2"),

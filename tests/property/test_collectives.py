@@ -96,6 +96,8 @@ class Ring:
         self.peers = tuple(PeerId(10 + 3 * rank) for rank in range(world_size))
         self.frames: list[Travelling] = []
         self.done: dict[int, bytes] = {}
+        self.weights: tuple[float, ...] = ()
+        """Of a weighted average."""
         self._rng = rng
         memory.PART_BYTES_MIN = rng.choice((0, 4, 1 << 20))  # never, if they are tiny, always
         self._to_begin = list(range(world_size))
@@ -144,7 +146,7 @@ class Ring:
         choice = self._rng.randrange(len(self._to_begin) + len(self.frames) + 1)
         if self._to_begin and (choice < len(self._to_begin) or not self.frames):
             rank = self._to_begin.pop(self._rng.randrange(len(self._to_begin)))
-            self.planes[rank].begin(OPERATION)
+            self.planes[rank].begin(OPERATION, weights=self.weights)
             return True
         if not self.frames:
             return False

@@ -127,7 +127,10 @@ def draw(rng: Random, hint: Any) -> Any:
         return draw(rng, hint.__supertype__)
     origin = typing.get_origin(hint)
     if origin is typing.Annotated:
-        return rng.choice((0, 1, 2, 3, typing.get_args(hint)[1].bound - 1))
+        base, annotation = typing.get_args(hint)
+        if base is float:
+            return rng.choice((0.0, 1.0, 2.5, annotation.largest))
+        return rng.choice((0, 1, 2, 3, annotation.bound - 1))
     if origin is tuple:
         return tuple(draw(rng, typing.get_args(hint)[0]) for _ in range(rng.randrange(4)))
     if origin is types.UnionType:

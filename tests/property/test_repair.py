@@ -17,12 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccl.protocol.data_type import DataType
-from pccl.protocol.frame import FrameHeader
+from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.repair import find_gaps
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp
 from pccl.runtime import memory
 from pccl.runtime.data_plane import DataPlane
 from pccl.runtime.operand import Operand, borrow, borrow_many
+from pccl.stress.sim.fold import fold
 from pccl.transports.lane import Payload
 from pccl.transports.link import Link
 
@@ -74,8 +75,16 @@ class ArrivalLane:
 class World:
     """One operation on all ranks of a ring."""
 
-    def __init__(self, rng: random.Random, size: int, count: int, root: int | None) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        size: int,
+        count: int,
+        root: int | None,
+        weights: tuple[float, ...] = (),
+    ) -> None:
         self.rng = rng
+        self.weights = weights
         self.ring = tuple(PeerId(n + 1) for n in range(size))
         self.lost: list[PeerId] = []
         self.bag: list[tuple[WireLink, FrameHeader, Payload]] = []
@@ -88,7 +97,9 @@ class World:
         self.planes = {peer: self._plane(peer) for peer in self.ring}
         self.held: dict[tuple[PeerId, int], int] = {}
         """(peer, offset) -> how many have contributed to what is there, beyond the own input."""
-        if root is None:
+        if weights:
+            what = Descriptor(DataType.DOUBLE, ReduceOp.AVG, count, weighted=True)
+        elif root is None:
             what = Descriptor(DataType.DOUBLE, ReduceOp.SUM, count)
         else:
             what = Descriptor.broadcast(DataType.DOUBLE, count, root)
@@ -99,7 +110,7 @@ class World:
         for peer in self.ring:
             self.planes[peer].post(OPERATION, what, self.operands[peer - 1], self.ring, peer)
         for peer in self.ring:
-            self.planes[peer].begin(OPERATION)
+            self.planes[peer].begin(OPERATION, weights=weights)
 
     def _borrow(self, buffer: npt.NDArray[np.float64]) -> Operand:
         """One tensor, or a list of tensors."""
@@ -169,8 +180,9 @@ class World:
         for peer, carry in zip(ring, carries, strict=True):
             lent = (self.operands[peer - 1], ring, peer, carry)
             self.planes[peer].post(operation, self.what, *lent)
+        weights = tuple(self.weights[peer - 1] for peer in ring) if self.weights else ()
         for peer in self.rng.sample(ring, len(ring)):
-            self.planes[peer].begin(operation, resumed=resumed)
+            self.planes[peer].begin(operation, resumed=resumed, weights=weights)
             self.run(self.rng.choice([0, 0, 4]))
 
     def resumed_result(self) -> Array:
@@ -338,6 +350,56 @@ def test_nothing_that_is_left_shows_when_it_is_not_resumed(
     fresh.inputs = inputs
     for peer in world.survivors:
         assert world.buffers[peer - 1].tobytes() == fresh.expected().tobytes()
+
+
+@settings(max_examples=200, deadline=None)
+@given(worlds(), st.lists(st.sampled_from([0.0, 0.6, 0.75, 1.0, 40.0]), min_size=7, max_size=7))
+def test_what_is_left_of_a_weighted_average_counts_if_the_scale_is_the_same(
+    case: tuple[World, list[tuple[int, PeerId]]], drawn: list[float]
+) -> None:
+    drawn_world, losses = case
+    size, count = len(drawn_world.ring), len(drawn_world.inputs[0])
+    if drawn_world.root is not None or size < 3:
+        return
+    weights = tuple(drawn[:size])
+    world = World(drawn_world.rng, size, count, None, weights)
+    frames, victim = losses[0]
+    world.run(frames)
+    world.lose(victim)
+    world.try_again(NEXT[0], resumed=True)
+    world.run()
+    left = [weight for peer, weight in zip(world.ring, weights, strict=True) if peer != victim]
+    inputs = [world.inputs[peer - 1] for peer in world.survivors]
+    firsts = None
+    if max(left) > 0.5 and (max(left) > 1) == (max(weights) > 1):  # or both are nothing
+        firsts = [(rank if rank < victim - 1 else rank - 1) % len(left) for rank in range(size)]
+        firsts[victim - 1] = (victim - 1) % len(left)
+    elif not any(weights):
+        firsts = [0] * size
+    factors = [weight / (64 if max(left) > 1 else 1) for weight in left]
+    scaled = [own * factor for own, factor in zip(inputs, factors, strict=True)]
+    expected = fold(scaled, ReduceOp.AVG, firsts, sum(factors) or 1.0)
+    for peer in world.survivors:
+        assert (world.buffers[peer - 1] == expected).all()
+    assert len({world.buffers[peer - 1].tobytes() for peer in world.survivors}) == 1
+    assert len({world.done[peer] for peer in world.survivors}) == 1
+
+
+def test_nothing_is_left_of_a_weighted_average_that_has_not_begun() -> None:
+    """Others have, and know the scale of what there is; so nobody resumes it."""
+    values = np.arange(9.0)
+    plane = DataPlane(Link, lambda operation: False, lambda operation, digest: None, SEGMENT_BYTES)
+    what = Descriptor(DataType.DOUBLE, ReduceOp.AVG, 9, weighted=True)
+    ring = (PeerId(1), PeerId(2), PeerId(3))
+    plane.post(OPERATION, what, borrow(values), ring, ring[0])
+    header = FrameHeader(FrameKind.DATA, OPERATION, 0, 48, 8)
+    lane: Any = ArrivalLane(WireLink(World(random.Random(1), 3, 9, None), ring[0], ring[2]))
+    sink = plane.frame_started(lane, header)
+    sink.memory(0)[:] = np.array([5.0]).tobytes()
+    sink.complete()
+    assert values.tolist() == [0, 1, 2, 3, 4, 5, 5, 7, 8]
+    assert plane.end(OPERATION, committed=False, keep=True).left is None
+    assert values.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_what_is_left_is_not_sent_again() -> None:

@@ -47,6 +47,7 @@ WORKLOADS = (
     "sync repaired",
     "sync under a restarted master",
     "verified",
+    "weighted",
     "wrong piece",
 )
 """What calls of every kind have come to, and operations that lost a member while data moved: what
@@ -57,7 +58,7 @@ CAUGHT_BY = {
     "carry_not_restored": 9,
     "commit_before_all_reported": 0,
     "done_ahead_ignored": 7,
-    "gap_not_bridged": 136,
+    "gap_not_bridged": 171,
     "holdings_overstated": 3,
     "late_tick_judged": 130,
     "lineage_ignored": 30,
@@ -78,7 +79,9 @@ CAUGHT_BY = {
     "stock_forgotten": 27,
     "unverified_piece_accepted": 18,
     "vote_counted_twice": 417,
-    "world_changes_unseen": 926,
+    "weights_in_any_order": 10,
+    "weights_not_waited_for": 19,
+    "world_changes_unseen": 432,
     "write_after_return": 0,
 }
 """A seed that shows each planted bug; ``--planted NAME --first`` searches for others.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from pccl import (
     ReduceOperandDescriptor,
     WireFormat,
 )
-from pccl.arguments import broadcast_request, many_requests, reduce_request
+from pccl.arguments import broadcast_request, list_request, many_requests, reduce_request
 from pccl.protocol.types import Collective, Quantization
 
 
@@ -130,6 +131,14 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
      ValueError, "name must not be empty"),
     ({"quantization_options": QuantizationOptions(error_feedback=ErrorFeedback(), name="w"),
       "op": ReduceOp.MAX}, ValueError, "cannot make good what MAX loses"),
+    ({"weight": 1.0}, ValueError, "weight is for op=ReduceOp.AVG, not for SUM"),
+    ({"weight": -1, "op": ReduceOp.AVG}, ValueError, r"weight must be from 0 to 1e\+300, not -1"),
+    ({"weight": 2e300, "op": ReduceOp.AVG}, ValueError, "weight must be from 0"),
+    ({"weight": 10**400, "op": ReduceOp.AVG}, ValueError, "weight must be from 0"),
+    ({"weight": np.float32("nan"), "op": ReduceOp.AVG}, ValueError, "weight must be .* not nan"),
+    ({"weight": np.inf, "op": ReduceOp.AVG}, ValueError, "weight must be .* not inf"),
+    ({"weight": "1", "op": ReduceOp.AVG}, TypeError, "weight must be a number or None, not '1'"),
+    ({"weight": True, "op": ReduceOp.AVG}, TypeError, "weight must be a number or None, not True"),
 ]  # fmt: skip
 
 
@@ -143,6 +152,28 @@ def test_wrong_arguments_of_a_reduce(
     with pytest.raises(kind, match=words) as caught:
         reduce_request(ONES, None, **{**right, **changes})
     assert not isinstance(caught.value, pccl.PCCLError)
+
+
+def test_a_weight_makes_another_request_and_its_value_does_not() -> None:
+    plain, *weighted = (
+        reduce_request(ONES, None, ReduceOp.AVG, 0, None, None, weight=weight)
+        for weight in (None, 0, 2.5, np.float32(0.5), np.int64(3))
+    )
+    assert not plain.descriptor.weighted
+    assert {one.descriptor for one in weighted} == {replace(plain.descriptor, weighted=True)}
+    assert [one.weight for one in weighted] == [0.0, 2.5, 0.5, 3.0]
+    assert {type(one.weight) for one in weighted} == {float}
+    assert str(weighted[0].descriptor) == "weighted AVG of 4 x float32"
+    many = list_request([ONES, ONES.copy()], None, ReduceOp.AVG, 0, None, "auto", weight=7)
+    assert (many.descriptor.weighted, many.weight) == (True, 7.0)
+    what = ReduceDescriptor(4, ReduceOp.AVG, 3, None, None, weight=1.5)
+    (described,) = many_requests([ReduceOpDescriptor.from_numpy(ONES, ONES, what)])
+    assert (described.descriptor.weighted, described.weight) == (True, 1.5)
+
+
+def test_only_floats_are_averaged_by_weight() -> None:
+    with pytest.raises(ValueError, match="int32 can't be averaged by weight"):
+        reduce_request(np.ones(4, np.int32), None, ReduceOp.AVG, 0, None, None, weight=1.0)
 
 
 # -- quantization --------------------------------------------------------------------------------

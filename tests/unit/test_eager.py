@@ -57,13 +57,14 @@ def test_what_differs_has_another_fingerprint() -> None:
     others = [
         replace(SUM, dtype=DataType.INT32),
         replace(SUM, op=ReduceOp.AVG),
+        replace(SUM, op=ReduceOp.AVG, weighted=True),
         replace(SUM, count=9),
         Descriptor.broadcast(DataType.FLOAT, 8, 0),
         Descriptor.broadcast(DataType.FLOAT, 8, 1),
         Descriptor.barrier(),
     ]
     assert fingerprint(alike) == fingerprint(SUM)
-    assert len({fingerprint(what) for what in [SUM, *others]}) == 7
+    assert len({fingerprint(what) for what in [SUM, *others]}) == 8
     assert all(0 < fingerprint(what) < 1 << 32 for what in [SUM, *others])
 
 
@@ -92,6 +93,7 @@ def test_who_says_nothing_never_goes_ahead() -> None:
         (SUM, True),
         (replace(SUM, count=16), True),
         (replace(SUM, count=17), False),
+        (replace(SUM, op=ReduceOp.AVG, weighted=True), False),  # the start tells the weights
         (replace(SUM, count=0), False),  # one is done with nothing before others have asked
         (Descriptor.broadcast(DataType.FLOAT, 8, 0), False),
         (Descriptor.barrier(), False),

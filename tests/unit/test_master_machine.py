@@ -461,6 +461,43 @@ def test_descriptor_mismatch_names_who_asked_for_what() -> None:
     assert effects == [Send(1, aborted), Send(2, aborted)]
 
 
+WEIGHTED = Descriptor(DataType.FLOAT, ReduceOp.AVG, 8, weighted=True)
+
+
+def test_the_start_of_a_weighted_average_tells_all_weights_in_ring_order() -> None:
+    master = Master(3)
+    for peer, weight in ((3, 0.0), (1, 2.5)):
+        assert master.hear(peer, msg.OperationRequest(operation(), WEIGHTED, weight=weight)) == []
+    again = msg.OperationRequest(operation(), WEIGHTED, weight=9.0)
+    assert master.hear(3, again) == []  # the first word counts
+    started = msg.OperationStarted(operation(), weights=(2.5, 7.0, 0.0))
+    effects = master.hear(2, msg.OperationRequest(operation(), WEIGHTED, weight=7.0))
+    assert effects == [Send(peer, started) for peer in (1, 2, 3)]
+    assert master.hear(2, again) == [Send(2, started)]  # it has lost its connection meanwhile
+    assert (11, started) in sent(master.resume(1, 11, 2))
+
+
+def test_weights_are_given_by_all_or_by_none() -> None:
+    master = Master(2)
+    master.hear(1, msg.OperationRequest(operation(), WEIGHTED, weight=1.0))
+    reason = (
+        "tag 5: peer 1 asked for weighted AVG of 8 x float32; peer 2 asked for AVG of 8 x float32"
+    )
+    aborted = ended(operation(), AbortCause.DESCRIPTOR_MISMATCH, reason)
+    effects = master.hear(2, msg.OperationRequest(operation(), AVG))
+    assert effects == [Send(1, aborted), Send(2, aborted)]
+
+
+def test_contributors_that_are_lost_keep_their_weight() -> None:
+    """Their values are in what the others can still finish."""
+    master = Master(3)
+    for peer in (1, 2, 3):
+        master.hear(peer, msg.OperationRequest(operation(), WEIGHTED, weight=float(peer)))
+    master.hear(3, msg.Goodbye())
+    started = msg.OperationStarted(operation(), weights=(1.0, 2.0, 3.0))
+    assert (11, started) in sent(master.resume(1, 11, 2))
+
+
 def test_digest_mismatch_names_the_minority_and_the_next_number_may_follow() -> None:
     master = Master(3)
     # Master(3) admits both newcomers by one round: view 2 is {1, 2, 3}.

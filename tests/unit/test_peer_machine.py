@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pccl.protocol import errors
@@ -448,6 +450,41 @@ def test_a_reduce() -> None:
     assert peer.hear(ended(operation())) == []  # told twice
     assert peer.machine.phase_of(operation()) is None
     assert peer.do(ReduceCall(10, 5, SUM))[0] == Post(10, operation(1), SUM, ring)
+
+
+WEIGHTED = replace(SUM, op=ReduceOp.AVG, weighted=True)
+
+
+def test_a_weighted_average() -> None:
+    peer = member()
+    ring = (PeerId(1), ME)
+    assert peer.do(ReduceCall(9, 5, WEIGHTED, weight=2.5)) == [
+        Post(9, operation(), WEIGHTED, ring),
+        Send(msg.OperationRequest(operation(), WEIGHTED, weight=2.5)),
+    ]
+    started = msg.OperationStarted(operation(), weights=(0.0, 2.5))
+    assert peer.hear(started) == [Begin(operation(), weights=(0.0, 2.5))]
+    assert peer.hear(msg.OperationStarted(operation())) == []  # of a master that lacks weights
+    peer.do(ReduceDone(operation(), b"digest"))
+    again = peer.hear(ended(operation(), AbortCause.DIGEST_MISMATCH, "results differ"))
+    assert again[-1] == Send(msg.OperationRequest(operation(1), WEIGHTED, weight=2.5))
+    peer.hear(msg.OperationStarted(operation(1), weights=(0.0, 2.5)))
+    peer.do(ReduceDone(operation(1), b"digest"))
+    result = ReduceResult(operation(1), ring, 2, weights=(0.0, 2.5))
+    assert peer.hear(ended(operation(1)))[-1] == Return(9, result)
+
+
+@pytest.mark.parametrize(
+    ("what", "weights"), [(WEIGHTED, ()), (WEIGHTED, (1.0,) * 3), (SUM, (1.0, 1.0))]
+)
+def test_a_start_with_wrong_weights_is_no_start(
+    what: Descriptor, weights: tuple[float, ...]
+) -> None:
+    peer = member()
+    peer.do(ReduceCall(9, 5, what))
+    with pytest.raises(errors.RemoteProtocolError, match="wrong weights"):
+        peer.hear(msg.OperationStarted(operation(), weights=weights))
+    assert peer.machine.phase_of(operation()) is Phase.REQUESTED
 
 
 def test_data_may_be_faster_than_the_start() -> None:

@@ -135,7 +135,7 @@ MORE_POSITIONS = {
     "PCCLError": ["reason"],
     "ReduceInfo": [
         *("contributors", "view", "attempts", "algorithm"),
-        *("compression", "quantization_error"),
+        *("compression", "quantization_error", "weights"),
     ],
     "SharedStateSyncInfo": ["revision", "members", "attempts", "wrong_pieces"],
 }

@@ -1,0 +1,352 @@
+"""Weighted averages: over all dtypes and algorithms, against the definition in exact fractions."""
+
+from __future__ import annotations
+
+import math
+import random
+from fractions import Fraction
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pccl.collectives.layout import Segment
+from pccl.collectives.quantization import make_codec
+from pccl.collectives.reductions import Scratch
+from pccl.collectives.residual import Residual
+from pccl.collectives.weighting import scale, total_weight, weigh
+from pccl.error_feedback import ErrorFeedback
+from pccl.protocol.data_type import DataType
+from pccl.protocol.types import (
+    WEIGHT_MAX,
+    Algorithm,
+    Descriptor,
+    Quantization,
+    ReduceOp,
+    WireFormat,
+)
+from pccl.runtime import memory
+from pccl.runtime.coding import Coding
+from pccl.runtime.memory import Memory
+from pccl.stress.sim.fold import differences, fold, weighed
+from tests.property.test_collectives import ALGORITHMS, OPERATION, Ring, lend, random_values
+
+Array = npt.NDArray[Any]
+
+FLOATS = (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE)
+
+WEIGHTS = st.sampled_from([0.0, 1.0, 3.0, 0.1, 65537.0, 2.5e6]) | st.floats(0, 1e9)
+
+
+@pytest.fixture(autouse=True)
+def part_bytes_min(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each ring draws when several tensors are gathered; what it is for others comes back."""
+    monkeypatch.setattr(memory, "PART_BYTES_MIN", memory.PART_BYTES_MIN)
+
+
+def average(
+    inputs: list[Array],
+    weights: list[float],
+    algorithm: Algorithm,
+    rng: random.Random,
+    quantization: Quantization | None = None,
+    owed: list[ErrorFeedback] | None = None,
+) -> Array:
+    """What all ranks come to; they come to the same, and leave what they have lent for reading."""
+    data_type = DataType.from_numpy_dtype(inputs[0].dtype)
+    buffers = lend(inputs, rng)
+    ring = Ring(len(inputs), 16 * data_type.itemsize, rng)
+    ring.weights = tuple(weights)
+    what = Descriptor(
+        data_type,
+        ReduceOp.AVG,
+        len(inputs[0]),
+        quantization=quantization or Quantization(),
+        algorithm=algorithm,
+        weighted=bool(weights),
+    )
+    for rank, plane in enumerate(ring.planes):
+        residual: Residual | None = None
+        if owed is not None:
+            residual = owed[rank].begin("w", len(inputs[0]), data_type)
+        lent = (ring.borrow(*buffers[rank]), ring.peers, ring.peers[rank], None, residual)
+        plane.post(OPERATION, what, *lent)
+    while ring.step():
+        pass
+    ring.end(committed=True)
+    assert sorted(ring.done) == list(range(len(inputs)))
+    assert len(set(ring.done.values())) == 1
+    assert len({recv.tobytes() for _, recv in buffers}) == 1
+    for own, (send, recv) in zip(inputs, buffers, strict=True):
+        assert send is recv or send.tobytes() == own.tobytes()
+    return buffers[0][1]
+
+
+# -- weights -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("weights", "factors", "divisor", "exponent"),
+    [
+        ((1.0, 1.0, 1.0), [1, 1, 1], 3, 0),
+        ((3.0, 1.0), [0.75, 0.25], 1, 2),
+        ((4.0, 0.0, 4.0), [1, 0, 1], 2, 2),
+        ((0.25, 0.125), [1, 0.5], 1.5, -2),
+        ((0.0, 0.0), [0, 0], 1, 0),
+        ((1e300, 1.0), [1e300 / 2.0**997, 2.0**-997], 1e300 / 2.0**997, 997),
+        ((5e-324,), [1], 1, -1074),
+    ],
+)
+def test_weights_are_divided_by_a_power_of_two(
+    weights: tuple[float, ...], factors: list[float], divisor: float, exponent: int
+) -> None:
+    made = [weigh(weights, rank) for rank in range(len(weights))]
+    assert [one.factor for one in made] == factors
+    assert {(one.divisor, one.exponent, one.world_size) for one in made} == {
+        (divisor, exponent, len(weights))
+    }
+
+
+@given(st.lists(st.floats(1e-200, WEIGHT_MAX), min_size=1, max_size=9))
+def test_the_largest_factor_is_at_most_one_and_nothing_is_rounded(weights: list[float]) -> None:
+    made = [weigh(tuple(weights), rank) for rank in range(len(weights))]
+    assert 0.5 < max(one.factor for one in made) <= 1
+    if min(weights) / max(weights) > 1e-290:
+        unit = Fraction(2) ** made[0].exponent
+        assert [Fraction(one.factor) * unit for one in made] == list(map(Fraction, weights))
+
+
+def test_as_many_of_the_largest_weights_as_there_can_be_have_a_sum() -> None:
+    assert total_weight((WEIGHT_MAX,) * 4000) == pytest.approx(4000 * WEIGHT_MAX)
+    assert total_weight((0.1,) * 10) == 1.0
+    assert total_weight(()) is None
+
+
+@pytest.mark.parametrize("data_type", FLOATS)
+def test_what_has_no_weight_is_zeros_whatever_it_is(data_type: DataType) -> None:
+    values = np.array([math.nan, math.inf, -1.0, -0.0]).astype(data_type.to_numpy_dtype())
+    scale(values, 0.0, values)
+    assert values.tobytes() == bytes(values.nbytes)
+
+
+# -- results -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data_type", FLOATS)
+@settings(max_examples=40)
+@given(
+    st.sampled_from(ALGORITHMS),
+    st.lists(WEIGHTS, min_size=2, max_size=7),
+    st.integers(1, 40),
+    st.randoms(),
+)
+def test_it_is_near_the_definition_in_fractions(
+    data_type: DataType,
+    algorithm: Algorithm,
+    weights: list[float],
+    count: int,
+    rng: random.Random,
+) -> None:
+    """Each contribution is rounded once, and so is each sum: N + 1 roundings on the way."""
+    dtype = data_type.to_numpy_dtype()
+    inputs = [np.array([rng.uniform(-9, 9) for _ in range(count)]).astype(dtype) for _ in weights]
+    result = average(inputs, weights, algorithm, rng)
+    shares = list(map(Fraction, weights))
+    total = sum(shares, Fraction())
+    finfo: Any = ml_dtypes.finfo  # typed in part only
+    info = finfo(dtype)
+    tiny = Fraction(float(info.smallest_subnormal)) * 2 * (len(weights) + 1)
+    for index in range(count):
+        terms = [s * Fraction(float(x[index])) for s, x in zip(shares, inputs, strict=True)]
+        exact = sum(terms, Fraction()) / (total or 1)
+        size = sum(map(abs, terms), Fraction()) / (total or 1)
+        slack = size * Fraction(float(info.eps)) * (len(weights) + 3) + tiny
+        assert abs(Fraction(float(result[index])) - exact) <= slack
+
+
+@pytest.mark.parametrize("data_type", FLOATS)
+@settings(max_examples=40)
+@given(
+    st.sampled_from((Algorithm.RING, Algorithm.STAR)),
+    st.lists(WEIGHTS, min_size=2, max_size=7),
+    st.integers(1, 40),
+    st.randoms(),
+)
+def test_ring_and_star_add_in_rank_order(
+    data_type: DataType,
+    algorithm: Algorithm,
+    weights: list[float],
+    count: int,
+    rng: random.Random,
+) -> None:
+    """Any bits at all: NaN and infinity are among them."""
+    inputs = [random_values(data_type, count, rng) for _ in weights]
+    result = average(inputs, weights, algorithm, rng)
+    firsts = [0] if algorithm is Algorithm.STAR else None
+    scaled, divisor = weighed(inputs, weights)
+    assert differences(result, fold(scaled, ReduceOp.AVG, firsts, divisor), ReduceOp.AVG) == []
+
+
+@pytest.mark.parametrize("data_type", FLOATS)
+@pytest.mark.parametrize("weight", [1.0, 2.0**-40, 1048576.0])
+def test_equal_weights_make_the_plain_average(data_type: DataType, weight: float) -> None:
+    inputs = [random_values(data_type, 100, random.Random(n)) for n in range(5)]
+    for algorithm in ALGORITHMS:
+        plain = average(inputs, [], algorithm, random.Random(4))
+        same = average(inputs, [weight] * 5, algorithm, random.Random(4))
+        assert plain.tobytes() == same.tobytes()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("data_type", FLOATS)
+def test_weights_as_large_as_numbers_of_tokens_overflow_nothing(
+    data_type: DataType, algorithm: Algorithm
+) -> None:
+    inputs = [np.full(50, value).astype(data_type.to_numpy_dtype()) for value in (60000, 30000)]
+    result = average(inputs, [3e9, 3e9], algorithm, random.Random(1))
+    assert result.astype(np.float64) == pytest.approx(45000, rel=2**-7)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("data_type", FLOATS)
+def test_who_has_done_nothing_does_not_count(data_type: DataType, algorithm: Algorithm) -> None:
+    dtype = data_type.to_numpy_dtype()
+    inputs = [np.full(30, value).astype(dtype) for value in (2.0, math.nan, 6.0)]
+    result = average(inputs, [1.0, 0.0, 3.0], algorithm, random.Random(2))
+    assert result.astype(np.float64).tolist() == [5.0] * 30
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_if_nobody_has_done_anything_the_result_is_zeros(algorithm: Algorithm) -> None:
+    inputs = [np.array([1, -1, math.inf, math.nan] * 9, np.float32) for _ in range(3)]
+    result = average(inputs, [0.0] * 3, algorithm, random.Random(2))
+    assert result.tobytes() == bytes(result.nbytes)
+
+
+@settings(max_examples=80)
+@given(
+    st.sampled_from(FLOATS),
+    st.sampled_from(ALGORITHMS),
+    st.lists(WEIGHTS, min_size=2, max_size=5),
+    st.integers(1, 30),
+    st.integers(0, 150),
+    st.booleans(),
+    st.randoms(),
+)
+def test_an_abort_at_any_moment_leaves_every_input_as_it_was(
+    data_type: DataType,
+    algorithm: Algorithm,
+    weights: list[float],
+    count: int,
+    moment: int,
+    quantized: bool,
+    rng: random.Random,
+) -> None:
+    inputs = [random_values(data_type, count, rng) for _ in weights]
+    buffers = lend(inputs, rng)
+    ring = Ring(len(weights), 16 * data_type.itemsize, rng)
+    ring.weights = tuple(weights)
+    quantization = Quantization(WireFormat.INT8, 8) if quantized else Quantization()
+    what = Descriptor(
+        data_type,
+        ReduceOp.AVG,
+        count,
+        quantization=quantization,
+        algorithm=algorithm,
+        weighted=True,
+    )
+    ring.post(what, buffers)
+    for _ in range(moment):
+        if not ring.step():
+            break
+    ring.end(committed=False)
+    results = [recv.tobytes() for _, recv in buffers]
+    assert [send.tobytes() for send, _ in buffers] == [own.tobytes() for own in inputs]
+    ring.deliver_the_rest()
+    assert [recv.tobytes() for _, recv in buffers] == results
+
+
+# -- quantized ---------------------------------------------------------------------------------
+
+
+@settings(max_examples=80)
+@given(
+    st.sampled_from((DataType.FLOAT, DataType.DOUBLE)),
+    st.sampled_from(ALGORITHMS),
+    st.lists(st.floats(0, 1e6) | st.just(0.0), min_size=2, max_size=6),
+    st.integers(1, 90),
+    st.randoms(),
+)
+def test_a_quantized_one_is_near_the_truth(
+    data_type: DataType,
+    algorithm: Algorithm,
+    weights: list[float],
+    count: int,
+    rng: random.Random,
+) -> None:
+    """Steps are 1/127 of sums of contributions of which none is above the largest factor, 1."""
+    dtype = data_type.to_numpy_dtype()
+    inputs = [np.array([rng.uniform(-1, 1) for _ in range(count)]).astype(dtype) for _ in weights]
+    result = average(inputs, weights, algorithm, rng, Quantization(WireFormat.INT8, 8))
+    total = math.fsum(weights)
+    truth = np.zeros(count)
+    for own, weight in zip(inputs, weights, strict=True):
+        truth += own.astype(np.float64) * (weight / total if total else 0.0)
+    largest = max(weights) / total if total else 0.0  # of a contribution to the mean, at most
+    hops = len(weights) * (len(weights) if algorithm is Algorithm.RING else 1)
+    slack = (2 * largest * hops + 1) * 0.51 / 127 + 1e-5
+    assert np.abs(result.astype(np.float64) - truth).max() <= slack
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("data_type", [DataType.FLOAT, DataType.BFLOAT16])
+def test_what_is_owed_does_not_depend_on_the_next_weight(
+    data_type: DataType, algorithm: Algorithm
+) -> None:
+    """Weights change a thousandfold, and are 0 at times: all the same, what the results have lost
+    so far is a rounding or two of the last round, and does not add up."""
+    world_size, count, rounds = 4, 200, 40
+    draw = np.random.default_rng(7)
+    owed = [ErrorFeedback() for _ in range(world_size)]
+    lost = {"with": np.zeros(count), "without": np.zeros(count)}
+    for turn in range(rounds):
+        weights = [float(w) for w in 10.0 ** draw.uniform(-1, 2, world_size)]
+        weights[turn % world_size] = 0.0
+        values = draw.normal(size=(world_size, count)).astype(data_type.to_numpy_dtype())
+        truth = np.average(values.astype(np.float64), axis=0, weights=weights)
+        for kind, total in lost.items():
+            result = average(
+                list(values),
+                weights,
+                algorithm,
+                random.Random(turn),
+                Quantization(WireFormat.INT4, 16),
+                owed if kind == "with" else None,
+            )
+            total += truth - result.astype(np.float64)
+    off = {kind: float(np.sqrt(np.mean(total**2))) for kind, total in lost.items()}
+    assert off["with"] <= off["without"] / 3
+    debts = sum(each.state_dict()["w"].astype(np.float64) for each in owed) / world_size
+    assert np.abs(debts - lost["with"]).max() < (1e-4 if data_type is DataType.FLOAT else 0.2)
+
+
+def test_what_the_dtype_cannot_hold_is_owed_in_units_of_an_average_contribution() -> None:
+    """Weights 3 and 1: factors 3/4 and 1/4, so a contribution of average weight has 1/2."""
+    values = np.array([1.0078125, 3.0]).astype(ml_dtypes.bfloat16)  # 3/4 of the first is none
+    owed = ErrorFeedback()
+    residual = owed.begin("w", 2, DataType.BFLOAT16)
+    plain, wide = (
+        make_codec(Quantization(WireFormat.INT8, 8), data_type, Scratch())
+        for data_type in (DataType.BFLOAT16, DataType.FLOAT)
+    )
+    result = Memory([np.empty_like(values)])
+    coding = Coding(plain, wide, result, residual, OPERATION, 0, 2, stochastic=False)
+    coding.weigh(weigh((3.0, 1.0), 0))
+    own = coding.own(Segment(0, 0, 4, 4), values).astype(np.float64)
+    lost = 0.75 * values.astype(np.float64) - own
+    assert lost[0] != 0
+    assert residual.staged.tolist() == (lost / 0.5).tolist()
