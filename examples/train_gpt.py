@@ -152,7 +152,10 @@ def main() -> None:
     given = parse()
     if given.threads is not None:
         torch.set_num_threads(given.threads)
-    text = load(given.text, given.shape.context + 1)
+    try:
+        text = load(given.text, given.shape.context + 1)
+    except ValueError as error:
+        raise SystemExit(f"train_gpt.py: {error}") from None
     began_s = time.perf_counter()
     with contextlib.ExitStack() as stack:
         writers: list[JsonlWriter | TensorBoardWriter] = []

@@ -85,9 +85,11 @@ def load(folder: Path | None, length_min: int) -> Text:
         length_min: of the training text and of the held-out text, in bytes.
 
     Raises:
-        ValueError: there is less text than that.
+        ValueError: there is no such folder, or less text than that.
         OSError: a file cannot be read.
     """
+    if folder is not None and not folder.is_dir():
+        raise ValueError(f"{folder} is no folder")
     parts: dict[bool, list[bytes]] = {False: [], True: []}
     for name, path in files(folder):
         content = path.read_bytes()

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-import plot_losses
-import train_gpt
+import plot_losses  # noqa: E402
+import train_gpt  # noqa: E402
 
 SMALL = (
-    "--mode alone --width 16 --layers 1 --heads 2 --context 16 --batch 8"
+    "--mode alone --threads 1 --width 16 --layers 1 --heads 2 --context 16 --batch 8"
     " --lr 0.02 --warm-up 5 --held-out 16 --evaluate-every 10"
 )
 
@@ -32,9 +33,12 @@ def text(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def outside_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def outside_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
     for name in ("PCCL_PEERS", "PCCL_PEER_INDEX", "PCCL_MASTER"):
         monkeypatch.delenv(name, raising=False)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, text: Path, *words: str | Path) -> None:
@@ -63,7 +67,7 @@ def test_it_learns_and_says_so(
     count = 256 * 16 + 16 * 16 + (4 * 16 + 4 * 16 * 16 + 8 * 16 * 16) + 2 * 16
     assert re.fullmatch(rf"{count} parameters, 40 steps, \d+ s", cost)
     assert re.fullmatch(r"weights: [0-9a-f]{16}", weights)
-    assert re.fullmatch(r"pccl: step 40, \S+ steps/s\n", status)
+    assert re.fullmatch(r"pccl: step 40, \S+ steps/s", status.splitlines()[-1])
 
     events = lines_of(log)
     steps = [(line["event"], line["step"]) for line in events]
@@ -96,6 +100,13 @@ def test_a_resumed_run_ends_with_the_same_weights(
     assert said == f"resumed from {path} after step 15"
     assert whole == first == resumed
     assert re.fullmatch(r"weights: [0-9a-f]{16}", whole)
+
+
+def test_a_folder_without_text_ends_it_with_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit, match=r"^train_gpt\.py: .*/none is no folder$"):
+        run(monkeypatch, tmp_path / "none", "--steps", "1")
 
 
 def test_curves_go_to_tensorboard(

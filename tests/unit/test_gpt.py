@@ -169,6 +169,8 @@ def test_only_text_is_read(tmp_path: Path) -> None:
 def test_too_little_text_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"0 bytes are to train on; at least 9 are needed"):
         load(tmp_path, 9)
+    with pytest.raises(ValueError, match="none is no folder"):
+        load(tmp_path / "none", 9)
 
 
 def test_the_standard_library_is_enough(tmp_path: Path) -> None:
