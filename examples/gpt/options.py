@@ -136,7 +136,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
-        "--steps", type=positive, default=400, help="inner steps (%(default)s)", metavar="N"
+        "--steps", type=positive, default=600, help="inner steps (%(default)s)", metavar="N"
     )
     length.add_argument(
         "--tokens", type=positive, metavar="N", help="bytes for each peer, in place of --steps"
@@ -162,9 +162,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("--context", type=positive, default=128, metavar="N", help="bytes (%(default)s)")
 
     add = parser.add_argument_group("learning").add_argument
-    add("--batch", type=positive, default=16, metavar="N", help="excerpts a step (%(default)s)")
+    add("--batch", type=positive, default=8, metavar="N", help="excerpts a step (%(default)s)")
     add("--lr", type=float, default=2e-3, metavar="R", help="at its peak (%(default)s)")
-    add("--warm-up", type=count, default=40, metavar="N", help="steps (%(default)s)")
+    add("--warm-up", type=count, default=60, metavar="N", help="steps (%(default)s)")
     add("--seed", type=count, default=0, metavar="N", help="(%(default)s)")
     add("--text", type=Path, metavar="DIR", help="to learn (Python's standard library)")
 
