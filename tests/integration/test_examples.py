@@ -52,7 +52,7 @@ def run_example(name: str, peers: int) -> dict[int, list[str]]:
 def test_all_examples_are_tested() -> None:
     tested = Path(__file__).read_text(encoding="utf-8")
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert len(names) == 5
+    assert len(names) == 7
     assert [name for name in names if f'"{name}"' not in tested] == []
 
 
@@ -90,6 +90,29 @@ def test_with_torch() -> None:
     assert len(losses) == 8
     assert losses[-1] < losses[0]
     assert re.fullmatch(r"weights: [0-9a-f]{16}", weights)
+
+
+def test_train_gpt_and_plot_losses(tmp_path: Path) -> None:
+    """Peers that train alone: each on data of its own, each with a log."""
+    pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
+    sizes = "--width 16 --layers 1 --heads 2 --context 32 --batch 2 --held-out 4 --steps 20"
+    log = str(tmp_path / "alone-{peer}.jsonl")
+    train = (str(EXAMPLES / "train_gpt.py"), "--mode", "alone", *sizes.split(), "--log", log)
+    printed, complaints = launch(2, *PYTHON, *train)
+    assert complaints == []
+    assert printed[0][-1] != printed[1][-1]
+    for lines in printed.values():
+        assert re.fullmatch(r"step 20: held-out loss \d\.\d{4}", lines[0])
+        assert re.fullmatch(r"weights: [0-9a-f]{16}", lines[-1])
+    logs = sorted(str(path) for path in tmp_path.glob("*.jsonl"))
+    plot = (str(EXAMPLES / "plot_losses.py"), *logs, "--out", str(tmp_path / "losses.png"))
+    drawn, complaints = launch(1, *PYTHON, *plot)
+    assert complaints == []
+    assert drawn[0][:-1] == [
+        f"alone-{peer}: {printed[peer][0].removeprefix('step 20: held-out loss ')}"
+        for peer in (0, 1)
+    ]
 
 
 def test_peer_groups() -> None:

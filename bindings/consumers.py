@@ -1,0 +1,238 @@
+"""Who listens to a training run: a JSONL file, TensorBoard, one line on the terminal.
+
+    from pccl.bindings.consumers import JsonlWriter, StatusLine
+
+    with JsonlWriter("run.jsonl") as log, StatusLine() as line:
+        opt = DiLoCo(model.parameters(), inner=inner, comm=comm, on_event=[log, line])
+
+Each takes the events of :mod:`pccl.bindings.events`. The two that write files also take a program's
+own dataclasses, so that its losses lie beside them: ``log(Evaluated(step=100, loss=1.7))``. What
+they raise when a disk is full or a directory is gone is for the program to see; the line on the
+terminal raises nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from datetime import UTC, datetime
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from pccl.bindings.events import Event, InnerStep, MembersChanged, OuterStep, TrainsAlone
+from pccl.bindings.status_line import StatusLine
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+__all__ = ["JsonlWriter", "ScalarWriter", "StatusLine", "TensorBoardWriter"]
+
+
+class JsonlWriter:
+    """Appends each event to a file as one line of JSON.
+
+    ``{"event": "TrainsAlone", "time": "2026-03-01T12:00:00.250+00:00", "step": 700}``: the class,
+    the wall clock (UTC, milliseconds), and the fields of the event under their own names. JSON
+    knows no NaN and no infinity: both become null. A line is in the file when the call returns, so
+    a process that is killed leaves whole lines behind; if it does not (the machine died), the next
+    one to append begins a line of its own.
+
+    Args:
+        path: of the file; made if it does not exist, appended to if it does. Its folder must exist.
+        every_inner: of the :class:`~pccl.bindings.events.InnerStep` events, only those are written
+            whose step is a multiple of this. All other events are.
+
+    Raises:
+        OSError: the file cannot be opened or, when called, written.
+        ValueError: ``every_inner`` is not at least 1; or, when called: the file has been closed.
+        TypeError: ``every_inner`` is no int; or, when called: that is no dataclass instance.
+    """
+
+    def __init__(self, path: str | PathLike[str], *, every_inner: int = 1) -> None:
+        self._every_inner = checked_every_inner(every_inner)
+        self._path = Path(path)
+        lacks_end = _lacks_line_end(self._path)
+        self._file = self._path.open("a", encoding="utf-8", buffering=1)
+        if lacks_end:
+            self._file.write("\n")
+
+    def __call__(self, event: Event | DataclassInstance) -> None:
+        """Write one line."""
+        values = values_of(event)
+        if self._file.closed:
+            raise ValueError(f"the log {self._path} has been closed")
+        if isinstance(event, InnerStep) and event.step % self._every_inner:
+            return
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line: dict[str, Any] = {"event": type(event).__name__, "time": now}
+        for name, value in values.items():
+            line[name] = None if isinstance(value, float) and not math.isfinite(value) else value
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+
+    def close(self) -> None:
+        """Close the file. Closing it again does nothing."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _lacks_line_end(path: Path) -> bool:
+    """Whether somebody died in the middle of the last line of this file."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) != b"\n"
+
+
+class ScalarWriter(Protocol):
+    """The part of ``torch.utils.tensorboard.SummaryWriter`` that is used."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
+        """One point of one curve."""
+        ...
+
+    def close(self) -> object:
+        """Write what is left."""
+        ...
+
+
+class TensorBoardWriter:
+    """Draws each number of each event over the inner step.
+
+    A curve's tag is the event's name and the field's, as in ``outer_step/exposed_s``. Of peers
+    their number is drawn: ``group/members``, ``group/joined``, ``group/lost``,
+    ``outer_step/contributors``. Norms have a curve for each fragment, as in
+    ``outer_step/mean_norm/fragment_2``. NaN is left out; text is, too. An instance of a program's
+    own dataclass needs an int ``step`` among its fields.
+
+    Args:
+        to: a folder, for a ``SummaryWriter`` of its own, which it closes; or one that the program
+            has (anything with its ``add_scalar`` will do), which it leaves open.
+        every_inner: as for :class:`JsonlWriter`.
+
+    Raises:
+        ImportError: a folder was given, and torch or tensorboard is not installed.
+        ValueError: ``every_inner`` is not at least 1; or, when called: it has been closed.
+        TypeError: ``to`` is neither; ``every_inner`` is no int; or, when called: that is no
+            dataclass instance with a step.
+    """
+
+    def __init__(self, to: str | PathLike[str] | ScalarWriter, *, every_inner: int = 1) -> None:
+        self._every_inner = checked_every_inner(every_inner)
+        self._is_own = isinstance(to, str | PathLike)
+        self._closed = False
+        if isinstance(to, str | PathLike):
+            self._writer: ScalarWriter = _summary_writer()(str(Path(to)))
+        elif callable(getattr(to, "add_scalar", None)):
+            self._writer = to
+        else:
+            raise TypeError(f"TensorBoardWriter takes a folder or a SummaryWriter, not {to!r}")
+
+    def __call__(self, event: Event | DataclassInstance) -> None:
+        """Draw it."""
+        values = values_of(event)
+        if self._closed:
+            raise ValueError("this TensorBoardWriter has been closed")
+        if isinstance(event, InnerStep) and event.step % self._every_inner:
+            return
+        step = values.get("step")
+        if not isinstance(step, int):
+            raise TypeError(f"{type(event).__name__} has no int field 'step' to draw it over")
+        for tag, value in scalars(event).items():
+            self._writer.add_scalar(tag, value, step)
+
+    def close(self) -> None:
+        """Close the own ``SummaryWriter``, if there is one. Closing again does nothing."""
+        if self._is_own and not self._closed:
+            self._writer.close()
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _summary_writer() -> Callable[[str], ScalarWriter]:
+    # Imported here: a second of work, for an extra that not everybody has.
+    try:
+        from torch.utils import tensorboard
+    except ImportError as error:
+        raise ImportError(
+            "TensorBoardWriter needs torch and tensorboard: pip install 'pccl[tensorboard]'"
+        ) from error
+    made: Callable[[str], ScalarWriter] = tensorboard.SummaryWriter
+    return made
+
+
+def scalars(event: Event | DataclassInstance) -> dict[str, float]:
+    """The numbers of an event by the tags of their curves, without its step."""
+    match event:
+        case MembersChanged():
+            peers = {"members": event.members, "joined": event.joined, "lost": event.lost}
+            return {f"group/{name}": float(len(ids)) for name, ids in peers.items()}
+        case TrainsAlone():
+            return {"group/members": 1.0}
+        case OuterStep(fragment=fragment):
+            skipped, of_norms = {"step", "fragment"}, f"/fragment_{fragment}"
+        case _:
+            skipped, of_norms = {"step"}, ""
+    family = _snake(type(event).__name__)
+    found: dict[str, float] = {}
+    for name, value in values_of(event).items():
+        number = float(len(value)) if name == "contributors" else value
+        if name in skipped or not isinstance(number, int | float) or math.isnan(number):
+            continue
+        found[f"{family}/{name}{of_norms if name.endswith('_norm') else ''}"] = float(number)
+    return found
+
+
+def values_of(event: Event | DataclassInstance) -> dict[str, Any]:
+    """The fields of a dataclass by name.
+
+    Raises:
+        TypeError: it is none, or a class instead of an instance.
+    """
+    if isinstance(event, type) or not hasattr(event, "__dataclass_fields__"):
+        raise TypeError(f"an event is a dataclass instance, not {event!r}")
+    return {field.name: getattr(event, field.name) for field in fields(event)}
+
+
+def checked_every_inner(every_inner: int) -> int:
+    """How many inner steps there are to one that is written.
+
+    Raises:
+        TypeError: not an int.
+        ValueError: less than 1.
+    """
+    if type(every_inner) is not int:
+        raise TypeError(f"every_inner is an int, not {every_inner!r}")
+    if every_inner < 1:
+        raise ValueError(f"every_inner is at least 1, not {every_inner}")
+    return every_inner
+
+
+def _snake(name: str) -> str:
+    """``OuterStep`` as ``outer_step``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

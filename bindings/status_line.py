@@ -1,0 +1,232 @@
+"""``StatusLine``: how a training run stands, in one line.
+
+The training thread only leaves word. A thread of the line's own writes, so a terminal that is
+paused, or a pipe that nobody reads, holds up no step.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import sys
+import threading
+from collections import deque
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from pccl.bindings.events import (
+    Event,
+    GradientsAveraged,
+    InnerStep,
+    MembersChanged,
+    OuterStep,
+    StateSynced,
+    TrainsAlone,
+)
+from pccl.progress import size
+
+DRAW_S = 0.25
+"""How often it is drawn anew on a terminal."""
+
+LINE_S = 10.0
+"""Where there is no terminal, so long lies between two lines at least."""
+
+RATED_STEPS = 100
+"""Steps per second are those of the last so many."""
+
+CLOSE_S_MAX = 1.0
+"""How long closing waits for the last line to be written."""
+
+
+class Tally:
+    """What the events add up to, and how that reads."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._revision: int | None = None
+        self._members: int | None = None
+        self._tx_bytes = 0
+        self._hidden_s = 0.0
+        self._exposed_s = 0.0
+        self._communicated = False
+        self._seconds: deque[float] = deque(maxlen=RATED_STEPS)
+
+    def add(self, event: Event) -> None:
+        """Take note of one event."""
+        self._step = max(self._step, event.step)
+        match event:
+            case InnerStep():
+                if not math.isnan(event.seconds):
+                    self._seconds.append(event.seconds)
+            case MembersChanged():
+                self._members = len(event.members)
+            case TrainsAlone():
+                self._members = 1
+            case StateSynced():
+                self._revision = event.revision
+                self._tx_bytes += event.tx_bytes
+            case OuterStep():
+                self._revision = event.revision
+                self._add_reduce(event)
+            case GradientsAveraged():
+                self._add_reduce(event)
+
+    def _add_reduce(self, event: OuterStep | GradientsAveraged) -> None:
+        self._communicated = True
+        self._tx_bytes += event.tx_bytes
+        self._hidden_s += event.hidden_s
+        self._exposed_s += event.exposed_s
+        if self._members is None:  # until we are told
+            self._members = len(event.contributors)
+
+    def words(self) -> str:
+        """``step 1200, 14.2 steps/s, revision 12, 4 peers, sent 12.3 MB, hidden ...``."""
+        parts = [f"step {self._step}"]
+        if total_s := math.fsum(self._seconds):
+            parts.append(f"{len(self._seconds) / total_s:.3g} steps/s")
+        if self._revision is not None:
+            parts.append(f"revision {self._revision}")
+        if self._members is not None:
+            parts.append("alone" if self._members == 1 else f"{self._members} peers")
+        if self._communicated:
+            parts.append(f"sent {size(self._tx_bytes)}")
+            parts.append(f"hidden {self._hidden_s:.1f} s, exposed {self._exposed_s:.1f} s")
+        return ", ".join(parts)
+
+
+class StatusLine:
+    """Shows how training goes: step, rate, revision, peers, bytes, seconds hidden and exposed.
+
+    On a terminal the line is rewritten in place, and what the program prints meanwhile comes out
+    above it: until :meth:`close`, ``sys.stdout`` and ``sys.stderr`` are routed through it.
+    Elsewhere it is a plain line at most every ten seconds, and one at the end. Bytes and seconds
+    are sums since it was made; the rate is that of the last 100 inner steps. Errors of the stream
+    are dropped.
+
+    Args:
+        stream: where to write; None: stderr.
+
+    Raises:
+        TypeError: ``stream`` cannot be written to.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        if stream is not None and not callable(getattr(stream, "write", None)):
+            raise TypeError(f"StatusLine writes to a text stream, not {stream!r}")
+        self._stream = stream
+        self._tally = Tally()
+        self._writer: Writer | None = None
+        self._closed = False
+
+    def __call__(self, event: Event) -> None:
+        """Take note of it. Returns at once; after :meth:`close` nothing is shown any more."""
+        self._tally.add(event)
+        if self._closed:
+            return
+        if self._writer is None:
+            self._writer = Writer(self._stream or sys.stderr)
+            atexit.register(self.close)  # or a program that fails does not say how far it came
+        self._writer.latest = self._tally.words()
+
+    def close(self) -> None:
+        """Write how it ended, and end. Closing again does nothing."""
+        self._closed = True
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            atexit.unregister(self.close)
+            writer.ending.set()
+            writer.join(CLOSE_S_MAX)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Display(Protocol):
+    """Where the line is seen. Used by one thread."""
+
+    interval_s: float
+
+    def draw(self, words: str) -> None:
+        """It reads like this now."""
+        ...
+
+    def finish(self, words: str) -> None:
+        """It stays like this."""
+        ...
+
+
+class Writer(threading.Thread):
+    """Shows what was noted last, until it is told to end."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(name="pccl-status-line", daemon=True)
+        self.latest = ""
+        self.ending = threading.Event()
+        self._stream = stream
+        self.start()
+
+    def run(self) -> None:
+        """Draw; if the stream cannot be written to, be silent."""
+        with contextlib.suppress(Exception):
+            kind = Rewritten if self._stream.isatty() else Plain
+            display: Display = kind(self._stream)
+            while not self.ending.wait(display.interval_s):
+                display.draw(self.latest)
+            display.finish(self.latest)
+
+
+class Plain:
+    """A line now and then, for pipes and files; none if there is nothing new to say."""
+
+    interval_s = LINE_S
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._said = ""
+
+    def draw(self, words: str) -> None:
+        """One more line."""
+        if words != self._said:
+            self._said = words
+            self._stream.write(f"pccl: {words}\n")
+            self._stream.flush()
+
+    def finish(self, words: str) -> None:
+        """The last line."""
+        self.draw(words)
+
+
+class Rewritten:
+    """A line that is drawn over itself, and stays when it ends."""
+
+    interval_s = DRAW_S
+
+    def __init__(self, stream: TextIO) -> None:
+        # Imported here: a program without a terminal does without it.
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        self._text = Text
+        console = Console(file=stream)
+        self._live = Live(console=console, auto_refresh=False)
+        self._live.start()
+        console.show_cursor(True)  # a program that is killed would leave none
+
+    def draw(self, words: str) -> None:
+        """Draw it anew."""
+        self._live.update(self._text(words, overflow="ellipsis", no_wrap=True), refresh=True)
+
+    def finish(self, words: str) -> None:
+        """Draw it for the last time."""
+        self.draw(words)
+        self._live.stop()

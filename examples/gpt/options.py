@@ -1,0 +1,202 @@
+"""The command line of ``train_gpt.py``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from gpt.model import Shape
+
+MODES = ("alone", "data-parallel", "sync", "delayed", "streaming")
+FRAGMENTS, MIXING = 4, 0.5
+"""Of streaming, if nothing else is said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What was asked for; ``--help`` says what each is."""
+
+    mode: str
+    steps: int
+    sync_every: int | str
+    delay: int
+    fragments: int
+    mixing: float
+    compression: str | None
+    min_peers: int
+    shape: Shape
+    batch: int
+    lr: float
+    warm_up: int
+    seed: int
+    peer: int
+    text: Path | None
+    evaluate_every: int
+    held_out: int
+    checkpoint: Path | None
+    checkpoint_every: int
+    log: Path | None
+    tensorboard: Path | None
+    status: bool
+    sample: int
+    threads: int | None
+
+    @property
+    def tokens_per_step(self) -> int:
+        """How many bytes one peer learns from in one step."""
+        return self.batch * self.shape.context
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """Read the command line, with what ``pccl launch`` says of this process in its environment.
+
+    Raises:
+        SystemExit: it makes no sense, or help was asked for; either has been printed.
+    """
+    parser = make_parser()
+    given = parser.parse_args(arguments)
+    peers, index = int(os.environ.get("PCCL_PEERS", "1")), os.environ.get("PCCL_PEER_INDEX")
+    try:
+        return complete(given, peers, index, in_run="PCCL_MASTER" in os.environ)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def complete(given: argparse.Namespace, peers: int, index: str | None, *, in_run: bool) -> Options:
+    """What was left open follows from what was said.
+
+    Args:
+        given: what :func:`make_parser` made of the command line.
+        peers: how many processes were launched here.
+        index: this one's number among them; None: nobody gave it one.
+        in_run: whether it is told of a run to join. Without a number there, it chooses one, so that
+            no other draws the same data.
+
+    Raises:
+        ValueError: things that don't go together.
+    """
+    shape = Shape(given.width, given.layers, given.heads, given.context)
+    known = dict(vars(given), shape=shape)
+    if given.tokens is not None:
+        known["steps"] = max(1, given.tokens // (given.batch * given.context))
+    known["fragments"] = given.fragments or (FRAGMENTS if given.mode == "streaming" else 1)
+    if given.mixing is None:
+        known["mixing"] = MIXING if given.mode == "streaming" else 0.0
+    if given.delay is None:
+        known["delay"] = usual_delay(given.mode, given.sync_every, known["fragments"])
+    known["peer"] = int(index or 0) if index or not in_run else secrets.randbits(32)
+    known["sample"] = given.sample if index in (None, "0") else 0  # the others write the same
+    known["min_peers"] = given.min_peers or peers
+    known["threads"] = given.threads or (1 if peers > 1 else None)
+    for name in ("checkpoint", "log", "tensorboard"):
+        path: str | None = known[name]
+        if path is not None:
+            known[name] = own_path(path, f"--{name}", peers, index)
+    return Options(**{field.name: known[field.name] for field in fields(Options)})
+
+
+def usual_delay(mode: str, sync_every: int | str, fragments: int) -> int:
+    """How many inner steps an average may take until it is merged.
+
+    Delayed: until the next one is taken. Streaming: until it is the next fragment's turn.
+
+    Raises:
+        ValueError: ``sync_every`` is a time, so that nobody knows how many steps that is.
+    """
+    if mode not in ("delayed", "streaming"):
+        return 0
+    if not isinstance(sync_every, int):
+        raise ValueError(f"--sync-every {sync_every} with --mode {mode} needs --delay STEPS")
+    return max(1, sync_every // fragments)
+
+
+def own_path(path: str, option: str, peers: int, index: str | None) -> Path:
+    """The path with ``{peer}`` replaced.
+
+    Raises:
+        ValueError: several processes of this machine would write to one path.
+    """
+    if peers > 1 and "{peer}" not in path:
+        raise ValueError(f"{option} {path} is one path for {peers} peers: put {{peer}} into it")
+    return Path(path.replace("{peer}", index or "0"))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All options. A default that depends on others is None here."""
+    parser = argparse.ArgumentParser(
+        prog="train_gpt.py",
+        description="Train a small GPT on the bytes of real text, alone or together with others.",
+    )
+    add = parser.add_argument
+    add("--mode", choices=MODES, default="sync", help="how the peers train together (%(default)s)")
+
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument(
+        "--steps", type=positive, default=600, help="inner steps (%(default)s)", metavar="N"
+    )
+    length.add_argument(
+        "--tokens", type=positive, metavar="N", help="bytes for each peer, in place of --steps"
+    )
+
+    add(
+        "--sync-every",
+        type=steps_or_time,
+        default=50,
+        metavar="N",
+        help="inner steps between two averages, or a time such as 30s (%(default)s)",
+    )
+    add("--delay", type=count, metavar="N", help="inner steps until an average is merged")
+    add("--fragments", type=positive, metavar="N", help=f"parts (streaming: {FRAGMENTS}, else 1)")
+    add("--mixing", type=float, metavar="A", help=f"local share (streaming: {MIXING}, else 0)")
+    add("--compression", metavar="FORMAT", help="int8, int4, ... (none)")
+    add("--min-peers", type=positive, metavar="N", help="begin with so many (all that launch made)")
+
+    add = parser.add_argument_group("model").add_argument
+    add("--width", type=positive, default=128, metavar="N", help="(%(default)s)")
+    add("--layers", type=positive, default=4, metavar="N", help="(%(default)s)")
+    add("--heads", type=positive, default=4, metavar="N", help="(%(default)s)")
+    add("--context", type=positive, default=128, metavar="N", help="bytes (%(default)s)")
+
+    add = parser.add_argument_group("learning").add_argument
+    add("--batch", type=positive, default=8, metavar="N", help="excerpts a step (%(default)s)")
+    add("--lr", type=float, default=2e-3, metavar="R", help="at its peak (%(default)s)")
+    add("--warm-up", type=count, default=60, metavar="N", help="steps (%(default)s)")
+    add("--seed", type=count, default=0, metavar="N", help="(%(default)s)")
+    add("--text", type=Path, metavar="DIR", help="to learn (Python's standard library)")
+
+    add = parser.add_argument_group("output; {peer} in a path is its number").add_argument
+    add("--evaluate-every", type=positive, default=50, metavar="N", help="steps (%(default)s)")
+    add("--held-out", type=positive, default=64, metavar="N", help="excerpts (%(default)s)")
+    add("--checkpoint", metavar="PATH", help="save there, and resume from it if it exists")
+    add("--checkpoint-every", type=positive, default=100, metavar="N", help="steps (%(default)s)")
+    add("--log", metavar="FILE", help="events and losses as lines of JSON")
+    add("--tensorboard", metavar="DIR", help="events and losses as curves")
+    add("--status", action="store_true", help="one line on stderr that says how it goes")
+    add("--sample", type=count, default=0, metavar="N", help="bytes to write at the end")
+    add("--threads", type=positive, metavar="N", help="of torch (1 if launch made several peers)")
+    return parser
+
+
+def positive(text: str) -> int:
+    """An int of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def count(text: str) -> int:
+    """An int of at least 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is less than 0")
+    return value
+
+
+def steps_or_time(text: str) -> int | str:
+    """``100``, or ``30s``, which DiLoCo reads."""
+    return positive(text) if text.lstrip("-").isdigit() else text

@@ -1,0 +1,184 @@
+"""Train a small GPT on the bytes of real text, on one machine or on many.
+
+    python examples/train_gpt.py --mode alone --sample 400
+    pccl launch -n 4 -- python examples/train_gpt.py --mode sync
+    pccl launch -n 4 -- python examples/train_gpt.py --mode streaming --compression int4
+
+The modes differ in how often the peers talk, and in whether they wait for it:
+
+- ``alone``: not at all.
+- ``data-parallel``: every step averages all gradients.
+- ``sync``: DiLoCo; every ``--sync-every`` steps the peers average what they have changed.
+- ``delayed``: the same, but they train on while the average is under way.
+- ``streaming``: the same, one fragment of the model after the other.
+
+All begin with the same weights, each draws batches of its own. All print the same ``weights:`` at
+the end if their models are bit for bit alike. ``gpt/trainers.py`` shows what makes a training loop
+one of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpt.model import GPT, digest
+from gpt.options import Options, parse
+from gpt.text import Text, load
+from gpt.trainers import Trainer, make_trainer
+from pccl.bindings.consumers import JsonlWriter, StatusLine, TensorBoardWriter
+from pccl.bindings.events import Event
+
+LR_FLOOR = 0.1
+"""What is left of the learning rate at the end."""
+
+LOGGED_EVERY = 10
+"""Inner steps between two training losses in the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """An event of our own: the loss of the batch that this step has learned from."""
+
+    step: int
+    loss: float
+    learning_rate: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """Another one: the loss on the held-out text, in nats per byte, after so many bytes here."""
+
+    step: int
+    loss: float
+    tokens: int
+
+
+Tell = Callable[[Event | Trained | Evaluated], None]
+
+
+def train(given: Options, text: Text, tell: Tell) -> GPT:
+    """Train a model, as asked for; returns it when all steps are made."""
+    model = GPT(given.shape, given.seed)
+    inner = torch.optim.AdamW(model.parameters(), lr=given.lr, betas=(0.9, 0.95), weight_decay=0.1)
+    length = given.shape.context + 1  # the last byte is only guessed, the first only seen
+    held_out = text.held_out_excerpts(given.held_out, length)
+    with contextlib.ExitStack() as stack:
+        opt = make_trainer(given, model, inner, tell, stack)
+        if given.checkpoint is not None and given.checkpoint.exists():
+            resume(given, model, opt)
+        while opt.inner_steps < given.steps:
+            opt.zero_grad()
+            step = opt.inner_steps
+            rate = learning_rate(step, peak=given.lr, warm_up=given.warm_up, steps=given.steps)
+            for group in inner.param_groups:
+                group["lr"] = rate
+            batch = text.batch(given.batch, length, seed=given.seed, peer=given.peer, step=step)
+            loss = model.loss(batch)
+            torch.autograd.backward(loss)
+            opt.step(weight=given.tokens_per_step)
+
+            made = opt.inner_steps
+            if made % LOGGED_EVERY == 0:
+                tell(Trained(step=made, loss=loss.item(), learning_rate=rate))
+            if made % given.evaluate_every == 0 and made < given.steps:
+                judge(given, model, held_out, made, tell)
+            if given.checkpoint is not None and made % given.checkpoint_every == 0:
+                save(given, model, opt)
+        made = opt.inner_steps
+        opt.close()
+    judge(given, model, held_out, made, tell)
+    return model
+
+
+def learning_rate(step: int, *, peak: float, warm_up: int, steps: int) -> float:
+    """Up in a straight line, then down along half a cosine.
+
+    A function of the step alone, so that one who resumes or joins has what the others have.
+
+    Args:
+        step: counted from 0; from ``steps`` on it stays at its floor.
+        peak: reached in the last step of the warm-up.
+        warm_up: how many steps it takes to get there; with 0 it begins at its peak.
+        steps: when it is down to a tenth of its peak.
+    """
+    if step < warm_up:
+        return peak * (step + 1) / warm_up
+    done = min(1.0, (step - warm_up) / max(1, steps - warm_up))
+    return peak * (LR_FLOOR + (1 - LR_FLOOR) * (1 + math.cos(math.pi * done)) / 2)
+
+
+@torch.no_grad()
+def evaluate(model: GPT, excerpts: Tensor, batch: int) -> float:
+    """Mean loss over excerpts of one length, so many at once; in nats per byte."""
+    count = len(excerpts)
+    parts = [excerpts[at : at + batch] for at in range(0, count, batch)]
+    return math.fsum(model.loss(part).item() * len(part) for part in parts) / count
+
+
+def judge(given: Options, model: GPT, held_out: Tensor, step: int, tell: Tell) -> None:
+    """Print and log how well the model does."""
+    loss = evaluate(model, held_out, given.batch)
+    tell(Evaluated(step=step, loss=loss, tokens=step * given.tokens_per_step))
+    print(f"step {step}: held-out loss {loss:.4f}")
+
+
+def save(given: Options, model: GPT, opt: Trainer) -> None:
+    """Write a checkpoint; who dies meanwhile leaves the one before as it is."""
+    assert given.checkpoint is not None
+    fresh = given.checkpoint.with_name(f"{given.checkpoint.name}.{os.getpid()}")
+    torch.save({"model": model.state_dict(), "optimizer": opt.state_dict()}, fresh)
+    fresh.replace(given.checkpoint)
+
+
+def resume(given: Options, model: GPT, opt: Trainer) -> None:
+    """Go on where a checkpoint was written."""
+    assert given.checkpoint is not None
+    saved = torch.load(given.checkpoint, weights_only=True)
+    model.load_state_dict(saved["model"])
+    opt.load_state_dict(saved["optimizer"])
+    print(f"resumed from {given.checkpoint} after step {opt.inner_steps}")
+
+
+def main() -> None:
+    """Read the options and the text, train, and say what came of it."""
+    given = parse()
+    if given.threads is not None:
+        torch.set_num_threads(given.threads)
+    try:
+        text = load(given.text, given.shape.context + 1)
+    except ValueError as error:
+        raise SystemExit(f"train_gpt.py: {error}") from None
+    began_s = time.perf_counter()
+    with contextlib.ExitStack() as stack:
+        writers: list[JsonlWriter | TensorBoardWriter] = []
+        if given.log is not None:
+            writers.append(stack.enter_context(JsonlWriter(given.log, every_inner=LOGGED_EVERY)))
+        if given.tensorboard is not None:
+            board = TensorBoardWriter(given.tensorboard, every_inner=LOGGED_EVERY)
+            writers.append(stack.enter_context(board))
+        line = stack.enter_context(StatusLine()) if given.status else None
+
+        def tell(event: Event | Trained | Evaluated) -> None:
+            for writer in writers:
+                writer(event)
+            if line is not None and not isinstance(event, Trained | Evaluated):
+                line(event)
+
+        model = train(given, text, tell)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{count} parameters, {given.steps} steps, {time.perf_counter() - began_s:.0f} s")
+    print("weights:", digest(model.parameters()))
+    if given.sample:
+        print(model.write(given.sample, seed=given.seed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The example of consumers in docs/diloco.md prints what the page says; its commands are right."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from pccl.bindings.events import Event
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "diloco.md").read_text(encoding="utf-8")
+LIMIT_S = 60.0
+
+
+def test_consumers(tmp_path: Path) -> None:
+    found = re.search(r"```python\n(import io\n.*?)```\n\n```\n(.*?)```", PAGE, re.DOTALL)
+    assert found is not None
+    (tmp_path / "example.py").write_text(found[1], encoding="utf-8")
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "example.py"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert (ended.stderr, ended.stdout) == ("", found[2])
+
+
+def test_events_and_their_fields_are_listed() -> None:
+    rows = dict(re.findall(r"^\| `([A-Z]\w+)` \|[^|]*\|(.*)\|$", PAGE, re.MULTILINE))
+    for kind in get_args(Event):
+        names = [field.name for field in dataclasses.fields(kind) if field.name != "step"]
+        assert re.findall(r"`(\w+)`", rows[kind.__name__]) == names
+
+
+def test_commands_of_the_example_are_understood() -> None:
+    pytest.importorskip("torch")
+    from gpt.options import make_parser
+
+    commands = re.findall(
+        r"^(?:pccl launch -n 4 -- )?python examples/train_gpt\.py (.*)$", PAGE, re.M
+    )
+    modes = [make_parser().parse_args(shlex.split(words)).mode for words in commands]
+    assert modes == ["alone", "data-parallel", "sync", "delayed", "streaming"]
+    options = set(re.findall(r"`(--[a-z-]+)", PAGE.partition("## A real job")[2]))
+    known = set(re.findall(r"--[a-z-]+", make_parser().format_help()))
+    assert options - known == set()
