@@ -76,7 +76,7 @@ class Reduction:
         self._scratch = scratch
         self._lacks_weights = weighted
         self._factor = 1.0
-        self._exponent = 0
+        self._unit = 0.0
         self._scaled = Scratch()
 
     @property
@@ -85,15 +85,15 @@ class Reduction:
         return self._lacks_weights
 
     @property
-    def exponent(self) -> int:
-        """Partial results are smaller than sums of weighted values by this power of two."""
-        return self._exponent
+    def unit(self) -> float:
+        """Of a weighted average: by which all weights were divided; otherwise 0."""
+        return self._unit
 
     def weigh(self, weighting: Weighting) -> None:
         """The weights are known."""
         self._lacks_weights = False
         self._factor, self._divisor = weighting.factor, weighting.divisor
-        self._exponent = weighting.exponent
+        self._unit = weighting.unit
 
     @property
     def scales(self) -> bool:

@@ -1,10 +1,10 @@
 """Weighted averages: what becomes of contributions that count unequally.
 
 Each contribution is multiplied by its weight, and their sum is divided by the sum of the weights.
-All weights of an operation are first divided by the power of two that brings the largest of them
-into (1/2, 1]: that is exact, so it changes no result, and no partial sum is larger than that of a
-plain average would be, whatever unit the weights are in. With equal weights the result is bit for
-bit the plain average if they are powers of two (1, for example).
+All weights of an operation are first divided by a unit: the power of two that brings the largest
+of them into (1/2, 1], which is exact, so it changes no result; or, if all that are not 0 are equal,
+that weight, so that the result is bit for bit the plain average. No partial sum is larger than that
+of a plain average would be, whatever the weights count.
 
 A contribution of weight 0 is taken for zeros, also where it is infinite or NaN.
 """
@@ -28,13 +28,13 @@ class Weighting:
     Attributes:
         factor: of the own contribution, from 0 to 1.
         divisor: of the sum of all: the sum of all factors; 1 if all are 0.
-        exponent: by which power of two all weights were divided.
+        unit: by which all weights were divided; 1 if all are 0.
         world_size: how many contributions there are.
     """
 
     factor: float
     divisor: float
-    exponent: int
+    unit: float
     world_size: int
 
     @property
@@ -50,11 +50,15 @@ def weigh(weights: tuple[float, ...], rank: int) -> Weighting:
         weights: of all contributions, in ring order; finite, not negative.
         rank: whose factor it is.
     """
-    mantissa, exponent = frexp(max(weights))
-    if mantissa == 0.5:
-        exponent -= 1
-    factors = [ldexp(weight, -exponent) for weight in weights]
-    return Weighting(factors[rank], fsum(factors) or 1.0, exponent, len(weights))
+    unit = _unit_of(weights)
+    factors = [weight / unit for weight in weights]
+    return Weighting(factors[rank], fsum(factors) or 1.0, unit, len(weights))
+
+
+def _unit_of(weights: tuple[float, ...]) -> float:
+    least, largest = min((w for w in weights if w), default=1.0), max(weights) or 1.0
+    mantissa, exponent = frexp(largest)
+    return largest if least == largest else ldexp(1.0, exponent - (mantissa == 0.5))
 
 
 def total_weight(weights: tuple[float, ...]) -> float | None:

@@ -35,7 +35,7 @@ class Carry:
         saved: by position: whether the own contribution was moved to ``operand.saved``.
         partial: by position: whether a partial sum of the ranks from the chunk's first to this one
             is in the result.
-        exponent: of a weighted average: by which power of two all weights were divided.
+        unit: of a weighted average: by which all weights were divided.
     """
 
     operation: OperationId
@@ -44,7 +44,7 @@ class Carry:
     operand: Operand
     saved: bytearray
     partial: bytearray
-    exponent: int = 0
+    unit: float = 0.0
 
     def seeds(self, ring: tuple[PeerId, ...]) -> Seeds | None:
         """What of it counts in another ring; None if that is not this one with members lost.

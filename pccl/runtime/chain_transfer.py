@@ -9,7 +9,7 @@ ones would have sent on: final values only, under the steps and numbers that the
 Another attempt: partial sums that an aborted attempt of the same call has left count as received if
 everybody resumes that attempt. Which of them the neighbour lacks he is asked before any is sent, so
 no segment comes before he has begun; one that does shows that nothing is resumed. Those of a
-weighted average can be used only if all weights are still divided by the same power of two.
+weighted average can be used only if all weights are still divided by the same unit.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class ChainTransfer(Transfer):
         self._weigh(weights, self.schedule.rank)
         carry, self._carry = self._carry, None
         seeds = None
-        if carry is not None and resumed and carry.exponent == self._reduction.exponent:
+        if carry is not None and resumed and carry.unit == self._reduction.unit:
             seeds = carry.seeds(self._ring)
         if carry is not None and seeds is not None:
             self._resume(carry, seeds)
@@ -262,7 +262,7 @@ class ChainTransfer(Transfer):
                 partial[segment.position] = not arrival.finish and index in inlet.received
             elif index in inlet.received or index in inlet.claims:
                 partial[segment.position] = 0
-        left = (self._operand, self._saved, partial, self._reduction.exponent)
+        left = (self._operand, self._saved, partial, self._reduction.unit)
         return Carry(self.operation, self._ring, schedule, *left)
 
     def _restore(self) -> None:

@@ -5,8 +5,9 @@ the value of rank c and takes in those of c + 1, c + 2, ... (modulo the world si
 exact Python numbers, cut to the width of their dtype after each hop. Halves are combined in float32
 and rounded after each hop; the last hop of an average rounds only after the division.
 
-Of a weighted average each value is first multiplied by its weight, as a fraction of the smallest
-power of two that is no less than any weight, and the sum is divided by the sum of these fractions.
+Of a weighted average each value is first multiplied by its weight, as a fraction of a unit, and the
+sum is divided by the sum of these fractions. The unit is the smallest power of two that is no less
+than any weight; or, if all weights but zeros are equal, that weight.
 
 A NaN is a NaN: its sign and payload depend on the machine. Likewise it is open which of two zeros
 of different sign is the smaller one. All members hold the same bits nevertheless; that is checked
@@ -31,7 +32,10 @@ _HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
 def unit_of(weights: list[float]) -> float:
-    """The power of two that weights are taken as fractions of."""
+    """What weights are taken as fractions of."""
+    kinds = set(weights) - {0.0}
+    if len(kinds) == 1:
+        return kinds.pop()
     unit = 1.0
     while unit < max(weights):
         unit *= 2
@@ -42,16 +46,15 @@ def unit_of(weights: list[float]) -> float:
 
 def weighed(contributions: list[Array], weights: list[float]) -> tuple[list[Array], float]:
     """What is to be added up of a weighted average, and what the sum is to be divided by."""
-    unit = unit_of(weights)
+    fractions = [weight / unit_of(weights) for weight in weights]
     scaled: list[Array] = []
-    for own, weight in zip(contributions, weights, strict=True):
+    for own, share in zip(contributions, fractions, strict=True):
         wide = np.dtype(np.float32) if own.dtype in _HALVES else own.dtype
-        fraction = np.array(weight / unit).astype(wide)
+        fraction = np.array(share).astype(wide)
         with np.errstate(all="ignore"):
             product = own.astype(wide) * fraction if fraction else np.zeros(len(own), wide)
             scaled.append(product.astype(own.dtype))
-    total = sum((Fraction(weight) for weight in weights), Fraction())
-    return scaled, float(total / Fraction(unit)) or 1.0
+    return scaled, float(sum(map(Fraction, fractions))) or 1.0
 
 
 def fold(
