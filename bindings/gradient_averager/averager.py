@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import pccl
-from pccl import Attribute, ErrorFeedback, QuantizationOptions, SyncProgress
+from pccl import ErrorFeedback, QuantizationOptions, SyncProgress
 from pccl.bindings.events import (
     Event,
     GradientsAveraged,
@@ -32,9 +32,6 @@ from pccl.inquiry import RemovalCause
 BUCKET_BYTES = 25 << 20
 FIRST_TAG = 1 << 32
 """Buckets take this tag and those that follow: far from those that programs count from 0."""
-
-POLL_S = 0.05
-"""Pause between two looks whether enough peers have come."""
 
 
 class GradientAverager:
@@ -64,7 +61,7 @@ class GradientAverager:
         bucket_bytes: gradients are reduced together up to this size. The same for all peers.
         compression: how gradients are shortened for the wire: the name of a format, which comes
             with error feedback, or options; ``name`` is filled in. The same for all peers.
-        min_peers: nobody takes a step while the run has fewer members, this one included.
+        min_peers: how many members the run must have before this peer comes in, itself included.
         shared: more tensors that newcomers take over, by name, contiguous.
         stateful: what else counts steps, by name: learning-rate schedulers, a GradScaler. Newcomers
             take over the numbers in their ``state_dict()``.
@@ -133,8 +130,6 @@ class GradientAverager:
     def update(self) -> tuple[int, ...]:
         """Join the run, or let newcomers in; afterwards all replicas are equal. Joint call.
 
-        Waits while the run has fewer than ``min_peers`` members.
-
         Returns:
             The ids of those that have come: of everybody, where this peer is the newcomer.
 
@@ -173,9 +168,6 @@ class GradientAverager:
         if not self._is_connected:
             self._connect()
         else:
-            self._comm.update_topology()
-        while self._comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < self._min_peers:
-            time.sleep(POLL_S)
             self._comm.update_topology()
         newcomers = self._now() - self._members
         if newcomers:
@@ -452,8 +444,8 @@ def _averageable(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tup
             "the optimizer has parameters that are not the model's; their gradients would not be "
             "averaged: pass the module that holds all of them, such as an nn.ModuleList"
         )
-    modules: Any = model.named_modules()
-    for name, module in modules:
+    whole: Any = model  # torch types this only in part
+    for name, module in whole.named_modules():
         if getattr(module, "sparse", False) is True:
             raise ValueError(
                 f"{name or type(module).__name__!r} makes sparse gradients, and buckets hold dense "
@@ -488,4 +480,6 @@ def _options(
         options = QuantizationOptions(format=compression, error_feedback=ErrorFeedback())
     else:
         options = compression
+    if options.error_feedback is None:
+        return [options] * count
     return [dataclasses.replace(options, name=f"bucket.{number}") for number in range(count)]

@@ -21,7 +21,6 @@ from pccl.errors import (
     Evicted,
     MasterLost,
     OutcomeUnknown,
-    PCCLError,
     ResyncRequired,
     TooFewPeers,
 )
@@ -87,7 +86,7 @@ class Reductions:
             None: this peer is out of step with the others. What the tensors hold is worth nothing.
 
         Raises:
-            DescriptorMismatch, LockstepError, PCCLError: the peers do not run the same program.
+            DescriptorMismatch, LockstepError: the peers do not run the same program.
         """
         undecided = self._flights
         while undecided:
@@ -125,7 +124,6 @@ class Reductions:
     def _aborted(self, flights: list[_Flight]) -> list[_Flight]:
         """Wait for all of them; those that have to be launched again."""
         again: list[_Flight] = []
-        wrong: PCCLError | None = None
         for flight in flights:
             if flight.handle is None or flight.info is not None:
                 continue
@@ -135,13 +133,9 @@ class Reductions:
                 pass
             except OUT_OF_STEP:
                 self._out_of_step = True
-            except DescriptorMismatch as error:
-                wrong = error
+            except DescriptorMismatch:
+                self._flights = []  # whoever asked for something else may not come to the others
+                raise
             except CollectiveAborted:
                 again.append(flight)
-            except PCCLError as error:
-                wrong = error
-        if wrong is not None:
-            self._flights = []
-            raise wrong
         return [] if self._out_of_step else again
