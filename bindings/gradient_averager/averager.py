@@ -29,7 +29,7 @@ from pccl.bindings.gradient_averager.replica import Replica
 from pccl.errors import Evicted, MasterLost, NotConnected, ResyncRequired
 from pccl.inquiry import RemovalCause
 
-BUCKET_BYTES = 25 << 20
+BUCKET_BYTES = 4 << 20
 FIRST_TAG = 1 << 32
 """Buckets take this tag and those that follow: far from those that programs count from 0."""
 
@@ -55,7 +55,7 @@ class GradientAverager:
     has one it is zero.
 
     Args:
-        model: contiguous parameters on the CPU or CUDA devices, registered alike on all peers.
+        model: contiguous parameters, on the CPU or a CUDA device, registered alike on all peers.
         optimizer: of parameters of the model; one whose state is tensors and numbers.
         comm: need not be connected yet; stays the caller's to close.
         bucket_bytes: gradients are reduced together up to this size. The same for all peers.
@@ -100,8 +100,8 @@ class GradientAverager:
         # What changes in every step is not worth fetching before it.
         frozen = any(not parameter.requires_grad for parameter in model.parameters())
         self._fetches_early = bool(shared) or frozen
-        self._trained = {name for name, _ in named}
-        self._model, self._optimizer, self._comm = model, optimizer, comm
+        self._trainable = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+        self._optimizer, self._comm = optimizer, comm
         self._min_peers, self._resume = min_peers, resume
         self._on_progress = on_progress
         self._listeners = [on_event] if callable(on_event) else list(on_event)
@@ -142,7 +142,7 @@ class GradientAverager:
         """
         if self._reductions.are_open:
             raise RuntimeError("gradients are being averaged; call synchronize() or step() first")
-        if any(p.requires_grad != (n in self._trained) for n, p in self._model.named_parameters()):
+        if any(parameter.requires_grad != trains for parameter, trains in self._trainable):
             raise RuntimeError(
                 "requires_grad of a parameter has changed; close() this GradientAverager and make "
                 "a new one, on all peers at the same step"
@@ -170,10 +170,10 @@ class GradientAverager:
         else:
             self._comm.update_topology()
         newcomers = self._now() - self._members
+        self._tell_of_members()
         if newcomers:
             self._synchronize_state()
         self._members = self._now()
-        self._tell_of_members()
         return tuple(sorted(newcomers))
 
     def _connect(self) -> None:
@@ -213,7 +213,7 @@ class GradientAverager:
         )
 
     def _tell_of_members(self) -> None:
-        before, self._known = self._known, self._members
+        before, self._known = self._known, self._now()
         if before == self._known:
             return
         self._tell(
@@ -332,11 +332,20 @@ class GradientAverager:
 
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(arrived))
 
+        def steps(*_: object) -> None:
+            averager = this()
+            if averager is not None and averager._reductions.are_open:
+                raise RuntimeError(
+                    "the gradients are being averaged; call averager.step(), or synchronize() "
+                    "before optimizer.step()"
+                )
+
         def stepped(*_: object) -> None:
             averager = this()
             if averager is not None and averager.is_member:
                 averager._replica.stepped()
 
+        self._hooks.append(self._optimizer.register_step_pre_hook(steps))
         self._hooks.append(self._optimizer.register_step_post_hook(stepped))
 
     def _arrived(self, number: int, place: int) -> None:
@@ -456,6 +465,11 @@ def _averageable(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tup
     ]
     if not named:
         raise ValueError("no parameter of the model has requires_grad; there is nothing to average")
+    devices = sorted({str(parameter.device) for _, parameter in named})
+    if len(devices) > 1:
+        raise ValueError(
+            f"the model is spread over {', '.join(devices)}; put all that is trained on one device"
+        )
     for name, parameter in named:
         if any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):
             raise ValueError(

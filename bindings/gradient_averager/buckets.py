@@ -21,7 +21,7 @@ class Bucket:
 
     Args:
         plan: which, and where.
-        named: all parameters with their names, as the plan counts them.
+        named: all parameters with their names, as the plan counts them; on one device.
 
     Attributes:
         values: all gradients, shape (n,), on the host.
@@ -31,17 +31,17 @@ class Bucket:
         chosen = [named[slot.parameter] for slot in plan.slots]
         self._names = [name for name, _ in chosen]
         self._parameters = [parameter for _, parameter in chosen]
-        self._devices = {p.device for p in self._parameters if p.device.type == "cuda"}
-        self.values = torch.zeros(
-            plan.numel, dtype=self._parameters[0].dtype, pin_memory=bool(self._devices)
-        )
+        first = self._parameters[0]
+        self._is_cuda = first.is_cuda
+        self._is_host = first.device.type == "cpu"
+        self.values = torch.zeros(plan.numel, dtype=first.dtype, pin_memory=self._is_cuda)
         self._views = [
             self.values[slot.begin : slot.end].view(parameter.shape)
             for slot, parameter in zip(plan.slots, self._parameters, strict=True)
         ]
         self._here = [False] * len(self._views)
         self._missing = len(self._views)
-        self._copied: list[Any] = []  # CUDA events; torch types them only in part
+        self._copied: Any = None  # a CUDA event; torch types them only in part
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
@@ -56,18 +56,18 @@ class Bucket:
     @property
     def is_on_host(self) -> bool:
         """All gradients have been taken, and lie in ``values``."""
-        return self.is_complete and all(event.query() for event in self._copied)
+        return self.is_complete and (self._copied is None or bool(self._copied.query()))
 
     def wait_on_host(self) -> None:
-        """Wait for copies from devices."""
-        for event in self._copied:
-            event.synchronize()
+        """Wait for copies from the device."""
+        if self._copied is not None:
+            self._copied.synchronize()
 
     def begin(self) -> None:
         """All gradients are missing again."""
         self._here = [False] * len(self._views)
         self._missing = len(self._views)
-        self._copied = []
+        self._copied = None
 
     def take(self, place: int) -> None:
         """The gradient of the parameter at this place is there.
@@ -91,13 +91,13 @@ class Bucket:
                 "make the embedding with sparse=False"
             )
         elif gradient is not view:
-            view.copy_(gradient.detach(), non_blocking=bool(self._devices))
-        if view.device == self._parameters[place].device:
+            view.copy_(gradient.detach(), non_blocking=self._is_cuda)
+        if self._is_host:
             self._parameters[place].grad = view
         self._here[place] = True
         self._missing -= 1
-        if not self._missing:
-            self._copied = [_recorded(device) for device in self._devices]
+        if self._is_cuda and not self._missing:
+            self._copied = _recorded(self._parameters[place].device)
 
     def take_rest(self) -> None:
         """Take the gradients that backward has not announced; where there is none, zeros."""

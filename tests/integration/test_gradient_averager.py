@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from tests.integration.conftest import Run
 
 LIMIT_S = 60.0
+QUICK = pccl.Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01)
 SMALL = 200
 """Bytes of a bucket, so that the small model has several."""
 
@@ -400,6 +402,32 @@ def test_a_checkpoint_counts_more_than_who_is_fresh(new_run: Callable[..., Run])
         peers[0].averager.load_state_dict(saved[2])
 
 
+def test_a_peer_whose_master_is_gone_takes_no_step(new_run: Callable[..., Run]) -> None:
+    """It joins the run that is coordinated there afterwards, and goes on where it was."""
+    impatient = replace(QUICK, master_lost_s=1.0)
+    run = new_run(timing=impatient)
+    peers = [Peer(run, 1) for _ in range(2)]
+    ended = [run.start(peer.train, 3, data_of(number)) for number, peer in enumerate(peers)]
+    assert ended[0].result(LIMIT_S) == ended[1].result(LIMIT_S)
+    for entered in [run.start(peer.averager.update) for peer in peers]:
+        entered.result(LIMIT_S)
+    run.master.interrupt()
+
+    def step(number: int) -> bool:
+        torch.autograd.backward(loss_of(peers[number].model, batch(number, 3)))
+        return peers[number].averager.step()
+
+    before = bits(peers[0].model)
+    first, second = run.start(step, 0), run.start(step, 1)
+    assert not first.result(LIMIT_S)
+    assert not second.result(LIMIT_S)
+    assert bits(peers[0].model) == bits(peers[1].model) == before
+    assert not any(peer.averager.is_member for peer in peers)
+    with pccl.MasterNode(run.master.address, timing=impatient):
+        ended = [run.start(peer.train, 6, data_of(number)) for number, peer in enumerate(peers)]
+        assert ended[0].result(LIMIT_S) == ended[1].result(LIMIT_S)
+
+
 def test_other_buckets_are_told(new_run: Callable[..., Run]) -> None:
     run = new_run()
     peers = [Peer(run, 1, bucket_bytes=size) for size in (SMALL, 1 << 20)]
@@ -425,6 +453,8 @@ def test_calls_in_the_wrong_order_are_told(new_run: Callable[..., Run]) -> None:
         torch.autograd.backward(loss_of(peer.model, batch(0, 0)))
     with pytest.raises(RuntimeError, match="call synchronize"):
         peer.averager.update()
+    with pytest.raises(RuntimeError, match=r"call averager\.step\(\)"):
+        peer.optimizer.step()
     peer.averager.step()
     peer.model.get_parameter("0.bias").requires_grad_(False)
     with pytest.raises(RuntimeError, match="requires_grad"):
@@ -459,6 +489,9 @@ def test_models_that_cannot_be_averaged_are_refused(new_run: Callable[..., Run])
     model, other = nn.Linear(2, 2), nn.Linear(2, 2)
     with pytest.raises(ValueError, match="not the model's"):
         GradientAverager(model, sgd(other), comm=comm)
+    spread = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    with pytest.raises(ValueError, match="spread over cpu, meta"):
+        GradientAverager(spread, sgd(spread), comm=comm)
     with pytest.raises(ValueError, match="bucket_bytes=0"):
         GradientAverager(model, sgd(model), comm=comm, bucket_bytes=0)
 
