@@ -31,14 +31,16 @@ import pccl  # noqa: E402
 from pccl.bindings.events import Event, GradientsAveraged, StateSynced  # noqa: E402
 from pccl.bindings.gradient_averager import GradientAverager  # noqa: E402
 
-LIMIT_S = 60.0
+LIMIT_S = 110.0
+"""Far more than it takes; a machine that is busy with other things must not fail the tests."""
+
 PAUSE_S = 0.01
 """Of a peer at each step, so that the test can follow."""
 
 PARAMETERS, SIZE = 6, 1000
 LR = 0.25
 KILL_AT = 3
-QUICK = pccl.Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01, deadline_s=1.0)
+QUICK = pccl.Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01, deadline_s=3.0)
 
 
 def gradient(shard: int, step: int, number: int) -> float:
