@@ -127,17 +127,17 @@ class Conductor:
         """Wait until a round is over.
 
         Returns:
-            What came of it, and the seconds from ``put`` to there; None: this replica was cut off
-            meanwhile, and has entered again.
+            What came of it, and the seconds from ``put`` to there; None: there are notices, which
+            may be that this replica was cut off from the round. Hear them, and wait again.
 
         Raises:
             PCCLError: as of ``notices``.
         """
         with self._changed:
-            while not self._has_entered and number not in self._commits:
+            while not self._notices and number not in self._commits:
                 self._check()
                 self._changed.wait()
-            return None if self._has_entered else self._commits[number]
+            return None if self._notices else self._commits[number]
 
     def wait_entered(self) -> None:
         """Wait until there is news of an entry.

@@ -343,8 +343,7 @@ class DiLoCo(torch.optim.Optimizer):
                 continue
             changed = True
             if not self._merge(action):
-                self._hear()  # cut off and back again: what else was due is void
-                break
+                break  # cut off and back again: what else was due is void
         return changed
 
     def _launch(self, launch: Launch) -> None:
@@ -359,9 +358,11 @@ class DiLoCo(torch.optim.Optimizer):
     def _merge(self, merge: Merge) -> bool:
         """Merge what came of a round; return False if this replica was cut off from it."""
         began_s = time.monotonic()
-        ended = self._conductor.wait(merge.number)
-        if ended is None:
-            return False
+        entry = self._entry
+        while (ended := self._conductor.wait(merge.number)) is None:
+            self._hear()
+            if self._entry != entry:
+                return False
         exposed_s = time.monotonic() - began_s
         committed, took_s = ended
         self._pipeline.merged(merge.number, time.monotonic())

@@ -52,7 +52,7 @@ def run_example(name: str, peers: int) -> dict[int, list[str]]:
 def test_all_examples_are_tested() -> None:
     tested = Path(__file__).read_text(encoding="utf-8")
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert len(names) == 7
+    assert len(names) == 8
     assert [name for name in names if f'"{name}"' not in tested] == []
 
 
@@ -113,6 +113,21 @@ def test_train_gpt_and_plot_losses(tmp_path: Path) -> None:
         f"alone-{peer}: {printed[peer][0].removeprefix('step 20: held-out loss ')}"
         for peer in (0, 1)
     ]
+
+
+def test_data_parallel() -> None:
+    pytest.importorskip("torch")
+    printed = run_example("data_parallel.py", 2)
+    assert printed[0] == printed[1]
+    *steps, weights = printed[0]
+    losses: list[float] = []
+    for number, line in enumerate(steps):
+        found = re.fullmatch(rf"step {10 * number + 10}: mean loss (\d+\.\d+)", line)
+        assert found is not None, line
+        losses.append(float(found[1]))
+    assert len(losses) == 6
+    assert losses[-1] < losses[0]
+    assert re.fullmatch(r"weights: [0-9a-f]{16}", weights)
 
 
 def test_peer_groups() -> None:

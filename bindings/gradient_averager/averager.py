@@ -1,0 +1,499 @@
+"""``GradientAverager``: hooks on the parameters, the membership, and the step."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import pccl
+from pccl import ErrorFeedback, QuantizationOptions, SyncProgress
+from pccl.bindings.events import (
+    Event,
+    GradientsAveraged,
+    MembersChanged,
+    StateSynced,
+    TrainsAlone,
+)
+from pccl.bindings.gradient_averager.bucket_plan import Piece, plan_buckets
+from pccl.bindings.gradient_averager.buckets import Bucket
+from pccl.bindings.gradient_averager.reductions import Outcome, Reductions
+from pccl.bindings.gradient_averager.replica import Replica
+from pccl.errors import Evicted, MasterLost, NotConnected, ResyncRequired
+from pccl.inquiry import RemovalCause
+
+BUCKET_BYTES = 4 << 20
+FIRST_TAG = 1 << 32
+"""Buckets take this tag and those that follow: far from those that programs count from 0."""
+
+
+class GradientAverager:
+    """Averages the gradients of every step over all peers, while backward goes on.
+
+        with GradientAverager(model, optimizer, comm=comm, min_peers=2) as averager:
+            while averager.steps < 1000:
+                averager.update()
+                optimizer.zero_grad()
+                loss(model, next(batches)).backward()
+                averager.step()
+
+    Parameters, optimizer state and step count stay bit for bit the same on all peers, whoever
+    comes and goes. ``update`` joins the run, lets newcomers in and gives them all of that; so it
+    stands at the top of every step, for all of them. A peer that was cut off from the run joins it
+    again there, too.
+
+    Between ``backward()`` and ``synchronize()`` (or ``step()``, which calls it) the gradients are
+    being averaged, in place: do not look at them, and do not change them. Clip and unscale them
+    after ``synchronize()``. All trainable parameters get a gradient in every step; where no peer
+    has one it is zero.
+
+    Args:
+        model: contiguous parameters, on the CPU or a CUDA device, registered alike on all peers.
+        optimizer: of parameters of the model; one whose state is tensors and numbers.
+        comm: need not be connected yet; stays the caller's to close.
+        bucket_bytes: gradients are reduced together up to this size. The same for all peers.
+        compression: how gradients are shortened for the wire: the name of a format, which comes
+            with error feedback, or options; ``name`` is filled in. The same for all peers.
+        min_peers: how many members the run must have before this peer comes in, itself included.
+        shared: more tensors that newcomers take over, by name, contiguous.
+        stateful: what else counts steps, by name: learning-rate schedulers, a GradScaler. Newcomers
+            take over the numbers in their ``state_dict()``.
+        resume: as of ``Communicator.sync_shared_state``.
+        on_progress: as of ``Communicator.sync_shared_state``; told of what a newcomer fetches.
+        on_event: called with each :data:`pccl.bindings.events.Event`, on the training thread; or
+            several of them.
+
+    Raises:
+        ValueError, TypeError: something that cannot be averaged or shared; the message says what
+            to do.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        comm: pccl.Communicator,
+        bucket_bytes: int = BUCKET_BYTES,
+        compression: str | QuantizationOptions | None = None,
+        min_peers: int = 1,
+        shared: Mapping[str, Tensor] | None = None,
+        stateful: Mapping[str, Any] | None = None,
+        resume: str = "never",
+        on_progress: Callable[[SyncProgress], None] | None = None,
+        on_event: Callable[[Event], None] | Iterable[Callable[[Event], None]] = (),
+    ) -> None:
+        if bucket_bytes < 1 or min_peers < 1:
+            raise ValueError(f"{bucket_bytes=} and {min_peers=} must be 1 or more")
+        named = _averageable(model, optimizer)
+        pieces = [Piece(p.numel(), str(p.dtype), p.element_size()) for _, p in named]
+        self._buckets = [Bucket(plan, named) for plan in plan_buckets(pieces, bucket_bytes)]
+        self._options = _options(compression, len(self._buckets))
+        self._replica = Replica(model, optimizer, shared or {}, stateful or {})
+        # What changes in every step is not worth fetching before it.
+        frozen = any(not parameter.requires_grad for parameter in model.parameters())
+        self._fetches_early = bool(shared) or frozen
+        self._trainable = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+        self._optimizer, self._comm = optimizer, comm
+        self._min_peers, self._resume = min_peers, resume
+        self._on_progress = on_progress
+        self._listeners = [on_event] if callable(on_event) else list(on_event)
+        self._reductions = Reductions(comm)
+        self._members: frozenset[int] = frozenset()
+        self._known: frozenset[int] = frozenset()
+        self._accumulates = False
+        self._began_s = 0.0
+        self._copying: list[int] = []
+        self._launched = [False] * len(self._buckets)
+        self._hooks: list[Any] = []
+        self._listen()
+
+    @property
+    def steps(self) -> int:
+        """Taken by the run so far; the same on all peers."""
+        return self._replica.steps
+
+    @property
+    def is_member(self) -> bool:
+        """Takes part in the run; otherwise ``update`` joins it."""
+        return bool(self._members)
+
+    # -- membership --------------------------------------------------------------------------------
+
+    def update(self) -> tuple[int, ...]:
+        """Join the run, or let newcomers in; afterwards all replicas are equal. Joint call.
+
+        Returns:
+            The ids of those that have come: of everybody, where this peer is the newcomer.
+
+        Raises:
+            RuntimeError: gradients are being averaged; call ``synchronize`` first. Or a parameter's
+                ``requires_grad`` has changed; make a new GradientAverager.
+            MasterLost: there is no master. Start one, and call again.
+            Evicted, StateMismatch: the others train another model.
+            StateUnavailable, NotAdmitted: as of ``Communicator.sync_shared_state`` and ``connect``.
+        """
+        if self._reductions.are_open:
+            raise RuntimeError("gradients are being averaged; call synchronize() or step() first")
+        if any(parameter.requires_grad != trains for parameter, trains in self._trainable):
+            raise RuntimeError(
+                "requires_grad of a parameter has changed; close() this GradientAverager and make "
+                "a new one, on all peers at the same step"
+            )
+        while True:
+            was_member = self.is_member
+            try:
+                return self._meet()
+            except Evicted as error:
+                if error.cause is RemovalCause.STATE_CONFLICT:
+                    raise
+            except MasterLost:
+                if not was_member:
+                    raise
+            except ResyncRequired:
+                self._leave()
+                self._connect()
+                continue
+            self._leave()
+
+    def _meet(self) -> tuple[int, ...]:
+        """Everybody comes here between two steps."""
+        if not self._is_connected:
+            self._connect()
+        else:
+            self._comm.update_topology()
+        newcomers = self._now() - self._members
+        self._tell_of_members()
+        if newcomers:
+            self._synchronize_state()
+        self._members = self._now()
+        return tuple(sorted(newcomers))
+
+    def _connect(self) -> None:
+        self._comm.connect(
+            min_peers=self._min_peers,
+            shared_state=self._replica.state if self._fetches_early else None,
+            on_progress=self._on_progress if self._fetches_early else None,
+        )
+
+    @property
+    def _is_connected(self) -> bool:
+        try:
+            return self._comm.peer_id >= 0
+        except NotConnected:
+            return False
+
+    def _now(self) -> frozenset[int]:
+        return frozenset(member.peer_id for member in self._comm.members())
+
+    def _synchronize_state(self) -> None:
+        """Make all replicas equal. All that are in this one will be valid in the next one."""
+        began_s = time.monotonic()
+        self._replica.publish()
+        info = self._comm.sync_shared_state(
+            self._replica.state, resume=self._resume, on_progress=self._on_progress
+        )
+        self._replica.state.push_revision()
+        self._replica.adopt()
+        self._tell(
+            StateSynced(
+                step=self.steps,
+                revision=info.revision,
+                tx_bytes=info.tx_bytes,
+                rx_bytes=info.rx_bytes,
+                seconds=time.monotonic() - began_s,
+            )
+        )
+
+    def _tell_of_members(self) -> None:
+        before, self._known = self._known, self._now()
+        if before == self._known:
+            return
+        self._tell(
+            MembersChanged(
+                step=self.steps,
+                peer_id=self._comm.peer_id,
+                members=tuple(sorted(self._known)),
+                joined=tuple(sorted(self._known - before)),
+                lost=tuple(sorted(before - self._known)),
+            )
+        )
+        if len(self._known) == 1:
+            self._tell(TrainsAlone(step=self.steps))
+
+    def _leave(self) -> None:
+        """The run goes on without this peer, until it joins again as a newcomer."""
+        self._members = frozenset()
+        self._replica.begin_anew()
+        for options in self._options:
+            if options is not None and options.error_feedback is not None:
+                assert options.name is not None
+                options.error_feedback.forget(options.name)
+
+    def verify(self) -> None:
+        """Make sure that all replicas are equal, bit for bit; changes nothing. Joint call.
+
+        Raises:
+            StateMismatch: they are not; the message names the first tensor that differs.
+        """
+        self._replica.publish()
+        self._comm.verify(self._replica.state)
+
+    # -- gradients ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def no_sync(self) -> Generator[None]:
+        """Gradients that are made inside add up here, and are averaged with the next ones."""
+        before, self._accumulates = self._accumulates, True
+        try:
+            yield
+        finally:
+            self._accumulates = before
+
+    def synchronize(self, *also: Tensor) -> bool:
+        """Replace all gradients by their averages. Joint call.
+
+        What backward has not made counts as zero: after a batch that failed call this all the same.
+        A peer that is lost on the way is missing from the averages that were not there yet; they
+        are the same on all who are left.
+
+        Args:
+            also: more tensors to be averaged, in place: contiguous, on the CPU, of floats, such as
+                the loss. The same on all peers.
+
+        Returns:
+            Whether the gradients are averages. If not, the run has gone on without this peer: take
+            no step; the next ``update`` joins again, and takes over what the others have.
+
+        Raises:
+            RuntimeError: ``update`` was not called.
+            DescriptorMismatch: the peers average other things.
+        """
+        called_s = time.monotonic()
+        if not self._reductions.are_open:
+            self._require_membership()
+            self._began_s = called_s
+        with torch.no_grad():
+            for number, bucket in enumerate(self._buckets):
+                if not self._launched[number]:
+                    bucket.take_rest()
+                    bucket.wait_on_host()
+                    self._launch(number)
+        for number, tensor in enumerate(also, len(self._buckets)):
+            if number == len(self._launched):  # not yet, in a call that Ctrl-C has ended
+                self._launched.append(True)
+                self._reductions.launch(tensor, FIRST_TAG + number, None)
+        outcome = self._reductions.wait()
+        self._begin_step()
+        if outcome is None:
+            self._leave()
+            return False
+        with torch.no_grad():
+            for bucket in self._buckets:
+                bucket.give_back()
+        self._tell(self._averaged(outcome, called_s))
+        return True
+
+    def step(self, *also: Tensor) -> bool:
+        """``synchronize``, then the optimizer's step, unless this peer has lost its place.
+
+        Args:
+            also: as of ``synchronize``.
+
+        Returns:
+            Whether a step was taken.
+
+        Raises:
+            RuntimeError, DescriptorMismatch: as of ``synchronize``.
+        """
+        averaged = self.synchronize(*also)
+        if averaged:
+            self._optimizer.step()
+        return averaged
+
+    def _listen(self) -> None:
+        """Be told of every gradient, for as long as this object lives."""
+        this = weakref.ref(self)
+        for number, bucket in enumerate(self._buckets):
+            for place, each in enumerate(bucket.parameters):
+                parameter: Any = each  # torch types this only in part
+
+                def arrived(_: Tensor, number: int = number, place: int = place) -> None:
+                    averager = this()
+                    if averager is not None:
+                        averager._arrived(number, place)
+
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(arrived))
+
+        def steps(*_: object) -> None:
+            averager = this()
+            if averager is not None and averager._reductions.are_open:
+                raise RuntimeError(
+                    "the gradients are being averaged; call averager.step(), or synchronize() "
+                    "before optimizer.step()"
+                )
+
+        def stepped(*_: object) -> None:
+            averager = this()
+            if averager is not None and averager.is_member:
+                averager._replica.stepped()
+
+        self._hooks.append(self._optimizer.register_step_pre_hook(steps))
+        self._hooks.append(self._optimizer.register_step_post_hook(stepped))
+
+    def _arrived(self, number: int, place: int) -> None:
+        """Backward has made a gradient."""
+        if self._accumulates:
+            return
+        self._require_membership()
+        with torch.no_grad():
+            self._buckets[number].take(place)
+        if self._buckets[number].is_complete:
+            self._copying.append(number)
+        for other in list(self._copying):
+            if self._buckets[other].is_on_host:
+                self._copying.remove(other)
+                self._launch(other)
+
+    def _launch(self, number: int) -> None:
+        if not self._reductions.are_open:
+            self._began_s = time.monotonic()
+        self._launched[number] = True
+        values = self._buckets[number].values
+        self._reductions.launch(values, FIRST_TAG + number, self._options[number])
+
+    def _begin_step(self) -> None:
+        self._launched = [False] * len(self._buckets)
+        self._copying.clear()
+        for bucket in self._buckets:
+            bucket.begin()
+
+    def _require_membership(self) -> None:
+        if not self.is_member:
+            raise RuntimeError(
+                "this peer is not in the run; call averager.update() before each forward pass"
+            )
+
+    def _averaged(self, outcome: Outcome, called_s: float) -> GradientsAveraged:
+        return GradientsAveraged(
+            step=self.steps + 1,
+            contributors=outcome.contributors,
+            tx_bytes=outcome.tx_bytes,
+            rx_bytes=outcome.rx_bytes,
+            hidden_s=max(0.0, called_s - self._began_s),
+            exposed_s=time.monotonic() - called_s,
+        )
+
+    # -- the rest ----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps, and what compression owes, for a checkpoint with model, optimizer and the rest."""
+        feedback = self._feedback
+        return {
+            "steps": self.steps,
+            "error_feedback": feedback.state_dict() if feedback is not None else {},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a checkpoint was made; before the first ``update``.
+
+        Where several peers have loaded checkpoints, and the run is new, the one with the most steps
+        counts.
+
+        Raises:
+            RuntimeError: this peer is in the run already.
+        """
+        if self.is_member:
+            raise RuntimeError("load checkpoints before the first update()")
+        self._replica.steps = int(state["steps"])
+        self._replica.begin_anew()
+        if self._feedback is not None:
+            self._feedback.load_state_dict(state["error_feedback"])
+
+    @property
+    def _feedback(self) -> ErrorFeedback | None:
+        options = self._options[0]
+        return options.error_feedback if options is not None else None
+
+    def close(self) -> None:
+        """Leave model and optimizer alone from now on. The communicator is not closed."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def __enter__(self) -> GradientAverager:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _tell(self, event: Event) -> None:
+        for listener in self._listeners:
+            listener(event)
+
+
+def _averageable(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
+    """The parameters whose gradients are averaged, by name, in the order of registration."""
+    ours = {id(parameter) for parameter in model.parameters()}
+    groups: Any = optimizer.param_groups
+    if any(id(parameter) not in ours for group in groups for parameter in group["params"]):
+        raise ValueError(
+            "the optimizer has parameters that are not the model's; their gradients would not be "
+            "averaged: pass the module that holds all of them, such as an nn.ModuleList"
+        )
+    whole: Any = model  # torch types this only in part
+    for name, module in whole.named_modules():
+        if getattr(module, "sparse", False) is True:
+            raise ValueError(
+                f"{name or type(module).__name__!r} makes sparse gradients, and buckets hold dense "
+                "ones; make it with sparse=False"
+            )
+    named: list[tuple[str, Tensor]] = [
+        (name, p) for name, p in model.named_parameters() if p.requires_grad
+    ]
+    if not named:
+        raise ValueError("no parameter of the model has requires_grad; there is nothing to average")
+    devices = sorted({str(parameter.device) for _, parameter in named})
+    if len(devices) > 1:
+        raise ValueError(
+            f"the model is spread over {', '.join(devices)}; put all that is trained on one device"
+        )
+    for name, parameter in named:
+        if any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):
+            raise ValueError(
+                f"{name!r} is a DTensor, of which this process holds a shard; all_reduce the "
+                "gradients' .to_local() among the peers with the same shard (peer_group)"
+            )
+        if not parameter.dtype.is_floating_point or parameter.element_size() < 2:
+            raise ValueError(
+                f"{name!r} is {parameter.dtype}; gradients can be averaged in float16, bfloat16, "
+                "float32 and float64. Complex parameters: torch.view_as_real in the forward pass"
+            )
+    return named
+
+
+def _options(
+    compression: str | QuantizationOptions | None, count: int
+) -> Sequence[QuantizationOptions | None]:
+    """Each bucket's, with a name of its own for the error feedback."""
+    if compression is None:
+        return [None] * count
+    if isinstance(compression, str):
+        options = QuantizationOptions(format=compression, error_feedback=ErrorFeedback())
+    else:
+        options = compression
+    if options.error_feedback is None:
+        return [options] * count
+    return [dataclasses.replace(options, name=f"bucket.{number}") for number in range(count)]

@@ -1,0 +1,122 @@
+"""The memory of a bucket: gradients that lie one behind the other on the host.
+
+The gradient of a CPU parameter *becomes* a part of the bucket (``parameter.grad`` is a view), so
+the average is written where the optimizer reads it. That of a CUDA parameter is copied to
+page-locked memory and back, on the stream that backward runs on; nobody waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pccl.bindings.gradient_averager.bucket_plan import BucketPlan
+
+
+class Bucket:
+    """Gradients that are reduced together.
+
+    Args:
+        plan: which, and where.
+        named: all parameters with their names, as the plan counts them; on one device.
+
+    Attributes:
+        values: all gradients, shape (n,), on the host.
+    """
+
+    def __init__(self, plan: BucketPlan, named: Sequence[tuple[str, Tensor]]) -> None:
+        chosen = [named[slot.parameter] for slot in plan.slots]
+        self._names = [name for name, _ in chosen]
+        self._parameters = [parameter for _, parameter in chosen]
+        first = self._parameters[0]
+        self._is_cuda = first.is_cuda
+        self._is_host = first.device.type == "cpu"
+        self.values = torch.zeros(plan.numel, dtype=first.dtype, pin_memory=self._is_cuda)
+        self._views = [
+            self.values[slot.begin : slot.end].view(parameter.shape)
+            for slot, parameter in zip(plan.slots, self._parameters, strict=True)
+        ]
+        self._here = [False] * len(self._views)
+        self._missing = len(self._views)
+        self._copied: Any = None  # a CUDA event; torch types them only in part
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """Whose gradients these are, in their order."""
+        return tuple(self._parameters)
+
+    @property
+    def is_complete(self) -> bool:
+        """All gradients have been taken, though copies from a device may be under way."""
+        return not self._missing
+
+    @property
+    def is_on_host(self) -> bool:
+        """All gradients have been taken, and lie in ``values``."""
+        return self.is_complete and (self._copied is None or bool(self._copied.query()))
+
+    def wait_on_host(self) -> None:
+        """Wait for copies from the device."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def begin(self) -> None:
+        """All gradients are missing again."""
+        self._here = [False] * len(self._views)
+        self._missing = len(self._views)
+        self._copied = None
+
+    def take(self, place: int) -> None:
+        """The gradient of the parameter at this place is there.
+
+        Raises:
+            RuntimeError: it was taken before.
+            TypeError: it is sparse.
+        """
+        if self._here[place]:
+            raise RuntimeError(
+                f"a second backward() has made a gradient of {self._names[place]!r}, whose first "
+                "one is being averaged; to add gradients up, run all but the last backward() in "
+                "`with averager.no_sync():`, otherwise call averager.step() in between"
+            )
+        gradient, view = self._parameters[place].grad, self._views[place]
+        if gradient is None:
+            view.zero_()
+        elif gradient.layout is not torch.strided:
+            raise TypeError(
+                f"the gradient of {self._names[place]!r} is sparse, and buckets hold dense ones; "
+                "make the embedding with sparse=False"
+            )
+        elif gradient is not view:
+            view.copy_(gradient.detach(), non_blocking=self._is_cuda)
+        if self._is_host:
+            self._parameters[place].grad = view
+        self._here[place] = True
+        self._missing -= 1
+        if self._is_cuda and not self._missing:
+            self._copied = _recorded(self._parameters[place].device)
+
+    def take_rest(self) -> None:
+        """Take the gradients that backward has not announced; where there is none, zeros."""
+        for place, here in enumerate(self._here):
+            if not here:
+                self.take(place)
+
+    def give_back(self) -> None:
+        """Put what is in ``values`` into the gradients."""
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            if parameter.grad is view:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+            parameter.grad.copy_(view, non_blocking=True)
+
+
+def _recorded(device: torch.device) -> Any:
+    cuda: Any = torch.cuda
+    event = cuda.Event()
+    event.record(cuda.current_stream(device))
+    return event

@@ -1,0 +1,262 @@
+"""Peers that are killed or frozen in the middle of data-parallel training: real processes.
+
+This file is also the peers' program. Gradients are known numbers that do not depend on the weights,
+so what every weight must be follows from who contributed at which step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+import pccl  # noqa: E402
+from pccl.bindings.events import Event, GradientsAveraged, StateSynced  # noqa: E402
+from pccl.bindings.gradient_averager import GradientAverager  # noqa: E402
+
+LIMIT_S = 110.0
+"""Far more than it takes; a machine that is busy with other things must not fail the tests."""
+
+PAUSE_S = 0.01
+"""Of a peer at each step, so that the test can follow."""
+
+PARAMETERS, SIZE = 6, 1000
+LR = 0.25
+KILL_AT = 3
+QUICK = pccl.Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01, deadline_s=3.0)
+
+
+def gradient(shard: int, step: int, number: int) -> float:
+    """Of every element of a parameter; a small integer."""
+    return float((shard + 1) * (step + 2) + number)
+
+
+# -- the peers' program ----------------------------------------------------------------------------
+
+
+def digest(model: nn.Module) -> str:
+    found = hashlib.sha256()
+    for parameter in model.parameters():
+        found.update(parameter.detach().numpy().tobytes())
+    return found.hexdigest()
+
+
+def say(**values: Any) -> None:
+    sys.stdout.write(json.dumps(values) + "\n")
+    sys.stdout.flush()
+
+
+def has_been_told_to_stop() -> bool:
+    return bool(select.select([sys.stdin], [], [], 0)[0])
+
+
+def train(address: str, shard: int, peers: int, kill: bool) -> None:
+    torch.set_num_threads(1)
+    model = nn.ParameterList([torch.full((SIZE,), float(shard)) for _ in range(PARAMETERS)])
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=LR)
+    contributors: list[int] = []
+    syncs = 0
+
+    def on_event(event: Event) -> None:
+        nonlocal syncs
+        if isinstance(event, GradientsAveraged):
+            contributors[:] = event.contributors
+        syncs += isinstance(event, StateSynced)
+
+    comm = pccl.Communicator(address, timing=QUICK)
+    averager = GradientAverager(
+        model, optimizer, comm=comm, bucket_bytes=1, min_peers=peers, on_event=on_event
+    )
+    made = 0
+
+    def count(_: Tensor) -> None:
+        nonlocal made
+        made += 1
+        if kill and made == KILL_AT * PARAMETERS + PARAMETERS // 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for parameter in model:
+        hooked: Any = parameter
+        hooked.register_post_accumulate_grad_hook(count)
+    say(ready=True)
+    stop = torch.zeros(1)
+    while not stop.item():
+        averager.update()
+        optimizer.zero_grad()
+        step = averager.steps
+        torch.autograd.backward(
+            [p.sum() for p in model],
+            [torch.tensor(gradient(shard, step, number)) for number in range(PARAMETERS)],
+        )
+        stop.fill_(float(has_been_told_to_stop()))
+        if not averager.step(stop):
+            stop.zero_()
+            continue
+        say(step=averager.steps, contributors=contributors, digest=digest(model))
+        time.sleep(PAUSE_S)
+    averager.verify()
+    for parameter in model:
+        assert (parameter == parameter[0]).all()
+    say(weights=[parameter[0].item() for parameter in model], syncs=syncs)
+    comm.close()
+
+
+# -- the test's side -------------------------------------------------------------------------------
+
+
+class Process:
+    """A peer, as the test sees it."""
+
+    def __init__(self, address: str, shard: int, peers: int, kill: bool = False) -> None:
+        self.steps: dict[int, tuple[tuple[int, ...], str]] = {}
+        """Who contributed to each step, and the digest of the weights after it."""
+        self.end: dict[str, Any] = {}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, address, str(shard), str(peers), str(int(kill))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def until(self, condition: Callable[[Process], bool]) -> None:
+        """Take in what it says until the condition holds."""
+        while not condition(self):
+            said: dict[str, Any] = json.loads(self._lines.get(timeout=LIMIT_S))
+            if "step" in said:
+                self.steps[said["step"]] = (tuple(said["contributors"]), said["digest"])
+            elif "weights" in said:
+                self.end = said
+
+    @property
+    def size(self) -> int:
+        """How many contributed to the latest step; 0 before the first."""
+        return len(self.steps[max(self.steps)][0]) if self.steps else 0
+
+    def stop(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("stop\n")
+        self.process.stdin.flush()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+@contextmanager
+def crew(size: int, killed: int | None = None) -> Generator[list[Process]]:
+    """So many peers that train together; one of them is going to kill itself."""
+    with pccl.MasterNode("127.0.0.1:0", timing=QUICK) as node:
+        peers = [Process(node.address, n, size, kill=n == killed) for n in range(size)]
+        try:
+            yield peers
+        finally:
+            for peer in peers:
+                peer.close()
+
+
+def ended(peers: list[Process]) -> list[list[float]]:
+    """Stop them all; their weights at the end."""
+    peers[0].stop()
+    for peer in peers:
+        peer.until(lambda peer: bool(peer.end))
+        assert peer.process.wait(LIMIT_S) == 0
+    return [peer.end["weights"] for peer in peers]
+
+
+def test_survivors_of_a_kill_in_the_middle_of_backward_stay_alike() -> None:
+    """The victim dies when half of its gradients are made, and on their way."""
+    with crew(3, killed=2) as (first, second, victim):
+        for peer in (first, second):
+            peer.until(lambda peer: len(peer.steps) >= KILL_AT + 5)
+        assert victim.process.wait(LIMIT_S) == -signal.SIGKILL
+        weights = ended([first, second])
+        assert first.steps == second.steps
+        assert weights[0] == weights[1]
+        sizes = [len(contributors) for contributors, _ in first.steps.values()]
+        assert sizes == [3] * KILL_AT + [2] * (len(sizes) - KILL_AT)
+
+        # All weights begin as those of one of the three, whoever was elected.
+        candidates = [
+            possible_weights(number, begin, len(sizes))
+            for begin in range(3)
+            for number in range(PARAMETERS)
+        ]
+        elected = [
+            begin
+            for begin in range(3)
+            if all(
+                weight in candidates[begin * PARAMETERS + number]
+                for number, weight in enumerate(weights[0])
+            )
+        ]
+        assert len(elected) == 1
+        # The last parameters' gradients are made first. The others' were never on their way.
+        for number in range(PARAMETERS // 2):
+            assert weights[0][number] == candidates[elected[0] * PARAMETERS + number][1]
+
+
+def possible_weights(number: int, begin: int, steps: int) -> tuple[float, float]:
+    """A weight after all steps: with the victim in the step in which it died, and without."""
+    found: list[float] = []
+    for last in (KILL_AT + 1, KILL_AT):
+        weight = np.float32(begin)
+        for step in range(steps):
+            brought = [gradient(shard, step, number) for shard in range(3 if step < last else 2)]
+            mean = np.float32(sum(brought)) / np.float32(len(brought))
+            weight = weight - np.float32(LR) * mean
+        found.append(float(weight))
+    return found[0], found[1]
+
+
+def test_a_peer_that_was_frozen_comes_back_and_is_alike() -> None:
+    with crew(3) as peers:
+        first, second, frozen = peers
+        for peer in peers:
+            peer.until(lambda peer: len(peer.steps) >= 5)
+        frozen.process.send_signal(signal.SIGSTOP)
+        for peer in (first, second):
+            peer.until(lambda peer: peer.size == 2)
+        frozen.process.send_signal(signal.SIGCONT)
+        for peer in (first, second):
+            peer.until(lambda peer: peer.size == 3)
+        frozen.until(lambda peer: peer.size == 3 and max(peer.steps) >= max(first.steps))
+        weights = ended(peers)
+        assert weights[0] == weights[1] == weights[2]
+        assert first.steps == second.steps
+        for step, made in frozen.steps.items():
+            assert first.steps[step] == made
+        assert len(frozen.steps) < len(first.steps)
+        assert [peer.end["syncs"] for peer in peers] == [2, 2, 2]
+
+
+if __name__ == "__main__":
+    train(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), bool(int(sys.argv[4])))
