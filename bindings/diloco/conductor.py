@@ -276,11 +276,12 @@ class Conductor:
             observable=True,
             retry=True,
         )
-        return Average(info.contributors, info.total_weight, info.tx_bytes, info.rx_bytes)
+        total_weight = info.total_weight or 0.0
+        return Average(info.contributors, total_weight, info.tx_bytes, info.rx_bytes)
 
     def _replay(self, seen: pccl.ObservedReduction) -> None:
         """A newcomer that is not admitted yet does what the members do."""
-        average = Average(seen.contributors, seen.total_weight)
+        average = Average(seen.contributors, seen.total_weight or 0.0)
         self._rounds.finish(seen.tag - 1, torch.from_numpy(seen.values), average)
 
     def _members(self) -> Members:

@@ -59,7 +59,7 @@ class Fragment:
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Parts of a flat tensor, shaped like the parameters."""
-        parts = flat.split(self._sizes)
+        parts = torch.split(flat, self._sizes)
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def _make_state(self) -> None:
@@ -163,7 +163,7 @@ class OuterParameters:
 
     def apply(self, fragment: int, average: torch.Tensor) -> float:
         """See ``rounds.Outer``."""
-        norm = torch.linalg.vector_norm(average).item()
+        norm = float(torch.linalg.vector_norm(average))
         self.fragments[fragment].step(average)
         return norm
 

@@ -66,8 +66,9 @@ def _flattened(params: Iterable[Any]) -> Iterable[tuple[str, Any]]:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """What of a parameter is here: all of it, or the shard of a DTensor."""
-    shard: Any = tensor.detach()
-    return shard.to_local() if hasattr(shard, "to_local") else shard
+    detached: Any = tensor.detach()
+    shard: torch.Tensor = detached.to_local() if hasattr(detached, "to_local") else detached
+    return shard
 
 
 def shards_of(tensor: torch.Tensor) -> int:
