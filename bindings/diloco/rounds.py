@@ -59,7 +59,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Do nothing for a while. Sent: nothing."""
+    """Do nothing for a while. Sent: whether to give up, since no more work is to come."""
 
     seconds: float
 
@@ -209,6 +209,8 @@ class Rounds:
         """The round that is being reduced, and this replica's id in it."""
         self._committed: list[int] = []
         """Rounds of this entry with this replica's work, the last few."""
+        self._kept = schedule.fragments + 1
+        """As many may not be merged yet: with a delay of a whole period one more than fragments."""
         self._losses = 0
 
     def run(self) -> Generator[Effect, Any, None]:
@@ -237,6 +239,7 @@ class Rounds:
         while True:
             try:
                 yield how
+                how = Update()
                 yield from self._sync()
                 is_open = self._tell_entry()
                 if is_open:
@@ -275,24 +278,30 @@ class Rounds:
     # -- a round -----------------------------------------------------------------------------------
 
     def _round(self, contribution: Contribution) -> Steps:
-        yield from self._admit()
-        if self._outer.ledger.number == contribution.number:
+        if not (yield from self._gather()):
+            return
+        ledger = self._outer.ledger
+        is_ours = ledger.number == contribution.number
+        if not self._synced.issuperset(self._members):
+            ledger.open()  # so whoever has come knows that a round follows
+            self._outer.touch(None)
+            yield from self._sync()
+            is_ours = ledger.is_open and ledger.number == contribution.number
+        if is_ours:
             yield from self._contribute(contribution)
         elif self._tell_entry():  # it was the others' state that was elected
             yield from self._contribute(self._nothing())
 
-    def _admit(self) -> Steps:
+    def _gather(self) -> Steps:
+        """Admit newcomers until there are enough; return False if it is to be given up."""
         while True:
             members: Members = yield Update()
             self._note(members)
             if len(members.ids) >= self._min_peers:
-                break
-            yield Pause(PAUSE_S)
-        self._losses = 0
-        if not self._synced.issuperset(members.ids):
-            self._outer.ledger.open()  # so whoever has come knows that a round follows
-            self._outer.touch(None)
-            yield from self._sync()
+                self._losses = 0
+                return True
+            if (yield Pause(PAUSE_S)):
+                return False
 
     def _sync(self) -> Steps:
         members: Members = yield Sync()
@@ -315,7 +324,7 @@ class Rounds:
         self._outer.copy(contribution.fragment, contribution.values)
         self._doubt = None
         if contribution.weight:
-            self._committed = [*self._committed, contribution.number][-self._schedule.fragments :]
+            self._committed = [*self._committed, contribution.number][-self._kept :]
         self._notify(Committed(contribution, average, norm))
         yield from self._sync()  # newcomers fetch what it is now
 

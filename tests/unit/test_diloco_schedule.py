@@ -37,7 +37,7 @@ def test_every_fragment_has_one_round_in_a_cycle_of_sync_every_steps(
     gaps = [made.steps_before(number) for number in cycle]
     assert sorted(made.fragment(number) for number in cycle) == list(range(fragments))
     assert sum(gaps) == sync_every
-    assert 1 <= min(gaps)
+    assert min(gaps) >= 1
     assert max(gaps) - min(gaps) <= 1
 
 
