@@ -6,6 +6,7 @@ updated in place.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,20 +64,31 @@ class Fragment:
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def _make_state(self) -> None:
-        """Let the optimizer make its tensors now, so that they can be shared: all zeros."""
+        """Let the optimizer make its tensors now, so that they can be shared.
+
+        It makes them in its first step, which is taken back: each gets the value that it began
+        with, 0 for most.
+        """
         before = self.flat.clone()
         for parameter in self._parameters:
+            held = self.optimizer.state.get(parameter, {})
+            self.optimizer.state[parameter] = _FirstValues(held)
             parameter.grad = torch.zeros_like(parameter)
+        self.flat.zero_()  # so that weight decay leaves no trace
         self.optimizer.step()
         self.flat.copy_(before)
-        for _, name, value in self.state_entries():
+        for _, key, value in self.state_entries():
             if not isinstance(value, torch.Tensor):
                 raise ValueError(
-                    f"the outer optimizer keeps {name!r} as a {type(value).__name__}, which can't "
+                    f"the outer optimizer keeps {key!r} as a {type(value).__name__}, which can't "
                     "be shared with newcomers; use one that keeps its state in tensors, such as "
                     "torch.optim.SGD, Adam or AdamW"
                 )
-            value.zero_()
+        for parameter in self._parameters:
+            made = self.optimizer.state[parameter]
+            for key, value in made.first.items():
+                made[key].copy_(value)
+            self.optimizer.state[parameter] = dict(made)
 
     def state_entries(self) -> list[tuple[str, str, Any]]:
         """The optimizer's state: parameter, name and value of each entry that is not None."""
@@ -143,7 +155,9 @@ class OuterParameters:
             "revision": self.state.revision,
             "ledger": torch.from_numpy(self.record.copy()),
             "values": [fragment.flat.clone() for fragment in self.fragments],
-            "optimizers": [fragment.optimizer.state_dict() for fragment in self.fragments],
+            "optimizers": [
+                copy.deepcopy(fragment.optimizer.state_dict()) for fragment in self.fragments
+            ],
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -176,6 +190,21 @@ class OuterParameters:
         self.state.touch("ledger")
         if fragment is not None:
             self.state.touch(*self._names[fragment])
+
+
+class _FirstValues(dict[str, Any]):
+    """The optimizer's state of one parameter, and the value that each tensor began with."""
+
+    def __init__(self, held: dict[str, Any]) -> None:
+        super().__init__()
+        self.first: dict[str, torch.Tensor] = {}
+        for key, value in held.items():
+            self[key] = value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor) and key not in self.first:
+            self.first[key] = value.clone()
+        super().__setitem__(key, value)
 
 
 def _check_covers(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:

@@ -153,7 +153,7 @@ class Part:
         changed = not torch.equal(work, here)
         self._write(work, common)
         self._base = common
-        self._spares += [work, here]
+        self._spares.append(here)  # and not the old base: the common ones are a buffer more
         return changed
 
     def _write(self, wanted: torch.Tensor, base: torch.Tensor) -> None:
