@@ -16,12 +16,19 @@ import torch
 import pccl
 from pccl.bindings.diloco.ledger import Ledger
 
+_linalg: Any = torch.linalg  # without types
 OuterFactory = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
 
 def nesterov(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
     """The outer optimizer of DiLoCo (arXiv:2311.08105, section 3): lr 0.7, momentum 0.9."""
     return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+
+
+def length(values: torch.Tensor) -> float:
+    """L2 norm of a tensor."""
+    norm: float = _linalg.vector_norm(values).item()
+    return norm
 
 
 class Fragment:
@@ -60,7 +67,7 @@ class Fragment:
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Parts of a flat tensor, shaped like the parameters."""
-        parts = flat.split(self._sizes)
+        parts = torch.split(flat, self._sizes)
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def _make_state(self) -> None:
@@ -153,7 +160,7 @@ class OuterParameters:
         """Everything, copied."""
         return {
             "revision": self.state.revision,
-            "ledger": torch.from_numpy(self.record.copy()),
+            "ledger": torch.tensor(self.record),
             "values": [fragment.flat.clone() for fragment in self.fragments],
             "optimizers": [
                 copy.deepcopy(fragment.optimizer.state_dict()) for fragment in self.fragments
@@ -177,7 +184,7 @@ class OuterParameters:
 
     def apply(self, fragment: int, average: torch.Tensor) -> float:
         """See ``rounds.Outer``."""
-        norm = torch.linalg.vector_norm(average).item()
+        norm = length(average)
         self.fragments[fragment].step(average)
         return norm
 

@@ -8,7 +8,7 @@ pseudo-gradient. So each inner step is in exactly one of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -56,10 +56,11 @@ def named_parameters(
 def _flattened(params: Iterable[Any]) -> Iterable[tuple[str, Any]]:
     for entry in params:
         if isinstance(entry, dict):
-            yield from _flattened(entry["params"])
+            group = cast("dict[str, Any]", entry)
+            yield from _flattened(group["params"])
         elif isinstance(entry, tuple):
-            name, tensor = entry
-            yield str(name), tensor
+            pair = cast("tuple[Any, Any]", entry)
+            yield str(pair[0]), pair[1]
         else:
             yield "", entry
 
@@ -67,7 +68,8 @@ def _flattened(params: Iterable[Any]) -> Iterable[tuple[str, Any]]:
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """What of a parameter is here: all of it, or the shard of a DTensor."""
     shard: Any = tensor.detach()
-    return shard.to_local() if hasattr(shard, "to_local") else shard
+    here: torch.Tensor = shard.to_local() if hasattr(shard, "to_local") else shard
+    return here
 
 
 class Part:

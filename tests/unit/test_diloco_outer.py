@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+torch: Any = pytest.importorskip("torch")
 
 from pccl.bindings.diloco.outer import Fragment, OuterParameters, nesterov  # noqa: E402
 
 SHAPES = ((2, 3), (4,), ())
 NAMES = ("first", "second", "third")
+
+
+def listed(tensor: Any) -> list[Any]:
+    """Its values."""
+    values: list[Any] = tensor.tolist()
+    return values
 
 
 def tensors(seed: int = 1) -> list[Any]:
@@ -101,33 +107,36 @@ def test_it_is_as_precise_as_needed(dtypes: tuple[Any, ...], dtype: Any) -> None
     model = [torch.full((2,), 1.5, dtype=one) for one in dtypes]
     fragment = Fragment(("a", "b"), model, nesterov)
     assert fragment.flat.dtype == dtype
-    assert fragment.flat.tolist() == [1.5] * 4
+    assert listed(fragment.flat) == [1.5] * 4
     assert fragment.empty().dtype == dtype
 
 
-class _Counts(torch.optim.SGD):
-    """Keeps a number that is no tensor."""
+def of_one(parameters: list[Any]) -> Any:
+    return torch.optim.SGD(parameters[:1], lr=1.0)
 
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter]["count"] = self.state[parameter].get("count", 0) + 1
-        return super().step(closure)
+
+def of_one_more(parameters: list[Any]) -> Any:
+    return torch.optim.SGD([*parameters, torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+
+
+def of_copies(parameters: list[Any]) -> Any:
+    return torch.optim.SGD([one.clone() for one in parameters], lr=1.0)
+
+
+def counting(parameters: list[Any]) -> Any:
+    """Makes an optimizer that keeps a number which is no tensor."""
+    optimizer = torch.optim.SGD(parameters, lr=1.0)
+    optimizer.state[parameters[0]]["count"] = 0
+    return optimizer
 
 
 @pytest.mark.parametrize(
     ("factory", "said"),
     [
-        (lambda p: torch.optim.SGD(p[:1], lr=1.0), "exactly the parameters that it is given"),
-        (
-            lambda p: torch.optim.SGD([*p, torch.nn.Parameter(torch.zeros(1))], lr=1.0),
-            "exactly the parameters that it is given",
-        ),
-        (
-            lambda p: torch.optim.SGD([one.clone() for one in p], lr=1.0),
-            "can't optimize a non-leaf Tensor",
-        ),
-        (lambda p: _Counts(p, lr=1.0), "keeps 'count' as a int, which can't be shared"),
+        (of_one, "exactly the parameters that it is given"),
+        (of_one_more, "exactly the parameters that it is given"),
+        (of_copies, "can't optimize a non-leaf Tensor"),
+        (counting, "keeps 'count' as a int, which can't be shared"),
     ],
 )
 def test_a_factory_that_cannot_be_used_is_refused(
@@ -160,7 +169,7 @@ def test_a_step_of_a_fragment_leaves_the_others_alone() -> None:
     target = torch.empty(10)
     outer.copy(0, target)
     assert torch.equal(target, before[0] - average)
-    assert outer.nothing(1).tolist() == [0.0]
+    assert listed(outer.nothing(1)) == [0.0]
 
 
 @pytest.mark.parametrize("name", ["default", "adam", "nadam"])
