@@ -46,7 +46,7 @@ class Synced:
     seconds: float
 
 
-QuantizationOf = Callable[[int], "pccl.QuantizationOptions | None"]
+QuantizationOf = Callable[[Contribution], "pccl.QuantizationOptions | None"]
 
 
 class Conductor:
@@ -82,7 +82,7 @@ class Conductor:
         self._commits: dict[int, tuple[Committed, float]] = {}
         self._put_s: dict[int, float] = {}
         self._failure: BaseException | None = None
-        self._is_idle = self._has_ended = False
+        self._is_idle = self._has_ended = self._is_closing = False
         self._synced_revision = outer.state.revision
         self._thread = threading.Thread(target=self._run, name="pccl-diloco", daemon=True)
 
@@ -176,15 +176,16 @@ class Conductor:
         Args:
             abandon: also leave the call that is under way, by closing the communicator.
         """
-        self.retire()
+        self.stop()
         if abandon:
             self._comm.close()
         if self._thread.ident is not None:
             self._thread.join()
 
-    def retire(self) -> None:
-        """Make no more calls after the one that is under way."""
+    def stop(self) -> None:
+        """Begin no more calls; don't wait for the one that is under way."""
         with self._changed:
+            self._is_closing = True
             self._contributions.clear()
             self._contributions.append(None)
             self._changed.notify_all()
@@ -234,8 +235,7 @@ class Conductor:
                 return self._reduce(contribution)
             case Pause(seconds):
                 with self._changed:
-                    self._changed.wait(seconds)
-                return None
+                    return self._changed.wait_for(lambda: self._is_closing, seconds)
 
     def _connect(self) -> None:
         try:
@@ -271,7 +271,7 @@ class Conductor:
             contribution.values,
             op=pccl.ReduceOp.AVG,
             tag=contribution.fragment + 1,
-            quantization_options=self._quantization(contribution.fragment),
+            quantization_options=self._quantization(contribution),
             weight=contribution.weight,
             observable=True,
             retry=True,

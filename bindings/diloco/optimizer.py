@@ -14,7 +14,7 @@ import torch
 
 import pccl
 from pccl.bindings.diloco.conductor import Conductor, Synced
-from pccl.bindings.diloco.outer import Fragment, OuterFactory, OuterParameters, nesterov
+from pccl.bindings.diloco.outer import Fragment, OuterFactory, OuterParameters, length, nesterov
 from pccl.bindings.diloco.pipeline import Launch, Merge, Pipeline
 from pccl.bindings.diloco.replica import Replica, named_parameters
 from pccl.bindings.diloco.rounds import Average, Committed, Contribution, Entered, Members
@@ -103,17 +103,16 @@ class DiLoCo(torch.optim.Optimizer):
         )
         self._replica.begin(self._outer.fragments)
         self._feedback = pccl.ErrorFeedback()
-        self._compression = _check_compression(compression)
         self._pipeline = Pipeline(self._schedule)
         self._conductor = Conductor(
             comm,
             self._outer,
             self._schedule,
             self._min_peers,
-            self._quantization,
+            _quantization(_check_compression(compression), self._feedback),
             self._replica.shards,
         )
-        weakref.finalize(self, self._conductor.retire)
+        weakref.finalize(self, self._conductor.stop)
         self._listeners = tuple(on_event) if isinstance(on_event, Iterable) else (on_event,)
         self._entry = 0
         self._members: tuple[int, ...] = ()
@@ -217,7 +216,7 @@ class DiLoCo(torch.optim.Optimizer):
         """
         if not 0 <= weight < math.inf:
             raise ValueError(f"weight must be a finite number of at least 0, not {weight!r}")
-        if self.join():
+        if self.join() and closure is None:
             return None
         loss = self.inner.step(closure) if closure is not None else self.inner.step()
         now_s = time.monotonic()
@@ -298,6 +297,7 @@ class DiLoCo(torch.optim.Optimizer):
                 "it was saved with other parameters, fragments or fragment_order; use the same"
             )
         self.inner.load_state_dict(saved["inner"])
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
         self._outer.load_state_dict(saved["outer"])
         for part, base in zip(self._replica.parts, saved["base"], strict=True):
             part.base.copy_(base)
@@ -349,7 +349,7 @@ class DiLoCo(torch.optim.Optimizer):
     def _launch(self, launch: Launch) -> None:
         values = self._replica.parts[launch.fragment].take()
         self._taken[launch.number] = values
-        norm = torch.linalg.vector_norm(values).item()
+        norm = length(values)
         self._norms[launch.number] = norm
         self._conductor.put(
             Contribution(launch.number, launch.fragment, launch.weight, values, self._entry)
@@ -366,7 +366,12 @@ class DiLoCo(torch.optim.Optimizer):
         exposed_s = time.monotonic() - began_s
         committed, took_s = ended
         self._pipeline.merged(merge.number, time.monotonic())
-        self._replica.parts[merge.fragment].merge(committed.contribution.values, self._mixing)
+        self._conductor.forget(merge.number)
+        part, common = self._replica.parts[merge.fragment], committed.contribution.values
+        if merge.is_taken:
+            part.merge(common, self._mixing)
+        else:
+            part.anchor(common, ())
         self._taken.pop(merge.number, None)
         self._note_outer_step(committed, took_s, exposed_s)
         return True
@@ -376,10 +381,12 @@ class DiLoCo(torch.optim.Optimizer):
     def _hear(self) -> bool:
         """Take in what the conductor has to tell; return whether parameters were changed."""
         changed = False
-        for notice, copies in self._conductor.notices():
+        notices = self._conductor.notices()
+        for notice, copies in notices:  # before any listener can raise
             if isinstance(notice, Entered):
                 changed = self._enter(notice, copies) or changed
-            elif isinstance(notice, Members):
+        for notice, _ in notices:
+            if isinstance(notice, Members):
                 self._note_members(notice)
             elif isinstance(notice, Synced):
                 self._tell(
@@ -412,6 +419,9 @@ class DiLoCo(torch.optim.Optimizer):
             part.anchor(values, works)
             for part, values, works in zip(parts, common, lost, strict=True)
         ]
+        if resumed is not None:  # the outcomes in the checkpoint are of other rounds
+            for launch in self._pipeline.in_flight():
+                self._conductor.forget(launch.number)
         self._taken.clear()
         self._norms.clear()
         self._pipeline.enter(entered.number, time.monotonic(), is_open=entered.is_open)
@@ -459,13 +469,19 @@ class DiLoCo(torch.optim.Optimizer):
             )
         )
 
-    # -- compression -------------------------------------------------------------------------------
 
-    def _quantization(self, fragment: int) -> pccl.QuantizationOptions | None:
-        options = self._compression
-        if options is None or options.error_feedback is not None:
+def _quantization(
+    options: pccl.QuantizationOptions | None, feedback: pccl.ErrorFeedback
+) -> Callable[[Contribution], pccl.QuantizationOptions | None]:
+    """What a contribution is reduced with. One without work neither owes nor pays."""
+
+    def of(contribution: Contribution) -> pccl.QuantizationOptions | None:
+        if options is None or options.error_feedback is not None or not contribution.weight:
             return options
-        return replace(options, error_feedback=self._feedback, name=f"fragment {fragment}")
+        name = f"fragment {contribution.fragment}"
+        return replace(options, error_feedback=feedback, name=name)
+
+    return of
 
 
 def _packed(committed: Committed) -> dict[str, Any]:

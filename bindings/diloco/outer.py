@@ -6,6 +6,7 @@ updated in place.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,12 +16,19 @@ import torch
 import pccl
 from pccl.bindings.diloco.ledger import Ledger
 
+_linalg: Any = torch.linalg  # without types
 OuterFactory = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
 
 def nesterov(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
     """The outer optimizer of DiLoCo (arXiv:2311.08105, section 3): lr 0.7, momentum 0.9."""
     return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+
+
+def length(values: torch.Tensor) -> float:
+    """L2 norm of a tensor."""
+    norm: float = _linalg.vector_norm(values).item()
+    return norm
 
 
 class Fragment:
@@ -63,20 +71,31 @@ class Fragment:
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def _make_state(self) -> None:
-        """Let the optimizer make its tensors now, so that they can be shared: all zeros."""
+        """Let the optimizer make its tensors now, so that they can be shared.
+
+        It makes them in its first step, which is taken back: each gets the value that it began
+        with, 0 for most.
+        """
         before = self.flat.clone()
         for parameter in self._parameters:
+            held = self.optimizer.state.get(parameter, {})
+            self.optimizer.state[parameter] = _FirstValues(held)
             parameter.grad = torch.zeros_like(parameter)
+        self.flat.zero_()  # so that weight decay leaves no trace
         self.optimizer.step()
         self.flat.copy_(before)
-        for _, name, value in self.state_entries():
+        for _, key, value in self.state_entries():
             if not isinstance(value, torch.Tensor):
                 raise ValueError(
-                    f"the outer optimizer keeps {name!r} as a {type(value).__name__}, which can't "
+                    f"the outer optimizer keeps {key!r} as a {type(value).__name__}, which can't "
                     "be shared with newcomers; use one that keeps its state in tensors, such as "
                     "torch.optim.SGD, Adam or AdamW"
                 )
-            value.zero_()
+        for parameter in self._parameters:
+            made = self.optimizer.state[parameter]
+            for key, value in made.first.items():
+                made[key].copy_(value)
+            self.optimizer.state[parameter] = dict(made)
 
     def state_entries(self) -> list[tuple[str, str, Any]]:
         """The optimizer's state: parameter, name and value of each entry that is not None."""
@@ -141,9 +160,11 @@ class OuterParameters:
         """Everything, copied."""
         return {
             "revision": self.state.revision,
-            "ledger": torch.from_numpy(self.record.copy()),
+            "ledger": torch.tensor(self.record),
             "values": [fragment.flat.clone() for fragment in self.fragments],
-            "optimizers": [fragment.optimizer.state_dict() for fragment in self.fragments],
+            "optimizers": [
+                copy.deepcopy(fragment.optimizer.state_dict()) for fragment in self.fragments
+            ],
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -163,7 +184,7 @@ class OuterParameters:
 
     def apply(self, fragment: int, average: torch.Tensor) -> float:
         """See ``rounds.Outer``."""
-        norm = float(torch.linalg.vector_norm(average))
+        norm = length(average)
         self.fragments[fragment].step(average)
         return norm
 
@@ -176,6 +197,21 @@ class OuterParameters:
         self.state.touch("ledger")
         if fragment is not None:
             self.state.touch(*self._names[fragment])
+
+
+class _FirstValues(dict[str, Any]):
+    """The optimizer's state of one parameter, and the value that each tensor began with."""
+
+    def __init__(self, held: dict[str, Any]) -> None:
+        super().__init__()
+        self.first: dict[str, torch.Tensor] = {}
+        for key, value in held.items():
+            self[key] = value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor) and key not in self.first:
+            self.first[key] = value.clone()
+        super().__setitem__(key, value)
 
 
 def _check_covers(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:

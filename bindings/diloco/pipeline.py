@@ -36,10 +36,13 @@ class Merge:
     Attributes:
         number: of the round.
         fragment: its fragment.
+        is_taken: a pseudo-gradient was taken for it; otherwise all work since the merge before is
+            still to be taken, and has to outlive this one.
     """
 
     number: int
     fragment: int
+    is_taken: bool
 
 
 @dataclass(slots=True)
@@ -48,6 +51,10 @@ class _Flight:
 
     launch: Launch
     due_steps: int
+    is_taken: bool = True
+
+    def merge(self) -> Merge:
+        return Merge(self.launch.number, self.launch.fragment, self.is_taken)
 
 
 class Pipeline:
@@ -90,7 +97,9 @@ class Pipeline:
         self.number = number
         if is_open:
             launch = Launch(number, self._schedule.fragment(number), 0.0)
-            self._flights[number] = _Flight(launch, self.steps + self._schedule.delay)
+            self._flights[number] = _Flight(
+                launch, self.steps + self._schedule.delay, is_taken=False
+            )
             self.number += 1
 
     def in_flight(self) -> tuple[Launch, ...]:
@@ -112,6 +121,7 @@ class Pipeline:
                 (flight.launch.number, flight.launch.weight, flight.due_steps)
                 for flight in self._flights.values()
             ],
+            "watched": [number for number, flight in self._flights.items() if not flight.is_taken],
         }
 
     def resume(self, position: dict[str, Any], now_s: float) -> None:
@@ -120,7 +130,11 @@ class Pipeline:
         self._since, self._began_s = position["since"], now_s
         self._work = list(position["work"])
         self._flights = {
-            number: _Flight(Launch(number, self._schedule.fragment(number), weight), due_steps)
+            number: _Flight(
+                Launch(number, self._schedule.fragment(number), weight),
+                due_steps,
+                number not in position["watched"],
+            )
             for number, weight, due_steps in position["flights"]
         }
 
@@ -147,14 +161,12 @@ class Pipeline:
     def due_merges(self) -> list[Merge]:
         """What is to be merged now."""
         return [
-            Merge(number, flight.launch.fragment)
-            for number, flight in self._flights.items()
-            if flight.due_steps <= self.steps
+            flight.merge() for flight in self._flights.values() if flight.due_steps <= self.steps
         ]
 
     def flush(self) -> list[Merge]:
         """What is to be merged so that nothing is in flight."""
-        return [Merge(launch.number, launch.fragment) for launch in self.in_flight()]
+        return [flight.merge() for flight in self._flights.values()]
 
     def merged(self, number: int, now_s: float) -> None:
         """A round was merged. It is over for all members: a time budget begins with that."""

@@ -8,7 +8,7 @@ pseudo-gradient. So each inner step is in exactly one of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -56,10 +56,11 @@ def named_parameters(
 def _flattened(params: Iterable[Any]) -> Iterable[tuple[str, Any]]:
     for entry in params:
         if isinstance(entry, dict):
-            yield from _flattened(entry["params"])
+            group = cast("dict[str, Any]", entry)
+            yield from _flattened(group["params"])
         elif isinstance(entry, tuple):
-            name, tensor = entry
-            yield str(name), tensor
+            pair = cast("tuple[Any, Any]", entry)
+            yield str(pair[0]), pair[1]
         else:
             yield "", entry
 
@@ -160,7 +161,7 @@ class Part:
         changed = not torch.equal(work, here)
         self._write(work, common)
         self._base = common
-        self._spares += [work, here]
+        self._spares.append(here)  # and not the old base: the common ones are a buffer more
         return changed
 
     def _write(self, wanted: torch.Tensor, base: torch.Tensor) -> None:

@@ -59,7 +59,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Do nothing for a while. Sent: nothing."""
+    """Do nothing for a while. Sent: whether to give up, since no more work is to come."""
 
     seconds: float
 
@@ -211,6 +211,8 @@ class Rounds:
         """The round that is being reduced, and this replica's id in it."""
         self._committed: list[int] = []
         """Rounds of this entry with this replica's work, the last few."""
+        self._kept = schedule.fragments + 1
+        """As many may not be merged yet: with a delay of a whole period one more than fragments."""
         self._losses = 0
 
     def run(self) -> Generator[Effect, Any, None]:
@@ -238,7 +240,9 @@ class Rounds:
         """Come into the run, until the round is over that the members are in."""
         while True:
             try:
-                yield from self._gather(how)
+                if not (yield from self._gather(how)):
+                    return
+                how = Update()
                 yield from self._sync()
                 is_open = self._tell_entry()
                 if is_open:
@@ -248,6 +252,8 @@ class Rounds:
                     raise
                 self._check_can_rejoin(error)
                 how = Update()
+                if (yield Pause(PAUSE_S)):
+                    return
             else:
                 return
 
@@ -277,28 +283,34 @@ class Rounds:
     # -- a round -----------------------------------------------------------------------------------
 
     def _round(self, contribution: Contribution) -> Steps:
-        yield from self._admit()
-        if self._outer.ledger.number == contribution.number:
+        if not (yield from self._gather(Update())):
+            return
+        ledger = self._outer.ledger
+        is_ours = ledger.number == contribution.number
+        if not self._synced.issuperset(self._members):
+            ledger.open()  # so whoever has come knows that a round follows
+            self._outer.touch(None)
+            yield from self._sync()
+            is_ours = ledger.is_open and ledger.number == contribution.number
+        if is_ours:
             yield from self._contribute(contribution)
         elif self._tell_entry():  # it was the others' state that was elected
             yield from self._contribute(self._nothing())
 
-    def _admit(self) -> Steps:
-        yield from self._gather(Update())
-        if not self._synced.issuperset(self._members):
-            self._outer.ledger.open()  # so whoever has come knows that a round follows
-            self._outer.touch(None)
-            yield from self._sync()
-
     def _gather(self, how: Connect | Update) -> Steps:
-        """Admit newcomers until there are enough; all members see alike whether there are."""
-        members: Members = yield how
-        self._note(members)
-        while len(members.ids) < self._min_peers or not members.is_whole:
-            yield Pause(PAUSE_S)
-            members = yield Update()
+        """Admit newcomers until there are enough; return False if it is to be given up.
+
+        All members see alike whether there are enough.
+        """
+        while True:
+            members: Members = yield how
             self._note(members)
-        self._losses = 0
+            if len(members.ids) >= self._min_peers and members.is_whole:
+                self._losses = 0
+                return True
+            if (yield Pause(PAUSE_S)):
+                return False
+            how = Update()
 
     def _sync(self) -> Steps:
         members: Members = yield Sync()
@@ -321,7 +333,7 @@ class Rounds:
         self._outer.copy(contribution.fragment, contribution.values)
         self._doubt = None
         if contribution.weight:
-            self._committed = [*self._committed, contribution.number][-self._schedule.fragments :]
+            self._committed = [*self._committed, contribution.number][-self._kept :]
         self._notify(Committed(contribution, average, norm))
         yield from self._sync()  # newcomers fetch what it is now
 

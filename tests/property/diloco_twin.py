@@ -1,0 +1,393 @@
+"""A small run for ``Rounds`` and ``Pipeline``: whole numbers for a model, and a group that decides.
+
+Each process has an axis of its own in every fragment. Its inner step number k takes ``4 ** k`` away
+there, the "average" is a sum, and the outer step subtracts it. So the outer parameters tell, digit
+by digit, how often each inner step of each process is in them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pccl.bindings.diloco.ledger import Ledger
+from pccl.bindings.diloco.pipeline import Launch, Merge, Pipeline
+from pccl.bindings.diloco.rounds import (
+    Average,
+    Committed,
+    Connect,
+    Contribution,
+    Effect,
+    Entered,
+    Members,
+    Notice,
+    Reduce,
+    Rounds,
+    Sync,
+    Take,
+    Update,
+)
+from pccl.bindings.diloco.schedule import Schedule
+from pccl.errors import Evicted, MasterLost, PCCLError, TooFewPeers
+
+Vector = list[int]
+
+
+def minus(one: Vector, two: Vector) -> Vector:
+    return [a - b for a, b in zip(one, two, strict=True)]
+
+
+class Outer:
+    """Outer parameters of one process."""
+
+    def __init__(self, fragments: int, axes: int) -> None:
+        self.record = np.zeros(Ledger.SIZE, np.int64)
+        self.ledger = Ledger(self.record)
+        self.values: list[Vector] = [[0] * axes for _ in range(fragments)]
+
+    def nothing(self, fragment: int) -> Vector:
+        return [0] * len(self.values[fragment])
+
+    def apply(self, fragment: int, average: Vector) -> float:
+        self.values[fragment] = minus(self.values[fragment], average)
+        return 0.0
+
+    def copy(self, fragment: int, target: Vector) -> None:
+        target[:] = self.values[fragment]
+
+    def touch(self, fragment: int | None) -> None:
+        pass
+
+    def content(self) -> tuple[bytes, str]:
+        return self.record.tobytes(), repr(self.values)
+
+    def take_over(self, other: Outer) -> None:
+        self.record[:] = other.record
+        self.values = [list(one) for one in other.values]
+
+
+class Process:
+    """One replica: a thread that trains, as the optimizer wrapper does, and one that calls.
+
+    Attributes:
+        effect: the joint call that it is in, or what else it waits for.
+        made: inner steps.
+        watched: rounds that it followed without work in them.
+        discarded: by fragment, what was done between taking a pseudo-gradient and a merge.
+    """
+
+    def __init__(self, axis: int, axes: int, schedule: Schedule, history: dict[int, Any]) -> None:
+        self.axis = axis
+        self.peer = 0
+        self.made = 0
+        self.is_valid = False
+        self.cut: PCCLError | None = None
+        self.outer = Outer(schedule.fragments, axes)
+        self.pipeline = Pipeline(schedule)
+        self.params = [[0] * axes for _ in range(schedule.fragments)]
+        self.base = [[0] * axes for _ in range(schedule.fragments)]
+        self.discarded = [0] * schedule.fragments
+        self.queue: deque[Contribution] = deque()
+        self.has_joined = False
+        self.todo: list[Launch | Merge] = []
+        self.watched = 0
+        self.entry = 0
+        self._taken: dict[int, Vector] = {}
+        self._entries: deque[tuple[Entered, list[Vector]]] = deque()
+        self._commits: dict[int, Committed] = {}
+        self._history = history
+        self._steps = Rounds(schedule, self.outer, self._notify).run()
+        self.effect: Effect = next(self._steps)
+
+    # -- the thread that calls ---------------------------------------------------------------------
+
+    def send(self, outcome: object) -> None:
+        self.effect = self._steps.send(outcome)
+        self._raise_cut()
+
+    def throw(self, error: PCCLError) -> None:
+        self.effect = self._steps.throw(error)
+
+    def cut_off(self, error: PCCLError) -> None:
+        """Its next joint call raises, or the one that it is in."""
+        self.is_valid, self.cut = False, error
+        self._raise_cut()
+
+    def _raise_cut(self) -> None:
+        if self.cut is not None and not isinstance(self.effect, Take):
+            error, self.cut = self.cut, None
+            self.throw(error)
+
+    def feed(self) -> bool:
+        """Let it have the next pseudo-gradient."""
+        if isinstance(self.effect, Take) and self.queue:
+            self.send(self.queue.popleft())
+            return True
+        return False
+
+    def _notify(self, notice: Notice) -> None:
+        number = self.outer.ledger.number
+        if isinstance(notice, Members):
+            return
+        values = repr(self.outer.values)
+        assert self._history.setdefault(number, values) == values, "not alike after a round"
+        if isinstance(notice, Entered):
+            self._commits.clear()
+            self._entries.append((notice, [list(one) for one in self.outer.values]))
+        else:
+            self._commits[notice.contribution.number] = notice
+
+    # -- the thread that trains --------------------------------------------------------------------
+
+    def train(self) -> bool:
+        """Do one thing; False: it has to wait."""
+        if not self.has_joined:
+            self.has_joined = self._hear()
+            self.todo = [*self.pipeline.due_merges()] if self.has_joined else []
+            return self.has_joined
+        if not self.todo:
+            self._make_inner_step()
+            return True
+        action = self.todo[0]
+        if isinstance(action, Launch):
+            self._launch(action)
+        elif self._entries:
+            self._hear()
+            self.todo.clear()
+            return True
+        elif action.number not in self._commits:
+            return False
+        else:
+            self._merge(action)
+        self.todo.pop(0)
+        return True
+
+    def _make_inner_step(self) -> None:
+        for params in self.params:
+            params[self.axis] -= 4**self.made
+        self.made += 1
+        self._hear()
+        self.todo = self.pipeline.step(1.0, 0.0)
+
+    def _launch(self, launch: Launch) -> None:
+        fragment = launch.fragment
+        values = minus(self.base[fragment], self.params[fragment])
+        self.base[fragment] = list(self.params[fragment])
+        self._taken[launch.number] = list(values)
+        self.queue.append(Contribution(launch.number, fragment, launch.weight, values, self.entry))
+
+    def _merge(self, merge: Merge) -> None:
+        self.pipeline.merged(merge.number, 0.0)
+        common = self._commits.pop(merge.number).contribution.values
+        if merge.is_taken:
+            left = minus(self.base[merge.fragment], self.params[merge.fragment])
+            self.discarded[merge.fragment] += left[self.axis]
+            self.params[merge.fragment] = list(common)
+            self.base[merge.fragment] = list(common)
+            del self._taken[merge.number]
+        else:
+            self.watched += 1
+            self._anchor(merge.fragment, common, [])
+
+    def _anchor(self, fragment: int, common: Vector, lost: list[Vector]) -> None:
+        work = minus(self.base[fragment], self.params[fragment])
+        for one in lost:
+            work = [a + b for a, b in zip(work, one, strict=True)]
+        self.params[fragment], self.base[fragment] = minus(common, work), list(common)
+
+    def _hear(self) -> bool:
+        heard = bool(self._entries)
+        while self._entries:
+            entered, common = self._entries.popleft()
+            self.entry = entered.entry
+            lost: list[list[Vector]] = [[] for _ in common]
+            for launch in self.pipeline.in_flight():
+                if launch.number not in entered.applied:
+                    self.pipeline.carry(launch)
+                    lost[launch.fragment] += [self._taken.get(launch.number, [0] * len(common[0]))]
+            for fragment, values in enumerate(common):
+                self._anchor(fragment, values, lost[fragment])
+            self._taken.clear()
+            self.pipeline.enter(entered.number, 0.0, is_open=entered.is_open)
+        return heard
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing more comes of itself."""
+        quiet = not self.queue and not self._entries and self.cut is None
+        return quiet and isinstance(self.effect, Take)
+
+
+class Group:
+    """The run: admits, cuts off, elects, and commits with those who are left.
+
+    Attributes:
+        alive: all processes that run.
+        members: in ring order.
+        applied: the weight that was applied, by axis and fragment.
+        history: the outer parameters before each round.
+    """
+
+    def __init__(self, schedule: Schedule, axes: int, seed: int) -> None:
+        self.schedule, self.axes = schedule, axes
+        self.random = random.Random(seed)
+        self.alive: list[Process] = []
+        self.members: list[Process] = []
+        self.history: dict[int, Any] = {}
+        self.applied = [[0.0] * schedule.fragments for _ in range(axes)]
+        self._heirs: list[Process] = []
+        """The members before the master was lost: one of them begins the group again."""
+        self._latched: list[tuple[Process, int, Contribution]] = []
+        """Who has done its part of the reduce and was cut off."""
+        self._started = self._ids = self._losses = 0
+
+    # -- what may happen ---------------------------------------------------------------------------
+
+    def start(self) -> None:
+        if self._started < self.axes:
+            self.alive.append(Process(self._started, self.axes, self.schedule, self.history))
+            self._started += 1
+
+    def evict(self) -> None:
+        """Cut a member off; the others go on."""
+        process = self.random.choice(self.members or [None])
+        if process is not None and self._can_spare(process):
+            self._remove(process).cut_off(Evicted())
+
+    def evict_newcomer(self) -> None:
+        waiting = [one for one in self._outside() if isinstance(one.effect, Update)]
+        if waiting:
+            self.random.choice(waiting).cut_off(Evicted())
+
+    def kill(self) -> None:
+        """Somebody dies."""
+        process = self.random.choice(self.alive)
+        if process in self.members:
+            if not self._can_spare(process):
+                return
+            self._remove(process)
+        elif self._heirs == [process] or len(self.alive) == 1:
+            return
+        self._heirs = [one for one in self._heirs if one is not process]
+        self.alive.remove(process)
+
+    def lose_master(self) -> None:
+        if self._losses == 2 or not any(process.is_valid for process in self.members):
+            return  # the third time ends the training
+        self._losses += 1
+        lost, self.members = self.members, []
+        self._heirs = [process for process in lost if process.is_valid]
+        self._latched.clear()
+        for process in lost:
+            process.cut_off(MasterLost())
+
+    def _can_spare(self, process: Process) -> bool:
+        """Somebody has to be left who holds what the run has made."""
+        return any(one.is_valid for one in self.members if one is not process)
+
+    def _remove(self, process: Process) -> Process:
+        self.members.remove(process)
+        if isinstance(process.effect, Reduce) and self.random.random() < 0.5:
+            self._latched.append((process, process.peer, _copy(process.effect.contribution)))
+        return process
+
+    # -- joint calls -------------------------------------------------------------------------------
+
+    def decide(self) -> bool:
+        """Let the joint call return that all members are in; False: there is none."""
+        calls: dict[type[Effect], Callable[[], None]] = {
+            Update: self._admit,
+            Sync: self._sync,
+            Reduce: self._reduce,
+        }
+        if not self.members:
+            return self._found()
+        kinds = {type(process.effect) for process in self.members}
+        assert len(kinds - {Take}) <= 1, f"they wait for different things: {kinds}"
+        if len(kinds) > 1 or kinds == {Take}:
+            return False
+        calls[kinds.pop()]()
+        return True
+
+    def _outside(self) -> list[Process]:
+        """Who waits to be admitted."""
+        return [
+            process
+            for process in self.alive
+            if process not in self.members and isinstance(process.effect, (Connect, Update))
+        ]
+
+    def _found(self) -> bool:
+        able = [one for one in self._outside() if not self._heirs or one in self._heirs]
+        if not able:
+            return False
+        self._heirs = []
+        self._enroll([self.random.choice(able)])
+        return True
+
+    def _admit(self) -> None:
+        self._enroll([*self.members, *self._outside()])
+
+    def _enroll(self, processes: list[Process]) -> None:
+        for process in processes:
+            if process not in self.members:
+                self._ids += 1
+                process.peer = self._ids
+        self.members = processes
+        self._tell_members()
+
+    def _tell_members(self) -> None:
+        ids = tuple(process.peer for process in self.members)
+        for process in self.members:
+            is_connecting = isinstance(process.effect, Connect)
+            process.send(None if is_connecting else Members(process.peer, ids))
+
+    def _sync(self) -> None:
+        valid = [process for process in self.members if process.is_valid]
+        assert len({process.outer.content() for process in valid}) <= 1, "not alike"
+        elected = valid[0] if valid else max(self.members, key=_progress)
+        for process in self.members:
+            process.outer.take_over(elected.outer)
+            process.is_valid = True
+        self._tell_members()
+
+    def _reduce(self) -> None:
+        latched, self._latched = self._latched, []
+        if len(self.members) == 1 and (not latched or self.random.random() < 0.5):
+            effect = self.members[0].effect
+            assert isinstance(effect, Reduce)
+            self._count(self.members[0], effect.contribution)
+            self.members[0].throw(TooFewPeers())
+            return
+        parts = latched + [
+            (process, process.peer, process.effect.contribution)
+            for process in self.members
+            if isinstance(process.effect, Reduce)
+        ]
+        assert len({(part.number, part.fragment) for _, _, part in parts}) == 1, "another round"
+        total = [sum(column) for column in zip(*(part.values for *_, part in parts), strict=True)]
+        for process, _, part in parts:
+            self._count(process, part)
+        average = Average(
+            tuple(peer for _, peer, part in parts if part.weight),
+            sum(part.weight for *_, part in parts),
+        )
+        for process in self.members:
+            assert isinstance(process.effect, Reduce)
+            process.effect.contribution.values[:] = total
+            process.send(average)
+
+    def _count(self, process: Process, part: Contribution) -> None:
+        self.applied[process.axis][part.fragment] += part.weight
+
+
+def _progress(process: Process) -> tuple[int, bool]:
+    return process.outer.ledger.number, process.outer.ledger.is_open
+
+
+def _copy(part: Contribution) -> Contribution:
+    return Contribution(part.number, part.fragment, part.weight, list(part.values), part.entry)

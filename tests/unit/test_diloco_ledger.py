@@ -1,0 +1,107 @@
+"""What the members write down about their rounds, and what can be found in it later."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pccl.bindings.diloco.ledger import CONTRIBUTORS_MAX, ROUNDS_KEPT, Ledger
+
+
+def empty() -> Ledger:
+    return Ledger(np.zeros(Ledger.SIZE, np.int64))
+
+
+def test_a_run_begins_before_round_0() -> None:
+    ledger = empty()
+    assert (ledger.number, ledger.is_open) == (0, False)
+    assert not ledger.has_applied(0, 1)
+
+
+def test_a_round_opens_and_closes() -> None:
+    ledger = empty()
+    ledger.open()
+    assert (ledger.number, ledger.is_open) == (0, True)
+    assert not ledger.has_applied(0, 7)
+    ledger.close([9, 7])
+    assert (ledger.number, ledger.is_open) == (1, False)
+    assert ledger.has_applied(0, 7)
+    assert ledger.has_applied(0, 9)
+    assert not ledger.has_applied(0, 8)
+    assert not ledger.has_applied(1, 7)
+
+
+def test_a_round_without_contributors_has_nobodys_work() -> None:
+    ledger = empty()
+    ledger.close([])
+    assert not ledger.has_applied(0, 0)
+    assert not ledger.has_applied(0, 1)
+
+
+def test_it_is_a_view_of_the_shared_array_and_follows_it() -> None:
+    mine, theirs = np.zeros(Ledger.SIZE, np.int64), np.zeros(Ledger.SIZE, np.int64)
+    Ledger(theirs).close([3])
+    ledger = Ledger(mine)
+    mine[:] = theirs
+    assert ledger.number == 1
+    assert ledger.has_applied(0, 3)
+
+
+def test_the_order_of_contributors_does_not_show() -> None:
+    one, two = np.zeros(Ledger.SIZE, np.int64), np.zeros(Ledger.SIZE, np.int64)
+    Ledger(one).close([5, 2, 9])
+    Ledger(two).close([9, 5, 2])
+    assert one.tobytes() == two.tobytes()
+
+
+def test_a_shorter_row_leaves_nothing_of_the_one_before() -> None:
+    ledger = empty()
+    for _ in range(ROUNDS_KEPT):
+        ledger.close([1, 2, 3])
+    ledger.close([4])  # in the row of round 0
+    assert ledger.has_applied(ROUNDS_KEPT, 4)
+    assert not any(ledger.has_applied(ROUNDS_KEPT, peer) for peer in (0, 1, 2, 3))
+
+
+def test_who_is_in_doubt_too_long_takes_its_work_for_applied() -> None:
+    ledger = empty()
+    ledger.close([1])
+    for _ in range(ROUNDS_KEPT - 1):
+        ledger.close([2])
+    assert not ledger.has_applied(0, 2)
+    ledger.close([2])
+    assert ledger.has_applied(0, 2)  # forgotten: at most once, rather than twice
+
+
+@pytest.mark.parametrize("count", [CONTRIBUTORS_MAX, CONTRIBUTORS_MAX + 1])
+def test_a_crowd_is_not_written_down(count: int) -> None:
+    ledger = empty()
+    ledger.close(range(1, count + 1))
+    assert ledger.has_applied(0, count)
+    assert ledger.has_applied(0, count + 1) == (count > CONTRIBUTORS_MAX)
+
+
+@given(
+    rounds=st.lists(
+        st.frozensets(st.integers(1, 6)) | st.just(frozenset(range(1, CONTRIBUTORS_MAX + 2))),
+        max_size=40,
+    ),
+    asked=st.integers(0, 45),
+    peer=st.integers(1, 7),
+)
+def test_it_answers_as_a_list_of_everything_would_or_with_doubt(
+    rounds: list[frozenset[int]], asked: int, peer: int
+) -> None:
+    ledger = empty()
+    for contributors in rounds:
+        ledger.open()
+        ledger.close(sorted(contributors))
+    answer = ledger.has_applied(asked, peer)
+    if asked >= len(rounds):
+        assert answer is False
+    elif asked < len(rounds) - 16 or len(rounds[asked]) > 255:
+        assert answer is True
+    else:
+        assert answer is (peer in rounds[asked])

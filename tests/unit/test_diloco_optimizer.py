@@ -1,0 +1,218 @@
+"""The wrapper around a communicator that does as it is told: what outlives which mishap."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import pccl
+from pccl.bindings.events import Event, InnerStep, MembersChanged
+from pccl.errors import Evicted, TooFewPeers
+
+torch: Any = pytest.importorskip("torch")
+
+from pccl.bindings.diloco import DiLoCo  # noqa: E402
+
+
+@dataclass
+class Info:
+    """What a joint call returns."""
+
+    revision: int = 0
+    members: tuple[int, ...] = (1,)
+    contributors: tuple[int, ...] = ()
+    total_weight: float = 0.0
+    tx_bytes: int = 0
+    rx_bytes: int = 0
+
+
+@dataclass
+class Alone:
+    """A communicator of one member; ``reduces`` and ``syncs`` say what else is to happen once."""
+
+    reduces: list[Callable[[Any], Info]] = field(default_factory=lambda: [])
+    syncs: list[Callable[[], None]] = field(default_factory=lambda: [])
+    options: list[Any] = field(default_factory=lambda: [])
+    peer_id: int = 1
+    is_closed: bool = False
+
+    def update_topology(self) -> None:
+        pass
+
+    def members(self) -> list[Any]:
+        return [self]
+
+    def sync_shared_state(self, state: pccl.SharedState, resume: str) -> Info:
+        assert resume == "highest"
+        if self.syncs:
+            self.syncs.pop(0)()
+        return Info(state.revision)
+
+    def all_reduce(self, values: Any, **options: Any) -> Info:
+        self.options.append(options)
+        if self.reduces:
+            return self.reduces.pop(0)(values)
+        raise TooFewPeers
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Trained:
+    """One weight that becomes smaller by 1 in each inner step; the outer step adds the average."""
+
+    def __init__(self, **options: Any) -> None:
+        self.comm = Alone()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.inner = torch.optim.SGD([self.weight], lr=1.0)
+        self.optimizer = DiLoCo(
+            [("w", self.weight)],
+            inner=self.inner,
+            comm=self.comm,  # type: ignore[arg-type]
+            outer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+            **options,
+        )
+
+    def step(self, weight: float = 1.0) -> None:
+        self.weight.grad = torch.ones(1)
+        self.optimizer.step(weight=weight)
+
+    def replaced(self, value: float, number: int, *, is_open: bool) -> Callable[[], None]:
+        """A synchronization that brings the others' state."""
+
+        def sync() -> None:
+            outer = vars(self.optimizer)["_outer"]
+            outer.fragments[0].flat.fill_(value)
+            while outer.ledger.number < number:
+                outer.ledger.close([7])
+            if is_open:
+                outer.ledger.open()
+
+        return sync
+
+    @property
+    def value(self) -> float:
+        value: float = self.weight.item()
+        return value
+
+
+@pytest.fixture
+def trained() -> Iterator[Callable[..., Trained]]:
+    made: list[Trained] = []
+
+    def make(**options: Any) -> Trained:
+        made.append(Trained(**options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.optimizer.close()
+
+
+def cut_off(values: Any) -> Info:
+    raise Evicted
+
+
+def others(values: Any) -> Info:
+    values.fill_(10.0)
+    return Info(contributors=(7,), total_weight=3.0)
+
+
+def test_work_outlives_the_open_round_that_follows_a_return(
+    trained: Callable[..., Trained],
+) -> None:
+    one = trained(sync_every=2)
+    one.step()
+    one.comm.reduces += [cut_off, others]
+    one.comm.syncs += [one.replaced(100.0, 5, is_open=True)]
+    one.step()  # round 0: cut off; back in round 5, which has begun without it
+    assert one.value == 98.0
+    one.step()  # round 5 is over: 100 - 10
+    assert one.value == 87.0
+    one.step()  # round 6, alone, with all 4 steps
+    assert one.value == 86.0
+    assert [one["weight"] for one in one.comm.options] == [2.0, 0.0, 4.0]
+    assert one.optimizer.revision == 7
+
+
+def test_who_has_done_nothing_does_not_pay_what_it_owes(trained: Callable[..., Trained]) -> None:
+    """If nobody has, the average is not applied, and what was paid would be lost."""
+    one = trained(sync_every=2, compression="int8")
+    one.step()
+    one.comm.reduces += [cut_off, others]
+    one.comm.syncs += [one.replaced(100.0, 5, is_open=True)]
+    one.step()
+    one.step()
+    feedback = [one["quantization_options"].error_feedback for one in one.comm.options]
+    assert [each is None for each in feedback] == [False, True]
+
+
+def test_a_scheduler_reaches_the_inner_optimizer_after_a_resume(
+    trained: Callable[..., Trained],
+) -> None:
+    first, second = trained(sync_every=2), trained(sync_every=2)
+    first.step()
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    second.optimizer.param_groups[0]["lr"] = 0.25
+    assert second.inner.param_groups[0]["lr"] == 0.25
+    assert second.optimizer.state is second.inner.state
+
+
+def test_what_a_listener_raises_does_not_keep_it_from_entering(
+    trained: Callable[..., Trained],
+) -> None:
+    def tell(event: Event) -> None:
+        if isinstance(event, MembersChanged):
+            raise KeyError("mine")
+
+    one = trained(sync_every=1, on_event=tell)
+    with pytest.raises(KeyError, match="mine"):
+        one.step()
+    one.step()
+    assert one.optimizer.revision == 1
+
+
+def test_outcomes_are_forgotten_when_they_are_merged(trained: Callable[..., Trained]) -> None:
+    one = trained(sync_every=1, delay=1)
+    for _ in range(20):
+        one.step()
+    one.optimizer.finish()
+    assert vars(vars(one.optimizer)["_conductor"])["_commits"] == {}
+
+
+def test_closing_does_not_wait_for_peers_that_are_missing(
+    trained: Callable[..., Trained],
+) -> None:
+    one = trained(sync_every=1, delay=1, min_peers=2)
+    one.step()  # what it has launched waits for a second member
+    closing = threading.Thread(target=one.optimizer.close, daemon=True)
+    closing.start()
+    closing.join(5.0)
+    assert not closing.is_alive()
+
+
+def test_an_optimizer_that_nobody_has_is_collected_and_its_thread_ends() -> None:
+    before = set(threading.enumerate())
+    one = Trained(sync_every=1, delay=1)
+    one.step()
+    (thread,) = set(threading.enumerate()) - before
+    gone = weakref.ref(one.optimizer)
+    del one
+    gc.collect()
+    assert gone() is None
+    thread.join(5.0)
+    assert not thread.is_alive()
+
+
+def test_steps_are_told_in_order(trained: Callable[..., Trained]) -> None:
+    told: list[Event] = []
+    one = trained(sync_every=2, on_event=told.append)
+    for _ in range(3):
+        one.step()
+    assert [event.step for event in told if isinstance(event, InnerStep)] == [1, 2, 3]

@@ -1,0 +1,235 @@
+"""What is due after an inner step: pseudo-gradients to take, outcomes to merge, in which order."""
+
+from __future__ import annotations
+
+import copy
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pccl.bindings.diloco.pipeline import Launch, Merge, Pipeline
+from pccl.bindings.diloco.schedule import schedule
+
+Due = Launch | Merge
+
+
+def entered(sync_every: int | str, fragments: int = 1, delay: int = 0, number: int = 0) -> Pipeline:
+    pipeline = Pipeline(schedule(sync_every, fragments, delay))
+    pipeline.enter(number, 0.0, is_open=False)
+    return pipeline
+
+
+def stepped(pipeline: Pipeline, now_s: float = 0.0, weight: float = 1.0) -> list[Due]:
+    """One step; what is to be merged is merged."""
+    due = pipeline.step(weight, now_s)
+    for action in due:
+        if isinstance(action, Merge):
+            pipeline.merged(action.number, now_s)
+    return due
+
+
+def launch(number: int, fragment: int, weight: float) -> Launch:
+    return Launch(number=number, fragment=fragment, weight=weight)
+
+
+def merge(number: int, fragment: int, *, is_taken: bool = True) -> Merge:
+    return Merge(number=number, fragment=fragment, is_taken=is_taken)
+
+
+def test_without_delay_a_round_begins_and_ends_in_one_step() -> None:
+    pipeline = entered(3)
+    assert [stepped(pipeline) for _ in range(6)] == [
+        [],
+        [],
+        [launch(0, 0, 3.0), merge(0, 0)],
+        [],
+        [],
+        [launch(1, 0, 3.0), merge(1, 0)],
+    ]
+    assert (pipeline.steps, pipeline.number) == (6, 2)
+
+
+def test_with_a_delay_it_is_merged_so_many_steps_later() -> None:
+    pipeline = entered(3, delay=2)
+    assert [stepped(pipeline) for _ in range(8)] == [
+        [],
+        [],
+        [launch(0, 0, 3.0)],
+        [],
+        [merge(0, 0)],
+        [launch(1, 0, 3.0)],
+        [],
+        [merge(1, 0)],
+    ]
+
+
+def test_with_a_delay_of_a_whole_period_the_next_is_taken_before_it_is_merged() -> None:
+    pipeline = entered(2, delay=2)
+    assert [stepped(pipeline) for _ in range(6)] == [
+        [],
+        [launch(0, 0, 2.0)],
+        [],
+        [launch(1, 0, 2.0), merge(0, 0)],
+        [],
+        [launch(2, 0, 2.0), merge(1, 0)],
+    ]
+
+
+def test_fragments_take_turns_and_overlap() -> None:
+    pipeline = entered(4, fragments=2, delay=3)
+    assert [stepped(pipeline) for _ in range(8)] == [
+        [],
+        [launch(0, 0, 2.0)],
+        [],
+        [launch(1, 1, 4.0)],
+        [merge(0, 0)],
+        [launch(2, 0, 4.0)],
+        [merge(1, 1)],
+        [launch(3, 1, 4.0)],
+    ]
+
+
+def test_each_fragment_counts_the_work_since_its_own_launch() -> None:
+    pipeline = entered(2, fragments=2)
+    due = [stepped(pipeline, weight=weight)[0] for weight in (1.0, 10.0, 100.0, 1000.0)]
+    assert due == [launch(0, 0, 1.0), launch(1, 1, 11.0), launch(2, 0, 110.0), launch(3, 1, 1100.0)]
+
+
+def test_a_merge_is_due_until_it_is_made() -> None:
+    pipeline = entered(2, delay=1)
+    assert pipeline.step(1.0, 0.0) == []
+    assert pipeline.step(1.0, 0.0) == [launch(0, 0, 2.0)]
+    assert pipeline.due_merges() == []
+    assert pipeline.step(1.0, 0.0) == [merge(0, 0)]
+    assert pipeline.due_merges() == [merge(0, 0)]
+    pipeline.merged(0, 0.0)
+    assert pipeline.due_merges() == []
+
+
+def test_a_flush_names_everything_in_flight_in_order() -> None:
+    pipeline = entered(4, fragments=4, delay=3)
+    for _ in range(3):
+        pipeline.step(1.0, 0.0)
+    assert pipeline.due_merges() == []
+    assert pipeline.flush() == [merge(0, 0), merge(1, 1), merge(2, 2)]
+    assert pipeline.in_flight() == (launch(0, 0, 1.0), launch(1, 1, 2.0), launch(2, 2, 3.0))
+
+
+# -- a time budget -------------------------------------------------------------------------------
+
+
+def test_a_time_budget_begins_with_the_merge_before() -> None:
+    pipeline = Pipeline(schedule("10s", 1, 0))
+    pipeline.enter(0, 100.0, is_open=False)
+    assert stepped(pipeline, 109.9) == []
+    assert pipeline.step(1.0, 110.0) == [launch(0, 0, 2.0), merge(0, 0)]
+    pipeline.merged(0, 114.0)  # others were slower
+    assert stepped(pipeline, 123.9) == []
+    assert stepped(pipeline, 124.0) == [launch(1, 0, 2.0), merge(1, 0)]
+
+
+def test_a_time_budget_is_shared_by_fragments() -> None:
+    pipeline = entered("10s", fragments=4)
+    assert stepped(pipeline, 2.4) == []
+    assert stepped(pipeline, 2.5) == [launch(0, 0, 2.0), merge(0, 0)]
+    assert stepped(pipeline, 5.0) == [launch(1, 1, 3.0), merge(1, 1)]
+
+
+def test_in_a_time_budget_a_fragment_is_merged_before_it_is_launched_twice() -> None:
+    pipeline = entered("1s", delay=100)
+    assert stepped(pipeline, 1.0) == [launch(0, 0, 1.0)]
+    assert stepped(pipeline, 2.0) == [launch(1, 0, 1.0), merge(0, 0)]
+    assert stepped(pipeline, 3.0) == [launch(2, 0, 1.0), merge(1, 0)]
+
+
+# -- entering ------------------------------------------------------------------------------------
+
+
+def test_a_newcomer_counts_from_its_entry() -> None:
+    pipeline = entered(4, fragments=2, number=7)
+    assert [stepped(pipeline) for _ in range(4)] == [
+        [],
+        [launch(7, 1, 2.0), merge(7, 1)],
+        [],
+        [launch(8, 0, 4.0), merge(8, 0)],
+    ]
+
+
+def test_who_enters_an_open_round_merges_what_comes_of_it_and_keeps_its_work() -> None:
+    pipeline = Pipeline(schedule(4, 2, 1))
+    pipeline.enter(7, 0.0, is_open=True)
+    assert pipeline.in_flight() == (launch(7, 1, 0.0),)
+    assert pipeline.due_merges() == []
+    assert [stepped(pipeline) for _ in range(4)] == [
+        [merge(7, 1, is_taken=False)],
+        [launch(8, 0, 2.0)],
+        [merge(8, 0)],
+        [launch(9, 1, 4.0)],  # nothing of fragment 1 went into round 7
+    ]
+
+
+def test_without_delay_an_open_round_is_due_at_once() -> None:
+    pipeline = Pipeline(schedule(4, 2, 0))
+    pipeline.enter(7, 0.0, is_open=True)
+    assert pipeline.due_merges() == [merge(7, 1, is_taken=False)]
+    assert pipeline.flush() == [merge(7, 1, is_taken=False)]
+
+
+def test_what_was_in_flight_is_void_after_an_entry_and_can_be_carried() -> None:
+    pipeline = entered(2, delay=2)
+    for _ in range(3):
+        pipeline.step(1.0, 0.0)
+    (lost,) = pipeline.in_flight()
+    pipeline.carry(lost)
+    pipeline.enter(5, 0.0, is_open=False)
+    assert pipeline.in_flight() == ()
+    assert pipeline.step(1.0, 0.0) == []
+    assert pipeline.step(1.0, 0.0) == [launch(5, 0, 5.0)]  # 2 of them carried
+
+
+@given(data=st.data(), sync_every=st.integers(1, 12), steps=st.integers(0, 60))
+def test_a_resumed_pipeline_goes_on_as_the_other_would(
+    data: st.DataObject, sync_every: int, steps: int
+) -> None:
+    fragments = data.draw(st.integers(1, sync_every))
+    delay = data.draw(st.integers(0, sync_every))
+    made = schedule(sync_every, fragments, delay)
+    one, two = Pipeline(made), Pipeline(made)
+    one.enter(data.draw(st.integers(0, 9)), 0.0, is_open=data.draw(st.booleans()))
+    for _ in range(steps):
+        stepped(one)
+    position = one.position()
+    two.resume(copy.deepcopy(position), 0.0)
+    assert two.position() == position
+    assert two.flush() == one.flush()
+    for _ in range(3 * sync_every):
+        assert stepped(two) == stepped(one)
+
+
+@given(data=st.data(), sync_every=st.integers(1, 12), number=st.integers(0, 40))
+def test_work_is_launched_once_and_each_launch_is_merged_once_and_in_time(
+    data: st.DataObject, sync_every: int, number: int
+) -> None:
+    fragments = data.draw(st.integers(1, sync_every))
+    delay = data.draw(st.integers(0, sync_every))
+    pipeline = entered(sync_every, fragments, delay, number)
+    launched: dict[int, int] = {}
+    weight = [0.0] * fragments
+    merged: list[int] = []
+    steps = 5 * sync_every
+    for step in range(1, steps + 1):
+        for action in stepped(pipeline):
+            if isinstance(action, Launch):
+                assert action.fragment == action.number % fragments
+                launched[action.number] = step
+                weight[action.fragment] += action.weight
+            else:
+                assert step - launched[action.number] == delay
+                merged.append(action.number)
+    assert list(launched) == list(range(number, number + len(launched)))
+    assert merged == list(launched)[: len(merged)]
+    assert [one.number for one in pipeline.in_flight()] == list(launched)[len(merged) :]
+    if delay in (0, sync_every):
+        assert len(pipeline.in_flight()) <= fragments
+    last = {number % fragments: step for number, step in launched.items()}
+    assert weight == [float(last.get(fragment, 0)) for fragment in range(fragments)]

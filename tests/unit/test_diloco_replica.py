@@ -1,0 +1,233 @@
+"""The local model: what a pseudo-gradient is, and what of the model outlives a merge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from pccl.bindings.diloco.outer import Fragment, nesterov  # noqa: E402
+from pccl.bindings.diloco.replica import Part, Replica, named_parameters  # noqa: E402
+
+
+def listed(tensor: Any) -> list[Any]:
+    """Its values."""
+    values: list[Any] = tensor.tolist()
+    return values
+
+
+def part_of(*values: list[float], dtype: Any = None) -> tuple[Part, list[Any], Fragment]:
+    """Parameters, and the part and the outer parameters made of them."""
+    tensors = [torch.nn.Parameter(torch.tensor(one, dtype=dtype)) for one in values]
+    part = Part([(str(index), tensor) for index, tensor in enumerate(tensors)])
+    fragment = Fragment(part.names, part.locals(), nesterov)
+    part.begin(fragment)
+    return part, tensors, fragment
+
+
+def moved(tensors: list[Any], *by: float) -> None:
+    """Inner steps: each parameter becomes smaller by so much."""
+    with torch.no_grad():
+        for tensor, one in zip(tensors, by, strict=True):
+            tensor -= one
+
+
+def flat(tensors: list[Any]) -> list[float]:
+    return [value for tensor in tensors for value in listed(tensor.detach().float().flatten())]
+
+
+def test_a_pseudo_gradient_is_what_was_there_minus_what_is_there() -> None:
+    part, tensors, _ = part_of([8.0, 9.0], [10.0])
+    moved(tensors, 1, 3)
+    assert listed(part.take()) == [1, 1, 3]
+    assert flat(tensors) == [7, 8, 7]
+    assert listed(part.base) == [7, 8, 7]
+    assert listed(part.take()) == [0, 0, 0]
+    moved(tensors, 2, 0)
+    assert listed(part.take()) == [2, 2, 0]
+
+
+def test_a_merge_takes_over_the_outer_parameters() -> None:
+    part, tensors, _ = part_of([8.0], [10.0])
+    moved(tensors, 1, 1)
+    part.take()
+    part.merge(torch.tensor([5.0, 6.0]), 0.0)
+    assert flat(tensors) == [5, 6]
+    assert listed(part.take()) == [0, 0]
+    moved(tensors, 1, 2)
+    assert listed(part.take()) == [1, 2]
+
+
+def test_mixing_keeps_so_much_of_the_local_parameters() -> None:
+    """Streaming DiLoCo, arXiv:2501.18512: the next pseudo-gradient is from the outer parameters."""
+    part, tensors, _ = part_of([8.0], [16.0])
+    part.take()
+    moved(tensors, 0, 4)
+    part.merge(torch.tensor([4.0, 4.0]), 0.25)
+    assert flat(tensors) == [5, 6]  # 8 / 4 + 4 * 3 / 4, 12 / 4 + 4 * 3 / 4
+    assert listed(part.base) == [4, 4]
+    assert listed(part.take()) == [-1, -2]
+
+
+def test_an_anchor_keeps_the_work_since_the_base() -> None:
+    part, tensors, _ = part_of([8.0], [16.0])
+    moved(tensors, 1, 2)
+    assert part.anchor(torch.tensor([100.0, 200.0]), [])
+    assert flat(tensors) == [99, 198]
+    assert listed(part.base) == [100, 200]
+    assert listed(part.take()) == [1, 2]
+
+
+def test_an_anchor_counts_again_what_was_not_applied() -> None:
+    part, tensors, _ = part_of([8.0], [16.0])
+    moved(tensors, 1, 2)
+    first = part.take()
+    moved(tensors, 4, 0)
+    second = part.take()
+    moved(tensors, 0, 32)
+    assert part.anchor(torch.tensor([100.0, 200.0]), [first, second])
+    assert flat(tensors) == [95, 166]
+    assert listed(part.take()) == [5, 34]
+    assert listed(first) == [1, 2]
+
+
+def test_an_anchor_where_the_model_is_changes_nothing() -> None:
+    part, tensors, fragment = part_of([8.0], [16.0])
+    assert not part.anchor(fragment.flat.clone(), [])
+    assert flat(tensors) == [8, 16]
+    assert part.anchor(torch.tensor([8.0, 15.0]), [])
+
+
+def test_buffers_are_used_again_however_often_it_is_cut_off() -> None:
+    part, tensors, fragment = part_of([8.0], [16.0])
+    for _ in range(20):
+        moved(tensors, 1, 1)
+        lost = part.take()
+        part.anchor(fragment.flat.clone(), [lost])
+        part.anchor(fragment.flat.clone(), [])  # an open round
+        part.merge(part.take(), 0.0)
+    assert len(vars(part)["_spares"]) <= 3
+
+
+# -- dtypes --------------------------------------------------------------------------------------
+
+FINE = 1.0 + 2.0**-12
+"""No bfloat16 and no float16: the next below is 1."""
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mixing", [0.0, 0.5])
+def test_rounding_is_no_work_after_a_merge(dtype: Any, mixing: float) -> None:
+    part, tensors, _ = part_of([1.0, 1.0], [2.0], dtype=dtype)
+    part.take()
+    part.merge(torch.tensor([FINE, FINE, 2 * FINE]), mixing)
+    assert [tensor.dtype for tensor in tensors] == [dtype, dtype]
+    assert flat(tensors) == [1, 1, 2]
+    # With mixing, half of what lies between the two is left to do, but not the rounding.
+    left = mixing * 2.0**-12
+    assert listed(part.take()) == [left, left, 2 * left]
+    moved(tensors, 0.25, 0.5)
+    assert listed(part.take()) == [0.25, 0.25, 0.5]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounding_is_no_work_after_an_anchor(dtype: Any) -> None:
+    part, tensors, _ = part_of([1.0], dtype=dtype)
+    moved(tensors, 0.25)
+    part.anchor(torch.tensor([FINE]), [])
+    assert flat(tensors) == [0.75]
+    assert listed(part.take()) == [0.25]
+
+
+def test_small_work_of_a_coarse_model_adds_up_in_the_outer_parameters() -> None:
+    """Rounds that move the outer parameters by less than bfloat16 tells apart are not undone."""
+    part, tensors, fragment = part_of([1.0], dtype=torch.bfloat16)
+    for _ in range(8):
+        work = part.take()
+        assert listed(work) == [0.0]
+        fragment.flat -= 2.0**-10  # what the others have done
+        part.merge(fragment.flat.clone(), 0.0)
+    assert listed(fragment.flat) == [1 - 2.0**-7]
+    assert flat(tensors) == [1 - 2.0**-7]
+
+
+def test_parameters_of_several_dtypes_are_one_part() -> None:
+    tensors = [
+        torch.nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.bfloat16)),
+        torch.nn.Parameter(torch.tensor([[4.0]], dtype=torch.float64)),
+    ]
+    part = Part([("a", tensors[0]), ("b", tensors[1])])
+    fragment = Fragment(part.names, part.locals(), nesterov)
+    part.begin(fragment)
+    moved(tensors, 0.5, 2.0**-40)
+    work = part.take()
+    assert work.dtype == torch.float64
+    assert listed(work) == [0.5, 0.5, 2.0**-40]
+
+
+def test_tensors_that_are_not_contiguous_are_read_and_written_in_order() -> None:
+    tensor = torch.nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]]).t())
+    part = Part([("t", tensor)])
+    part.begin(Fragment(part.names, part.locals(), nesterov))
+    assert listed(part.base) == [1, 3, 2, 4]
+    part.merge(torch.tensor([5.0, 6.0, 7.0, 8.0]), 0.0)
+    assert listed(tensor) == [[5, 6], [7, 8]]
+
+
+def test_a_replica_that_takes_over_leaves_its_work_out() -> None:
+    tensors = [torch.nn.Parameter(torch.tensor([value])) for value in (1.0, 2.0)]
+    replica = Replica([[("a", tensors[0])], [("b", tensors[1])]])
+    fragments = [Fragment(part.names, part.locals(), nesterov) for part in replica.parts]
+    replica.begin(fragments)
+    moved(tensors, 0.5, 0.5)
+    replica.take_over(fragments)
+    assert flat(tensors) == [1, 2]
+    assert [listed(part.take()) for part in replica.parts] == [[0], [0]]
+    moved(tensors, 0.5, 0.5)  # the outer parameters are not the model's memory
+    assert [listed(fragment.flat) for fragment in fragments] == [[1], [2]]
+
+
+# -- which parameters ----------------------------------------------------------------------------
+
+
+def parameters(count: int) -> list[Any]:
+    return [torch.nn.Parameter(torch.zeros(1)) for _ in range(count)]
+
+
+def names(params: Any, inner: Any) -> list[str]:
+    return [name for name, _ in named_parameters(params, inner)]
+
+
+def test_parameters_may_be_tensors_pairs_or_groups() -> None:
+    first, second, third = parameters(3)
+    inner = torch.optim.SGD([first, second, third], lr=1.0)
+    assert names([first, second, third], inner) == ["0", "1", "2"]
+    assert names(iter([("a", first), ("b", second), ("c", third)]), inner) == ["a", "b", "c"]
+    groups = [{"params": [first]}, {"params": [("b", second), ("c", third)], "lr": 2.0}]
+    assert names(groups, inner) == ["0", "b", "c"]
+
+
+def test_tied_parameters_count_once_and_frozen_ones_not() -> None:
+    first, second, frozen = parameters(3)
+    frozen.requires_grad_(False)
+    inner = torch.optim.SGD([first, second, frozen], lr=1.0)
+    assert names([("a", first), ("f", frozen), ("b", second), ("tied", first)], inner) == ["a", "b"]
+
+
+def test_what_cannot_be_averaged_is_refused_in_words() -> None:
+    first, second = parameters(2)
+    inner = torch.optim.SGD([first, second], lr=1.0)
+    with pytest.raises(ValueError, match="inner trains 1 tensors that are not in params"):
+        named_parameters([first], inner)
+    with pytest.raises(ValueError, match="two parameters have the same name"):
+        named_parameters([("a", first), ("a", second)], inner)
+    with pytest.raises(TypeError, match=r"params must be tensors.*not str"):
+        named_parameters(["weight"], inner)
+    frozen = torch.zeros(1)
+    with pytest.raises(ValueError, match="no tensor that requires a gradient"):
+        named_parameters([frozen], torch.optim.SGD([frozen], lr=1.0))
+    turning = torch.nn.Parameter(torch.zeros(1, dtype=torch.complex64))
+    with pytest.raises(TypeError, match=r"parameter 0 is of torch\.complex64; only floats"):
+        named_parameters([turning], torch.optim.SGD([turning], lr=1.0))

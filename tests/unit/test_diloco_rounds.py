@@ -1,0 +1,443 @@
+"""The joint calls of one replica, one by one: what it asks for, and what it tells the training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pccl.bindings.diloco.ledger import Ledger
+from pccl.bindings.diloco.rounds import (
+    Average,
+    Committed,
+    Connect,
+    Contribution,
+    Effect,
+    Entered,
+    Members,
+    Pause,
+    Reduce,
+    Rounds,
+    Sync,
+    Take,
+    Update,
+)
+from pccl.bindings.diloco.schedule import schedule
+from pccl.errors import CollectiveAborted, Evicted, MasterLost, PCCLError, TooFewPeers
+from pccl.inquiry import RemovalCause
+
+MINE = 3
+"""This replica's id."""
+
+
+class Outer:
+    """One number for each fragment; the outer step subtracts the average."""
+
+    def __init__(self, fragments: int) -> None:
+        self.record = np.zeros(Ledger.SIZE, np.int64)
+        self.ledger = Ledger(self.record)
+        self.values = [100] * fragments
+        self.touched: list[int | None] = []
+
+    def nothing(self, fragment: int) -> list[int]:
+        return [0]
+
+    def apply(self, fragment: int, average: list[int]) -> float:
+        self.values[fragment] -= average[0]
+        return float(abs(average[0]))
+
+    def copy(self, fragment: int, target: list[int]) -> None:
+        target[0] = self.values[fragment]
+
+    def touch(self, fragment: int | None) -> None:
+        self.touched.append(fragment)
+
+
+class Script:
+    """A replica whose calls this test answers."""
+
+    def __init__(self, fragments: int = 1, min_peers: int = 1) -> None:
+        self.outer = Outer(fragments)
+        self.told: list[Any] = []
+        made = schedule(10, fragments, 0)
+        rounds = Rounds(made, self.outer, self.told.append, min_peers)
+        self.steps = rounds.run()
+        self.effect: Effect | None = next(self.steps)
+        self.fragments = fragments
+
+    def send(self, outcome: object = None) -> Effect | None:
+        """Answer what it waits for; return what it asks for next."""
+        return self._advance(self.steps.send, outcome)
+
+    def throw(self, error: Exception) -> Effect | None:
+        return self._advance(self.steps.throw, error)
+
+    def _advance(self, way: Callable[[Any], Effect], what: object) -> Effect | None:
+        try:
+            self.effect = way(what)
+        except StopIteration:
+            self.effect = None
+        return self.effect
+
+    def answer(self, *outcomes: object) -> Effect | None:
+        """Several in a row; exceptions are thrown."""
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                self.throw(outcome)
+            else:
+                self.send(outcome)
+        return self.effect
+
+    def news(self) -> list[Any]:
+        """What it was told since this was asked last, without news of members."""
+        seen = [notice for notice in self.told if not isinstance(notice, Members)]
+        self.told.clear()
+        return seen
+
+    def contribution(self, number: int, value: int, entry: int = 1) -> Contribution:
+        return Contribution(number, number % self.fragments, 1.0, [value], entry)
+
+
+def evicted(cause: RemovalCause) -> Evicted:
+    error = Evicted()
+    error.cause = cause
+    return error
+
+
+def members(*ids: int, mine: int = MINE) -> Members:
+    return Members(mine, ids)
+
+
+def state(script: Script, number: int, value: int, *, is_open: bool = False) -> None:
+    """What a synchronization does here: the others' state."""
+    script.outer.record[:2] = number, is_open
+    script.outer.values[:] = [value] * script.fragments
+
+
+def started(ids: tuple[int, ...] = (MINE, 5), fragments: int = 1, min_peers: int = 1) -> Script:
+    """Entered before round 0, and about to take a pseudo-gradient."""
+    script = Script(fragments, min_peers)
+    assert script.effect == Connect()
+    assert script.answer(None, members(*ids)) == Take()
+    assert script.news() == [Entered(entry=1, number=0, is_open=False, applied=())]
+    return script
+
+
+# -- the usual way -------------------------------------------------------------------------------
+
+
+def test_a_replica_connects_synchronizes_and_waits_for_work() -> None:
+    script = Script()
+    assert script.effect == Connect()
+    assert script.send(None) == Sync()
+    assert script.told == []
+    assert script.send(members(MINE)) == Take()
+    assert script.told == [
+        members(MINE),
+        Entered(entry=1, number=0, is_open=False, applied=()),
+    ]
+
+
+def test_a_round_is_update_reduce_apply_sync() -> None:
+    script = started()
+    mine = script.contribution(0, 8)
+    assert script.send(mine) == Update()
+    assert script.send(members(MINE, 5)) == Reduce(mine)
+    mine.values[0] = 6  # the average
+    average = Average((MINE, 5), 2.0, 10, 20)
+    assert script.send(average) == Sync()
+    assert script.news() == [Committed(mine, average, 6.0)]
+    assert mine.values == [94]
+    assert script.outer.values == [94]
+    assert script.outer.touched == [0]
+    assert script.send(members(MINE, 5)) == Take()
+    ledger = script.outer.ledger
+    assert (ledger.number, ledger.is_open) == (1, False)
+    assert ledger.has_applied(0, MINE)
+    assert ledger.has_applied(0, 5)
+    assert not ledger.has_applied(0, 4)
+
+
+def test_no_more_work_ends_it() -> None:
+    script = started()
+    assert script.send(None) is None
+
+
+def test_newcomers_are_synchronized_before_the_reduce_and_learn_of_the_round() -> None:
+    script = started((MINE,))
+    mine = script.contribution(0, 8)
+    assert script.answer(mine, members(MINE, 6)) == Sync()
+    assert script.outer.ledger.is_open
+    assert script.outer.touched == [None]
+    assert script.send(members(MINE, 6)) == Reduce(mine)
+    script.send(Average((MINE, 6), 1.0))
+    assert not script.outer.ledger.is_open
+
+
+def test_who_is_gone_needs_no_synchronization() -> None:
+    script = started((MINE, 5, 6))
+    mine = script.contribution(0, 8)
+    assert script.answer(mine, members(MINE, 6)) == Reduce(mine)
+
+
+def test_news_of_members_comes_when_they_change() -> None:
+    script = started((MINE, 5))
+    script.answer(script.contribution(0, 8), members(MINE, 5, 6), members(MINE, 5, 6))
+    script.answer(Average((MINE, 5), 2.0), members(MINE, 5))
+    assert [notice for notice in script.told if isinstance(notice, Members)] == [
+        members(MINE, 5, 6),
+        members(MINE, 5),
+    ]
+
+
+def test_alone_the_own_work_is_the_average() -> None:
+    script = started((MINE,))
+    mine = script.contribution(0, 8)
+    assert script.answer(mine, members(MINE), TooFewPeers()) == Sync()
+    assert script.news() == [Committed(mine, Average((MINE,), 1.0), 8.0)]
+    assert script.outer.values == [92]
+    assert script.outer.ledger.has_applied(0, MINE)
+
+
+def test_a_round_in_which_nobody_has_worked_changes_nothing_but_its_number() -> None:
+    script = started((MINE,))
+    idle = Contribution(0, 0, 0.0, [8], 1)
+    assert script.answer(idle, members(MINE), TooFewPeers()) == Sync()
+    assert script.outer.values == [100]
+    assert script.outer.ledger.number == 1
+    assert script.news() == [Committed(idle, Average((MINE,), 0.0), 0.0)]
+
+
+def test_rounds_wait_for_min_peers() -> None:
+    script = started((MINE,), min_peers=2)
+    mine = script.contribution(0, 8)
+    assert script.answer(mine, members(MINE)) == Pause(0.5)
+    assert script.send(None) == Update()
+    assert script.send(members(MINE)) == Pause(0.5)
+    assert script.answer(None, members(MINE, 9)) == Sync()
+    assert script.send(members(MINE, 9)) == Reduce(mine)
+
+
+def test_who_is_to_stop_does_not_wait_for_peers_any_longer() -> None:
+    script = started((MINE,), min_peers=2)
+    assert script.answer(script.contribution(0, 8), members(MINE)) == Pause(0.5)
+    assert script.send(True) == Take()
+    assert script.outer.values == [100]
+    assert script.send(None) is None
+
+
+# -- entering ------------------------------------------------------------------------------------
+
+
+def test_who_enters_an_open_round_contributes_nothing_and_follows() -> None:
+    script = Script(fragments=2)
+    script.send(None)
+    state(script, 7, 50, is_open=True)
+    reduce = script.send(members(1, MINE))
+    nothing = Contribution(7, 1, 0.0, [0], 1)
+    assert reduce == Reduce(nothing)
+    assert script.news() == [Entered(entry=1, number=7, is_open=True, applied=())]
+    assert isinstance(reduce, Reduce)
+    reduce.contribution.values[0] = 20
+    average = Average((1,), 4.0)
+    assert script.send(average) == Sync()
+    assert script.outer.values == [50, 30]
+    (committed,) = script.news()
+    assert committed == Committed(reduce.contribution, average, 20.0)
+    assert committed.contribution.values == [30]
+    assert script.send(members(1, MINE)) == Take()
+
+
+def test_a_master_that_is_not_there_at_first_ends_it() -> None:
+    script = Script()
+    with pytest.raises(MasterLost):
+        script.throw(MasterLost())
+
+
+def test_a_master_lost_once_connected_is_looked_for_again() -> None:
+    script = Script()
+    assert script.send(None) == Sync()
+    assert script.throw(MasterLost()) == Update()
+    assert script.answer(members(MINE), members(MINE)) == Take()
+    assert script.news() == [Entered(entry=1, number=0, is_open=False, applied=())]
+
+
+def test_a_newcomer_that_is_cut_off_joins_again() -> None:
+    script = Script()
+    script.send(None)
+    assert script.throw(Evicted()) == Update()
+    assert script.throw(Evicted()) == Update()
+    assert script.answer(members(MINE), members(MINE)) == Take()
+
+
+# -- cut off -------------------------------------------------------------------------------------
+
+CUT_OFF = [Evicted(), evicted(RemovalCause.CONTROL_LOST), MasterLost()]
+
+
+@pytest.mark.parametrize("error", CUT_OFF, ids=["evicted", "control", "master"])
+def test_cut_off_before_the_reduce_nothing_is_applied(error: PCCLError) -> None:
+    script = started()
+    assert script.answer(script.contribution(0, 8), error) == Update()
+    assert script.send(members(4, 5, mine=4)) == Sync()
+    state(script, 3, 60)
+    assert script.send(members(4, 5, mine=4)) == Take()
+    assert script.news() == [Entered(entry=2, number=3, is_open=False, applied=())]
+    assert script.outer.values == [60]
+
+
+@pytest.mark.parametrize("error", CUT_OFF, ids=["evicted", "control", "master"])
+def test_cut_off_in_the_synchronization_with_newcomers_nothing_is_applied(
+    error: PCCLError,
+) -> None:
+    script = started((MINE,))
+    assert script.answer(script.contribution(0, 8), members(MINE, 6), error) == Update()
+    assert script.send(members(MINE)) == Sync()
+    reduce = script.send(members(MINE))  # alone, in the round that it had opened
+    assert reduce == Reduce(Contribution(0, 0, 0.0, [0], 2))
+    assert script.news() == [Entered(entry=2, number=0, is_open=True, applied=())]
+    assert script.answer(TooFewPeers(), members(MINE)) == Take()
+    assert script.outer.values == [100]
+    assert script.outer.ledger.number == 1
+
+
+@pytest.mark.parametrize("error", CUT_OFF, ids=["evicted", "control", "master"])
+@pytest.mark.parametrize("contributors", [(MINE, 5), (5,)], ids=["with", "without"])
+def test_cut_off_in_the_reduce_the_ledger_decides(
+    error: PCCLError, contributors: tuple[int, ...]
+) -> None:
+    script = started()
+    mine = script.contribution(0, 8)
+    assert script.answer(mine, members(MINE, 5), error) == Update()
+    assert script.send(members(5, 9, mine=9)) == Sync()
+    script.outer.ledger.close(contributors)  # as the others have written
+    assert script.send(members(5, 9, mine=9)) == Take()
+    applied = (0,) if MINE in contributors else ()
+    assert script.news() == [Entered(entry=2, number=1, is_open=False, applied=applied)]
+
+
+def test_cut_off_in_a_reduce_that_is_not_over_it_was_not_applied() -> None:
+    script = started()
+    script.answer(script.contribution(0, 8), members(MINE, 5), Evicted())
+    assert script.answer(members(9, mine=9), members(9, mine=9)) == Take()
+    assert script.news() == [Entered(entry=2, number=0, is_open=False, applied=())]
+
+
+@pytest.mark.parametrize("error", CUT_OFF, ids=["evicted", "control", "master"])
+def test_cut_off_after_the_reduce_it_was_applied(error: PCCLError) -> None:
+    script = started()
+    mine = script.contribution(0, 8)
+    script.answer(mine, members(MINE, 5), Average((MINE, 5), 2.0))
+    (committed,) = script.news()
+    assert committed.contribution is mine
+    assert script.throw(error) == Update()
+    assert script.answer(members(MINE, 5), members(MINE, 5)) == Take()
+    assert script.news() == [Entered(entry=2, number=1, is_open=False, applied=(0,))]
+    assert script.outer.values == [92]
+
+
+def test_a_doubt_is_settled_once() -> None:
+    script = started()
+    script.answer(script.contribution(0, 8), members(MINE, 5), Evicted(), members(5, 9, mine=9))
+    script.outer.ledger.close((MINE, 5))
+    script.send(members(5, 9, mine=9))
+    script.news()
+    again = script.contribution(1, 8, entry=2)
+    assert script.answer(again, Evicted(), members(5, 10, mine=10)) == Sync()
+    script.send(members(5, 10, mine=10))
+    assert script.news() == [Entered(entry=3, number=1, is_open=False, applied=())]
+
+
+def test_who_follows_an_open_round_twice_has_nothing_in_it() -> None:
+    script = started()
+    script.answer(script.contribution(0, 8), members(MINE, 5), Evicted(), members(5, 9, mine=9))
+    state(script, 4, 60, is_open=True)
+    assert isinstance(script.send(members(5, 9, mine=9)), Reduce)
+    assert script.throw(Evicted()) == Update()
+    state(script, 5, 50)
+    script.answer(members(5, 10, mine=10), members(5, 10, mine=10))
+    first, second = script.news()
+    assert first == Entered(entry=2, number=4, is_open=True, applied=(0,))  # long ago: in doubt
+    assert second == Entered(entry=3, number=5, is_open=False, applied=(4,))
+
+
+def test_all_rounds_that_may_wait_for_their_merge_are_remembered() -> None:
+    """With a delay of a whole period a fragment is launched before it is merged."""
+    script = started(fragments=2)
+    for number in range(3):
+        script.answer(script.contribution(number, 1), members(MINE, 5))
+        assert script.answer(Average((MINE, 5), 2.0), members(MINE, 5)) == Take()
+    script.news()
+    script.answer(script.contribution(3, 1), Evicted(), members(MINE, 5), members(MINE, 5))
+    assert script.news() == [Entered(entry=2, number=3, is_open=False, applied=(0, 1, 2))]
+
+
+def test_work_of_an_entry_before_does_not_count() -> None:
+    script = started()
+    assert script.answer(script.contribution(0, 8), Evicted()) == Update()
+    assert script.answer(members(MINE), members(MINE)) == Take()
+    assert script.send(script.contribution(1, 8, entry=1)) == Take()
+    mine = script.contribution(0, 8, entry=2)
+    assert script.answer(mine, members(MINE)) == Reduce(mine)
+
+
+def test_another_state_that_is_elected_is_an_entry() -> None:
+    """A newcomer with a later checkpoint."""
+    script = started((MINE,))
+    assert script.answer(script.contribution(0, 8), members(MINE, 6)) == Sync()
+    state(script, 40, 60)
+    assert script.send(members(MINE, 6)) == Take()
+    assert script.news() == [Entered(entry=2, number=40, is_open=False, applied=())]
+
+
+def test_another_state_before_the_same_round_is_an_entry_too() -> None:
+    """Whoever brought it is not in the round."""
+    script = started((MINE,))
+    assert script.answer(script.contribution(0, 8), members(MINE, 6)) == Sync()
+    state(script, 0, 60)
+    assert script.send(members(MINE, 6)) == Take()
+    assert script.news() == [Entered(entry=2, number=0, is_open=False, applied=())]
+
+
+def test_a_state_that_conflicts_ends_it() -> None:
+    script = started()
+    script.answer(script.contribution(0, 8), members(MINE, 5), Average((MINE, 5), 2.0))
+    with pytest.raises(Evicted):
+        script.throw(evicted(RemovalCause.STATE_CONFLICT))
+
+
+def test_a_state_that_conflicts_ends_it_at_the_entry() -> None:
+    script = Script()
+    script.send(None)
+    with pytest.raises(Evicted):
+        script.throw(evicted(RemovalCause.STATE_CONFLICT))
+
+
+def test_a_master_lost_three_times_in_a_row_ends_it() -> None:
+    script = started()
+    assert script.answer(script.contribution(0, 8), MasterLost()) == Update()
+    assert script.throw(MasterLost()) == Update()
+    with pytest.raises(MasterLost):
+        script.throw(MasterLost())
+
+
+def test_a_master_that_is_back_is_not_held_to_its_past() -> None:
+    script = started()
+    for entry in range(1, 6):
+        lost = script.contribution(0, 8, entry)
+        assert script.answer(lost, members(MINE), MasterLost()) == Update()
+        assert script.answer(members(MINE), members(MINE)) == Take()
+
+
+@pytest.mark.parametrize("at", ["update", "reduce", "sync"])
+def test_what_joining_again_does_not_mend_ends_it(at: str) -> None:
+    script = started()
+    script.send(script.contribution(0, 8))
+    if at != "update":
+        script.send(members(MINE, 5))
+    if at == "sync":
+        script.send(Average((MINE, 5), 2.0))
+    with pytest.raises(CollectiveAborted):
+        script.throw(CollectiveAborted())
