@@ -285,10 +285,17 @@ class Conductor:
         self._rounds.finish(seen.tag - 1, torch.from_numpy(seen.values), average)
 
     def _members(self) -> Members:
-        comm, ids = self._comm, tuple(one.peer_id for one in self._comm.members())
-        peers = comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE)
-        largest = comm.get_attribute(pccl.Attribute.LARGEST_PEER_GROUP_WORLD_SIZE)
-        return Members(comm.peer_id, ids, self._shards == 1 or peers == self._shards * largest)
+        comm = self._comm
+        return Members(comm.peer_id, tuple(one.peer_id for one in comm.members()), self._is_whole)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether each replica has all of its shards: groups of the same size, one for each."""
+        if self._shards == 1:
+            return True
+        peers = self._comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE)
+        largest = self._comm.get_attribute(pccl.Attribute.LARGEST_PEER_GROUP_WORLD_SIZE)
+        return peers == self._shards * largest
 
     def _notify(self, notice: Notice | Synced) -> None:
         copies: Any = None

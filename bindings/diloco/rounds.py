@@ -252,8 +252,6 @@ class Rounds:
                     raise
                 self._check_can_rejoin(error)
                 how = Update()
-                if (yield Pause(PAUSE_S)):
-                    return
             else:
                 return
 

@@ -343,8 +343,7 @@ class Group:
     def _tell_members(self) -> None:
         ids = tuple(process.peer for process in self.members)
         for process in self.members:
-            is_connecting = isinstance(process.effect, Connect)
-            process.send(None if is_connecting else Members(process.peer, ids))
+            process.send(Members(process.peer, ids))
 
     def _sync(self) -> None:
         valid = [process for process in self.members if process.is_valid]

@@ -120,7 +120,7 @@ def started(ids: tuple[int, ...] = (MINE, 5), fragments: int = 1, min_peers: int
     """Entered before round 0, and about to take a pseudo-gradient."""
     script = Script(fragments, min_peers)
     assert script.effect == Connect()
-    assert script.answer(None, members(*ids)) == Take()
+    assert script.answer(members(*ids), members(*ids)) == Take()
     assert script.news() == [Entered(entry=1, number=0, is_open=False, applied=())]
     return script
 
@@ -131,8 +131,8 @@ def started(ids: tuple[int, ...] = (MINE, 5), fragments: int = 1, min_peers: int
 def test_a_replica_connects_synchronizes_and_waits_for_work() -> None:
     script = Script()
     assert script.effect == Connect()
-    assert script.send(None) == Sync()
-    assert script.told == []
+    assert script.send(members(MINE)) == Sync()
+    assert script.told == [members(MINE)]
     assert script.send(members(MINE)) == Take()
     assert script.told == [
         members(MINE),
@@ -211,7 +211,7 @@ def test_a_round_in_which_nobody_has_worked_changes_nothing_but_its_number() -> 
 
 
 def test_rounds_wait_for_min_peers() -> None:
-    script = started((MINE,), min_peers=2)
+    script = started(min_peers=2)
     mine = script.contribution(0, 8)
     assert script.answer(mine, members(MINE)) == Pause(0.5)
     assert script.send(None) == Update()
@@ -221,7 +221,7 @@ def test_rounds_wait_for_min_peers() -> None:
 
 
 def test_who_is_to_stop_does_not_wait_for_peers_any_longer() -> None:
-    script = started((MINE,), min_peers=2)
+    script = started(min_peers=2)
     assert script.answer(script.contribution(0, 8), members(MINE)) == Pause(0.5)
     assert script.send(True) == Take()
     assert script.outer.values == [100]
@@ -233,7 +233,7 @@ def test_who_is_to_stop_does_not_wait_for_peers_any_longer() -> None:
 
 def test_who_enters_an_open_round_contributes_nothing_and_follows() -> None:
     script = Script(fragments=2)
-    script.send(None)
+    script.send(members(1, MINE))
     state(script, 7, 50, is_open=True)
     reduce = script.send(members(1, MINE))
     nothing = Contribution(7, 1, 0.0, [0], 1)
@@ -258,7 +258,7 @@ def test_a_master_that_is_not_there_at_first_ends_it() -> None:
 
 def test_a_master_lost_once_connected_is_looked_for_again() -> None:
     script = Script()
-    assert script.send(None) == Sync()
+    assert script.send(members(MINE)) == Sync()
     assert script.throw(MasterLost()) == Update()
     assert script.answer(members(MINE), members(MINE)) == Take()
     assert script.news() == [Entered(entry=1, number=0, is_open=False, applied=())]
@@ -266,7 +266,7 @@ def test_a_master_lost_once_connected_is_looked_for_again() -> None:
 
 def test_a_newcomer_that_is_cut_off_joins_again() -> None:
     script = Script()
-    script.send(None)
+    script.send(members(MINE))
     assert script.throw(Evicted()) == Update()
     assert script.throw(Evicted()) == Update()
     assert script.answer(members(MINE), members(MINE)) == Take()
@@ -410,7 +410,7 @@ def test_a_state_that_conflicts_ends_it() -> None:
 
 def test_a_state_that_conflicts_ends_it_at_the_entry() -> None:
     script = Script()
-    script.send(None)
+    script.send(members(MINE))
     with pytest.raises(Evicted):
         script.throw(evicted(RemovalCause.STATE_CONFLICT))
 
