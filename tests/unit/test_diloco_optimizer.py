@@ -40,13 +40,14 @@ class Alone:
     syncs: list[Callable[[], None]] = field(default_factory=lambda: [])
     options: list[Any] = field(default_factory=lambda: [])
     peer_id: int = 1
+    others: int = 0
     is_closed: bool = False
 
     def update_topology(self) -> None:
         pass
 
     def members(self) -> list[Any]:
-        return [self]
+        return [self, *[self] * self.others]
 
     def sync_shared_state(self, state: pccl.SharedState, resume: str) -> Info:
         assert resume == "highest"
@@ -190,6 +191,9 @@ def test_closing_does_not_wait_for_peers_that_are_missing(
     trained: Callable[..., Trained],
 ) -> None:
     one = trained(sync_every=1, delay=1, min_peers=2)
+    one.comm.others = 1
+    one.optimizer.join()
+    one.comm.others = 0
     one.step()  # what it has launched waits for a second member
     closing = threading.Thread(target=one.optimizer.close, daemon=True)
     closing.start()
