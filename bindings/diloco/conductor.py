@@ -282,7 +282,7 @@ class Conductor:
     def _replay(self, seen: pccl.ObservedReduction) -> None:
         """A newcomer that is not admitted yet does what the members do."""
         average = Average(seen.contributors, seen.total_weight or 0.0)
-        self._rounds.finish(seen.tag - 1, torch.from_numpy(seen.values), average)
+        self._rounds.finish(seen.tag - 1, torch.as_tensor(seen.values), average)
 
     def _members(self) -> Members:
         comm = self._comm

@@ -13,6 +13,12 @@ from typing import Any
 import torch
 
 import pccl
+from pccl.bindings.diloco.arguments import (
+    check_compression,
+    check_listeners,
+    check_min_peers,
+    check_mixing,
+)
 from pccl.bindings.diloco.conductor import Conductor, Synced
 from pccl.bindings.diloco.outer import Fragment, OuterFactory, OuterParameters, length, nesterov
 from pccl.bindings.diloco.pipeline import Launch, Merge, Pipeline
@@ -20,6 +26,7 @@ from pccl.bindings.diloco.replica import Replica, named_parameters
 from pccl.bindings.diloco.rounds import Average, Committed, Contribution, Entered, Members
 from pccl.bindings.diloco.schedule import partition, schedule
 from pccl.bindings.events import (
+    Consumer,
     Event,
     InnerStep,
     MembersChanged,
@@ -28,7 +35,6 @@ from pccl.bindings.events import (
     TrainsAlone,
 )
 
-Listener = Callable[[Event], None]
 VERSION = 1
 """Of what ``state_dict`` returns."""
 
@@ -89,11 +95,11 @@ class DiLoCo(torch.optim.Optimizer):
         fragment_order: str = "strided",
         compression: str | pccl.QuantizationOptions | None = None,
         min_peers: int = 1,
-        on_event: Listener | Iterable[Listener] = (),
+        on_event: Consumer | Iterable[Consumer] = (),
     ) -> None:
         self._schedule = schedule(sync_every, fragments, delay)
-        self._mixing = _check_mixing(mixing, delay, self._schedule.sync_steps)
-        self._min_peers = _check_min_peers(min_peers)
+        self._mixing = check_mixing(mixing, delay, self._schedule.sync_steps)
+        self._min_peers = check_min_peers(min_peers)
         named = named_parameters(params, inner)
         parts = partition([p.numel() for _, p in named], fragments, fragment_order)
         self.inner = inner
@@ -109,11 +115,11 @@ class DiLoCo(torch.optim.Optimizer):
             self._outer,
             self._schedule,
             self._min_peers,
-            _quantization(_check_compression(compression), self._feedback),
+            _quantization(check_compression(compression), self._feedback),
             self._replica.shards,
         )
         weakref.finalize(self, self._conductor.stop)
-        self._listeners = tuple(on_event) if isinstance(on_event, Iterable) else (on_event,)
+        self._listeners = check_listeners(on_event)
         self._entry = 0
         self._members: tuple[int, ...] = ()
         self._peer = 0
@@ -139,6 +145,15 @@ class DiLoCo(torch.optim.Optimizer):
     def inner_steps(self) -> int:
         """Inner steps that this replica has made."""
         return self._pipeline.steps
+
+    @property
+    def steps(self) -> int:
+        """Inner steps of the run up to here: as many as a member from its beginning has made.
+
+        A learning rate that follows from it is the same for all members, whenever they have joined.
+        With a time budget there is no such number: it is ``inner_steps``.
+        """
+        return self._pipeline.run_steps
 
     @property
     def round(self) -> int:
@@ -270,7 +285,7 @@ class DiLoCo(torch.optim.Optimizer):
             "position": position,
             "in_flight": [_packed(committed) for committed in in_flight],
             "residuals": {
-                name: torch.from_numpy(kept) for name, kept in self._feedback.state_dict().items()
+                name: torch.as_tensor(kept) for name, kept in self._feedback.state_dict().items()
             },
         }
 
@@ -493,40 +508,3 @@ def _packed(committed: Committed) -> dict[str, Any]:
         "total_weight": committed.average.total_weight,
         "mean_norm": committed.mean_norm,
     }
-
-
-def _check_mixing(mixing: float | None, delay: int, sync_steps: int) -> float:
-    if mixing is None:
-        return 0.5 if 0 < delay < (sync_steps or math.inf) else 0.0
-    if isinstance(mixing, bool) or not isinstance(mixing, (int, float)):
-        raise TypeError(f"mixing must be a number, not {mixing!r}")
-    if not 0 <= mixing < 1:
-        raise ValueError(
-            f"mixing must be at least 0 (take the outer parameters) and less than 1, not {mixing}"
-        )
-    return float(mixing)
-
-
-def _check_min_peers(min_peers: int) -> int:
-    if isinstance(min_peers, bool) or not isinstance(min_peers, int):
-        raise TypeError(f"min_peers must be a whole number, not {min_peers!r}")
-    if min_peers < 1:
-        raise ValueError(f"min_peers must be at least 1, not {min_peers}")
-    return min_peers
-
-
-def _check_compression(
-    compression: str | pccl.QuantizationOptions | None,
-) -> pccl.QuantizationOptions | None:
-    if compression is None or isinstance(compression, pccl.QuantizationOptions):
-        return compression
-    if not isinstance(compression, str):
-        raise TypeError(
-            "compression must be the name of a format, such as 'int8' or 'int4', or "
-            f"QuantizationOptions, not {type(compression).__name__}"
-        )
-    formats = {one.name.lower(): one for one in pccl.WireFormat}
-    if compression not in formats:
-        known = ", ".join(map(repr, formats))
-        raise ValueError(f"compression must be one of {known}, not {compression!r}")
-    return None if compression == "none" else pccl.QuantizationOptions(format=compression)

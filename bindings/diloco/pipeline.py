@@ -80,6 +80,15 @@ class Pipeline:
         self._flights: dict[int, _Flight] = {}
         """By number of the round, in that order."""
 
+    @property
+    def run_steps(self) -> int:
+        """Inner steps that a member from the beginning of the run has made up to here."""
+        period, fragments = self._schedule.sync_steps, self._schedule.fragments
+        if not period:
+            return self.steps
+        turns, turn = divmod(self.number, fragments)
+        return turns * period + turn * period // fragments + self._since
+
     # -- entering ----------------------------------------------------------------------------------
 
     def enter(self, number: int, now_s: float, *, is_open: bool) -> None:

@@ -154,7 +154,7 @@ def textbook(ranks: tuple[int, ...], inner_steps: int) -> list[torch.Tensor]:
         The parameters after OUTER_STEPS outer steps.
     """
     common = [torch.nn.Parameter(value) for value in parameters(make_model())]
-    outer = torch.optim.SGD(common, lr=0.7, momentum=0.9, nesterov=True)
+    outer: Any = torch.optim.SGD(common, lr=0.7, momentum=0.9, nesterov=True)
     models = {rank: make_model() for rank in ranks}
     inners = {rank: make_inner(model) for rank, model in models.items()}
     for outer_step in range(OUTER_STEPS):
@@ -210,7 +210,7 @@ def test_all_end_with_the_same_model(peers: Peers, mode: str) -> None:
         model = make_model(seed=rank)
         with peers.make(rank, model, min_peers=2, **MODES[mode]) as optimizer:
             optimizer.join()
-            losses = []
+            losses: list[float] = []
             step = 0
             while optimizer.round < 12:
                 optimizer.zero_grad()
@@ -380,7 +380,7 @@ def test_a_gradient_scaler(peers: Peers) -> None:
             scaler.step(optimizer)
             scaler.update()
         assert optimizer.inner_steps == 1
-    assert parameter.tolist() == [0.5, 0.5]
+    assert torch.equal(parameter.detach(), torch.full((2,), 0.5))
 
 
 def test_no_more_parameters(peers: Peers) -> None:
@@ -412,22 +412,27 @@ def test_tied_and_frozen_and_short_parameters(peers: Peers) -> None:
     assert head.weight is table.weight
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"sync_every": 0}, ValueError, "sync_every must be at least 1, not 0"),
-        ({"sync_every": "soon"}, ValueError, "a time such as '30s'"),
-        ({"sync_every": 4, "delay": 5}, ValueError, r"delay must be at most sync_every \(4\)"),
-        ({"delay": -1}, ValueError, "delay must be at least 0"),
-        ({"fragments": 5}, ValueError, "fragments must be at most 4"),
-        ({"fragment_order": "random"}, ValueError, "'strided' or 'sequential'"),
-        ({"mixing": 1.0}, ValueError, "mixing must be at least 0"),
-        ({"min_peers": 0}, ValueError, "min_peers must be at least 1"),
-        ({"compression": "int3"}, ValueError, "int3"),
-        ({"compression": 4}, TypeError, "the name of a format"),
-        ({"outer": lambda p: torch.optim.SGD(p[:1], lr=1.0)}, ValueError, "of exactly the param"),
-    ],
-)
+def of_the_first(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters[:1], lr=1.0)
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"sync_every": 0}, ValueError, "sync_every must be at least 1, not 0"),
+    ({"sync_every": "soon"}, ValueError, "a time such as '30s'"),
+    ({"sync_every": 4, "delay": 5}, ValueError, r"delay must be at most sync_every \(4\)"),
+    ({"delay": -1}, ValueError, "delay must be at least 0"),
+    ({"fragments": 5}, ValueError, "fragments must be at most 4"),
+    ({"fragment_order": "random"}, ValueError, "'strided' or 'sequential'"),
+    ({"mixing": 1.0}, ValueError, "mixing must be at least 0"),
+    ({"min_peers": 0}, ValueError, "min_peers must be at least 1"),
+    ({"compression": "int3"}, ValueError, "int3"),
+    ({"compression": 4}, TypeError, "the name of a format"),
+    ({"outer": of_the_first}, ValueError, "of exactly the param"),
+    ({"on_event": [print, 3]}, TypeError, "on_event must be functions"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), WRONG)
 def test_arguments_are_checked(
     peers: Peers, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
