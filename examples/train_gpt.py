@@ -74,9 +74,9 @@ def train(given: Options, text: Text, tell: Tell) -> GPT:
         opt = make_trainer(given, model, inner, tell, stack)
         if given.checkpoint is not None and given.checkpoint.exists():
             resume(given, model, opt)
-        while opt.inner_steps < given.steps:
+        while opt.steps < given.steps:
             opt.zero_grad()
-            step = opt.inner_steps
+            step = opt.steps
             rate = learning_rate(step, peak=given.lr, warm_up=given.warm_up, steps=given.steps)
             for group in inner.param_groups:
                 group["lr"] = rate
@@ -85,15 +85,15 @@ def train(given: Options, text: Text, tell: Tell) -> GPT:
             torch.autograd.backward(loss)
             opt.step(weight=given.tokens_per_step)
 
-            made = opt.inner_steps
+            made = opt.steps
             if made % LOGGED_EVERY == 0:
                 tell(Trained(step=made, loss=loss.item(), learning_rate=rate))
             if made % given.evaluate_every == 0 and made < given.steps:
                 judge(given, model, held_out, made, tell)
             if given.checkpoint is not None and made % given.checkpoint_every == 0:
                 save(given, model, opt)
-        made = opt.inner_steps
-        opt.close()
+        opt.finish()
+        made = opt.steps
     judge(given, model, held_out, made, tell)
     return model
 
@@ -144,7 +144,7 @@ def resume(given: Options, model: GPT, opt: Trainer) -> None:
     saved = torch.load(given.checkpoint, weights_only=True)
     model.load_state_dict(saved["model"])
     opt.load_state_dict(saved["optimizer"])
-    print(f"resumed from {given.checkpoint} after step {opt.inner_steps}")
+    print(f"resumed from {given.checkpoint} after step {opt.steps}")
 
 
 def main() -> None:

@@ -25,8 +25,8 @@ class Trainer(Protocol):
     """What the loop needs. :class:`~pccl.bindings.diloco.DiLoCo` has it all; here is the rest."""
 
     @property
-    def inner_steps(self) -> int:
-        """How many steps were made, also before a resume."""
+    def steps(self) -> int:
+        """How many the run has made up to here, also before a resume, or before this one joined."""
         ...
 
     def zero_grad(self) -> None:
@@ -45,8 +45,8 @@ class Trainer(Protocol):
         """From a checkpoint."""
         ...
 
-    def close(self) -> None:
-        """Leave the run."""
+    def finish(self) -> None:
+        """The last step is made: give the model what the others have, too."""
         ...
 
 
@@ -88,6 +88,7 @@ def make_trainer(
         inner=inner,
         comm=comm,
         sync_every=given.sync_every,
+        outer=plain if given.mode == "delayed" else None,
         delay=given.delay,
         fragments=given.fragments,
         mixing=given.mixing,
@@ -98,13 +99,18 @@ def make_trainer(
     return stack.enter_context(opt)
 
 
+def plain(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+    """An outer optimizer for averages that come a whole round late: momentum would overshoot."""
+    return torch.optim.SGD(parameters, lr=0.7)
+
+
 class Alone:
     """The inner optimizer, and nobody else."""
 
     def __init__(self, inner: torch.optim.Optimizer, tell: Tell) -> None:
         self._inner = inner
         self._pace = Pace(tell)
-        self.inner_steps = 0
+        self.steps = 0
 
     def zero_grad(self) -> None:
         """Begin a step."""
@@ -113,20 +119,20 @@ class Alone:
     def step(self, *, weight: float) -> None:
         """Make it; alone, everything weighs the same."""
         self._inner.step()
-        self.inner_steps += 1
-        self._pace.stepped(self.inner_steps)
+        self.steps += 1
+        self._pace.stepped(self.steps)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"inner": self._inner.state_dict(), "inner_steps": self.inner_steps}
+        return {"inner": self._inner.state_dict(), "steps": self.steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """From a checkpoint."""
         self._inner.load_state_dict(state_dict["inner"])
-        self.inner_steps = state_dict["inner_steps"]
+        self.steps = state_dict["steps"]
 
-    def close(self) -> None:
-        """There is nothing to leave."""
+    def finish(self) -> None:
+        """There is nobody else."""
 
 
 class DataParallel:
@@ -140,7 +146,7 @@ class DataParallel:
         self._pace = Pace(tell)
 
     @property
-    def inner_steps(self) -> int:
+    def steps(self) -> int:
         """How many steps the run has made."""
         return self._averager.steps
 
@@ -163,9 +169,8 @@ class DataParallel:
         self._inner.load_state_dict(state_dict["inner"])
         self._averager.load_state_dict(state_dict["averager"])
 
-    def close(self) -> None:
-        """Average nothing any more."""
-        self._averager.close()
+    def finish(self) -> None:
+        """All have the same model anyway."""
 
 
 class Pace:
