@@ -161,8 +161,7 @@ def test_failed_connects_and_time_limits(master: pccl.MasterNode) -> None:
 
     def be_late() -> None:
         with pytest.raises(DeadlineExceeded), pccl.Communicator(master.address) as comm:
-            comm.connect(min_peers=2, timeout_s=0.001)
-        until(lambda: not machine_of(master).membership.peers)  # or two of them would be a run
+            comm.connect(min_peers=1000, timeout_s=0.001)  # however many are there at a time
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
