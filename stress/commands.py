@@ -12,6 +12,7 @@ from pccl.stress.lane_trace import lanes
 from pccl.stress.patience import patience
 from pccl.stress.resend import resend
 from pccl.stress.sim.command_line import sim
+from pccl.stress.training_cost import training
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -28,3 +29,4 @@ main.add_command(resend)
 main.add_command(sim)
 main.add_command(run)
 main.add_command(recovery)
+main.add_command(training)
