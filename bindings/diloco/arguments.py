@@ -8,6 +8,9 @@ from typing import Any
 import pccl
 from pccl.bindings.events import Consumer
 
+WEIGHT_MAX = 1e30
+"""Of one step: sums of it stay far from what a reduce takes."""
+
 
 def check_mixing(mixing: object, delay: int, sync_steps: int) -> float:
     """How much of the local parameters remains; None: what is good for the delay.
@@ -29,6 +32,21 @@ def check_mixing(mixing: object, delay: int, sync_steps: int) -> float:
             f"mixing must be at least 0 (take the outer parameters) and less than 1, not {mixing}"
         )
     return float(mixing)
+
+
+def check_weight(weight: object) -> None:
+    """Work done in a step.
+
+    Raises:
+        TypeError, ValueError: it is no amount of work.
+    """
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)):
+        raise TypeError(f"weight must be a number, not {weight!r}")
+    if not 0 <= weight <= WEIGHT_MAX:
+        raise ValueError(
+            f"weight must be a finite number of at least 0, and at most {WEIGHT_MAX:g}, not "
+            f"{weight!r}"
+        )
 
 
 def check_min_peers(min_peers: object) -> int:

@@ -6,8 +6,11 @@ where it needs an outcome.
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,6 +52,15 @@ class Synced:
 QuantizationOf = Callable[[Contribution], "pccl.QuantizationOptions | None"]
 
 
+_log = logging.getLogger("pccl.diloco")
+
+SAY_EVERY_S = 10.0
+"""That peers are missing."""
+
+_taken: weakref.WeakSet[pccl.Communicator] = weakref.WeakSet()
+"""Communicators that serve a conductor, or have."""
+
+
 class Conductor:
     """The joint calls of one replica.
 
@@ -81,6 +93,7 @@ class Conductor:
         self._notices: deque[tuple[Notice | Synced, Any]] = deque()
         self._commits: dict[int, tuple[Committed, float]] = {}
         self._put_s: dict[int, float] = {}
+        self._said_s = -math.inf
         self._failure: BaseException | None = None
         self._is_idle = self._has_ended = self._is_closing = False
         self._synced_revision = outer.state.revision
@@ -89,7 +102,16 @@ class Conductor:
     # -- the training thread -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to join the run."""
+        """Begin to join the run.
+
+        Raises:
+            ValueError: the communicator serves another one.
+        """
+        if self._comm in _taken:
+            raise ValueError(
+                "this communicator serves, or has served, another DiLoCo; make a new Communicator"
+            )
+        _taken.add(self._comm)
         self._synced_revision = self._outer.state.revision
         self._thread.start()
 
@@ -204,6 +226,7 @@ class Conductor:
         except BaseException as error:  # noqa: BLE001 - the training thread raises it
             with self._changed:
                 self._failure = error
+        self._comm.close()  # or the others would wait for this member
         with self._changed:
             self._has_ended = self._is_idle = True
             self._changed.notify_all()
@@ -234,8 +257,19 @@ class Conductor:
             case Reduce(contribution):
                 return self._reduce(contribution)
             case Pause(seconds):
+                self._say_who_is_missing()
                 with self._changed:
                     return self._changed.wait_for(lambda: self._is_closing, seconds)
+
+    def _say_who_is_missing(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._said_s >= SAY_EVERY_S:
+            self._said_s = now_s
+            there, wanted = len(self._comm.members()), self._min_peers
+            _log.warning(
+                "DiLoCo waits for peers: %d are in the group, min_peers is %d%s",
+                *(there, wanted, "" if self._shards == 1 else ", and all shards must be there"),
+            )
 
     def _connect(self) -> None:
         try:

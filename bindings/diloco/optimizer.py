@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import TracebackType
@@ -18,6 +19,7 @@ from pccl.bindings.diloco.arguments import (
     check_listeners,
     check_min_peers,
     check_mixing,
+    check_weight,
 )
 from pccl.bindings.diloco.conductor import Conductor, Synced
 from pccl.bindings.diloco.outer import Fragment, OuterFactory, OuterParameters, length, nesterov
@@ -52,7 +54,7 @@ class DiLoCo(torch.optim.Optimizer):
     ``inner``, so learning-rate schedulers, gradient scalers and clipping work as ever.
 
     The first ``step`` joins the run; ``join`` does it earlier. A background thread makes all calls
-    of ``comm`` from then on; don't make others in this group.
+    of ``comm`` from then on; don't make others. ``close`` and the end of ``with`` close it.
 
     Args:
         params: the parameters to be averaged, as ``model.parameters()`` or
@@ -74,7 +76,8 @@ class DiLoCo(torch.optim.Optimizer):
         compression: a wire format of the library (``"int8"``, ``"int4"``, ...), with error
             feedback; or ``QuantizationOptions`` with a format, taken without feedback unless they
             bring one.
-        min_peers: how many must be in the group for a synchronization; others are waited for.
+        min_peers: how many must be in the group for a synchronization; others are waited for. The
+            same for all.
         on_event: functions that are told what happens, on the training thread.
 
     Raises:
@@ -105,7 +108,11 @@ class DiLoCo(torch.optim.Optimizer):
         self.inner = inner
         self._replica = Replica([[named[index] for index in part] for part in parts])
         self._outer = OuterParameters(
-            [Fragment(part.names, part.locals(), outer or nesterov) for part in self._replica.parts]
+            [
+                Fragment(part.names, part.locals(), outer or nesterov)
+                for part in self._replica.parts
+            ],
+            f"min_peers={self._min_peers}",
         )
         self._replica.begin(self._outer.fragments)
         self._feedback = pccl.ErrorFeedback()
@@ -127,7 +134,9 @@ class DiLoCo(torch.optim.Optimizer):
         """Pseudo-gradients by the number of their round, until it is merged."""
         self._norms: dict[int, float] = {}
         self._last_s = math.nan
-        self._is_alone = self._has_started = False
+        self._is_alone = self._has_started = self._has_joined = False
+        self._events: deque[Event] = deque()
+        """Not told yet."""
         self._resumed: list[torch.Tensor] | None = None
         """The outer parameters of the checkpoint that was loaded, until the run is joined."""
         self._is_made = False
@@ -203,13 +212,17 @@ class DiLoCo(torch.optim.Optimizer):
         Raises:
             PCCLError: the run can't be joined; the message says why.
         """
-        if self._has_started:
+        if self._has_joined:
             return False
-        self._has_started = True
-        self._conductor.start()
+        if not self._has_started:
+            self._conductor.start()
+            self._has_started = True
         self._conductor.wait_entered()
         changed = self._hear()
-        return self._do(self._pipeline.due_merges()) or changed
+        changed = self._do(self._pipeline.due_merges()) or changed
+        self._has_joined = True
+        self._deliver()
+        return changed
 
     def step(self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0) -> Any:
         """Make an inner step, and what is due after it.
@@ -229,8 +242,7 @@ class DiLoCo(torch.optim.Optimizer):
                 a new ``DiLoCo`` with this one's ``state_dict`` goes on where this one stopped.
             ValueError: a weight that is not a number of at least 0.
         """
-        if not 0 <= weight < math.inf:
-            raise ValueError(f"weight must be a finite number of at least 0, not {weight!r}")
+        check_weight(weight)
         if self.join() and closure is None:
             return None
         loss = self.inner.step(closure) if closure is not None else self.inner.step()
@@ -239,6 +251,7 @@ class DiLoCo(torch.optim.Optimizer):
         self._tell(InnerStep(step=self.inner_steps + 1, seconds=now_s - self._last_s))
         self._last_s = now_s
         self._do(self._pipeline.step(weight, now_s))
+        self._deliver()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -261,6 +274,7 @@ class DiLoCo(torch.optim.Optimizer):
             self._conductor.settle()
             self._hear()
         self._replica.take_over(self._outer.fragments)
+        self._deliver()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the model: save it with the model's own ``state_dict``.
@@ -333,7 +347,7 @@ class DiLoCo(torch.optim.Optimizer):
         return Committed(contribution, average, packed["mean_norm"])
 
     def close(self) -> None:
-        """Make no more calls of ``comm``; what is under way is finished. Idempotent."""
+        """Leave the run: finish the call that is under way, and close ``comm``. Idempotent."""
         self._conductor.close(abandon=False)
 
     def __enter__(self) -> DiLoCo:
@@ -445,8 +459,14 @@ class DiLoCo(torch.optim.Optimizer):
     # -- events ------------------------------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
-        for listener in self._listeners:
-            listener(event)
+        self._events.append(event)
+
+    def _deliver(self) -> None:
+        """Tell what has happened, once all is done: a listener may raise."""
+        while self._events:
+            event = self._events.popleft()
+            for listener in self._listeners:
+                listener(event)
 
     def _note_members(self, now: Members) -> None:
         before, self._members = self._members, now.ids

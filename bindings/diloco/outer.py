@@ -97,6 +97,13 @@ class Fragment:
                 made[key].copy_(value)
             self.optimizer.state[parameter] = dict(made)
 
+    @property
+    def settings(self) -> str:
+        """The optimizer and its numbers."""
+        group = self.optimizer.param_groups[0]
+        said = [f"{key}={value}" for key, value in sorted(group.items()) if key != "params"]
+        return f"{type(self.optimizer).__name__}({', '.join(said)})"
+
     def state_entries(self) -> list[tuple[str, str, Any]]:
         """The optimizer's state: parameter, name and value of each entry that is not None."""
         return [
@@ -144,15 +151,18 @@ class OuterParameters:
 
     Args:
         fragments: in order.
+        agreed: what else all members must have alike, in words. Like the outer optimizer's settings
+            it is in the name of an entry: members that differ are told so when they join.
     """
 
-    def __init__(self, fragments: Sequence[Fragment]) -> None:
+    def __init__(self, fragments: Sequence[Fragment], agreed: str = "") -> None:
         self.fragments = tuple(fragments)
         self.record = np.zeros(Ledger.SIZE, np.int64)
         self.ledger = Ledger(self.record)
         infos = [fragment.infos() for fragment in self.fragments]
         self._names = [tuple(info.name for info in part) for part in infos]
-        book = pccl.TensorInfo.from_numpy(self.record, "ledger")
+        self._book = ", ".join(filter(None, ["ledger", self.fragments[0].settings, agreed]))
+        book = pccl.TensorInfo.from_numpy(self.record, self._book)
         entries = [info for part in infos for info in part] + [book]
         self.state = pccl.SharedState(entries, track_touched=True)
 
@@ -194,7 +204,7 @@ class OuterParameters:
 
     def touch(self, fragment: int | None) -> None:
         """See ``rounds.Outer``."""
-        self.state.touch("ledger")
+        self.state.touch(self._book)
         if fragment is not None:
             self.state.touch(*self._names[fragment])
 

@@ -17,7 +17,7 @@ import torch
 
 import pccl
 from pccl.bindings.diloco import DiLoCo
-from pccl.bindings.events import Event, InnerStep
+from pccl.bindings.events import Event, InnerStep, OuterStep
 
 
 def say(kind: str, **fields: Any) -> None:
@@ -26,10 +26,23 @@ def say(kind: str, **fields: Any) -> None:
     sys.stdout.flush()
 
 
-def tell(event: Event) -> None:
-    """Print an event; inner steps are too many."""
-    if not isinstance(event, InnerStep):
-        say(type(event).__name__, **asdict(event))
+class Ending:
+    """When to stop: so many rounds after the first with a peer of this id, or a later one.
+
+    All members see that in the same round, however slowly the peer has started.
+    """
+
+    def __init__(self, rounds: int, peer: int) -> None:
+        self._rounds = rounds
+        self._peer = peer
+        self.round = math.inf
+
+    def tell(self, event: Event) -> None:
+        """Print an event; inner steps are too many."""
+        if isinstance(event, OuterStep) and max(event.contributors) >= self._peer:
+            self.round = min(self.round, event.revision + self._rounds)
+        if not isinstance(event, InnerStep):
+            say(type(event).__name__, **asdict(event))
 
 
 def make_model(seed: int) -> torch.nn.Module:
@@ -45,10 +58,11 @@ def digest(model: torch.nn.Module) -> str:
 
 
 def main() -> None:
-    """Train until the run has begun so many rounds."""
+    """Train until it is enough."""
     given = json.loads(sys.argv[1])
     torch.set_num_threads(1)
-    index, rounds, step_s = given["index"], given["rounds"], given["step_s"]
+    index, step_s = given["index"], given["step_s"]
+    ending = Ending(given["rounds"], given["after"])
     model = make_model(index)
     own = torch.Generator().manual_seed(index)
     timing = pccl.Timing(**given.get("timing", {}))
@@ -57,13 +71,13 @@ def main() -> None:
             model.named_parameters(),
             inner=torch.optim.AdamW(model.parameters(), lr=1e-2),
             comm=comm,
-            on_event=tell,
+            on_event=ending.tell,
             **given["options"],
         )
         with optimizer:
             optimizer.join()
             say("joined", index=index, round=optimizer.round, model=digest(model))
-            while optimizer.round < rounds:
+            while optimizer.round < ending.round:
                 x = torch.randn(16, 6, generator=own)
                 loss = torch.nn.functional.mse_loss(model(x), x[:, :3] * math.pi)
                 optimizer.zero_grad()

@@ -8,6 +8,7 @@ finish, and what the result must be, is worked out from that.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -371,18 +372,24 @@ def test_what_is_left_of_a_weighted_average_counts_if_the_scale_is_the_same(
     left = [weight for peer, weight in zip(world.ring, weights, strict=True) if peer != victim]
     inputs = [world.inputs[peer - 1] for peer in world.survivors]
     firsts = None
-    if max(left) > 0.5 and (max(left) > 1) == (max(weights) > 1):  # or both are nothing
+    if any(left) and unit_of(left) == unit_of(weights):
         firsts = [(rank if rank < victim - 1 else rank - 1) % len(left) for rank in range(size)]
         firsts[victim - 1] = (victim - 1) % len(left)
     elif not any(weights):
         firsts = [0] * size
-    factors = [weight / (64 if max(left) > 1 else 1) for weight in left]
+    factors = [weight / unit_of(left) for weight in left]
     scaled = [own * factor for own, factor in zip(inputs, factors, strict=True)]
     expected = fold(scaled, ReduceOp.AVG, firsts, sum(factors) or 1.0)
     for peer in world.survivors:
         assert (world.buffers[peer - 1] == expected).all()
     assert len({world.buffers[peer - 1].tobytes() for peer in world.survivors}) == 1
     assert len({world.done[peer] for peer in world.survivors}) == 1
+
+
+def unit_of(weights: Sequence[float]) -> float:
+    """What weights are fractions of: what they all are, or a power of two (here 1 or 64)."""
+    kinds = set(weights) - {0.0}
+    return kinds.pop() if len(kinds) == 1 else 64.0 if max(weights) > 1 else 1.0
 
 
 def test_nothing_is_left_of_a_weighted_average_that_has_not_begun() -> None:

@@ -32,7 +32,7 @@ class Info:
     rx_bytes: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Alone:
     """A communicator of one member; ``reduces`` and ``syncs`` say what else is to happen once."""
 
