@@ -17,15 +17,15 @@ from typing import Any, Protocol
 
 from pccl.bindings.diloco.ledger import Ledger
 from pccl.bindings.diloco.schedule import Schedule
-from pccl.errors import Evicted, MasterLost, NotAdmitted, TooFewPeers
+from pccl.errors import Evicted, MasterLost, NotAdmitted, StateUnavailable, TooFewPeers
 from pccl.inquiry import RemovalCause
 
 PAUSE_S = 0.5
 """Between two looks for peers, while too few are there."""
 
 LOSSES_MAX = 3
-"""Times in a row that the master is lost, or refuses a replica that was cut off, before that ends
-the training."""
+"""Times in a row that the master is lost, or refuses a replica that was cut off, or that nobody
+gives the shared state, before that ends the training."""
 
 
 # -- what is to be done --------------------------------------------------------------------------
@@ -313,7 +313,17 @@ class Rounds:
             how = Update()
 
     def _sync(self) -> Steps:
-        members: Members = yield Sync()
+        failures = 0
+        while True:
+            try:
+                members: Members = yield Sync()
+            except StateUnavailable:  # who has it is out of reach, perhaps not for long
+                failures += 1
+                if failures == LOSSES_MAX:
+                    raise
+                yield Pause(PAUSE_S)
+            else:
+                break
         self._synced = frozenset(members.ids)
         self._note(members)
 

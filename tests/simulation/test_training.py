@@ -88,6 +88,7 @@ def test_a_death_in_every_phase(mode: Mode, phase: LifePhase) -> None:
     [
         82,  # a round was lost with the run that it belonged to, and its work taken for applied
         245,  # who was cut off was refused once, and gave up
+        301,  # nobody could give the shared state for a while, and who lacked it gave up
     ],
 )
 def test_what_has_failed_once(seed: int) -> None:

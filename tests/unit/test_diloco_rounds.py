@@ -25,7 +25,15 @@ from pccl.bindings.diloco.rounds import (
     Update,
 )
 from pccl.bindings.diloco.schedule import schedule
-from pccl.errors import CollectiveAborted, Evicted, MasterLost, NotAdmitted, PCCLError, TooFewPeers
+from pccl.errors import (
+    CollectiveAborted,
+    Evicted,
+    MasterLost,
+    NotAdmitted,
+    PCCLError,
+    StateUnavailable,
+    TooFewPeers,
+)
 from pccl.inquiry import RemovalCause
 
 MINE = 3
@@ -454,6 +462,22 @@ def test_three_refusals_in_a_row_end_it() -> None:
     script.answer(script.contribution(0, 8), Evicted(), NotAdmitted(), NotAdmitted())
     with pytest.raises(NotAdmitted):
         script.throw(NotAdmitted())
+
+
+def test_a_state_that_nobody_gives_now_is_asked_for_again() -> None:
+    script = Script()
+    assert script.send(members(MINE, 5)) == Sync()
+    assert script.throw(StateUnavailable()) == Pause(0.5)
+    assert script.answer(False, StateUnavailable()) == Pause(0.5)
+    assert script.send(False) == Sync()
+    assert script.send(members(MINE, 5)) == Take()
+
+
+def test_a_state_that_nobody_gives_three_times_ends_it() -> None:
+    script = Script()
+    script.answer(members(MINE, 5), StateUnavailable(), False, StateUnavailable(), False)
+    with pytest.raises(StateUnavailable):
+        script.throw(StateUnavailable())
 
 
 def test_a_master_that_is_back_is_not_held_to_its_past() -> None:
