@@ -53,8 +53,8 @@ class TrainingCheckers:
         """Likewise: the work in the outer parameters that its process has taken over last."""
         self._offered: dict[InRun, dict[PeerId, Contents]] = {}
         self._synced: dict[InRun, Contents] = {}
-        self._known: set[Contents] = set()
-        """What members have synchronized: no member may lose it."""
+        self._known: dict[Contents, int] = {}
+        """What members have synchronized, in order of the last time."""
         self._rounds: dict[InRun, tuple[Contents, Contents]] = {}
         """Before and after."""
         self._parents: dict[Contents, Contents] = {}
@@ -76,15 +76,16 @@ class TrainingCheckers:
     ) -> None:
         """A synchronization of these returned."""
         self._done["training sync"] += 1
-        offered = self._offered[operation]
-        for peer in members:
-            had = _closed(offered[peer])
-            later = had != _closed(contents) and self._descends(had, _closed(contents))
-            if later and had in self._known:
-                raise Violation(f"{who}: {operation} has taken back rounds that peer {peer} had")
+        offered, now = self._offered[operation], _closed(contents)
         if contents not in offered.values():
             raise Violation(f"{who}: nobody had what came of {operation}")
-        self._known.add(_closed(contents))
+        if operation not in self._synced:
+            for peer in members:
+                had = _closed(offered[peer])
+                newer = self._known.get(had, -1) > self._known.get(now, -1)
+                if newer and self._descends(had, now):
+                    raise Violation(f"{who}: {operation} has taken back what peer {peer} had")
+            self._known[now] = len(self._synced)
         if self._synced.setdefault(operation, contents) != contents:
             raise Violation(f"{who}: {operation} brought others something else")
 
