@@ -53,8 +53,8 @@ class TrainingCheckers:
         """Likewise: the work in the outer parameters that its process has taken over last."""
         self._offered: dict[InRun, dict[PeerId, Contents]] = {}
         self._synced: dict[InRun, Contents] = {}
-        self._known: dict[Contents, int] = {}
-        """What members have synchronized, in order of the last time."""
+        self._known: dict[bytes, dict[Contents, int]] = {}
+        """What members of a run have synchronized, and a number that tells when last."""
         self._rounds: dict[InRun, tuple[Contents, Contents]] = {}
         """Before and after."""
         self._parents: dict[Contents, Contents] = {}
@@ -77,15 +77,16 @@ class TrainingCheckers:
         """A synchronization of these returned."""
         self._done["training sync"] += 1
         offered, now = self._offered[operation], _closed(contents)
+        known = self._known.setdefault(operation.run, {})
         if contents not in offered.values():
             raise Violation(f"{who}: nobody had what came of {operation}")
         if operation not in self._synced:
             for peer in members:
                 had = _closed(offered[peer])
-                newer = self._known.get(had, -1) > self._known.get(now, -1)
+                newer = known.get(had, -1) > known.get(now, -1)
                 if newer and self._descends(had, now):
                     raise Violation(f"{who}: {operation} has taken back what peer {peer} had")
-            self._known[now] = len(self._synced)
+            known[now] = len(self._synced)
         if self._synced.setdefault(operation, contents) != contents:
             raise Violation(f"{who}: {operation} brought others something else")
 
