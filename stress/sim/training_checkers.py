@@ -211,7 +211,8 @@ class TrainingCheckers:
         mine = places_of(replica.axis)
         for old, work in taken.items():
             if old % self._training.fragments == fragment and old + _ROUNDS_TOLD < number:
-                lost = work[mine] & ~-common[mine]
+                missing = np.maximum(self._missing(replica, fragment, common), 0)
+                lost = work[mine] & missing  # what was never sent is not: it is carried
                 key = replica.axis, fragment
                 self._given_up[key] = self._left_out(*key) + lost
                 self._done["doubt too old"] += bool(np.any(lost))
