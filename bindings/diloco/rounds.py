@@ -17,14 +17,15 @@ from typing import Any, Protocol
 
 from pccl.bindings.diloco.ledger import Ledger
 from pccl.bindings.diloco.schedule import Schedule
-from pccl.errors import Evicted, MasterLost, TooFewPeers
+from pccl.errors import Evicted, MasterLost, NotAdmitted, StateUnavailable, TooFewPeers
 from pccl.inquiry import RemovalCause
 
 PAUSE_S = 0.5
 """Between two looks for peers, while too few are there."""
 
 LOSSES_MAX = 3
-"""Times in a row that the master is lost before that ends the training."""
+"""Times in a row that the master is lost, or refuses a replica that was cut off, or that nobody
+gives the shared state, before that ends the training."""
 
 
 # -- what is to be done --------------------------------------------------------------------------
@@ -209,8 +210,8 @@ class Rounds:
         self._members: tuple[int, ...] = ()
         self._doubt: tuple[int, int] | None = None
         """The round that is being reduced, and this replica's id in it."""
-        self._committed: list[int] = []
-        """Rounds of this entry with this replica's work, the last few."""
+        self._committed: list[tuple[int, int]] = []
+        """Rounds of this entry with this replica's work, the last few, and its id in each."""
         self._kept = schedule.fragments + 1
         """As many may not be merged yet: with a delay of a whole period one more than fragments."""
         self._losses = 0
@@ -247,8 +248,8 @@ class Rounds:
                 is_open = self._tell_entry()
                 if is_open:
                     yield from self._contribute(self._nothing())
-            except (Evicted, MasterLost) as error:
-                if isinstance(how, Connect) and isinstance(error, MasterLost):
+            except (Evicted, MasterLost, NotAdmitted) as error:
+                if isinstance(how, Connect) and not isinstance(error, Evicted):
                     raise
                 self._check_can_rejoin(error)
                 how = Update()
@@ -256,10 +257,11 @@ class Rounds:
                 return
 
     def _tell_entry(self) -> bool:
-        ledger, doubt = self._outer.ledger, self._doubt
-        applied = [*self._committed]
-        if doubt is not None and ledger.has_applied(*doubt):
-            applied.append(doubt[0])
+        # Also what was committed is looked up: a run that goes on without all who were in a round
+        # goes on from before it.
+        ledger = self._outer.ledger
+        asked = self._committed if self._doubt is None else [*self._committed, self._doubt]
+        applied = [number for number, peer in asked if ledger.has_applied(number, peer)]
         self._doubt = None
         self._committed.clear()
         self._entry += 1
@@ -271,9 +273,9 @@ class Rounds:
         fragment = self._schedule.fragment(number)
         return Contribution(number, fragment, 0.0, self._outer.nothing(fragment), self._entry)
 
-    def _check_can_rejoin(self, error: Evicted | MasterLost) -> None:
+    def _check_can_rejoin(self, error: Evicted | MasterLost | NotAdmitted) -> None:
         """Raise what joining again would only repeat."""
-        self._losses += isinstance(error, MasterLost)
+        self._losses += not isinstance(error, Evicted)
         is_hopeless = isinstance(error, Evicted) and error.cause == RemovalCause.STATE_CONFLICT
         if is_hopeless or self._losses >= LOSSES_MAX:
             raise error
@@ -311,7 +313,17 @@ class Rounds:
             how = Update()
 
     def _sync(self) -> Steps:
-        members: Members = yield Sync()
+        failures = 0
+        while True:
+            try:
+                members: Members = yield Sync()
+            except StateUnavailable:  # who has it is out of reach, perhaps not for long
+                failures += 1
+                if failures == LOSSES_MAX:
+                    raise
+                yield Pause(PAUSE_S)
+            else:
+                break
         self._synced = frozenset(members.ids)
         self._note(members)
 
@@ -331,7 +343,8 @@ class Rounds:
         self._outer.copy(contribution.fragment, contribution.values)
         self._doubt = None
         if contribution.weight:
-            self._committed = [*self._committed, contribution.number][-self._kept :]
+            kept = [*self._committed, (contribution.number, self._peer)]
+            self._committed = kept[-self._kept :]
         self._notify(Committed(contribution, average, norm))
         yield from self._sync()  # newcomers fetch what it is now
 

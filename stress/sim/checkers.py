@@ -29,6 +29,7 @@ from pccl.transports.base import Address
 
 if TYPE_CHECKING:
     from pccl.stress.sim.state_checkers import StateCheckers
+    from pccl.stress.sim.training_checkers import TrainingCheckers
 
 Array = npt.NDArray[Any]
 
@@ -68,6 +69,8 @@ class Checkers:
         and how many lanes were cut."""
         self.state: StateCheckers | None = None
         """Of shared state; None: there is none."""
+        self.training: TrainingCheckers | None = None
+        """Of processes that train; None: they don't."""
         self._scenario = scenario
         self._inputs: dict[tuple[InRun, PeerId], Array] = {}
         self._weights: dict[tuple[InRun, PeerId], float] = {}
@@ -107,6 +110,14 @@ class Checkers:
             self._weights[operation, peer] = weight
         if content is not None:
             self._inputs.setdefault((operation, peer), content)
+
+    def given(
+        self, operation: InRun, contributors: tuple[PeerId, ...]
+    ) -> list[tuple[Array, float]]:
+        """What each of them has put into a weighted average, and its weight."""
+        return [
+            (self._inputs[operation, peer], self._weights[operation, peer]) for peer in contributors
+        ]
 
     def repeats(self, operation: InRun, earlier: InRun, peer: PeerId) -> None:
         """A call goes on with another attempt; its input must be what it was."""

@@ -21,8 +21,8 @@ from rich.progress import Progress
 from pccl.cli.command_line import Seconds
 from pccl.cli.streams import writing
 from pccl.stress.sim.planted import PLANTED, planted
-from pccl.stress.sim.runner import Verdict, run_scenario, run_seed
-from pccl.stress.sim.scenario import Scenario
+from pccl.stress.sim.runner import Verdict, run_scenario
+from pccl.stress.sim.scenario import Scenario, draw, draw_to_train
 from pccl.stress.sim.scenario_file import load, to_text
 from pccl.stress.sim.shrink import shrink
 from pccl.stress.timeline import TimelineError
@@ -31,6 +31,9 @@ STORY_LINES = 60
 
 _IN_FLIGHT = 4
 """Seeds per process that are handed out ahead."""
+
+
+_WORKLOADS = {"calls": draw, "training": draw_to_train}
 
 
 class SeedRange(click.ParamType[range]):
@@ -62,6 +65,13 @@ class SeedRange(click.ParamType[range]):
     help="Go on with further seeds until so much time is over.",
 )
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, show_default=True)
+@click.option(
+    "--workload",
+    type=click.Choice(sorted(_WORKLOADS)),
+    default="calls",
+    show_default=True,
+    help="What processes do: calls of every kind, or training with DiLoCo.",
+)
 @click.option("--planted", "bug", type=click.Choice(sorted(PLANTED)), help="Run with a known bug.")
 @click.option(
     "--scenario",
@@ -80,6 +90,7 @@ def sim(
     seeds: range,
     minutes: float | None,
     jobs: int,
+    workload: str,
     bug: str | None,
     scenario: Path | None,
     shrinks: bool,
@@ -96,13 +107,13 @@ def sim(
     summary = Summary()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("seeds", total=None if minutes else len(seeds))
-        for verdict in _verdicts(seeds, minutes, jobs, bug, scenario):
+        for verdict in _verdicts(seeds, minutes, jobs, workload, bug, scenario):
             summary.add(verdict)
             progress.advance(task)
             if not verdict.ok and shrinks:
                 verdict = _shrunk(verdict, bug)
             if not verdict.ok and not as_json:
-                _tell(console, verdict, _replay(verdict, bug, scenario, shrunk=shrinks))
+                _tell(console, verdict, _replay(verdict, workload, bug, scenario, shrunk=shrinks))
             if not verdict.ok and first:
                 break
     result = summary.result(time.monotonic() - started_s)
@@ -118,12 +129,17 @@ def sim(
 
 
 def _verdicts(
-    seeds: range, minutes: float | None, jobs: int, bug: str | None, scenario: Path | None
+    seeds: range,
+    minutes: float | None,
+    jobs: int,
+    workload: str,
+    bug: str | None,
+    scenario: Path | None,
 ) -> Iterator[Verdict]:
     if scenario is not None:
         yield _run(bug, _load(scenario))
         return
-    run = partial(_run, bug)
+    run = partial(_run_seed, bug, workload)
     if minutes is None and (jobs == 1 or len(seeds) < 2 * jobs):
         yield from map(run, seeds)
         return
@@ -149,9 +165,13 @@ def _next(running: deque[Future[Verdict]]) -> Iterator[Verdict]:
         raise
 
 
-def _run(bug: str | None, what: int | Scenario) -> Verdict:
+def _run_seed(bug: str | None, workload: str, seed: int) -> Verdict:
+    return _run(bug, _WORKLOADS[workload](seed))
+
+
+def _run(bug: str | None, scenario: Scenario) -> Verdict:
     with planted(bug):
-        return run_seed(what) if isinstance(what, int) else run_scenario(what)
+        return run_scenario(scenario)
 
 
 def _load(path: Path) -> Scenario:
@@ -174,9 +194,12 @@ def _reduced(verdict: Verdict) -> Path:
 # -- telling -------------------------------------------------------------------------------------
 
 
-def _replay(verdict: Verdict, bug: str | None, scenario: Path | None, *, shrunk: bool) -> str:
+def _replay(
+    verdict: Verdict, workload: str, bug: str | None, scenario: Path | None, *, shrunk: bool
+) -> str:
     path = _reduced(verdict) if shrunk else scenario
-    what = f"--scenario {path}" if path else f"--seeds {verdict.scenario.seed}"
+    kind = "" if workload == "calls" else f" --workload {workload}"
+    what = f"--scenario {path}" if path else f"--seeds {verdict.scenario.seed}{kind}"
     with_bug = f" --planted {bug}" if bug else ""
     return f"{sys.executable} -m pccl.stress sim {what}{with_bug}"
 

@@ -37,6 +37,7 @@ from pccl.runtime.stock import Stock
 from pccl.runtime.transfer import Inlet, Placement, Transfer
 from pccl.state import election
 from pccl.state.digests import PieceMap
+from pccl.stress.sim.planted_training import PLANTED_IN_TRAINING
 from pccl.transports.lane import Lane
 from pccl.transports.link import Link
 
@@ -441,6 +442,7 @@ PLANTED: dict[str, Callable[[ExitStack], None]] = {
     "starving_forgotten": _starving_forgotten,
     "partly_placed_unnoticed": _partly_placed_unnoticed,
     "missed_sync_repeated": _missed_sync_repeated,
+    **PLANTED_IN_TRAINING,
 }
 
 

@@ -15,10 +15,11 @@ from pccl.stress.sim.excuses import Excuses
 from pccl.stress.sim.faults import LifePhase, MasterDeath
 from pccl.stress.sim.loop import Deadlock, OutOfTime, VirtualLoop
 from pccl.stress.sim.process import PeerProcess
-from pccl.stress.sim.scenario import Scenario, draw
+from pccl.stress.sim.scenario import Scenario, draw, draw_to_train
 from pccl.stress.sim.stage import Seat, Stage
 from pccl.stress.sim.state_checkers import StateCheckers
 from pccl.stress.sim.trace import Trace
+from pccl.stress.sim.training_checkers import TrainingCheckers
 
 LIMIT_S = 250
 """Virtual time after the last fault at which somebody evidently waits for ever: every deadline adds
@@ -63,6 +64,9 @@ class Simulation:
             checkers.state = StateCheckers(
                 scenario.syncs, checkers.done, known, may_part=scenario.standby
             )
+        if scenario.training is not None:
+            axes = scenario.processes_max
+            checkers.training = TrainingCheckers(scenario.training, axes, checkers.done)
         self._errors: list[BaseException | str] = []
         self._rng = Random(f"{scenario.seed}/starts")
         self.stage = Stage(scenario, loop, self.trace, self.checkers, self.excuses, self._on_done)
@@ -106,6 +110,8 @@ class Simulation:
         await stage.start()
         for fault in scenario.faults:
             fault.plant(stage)
+        if scenario.training is not None and scenario.settles_ns:
+            self._loop.call_at_ns(scenario.ends_ns - 1, self._check_together)
         early = scenario.peers - scenario.late_peers
         for seat in list(stage.seats):
             late = seat.index >= early
@@ -131,7 +137,7 @@ class Simulation:
             name, ending = seat.process.name, seat.workload.ended_with
             if ending not in ("finished", "left", "master lost"):
                 raise Violation(f"{name} ended with {ending}; it lives, and faults are over")
-        if self._settled:
+        if self._settled and self.scenario.training is None:
             self._check_convergence([s for s in seats if s.workload.ended_with == "finished"])
 
     @property
@@ -153,6 +159,19 @@ class Simulation:
             if len(set(votes.values())) > 1:
                 raise Violation(f"group {group} has not come together again: {votes}")
             self.checkers.done["converged"] += 1
+
+    def _check_together(self) -> None:
+        """All who train are members of one run."""
+        if not self._settled or self.checkers.nobody_to_join:
+            return
+        seats = [seat for seat in self.stage.seats if seat.alive and not seat.is_over]
+        alive = {(seat.process.run, seat.process.peer) for seat in seats}
+        for seat in seats:
+            roster = seat.process.engine.roster
+            members = () if roster is None else roster.members
+            if {(seat.process.run, member.peer) for member in members} != alive:
+                raise Violation(f"{seat.process.name} trains with {members}, not with {alive}")
+        self.checkers.done["converged"] += 1
 
     # -- errors ----------------------------------------------------------------------------------
 
@@ -194,3 +213,8 @@ def run_scenario(scenario: Scenario) -> Verdict:
 def run_seed(seed: int) -> Verdict:
     """Run the scenario of one seed."""
     return run_scenario(draw(seed))
+
+
+def run_training_seed(seed: int) -> Verdict:
+    """Run the scenario of one seed in which processes train."""
+    return run_scenario(draw_to_train(seed))

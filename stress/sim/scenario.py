@@ -9,9 +9,19 @@ from random import Random
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
 from pccl.protocol.types import NS_PER_S, UNQUANTIZED, Algorithm, Quantization, ReduceOp, WireFormat
-from pccl.stress.sim.faults import Fault, Ground, draw_faults, draw_state_faults
+from pccl.stress.sim.faults import (
+    Fault,
+    FetchInterrupt,
+    Ground,
+    Interrupt,
+    Lies,
+    Takeover,
+    draw_faults,
+    draw_state_faults,
+)
 from pccl.stress.sim.faults.base import MS
 from pccl.stress.sim.syncs import Syncs, draw_syncs
+from pccl.stress.sim.training import LIVES_MAX, Training, draw_training
 
 
 class Style(enum.Enum):
@@ -98,6 +108,8 @@ class Scenario:
     """The largest tensor that goes ahead in every second process; the others have the default."""
     syncs: Syncs | None = None
     """The shared state that members synchronize in each iteration; None: there is none."""
+    training: Training | None = None
+    """What processes train, instead of everything else that they do; None: nothing."""
 
     @property
     def token(self) -> bytes | None:
@@ -108,6 +120,11 @@ class Scenario:
     def undisturbed(self) -> bool:
         """Whether nobody may be removed who was not killed."""
         return all(fault.calm for fault in self.faults)
+
+    @property
+    def processes_max(self) -> int:
+        """How many may take part, one after the other or at the same time; each has some lives."""
+        return LIVES_MAX * (self.peers + sum(fault.starts for fault in self.faults))
 
     @property
     def ends_ns(self) -> int:
@@ -135,6 +152,15 @@ TIMINGS: dict[str, Timing] = {
 """The deadlines that a seed draws from."""
 
 _CROWDS = (24, 32, 48, 64)
+
+_TRAINERS_MAX = 6
+_WINDOW_MIN = 4096
+"""With less a ledger and its map take longer than the quick deadlines allow."""
+_NOT_FOR_TRAINERS = (Interrupt, FetchInterrupt, Lies, Takeover)
+"""Their calls are made by a thread that nobody interrupts; who is lied to by all has to give up;
+and who waits for a majority that is dead waits for ever."""
+_LONGER = 4
+"""A round is several calls: a run in which processes train is longer by this factor."""
 
 _FORMATS = (WireFormat.UINT8, WireFormat.INT8, WireFormat.COMPANDED8, WireFormat.FLOAT16)
 _FLOATS = (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE)
@@ -208,6 +234,43 @@ def draw(seed: int) -> Scenario:
     # Elsewhere the others would not come to the call that the culprit waits in.
     plain = not scenario.asks_pending and not scenario.optimizes
     return scenario if plain else replace(scenario, mistake=None)
+
+
+def draw_to_train(seed: int) -> Scenario:
+    """Draw the scenario of ``seed`` in which processes train.
+
+    Network, deadlines and faults are drawn as in ``draw``; nobody is impatient, interrupted
+    or lied to.
+    """
+    plain = draw(seed)
+    peers = min(plain.peers, _TRAINERS_MAX)
+    stop_ns = max(plain.stop_ns, 12 * plain.latency_ns) * _LONGER
+    ground = Ground(peers, stop_ns, plain.latency_ns, plain.timing)
+    drawn = (*draw_faults(seed, ground), *draw_state_faults(seed, ground))
+    faults = tuple(one for one in drawn if not isinstance(one, _NOT_FOR_TRAINERS))
+    return replace(
+        plain,
+        peers=peers,
+        late_peers=min(plain.late_peers, peers - 2),
+        slots=(),
+        style=Style.SEQUENTIAL,
+        window_bytes=max(plain.window_bytes, _WINDOW_MIN),
+        stop_ns=stop_ns,
+        faults=faults,
+        asks_pending=False,
+        groups=1,
+        retries=True,
+        broadcasts=False,
+        barriers=False,
+        optimizes=False,
+        min_peers=1,
+        impatience=0.0,
+        mistake=None,
+        drops=False,
+        standby=False,
+        syncs=None,
+        training=draw_training(seed, plain.latency_ns),
+    )
 
 
 def _settling_ns(timing: Timing) -> int:

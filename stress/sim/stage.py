@@ -25,6 +25,7 @@ from pccl.protocol.peer_events import (
 )
 from pccl.protocol.types import PeerId
 from pccl.runtime.requests import PeerOptions
+from pccl.stress.sim.application import Application
 from pccl.stress.sim.checkers import Checkers, InRun
 from pccl.stress.sim.excuses import MASTER_NAME, MASTERS, STANDBY_NAME, Excuses
 from pccl.stress.sim.faults.base import MASTER, Fault
@@ -39,8 +40,8 @@ from pccl.stress.sim.process import (
     ProcessClock,
 )
 from pccl.stress.sim.scenario import Scenario
-from pccl.stress.sim.state_checkers import StateCheckers
 from pccl.stress.sim.trace import Trace
+from pccl.stress.sim.training_workload import TrainingWorkload
 from pccl.stress.sim.workload import Workload
 from pccl.transports.base import Address
 from pccl.transports.link import Link
@@ -57,7 +58,7 @@ Watcher = Callable[["Seat", PeerEvent], None]
 class Seat:
     """One place in the run: a process and its application; after a restart, others."""
 
-    def __init__(self, index: int, process: PeerProcess, workload: Workload, lips: Lips) -> None:
+    def __init__(self, index: int, process: PeerProcess, workload: Application, lips: Lips) -> None:
         self.index = index
         self.process = process
         self.workload = workload
@@ -158,10 +159,18 @@ class Stage:
         lips = Lips()
         process = self._make_process(index, 0, lips)
         starts = index < self.scenario.peers - self.scenario.late_peers
-        workload = Workload(self.scenario, process, self.checkers, self._loop, starts=starts)
+        workload = self._make_workload(process, starts=starts)
         seat = Seat(index, process, workload, lips)
         self.seats.append(seat)
         return seat
+
+    def _make_workload(self, process: PeerProcess, *, starts: bool) -> Application:
+        scenario, checkers = self.scenario, self.checkers
+        if scenario.training is None or checkers.training is None:
+            return Workload(scenario, process, checkers, self._loop, starts=starts)
+        return TrainingWorkload(
+            scenario, scenario.training, process, checkers, checkers.training, self._loop
+        )
 
     def _make_process(self, index: int, boots: int, lips: Lips) -> PeerProcess:
         scenario = self.scenario
@@ -187,7 +196,8 @@ class Stage:
         )
 
     def _make_link(self, lips: Lips, peer: PeerId) -> Link:
-        if not self.scenario.repeats and self.scenario.syncs is None:
+        shares = self.scenario.syncs is not None or self.scenario.training is not None
+        if not self.scenario.repeats and not shares:
             return Link(peer)
         return SimLink(peer, lips, self._rng, self.scenario.repeats)
 
@@ -293,7 +303,7 @@ class Stage:
     def begin(self, seat: Seat, wait_ns: int) -> None:
         """Start the application of a seat after a while."""
 
-        async def work(workload: Workload) -> None:
+        async def work(workload: Application) -> None:
             await workload.sleep(wait_ns)
             await workload.run()
 
@@ -316,9 +326,7 @@ class Stage:
         self.strikes["restart"] += 1
         self.struck_ns = self.now_ns()
         seat.process = self._make_process(seat.index, seat.boots, seat.lips)
-        seat.workload = Workload(
-            self.scenario, seat.process, self.checkers, self._loop, starts=False
-        )
+        seat.workload = self._make_workload(seat.process, starts=False)
         seat.boots += 1
         self.begin(seat, 0)
 
@@ -375,15 +383,13 @@ class Stage:
                 weight = process.weight_of(effect)
                 self.checkers.posted(posted, process.peer, content, weight)
                 self.checkers.has_ring(posted, effect.ring)
-        if self.checkers.state is not None:
-            self._note_state(self.checkers.state, process, effects)
+        self._note_state(process, effects)
         seat = self.seats[process.index]
         for watcher in self._watchers:
             watcher(seat, event)
 
-    def _note_state(
-        self, checkers: StateCheckers, process: PeerProcess, effects: list[PeerEffect]
-    ) -> None:
+    def _note_state(self, process: PeerProcess, effects: list[PeerEffect]) -> None:
+        state, training = self.checkers.state, self.checkers.training
         for effect in effects:
             match effect:
                 case PostSync(call, operation, ring):
@@ -395,10 +401,13 @@ class Stage:
                     caller = process.engine.calls.get(call)
                     assert caller is not None
                     assert isinstance(caller.event, SyncCall)
-                    offer = caller.event.offer
-                    checkers.offered(process.name, posted, process.peer, offer, contents)
-                case BeginSync(_, elected):
-                    checkers.begun(process.name, process.peer, elected)
+                    if state is not None:
+                        offer = caller.event.offer
+                        state.offered(process.name, posted, process.peer, offer, contents)
+                    if training is not None:
+                        training.offered(posted, process.peer, contents)
+                case BeginSync(_, elected) if state is not None:
+                    state.begun(process.name, process.peer, elected)
                 case _:
                     pass
 

@@ -25,7 +25,15 @@ from pccl.bindings.diloco.rounds import (
     Update,
 )
 from pccl.bindings.diloco.schedule import schedule
-from pccl.errors import CollectiveAborted, Evicted, MasterLost, PCCLError, TooFewPeers
+from pccl.errors import (
+    CollectiveAborted,
+    Evicted,
+    MasterLost,
+    NotAdmitted,
+    PCCLError,
+    StateUnavailable,
+    TooFewPeers,
+)
 from pccl.inquiry import RemovalCause
 
 MINE = 3
@@ -338,6 +346,17 @@ def test_cut_off_after_the_reduce_it_was_applied(error: PCCLError) -> None:
     assert script.outer.values == [92]
 
 
+def test_a_round_that_the_run_does_not_know_was_not_applied() -> None:
+    script = started((MINE,))
+    script.answer(script.contribution(0, 8), members(MINE), TooFewPeers())
+    assert script.throw(Evicted()) == Update()
+    assert script.send(members(5, 9, mine=9)) == Sync()
+    state(script, 0, 100)  # of newcomers, who have begun anew after it was evicted
+    script.outer.ledger.close((5,))
+    assert script.send(members(5, 9, mine=9)) == Take()
+    assert script.news()[-1] == Entered(entry=2, number=1, is_open=False, applied=())
+
+
 def test_a_doubt_is_settled_once() -> None:
     script = started()
     script.answer(script.contribution(0, 8), members(MINE, 5), Evicted(), members(5, 9, mine=9))
@@ -421,6 +440,44 @@ def test_a_master_lost_three_times_in_a_row_ends_it() -> None:
     assert script.throw(MasterLost()) == Update()
     with pytest.raises(MasterLost):
         script.throw(MasterLost())
+
+
+def test_a_refusal_at_first_ends_it() -> None:
+    script = Script()
+    with pytest.raises(NotAdmitted):
+        script.throw(NotAdmitted())
+
+
+def test_a_replica_that_is_refused_when_it_comes_back_tries_again() -> None:
+    script = started()
+    assert script.answer(script.contribution(0, 8), Evicted()) == Update()
+    assert script.throw(NotAdmitted()) == Update()
+    assert script.throw(NotAdmitted()) == Update()
+    assert script.answer(members(MINE), members(MINE)) == Take()
+    assert script.news() == [Entered(entry=2, number=0, is_open=False, applied=())]
+
+
+def test_three_refusals_in_a_row_end_it() -> None:
+    script = started()
+    script.answer(script.contribution(0, 8), Evicted(), NotAdmitted(), NotAdmitted())
+    with pytest.raises(NotAdmitted):
+        script.throw(NotAdmitted())
+
+
+def test_a_state_that_nobody_gives_now_is_asked_for_again() -> None:
+    script = Script()
+    assert script.send(members(MINE, 5)) == Sync()
+    assert script.throw(StateUnavailable()) == Pause(0.5)
+    assert script.answer(False, StateUnavailable()) == Pause(0.5)
+    assert script.send(False) == Sync()
+    assert script.send(members(MINE, 5)) == Take()
+
+
+def test_a_state_that_nobody_gives_three_times_ends_it() -> None:
+    script = Script()
+    script.answer(members(MINE, 5), StateUnavailable(), False, StateUnavailable(), False)
+    with pytest.raises(StateUnavailable):
+        script.throw(StateUnavailable())
 
 
 def test_a_master_that_is_back_is_not_held_to_its_past() -> None:

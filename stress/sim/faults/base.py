@@ -94,6 +94,11 @@ class Fault(ABC):
         return 0
 
     @property
+    def starts(self) -> int:
+        """How many processes it starts at most."""
+        return 0
+
+    @property
     def indices(self) -> tuple[int, ...]:
         """The processes that it names (-1: the master)."""
         return ()

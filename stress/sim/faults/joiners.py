@@ -32,3 +32,8 @@ class Joiners(TimedFault):
         stage.struck(self)
         for _ in range(self.count):
             stage.join()
+
+    @property
+    def starts(self) -> int:
+        """All of them."""
+        return self.count

@@ -81,6 +81,11 @@ class Kill(Fault):
         return (self.back_after_ns or 0) + (self.delay_ns if self.phase is LifePhase.OTHER else 0)
 
     @property
+    def starts(self) -> int:
+        """The one that takes its place, if any."""
+        return self.back_after_ns is not None
+
+    @property
     def indices(self) -> tuple[int, ...]:
         """The victim."""
         return (self.peer,)

@@ -1,0 +1,55 @@
+"""Planted bugs in what processes do that train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from unittest.mock import patch
+
+from pccl.bindings.diloco.ledger import Ledger
+from pccl.bindings.diloco.pipeline import Launch, Pipeline
+
+
+def _doubt_taken_for_applied(stack: ExitStack) -> None:
+    """Whoever was cut off while it reduced takes its work for applied."""
+
+    def has_applied(ledger: Ledger, number: int, peer: int) -> bool:
+        return True
+
+    stack.enter_context(patch.object(Ledger, "has_applied", has_applied))
+
+
+def _doubt_taken_for_lost(stack: ExitStack) -> None:
+    """Whoever was cut off while it reduced does its work again."""
+
+    def has_applied(ledger: Ledger, number: int, peer: int) -> bool:
+        return False
+
+    stack.enter_context(patch.object(Ledger, "has_applied", has_applied))
+
+
+def _flights_forgotten(stack: ExitStack) -> None:
+    """What was in flight is not carried into the next entry."""
+
+    def in_flight(pipeline: Pipeline) -> tuple[Launch, ...]:
+        return ()
+
+    stack.enter_context(patch.object(Pipeline, "in_flight", in_flight))
+
+
+def _contributors_kept_back(stack: ExitStack) -> None:
+    """The ledger does not say whose work is in a round."""
+    close = Ledger.close
+
+    def terse(ledger: Ledger, contributors: Sequence[int]) -> None:
+        close(ledger, ())
+
+    stack.enter_context(patch.object(Ledger, "close", terse))
+
+
+PLANTED_IN_TRAINING: dict[str, Callable[[ExitStack], None]] = {
+    "doubt_taken_for_applied": _doubt_taken_for_applied,
+    "doubt_taken_for_lost": _doubt_taken_for_lost,
+    "flights_forgotten": _flights_forgotten,
+    "contributors_kept_back": _contributors_kept_back,
+}

@@ -1,0 +1,158 @@
+"""The smallest model in which every inner step can be found again.
+
+Every process has places of its own in the parameters. Its inner step k takes ``4 ** (k % 8)``
+away from the place number ``k // 8`` of them, in all fragments. Members add up what they have done,
+and the outer step takes that away from the outer parameters. So these tell, digit by digit in base
+4, how often each inner step of each process is in them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pccl.bindings.diloco.ledger import Ledger
+from pccl.protocol.data_type import DataType
+from pccl.protocol.shared_state import Lineage
+from pccl.runtime.state_memory import StateMemory
+from pccl.stress.sim.syncs import Held
+
+Whole = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+_STEPS_PER_PLACE = 8
+PLACES = 32
+"""Of each process in each fragment; more inner steps than fit into them do nothing."""
+
+_DEVIATION_MAX = 0.05
+"""From a whole number, after an average was multiplied by its weight again."""
+
+
+def digit(step: int) -> tuple[int, int]:
+    """Place and value of an inner step; the value is 0 if there is no place left."""
+    place = step // _STEPS_PER_PLACE
+    return (place, 4 ** (step % _STEPS_PER_PLACE)) if place < PLACES else (0, 0)
+
+
+def places_of(axis: int) -> slice:
+    """Where the work of a process is in a fragment."""
+    return slice(axis * PLACES, (axis + 1) * PLACES)
+
+
+def whole(values: npt.NDArray[Any]) -> Whole:
+    """Numbers that must be whole but for roundings.
+
+    Raises:
+        AssertionError: one is not.
+    """
+    found: npt.NDArray[np.float64] = np.rint(values)
+    assert np.all(np.abs(values - found) < _DEVIATION_MAX), "an average of other work"
+    return found.astype(np.int64)
+
+
+class ToyOuter:
+    """The outer parameters of one process, and the ledger: its shared state.
+
+    Args:
+        fragments: how many.
+        axes: as many processes may there be.
+        piece_bytes: of the shared state.
+
+    Attributes:
+        revision: as of ``State``.
+        lineage: as of ``State``.
+        record: the ledger's memory.
+        ledger: see ``rounds.Outer``.
+        values: by fragment, shape (axes * PLACES,).
+    """
+
+    def __init__(self, fragments: int, axes: int, piece_bytes: int) -> None:
+        self.revision = 0
+        self.lineage: Lineage | None = None
+        self.record = np.zeros(Ledger.SIZE, np.int64)
+        self.ledger = Ledger(self.record)
+        self.values = [np.zeros(axes * PLACES, np.int64) for _ in range(fragments)]
+        arrays = [*self.values, self.record]
+        self.memory = StateMemory(
+            [Held(f"t{i}", a.size, DataType.INT64, False, a) for i, a in enumerate(arrays)],
+            track_touched=True,
+            piece_bytes=piece_bytes,
+        )
+
+    def synchronized(self, revision: int, lineage: Lineage) -> None:
+        """See ``State``."""
+        self.revision, self.lineage = revision, lineage
+
+    def contents(self) -> tuple[bytes, ...]:
+        """A copy of everything."""
+        return tuple(array.tobytes() for array in (*self.values, self.record))
+
+    def nothing(self, fragment: int) -> Floats:
+        """See ``rounds.Outer``."""
+        return np.zeros(self.values[fragment].shape, np.float32)
+
+    def apply(self, fragment: int, average: Floats) -> float:
+        """See ``rounds.Outer``; here it is a sum."""
+        self.values[fragment] -= whole(average)
+        return 0.0
+
+    def copy(self, fragment: int, target: Floats) -> None:
+        """See ``rounds.Outer``."""
+        target[:] = self.values[fragment]
+
+    def touch(self, fragment: int | None) -> None:
+        """See ``rounds.Outer``."""
+        self.memory.touch(len(self.values))
+        if fragment is not None:
+            self.memory.touch(fragment)
+
+
+class ToyReplica:
+    """The local parameters of one process, and where its work was last accounted for.
+
+    Args:
+        fragments: how many.
+        axis: which places are its own.
+        axes: as many processes may there be.
+
+    Attributes:
+        params: by fragment.
+        base: by fragment; the difference to ``params`` is the work that nobody else has.
+        taken: pseudo-gradients in flight, by number of the round.
+    """
+
+    def __init__(self, fragments: int, axis: int, axes: int) -> None:
+        self.axis = axis
+        self.params = [np.zeros(axes * PLACES, np.int64) for _ in range(fragments)]
+        self.base = [np.zeros(axes * PLACES, np.int64) for _ in range(fragments)]
+        self.taken: dict[int, Whole] = {}
+
+    def step(self, number: int) -> None:
+        """Make an inner step."""
+        place, value = digit(number)
+        for params in self.params:
+            params[self.axis * PLACES + place] -= value
+
+    def work(self, fragment: int) -> Whole:
+        """What was done since the base."""
+        return self.base[fragment] - self.params[fragment]
+
+    def take(self, fragment: int, number: int) -> Floats:
+        """The pseudo-gradient of a fragment for a round."""
+        work = self.taken[number] = self.work(fragment)
+        self.base[fragment] = self.params[fragment].copy()
+        return work.astype(np.float32)
+
+    def merge(self, fragment: int, number: int, common: Whole) -> Whole:
+        """Take outer parameters over, and return the work that is given up for them."""
+        left = self.work(fragment)
+        del self.taken[number]
+        self.params[fragment], self.base[fragment] = common.copy(), common.copy()
+        return left
+
+    def anchor(self, fragment: int, common: Whole, lost: list[Whole]) -> None:
+        """Take outer parameters over, and keep the work."""
+        work = sum(lost, start=self.work(fragment))
+        self.params[fragment], self.base[fragment] = common - work, common.copy()

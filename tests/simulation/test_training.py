@@ -1,0 +1,110 @@
+"""Processes that train with DiLoCo, in the simulator: no inner step is lost, none counts twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from pccl.stress.sim.faults import Kill, LifePhase
+from pccl.stress.sim.faults.base import MS
+from pccl.stress.sim.planted import planted
+from pccl.stress.sim.runner import run_scenario, run_training_seed
+from pccl.stress.sim.scenario import Scenario, draw_to_train
+from pccl.stress.sim.training import Mode
+
+SEEDS = range(14)
+
+CAUGHT_BY = {
+    "contributors_kept_back": 45,
+    "doubt_taken_for_applied": 26,
+    "doubt_taken_for_lost": 45,
+    "flights_forgotten": 26,
+}
+"""A seed that shows each planted bug."""
+
+
+def test_no_seed_breaks_a_promise() -> None:
+    done: Counter[str] = Counter()
+    modes: set[Mode] = set()
+    for seed in SEEDS:
+        verdict = run_training_seed(seed)
+        assert verdict.violation is None, (seed, verdict.violation)
+        assert verdict.scenario.training is not None
+        modes.add(verdict.scenario.training.mode)
+        done.update(verdict.done)
+    assert modes == set(Mode)
+    assert done["round"] > 300
+    assert done["training sync"] > 300
+    assert done["round alone"] > 10
+    assert done["training: Evicted"] > 0
+
+
+def quiet(mode: Mode) -> Scenario:
+    """Some processes that train in this mode, and nothing goes wrong."""
+    for seed in range(1000):
+        drawn = draw_to_train(seed)
+        training = drawn.training
+        assert training is not None
+        if training.mode is mode and drawn.peers > 2 and not drawn.late_peers:
+            training = replace(
+                training, min_peers=1, step_ns=MS, sync_s=min(training.sync_s, 0.003)
+            )
+            return replace(
+                drawn,
+                faults=(),
+                settles_ns=0,
+                standby=False,
+                latency_ns=MS,
+                uneven_links=False,
+                stop_ns=250 * MS,
+                training=training,
+            )
+    raise AssertionError(f"no seed trains in mode {mode}")
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_a_quiet_run_in_every_mode(mode: Mode) -> None:
+    verdict = run_scenario(quiet(mode))
+    assert verdict.violation is None
+    assert verdict.done["round"] > 5
+    assert verdict.done.get("training: Evicted", 0) == 0
+
+
+@pytest.mark.parametrize("phase", [LifePhase.ROUND, LifePhase.DONE, LifePhase.REDUCE_SCATTER])
+@pytest.mark.parametrize("mode", [Mode.SYNCHRONOUS, Mode.STREAMING])
+def test_a_death_in_every_phase(mode: Mode, phase: LifePhase) -> None:
+    scenario = quiet(mode)
+    kill = Kill(0, phase, 2, 0, back_after_ns=scenario.latency_ns)
+    verdict = run_scenario(replace(scenario, faults=(kill,)))
+    assert verdict.violation is None
+    assert sum(verdict.kills.values()) == 1
+    assert verdict.done["round"] > 5
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        82,  # a round was lost with the run that it belonged to, and its work taken for applied
+        245,  # who was cut off was refused once, and gave up
+        301,  # nobody could give the shared state for a while, and who lacked it gave up
+    ],
+)
+def test_what_has_failed_once(seed: int) -> None:
+    assert run_training_seed(seed).violation is None
+
+
+@pytest.mark.parametrize("bug", sorted(CAUGHT_BY))
+def test_a_planted_bug_is_seen(bug: str) -> None:
+    seed = CAUGHT_BY[bug]
+    assert run_training_seed(seed).ok, "the seed is clean without the bug"
+    with planted(bug):
+        verdict = run_training_seed(seed)
+    assert not verdict.ok
+    assert verdict.story
+
+
+def test_a_seed_gives_the_same_trace() -> None:
+    digests = {run_training_seed(3).trace_digest for _ in range(2)}
+    assert len(digests) == 1
