@@ -392,6 +392,7 @@ class DiLoCo(torch.optim.Optimizer):
             self._hear()
             if self._entry != entry:
                 return False
+            self._deliver()  # it may take long; if this raises, the merge stays due
         exposed_s = time.monotonic() - began_s
         committed, took_s = ended
         self._pipeline.merged(merge.number, time.monotonic())
