@@ -37,7 +37,7 @@ from pccl.bindings.diloco.rounds import (
     Update,
 )
 from pccl.bindings.diloco.schedule import Schedule
-from pccl.errors import NotConnected
+from pccl.errors import MembershipError, NotConnected
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Conductor:
             self._is_idle = False
             self._changed.notify_all()
 
-    def notices(self) -> list[tuple[Notice | Synced, Any]]:
+    def notices(self, *, after_failure: bool = False) -> list[tuple[Notice | Synced, Any]]:
         """What has happened since this was asked last.
 
         With ``Entered`` come copies of the outer parameters, by fragment.
@@ -140,7 +140,8 @@ class Conductor:
             PCCLError: the run can't go on; the message says why.
         """
         with self._changed:
-            self._check()
+            if not after_failure:
+                self._check()
             seen = list(self._notices)
             self._notices.clear()
             return seen
@@ -182,15 +183,21 @@ class Conductor:
         self._commits.pop(number, None)
 
     def settle(self) -> None:
-        """Wait until nothing is under way: the shared state stays as it is until the next ``put``.
+        """Wait until nothing is under way, or the run can't go on.
 
-        Raises:
-            PCCLError: as of ``notices``.
+        The shared state stays as it is until the next ``put``.
         """
         with self._changed:
             while not self._is_idle:
-                self._check()
                 self._changed.wait()
+
+    def is_over(self, number: int) -> bool:
+        """Whether a round was committed, and not forgotten."""
+        return number in self._commits
+
+    def is_in_doubt(self, number: int) -> bool:
+        """Whether this replica was cut off for good while the round was being reduced."""
+        return isinstance(self._failure, MembershipError) and number == self._rounds.doubt
 
     def close(self, *, abandon: bool) -> None:
         """Make no more calls.

@@ -245,9 +245,9 @@ class DiLoCo(torch.optim.Optimizer):
         check_weight(weight)
         if self.join() and closure is None:
             return None
+        self._hear()
         loss = self.inner.step(closure) if closure is not None else self.inner.step()
         now_s = time.monotonic()
-        self._hear()
         self._tell(InnerStep(step=self.inner_steps + 1, seconds=now_s - self._last_s))
         self._last_s = now_s
         self._do(self._pipeline.step(weight, now_s))
@@ -279,15 +279,16 @@ class DiLoCo(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Everything but the model: save it with the model's own ``state_dict``.
 
-        Waits for what is being reduced. Holds the inner and the outer optimizer, the outer
+        Waits for what is being reduced. After an error, too, it holds all work that is not in the
+        outer parameters, but for what was being reduced when the run was lost for good, which may
+        be in those of others. Holds the inner and the outer optimizer, the outer
         parameters, residuals of the compression, and the position in the pipeline.
 
-        Raises:
-            PCCLError: as of ``step``.
         """
         if self._has_started:
             self._conductor.settle()
-            self._hear()
+            self._hear(after_failure=True)
+            self._give_up_flights()
         position = self._pipeline.position()
         in_flight = [self._conductor.outcome(number) for number, _, _ in position["flights"]]
         return {
@@ -408,10 +409,21 @@ class DiLoCo(torch.optim.Optimizer):
 
     # -- what happens meanwhile --------------------------------------------------------------------
 
-    def _hear(self) -> bool:
+    def _give_up_flights(self) -> None:
+        """What is in flight and has no outcome will have none: the run can't go on."""
+        for launch in self._pipeline.in_flight():
+            if self._conductor.is_over(launch.number):
+                continue
+            is_applied = self._conductor.is_in_doubt(launch.number)
+            work = self._taken.pop(launch.number, None)
+            if work is not None and not is_applied:
+                self._replica.parts[launch.fragment].put_back(work)
+            self._pipeline.give_up(launch, is_applied=is_applied)
+
+    def _hear(self, *, after_failure: bool = False) -> bool:
         """Take in what the conductor has to tell; return whether parameters were changed."""
         changed = False
-        notices = self._conductor.notices()
+        notices = self._conductor.notices(after_failure=after_failure)
         for notice, copies in notices:  # before any listener can raise
             if isinstance(notice, Entered):
                 changed = self._enter(notice, copies) or changed

@@ -119,6 +119,12 @@ class Pipeline:
         """A pseudo-gradient was not applied: its work counts in the next launch."""
         self._work[launch.fragment] += launch.weight
 
+    def give_up(self, launch: Launch, *, is_applied: bool) -> None:
+        """A round will not be merged: its work counts in the next launch, unless it is applied."""
+        del self._flights[launch.number]
+        if not is_applied:
+            self.carry(launch)
+
     def position(self) -> dict[str, Any]:
         """Where it is, in plain numbers, for ``resume``."""
         return {

@@ -125,6 +125,15 @@ class Part:
         work, self._base = self._base.sub_(here), here
         return work
 
+    def put_back(self, work: torch.Tensor) -> None:
+        """A pseudo-gradient was not applied; it is part of the next one.
+
+        Args:
+            work: what ``take`` gave; not yours any more.
+        """
+        self._base.add_(work)
+        self._spares.append(work)
+
     def merge(self, common: torch.Tensor, mixing: float) -> None:
         """Take over outer parameters.
 

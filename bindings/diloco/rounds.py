@@ -235,6 +235,11 @@ class Rounds:
                 self._check_can_rejoin(error)
                 yield from self._enter(Update())
 
+    @property
+    def doubt(self) -> int | None:
+        """The round that is being reduced, or was when this replica was cut off; None: none is."""
+        return None if self._doubt is None else self._doubt[0]
+
     # -- entering ----------------------------------------------------------------------------------
 
     def _enter(self, how: Connect | Update) -> Steps:

@@ -13,7 +13,7 @@ import pytest
 
 import pccl
 from pccl.bindings.events import Event, InnerStep, MembersChanged
-from pccl.errors import Evicted, TooFewPeers
+from pccl.errors import DescriptorMismatch, Evicted, MasterLost, PCCLError, TooFewPeers
 
 torch: Any = pytest.importorskip("torch")
 
@@ -83,6 +83,10 @@ class Trained:
     def step(self, weight: float = 1.0) -> None:
         self.weight.grad = torch.ones(1)
         self.optimizer.step(weight=weight)
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
 
     def replaced(self, value: float, number: int, *, is_open: bool) -> Callable[[], None]:
         """A synchronization that brings the others' state."""
@@ -220,3 +224,29 @@ def test_steps_are_told_in_order(trained: Callable[..., Trained]) -> None:
     for _ in range(3):
         one.step()
     assert [event.step for event in told if isinstance(event, InnerStep)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("error", "in_doubt"), [(DescriptorMismatch, 0), (MasterLost, 2)])
+def test_what_is_saved_after_an_error_has_all_work_that_is_not_in_doubt(
+    trained: Callable[..., Trained], error: type[PCCLError], in_doubt: int
+) -> None:
+    def fail_again() -> None:
+        raise error
+
+    def fail(values: Any) -> Info:
+        one.comm.update_topology = fail_again  # type: ignore[method-assign]
+        raise error
+
+    one = trained(sync_every=2, delay=2)
+    one.comm.reduces += [fail]
+    one.step()
+    one.step()  # round 0 is launched, with 2 steps in it
+    with pytest.raises(error):
+        one.steps(2)
+    saved = one.optimizer.state_dict()
+    (base,) = saved["base"]
+    assert one.value == -float(saved["position"]["steps"])
+    assert base.item() - one.value == saved["position"]["steps"] - in_doubt
+    two = trained(sync_every=100)
+    two.optimizer.load_state_dict(saved)
+    assert two.optimizer.inner_steps == saved["position"]["steps"]
