@@ -185,8 +185,8 @@ def test_thousands_of_idle_connections(new_run: Callable[..., Run], idle_count: 
                         sock.sendall(opening)  # the master takes it for a newcomer's
         assert resident_bytes() - resident < GROWTH_BYTES_MAX
         assert all(is_closed(sock) for sock in idle)
-    run.until(lambda: connections() == before[1])
-    run.until(lambda: descriptors() == before[0])
+    run.until(lambda: connections() <= before[1])  # fewer, if an earlier test's were among them
+    run.until(lambda: descriptors() <= before[0])
     assert threading.active_count() <= before[2] + 4  # the pool of the test's own callers
     assert run.registered == 3
 

@@ -23,7 +23,7 @@ API = "public API"
 
 PURE = frozenset({"protocol", "collectives", "state", "topology"})
 BELOW_API = PURE | {"transports", "runtime"}
-EVERYTHING = BELOW_API | {API, "bindings", "stress", "emulator", "cli", "demo peer"}
+EVERYTHING = BELOW_API | {API, "bindings", "stress", "emulator", "cli"}
 
 MAY_USE: dict[str, frozenset[str]] = {
     "protocol": frozenset({"protocol"}),
@@ -37,12 +37,11 @@ MAY_USE: dict[str, frozenset[str]] = {
     "stress": EVERYTHING,
     "emulator": EVERYTHING,
     "cli": frozenset({"cli", API}),
-    "demo peer": frozenset({"cli", API, "bindings"}),
 }
 MAY_USE_WHEN_CALLED: dict[str, frozenset[str]] = {"cli": frozenset({"stress"})}
 """Allowed as well inside a function's body, so that only the command that needs it loads it."""
 
-PUBLIC_ONLY = frozenset({"bindings", "cli", "demo peer"})
+PUBLIC_ONLY = frozenset({"bindings", "cli"})
 """Rooms that are users like any other: no module of the API whose name starts with ``_``."""
 
 CLOCK_AND_CHANCE = frozenset({"random", "secrets", "time"})
@@ -54,7 +53,7 @@ IMPURE = CLOCK_AND_CHANCE | NETWORK | SYSTEM | THREADS
 
 RESERVED: dict[str, frozenset[str]] = {
     "socket": frozenset({"transports", "emulator"}),
-    "threading": frozenset({"runtime", API, "bindings", "stress", "emulator", "cli", "demo peer"}),
+    "threading": frozenset({"runtime", API, "bindings", "stress", "emulator", "cli"}),
 }
 """Modules that only some rooms may import."""
 
@@ -145,11 +144,8 @@ def room_of(path: Path) -> str:
     """The room of a file: its folder in pccl/ or beside it; pccl/ itself is the API.
 
     The link emulator is a network that the library does not know of, with sockets of its own; the
-    rest of stress/ has none. A peer of the demo is a program of its own that needs torch anyway;
-    the commands do without it, and so without the bindings.
+    rest of stress/ has none.
     """
-    if path.parts == ("pccl", "cli", "demo_peer.py"):
-        return "demo peer"
     if path.parts[:2] == ("stress", "emulator"):
         return "emulator"
     if path.parts[0] != "pccl":
@@ -257,9 +253,6 @@ def test_purity_rule_fires(room: str, source: str, complaints: int) -> None:
         ("cli", "from pccl.stress import chaos", 1),
         ("cli", "class Command:\n    from pccl.stress import chaos", 1),
         ("cli", "async def stress():\n    from pccl.stress import chaos", 0),
-        ("cli", "from pccl.bindings import events", 1),
-        ("demo peer", "from pccl.bindings import events\nfrom pccl.cli import demo_record", 0),
-        ("demo peer", "from pccl.runtime import engine", 1),
     ],
 )
 def test_direction_rule_fires(room: str, source: str, complaints: int) -> None:
