@@ -188,7 +188,7 @@ class Conductor:
         The shared state stays as it is until the next ``put``.
         """
         with self._changed:
-            while not self._is_idle:
+            while not (self._is_idle or self._has_ended):  # something may be put after the end
                 self._changed.wait()
 
     def is_over(self, number: int) -> bool:
