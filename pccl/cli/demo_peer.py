@@ -8,11 +8,9 @@ This is the part to copy. ``pccl demo`` starts it once for each shard of the dat
     python -m pccl.cli.demo_peer --master 127.0.0.1:48148 --late --shards 3 --shard 2
 
 All replicas start from the same seed and take the same steps with the same averaged gradients, so
-their weights stay equal bit for bit, whoever is lost on the way. Each step costs one all-reduce:
-all gradients, and the loss behind them, lie in one vector that is averaged in place.
-
-Who comes late has weights of its own and no data. It fetches what the others hold (data, weights,
-momentum, step counter: one shared state), most of it while they go on, and trains along.
+their weights stay equal bit for bit, whoever is lost on the way. Who comes late has weights of its
+own and no data. It fetches what the others hold (data, weights, momentum, step counter), most of it
+while they go on, and trains along. All of that is :class:`GradientAverager`'s work.
 
 What happens is reported on stdout, one JSON object per line (:mod:`pccl.cli.demo_record`).
 """
@@ -25,15 +23,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 import pccl
+from pccl.bindings.events import Event as TrainingEvent
+from pccl.bindings.events import GradientsAveraged, MembersChanged, StateSynced
+from pccl.bindings.gradient_averager import GradientAverager
 from pccl.cli.demo_record import Event, Finished, Joined, Ready, Stepped, Synced, encode
-from pccl.errors import CollectiveAborted, DescriptorMismatch, TooFewPeers
 from pccl.progress import SyncProgress
 
 DIGIT_COUNT = 1797
@@ -104,82 +104,29 @@ def make_model(seed: int) -> nn.Module:
     )
 
 
-class Replica:
-    """What every peer has, bit for bit the same: data, weights, momentum, steps taken.
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """Plain SGD with momentum."""
+    return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+
+
+def batches(shard: Tensor, seed: int) -> Iterator[Tensor]:
+    """Indices of one batch after the other, for ever.
 
     Args:
-        digits: the data.
-        seed: of the weights.
+        shard: the indices to choose from.
+        seed: of the choice.
     """
-
-    def __init__(self, digits: Examples, seed: int) -> None:
-        self.digits = digits
-        self.model = make_model(seed)
-        self.optimizer: Any = torch.optim.SGD(  # torch types it only in part
-            self.model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM
-        )
-        for parameter in self.model.parameters():
-            # Otherwise it is made at the first step, and could not be shared before.
-            momentum = torch.zeros_like(parameter)
-            self.optimizer.state[parameter]["momentum_buffer"] = momentum
-        self.step_count = torch.zeros(1, dtype=torch.int64)
-
-    def shared_state(self) -> pccl.SharedState:
-        """All of it, in place."""
-        tensors = {
-            "images": self.digits.images,
-            "digits": self.digits.digits,
-            "step_count": self.step_count,
-        }
-        for name, parameter in self.model.named_parameters():
-            tensors[name] = parameter.detach()
-            tensors[f"{name}.momentum"] = self.optimizer.state[parameter]["momentum_buffer"]
-        return pccl.SharedState(
-            [pccl.TensorInfo.from_torch(tensor, name) for name, tensor in tensors.items()]
-        )
-
-
-def gradient_vector(model: nn.Module) -> Tensor:
-    """One float32 vector whose parts are the model's gradients, with room for the loss at its end.
-
-    Each parameter's ``grad`` becomes a view, so going backward adds into the vector, and what is
-    written there is what the optimizer reads: no copies, one tensor to average.
-    """
-    parameters = list(model.parameters())
-    vector = torch.zeros(sum(parameter.numel() for parameter in parameters) + 1)
-    begin = 0
-    for parameter in parameters:
-        end = begin + parameter.numel()
-        parameter.grad = vector[begin:end].view_as(parameter)
-        begin = end
-    return vector
-
-
-class Averaged(NamedTuple):
-    """Whose vectors one averaging took in, and the bytes that it moved."""
-
-    contributors: tuple[int, ...]
-    tx_bytes: int
-    rx_bytes: int
-
-
-def average(comm: pccl.Communicator, vector: Tensor) -> Averaged:
-    """Average a vector over all peers, in place, with whoever is left if somebody is lost.
-
-    Args:
-        comm: a connected communicator.
-        vector: this peer's values; afterwards the mean, the same bits on every peer.
-    """
+    chance = torch.Generator().manual_seed(seed)
     while True:
-        try:
-            info = comm.all_reduce(vector, op=pccl.ReduceOp.AVG)
-        except DescriptorMismatch:
-            raise  # the peers do not run the same program: trying again will not help
-        except CollectiveAborted:
-            continue  # a peer was lost; the vector is what it was: ask again, without that peer
-        except TooFewPeers:
-            return Averaged((comm.peer_id,), 0, 0)  # alone: the mean of one is itself
-        return Averaged(tuple(info.contributors), info.tx_bytes, info.rx_bytes)
+        yield shard[torch.randint(len(shard), (BATCH_SIZE,), generator=chance)]
+
+
+def go_backward(model: nn.Module, digits: Examples, batch: Tensor) -> Tensor:
+    """Make the gradients of a batch's loss; the loss, shape (1,)."""
+    guesses = model(digits.images[batch])
+    loss = nn.functional.cross_entropy(guesses, digits.digits[batch])
+    torch.autograd.backward(loss)
+    return loss.detach().reshape(1)
 
 
 def report(event: Event) -> None:
@@ -191,112 +138,144 @@ def report(event: Event) -> None:
 class Progress:
     """Reports what a newcomer fetches, and knows how much it was in the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: Callable[[Event], None]) -> None:
+        self._report = report
         self.done_bytes = 0
 
     def __call__(self, progress: SyncProgress) -> None:
         """It is so far. Called by the library's thread."""
         self.done_bytes = progress.done_bytes
-        report(progress)
+        self._report(progress)
 
 
-class Meetings:
-    """Where newcomers come in: between two steps, and all peers know of it.
+class Reporter:
+    """Reports what happens to this peer, in the demo's words.
 
     Args:
-        comm: connected.
-        state: what newcomers take over.
-        step_count: steps taken, one of the state's tensors.
-        await_at: after so many steps nobody goes on before somebody new has come; None: nobody is
-            waited for.
-        progress: of a newcomer; is told what it fetches.
+        report: whom to tell.
+        progress: of one that comes late, until it has taken over what the others hold.
+
+    Attributes:
+        latest: how the latest gradients were averaged.
+        tx_bytes: sent for gradients since the beginning.
+        rx_bytes: received likewise.
     """
 
-    def __init__(
-        self,
-        comm: pccl.Communicator,
-        state: pccl.SharedState,
-        step_count: Tensor,
-        await_at: int | None,
-        progress: Progress | None,
-    ) -> None:
-        self._comm = comm
-        self._state = state
-        self._step_count = step_count
-        self._await_at = await_at
+    def __init__(self, report: Callable[[Event], None], progress: Progress | None) -> None:
+        self._report = report
         self._progress = progress
-        self._members: frozenset[int] = frozenset()
+        self._has_joined = False
+        self.latest: GradientsAveraged | None = None
+        self.tx_bytes = self.rx_bytes = 0
 
-    def hold(self) -> None:
-        """Let newcomers in; afterwards all replicas are equal. Joint call of all peers."""
-        if self._members:  # otherwise this peer comes in itself
-            self._comm.update_topology()
-            while self._step_count.item() == self._await_at and not self._newcomers():
-                time.sleep(POLL_S)
-                self._comm.update_topology()
-        if self._newcomers():
-            if self._members:
-                self._await_at = None
-            self._synchronize()
-        self._members = self._now()
+    def __call__(self, event: TrainingEvent) -> None:
+        """Something has happened."""
+        match event:
+            case MembersChanged(peer_id=peer_id) if not self._has_joined:
+                self._has_joined = True
+                self._report(Joined(peer_id))
+            case StateSynced(rx_bytes=rx_bytes, seconds=seconds) if self._progress is not None:
+                self._report(Synced(self._progress.done_bytes, rx_bytes, seconds))
+                self._progress = None
+            case GradientsAveraged(tx_bytes=tx_bytes, rx_bytes=rx_bytes):
+                self.latest = event
+                self.tx_bytes += tx_bytes
+                self.rx_bytes += rx_bytes
+            case _:
+                pass
 
-    def _synchronize(self) -> None:
-        began_s = time.monotonic()
-        info = self._comm.sync_shared_state(self._state, on_progress=self._progress)
-        self._state.push_revision()  # who was in this one is in step for the next one
-        if self._progress is not None:
-            fetched_bytes, self._progress = self._progress.done_bytes, None
-            report(Synced(fetched_bytes, info.rx_bytes, time.monotonic() - began_s))
-
-    def _newcomers(self) -> frozenset[int]:
-        return self._now() - self._members
-
-    def _now(self) -> frozenset[int]:
-        return frozenset(member.peer_id for member in self._comm.members())
+    def stepped(self, step: int, loss: float) -> None:
+        """A step was taken with the latest gradients."""
+        contributors = self.latest.contributors if self.latest is not None else ()
+        self._report(Stepped(step, loss, contributors, self.tx_bytes, self.rx_bytes))
 
 
-def train(
-    replica: Replica,
+def train_alone(
+    model: nn.Module,
+    digits: Examples,
     shard: Tensor,
     *,
     steps: int,
     seed: int,
-    meet: Callable[[], object],
-    average: Callable[[Tensor], Averaged],
     report: Callable[[Event], None],
 ) -> None:
-    """Train on a shard, with gradients averaged at every step.
+    """Train on a shard.
 
     Args:
-        replica: changed in place.
-        shard: which of its digits to train on.
-        steps: how many steps to take in all.
+        model: changed in place.
+        digits: the data.
+        shard: which of it to train on.
+        steps: how many steps to take.
         seed: chooses the batches.
-        meet: called before each step, and after the last; may change the replica.
-        average: replaces a vector by its mean over everybody.
         report: is told about every step.
     """
-    vector = gradient_vector(replica.model)
-    chance = torch.Generator().manual_seed(seed)
-    tx_bytes = rx_bytes = 0
-    while True:
-        meet()
-        if replica.step_count.item() >= steps:
-            return
-        vector.zero_()
-        batch = shard[torch.randint(len(shard), (BATCH_SIZE,), generator=chance)]
-        guesses = replica.model(replica.digits.images[batch])
-        loss = nn.functional.cross_entropy(guesses, replica.digits.digits[batch])
-        torch.autograd.backward(loss)
-        vector[-1] = loss.detach()
-        averaged = average(vector)
-        replica.optimizer.step()
-        replica.step_count += 1
+    optimizer: Any = make_optimizer(model)  # torch types it only in part
+    reporter = Reporter(report, None)
+    for step, batch in zip(range(1, steps + 1), batches(shard, seed), strict=False):
+        optimizer.zero_grad()
+        loss = go_backward(model, digits, batch)
+        optimizer.step()
+        reporter.stepped(step, loss.item())
 
-        tx_bytes += averaged.tx_bytes
-        rx_bytes += averaged.rx_bytes
-        step = int(replica.step_count.item())
-        report(Stepped(step, vector[-1].item(), averaged.contributors, tx_bytes, rx_bytes))
+
+def train_together(
+    model: nn.Module,
+    digits: Examples,
+    shard: Tensor,
+    *,
+    master: str,
+    steps: int,
+    seed: int,
+    report: Callable[[Event], None],
+    min_peers: int = 1,
+    await_at: int | None = None,
+    late: bool = False,
+) -> None:
+    """Train on a shard, with the others that know the same master.
+
+    Args:
+        model: changed in place.
+        digits: the data; one that comes late receives it.
+        shard: which of it to train on.
+        master: its address.
+        steps: how many steps to take in all, with those of the others before this one came.
+        seed: chooses the batches.
+        report: is told about every step.
+        min_peers: how many begin together.
+        await_at: nobody goes beyond so many steps before somebody new has come; None: nobody is
+            waited for.
+        late: this peer is such a one.
+    """
+    optimizer: Any = make_optimizer(model)
+    progress = Progress(report) if late else None
+    reporter = Reporter(report, progress)
+    with (
+        pccl.Communicator(master) as comm,
+        GradientAverager(
+            model,
+            optimizer,
+            comm=comm,
+            min_peers=min_peers,
+            shared=digits._asdict(),
+            on_progress=progress,
+            on_event=reporter,
+        ) as averager,
+    ):
+        for batch in batches(shard, seed):
+            was_member = averager.is_member  # otherwise this peer comes in itself
+            newcomers = averager.update()
+            while averager.steps == await_at and not newcomers:
+                time.sleep(POLL_S)
+                newcomers = averager.update()
+            if was_member and newcomers:
+                await_at = None
+            if averager.steps >= steps:
+                break
+            optimizer.zero_grad()
+            loss = go_backward(model, digits, batch)
+            if averager.step(loss):
+                reporter.stepped(averager.steps, loss.item())
+        averager.verify()  # raises if any bit differs anywhere, of the momentum too
 
 
 def evaluate(model: nn.Module, held_out: Examples) -> float:
@@ -322,35 +301,6 @@ def wait_for_signal() -> None:
     go.wait()
 
 
-def train_together(replica: Replica, shard: Tensor, given: argparse.Namespace) -> None:
-    """Train with the others that know the same master.
-
-    Args:
-        replica: changed in place.
-        shard: which of the digits are this peer's.
-        given: the command line.
-    """
-    state = replica.shared_state()
-    with pccl.Communicator(given.master) as comm:
-        progress = Progress() if given.late else None
-        meetings = Meetings(comm, state, replica.step_count, given.await_at, progress)
-        if given.late:
-            comm.connect(shared_state=state, on_progress=progress)
-        else:
-            comm.connect(min_peers=given.peers)
-        report(Joined(comm.peer_id))
-        train(
-            replica,
-            shard,
-            steps=given.steps,
-            seed=given.seed + 1 + given.shard,
-            meet=meetings.hold,
-            average=lambda vector: average(comm, vector),
-            report=report,
-        )
-        comm.verify(state)  # raises if any bit differs anywhere, of the momentum too
-
-
 def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(prog="python -m pccl.cli.demo_peer")
@@ -371,26 +321,30 @@ def main() -> None:
     held_out, shards = split(DIGIT_COUNT, given.shards, given.seed)
     shard: Tensor = shards[int(given.shard)]
     if given.late:
-        replica = Replica(no_digits(), seed=given.seed + 1 + given.shard)
+        model, digits = make_model(given.seed + 1 + given.shard), no_digits()
     else:
-        replica = Replica(load_digits(), given.seed)
+        model, digits = make_model(given.seed), load_digits()
     if given.on_signal:
         wait_for_signal()
+    steps, seed = int(given.steps), int(given.seed) + 1 + int(given.shard)
     if given.master is None:
-        train(
-            replica,
-            shard,
-            steps=given.steps,
-            seed=given.seed + 1 + given.shard,
-            meet=lambda: None,
-            average=lambda _: Averaged((), 0, 0),
-            report=report,
-        )
+        train_alone(model, digits, shard, steps=steps, seed=seed, report=report)
     else:
-        train_together(replica, shard, given)
-    images, digits = replica.digits
-    accuracy = evaluate(replica.model, Examples(images[held_out], digits[held_out]))
-    report(Finished(accuracy, digest(replica.model)))
+        train_together(
+            model,
+            digits,
+            shard,
+            master=given.master,
+            steps=steps,
+            seed=seed,
+            report=report,
+            min_peers=1 if given.late else given.peers,
+            await_at=given.await_at,
+            late=given.late,
+        )
+    images, labels = digits
+    accuracy = evaluate(model, Examples(images[held_out], labels[held_out]))
+    report(Finished(accuracy, digest(model)))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ API = "public API"
 
 PURE = frozenset({"protocol", "collectives", "state", "topology"})
 BELOW_API = PURE | {"transports", "runtime"}
-EVERYTHING = BELOW_API | {API, "bindings", "stress", "emulator", "cli"}
+EVERYTHING = BELOW_API | {API, "bindings", "stress", "emulator", "cli", "demo peer"}
 
 MAY_USE: dict[str, frozenset[str]] = {
     "protocol": frozenset({"protocol"}),
@@ -37,11 +37,12 @@ MAY_USE: dict[str, frozenset[str]] = {
     "stress": EVERYTHING,
     "emulator": EVERYTHING,
     "cli": frozenset({"cli", API}),
+    "demo peer": frozenset({"cli", API, "bindings"}),
 }
 MAY_USE_WHEN_CALLED: dict[str, frozenset[str]] = {"cli": frozenset({"stress"})}
 """Allowed as well inside a function's body, so that only the command that needs it loads it."""
 
-PUBLIC_ONLY = frozenset({"bindings", "cli"})
+PUBLIC_ONLY = frozenset({"bindings", "cli", "demo peer"})
 """Rooms that are users like any other: no module of the API whose name starts with ``_``."""
 
 CLOCK_AND_CHANCE = frozenset({"random", "secrets", "time"})
@@ -53,7 +54,7 @@ IMPURE = CLOCK_AND_CHANCE | NETWORK | SYSTEM | THREADS
 
 RESERVED: dict[str, frozenset[str]] = {
     "socket": frozenset({"transports", "emulator"}),
-    "threading": frozenset({"runtime", API, "bindings", "stress", "emulator", "cli"}),
+    "threading": frozenset({"runtime", API, "bindings", "stress", "emulator", "cli", "demo peer"}),
 }
 """Modules that only some rooms may import."""
 
@@ -144,8 +145,11 @@ def room_of(path: Path) -> str:
     """The room of a file: its folder in pccl/ or beside it; pccl/ itself is the API.
 
     The link emulator is a network that the library does not know of, with sockets of its own; the
-    rest of stress/ has none.
+    rest of stress/ has none. A peer of the demo is a program of its own that needs torch anyway;
+    the commands do without it, and so without the bindings.
     """
+    if path.parts == ("pccl", "cli", "demo_peer.py"):
+        return "demo peer"
     if path.parts[:2] == ("stress", "emulator"):
         return "emulator"
     if path.parts[0] != "pccl":
@@ -253,6 +257,9 @@ def test_purity_rule_fires(room: str, source: str, complaints: int) -> None:
         ("cli", "from pccl.stress import chaos", 1),
         ("cli", "class Command:\n    from pccl.stress import chaos", 1),
         ("cli", "async def stress():\n    from pccl.stress import chaos", 0),
+        ("cli", "from pccl.bindings import events", 1),
+        ("demo peer", "from pccl.bindings import events\nfrom pccl.cli import demo_record", 0),
+        ("demo peer", "from pccl.runtime import engine", 1),
     ],
 )
 def test_direction_rule_fires(room: str, source: str, complaints: int) -> None:

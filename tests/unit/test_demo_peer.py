@@ -34,59 +34,41 @@ def test_replicas_start_equal() -> None:
     assert demo_peer.digest(demo_peer.make_model(1)) != demo_peer.digest(demo_peer.make_model(2))
 
 
-def test_gradients_are_views_of_one_vector() -> None:
-    model = demo_peer.make_model(0)
-    vector = demo_peer.gradient_vector(model)
-    torch.autograd.backward(model(torch.ones(3, 8, 8)).square().sum())
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    assert vector[:-1].equal(torch.cat([gradient.flatten() for gradient in gradients]))
-    assert vector[:-1].abs().sum() > 0
-    assert vector[-1] == 0
-    vector.fill_(2.0)
-    assert all(gradient.equal(torch.full_like(gradient, 2.0)) for gradient in gradients)
-
-
-def trained(replica: demo_peer.Replica, steps: int) -> list[float]:
+def trained(model: Any, digits: demo_peer.Examples, steps: int) -> list[float]:
+    """The losses of so many steps alone."""
     losses: list[float] = []
 
     def report(event: object) -> None:
         assert isinstance(event, Stepped)
+        assert event.contributors == ()
         losses.append(event.loss)
 
-    demo_peer.train(
-        replica,
-        torch.arange(100),
-        steps=steps,
-        seed=3,
-        meet=lambda: None,
-        average=lambda _: demo_peer.Averaged((), 0, 0),
-        report=report,
-    )
+    shard = torch.arange(100)
+    demo_peer.train_alone(model, digits, shard, steps=steps, seed=3, report=report)
     return losses
 
 
-def test_the_shared_state_is_all_that_training_goes_on_with() -> None:
-    """A newcomer that has taken it over takes the same steps, bit for bit."""
-    elder = demo_peer.Replica(demo_peer.load_digits(), seed=1)
-    newcomer = demo_peer.Replica(demo_peer.no_digits(), seed=2)
-    assert len(trained(elder, 3)) == 3
-    assert demo_peer.digest(newcomer.model) != demo_peer.digest(elder.model)
-    infos = zip(
-        elder.shared_state().tensor_infos, newcomer.shared_state().tensor_infos, strict=True
-    )
-    for theirs, own in infos:
-        assert (theirs.name, theirs.dtype, theirs.shape) == (own.name, own.dtype, own.shape)
-        empty: Any = own.tensor
-        empty.copy_(theirs.tensor)
-    assert trained(elder, 5) == trained(newcomer, 5)
-    assert demo_peer.digest(newcomer.model) == demo_peer.digest(elder.model)
-    assert newcomer.step_count.item() == 5
-    assert trained(newcomer, 5) == []
+def test_training_alone_repeats_itself() -> None:
+    digits = demo_peer.load_digits()
+    first, second = demo_peer.make_model(1), demo_peer.make_model(1)
+    assert trained(first, digits, 5) == trained(second, digits, 5)
+    assert demo_peer.digest(first) == demo_peer.digest(second)
+    assert demo_peer.digest(first) != demo_peer.digest(demo_peer.make_model(1))
 
 
-def test_momentum_that_is_there_from_the_first_changes_nothing() -> None:
-    replica = demo_peer.Replica(demo_peer.load_digits(), seed=1)
-    lazy = demo_peer.Replica(demo_peer.load_digits(), seed=1)
-    lazy.optimizer.state.clear()
-    assert trained(replica, 3) == trained(lazy, 3)
-    assert demo_peer.digest(replica.model) == demo_peer.digest(lazy.model)
+def test_batches_are_of_the_shard_and_follow_from_the_seed() -> None:
+    shard = torch.tensor([5, 6, 9])
+    drawn = demo_peer.batches(shard, seed=3)
+    again = demo_peer.batches(shard, seed=3)
+    for _ in range(3):
+        batch = next(drawn)
+        assert len(batch) == demo_peer.BATCH_SIZE
+        assert torch.isin(batch, shard).all()
+        assert batch.equal(next(again))
+    assert not next(drawn).equal(next(demo_peer.batches(shard, seed=4)))
+
+
+def test_one_that_comes_late_has_room_for_all_digits() -> None:
+    for room, digits in zip(demo_peer.no_digits(), demo_peer.load_digits(), strict=True):
+        assert (room.shape, room.dtype) == (digits.shape, digits.dtype)
+        assert not room.any()
