@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import cast
 
-import pccl
-from pccl.bindings.events import Consumer
+import torch
+
+from pccl.bindings.diloco.outer import OuterFactory, nesterov
 
 WEIGHT_MAX = 1e30
 """Of one step: sums of it stay far from what a reduce takes."""
@@ -49,47 +50,30 @@ def check_weight(weight: object) -> None:
         )
 
 
-def check_min_peers(min_peers: object) -> int:
-    """A number of peers.
+def check_inner(inner: object) -> None:
+    """The optimizer of the local steps.
 
     Raises:
-        TypeError, ValueError: it is none.
+        TypeError: it is none.
     """
-    if isinstance(min_peers, bool) or not isinstance(min_peers, int):
-        raise TypeError(f"min_peers must be a whole number, not {min_peers!r}")
-    if min_peers < 1:
-        raise ValueError(f"min_peers must be at least 1, not {min_peers}")
-    return min_peers
-
-
-def check_compression(compression: object) -> pccl.QuantizationOptions | None:
-    """How pseudo-gradients are shortened; None: they are not.
-
-    Raises:
-        TypeError, ValueError: it can't be used; the message says what can.
-    """
-    if compression is None or isinstance(compression, pccl.QuantizationOptions):
-        return compression
-    if not isinstance(compression, str):
+    if not isinstance(inner, torch.optim.Optimizer):
         raise TypeError(
-            "compression must be the name of a format, such as 'int8' or 'int4', or "
-            f"QuantizationOptions, not {type(compression).__name__}"
+            "inner must be a torch.optim.Optimizer, such as torch.optim.AdamW(model.parameters()), "
+            f"not {inner!r}"
         )
-    formats = {one.name.lower(): one for one in pccl.WireFormat}
-    if compression not in formats:
-        known = ", ".join(map(repr, formats))
-        raise ValueError(f"compression must be one of {known}, not {compression!r}")
-    return None if compression == "none" else pccl.QuantizationOptions(format=compression)
 
 
-def check_listeners(on_event: Any) -> tuple[Consumer, ...]:
-    """One function, or several.
+def check_outer(outer: object) -> OuterFactory:
+    """What makes the outer optimizer; None: the one of the paper.
 
     Raises:
-        TypeError: something else.
+        TypeError: it makes none.
     """
-    listeners: tuple[Any, ...] = (on_event,) if callable(on_event) else tuple(on_event)
-    for listener in listeners:
-        if not callable(listener):
-            raise TypeError(f"on_event must be functions of an event, not {listener!r}")
-    return listeners
+    if outer is None:
+        return nesterov
+    if not callable(outer):
+        raise TypeError(
+            "outer must be a function that makes an optimizer of a list of tensors, as in "
+            f"lambda parameters: torch.optim.SGD(parameters, lr=0.7), not {outer!r}"
+        )
+    return cast("OuterFactory", outer)

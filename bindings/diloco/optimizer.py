@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import TracebackType
@@ -14,28 +12,22 @@ from typing import Any
 import torch
 
 import pccl
-from pccl.bindings.diloco.arguments import (
+from pccl.bindings.arguments import (
+    check_communicator,
     check_compression,
+    check_count,
     check_listeners,
-    check_min_peers,
-    check_mixing,
-    check_weight,
 )
+from pccl.bindings.diloco.arguments import check_inner, check_mixing, check_outer, check_weight
 from pccl.bindings.diloco.conductor import Conductor, Synced
-from pccl.bindings.diloco.outer import Fragment, OuterFactory, OuterParameters, length, nesterov
+from pccl.bindings.diloco.outer import Fragment, OuterFactory, OuterParameters, length
 from pccl.bindings.diloco.pipeline import Launch, Merge, Pipeline
 from pccl.bindings.diloco.replica import Replica, named_parameters
 from pccl.bindings.diloco.rounds import Average, Committed, Contribution, Entered, Members
 from pccl.bindings.diloco.schedule import partition, schedule
-from pccl.bindings.events import (
-    Consumer,
-    Event,
-    InnerStep,
-    MembersChanged,
-    OuterStep,
-    StateSynced,
-    TrainsAlone,
-)
+from pccl.bindings.diloco.telling import Telling
+from pccl.bindings.events import Consumer
+from pccl.checks import MIN_PEERS_MAX
 
 VERSION = 1
 """Of what ``state_dict`` returns."""
@@ -100,18 +92,18 @@ class DiLoCo(torch.optim.Optimizer):
         min_peers: int = 1,
         on_event: Consumer | Iterable[Consumer] = (),
     ) -> None:
+        check_inner(inner)
+        check_communicator(comm)
+        factory = check_outer(outer)
         self._schedule = schedule(sync_every, fragments, delay)
         self._mixing = check_mixing(mixing, delay, self._schedule.sync_steps)
-        self._min_peers = check_min_peers(min_peers)
+        self._min_peers = check_count("min_peers", min_peers, 1, MIN_PEERS_MAX)
         named = named_parameters(params, inner)
         parts = partition([p.numel() for _, p in named], fragments, fragment_order)
         self.inner = inner
         self._replica = Replica([[named[index] for index in part] for part in parts])
         self._outer = OuterParameters(
-            [
-                Fragment(part.names, part.locals(), outer or nesterov)
-                for part in self._replica.parts
-            ],
+            [Fragment(part.names, part.locals(), factory) for part in self._replica.parts],
             f"min_peers={self._min_peers}",
         )
         self._replica.begin(self._outer.fragments)
@@ -126,17 +118,12 @@ class DiLoCo(torch.optim.Optimizer):
             self._replica.shards,
         )
         weakref.finalize(self, self._conductor.stop)
-        self._listeners = check_listeners(on_event)
+        self._telling = Telling(check_listeners(on_event))
         self._entry = 0
-        self._members: tuple[int, ...] = ()
-        self._peer = 0
         self._taken: dict[int, torch.Tensor] = {}
         """Pseudo-gradients by the number of their round, until it is merged."""
         self._norms: dict[int, float] = {}
-        self._last_s = math.nan
-        self._is_alone = self._has_started = self._has_joined = False
-        self._events: deque[Event] = deque()
-        """Not told yet."""
+        self._has_started = self._has_joined = False
         self._resumed: list[torch.Tensor] | None = None
         """The outer parameters of the checkpoint that was loaded, until the run is joined."""
         self._is_made = False
@@ -181,12 +168,23 @@ class DiLoCo(torch.optim.Optimizer):
     @property
     def members(self) -> tuple[int, ...]:
         """Ids of the peers in the group, as of the last joint call; empty before ``join``."""
-        return self._members
+        return self._telling.members
 
     @property
     def shared_state(self) -> pccl.SharedState:
         """Outer parameters, the outer optimizer's tensors, and the ledger: the same for all."""
         return self._outer.state
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refused: a copy would be in the run as the same member.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "a DiLoCo is a member of a run, and can be neither copied nor pickled; save its "
+            "state_dict(), and load that into a new one"
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused once it is made: the members have agreed on the parameters.
@@ -221,7 +219,7 @@ class DiLoCo(torch.optim.Optimizer):
         changed = self._hear()
         changed = self._do(self._pipeline.due_merges()) or changed
         self._has_joined = True
-        self._deliver()
+        self._telling.deliver()
         return changed
 
     def step(self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0) -> Any:
@@ -232,7 +230,8 @@ class DiLoCo(torch.optim.Optimizer):
 
         Args:
             closure: as of the inner optimizer.
-            weight: the work in this step, in tokens or samples: averages are weighted by it.
+            weight: the work in this step, in tokens or samples: averages are weighted by it. What
+                is made in a round whose steps all weigh 0 is dropped.
 
         Returns:
             What the inner optimizer returns.
@@ -248,10 +247,9 @@ class DiLoCo(torch.optim.Optimizer):
         self._hear()
         loss = self.inner.step(closure) if closure is not None else self.inner.step()
         now_s = time.monotonic()
-        self._tell(InnerStep(step=self.inner_steps + 1, seconds=now_s - self._last_s))
-        self._last_s = now_s
+        self._telling.stepped(self.inner_steps + 1, now_s)
         self._do(self._pipeline.step(weight, now_s))
-        self._deliver()
+        self._telling.deliver()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -274,7 +272,7 @@ class DiLoCo(torch.optim.Optimizer):
             self._conductor.settle()
             self._hear()
         self._replica.take_over(self._outer.fragments)
-        self._deliver()
+        self._telling.deliver()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the model: save it with the model's own ``state_dict``.
@@ -393,7 +391,7 @@ class DiLoCo(torch.optim.Optimizer):
             self._hear()
             if self._entry != entry:
                 return False
-            self._deliver()  # it may take long; if this raises, the merge stays due
+            self._telling.deliver()  # it may take long; if this raises, the merge stays due
         exposed_s = time.monotonic() - began_s
         committed, took_s = ended
         self._pipeline.merged(merge.number, time.monotonic())
@@ -404,7 +402,8 @@ class DiLoCo(torch.optim.Optimizer):
         else:
             part.anchor(common, ())
         self._taken.pop(merge.number, None)
-        self._note_outer_step(committed, took_s, exposed_s)
+        norm = self._norms.pop(merge.number, 0.0)
+        self._telling.merged(self.inner_steps, committed, norm, took_s=took_s, exposed_s=exposed_s)
         return True
 
     # -- what happens meanwhile --------------------------------------------------------------------
@@ -429,16 +428,14 @@ class DiLoCo(torch.optim.Optimizer):
                 changed = self._enter(notice, copies) or changed
         for notice, _ in notices:
             if isinstance(notice, Members):
-                self._note_members(notice)
+                self._telling.met(self.inner_steps, notice)
             elif isinstance(notice, Synced):
-                self._tell(
-                    StateSynced(
-                        step=self.inner_steps,
-                        revision=self.revision,
-                        tx_bytes=notice.tx_bytes,
-                        rx_bytes=notice.rx_bytes,
-                        seconds=notice.seconds,
-                    )
+                self._telling.synced(
+                    self.inner_steps,
+                    self.revision,
+                    tx_bytes=notice.tx_bytes,
+                    rx_bytes=notice.rx_bytes,
+                    seconds=notice.seconds,
                 )
         return changed
 
@@ -468,54 +465,6 @@ class DiLoCo(torch.optim.Optimizer):
         self._norms.clear()
         self._pipeline.enter(entered.number, time.monotonic(), is_open=entered.is_open)
         return any(changed)
-
-    # -- events ------------------------------------------------------------------------------------
-
-    def _tell(self, event: Event) -> None:
-        self._events.append(event)
-
-    def _deliver(self) -> None:
-        """Tell what has happened, once all is done: a listener may raise."""
-        while self._events:
-            event = self._events.popleft()
-            for listener in self._listeners:
-                listener(event)
-
-    def _note_members(self, now: Members) -> None:
-        before, self._members = self._members, now.ids
-        self._tell(
-            MembersChanged(
-                step=self.inner_steps,
-                peer_id=now.peer,
-                members=now.ids,
-                joined=tuple(peer for peer in now.ids if peer not in before),
-                lost=tuple(peer for peer in before if peer not in now.ids),
-            )
-        )
-
-    def _note_outer_step(self, committed: Committed, took_s: float, exposed_s: float) -> None:
-        average, contribution = committed.average, committed.contribution
-        is_alone = len(average.contributors) == 1
-        if is_alone and not self._is_alone:
-            self._tell(TrainsAlone(step=self.inner_steps))
-        self._is_alone = is_alone
-        self._tell(
-            OuterStep(
-                step=self.inner_steps,
-                revision=contribution.number + 1,
-                fragment=contribution.fragment,
-                contributors=average.contributors,
-                own_weight=contribution.weight,
-                total_weight=average.total_weight,
-                tx_bytes=average.tx_bytes,
-                rx_bytes=average.rx_bytes,
-                reduce_s=took_s,
-                hidden_s=max(took_s - exposed_s, 0.0),
-                exposed_s=exposed_s,
-                pseudo_gradient_norm=self._norms.pop(contribution.number, 0.0),
-                mean_norm=committed.mean_norm,
-            )
-        )
 
 
 def _quantization(

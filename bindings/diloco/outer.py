@@ -224,8 +224,10 @@ class _FirstValues(dict[str, Any]):
         super().__setitem__(key, value)
 
 
-def _check_covers(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
+def _check_covers(optimizer: object, parameters: Sequence[torch.Tensor]) -> None:
     """Make sure that the factory has used what it was given."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"outer must make a torch.optim.Optimizer, not {optimizer!r}")
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if held != {id(parameter) for parameter in parameters}:
         raise ValueError(

@@ -12,6 +12,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pccl.bindings.arguments import check_count
+
 _BUDGET = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h)\s*")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -64,8 +66,8 @@ def schedule(sync_every: int | str, fragments: int, delay: int) -> Schedule:
         TypeError: an argument of the wrong type.
         ValueError: one out of range; the message says what is possible.
     """
-    _check_count("fragments", fragments, 1)
-    _check_count("delay", delay, 0)
+    check_count("fragments", fragments, 1)
+    check_count("delay", delay, 0)
     if isinstance(sync_every, str):
         matched = _BUDGET.fullmatch(sync_every)
         seconds = float(matched[1]) * _SECONDS[matched[2]] if matched else 0.0
@@ -75,7 +77,7 @@ def schedule(sync_every: int | str, fragments: int, delay: int) -> Schedule:
                 f"'2min', not {sync_every!r}"
             )
         return Schedule(fragments, 0, seconds, delay)
-    _check_count("sync_every", sync_every, 1)
+    check_count("sync_every", sync_every, 1)
     if fragments > sync_every:
         raise ValueError(
             f"fragments must be at most sync_every ({sync_every}), so that at most one of them is "
@@ -129,10 +131,3 @@ def partition(sizes: Sequence[int], fragments: int, order: str) -> tuple[tuple[i
         parts.append(tuple(range(begin, end)))
         begin, left = end, left - taken
     return tuple(parts)
-
-
-def _check_count(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")

@@ -15,6 +15,12 @@ from torch import Tensor, nn
 
 import pccl
 from pccl import ErrorFeedback, QuantizationOptions, SyncProgress
+from pccl.bindings.arguments import (
+    check_communicator,
+    check_compression,
+    check_count,
+    check_listeners,
+)
 from pccl.bindings.events import (
     Event,
     GradientsAveraged,
@@ -90,12 +96,15 @@ class GradientAverager:
         on_progress: Callable[[SyncProgress], None] | None = None,
         on_event: Callable[[Event], None] | Iterable[Callable[[Event], None]] = (),
     ) -> None:
-        if bucket_bytes < 1 or min_peers < 1:
-            raise ValueError(f"{bucket_bytes=} and {min_peers=} must be 1 or more")
+        check_communicator(comm)
+        check_count("bucket_bytes", bucket_bytes, 1)
+        check_count("min_peers", min_peers, 1)
         named = _averageable(model, optimizer)
         pieces = [Piece(p.numel(), str(p.dtype), p.element_size()) for _, p in named]
         self._buckets = [Bucket(plan, named) for plan in plan_buckets(pieces, bucket_bytes)]
-        self._options = _options(compression, len(self._buckets))
+        with_feedback = isinstance(compression, str)
+        options = check_compression(compression)
+        self._options = _options(options, len(self._buckets), with_feedback=with_feedback)
         self._replica = Replica(model, optimizer, shared or {}, stateful or {})
         # What changes in every step is not worth fetching before it.
         frozen = any(not parameter.requires_grad for parameter in model.parameters())
@@ -104,7 +113,7 @@ class GradientAverager:
         self._optimizer, self._comm = optimizer, comm
         self._min_peers, self._resume = min_peers, resume
         self._on_progress = on_progress
-        self._listeners = [on_event] if callable(on_event) else list(on_event)
+        self._listeners = check_listeners(on_event)
         self._reductions = Reductions(comm)
         self._members: frozenset[int] = frozenset()
         self._known: frozenset[int] = frozenset()
@@ -485,15 +494,11 @@ def _averageable(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tup
 
 
 def _options(
-    compression: str | QuantizationOptions | None, count: int
+    options: QuantizationOptions | None, count: int, *, with_feedback: bool
 ) -> Sequence[QuantizationOptions | None]:
     """Each bucket's, with a name of its own for the error feedback."""
-    if compression is None:
-        return [None] * count
-    if isinstance(compression, str):
-        options = QuantizationOptions(format=compression, error_feedback=ErrorFeedback())
-    else:
-        options = compression
-    if options.error_feedback is None:
+    if options is not None and with_feedback:
+        options = dataclasses.replace(options, error_feedback=ErrorFeedback())
+    if options is None or options.error_feedback is None:
         return [options] * count
     return [dataclasses.replace(options, name=f"bucket.{number}") for number in range(count)]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import copy
 import math
+import pickle
 import threading
 import time
 import warnings
@@ -503,7 +506,15 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"compression": "int3"}, ValueError, "int3"),
     ({"compression": 4}, TypeError, "the name of a format"),
     ({"outer": of_the_first}, ValueError, "of exactly the param"),
-    ({"on_event": [print, 3]}, TypeError, "on_event must be functions"),
+    ({"on_event": [print, 3]}, TypeError, "on_event must be a function of an event, or several"),
+    ({"on_event": 3}, TypeError, "not 3"),
+    ({"outer": 5}, TypeError, "outer must be a function that makes an optimizer .* not 5"),
+    ({"outer": list}, TypeError, r"outer must make a torch.optim.Optimizer, not \["),
+    ({"inner": None}, TypeError, "inner must be a torch.optim.Optimizer, .* not None"),
+    ({"comm": None}, TypeError, "comm must be a pccl.Communicator, not None"),
+    ({"comm": pccl.Communicator}, TypeError, "comm must be a pccl.Communicator, not <class"),
+    ({"min_peers": 10**30}, ValueError, "min_peers must be at most 3840"),
+    ({"delay": 10**30, "sync_every": "1s"}, ValueError, "delay must be at most 2147483647"),
 ]
 
 
@@ -512,8 +523,27 @@ def test_arguments_are_checked(
     peers: Peers, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     model = make_model()
+    given: dict[str, Any] = {"inner": make_inner(model), "comm": peers.comm(), **options}
     with pytest.raises(error, match=message):
-        DiLoCo(model.parameters(), inner=make_inner(model), comm=peers.comm(), **options)
+        DiLoCo(model.parameters(), **given)
+
+
+def test_an_asyncio_communicator_is_refused() -> None:
+    async def pass_one() -> None:
+        model = make_model()
+        comm: Any = pccl.aio.Communicator("127.0.0.1:1")
+        with pytest.raises(TypeError, match=r"one of pccl\.aio belongs to its loop"):
+            DiLoCo(model.parameters(), inner=make_inner(model), comm=comm)
+
+    asyncio.run(pass_one())
+
+
+@pytest.mark.parametrize("copy_of", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_it_cannot_be_copied(peers: Peers, copy_of: Callable[[object], object]) -> None:
+    model = make_model()
+    optimizer = DiLoCo(model.parameters(), inner=make_inner(model), comm=peers.comm())
+    with pytest.raises(TypeError, match="save its state_dict"):
+        copy_of(optimizer)
 
 
 def test_parameters_are_checked(peers: Peers) -> None:

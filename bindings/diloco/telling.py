@@ -1,0 +1,106 @@
+"""``Telling``: what has happened to one replica, as events for its listeners."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+from pccl.bindings.diloco.rounds import Committed, Members
+from pccl.bindings.events import (
+    Consumer,
+    Event,
+    InnerStep,
+    MembersChanged,
+    OuterStep,
+    StateSynced,
+    TrainsAlone,
+)
+
+
+class Telling:
+    """Keeps events until all is done, and tells them then: a listener may raise.
+
+    Args:
+        listeners: each is told all of them, in order.
+
+    Attributes:
+        members: ids of the peers in the group, as of the last joint call.
+    """
+
+    def __init__(self, listeners: Sequence[Consumer]) -> None:
+        self.members: tuple[int, ...] = ()
+        self._listeners = listeners
+        self._events: deque[Event] = deque()
+        self._last_s = math.nan
+        self._is_alone = False
+
+    def deliver(self) -> None:
+        """Tell what has happened. What follows an event whose listener raises comes next time."""
+        while self._events:
+            event = self._events.popleft()
+            for listener in self._listeners:
+                listener(event)
+
+    def stepped(self, step: int, now_s: float) -> None:
+        """An inner step was made."""
+        self._events.append(InnerStep(step=step, seconds=now_s - self._last_s))
+        self._last_s = now_s
+
+    def synced(
+        self, step: int, revision: int, *, tx_bytes: int, rx_bytes: int, seconds: float
+    ) -> None:
+        """The shared state was made equal."""
+        self._events.append(
+            StateSynced(
+                step=step, revision=revision, tx_bytes=tx_bytes, rx_bytes=rx_bytes, seconds=seconds
+            )
+        )
+
+    def met(self, step: int, now: Members) -> None:
+        """Peers have come or gone."""
+        before, self.members = self.members, now.ids
+        self._events.append(
+            MembersChanged(
+                step=step,
+                peer_id=now.peer,
+                members=now.ids,
+                joined=tuple(peer for peer in now.ids if peer not in before),
+                lost=tuple(peer for peer in before if peer not in now.ids),
+            )
+        )
+
+    def merged(
+        self, step: int, committed: Committed, norm: float, *, took_s: float, exposed_s: float
+    ) -> None:
+        """An average was merged into the model.
+
+        Args:
+            step: after which inner step.
+            committed: what came of the round.
+            norm: of the own pseudo-gradient.
+            took_s: from its beginning to its outcome.
+            exposed_s: how long the training thread has waited for it.
+        """
+        average, contribution = committed.average, committed.contribution
+        is_alone = len(average.contributors) == 1
+        if is_alone and not self._is_alone:
+            self._events.append(TrainsAlone(step=step))
+        self._is_alone = is_alone
+        self._events.append(
+            OuterStep(
+                step=step,
+                revision=contribution.number + 1,
+                fragment=contribution.fragment,
+                contributors=average.contributors,
+                own_weight=contribution.weight,
+                total_weight=average.total_weight,
+                tx_bytes=average.tx_bytes,
+                rx_bytes=average.rx_bytes,
+                reduce_s=took_s,
+                hidden_s=max(took_s - exposed_s, 0.0),
+                exposed_s=exposed_s,
+                pseudo_gradient_norm=norm,
+                mean_norm=committed.mean_norm,
+            )
+        )
