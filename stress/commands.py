@@ -7,6 +7,7 @@ import click
 from pccl.cli.streams import open_missing
 from pccl.stress.chaos.command_line import run
 from pccl.stress.chaos.recovery import recovery
+from pccl.stress.churn import churn
 from pccl.stress.emulator.command_line import relay, verify_link
 from pccl.stress.lane_trace import lanes
 from pccl.stress.patience import patience
@@ -30,3 +31,4 @@ main.add_command(sim)
 main.add_command(run)
 main.add_command(recovery)
 main.add_command(training)
+main.add_command(churn)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -69,15 +70,15 @@ class Crew:
     def start(
         self,
         name: str,
-        module: str,
+        program: str | Path,
         arguments: Sequence[str],
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start ``python -m module`` with one thread for its numeric libraries.
+        """Start Python with one thread for its numeric libraries.
 
         Args:
             name: one that is not running.
-            module: what to run.
+            program: a module's name, or the path of a script.
             arguments: its own.
             environment: what it finds in its environment beside ours.
 
@@ -85,7 +86,8 @@ class Crew:
             OSError: the system gives no more processes.
         """
         inherited = {key: value for key, value in os.environ.items() if key not in OURS}
-        command = [sys.executable, sys.executable, "-m", module, *arguments]
+        what = [str(program)] if isinstance(program, Path) else ["-m", program]
+        command = [sys.executable, sys.executable, *what, *arguments]
         variables = {**inherited, "OMP_NUM_THREADS": "1", **(environment or {})}
         self._dismissed.discard(name)
         self._said[name] = []
@@ -144,6 +146,11 @@ class Crew:
                 self._children.send(signal.SIGTERM, self._pids[name])
         while self.running(names):
             self.hear()
+
+    def kill(self, name: str) -> None:
+        """End a process without a word (SIGKILL), and don't take it for a failure."""
+        self._dismissed.add(name)
+        self._children.send(signal.SIGKILL, self._pids[name])
 
     def _on_end(self, name: str, ended: Ended) -> None:
         del self._pids[name]
