@@ -147,7 +147,8 @@ class Progress:
     ready: U32
     """Segments."""
     received_bytes: int
-    """Also of segments that have arrived in part: on a slow link one may take long."""
+    """Also of segments that have arrived in part: on a slow link one may take long. In a
+    synchronization also of maps of pieces."""
     flows: tuple[Flow, ...] = ()
     """In a mesh or a star: which of them are whose."""
 

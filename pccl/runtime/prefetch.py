@@ -133,7 +133,7 @@ class Prefetch:
     def lost_lane(self, peer: PeerId) -> None:
         """A lane to a peer is gone, and perhaps questions and answers with it."""
         if peer in self._maps:
-            self._maps[peer].ask()
+            self._maps[peer].ask(self._now_ns())
         if self.fetch is not None:
             self._carry_out(self.fetch.ask_again(peer, self._now_ns()))
 
@@ -147,10 +147,10 @@ class Prefetch:
         now_ns = self._now_ns()
         if self.fetch is not None:
             self._carry_out(self.fetch.tick(now_ns))
-        for peer, request in list(self._maps.items()):
-            if now_ns - request.moved_ns >= self._stall_ns:
-                del self._maps[peer]
-        if self._map is None and not self._maps and now_ns - self._began_ns >= self._stall_ns:
+        for request in self._maps.values():
+            request.look(now_ns, self._stall_ns)
+        is_late = now_ns - self._began_ns >= self._stall_ns
+        if self._map is None and not self._awaits_maps and is_late:
             self._be_ready()  # nobody has anything, or nobody can be reached
         if self.fetch is None or self.fetch.complete:
             self._moved_ns = now_ns
@@ -184,7 +184,11 @@ class Prefetch:
         check_length(header)
         if header.kind is FrameKind.MAP and peer not in self._maps:
             return Drain(header.length)  # not asked for, or not any more
-        return Whole(self._take, peer, header, bytearray(header.length))
+        payload = bytearray(header.length)
+        if header.kind is not FrameKind.MAP:
+            return Whole(self._take, peer, header, payload)
+        self._map_progressed(peer, header, 0)
+        return Whole(self._take, peer, header, payload, self._map_progressed)
 
     def _take(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
         match header.kind:
@@ -207,9 +211,13 @@ class Prefetch:
             layout, now_ns = self.memory.layout, self._now_ns()
             self._maps[peer] = MapRequest(layout, self._post, peer, now_ns)
 
+    def _map_progressed(self, peer: PeerId, header: FrameHeader, received: int) -> None:
+        if peer in self._maps:
+            self._maps[peer].progressed(self._now_ns())
+
     def _take_map(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
         request = self._maps.get(peer)
-        theirs = request.take(header, payload, self._now_ns()) if request is not None else None
+        theirs = request.take(header, payload) if request is not None else None
         if theirs is None:
             return
         del self._maps[peer]
@@ -219,6 +227,11 @@ class Prefetch:
         if self.fetch is not None and content == self._content:
             self._carry_out(self.fetch.add_source(peer, self._now_ns()))
         self._look_if_ready()
+
+    @property
+    def _awaits_maps(self) -> bool:
+        """Whether one is on its way, as far as can be seen."""
+        return any(not request.is_overdue for request in self._maps.values())
 
     @property
     def _is_idle(self) -> bool:
@@ -299,7 +312,7 @@ class Prefetch:
             return
         if fetch.complete:
             self.on_complete()
-        if not self._maps and (fetch.complete or fetch.starved):
+        if not self._awaits_maps and (fetch.complete or fetch.starved):
             self._be_ready()
 
     def _be_ready(self) -> None:

@@ -169,20 +169,34 @@ class Drain:
 
 @dataclass(slots=True)
 class Whole:
-    """The sink of a frame that is taken when all of it is here."""
+    """The sink of a frame that is taken when all of it is here.
+
+    ``progressed``, if there is one, is told how many bytes are here: on a slow link the last one
+    may be long in coming.
+    """
 
     take: Callable[[PeerId, FrameHeader, bytearray], None]
     peer: PeerId
     header: FrameHeader
     payload: bytearray
+    progressed: Callable[[PeerId, FrameHeader, int], None] | None = None
+    received: int = 0
 
     def memory(self, received: int) -> memoryview:
         """See ``Sink``."""
+        self._note(received)
         return memoryview(self.payload)[received:]
 
     def complete(self) -> None:
         """See ``Sink``."""
+        self._note(len(self.payload))
         self.take(self.peer, self.header, self.payload)
+
+    def _note(self, received: int) -> None:
+        if received > self.received:
+            self.received = received
+            if self.progressed is not None:
+                self.progressed(self.peer, self.header, received)
 
     def lost(self) -> None:
         """See ``Sink``."""

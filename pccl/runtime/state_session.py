@@ -18,7 +18,7 @@ from pccl.protocol.shared_state import Elected
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.state_giver import QUEUED_PIECES_MAX, StateGiver
 from pccl.runtime.state_intake import Drain, PieceIntake, Whole, check_length
-from pccl.runtime.state_maps import MapRequest, StateComparison
+from pccl.runtime.state_maps import MapMeter, MapRequest, StateComparison
 from pccl.runtime.state_memory import StateMemory
 from pccl.runtime.state_post import StatePost, numbers_of, pack_numbers
 from pccl.runtime.stock import Stock
@@ -108,6 +108,7 @@ class StateSession:
         """Pieces that came since the others heard of any."""
         self._maps: dict[PeerId, MapRequest] = {}
         """Maps that were asked for and are not complete."""
+        self._map_meter = MapMeter(memory.layout)
         self._wrong_maps: Counter[PeerId] = Counter()
         """Who has refused one, or given another one than that of what is elected, how often."""
         self._passed: dict[PeerId, None] = {}
@@ -141,6 +142,7 @@ class StateSession:
         self._intake.clear()
         self._map = None
         self._maps.clear()
+        self._map_meter.begin()
         self._wrong_maps.clear()
         self._passed.clear()
         if not any(self._lacks.values()):
@@ -181,9 +183,10 @@ class StateSession:
 
     @property
     def progress(self) -> Progress:
-        """How far it is, in pieces."""
+        """How far it is, in pieces; the bytes are also those of maps."""
         received = len(self.wanted) - self.missing_pieces
-        return Progress(self.operation, received, 0, self.rx_bytes + self._intake.arriving_bytes)
+        moved_bytes = self._map_meter.bytes + self.rx_bytes + self._intake.arriving_bytes
+        return Progress(self.operation, received, 0, moved_bytes)
 
     @property
     def missing_pieces(self) -> int:
@@ -198,7 +201,7 @@ class StateSession:
     def lost_lane(self, peer: PeerId) -> None:
         """A lane to a peer is gone, and perhaps questions, answers and news with it."""
         if peer in self._maps:
-            self._maps[peer].ask()
+            self._maps[peer].ask(self._now_ns())
         if self._comparison is not None and self._comparison.reference == peer:
             self._comparison.ask()
         if self.fetch is not None:
@@ -244,7 +247,11 @@ class StateSession:
         check_length(header)
         if not self._awaits(peer, header.kind):
             return Drain(header.length)
-        return Whole(self.take, peer, header, bytearray(header.length))
+        payload = bytearray(header.length)
+        if header.kind is not FrameKind.MAP:
+            return Whole(self.take, peer, header, payload)
+        self._map_progressed(peer, header, 0)
+        return Whole(self.take, peer, header, payload, self._map_progressed)
 
     def _awaits(self, peer: PeerId, kind: FrameKind) -> bool:
         """Whether a frame that is an answer has been asked for."""
@@ -309,9 +316,10 @@ class StateSession:
         if self.elected is None or self.fetch is not None or self._is_done or self.no_room:
             return
         holders = {False: self.elected.sources, True: self.elected.extra_sources}
+        awaited = [peer for peer, request in self._maps.items() if not request.is_overdue]
         for may_differ, lacks in self._lacks_map.items():
             candidates = dict.fromkeys((*holders[may_differ], *self._fetchers))
-            if not lacks or not candidates.keys().isdisjoint(self._maps):
+            if not lacks or not candidates.keys().isdisjoint(awaited):
                 continue
             up = [peer for peer in candidates if self._may_ask_map(peer)]
             up = [peer for peer in up if peer in holders[may_differ]] or up
@@ -319,21 +327,26 @@ class StateSession:
                 peer = up[self.ring.index(self._own) % len(up)]  # not all from the same
                 layout, now_ns = self.memory.layout, self._now_ns()
                 self._maps[peer] = MapRequest(layout, self._post, peer, now_ns)
+                awaited.append(peer)
         self._note_starving()
 
     def _may_ask_map(self, peer: PeerId) -> bool:
         is_passed = peer in self._passed or self._wrong_maps[peer] >= STRIKES_MAX
-        return peer != self._own and not is_passed and self._post.is_up(peer)
+        is_asked = peer in self._maps
+        return peer != self._own and not (is_passed or is_asked) and self._post.is_up(peer)
 
     def _tick_maps(self) -> None:
-        """Whoever was passed over is asked again, instead of those that send nothing."""
+        """Whoever was passed over is asked again, beside those that send nothing."""
         self._passed.clear()
         now_ns = self._now_ns()
-        for peer, request in list(self._maps.items()):
-            if now_ns - request.moved_ns >= self._stall_ns:
-                del self._maps[peer]
-                self._passed[peer] = None
+        for request in self._maps.values():
+            request.look(now_ns, self._stall_ns)
         self._ask_maps()
+
+    def _map_progressed(self, peer: PeerId, header: FrameHeader, received: int) -> None:
+        if peer in self._maps:
+            self._maps[peer].progressed(self._now_ns())
+            self._map_meter.progressed(peer, header, received)
 
     def _take_map(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
         if self._comparison is not None and self._comparison.reference == peer:
@@ -341,7 +354,7 @@ class StateSession:
         request = self._maps.get(peer)
         if request is None:
             return
-        theirs = request.take(header, payload, self._now_ns())
+        theirs = request.take(header, payload)
         if theirs is None:
             return
         del self._maps[peer]
@@ -350,6 +363,7 @@ class StateSession:
             self._wrong_maps[peer] += self.elected is not None and peer in self.elected.sources
         self._ask_maps()
         if self.fetch is None and not any(self._lacks_map.values()):
+            self._maps.clear()
             self._begin_fetch()
 
     def _adopt(self, theirs: PieceMap) -> bool:

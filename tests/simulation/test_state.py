@@ -132,6 +132,23 @@ def test_nobody_is_removed_for_the_lies_of_his_only_source() -> None:
     assert "removed alive" not in verdict.done
 
 
+def test_a_map_takes_longer_than_anybody_waits_for_silence() -> None:
+    """Who lacks the state receives eight seconds of digests before the first piece."""
+    tensors = (StateTensor(DataType.FLOAT, 10_000),)
+    verdict = run(
+        peers=3,
+        late_peers=0,
+        syncs=replace(STATE, tensors=tensors),
+        bytes_per_s=5_000,
+        timing=replace(TIMINGS["quick"], hold_s=120.0),
+        settles_ns=0,
+    )
+    assert verdict.done["sync fetched"] >= 2
+    assert verdict.done["sync in several attempts"] == 0
+    assert verdict.endings == {"finished": 3}
+    assert "removed alive" not in verdict.done
+
+
 @pytest.mark.parametrize("duration_s", [0.3, 1.5, 8.0])
 def test_a_source_stalls(duration_s: float) -> None:
     verdict = run(FetchStall(0, 12 * MS, 1, round(duration_s * NS_PER_S)), bytes_per_s=100_000)

@@ -139,6 +139,42 @@ def test_a_member_that_does_not_answer_holds_nobody_up(dies: bool) -> None:
     assert scene.prefetch.content == memory_of(2).piece_map.digest(may_differ=False)
 
 
+def test_a_map_that_comes_byte_by_byte_is_waited_for() -> None:
+    """One frame of it may take longer than a silent member is waited for."""
+    scene = Scene()
+    digests = memory_of(2).piece_map.part(range(4))
+    header = FrameHeader(FrameKind.MAP, scene.operation, 0, 0, len(digests), 4)
+    sink = scene.prefetch.frame_started(MEMBER, header)
+    for received in range(len(digests)):
+        sink.memory(received)[:1] = digests[received : received + 1]
+        scene.now_ns += 9
+        scene.prefetch.tick()
+    assert scene.ready == 0
+    sink.complete()
+    for number in range(4):
+        scene.hear_piece(memory_of(2), number)
+    assert scene.ready == 1
+    assert scene.prefetch.content == memory_of(2).piece_map.digest(may_differ=False)
+
+
+def test_a_map_of_which_no_more_comes_is_not_waited_for() -> None:
+    scene = Scene()
+    header = FrameHeader(FrameKind.MAP, scene.operation, 0, 0, 4 * 32, 4)
+    sink = scene.prefetch.frame_started(MEMBER, header)
+    sink.memory(0)
+    scene.now_ns = 9
+    sink.memory(100)
+    scene.now_ns = 18
+    scene.prefetch.tick()
+    assert scene.ready == 0
+    scene.now_ns = 19
+    scene.prefetch.tick()
+    assert scene.ready == 1
+    sink.memory(0)[:] = memory_of(2).piece_map.part(range(4))
+    sink.complete()
+    assert scene.prefetch.fetch is not None  # it is not lost either
+
+
 def test_the_only_source_dies() -> None:
     scene = Scene()
     scene.hear_map(memory_of(2).piece_map)

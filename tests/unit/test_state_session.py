@@ -1,0 +1,179 @@
+"""One member's part in a synchronization: how long it waits for a source's map."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from pccl.protocol.data_type import DataType
+from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.messages import Difference
+from pccl.protocol.shared_state import DIGEST_BYTES, Elected
+from pccl.protocol.types import OperationId, PeerId
+from pccl.runtime.hashing import hash_here
+from pccl.runtime.results import Loose
+from pccl.runtime.state_memory import StateMemory
+from pccl.runtime.state_session import StateSession
+from pccl.runtime.stock import Stock
+from pccl.transports.lane import Payload
+from pccl.transports.link import Link, Links
+
+OWN, FIRST, SECOND = PeerId(1), PeerId(2), PeerId(3)
+OPERATION = OperationId(1, 0, 1, 0, 0)
+PIECE, PIECES = 64, 8
+MAP_BYTES = PIECES * DIGEST_BYTES
+STALL_NS = 10
+
+
+class Recorder(Link):
+    """Up, and keeps what is sent."""
+
+    def __init__(self, peer: PeerId) -> None:
+        super().__init__(peer)
+        self.kinds: list[FrameKind] = []
+
+    @property
+    def up(self) -> bool:
+        return True
+
+    def send(self, header: FrameHeader, payload: Payload, number: int) -> None:
+        self.kinds.append(header.kind)
+
+
+def memory_of(value: int) -> StateMemory:
+    values = np.full(PIECES * PIECE, value, np.uint8)
+    memory = StateMemory([Loose("w", values, DataType.UINT8)], piece_bytes=PIECE)
+    hash_here(memory, memory.stale_pieces())
+    memory.hashed([0])
+    return memory
+
+
+class Scene:
+    """A member that lacks what two others have."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.done: list[bytes] = []
+        self.theirs = memory_of(2)
+        memory = memory_of(1)
+        self.links = Links(Recorder)
+        for peer in (FIRST, SECOND):
+            self.links.to(peer)
+        self.session = StateSession(
+            OPERATION,
+            memory,
+            Stock(memory, 1 << 20),
+            (OWN, FIRST, SECOND),
+            OWN,
+            self.links,
+            lambda: self.now_ns,
+            STALL_NS,
+            lambda _, digest: self.done.append(digest),
+            self._starved,
+            self._compared,
+        )
+        digest = self.theirs.piece_map.digest
+        self.elected = Elected(
+            7, bytes(32), digest(may_differ=False), (FIRST, SECOND), (OWN,), (OWN,)
+        )
+        self.session.begin(self.elected)
+
+    def _starved(self, operation: OperationId, reason: str) -> None:
+        raise AssertionError(reason)
+
+    def _compared(self, operation: OperationId, difference: Difference) -> None:
+        raise AssertionError(difference)
+
+    def asked(self, peer: PeerId, kind: FrameKind = FrameKind.MAP_ASK) -> int:
+        link = self.links.to(peer)
+        assert isinstance(link, Recorder)
+        return link.kinds.count(kind)
+
+    def pass_time(self, duration_ns: int) -> None:
+        self.now_ns += duration_ns
+        self.session.tick()
+
+    def hear_map(self, peer: PeerId, *, every_ns: int, until: int = MAP_BYTES) -> list[int]:
+        """It comes in one frame, some bytes at a time; what the master was told meanwhile."""
+        digests = self.theirs.piece_map.part(range(PIECES))
+        header = FrameHeader(FrameKind.MAP, OPERATION, 0, 0, MAP_BYTES, PIECES)
+        sink = self.session.frame_started(peer, header)
+        told: list[int] = []
+        for received in range(0, until, DIGEST_BYTES // 2):
+            memory = sink.memory(received)
+            memory[: DIGEST_BYTES // 2] = digests[received : received + DIGEST_BYTES // 2]
+            self.pass_time(every_ns)
+            told.append(self.session.progress.received_bytes)
+        if until == MAP_BYTES:
+            sink.complete()
+        return told
+
+
+def test_a_map_that_takes_longer_than_any_patience_is_waited_for() -> None:
+    scene = Scene()
+    asked_first = scene.asked(FIRST)
+    told = scene.hear_map(FIRST if asked_first else SECOND, every_ns=STALL_NS - 1)
+    assert scene.now_ns > 10 * STALL_NS
+    assert scene.asked(FIRST) + scene.asked(SECOND) == 1
+    assert scene.session.fetch is not None
+    assert scene.session.fetch.missing == PIECES
+    assert all(before < after for before, after in pairwise(told[1:]))
+    assert scene.session.progress.received_bytes == MAP_BYTES
+
+
+def test_a_source_that_sends_nothing_more_is_passed_over() -> None:
+    scene = Scene()
+    silent, other = (FIRST, SECOND) if scene.asked(FIRST) else (SECOND, FIRST)
+    scene.hear_map(silent, every_ns=1, until=MAP_BYTES // 2)
+    assert scene.asked(other) == 0
+    scene.pass_time(STALL_NS)
+    assert scene.asked(other) == 1
+
+
+def test_whoever_was_passed_over_counts_when_its_map_is_here_after_all() -> None:
+    scene = Scene()
+    slow = FIRST if scene.asked(FIRST) else SECOND
+    scene.hear_map(slow, every_ns=3 * STALL_NS)
+    assert scene.session.fetch is not None
+    assert scene.asked(slow) == 1  # what has begun need not be asked for again
+
+
+def test_who_says_nothing_at_all_is_asked_again() -> None:
+    """It may not have had anything to do with this operation when the question came."""
+    scene = Scene()
+    for _ in range(10 * STALL_NS):
+        scene.pass_time(1)
+    assert scene.asked(FIRST) == 10 + (scene.asked(FIRST) > scene.asked(SECOND))
+    assert scene.asked(SECOND) in (9, 10, 11)
+    scene.hear_map(FIRST, every_ns=1)
+    assert scene.session.fetch is not None
+
+
+def test_what_comes_a_second_time_is_no_progress() -> None:
+    """A link that breaks again and again in the middle of the map brings nothing."""
+    scene = Scene()
+    source = FIRST if scene.asked(FIRST) else SECOND
+    told = scene.hear_map(source, every_ns=1, until=MAP_BYTES // 2)
+    assert told[-1] > 0
+    scene.session.lost_lane(source)
+    assert scene.hear_map(source, every_ns=1, until=MAP_BYTES // 2)[-1] == told[-1]
+
+
+def test_what_another_election_brings_is_progress() -> None:
+    scene = Scene()
+    source = FIRST if scene.asked(FIRST) else SECOND
+    told = scene.hear_map(source, every_ns=1, until=MAP_BYTES // 2)
+    assert told[-1] > 0
+    scene.session.begin(scene.elected)
+    assert scene.hear_map(source, every_ns=1, until=MAP_BYTES // 2)[-1] == 2 * told[-1]
+
+
+def test_a_map_that_says_it_is_larger_than_the_state_is_not_more_progress() -> None:
+    scene = Scene()
+    source = FIRST if scene.asked(FIRST) else SECOND
+    header = FrameHeader(FrameKind.MAP, OPERATION, 0, 1 << 60, DIGEST_BYTES, PIECES)
+    sink = scene.session.frame_started(source, header)
+    sink.memory(0)
+    sink.memory(1)
+    assert scene.session.progress.received_bytes == MAP_BYTES
