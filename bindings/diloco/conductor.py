@@ -96,7 +96,7 @@ class Conductor:
         self._said_s = -math.inf
         self._failure: BaseException | None = None
         self._is_idle = self._has_ended = self._is_closing = False
-        self._synced_revision = outer.state.revision
+        self._next_revision = 0
         self._thread = threading.Thread(target=self._run, name="pccl-diloco", daemon=True)
 
     # -- the training thread -----------------------------------------------------------------------
@@ -112,7 +112,8 @@ class Conductor:
                 "this communicator serves, or has served, another DiLoCo; make a new Communicator"
             )
         _taken.add(self._comm)
-        self._synced_revision = self._outer.state.revision
+        loaded = self._outer.state.revision
+        self._next_revision = loaded + 1 if loaded else 0
         self._thread.start()
 
     def outcome(self, number: int) -> Committed:
@@ -263,16 +264,20 @@ class Conductor:
                 return self._take()
             case Reduce(contribution):
                 return self._reduce(contribution)
-            case Pause(seconds):
-                self._say_who_is_missing()
+            case Pause(seconds, why):
+                self._say_what_is_missing(why)
                 with self._changed:
                     return self._changed.wait_for(lambda: self._is_closing, seconds)
 
-    def _say_who_is_missing(self) -> None:
+    def _say_what_is_missing(self, why: str) -> None:
         now_s = time.monotonic()
-        if now_s - self._said_s >= SAY_EVERY_S:
-            self._said_s = now_s
-            there, wanted = len(self._comm.members()), self._min_peers
+        if now_s - self._said_s < SAY_EVERY_S:
+            return
+        self._said_s = now_s
+        there, wanted = len(self._comm.members()), self._min_peers
+        if why:
+            _log.warning("DiLoCo waits for somebody who has the run's outer parameters: %s", why)
+        else:
             _log.warning(
                 "DiLoCo waits for peers: %d are in the group, min_peers is %d%s",
                 *(there, wanted, "" if self._shards == 1 else ", and all shards must be there"),
@@ -290,10 +295,10 @@ class Conductor:
 
     def _sync(self) -> Members:
         state = self._outer.state
-        state.revision = self._synced_revision + 1
+        state.revision = self._next_revision
         began_s = time.monotonic()
-        info = self._comm.sync_shared_state(state, resume="highest")
-        self._synced_revision = info.revision
+        info = self._comm.sync_shared_state(state, resume="advanced")
+        self._next_revision = info.revision + 1
         if info.tx_bytes or info.rx_bytes:
             took_s = time.monotonic() - began_s
             self._notify(Synced(info.tx_bytes, info.rx_bytes, took_s))

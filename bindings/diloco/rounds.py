@@ -23,9 +23,13 @@ from pccl.inquiry import RemovalCause
 PAUSE_S = 0.5
 """Between two looks for peers, while too few are there."""
 
+WAITS_MAX = 1200
+"""Such pauses, ten minutes together, in which replicas that have never been in the run wait for
+somebody who has what it had got to, before that ends their training."""
+
 LOSSES_MAX = 3
-"""Times in a row that the master is lost, or refuses a replica that was cut off, or that nobody
-gives the shared state, before that ends the training."""
+"""Times in a row that the master is lost, or refuses a replica that was cut off, or that the shared
+state can't be had of those who have it, before that ends the training."""
 
 
 # -- what is to be done --------------------------------------------------------------------------
@@ -43,7 +47,11 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """``sync_shared_state``. Sent: ``Members`` that hold the same now."""
+    """``sync_shared_state``. Sent: ``Members`` that hold the same now.
+
+    A replica that was in no run yet, and has loaded nothing, comes with revision 0; a run that has
+    got beyond that does not go on from it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +68,15 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Do nothing for a while. Sent: whether to give up, since no more work is to come."""
+    """Do nothing for a while. Sent: whether to give up, since no more work is to come.
+
+    Attributes:
+        seconds: how long.
+        why: for people; empty: members are missing.
+    """
 
     seconds: float
+    why: str = ""
 
 
 Effect = Connect | Update | Sync | Take | Reduce | Pause
@@ -249,7 +263,8 @@ class Rounds:
                 if not (yield from self._gather(how)):
                     return
                 how = Update()
-                yield from self._sync()
+                if not (yield from self._sync()):
+                    return
                 is_open = self._tell_entry()
                 if is_open:
                     yield from self._contribute(self._nothing())
@@ -295,7 +310,8 @@ class Rounds:
         if not self._synced.issuperset(self._members):
             ledger.open()  # so whoever has come knows that a round follows
             self._outer.touch(None)
-            yield from self._sync()
+            if not (yield from self._sync()):
+                return
             is_ours = ledger.is_open and ledger.number == contribution.number
         if is_ours:
             yield from self._contribute(contribution)
@@ -318,11 +334,21 @@ class Rounds:
             how = Update()
 
     def _sync(self) -> Steps:
-        failures = 0
+        """Synchronize; return False if it is to be given up."""
+        failures = waits = 0
         while True:
             try:
                 members: Members = yield Sync()
-            except StateUnavailable:  # who has it is out of reach, perhaps not for long
+            except StateUnavailable as error:  # who has it is out of reach, perhaps not for long
+                if error.is_for_all:  # who comes back has to be admitted, by all
+                    waits += 1
+                    if waits > WAITS_MAX:
+                        raise
+                    if (yield Pause(PAUSE_S, error.reason)):
+                        return False
+                    if not (yield from self._gather(Update())):
+                        return False
+                    continue
                 failures += 1
                 if failures == LOSSES_MAX:
                     raise
@@ -331,6 +357,7 @@ class Rounds:
                 break
         self._synced = frozenset(members.ids)
         self._note(members)
+        return True
 
     def _note(self, members: Members) -> None:
         self._peer = members.peer

@@ -144,9 +144,15 @@ class StateMismatch(PCCLError):
 
 
 class StateUnavailable(PCCLError):
-    """Nobody has a shared state that the group could go on with. Nothing was changed."""
+    """Nobody has a shared state that the group could go on with. Nothing was changed.
+
+    Attributes:
+        is_for_all: whether all members are told so, because none offers contents to go on with;
+            False: only this peer did not get what the others have.
+    """
 
     default_result = Result.INVALID_USAGE
+    is_for_all: bool = False
 
 
 class PendingOperations(PCCLError):

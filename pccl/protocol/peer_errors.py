@@ -131,7 +131,9 @@ def aborted(message: msg.OperationEnded, attempt: int) -> errors.PCCLError:
         case AbortCause.STATE_MISMATCH:
             return _mismatch(message)
         case AbortCause.STATE_UNAVAILABLE:
-            return errors.StateUnavailable(reason=message.reason)
+            unavailable = errors.StateUnavailable(reason=message.reason)
+            unavailable.is_for_all = True
+            return unavailable
         case AbortCause.LINK_BROKEN:
             return errors.LinkError(reason=f"{what}: {message.reason}; inputs are intact")
         case _:

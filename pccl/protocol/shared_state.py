@@ -54,6 +54,9 @@ class Resume(enum.IntEnum):
     """Nothing: the call fails."""
     HIGHEST = 1
     """The highest revision that anybody has."""
+    ADVANCED = 2
+    """Likewise, but not 0 once the group has got beyond it: that is a beginning, and what the
+    group has done since would be lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@
    expects the highest revision that is offered to it, whoever comes first and wherever it is from.
 4. **Lost revision.** If no valid contents are offered, the call fails and changes nothing. With
    ``resume="highest"`` the highest revision on offer is valid instead, of any lineage; contents
-   that lack something committed count only if there are no others.
+   that lack something committed count only if there are no others. ``resume="advanced"`` is the
+   same, except that revision 0 does not count in a group that has synchronized a higher one.
 5. **Election.** RECEIVE_ONLY members offer nothing. Of the contents with a valid holder, those that
    most members offer win; votes of outdated holders count. Of equals, those win whose first valid
    holder comes first in the ring.
@@ -142,9 +143,17 @@ def _footing(members: _Members, standing: _Members, expected: Expected) -> _Foot
             return _Footing(expected.revision, frozenset(valid))
     elif fresh:
         return _highest(members, fresh)
-    if not standing or next(iter(standing.values())).resume is Resume.NEVER:
+    if not standing:
         return None
-    return _highest(members, fresh or list(standing.values()))
+    resume = next(iter(standing.values())).resume
+    if resume is Resume.NEVER:
+        return None
+    least = 1 if resume is Resume.ADVANCED and expected.revision > 1 else 0
+    pools = fresh, list(standing.values())
+    for pool in ([offer for offer in pool if offer.revision >= least] for pool in pools):
+        if pool:
+            return _highest(members, pool)
+    return None
 
 
 def _meets(offer: Offer, expected: Expected) -> bool:
@@ -250,7 +259,13 @@ def _why_nothing(members: _Members, standing: _Members, expected: Expected) -> s
     lacks, advice = f"revision {expected.revision}", "load a checkpoint of that revision"
     if not expected.revision:
         lacks, advice = "all that the group has committed", "load a checkpoint"
-    advice += ', or go on with the highest that there is (resume="highest")'
+    if next(iter(standing.values())).resume is Resume.ADVANCED:
+        advice = (
+            "let a member come back that has it, or one with a checkpoint, of whatever revision "
+            "above 0 (a new master begins anew)"
+        )
+    else:
+        advice += ', or go on with the highest that there is (resume="highest")'
     before = Expected(expected.revision - 1, expected.lineage)
     if expected.revision and any(_meets(offer, before) for offer in standing.values()):
         advice = "call push_revision() (or set the revision) before each synchronization"

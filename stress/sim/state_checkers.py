@@ -328,6 +328,9 @@ def _winner(offers: list[Offer], expected: Expected) -> tuple[int, bytes] | None
         if (expected.revision or not pool) and offers[0].resume is Resume.NEVER:
             return None
         pool = pool or standing
+        if expected.revision > 1 and offers[0].resume is Resume.ADVANCED:
+            begun = [offer for offer in standing if offer.revision]
+            pool = [offer for offer in begun if not offer.stale] or begun
         top = max((offer.revision for offer in pool), default=None)
         valid = [offer for offer in pool if offer.revision == top]
     if not valid:

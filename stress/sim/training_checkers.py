@@ -3,7 +3,8 @@
 * After a round all members of it hold the same outer parameters and the same ledger, bit for bit:
   those before it, less what the contributors that its outcome names have put in. Its number is the
   one after the last.
-* After a synchronization all hold what one of them had.
+* After a synchronization all hold what one of them had. While there is the same master, nobody who
+  has never been in the run makes it begin anew.
 * No inner step is in any outer parameters more than once, whoever has made it.
 * Every inner step of a process that lives is, in each fragment, in the outer parameters that it
   has taken over, or in flight, or still between its base and its parameters; or it was made while
@@ -55,6 +56,9 @@ class TrainingCheckers:
         self._synced: dict[InRun, Contents] = {}
         self._known: dict[bytes, dict[Contents, int]] = {}
         """What members of a run have synchronized, and a number that tells when last."""
+        self._advanced: set[tuple[bytes, int]] = set()
+        """Run and term of masters under which a revision above 0 was synchronized. Another master
+        knows what those know who are left."""
         self._rounds: dict[InRun, tuple[Contents, Contents]] = {}
         """Before and after."""
         self._parents: dict[Contents, Contents] = {}
@@ -72,7 +76,12 @@ class TrainingCheckers:
         self._offered.setdefault(operation, {})[peer] = contents
 
     def synced(
-        self, who: str, operation: InRun, members: tuple[PeerId, ...], contents: Contents
+        self,
+        who: str,
+        operation: InRun,
+        members: tuple[PeerId, ...],
+        revision: int,
+        contents: Contents,
     ) -> None:
         """A synchronization of these returned."""
         self._done["training sync"] += 1
@@ -87,6 +96,11 @@ class TrainingCheckers:
                 if newer and self._descends(had, now):
                     raise Violation(f"{who}: {operation} has taken back what peer {peer} had")
             known[now] = len(self._synced)
+            master = operation.run, operation.operation.term
+            if master in self._advanced and not revision:
+                raise Violation(f"{who}: {operation} has begun the run anew")
+            if revision:
+                self._advanced.add(master)
         if self._synced.setdefault(operation, contents) != contents:
             raise Violation(f"{who}: {operation} brought others something else")
 

@@ -159,7 +159,7 @@ class _Life:
         self._replica = ToyReplica(schedule.fragments, axis, axes)
         self._pipeline = Pipeline(schedule)
         self._rounds = Rounds(schedule, self._outer, self._notify, training.min_peers)
-        self._steps = self._entry = self._synced_revision = 0
+        self._steps = self._entry = self._next_revision = 0
         self._queue: deque[Contribution | None] = deque()
         self._entries: deque[tuple[Entered, Contents, Contents, bool]] = deque()
         self._commits: dict[int, Committed] = {}
@@ -352,7 +352,8 @@ class _Life:
                 return await self._take()
             case Reduce(contribution):
                 return await self._reduce(contribution)
-            case Pause(seconds):
+            case Pause(seconds, why):
+                self._checkers.done["waits for a holder"] += bool(why)
                 await self._sleep(round(seconds * NS_PER_S))
                 self._is_closing = self._is_closing or self._time_is_up
                 return self._is_closing
@@ -381,10 +382,10 @@ class _Life:
 
     async def _sync(self) -> Members:
         outer, process = self._outer, self._process
-        outer.revision = self._synced_revision + 1
+        outer.revision = self._next_revision
         before = outer.contents()
         request = SyncRequest(
-            outer, SyncPurpose.SYNC, SharedStateSyncStrategy.ENFORCE_POPULAR, Resume.HIGHEST
+            outer, SyncPurpose.SYNC, SharedStateSyncStrategy.ENFORCE_POPULAR, Resume.ADVANCED
         )
         try:
             report: SyncReport = await self._engine.sync(request)
@@ -392,9 +393,11 @@ class _Life:
             if outer.contents() != before:
                 raise Violation(f"{self._who}: a failed synchronization has changed it") from None
             raise
-        self._synced_revision = report.elected.revision
+        self._next_revision = report.elected.revision + 1
         operation = InRun(process.run, report.operation)
-        self._training_checkers.synced(self._who, operation, report.members, outer.contents())
+        self._training_checkers.synced(
+            self._who, operation, report.members, report.elected.revision, outer.contents()
+        )
         return Members(process.peer, report.members)
 
     async def _take(self) -> Contribution | None:

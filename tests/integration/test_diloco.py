@@ -297,6 +297,47 @@ def test_one_that_joins_late_ends_with_the_same_model(peers: Peers, mode: str) -
     assert len(first.contributors) == 3
 
 
+def test_a_newcomer_does_not_begin_a_run_anew(
+    peers: Peers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It waits until somebody comes who has what the run had got to."""
+    first = make_model()
+    with peers.make(0, first, sync_every=1) as optimizer:
+        optimizer.join()
+        for step in range(OUTER_STEPS):
+            optimizer.zero_grad()
+            backward(first, batch(0, step))
+            optimizer.step()
+        saved = optimizer.state_dict()
+    newcomer, holder = make_model(seed=1), make_model(seed=2)
+    late = peers.make(1, newcomer, sync_every=1)
+    joins = peers.start(late.join)
+    peers.until(lambda: "waits for somebody who has the run's outer parameters" in caplog.text)
+    assert "nobody offers contents with revision" in caplog.text
+    assert not joins.done()
+    holder.load_state_dict(first.state_dict())
+    with peers.make(2, holder, sync_every=1) as back:
+        back.load_state_dict(saved)
+        joined = peers.start(back.join)
+        joins.result(LIMIT_S)
+        joined.result(LIMIT_S)
+        assert late.revision == back.revision == OUTER_STEPS
+        assert equal(parameters(newcomer), parameters(holder))
+    late.close()
+
+
+def test_whoever_waits_for_the_work_of_a_run_can_be_closed(
+    peers: Peers, caplog: pytest.LogCaptureFixture
+) -> None:
+    peers.train(0, 3, sync_every=1)
+    late = peers.make(1, make_model(), sync_every=1)
+    joins = peers.start(late.join)
+    peers.until(lambda: "waits for somebody" in caplog.text)
+    late.close()
+    with pytest.raises(PCCLError):
+        joins.result(LIMIT_S)
+
+
 def revision_of_three(peers: Peers, rank: int) -> float:
     """Of the first outer step that three have made, once it is made."""
     three = [event for event in peers.outer_steps(rank) if len(event.contributors) == 3]

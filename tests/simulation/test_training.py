@@ -89,10 +89,19 @@ def test_a_death_in_every_phase(mode: Mode, phase: LifePhase) -> None:
         82,  # a round was lost with the run that it belonged to, and its work taken for applied
         245,  # who was cut off was refused once, and gave up
         301,  # nobody could give the shared state for a while, and who lacked it gave up
+        506,  # a map of pieces took longer than silence is borne, and nobody ever received it
+        596,  # who had all of the work was frozen, and the run began anew with a newcomer
     ],
 )
 def test_what_has_failed_once(seed: int) -> None:
     assert run_training_seed(seed).violation is None
+
+
+def test_the_work_of_a_run_is_waited_for() -> None:
+    """The only one who has it is frozen for 15 seconds, while newcomers are admitted."""
+    verdict = run_training_seed(596)
+    assert verdict.done["waits for a holder"] > 0
+    assert verdict.done["run given up"] == 0
 
 
 @pytest.mark.parametrize("bug", sorted(CAUGHT_BY))

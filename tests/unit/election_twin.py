@@ -80,7 +80,6 @@ def elect(  # noqa: PLR0915 - the rules, one after the other
 
     standing = [r for r in ranks if everyone[r].strategy is not RECEIVE_ONLY]
     fresh = [r for r in standing if not everyone[r].stale]
-    highest = everyone[0].resume is Resume.HIGHEST
 
     def right_revision(rank: int, rule: str) -> bool:
         own = everyone[rank]
@@ -96,11 +95,14 @@ def elect(  # noqa: PLR0915 - the rules, one after the other
         )
 
     rules = ["highest"] if expected.revision == 0 else ["expected"]
-    if highest:
+    if everyone[0].resume is not Resume.NEVER:
         rules += ["highest", "highest of the stale"]
     valid: list[int] = []
     for rule in rules:
         valid = [r for r in ranks if right_revision(r, rule)]
+        is_lost = rule != "expected" and expected.revision > 1
+        if everyone[0].resume is Resume.ADVANCED and is_lost:
+            valid = [r for r in valid if everyone[r].revision > 0]
         if any(r in standing for r in valid):
             break
     else:

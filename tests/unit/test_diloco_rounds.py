@@ -480,6 +480,56 @@ def test_a_state_that_nobody_gives_three_times_ends_it() -> None:
         script.throw(StateUnavailable())
 
 
+def nobody_has_it() -> StateUnavailable:
+    error = StateUnavailable(reason="nobody has it")
+    error.is_for_all = True
+    return error
+
+
+def test_a_state_that_nobody_has_is_waited_for() -> None:
+    """For ten minutes: who has it joins again as soon as it can, and must be let in."""
+    script = Script()
+    script.send(members(MINE, 5))
+    for _ in range(1200):
+        assert script.throw(nobody_has_it()) == Pause(0.5, "nobody has it")
+        assert script.send(False) == Update()
+        assert script.send(members(MINE, 5)) == Sync()
+    state(script, 7, 30)
+    assert script.answer(members(MINE, 5, 6)) == Take()
+    assert script.news() == [Entered(entry=1, number=7, is_open=False, applied=())]
+
+
+def test_a_state_that_nobody_has_for_ten_minutes_ends_it() -> None:
+    script = Script()
+    script.send(members(MINE))
+    for _ in range(1200):
+        script.answer(nobody_has_it(), False, members(MINE))
+    with pytest.raises(StateUnavailable, match="nobody has it"):
+        script.throw(nobody_has_it())
+
+
+@pytest.mark.parametrize("gives_up", ["in the pause", "for want of peers"])
+def test_whoever_waits_for_a_state_may_give_up(gives_up: str) -> None:
+    script = Script(min_peers=2)
+    assert script.answer(members(MINE, 5), nobody_has_it()) == Pause(0.5, "nobody has it")
+    if gives_up == "for want of peers":
+        assert script.answer(False, members(MINE)) == Pause(0.5)
+    assert script.send(True) == Take()
+    assert script.send(None) is None
+    assert script.news() == []
+
+
+def test_a_state_that_is_lost_in_a_round_is_waited_for() -> None:
+    script = started()
+    mine = script.contribution(0, 8)
+    assert script.answer(mine, members(MINE, 5, 6)) == Sync()
+    assert script.throw(nobody_has_it()) == Pause(0.5, "nobody has it")
+    assert script.answer(False, members(MINE, 5, 6), members(MINE, 5, 6)) == Reduce(mine)
+    again = started()
+    again.answer(again.contribution(0, 8), members(MINE, 5, 6), nobody_has_it())
+    assert again.send(True) == Take()
+
+
 def test_a_master_that_is_back_is_not_held_to_its_past() -> None:
     script = started()
     for entry in range(1, 6):

@@ -255,6 +255,33 @@ def test_a_lost_revision_is_replaced_by_the_highest() -> None:
     )  # fmt: skip
 
 
+def test_a_beginning_is_not_gone_on_with_where_there_was_more() -> None:
+    fresh = [replace(o, resume=Resume.ADVANCED) for o in (offer(b"x"), offer(b"y"))]
+    assert reason(*fresh, expected=AT_5) == (
+        "nobody offers contents with revision 5: let a member come back that has it, or one with a "
+        "checkpoint, of whatever revision above 0 (a new master begins anew). There are: peers 11, "
+        "12: revision 0 of another lineage"
+    )
+    holder = replace(AT, resume=Resume.ADVANCED, content=b"h")
+    verdict = elected(*fresh, holder, expected=AT_5)
+    assert (verdict.revision, verdict.content, verdict.outdated) == (5, b"h", (11, 12))
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_what_is_more_than_a_beginning_is_gone_on_with(stale: bool) -> None:
+    """Also what lacks something that was committed since."""
+    before = replace(AT, revision=1, lineage=OLD, content=b"b", stale=stale)
+    offers = [replace(o, resume=Resume.ADVANCED) for o in (offer(b"x"), before)]
+    verdict = elected(*offers, expected=AT_5)
+    assert (verdict.revision, verdict.content, verdict.outdated) == (1, b"b", (11,))
+
+
+@pytest.mark.parametrize("expected", [FIRST, Expected(1, OURS)])
+def test_a_beginning_counts_where_there_was_no_more(expected: Expected) -> None:
+    verdict = elected(replace(offer(b"x"), resume=Resume.ADVANCED), expected=expected)
+    assert (verdict.revision, verdict.content) == (0, b"x")
+
+
 def test_highest_changes_nothing_while_the_revision_is_there() -> None:
     ahead, there = replace(AT, revision=9, content=b"x"), AT
     offers = [replace(o, resume=Resume.HIGHEST) for o in (ahead, ahead, there)]
