@@ -347,6 +347,8 @@ class Stage:
         """Start a new master on the address of the one that was killed."""
         self.struck_ns = self.now_ns()
         self.excuses.master_restarted()
+        if self.checkers.training is not None:
+            self.checkers.training.master_restarted()
         if blank:
             self.excuses.master_blank()
             self._stores[MASTER_NAME] = MemoryStore()

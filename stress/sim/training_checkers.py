@@ -56,9 +56,8 @@ class TrainingCheckers:
         self._synced: dict[InRun, Contents] = {}
         self._known: dict[bytes, dict[Contents, int]] = {}
         """What members of a run have synchronized, and a number that tells when last."""
-        self._advanced: set[tuple[bytes, int]] = set()
-        """Run and term of masters under which a revision above 0 was synchronized. Another master
-        knows what those know who are left."""
+        self._advanced: set[bytes] = set()
+        """Runs in which a revision above 0 was synchronized, as far as the master must know."""
         self._rounds: dict[InRun, tuple[Contents, Contents]] = {}
         """Before and after."""
         self._parents: dict[Contents, Contents] = {}
@@ -70,6 +69,10 @@ class TrainingCheckers:
         self._made.append(np.zeros(PLACES, np.int64))
         assert len(self._made) <= self.axes
         return len(self._made) - 1
+
+    def master_restarted(self) -> None:
+        """It knows what those know who are left."""
+        self._advanced.clear()
 
     def offered(self, operation: InRun, peer: PeerId, contents: Contents) -> None:
         """A member takes part in a synchronization with this."""
@@ -96,11 +99,10 @@ class TrainingCheckers:
                 if newer and self._descends(had, now):
                     raise Violation(f"{who}: {operation} has taken back what peer {peer} had")
             known[now] = len(self._synced)
-            master = operation.run, operation.operation.term
-            if master in self._advanced and not revision:
+            if operation.run in self._advanced and not revision:
                 raise Violation(f"{who}: {operation} has begun the run anew")
             if revision:
-                self._advanced.add(master)
+                self._advanced.add(operation.run)
         if self._synced.setdefault(operation, contents) != contents:
             raise Violation(f"{who}: {operation} brought others something else")
 
