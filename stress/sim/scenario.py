@@ -154,6 +154,8 @@ TIMINGS: dict[str, Timing] = {
 _CROWDS = (24, 32, 48, 64)
 
 _TRAINERS_MAX = 6
+_WINDOW_MIN = 4096
+"""Narrower ones, where a map of pieces takes seconds, have a test of their own."""
 _NOT_FOR_TRAINERS = (Interrupt, FetchInterrupt, Lies, Takeover)
 """Their calls are made by a thread that nobody interrupts; who is lied to by all has to give up;
 and who waits for a majority that is dead waits for ever."""
@@ -252,6 +254,7 @@ def draw_to_train(seed: int) -> Scenario:
         late_peers=min(plain.late_peers, peers - 2),
         slots=(),
         style=Style.SEQUENTIAL,
+        window_bytes=max(plain.window_bytes, _WINDOW_MIN),
         stop_ns=stop_ns,
         faults=faults,
         asks_pending=False,

@@ -50,7 +50,7 @@ class Alone:
         return [self, *[self] * self.others]
 
     def sync_shared_state(self, state: pccl.SharedState, resume: str) -> Info:
-        assert resume == "highest"
+        assert resume == "advanced"
         if self.syncs:
             self.syncs.pop(0)()
         return Info(state.revision)
