@@ -290,7 +290,7 @@ class Conductor:
 
     def _sync(self) -> Members:
         state = self._outer.state
-        state.revision = self._synced_revision + 1
+        state.revision = self._outer.ledger.revision_after(self._synced_revision)
         began_s = time.monotonic()
         info = self._comm.sync_shared_state(state, resume="highest")
         self._synced_revision = info.revision

@@ -381,7 +381,7 @@ class _Life:
 
     async def _sync(self) -> Members:
         outer, process = self._outer, self._process
-        outer.revision = self._synced_revision + 1
+        outer.revision = outer.ledger.revision_after(self._synced_revision)
         before = outer.contents()
         request = SyncRequest(
             outer, SyncPurpose.SYNC, SharedStateSyncStrategy.ENFORCE_POPULAR, Resume.HIGHEST

@@ -89,6 +89,8 @@ def test_a_death_in_every_phase(mode: Mode, phase: LifePhase) -> None:
         82,  # a round was lost with the run that it belonged to, and its work taken for applied
         245,  # who was cut off was refused once, and gave up
         301,  # nobody could give the shared state for a while, and who lacked it gave up
+        602,  # all members had left, and who had replayed their rounds lost to who had nothing
+        698,  # the second of two restarted masters gave out lower ids, and refused a newcomer
     ],
 )
 def test_what_has_failed_once(seed: int) -> None:
