@@ -12,13 +12,13 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 import pccl
+from pccl.bindings.diloco.compression import Compression
 from pccl.bindings.diloco.outer import OuterParameters
 from pccl.bindings.diloco.rounds import (
     Average,
@@ -49,9 +49,6 @@ class Synced:
     seconds: float
 
 
-QuantizationOf = Callable[[Contribution], "pccl.QuantizationOptions | None"]
-
-
 _log = logging.getLogger("pccl.diloco")
 
 SAY_EVERY_S = 10.0
@@ -69,7 +66,7 @@ class Conductor:
         outer: the shared state.
         schedule: whose turn it is.
         min_peers: to begin with, and to go on with.
-        quantization: what a fragment is reduced with.
+        compression: what fragments are reduced with.
         shards: peers of one replica, each in a group of its own with its counterparts.
     """
 
@@ -79,13 +76,13 @@ class Conductor:
         outer: OuterParameters,
         schedule: Schedule,
         min_peers: int,
-        quantization: QuantizationOf,
+        compression: Compression,
         shards: int = 1,
     ) -> None:
         self._comm = comm
         self._outer = outer
         self._min_peers = min_peers
-        self._quantization = quantization
+        self._compression = compression
         self._shards = shards
         self._rounds = Rounds(schedule, outer, self._notify, min_peers)
         self._changed = threading.Condition()
@@ -312,7 +309,7 @@ class Conductor:
             contribution.values,
             op=pccl.ReduceOp.AVG,
             tag=contribution.fragment + 1,
-            quantization_options=self._quantization(contribution),
+            quantization_options=self._compression.options(contribution),
             weight=contribution.weight,
             observable=True,
             retry=True,
@@ -342,6 +339,8 @@ class Conductor:
         copies: Any = None
         if isinstance(notice, Entered):
             copies = [fragment.flat.clone() for fragment in self._outer.fragments]
+            for number in notice.corrected:
+                self._compression.forget(number)
         with self._changed:
             if isinstance(notice, Committed):
                 number = notice.contribution.number

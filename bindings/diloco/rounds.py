@@ -135,12 +135,15 @@ class Entered:
         is_open: the members are in that round; a contribution of nothing is made for this replica.
         applied: rounds of the entry before, not merged yet, in which this replica's work is. That
             of the others is not in the outer parameters.
+        corrected: fragments whose last reduce has ended otherwise than this replica had seen. What
+            compression has left out is not what it believes.
     """
 
     entry: int
     number: int
     is_open: bool
     applied: tuple[int, ...]
+    corrected: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,10 +270,20 @@ class Rounds:
         ledger = self._outer.ledger
         asked = self._committed if self._doubt is None else [*self._committed, self._doubt]
         applied = [number for number, peer in asked if ledger.has_applied(number, peer)]
+        believed = {number for number, _ in self._committed}
+        corrected = {self._schedule.fragment(n) for n in believed.symmetric_difference(applied)}
         self._doubt = None
         self._committed.clear()
         self._entry += 1
-        self._notify(Entered(self._entry, ledger.number, ledger.is_open, tuple(applied)))
+        self._notify(
+            Entered(
+                self._entry,
+                ledger.number,
+                ledger.is_open,
+                tuple(applied),
+                tuple(sorted(corrected)),
+            )
+        )
         return ledger.is_open
 
     def _nothing(self) -> Contribution:
