@@ -212,7 +212,7 @@ class Rounds:
         """Ids of those who held the same after the last synchronization."""
         self._members: tuple[int, ...] = ()
         self._doubt: tuple[int, int] | None = None
-        """The round that is being reduced, and this replica's id in it."""
+        """The round that is being reduced with work of this replica, and its id in it."""
         self._committed: list[tuple[int, int]] = []
         """Rounds of this entry with this replica's work, the last few, and its id in each."""
         self._kept = schedule.fragments + 1
@@ -240,7 +240,7 @@ class Rounds:
 
     @property
     def doubt(self) -> int | None:
-        """The round that is being reduced, or was when this replica was cut off; None: none is."""
+        """The round that is being reduced with work of this replica, or was when it was cut off."""
         return None if self._doubt is None else self._doubt[0]
 
     # -- entering ----------------------------------------------------------------------------------
@@ -352,7 +352,8 @@ class Rounds:
             self._notify(members)
 
     def _contribute(self, contribution: Contribution) -> Steps:
-        self._doubt = contribution.number, self._peer
+        if contribution.weight:
+            self._doubt = contribution.number, self._peer
         try:
             average: Average = yield Reduce(contribution)
         except TooFewPeers:  # alone: what is contributed is the average
