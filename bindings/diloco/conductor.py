@@ -12,13 +12,13 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 import pccl
+from pccl.bindings.diloco.compression import Compression
 from pccl.bindings.diloco.outer import OuterParameters
 from pccl.bindings.diloco.rounds import (
     Average,
@@ -49,9 +49,6 @@ class Synced:
     seconds: float
 
 
-QuantizationOf = Callable[[Contribution], "pccl.QuantizationOptions | None"]
-
-
 _log = logging.getLogger("pccl.diloco")
 
 SAY_EVERY_S = 10.0
@@ -69,7 +66,7 @@ class Conductor:
         outer: the shared state.
         schedule: whose turn it is.
         min_peers: to begin with, and to go on with.
-        quantization: what a fragment is reduced with.
+        compression: what fragments are reduced with.
         shards: peers of one replica, each in a group of its own with its counterparts.
     """
 
@@ -79,13 +76,13 @@ class Conductor:
         outer: OuterParameters,
         schedule: Schedule,
         min_peers: int,
-        quantization: QuantizationOf,
+        compression: Compression,
         shards: int = 1,
     ) -> None:
         self._comm = comm
         self._outer = outer
         self._min_peers = min_peers
-        self._quantization = quantization
+        self._compression = compression
         self._shards = shards
         self._rounds = Rounds(schedule, outer, self._notify, min_peers)
         self._changed = threading.Condition()
@@ -96,7 +93,7 @@ class Conductor:
         self._said_s = -math.inf
         self._failure: BaseException | None = None
         self._is_idle = self._has_ended = self._is_closing = False
-        self._next_revision = 0
+        self._synced_revision: int | None = None
         self._thread = threading.Thread(target=self._run, name="pccl-diloco", daemon=True)
 
     # -- the training thread -----------------------------------------------------------------------
@@ -112,8 +109,7 @@ class Conductor:
                 "this communicator serves, or has served, another DiLoCo; make a new Communicator"
             )
         _taken.add(self._comm)
-        loaded = self._outer.state.revision
-        self._next_revision = loaded + 1 if loaded else 0
+        self._synced_revision = self._outer.state.revision or None
         self._thread.start()
 
     def outcome(self, number: int) -> Committed:
@@ -295,10 +291,10 @@ class Conductor:
 
     def _sync(self) -> Members:
         state = self._outer.state
-        state.revision = self._next_revision
+        state.revision = self._outer.ledger.revision_after(self._synced_revision)
         began_s = time.monotonic()
         info = self._comm.sync_shared_state(state, resume="advanced")
-        self._next_revision = info.revision + 1
+        self._synced_revision = info.revision
         if info.tx_bytes or info.rx_bytes:
             took_s = time.monotonic() - began_s
             self._notify(Synced(info.tx_bytes, info.rx_bytes, took_s))
@@ -317,7 +313,7 @@ class Conductor:
             contribution.values,
             op=pccl.ReduceOp.AVG,
             tag=contribution.fragment + 1,
-            quantization_options=self._quantization(contribution),
+            quantization_options=self._compression.options(contribution),
             weight=contribution.weight,
             observable=True,
             retry=True,
@@ -347,6 +343,8 @@ class Conductor:
         copies: Any = None
         if isinstance(notice, Entered):
             copies = [fragment.flat.clone() for fragment in self._outer.fragments]
+            for number in notice.corrected:
+                self._compression.forget(number)
         with self._changed:
             if isinstance(notice, Committed):
                 number = notice.contribution.number

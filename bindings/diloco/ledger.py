@@ -45,6 +45,19 @@ class Ledger:
         """Whether the members are in this round: who enters has to take part in it."""
         return bool(self._head[1])
 
+    def revision_after(self, synced: int | None) -> int:
+        """The revision with which the state goes into the next synchronization.
+
+        A newcomer has synchronized nothing, and comes with a beginning: 0. But if it has replayed
+        rounds before it was admitted, and all who made them are gone, it is the one who has them.
+
+        Args:
+            synced: revision as of the last synchronization, or of a checkpoint; None: of none.
+        """
+        if synced is None and not self.number:
+            return 0
+        return max(synced or 0, self.number) + 1
+
     def open(self) -> None:
         """The members begin the round."""
         self._head[1] = 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +18,7 @@ from pccl.bindings.arguments import (
     check_listeners,
 )
 from pccl.bindings.diloco.arguments import check_inner, check_mixing, check_outer, check_weight
+from pccl.bindings.diloco.compression import Compression
 from pccl.bindings.diloco.conductor import Conductor, Synced
 from pccl.bindings.diloco.outer import Fragment, OuterFactory, OuterParameters, length
 from pccl.bindings.diloco.pipeline import Launch, Merge, Pipeline
@@ -107,14 +107,14 @@ class DiLoCo(torch.optim.Optimizer):
             f"min_peers={self._min_peers}",
         )
         self._replica.begin(self._outer.fragments)
-        self._feedback = pccl.ErrorFeedback()
+        self._compression = Compression(check_compression(compression))
         self._pipeline = Pipeline(self._schedule)
         self._conductor = Conductor(
             comm,
             self._outer,
             self._schedule,
             self._min_peers,
-            _quantization(check_compression(compression), self._feedback),
+            self._compression,
             self._replica.shards,
         )
         weakref.finalize(self, self._conductor.stop)
@@ -298,7 +298,7 @@ class DiLoCo(torch.optim.Optimizer):
             "position": position,
             "in_flight": [_packed(committed) for committed in in_flight],
             "residuals": {
-                name: torch.as_tensor(kept) for name, kept in self._feedback.state_dict().items()
+                name: torch.as_tensor(kept) for name, kept in self._compression.state_dict().items()
             },
         }
 
@@ -333,7 +333,7 @@ class DiLoCo(torch.optim.Optimizer):
         for packed in saved["in_flight"]:
             committed = self._unpacked(packed)
             self._conductor.resume(committed.contribution.number, committed)
-        self._feedback.load_state_dict(
+        self._compression.load_state_dict(
             {name: kept.numpy() for name, kept in saved["residuals"].items()}
         )
         self._resumed = [values.clone() for values in saved["outer"]["values"]]
@@ -465,20 +465,6 @@ class DiLoCo(torch.optim.Optimizer):
         self._norms.clear()
         self._pipeline.enter(entered.number, time.monotonic(), is_open=entered.is_open)
         return any(changed)
-
-
-def _quantization(
-    options: pccl.QuantizationOptions | None, feedback: pccl.ErrorFeedback
-) -> Callable[[Contribution], pccl.QuantizationOptions | None]:
-    """What a contribution is reduced with. One without work neither owes nor pays."""
-
-    def of(contribution: Contribution) -> pccl.QuantizationOptions | None:
-        if options is None or options.error_feedback is not None or not contribution.weight:
-            return options
-        name = f"fragment {contribution.fragment}"
-        return replace(options, error_feedback=feedback, name=name)
-
-    return of
 
 
 def _packed(committed: Committed) -> dict[str, Any]:

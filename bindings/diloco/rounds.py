@@ -149,12 +149,15 @@ class Entered:
         is_open: the members are in that round; a contribution of nothing is made for this replica.
         applied: rounds of the entry before, not merged yet, in which this replica's work is. That
             of the others is not in the outer parameters.
+        corrected: fragments whose last reduce has ended otherwise than this replica had seen. What
+            compression has left out is not what it believes.
     """
 
     entry: int
     number: int
     is_open: bool
     applied: tuple[int, ...]
+    corrected: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +226,7 @@ class Rounds:
         """Ids of those who held the same after the last synchronization."""
         self._members: tuple[int, ...] = ()
         self._doubt: tuple[int, int] | None = None
-        """The round that is being reduced, and this replica's id in it."""
+        """The round that is being reduced with work of this replica, and its id in it."""
         self._committed: list[tuple[int, int]] = []
         """Rounds of this entry with this replica's work, the last few, and its id in each."""
         self._kept = schedule.fragments + 1
@@ -251,7 +254,7 @@ class Rounds:
 
     @property
     def doubt(self) -> int | None:
-        """The round that is being reduced, or was when this replica was cut off; None: none is."""
+        """The round that is being reduced with work of this replica, or was when it was cut off."""
         return None if self._doubt is None else self._doubt[0]
 
     # -- entering ----------------------------------------------------------------------------------
@@ -282,10 +285,20 @@ class Rounds:
         ledger = self._outer.ledger
         asked = self._committed if self._doubt is None else [*self._committed, self._doubt]
         applied = [number for number, peer in asked if ledger.has_applied(number, peer)]
+        believed = {number for number, _ in self._committed}
+        corrected = {self._schedule.fragment(n) for n in believed.symmetric_difference(applied)}
         self._doubt = None
         self._committed.clear()
         self._entry += 1
-        self._notify(Entered(self._entry, ledger.number, ledger.is_open, tuple(applied)))
+        self._notify(
+            Entered(
+                self._entry,
+                ledger.number,
+                ledger.is_open,
+                tuple(applied),
+                tuple(sorted(corrected)),
+            )
+        )
         return ledger.is_open
 
     def _nothing(self) -> Contribution:
@@ -366,7 +379,8 @@ class Rounds:
             self._notify(members)
 
     def _contribute(self, contribution: Contribution) -> Steps:
-        self._doubt = contribution.number, self._peer
+        if contribution.weight:
+            self._doubt = contribution.number, self._peer
         try:
             average: Average = yield Reduce(contribution)
         except TooFewPeers:  # alone: what is contributed is the average

@@ -33,6 +33,8 @@ from pccl.protocol.shared_state import Elect, elect_nothing
 from pccl.protocol.status import Removal
 from pccl.protocol.types import NS_PER_MS, Member, PeerId, RemovalCause, RoundKind
 
+_ID_JUMP_MAX = TERM_GAP + (1 << 8 * ID_JUMP_BYTES)
+
 
 class Origin(enum.Enum):
     """What a master knows when it is started."""
@@ -252,8 +254,6 @@ class Restartable(Registrar):
         """The run goes on already; perhaps with this peer."""
         if header.term > self.term:
             raise RemoteProtocolError(reason="it follows a later master")
-        if header.peer > self._last_peer:
-            raise RemoteProtocolError(reason="it was never registered")
         known = self.membership.peers.get(header.peer)
         if (
             known is not None
@@ -266,18 +266,26 @@ class Restartable(Registrar):
         if known is not None:
             resume = msg.Resume(header.peer, header.token, header.roster_version, self.incumbent)
             self._resume(connection, resume)
-        elif header.peer in self._removed or header.roster_version:
+        elif header.peer in self._removed or header.roster_version or not self._may_have_id(header):
             self._tell_removed(connection, header)
         elif len(self.membership.peers) >= PEERS_MAX:
             self._refuse(connection, "the run is full")
         else:
             peer = self._revive(header, self._hosts[connection], connection, None)
+            self._last_peer = max(self._last_peer, peer.id)  # nobody else gets this id
             self.membership.peers[peer.id] = peer
             self.membership.sort_peers()
             self._by_connection[connection] = peer
             self._welcome_back(peer, 0)
             self._plan_links_anew(peer.group, peer.id)  # younger ones have to dial it
             self._admit_into_empty_run()
+
+    def _may_have_id(self, header: msg.Return) -> bool:
+        """Whether a master before this one may have given out the id, though nobody knew of it.
+
+        Each has jumped from what it was told, and this one not always the furthest.
+        """
+        return header.peer <= self._last_peer + _ID_JUMP_MAX
 
     def _is_followed(self, header: msg.Return) -> bool:
         return (header.term, header.incumbent) == (self.term, self.incumbent)

@@ -178,6 +178,11 @@ class Excuses:
         return self._stood_still(host, MASTER_NAME, self._timing.master_lost_s)
 
     @property
+    def was_master_restarted(self) -> bool:
+        """Whether another incarnation had to find out what the one before had decided."""
+        return self._links_planned_anew or self._master_blank or self._masters_died
+
+    @property
     def may_stay_without_master(self) -> bool:
         """Whether it may be in vain to look for one again."""
         return self.is_master_gone or self._masters_died

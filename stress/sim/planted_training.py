@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from unittest.mock import patch
 
 from pccl.bindings.diloco.ledger import Ledger
 from pccl.bindings.diloco.pipeline import Launch, Pipeline
+from pccl.collectives.residual import Residual
+from pccl.error_feedback import ErrorFeedback
 
 
 def _doubt_taken_for_applied(stack: ExitStack) -> None:
@@ -47,9 +49,40 @@ def _contributors_kept_back(stack: ExitStack) -> None:
     stack.enter_context(patch.object(Ledger, "close", terse))
 
 
+def _residual_stays(stack: ExitStack) -> None:
+    """What a round has left out is not added to the next one."""
+
+    def commit(residual: Residual) -> None:
+        residual.drop()
+
+    stack.enter_context(patch.object(Residual, "commit", commit))
+
+
+def _residual_advances_always(stack: ExitStack) -> None:
+    """What was left out of a round that failed is added to the next one."""
+
+    def drop(residual: Residual) -> None:
+        with suppress(AssertionError):
+            residual.commit()
+
+    stack.enter_context(patch.object(Residual, "drop", drop))
+
+
+def _residual_paid_twice(stack: ExitStack) -> None:
+    """Whoever learns in the ledger that its work was applied still owes what was added to it."""
+
+    def forget(feedback: ErrorFeedback, name: str) -> None:
+        pass
+
+    stack.enter_context(patch.object(ErrorFeedback, "forget", forget))
+
+
 PLANTED_IN_TRAINING: dict[str, Callable[[ExitStack], None]] = {
     "doubt_taken_for_applied": _doubt_taken_for_applied,
     "doubt_taken_for_lost": _doubt_taken_for_lost,
     "flights_forgotten": _flights_forgotten,
     "contributors_kept_back": _contributors_kept_back,
+    "residual_stays": _residual_stays,
+    "residual_advances_always": _residual_advances_always,
+    "residual_paid_twice": _residual_paid_twice,
 }

@@ -66,7 +66,9 @@ class Simulation:
             )
         if scenario.training is not None:
             axes = scenario.processes_max
-            checkers.training = TrainingCheckers(scenario.training, axes, checkers.done)
+            checkers.training = TrainingCheckers(
+                scenario.training, axes, checkers.done, self.excuses
+            )
         self._errors: list[BaseException | str] = []
         self._rng = Random(f"{scenario.seed}/starts")
         self.stage = Stage(scenario, loop, self.trace, self.checkers, self.excuses, self._on_done)

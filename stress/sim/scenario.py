@@ -15,7 +15,6 @@ from pccl.stress.sim.faults import (
     Ground,
     Interrupt,
     Lies,
-    Takeover,
     draw_faults,
     draw_state_faults,
 )
@@ -156,9 +155,8 @@ _CROWDS = (24, 32, 48, 64)
 _TRAINERS_MAX = 6
 _WINDOW_MIN = 4096
 """Narrower ones, where a map of pieces takes seconds, have a test of their own."""
-_NOT_FOR_TRAINERS = (Interrupt, FetchInterrupt, Lies, Takeover)
-"""Their calls are made by a thread that nobody interrupts; who is lied to by all has to give up;
-and who waits for a majority that is dead waits for ever."""
+_NOT_FOR_TRAINERS = (Interrupt, FetchInterrupt, Lies)
+"""Their calls are made by a thread that nobody interrupts; who is lied to by all has to give up."""
 _LONGER = 4
 """A round is several calls: a run in which processes train is longer by this factor."""
 
@@ -267,7 +265,7 @@ def draw_to_train(seed: int) -> Scenario:
         impatience=0.0,
         mistake=None,
         drops=False,
-        standby=False,
+        standby=plain.standby or any(fault.needs_standby for fault in faults),
         syncs=None,
         training=draw_training(seed, plain.latency_ns),
     )

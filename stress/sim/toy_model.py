@@ -22,18 +22,25 @@ from pccl.stress.sim.syncs import Held
 Whole = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
-_STEPS_PER_PLACE = 8
 PLACES = 32
 """Of each process in each fragment; more inner steps than fit into them do nothing."""
 
 _DEVIATION_MAX = 0.05
 """From a whole number, after an average was multiplied by its weight again."""
 
+DIGITS = 8
+"""In one place."""
 
-def digit(step: int) -> tuple[int, int]:
+CODED_DIGITS = 4
+"""Likewise, where rounds are compressed: what is lost is much less than 1."""
+
+_CODED_DEVIATION_MAX = 0.45
+
+
+def digit(step: int, digits: int) -> tuple[int, int]:
     """Place and value of an inner step; the value is 0 if there is no place left."""
-    place = step // _STEPS_PER_PLACE
-    return (place, 4 ** (step % _STEPS_PER_PLACE)) if place < PLACES else (0, 0)
+    place = step // digits
+    return (place, 4 ** (step % digits)) if place < PLACES else (0, 0)
 
 
 def places_of(axis: int) -> slice:
@@ -41,14 +48,19 @@ def places_of(axis: int) -> slice:
     return slice(axis * PLACES, (axis + 1) * PLACES)
 
 
-def whole(values: npt.NDArray[Any]) -> Whole:
+def whole(values: npt.NDArray[Any], *, coded: bool = False) -> Whole:
     """Numbers that must be whole but for roundings.
+
+    Args:
+        values: they.
+        coded: whether they were compressed.
 
     Raises:
         AssertionError: one is not.
     """
     found: npt.NDArray[np.float64] = np.rint(values)
-    assert np.all(np.abs(values - found) < _DEVIATION_MAX), "an average of other work"
+    deviation = _CODED_DEVIATION_MAX if coded else _DEVIATION_MAX
+    assert np.all(np.abs(values - found) < deviation), "an average of other work"
     return found.astype(np.int64)
 
 
@@ -116,6 +128,7 @@ class ToyReplica:
         fragments: how many.
         axis: which places are its own.
         axes: as many processes may there be.
+        digits: inner steps in one place.
 
     Attributes:
         params: by fragment.
@@ -123,15 +136,16 @@ class ToyReplica:
         taken: pseudo-gradients in flight, by number of the round.
     """
 
-    def __init__(self, fragments: int, axis: int, axes: int) -> None:
+    def __init__(self, fragments: int, axis: int, axes: int, digits: int = DIGITS) -> None:
         self.axis = axis
+        self._digits = digits
         self.params = [np.zeros(axes * PLACES, np.int64) for _ in range(fragments)]
         self.base = [np.zeros(axes * PLACES, np.int64) for _ in range(fragments)]
         self.taken: dict[int, Whole] = {}
 
     def step(self, number: int) -> None:
         """Make an inner step."""
-        place, value = digit(number)
+        place, value = digit(number, self._digits)
         for params in self.params:
             params[self.axis * PLACES + place] -= value
 

@@ -7,8 +7,14 @@ from dataclasses import dataclass
 from random import Random
 
 from pccl.bindings.diloco.schedule import Schedule
+from pccl.protocol.types import UNQUANTIZED, Quantization, WireFormat
+from pccl.stress.sim.toy_model import CODED_DIGITS, DIGITS
 
 _PIECES = (256, 1024, 8192)
+_FORMATS = (WireFormat.FLOAT16, WireFormat.UINT16)
+"""Fine enough to tell digits apart; what they lose is still much more than float32 does."""
+_IS_CODED = 0.25
+_BLOCK = 32
 LIVES_MAX = 2
 """How often a process trains when the run could not go on for it: then it begins with nothing."""
 
@@ -41,6 +47,18 @@ class Training:
     step_ns: int
     """What an inner step takes at most; every process has a pace of its own."""
     piece_bytes: int
+    wire: WireFormat = WireFormat.NONE
+    """What rounds are compressed with, with error feedback."""
+
+    @property
+    def quantization(self) -> Quantization:
+        """Likewise, as a reduce is told."""
+        return UNQUANTIZED if self.wire is WireFormat.NONE else Quantization(self.wire, _BLOCK)
+
+    @property
+    def digits(self) -> int:
+        """Inner steps in one place of the model."""
+        return DIGITS if self.wire is WireFormat.NONE else CODED_DIGITS
 
     @property
     def schedule(self) -> Schedule:
@@ -84,4 +102,10 @@ def draw_training(seed: int, latency_ns: int) -> Training:
         min_peers=rng.choice((1, 1, 1, 2)),
         step_ns=step_ns,
         piece_bytes=rng.choice(_PIECES),
+        wire=_draw_wire(seed),
     )
+
+
+def _draw_wire(seed: int) -> WireFormat:
+    rng = Random(f"{seed}/coded")
+    return rng.choice(_FORMATS) if rng.random() < _IS_CODED else WireFormat.NONE

@@ -3,8 +3,9 @@
 * After a round all members of it hold the same outer parameters and the same ledger, bit for bit:
   those before it, less what the contributors that its outcome names have put in. Its number is the
   one after the last.
-* After a synchronization all hold what one of them had. While there is the same master, nobody who
-  has never been in the run makes it begin anew.
+* After a synchronization all hold what one of them had: what the steady members have, those that
+  were never cut off since they came; if there is none, nobody has gone on from there. While there
+  is the same master, nobody who has never been in the run makes it begin anew.
 * No inner step is in any outer parameters more than once, whoever has made it.
 * Every inner step of a process that lives is, in each fragment, in the outer parameters that it
   has taken over, or in flight, or still between its base and its parameters; or it was made while
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ import numpy.typing as npt
 from pccl.bindings.diloco.ledger import Ledger
 from pccl.protocol.types import PeerId
 from pccl.stress.sim.checkers import InRun, Violation
+from pccl.stress.sim.excuses import Excuses
+from pccl.stress.sim.residual_checkers import ResidualCheckers
 from pccl.stress.sim.toy_model import PLACES, ToyOuter, ToyReplica, Whole, digit, places_of, whole
 from pccl.stress.sim.training import Training
 
@@ -33,6 +37,27 @@ Contents = tuple[bytes, ...]
 """Of outer parameters by fragment, and of the ledger."""
 
 
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """What a member comes with to a synchronization.
+
+    Attributes:
+        contents: what it holds.
+        line: that it has been in without interruption since the last one; None: in none.
+    """
+
+    contents: Contents
+    line: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a process holds, and the line that it is in; 0: in none."""
+
+    contents: Contents
+    line: int = 0
+
+
 class TrainingCheckers:
     """Hears of everything that the processes of one run train.
 
@@ -40,27 +65,37 @@ class TrainingCheckers:
         training: what they do.
         axes: as many processes may there be.
         done: counts what has happened.
+        excuses: what was done to the master.
     """
 
-    def __init__(self, training: Training, axes: int, done: Counter[str]) -> None:
+    def __init__(self, training: Training, axes: int, done: Counter[str], excuses: Excuses) -> None:
         self.axes = axes
         self._training = training
         self._done = done
+        self._excuses = excuses
+        self.residuals = ResidualCheckers(done)
         self._made: list[Whole] = []
         """By axis: the digits of the inner steps that its process has made."""
         self._given_up: dict[tuple[int, int], Whole] = {}
         """By axis and fragment."""
+        self._in_doubt: dict[int, int] = {}
+        """By axis: the round that its process reduces, or was cut off in."""
         self._merged: dict[tuple[int, int], Whole] = {}
         """Likewise: the work in the outer parameters that its process has taken over last."""
-        self._offered: dict[InRun, dict[PeerId, Contents]] = {}
-        self._synced: dict[InRun, Contents] = {}
-        self._known: dict[bytes, dict[Contents, int]] = {}
-        """What members of a run have synchronized, and a number that tells when last."""
+        self._offered: dict[InRun, dict[PeerId, Offered]] = {}
+        self._synced: dict[InRun, tuple[Contents, int]] = {}
+        """What came of each, and the line that it belongs to."""
         self._advanced: set[bytes] = set()
         """Runs in which a revision above 0 was synchronized, as far as the master must know."""
         self._rounds: dict[InRun, tuple[Contents, Contents]] = {}
         """Before and after."""
         self._parents: dict[Contents, Contents] = {}
+        self._by_line: dict[tuple[int, int], Contents] = {}
+        """By line and number of a round, what it came to."""
+        self._steady: dict[tuple[bytes, PeerId], int] = {}
+        """The line that each member is in, by its run and id."""
+        self._lines = 0
+        """Whenever a run begins, or goes on without any steady member, another one begins."""
 
     # -- what all have -----------------------------------------------------------------------------
 
@@ -76,35 +111,54 @@ class TrainingCheckers:
 
     def offered(self, operation: InRun, peer: PeerId, contents: Contents) -> None:
         """A member takes part in a synchronization with this."""
-        self._offered.setdefault(operation, {})[peer] = contents
+        line = self._steady.get((operation.run, peer))
+        self._offered.setdefault(operation, {})[peer] = Offered(contents, line)
 
     def synced(
         self,
         who: str,
         operation: InRun,
+        peer: PeerId,
         members: tuple[PeerId, ...],
         revision: int,
         contents: Contents,
-    ) -> None:
-        """A synchronization of these returned."""
+    ) -> int:
+        """A synchronization of these returned to one of them.
+
+        Returns:
+            The line that all are in now: it goes on as long as there is a steady member.
+        """
         self._done["training sync"] += 1
-        offered, now = self._offered[operation], _closed(contents)
-        known = self._known.setdefault(operation.run, {})
-        if contents not in offered.values():
+        offered = self._offered[operation]
+        if contents not in (one.contents for one in offered.values()):
             raise Violation(f"{who}: nobody had what came of {operation}")
         if operation not in self._synced:
-            for peer in members:
-                had = _closed(offered[peer])
-                newer = known.get(had, -1) > known.get(now, -1)
-                if newer and self._descends(had, now):
-                    raise Violation(f"{who}: {operation} has taken back what peer {peer} had")
-            known[now] = len(self._synced)
+            line = self._line(who, operation, {peer: offered[peer] for peer in members}, contents)
+            self._synced[operation] = contents, line
             if operation.run in self._advanced and not revision:
                 raise Violation(f"{who}: {operation} has begun the run anew")
             if revision:
                 self._advanced.add(operation.run)
-        if self._synced.setdefault(operation, contents) != contents:
+        known, line = self._synced[operation]
+        if known != contents:
             raise Violation(f"{who}: {operation} brought others something else")
+        self._steady[operation.run, peer] = line  # who is cut off comes back under another id
+        return line
+
+    def _line(
+        self, who: str, operation: InRun, offered: dict[PeerId, Offered], contents: Contents
+    ) -> int:
+        steady = {one.line for one in offered.values() if one.line is not None}
+        for peer, one in offered.items():
+            if one.line is not None and one.contents != contents:
+                raise Violation(f"{who}: {operation} has taken from peer {peer} what it had")
+            had, now = _closed(one.contents), _closed(contents)
+            if not steady and had != now and self._descends(had, now):
+                raise Violation(f"{who}: {operation} has taken back what peer {peer} had")
+        if len(steady) > 1:
+            raise Violation(f"{who}: members of {operation} come from lines {steady}")
+        self._lines += not steady
+        return steady.pop() if steady else self._lines
 
     def committed(
         self,
@@ -112,7 +166,7 @@ class TrainingCheckers:
         operation: InRun | None,
         number: int,
         contributed: Sequence[Whole],
-        before: Contents,
+        before: Held,
         outer: ToyOuter,
     ) -> None:
         """A round is over.
@@ -126,23 +180,26 @@ class TrainingCheckers:
             outer: what it holds now.
         """
         self._done["round" if operation else "round alone"] += 1
-        after = outer.contents()
-        if operation is not None and self._rounds.setdefault(operation, (before, after)) != (
-            before,
+        after, was = outer.contents(), before.contents
+        if operation is not None and self._rounds.setdefault(operation, (was, after)) != (
+            was,
             after,
         ):
             raise Violation(f"{who}: not alike before or after round {number} ({operation})")
-        if (_number(before), _number(after)) != (number, number + 1):
-            raise Violation(f"{who}: round {number} made {_number(after)} of {_number(before)}")
+        if (_number(was), _number(after)) != (number, number + 1):
+            raise Violation(f"{who}: round {number} made {_number(after)} of {_number(was)}")
+        known = self._by_line.setdefault((before.line, number), after)
+        if known != after and not self._excuses.was_master_restarted:
+            raise Violation(f"{who}: round {number} of line {before.line} has two outcomes")
         fragment = number % self._training.fragments
         for index, values in enumerate(outer.values):
-            expected = np.frombuffer(before[index], np.int64).copy()
+            expected = np.frombuffer(was[index], np.int64).copy()
             if index == fragment:
                 expected -= sum(contributed, start=np.zeros_like(expected))
             if expected.tobytes() != values.tobytes():
                 raise Violation(f"{who}: round {number} has not taken away what was contributed")
             self._check_once(who, index, values)
-        self._parents.setdefault(_closed(after), _closed(before))
+        self._parents.setdefault(_closed(after), _closed(was))
 
     def _check_once(self, who: str, fragment: int, values: Whole) -> None:
         for axis, made in enumerate(self._made):
@@ -157,8 +214,16 @@ class TrainingCheckers:
 
     def stepped(self, axis: int, number: int) -> None:
         """A process has made an inner step."""
-        place, value = digit(number)
+        place, value = digit(number, self._training.digits)
         self._made[axis][place] += value
+
+    def reduces(self, axis: int, number: int) -> None:
+        """A process puts work into a round."""
+        self._in_doubt[axis] = number
+
+    def saw_end(self, axis: int) -> None:
+        """It has seen the round committed."""
+        self._in_doubt.pop(axis, None)
 
     def given_up(self, who: str, axis: int, fragment: int, work: Whole) -> None:
         """A process has merged a round, and what it has done since it began is left out."""
@@ -181,17 +246,17 @@ class TrainingCheckers:
         self,
         who: str,
         replica: ToyReplica,
-        before: Contents,
-        now: Contents,
+        before: Held,
+        now: Held,
         taken: dict[int, Whole],
-        *,
-        was_cut_off: bool,
     ) -> None:
         """A process came (back) into the run, and has anchored its work to what is there.
 
-        The run may have gone on without all who held what this one has held. Then the work that
-        it had merged is lost with that; what it had not is not. And what it had in flight so long
-        ago that the ledger does not tell any more counts as applied.
+        The line may have ended meanwhile, because no member was left that was not cut off. What
+        this process had merged, and the line that it is in now lacks, is lost then; what it had not
+        merged is not. Nor, where a master was started anew, need a line hold what only those have
+        seen that it went on without. And what was in flight so long ago that the ledger does not
+        tell any more counts as applied.
 
         Args:
             who: did.
@@ -199,21 +264,25 @@ class TrainingCheckers:
             before: what it held before.
             now: what it holds now.
             taken: what it had in flight, by number of the round.
-            was_cut_off: it has lost its place.
         """
         self._done["entered"] += 1
-        gone = not self._descends(_closed(now), _closed(before))
-        if gone and not was_cut_off:
-            raise Violation(f"{who}: what it held before round {_number(before)} is gone")
+        gone = not self._descends(_closed(now.contents), _closed(before.contents))
+        if gone and before.line == now.line and not self._excuses.was_master_restarted:
+            raise Violation(
+                f"{who}: what it held before round {_number(before.contents)} is gone, and the "
+                f"members go on with round {_number(now.contents)}"
+            )
         self._done["run given up"] += gone
-        for fragment, content in enumerate(now[:-1]):
+        for fragment, content in enumerate(now.contents[:-1]):
             common = np.frombuffer(content, np.int64)
             if gone:
                 axis = replica.axis
                 merged = self._merged.get((axis, fragment), np.zeros(PLACES, np.int64))
                 lost = merged & ~-common[places_of(axis)]
                 self._given_up[axis, fragment] = self._left_out(axis, fragment) + lost
-            self._forget_old(replica, fragment, common, _number(now), taken)
+            self._forget_old(replica, fragment, common, _number(now.contents), taken)
+            applied = self._applied(replica, fragment, common, _number(now.contents), taken)
+            self.residuals.settled(replica.axis, fragment, applied, gone=gone)
             self.accounts(who, replica, fragment, common)
 
     def _forget_old(
@@ -225,13 +294,31 @@ class TrainingCheckers:
         taken: dict[int, Whole],
     ) -> None:
         mine = places_of(replica.axis)
-        for old, work in taken.items():
-            if old % self._training.fragments == fragment and old + _ROUNDS_TOLD < number:
-                missing = np.maximum(self._missing(replica, fragment, common), 0)
-                lost = work[mine] & missing  # what was never sent is not: it is carried
-                key = replica.axis, fragment
-                self._given_up[key] = self._left_out(*key) + lost
-                self._done["doubt too old"] += bool(np.any(lost))
+        old = self._in_doubt.get(replica.axis)
+        if old is None or old % self._training.fragments != fragment:
+            return
+        del self._in_doubt[replica.axis]
+        if old in taken and old + _ROUNDS_TOLD < number:
+            lost = taken[old][mine] & ~-common[mine]
+            key = replica.axis, fragment
+            self._given_up[key] = self._left_out(*key) + lost
+            self._done["doubt too old"] += bool(np.any(lost))
+
+    def _applied(
+        self,
+        replica: ToyReplica,
+        fragment: int,
+        common: Whole,
+        number: int,
+        taken: dict[int, Whole],
+    ) -> dict[int, bool]:
+        """Whether what was in flight is in the outer parameters, or counts as that."""
+        mine = places_of(replica.axis)
+        return {
+            old: old + _ROUNDS_TOLD < number or not np.any(work[mine] & ~-common[mine])
+            for old, work in taken.items()
+            if old % self._training.fragments == fragment and np.any(work)
+        }
 
     def _descends(self, contents: Contents, ancestor: Contents) -> bool:
         while contents != ancestor:

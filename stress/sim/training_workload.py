@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from math import fsum
 from random import Random
 from typing import Any
@@ -32,8 +33,15 @@ from pccl.bindings.diloco.rounds import (
     Take,
     Update,
 )
+from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.data_type import DataType
-from pccl.protocol.errors import MembershipError, NotAdmitted, PCCLError, TooFewPeers
+from pccl.protocol.errors import (
+    DeadlineExceeded,
+    MembershipError,
+    NotAdmitted,
+    PCCLError,
+    TooFewPeers,
+)
 from pccl.protocol.shared_state import Resume, SharedStateSyncStrategy, SyncPurpose
 from pccl.protocol.types import NS_PER_S, Descriptor, ReduceOp
 from pccl.runtime.operand import borrow
@@ -46,11 +54,13 @@ from pccl.stress.sim.checkers import Checkers, InRun, Violation
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenario import Scenario, Slot
-from pccl.stress.sim.toy_model import ToyOuter, ToyReplica, Whole, whole
+from pccl.stress.sim.toy_model import Floats, ToyOuter, ToyReplica, Whole, whole
 from pccl.stress.sim.training import LIVES_MAX, Training
-from pccl.stress.sim.training_checkers import Contents, TrainingCheckers, contribution
+from pccl.stress.sim.training_checkers import Contents, Held, TrainingCheckers, contribution
 
 _REFUSALS_MAX = 40
+_PATIENCE_S = 60.0
+"""How long a newcomer looks for a master of a run that may have lost its majority."""
 _TURNS_OF_WAITING = 12
 """Rounds between the end of the busy part of a run and its end, about."""
 
@@ -92,9 +102,8 @@ class TrainingWorkload:
                 if self._leaving is not None:
                     self.ended_with = "left"
                     break
-                if not isinstance(error, MembershipError):
+                if not isinstance(error, MembershipError | DeadlineExceeded):
                     raise
-                self._checkers.may_raise(self._process.name, error)
                 self._checkers.done[f"training ended: {type(error).__name__}"] += 1
                 if self._checkers.nobody_to_join:
                     self.ended_with = "master lost"
@@ -156,18 +165,19 @@ class _Life:
         self._weight = rng.choice((1.0, 1.0, 2.0, 0.3))
         self._schedule = schedule = training.schedule
         self._outer = ToyOuter(schedule.fragments, axes, training.piece_bytes)
-        self._replica = ToyReplica(schedule.fragments, axis, axes)
+        self._replica = ToyReplica(schedule.fragments, axis, axes, training.digits)
+        self._feedback = ErrorFeedback()
         self._pipeline = Pipeline(schedule)
         self._rounds = Rounds(schedule, self._outer, self._notify, training.min_peers)
-        self._steps = self._entry = self._next_revision = 0
+        self._steps = self._entry = 0
+        self._synced_revision: int | None = None
         self._queue: deque[Contribution | None] = deque()
-        self._entries: deque[tuple[Entered, Contents, Contents, bool]] = deque()
+        self._entries: deque[tuple[Entered, Held, Held]] = deque()
         self._commits: dict[int, Committed] = {}
-        self._held = self._outer.contents()
+        self._line = 0
+        self._held = Held(self._outer.contents())
         """After the last round or entry."""
         self._reduced: tuple[InRun | None, Contents, list[Whole]] | None = None
-        self._is_cut_off = False
-        """Whether it has lost its place since the last entry."""
         self._failure: BaseException | None = None
         self._is_idle = self._has_ended = self._is_closing = False
         self._waiting: list[asyncio.Future[None]] = []
@@ -260,8 +270,8 @@ class _Life:
     def _hear(self) -> None:
         replica = self._replica
         while self._entries:
-            entered, held, now, was_cut_off = self._entries.popleft()
-            common = [np.frombuffer(content, np.int64) for content in now[:-1]]
+            entered, held, now = self._entries.popleft()
+            common = [np.frombuffer(content, np.int64) for content in now.contents[:-1]]
             self._entry = entered.entry
             lost: list[list[Whole]] = [[] for _ in common]
             for launch in self._pipeline.in_flight():
@@ -274,18 +284,16 @@ class _Life:
                 replica.anchor(fragment, values, lost[fragment])
             taken, replica.taken = replica.taken, {}
             self._pipeline.enter(entered.number, self._now_s, is_open=entered.is_open)
-            self._training_checkers.entered(
-                self._who, replica, held, now, taken, was_cut_off=was_cut_off
-            )
+            self._training_checkers.entered(self._who, replica, held, now, taken)
 
     def _check_accounts(self) -> None:
         """At the end: what was not merged any more is in the outer parameters, or not."""
+        self._hear()
         for number in list(self._replica.taken):
             if number in self._commits:
                 del self._replica.taken[number]
-        if not self._entries:
-            for fragment, common in enumerate(self._outer.values):
-                self._training_checkers.accounts(self._who, self._replica, fragment, common)
+        for fragment, common in enumerate(self._outer.values):
+            self._training_checkers.accounts(self._who, self._replica, fragment, common)
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -331,7 +339,7 @@ class _Life:
                     outcome = await self._carry_out(effect)
                 except PCCLError as error:
                     self._checkers.done[f"training: {type(error).__name__}"] += 1
-                    self._is_cut_off |= isinstance(error, MembershipError)
+                    self._checkers.may_raise(self._process.name, error)
                     effect = steps.throw(error)
                 else:
                     effect = steps.send(outcome)
@@ -361,9 +369,12 @@ class _Life:
     async def _connect(self) -> None:
         memory = self._outer.memory
         prefetch = PrefetchRequest(memory, Stock(memory, 1 << 20), on_reduction=self._replay)
+        patience_s = _PATIENCE_S if self._scenario.standby else None
         for _ in range(_REFUSALS_MAX):
             try:
-                await self._engine.connect(100, min_peers=1, prefetch=prefetch)
+                await self._engine.connect(
+                    100, min_peers=1, timeout_s=patience_s, prefetch=prefetch
+                )
             except NotAdmitted:  # somebody that it can't reach now, perhaps
                 continue
             return
@@ -372,8 +383,15 @@ class _Life:
     def _replay(self, seen: ObservedReduction) -> None:
         self._checkers.done["training replay"] += 1
         total = seen.total_weight or 0.0
-        work = np.multiply(seen.values, total, dtype=np.float64)
+        work = whole(np.multiply(seen.values, total, dtype=np.float64), coded=self._is_coded)
         self._rounds.finish(seen.tag - 1, work, Average(seen.contributors, total))
+
+    @property
+    def _is_coded(self) -> bool:
+        return self._training.quantization.active
+
+    def _owed(self, fragment: int) -> Floats | None:
+        return self._feedback.state_dict().get(f"{fragment}")
 
     def _members(self) -> Members:
         roster = self._engine.roster
@@ -382,7 +400,7 @@ class _Life:
 
     async def _sync(self) -> Members:
         outer, process = self._outer, self._process
-        outer.revision = self._next_revision
+        outer.revision = outer.ledger.revision_after(self._synced_revision)
         before = outer.contents()
         request = SyncRequest(
             outer, SyncPurpose.SYNC, SharedStateSyncStrategy.ENFORCE_POPULAR, Resume.ADVANCED
@@ -393,10 +411,15 @@ class _Life:
             if outer.contents() != before:
                 raise Violation(f"{self._who}: a failed synchronization has changed it") from None
             raise
-        self._next_revision = report.elected.revision + 1
+        self._synced_revision = report.elected.revision
         operation = InRun(process.run, report.operation)
-        self._training_checkers.synced(
-            self._who, operation, report.members, report.elected.revision, outer.contents()
+        self._line = self._training_checkers.synced(
+            self._who,
+            operation,
+            process.peer,
+            report.members,
+            report.elected.revision,
+            outer.contents(),
         )
         return Members(process.peer, report.members)
 
@@ -412,28 +435,61 @@ class _Life:
         return self._queue.popleft()
 
     async def _reduce(self, given: Contribution) -> Average:
-        weight, before = given.weight, self._outer.contents()
+        weight, before, fragment = given.weight, self._outer.contents(), given.fragment
         own = given.values / np.float32(weight) if weight else given.values
         self._reduced = None, before, [whole(given.values)]
         buffer = own.copy()
-        slot = Slot(given.fragment + 1, own.size, DataType.FLOAT, ReduceOp.AVG, weighted=True)
-        descriptor = Descriptor(slot.data_type, slot.op, slot.count, weighted=True)
-        request = ReduceRequest(
-            borrow(buffer), descriptor, slot.tag, observable=True, weight=weight
+        quantization = self._training.quantization
+        slot = Slot(
+            tag=fragment + 1,
+            count=own.size,
+            data_type=DataType.FLOAT,
+            op=ReduceOp.AVG,
+            quantization=quantization,
+            weighted=True,
         )
+        descriptor = Descriptor(
+            slot.data_type, slot.op, slot.count, quantization=quantization, weighted=True
+        )
+        axis, residuals = self._replica.axis, self._training_checkers.residuals
+        if weight:
+            self._training_checkers.reduces(axis, given.number)
+        pays = self._is_coded and bool(np.any(own))
+        begin = partial(self._feedback.begin, f"{fragment}", own.size, slot.data_type)
+        request = ReduceRequest(
+            borrow(buffer),
+            descriptor,
+            slot.tag,
+            begin if pays else None,
+            observable=True,
+            weight=weight,
+        )
+        if pays:
+            residuals.begins(self._who, axis, fragment, given.number, self._owed(fragment))
         try:
             report = await self._engine.reduce(request, retry=True)
         except PCCLError as error:
-            if not isinstance(error, TooFewPeers):
+            if pays:
+                residuals.failed(self._who, axis, fragment, self._owed(fragment))
+            if isinstance(error, TooFewPeers):
+                residuals.alone(axis, fragment, given.number)
+            else:
                 self._checkers.failed(self._who, buffer, own)
             raise
         run, result = self._process.results[slot.tag]
         self._checkers.succeeded(self._who, run, result, slot, buffer)
         total = fsum(report.weights)
-        given.values[:] = np.rint(np.multiply(buffer, total, dtype=np.float64))
+        work = np.multiply(buffer, total, dtype=np.float64)
+        given.values[:] = whole(work, coded=self._is_coded)
         operation = InRun(run, result.operation)
         parts = self._checkers.given(operation, report.contributors)
         self._reduced = operation, before, [contribution(*part) for part in parts]
+        if self._is_coded:
+            named = dict(zip(report.contributors, parts, strict=True))
+            peer, owed = self._process.peer, self._owed(fragment)
+            residuals.returned(
+                self._who, axis, fragment, given.number, operation, peer, named, work, owed
+            )
         return Average(report.contributors, total, report.tx_bytes, report.rx_bytes)
 
     def _notify(self, notice: Notice) -> None:
@@ -442,15 +498,18 @@ class _Life:
             operation, before, parts = self._reduced
             number = notice.contribution.number
             self._training_checkers.committed(
-                self._who, operation, number, parts, before, self._outer
+                self._who, operation, number, parts, Held(before, self._line), self._outer
             )
-            self._held = self._outer.contents()
+            self._held = Held(self._outer.contents(), self._line)
+            if notice.contribution.weight:
+                self._training_checkers.saw_end(self._replica.axis)
             self._commits[number] = notice
         elif isinstance(notice, Entered):
             self._commits.clear()
-            held, self._held = self._held, self._outer.contents()
-            self._entries.append((notice, held, self._held, self._is_cut_off))
-            self._is_cut_off = False
+            held, self._held = self._held, Held(self._outer.contents(), self._line)
+            self._entries.append((notice, held, self._held))
+            for fragment in notice.corrected:
+                self._feedback.forget(f"{fragment}")
         self._changed()
 
 

@@ -375,7 +375,8 @@ def test_a_member_that_leaves(peers: Peers) -> None:
     assert worlds[-1] in (1, 2)
     assert 3 in worlds
     weights = [event.own_weight for event in peers.outer_steps(0)]
-    assert all(weight == 3.0 for weight in weights)
+    assert weights[0] in (0.0, 3.0)  # the others may have begun without it: then it follows a round
+    assert all(weight == 3.0 for weight in weights[1:])
 
 
 @pytest.mark.parametrize(

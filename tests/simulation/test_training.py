@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from pccl.stress.sim.faults import Kill, LifePhase
-from pccl.stress.sim.faults.base import MS
+from pccl.protocol.types import WireFormat
+from pccl.stress.sim.faults import Kill, LifePhase, Partition
+from pccl.stress.sim.faults.base import MASTER, MS
 from pccl.stress.sim.planted import planted
 from pccl.stress.sim.runner import run_scenario, run_training_seed
-from pccl.stress.sim.scenario import Scenario, draw_to_train
+from pccl.stress.sim.scenario import TIMINGS, Scenario, draw_to_train
 from pccl.stress.sim.training import Mode
 
 SEEDS = range(14)
@@ -21,6 +22,8 @@ CAUGHT_BY = {
     "doubt_taken_for_applied": 26,
     "doubt_taken_for_lost": 45,
     "flights_forgotten": 26,
+    "residual_advances_always": 6,
+    "residual_stays": 7,
 }
 """A seed that shows each planted bug."""
 
@@ -38,6 +41,7 @@ def test_no_seed_breaks_a_promise() -> None:
     assert done["round"] > 300
     assert done["training sync"] > 300
     assert done["round alone"] > 10
+    assert done["residuals checked"] > 20
     assert done["training: Evicted"] > 0
 
 
@@ -91,6 +95,8 @@ def test_a_death_in_every_phase(mode: Mode, phase: LifePhase) -> None:
         245,  # who was cut off was refused once, and gave up
         301,  # nobody could give the shared state for a while, and who lacked it gave up
         596,  # who had all of the work was frozen, and the run began anew with a newcomer
+        602,  # all members had left, and who had replayed their rounds lost to who had nothing
+        698,  # the second of two restarted masters gave out lower ids, and refused a newcomer
     ],
 )
 def test_what_has_failed_once(seed: int) -> None:
@@ -110,6 +116,30 @@ def test_the_work_of_a_run_is_waited_for() -> None:
     verdict = run_training_seed(596)
     assert verdict.done["waits for a holder"] > 0
     assert verdict.done["run given up"] == 0
+
+
+def cut_off_in_a_reduce() -> Scenario:
+    """The others commit a compressed round with a peer that is lost before it hears of that."""
+    scenario = quiet(Mode.SYNCHRONOUS)
+    assert scenario.training is not None
+    return replace(
+        scenario,
+        timing=TIMINGS["quick"],
+        training=replace(scenario.training, wire=WireFormat.FLOAT16),
+        faults=(Partition(67 * MS, 0, MASTER, 6000 * MS),),
+        settles_ns=20_000 * MS,
+    )
+
+
+def test_what_was_owed_in_a_round_in_doubt_is_paid_once() -> None:
+    verdict = run_scenario(cut_off_in_a_reduce())
+    assert verdict.violation is None
+    assert verdict.done["residual void"] == 1
+    assert verdict.done["residuals checked"] > 10
+    with planted("residual_paid_twice"):
+        verdict = run_scenario(cut_off_in_a_reduce())
+    assert verdict.violation is not None
+    assert "it owes what may have been paid" in verdict.violation
 
 
 @pytest.mark.parametrize("bug", sorted(CAUGHT_BY))

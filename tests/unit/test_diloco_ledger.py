@@ -33,6 +33,17 @@ def test_a_round_opens_and_closes() -> None:
     assert not ledger.has_applied(1, 7)
 
 
+def test_who_has_replayed_rounds_offers_more_than_who_has_nothing() -> None:
+    ledger = empty()
+    assert ledger.revision_after(None) == 0  # a beginning
+    assert ledger.revision_after(0) == 1
+    ledger.close([1])
+    ledger.close([1])
+    assert ledger.revision_after(None) == 3
+    assert ledger.revision_after(0) == 3
+    assert ledger.revision_after(4) == 5  # a synchronization without a round counts, too
+
+
 def test_a_round_without_contributors_has_nobodys_work() -> None:
     ledger = empty()
     ledger.close([])

@@ -158,6 +158,28 @@ def test_who_has_done_nothing_does_not_pay_what_it_owes(trained: Callable[..., T
     assert [each is None for each in feedback] == [False, True]
 
 
+@pytest.mark.parametrize("is_applied", [True, False])
+def test_what_was_owed_in_a_reduce_that_others_have_committed_is_not_paid_twice(
+    trained: Callable[..., Trained], *, is_applied: bool
+) -> None:
+    one = trained(sync_every=1, compression="int8")
+    one.step()
+    feedback = one.comm.options[0]["quantization_options"].error_feedback
+    feedback.load_state_dict({"fragment 0": [0.25]})
+
+    def sync() -> None:
+        vars(one.optimizer)["_outer"].ledger.close([1, 7] if is_applied else [7])
+
+    one.comm.reduces.append(cut_off)
+    one.comm.syncs.append(sync)
+    one.step()
+    one.optimizer.finish()
+    kept = feedback.state_dict()
+    assert {name: list(owed) for name, owed in kept.items()} == (
+        {} if is_applied else {"fragment 0": [0.25]}
+    )
+
+
 def test_a_scheduler_reaches_the_inner_optimizer_after_a_resume(
     trained: Callable[..., Trained],
 ) -> None:

@@ -323,7 +323,8 @@ def test_cut_off_in_the_reduce_the_ledger_decides(
     script.outer.ledger.close(contributors)  # as the others have written
     assert script.send(members(5, 9, mine=9)) == Take()
     applied = (0,) if MINE in contributors else ()
-    assert script.news() == [Entered(entry=2, number=1, is_open=False, applied=applied)]
+    entered = Entered(entry=2, number=1, is_open=False, applied=applied, corrected=applied)
+    assert script.news() == [entered]
 
 
 def test_cut_off_in_a_reduce_that_is_not_over_it_was_not_applied() -> None:
@@ -354,7 +355,7 @@ def test_a_round_that_the_run_does_not_know_was_not_applied() -> None:
     state(script, 0, 100)  # of newcomers, who have begun anew after it was evicted
     script.outer.ledger.close((5,))
     assert script.send(members(5, 9, mine=9)) == Take()
-    assert script.news()[-1] == Entered(entry=2, number=1, is_open=False, applied=())
+    assert script.news()[-1] == Entered(2, 1, is_open=False, applied=(), corrected=(0,))
 
 
 def test_a_doubt_is_settled_once() -> None:
@@ -378,8 +379,9 @@ def test_who_follows_an_open_round_twice_has_nothing_in_it() -> None:
     state(script, 5, 50)
     script.answer(members(5, 10, mine=10), members(5, 10, mine=10))
     first, second = script.news()
-    assert first == Entered(entry=2, number=4, is_open=True, applied=(0,))  # long ago: in doubt
-    assert second == Entered(entry=3, number=5, is_open=False, applied=(4,))
+    # The first one is long ago, and in doubt.
+    assert first == Entered(entry=2, number=4, is_open=True, applied=(0,), corrected=(0,))
+    assert second == Entered(entry=3, number=5, is_open=False, applied=())
 
 
 def test_all_rounds_that_may_wait_for_their_merge_are_remembered() -> None:

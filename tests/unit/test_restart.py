@@ -728,15 +728,41 @@ def test_who_follows_a_later_master_is_no_consent_here() -> None:
     assert master.machine.membership.peers[PeerId(2)].connection == 2
 
 
-def test_an_id_that_was_never_given_out_is_nobodys() -> None:
+def test_a_newcomer_of_a_master_that_jumped_further_keeps_its_id() -> None:
+    """Two restarts follow each other, and only the newcomer has met the first one."""
+    master = Master(Origin.RESTARTED, term=2)
+    for peer in (1, 2, 3):
+        master.come(peer)
+    newcomer = 3 + TERM_GAP + 0xFFFFFF + 1
+    assert newcomer > 3 + JUMP
+    effects = master.come(newcomer, connection=14, known=())
+    assert (14, msg.Resumed(2, NEXT)) in sent(effects)
+    (registered,) = told(master.register(15), msg.Registered)
+    assert registered[1].peer == newcomer + 1  # type: ignore[union-attr]
+
+
+def test_a_member_whose_admission_nobody_else_knows_is_told_that_the_run_went_on() -> None:
     master = Master(Origin.RESTARTED, term=2)
     for peer in (1, 2, 3):
         master.come(peer)
     stranger = 3 + JUMP + 1
-    effects = master.say(stranger, connection=14, known=())
-    assert CloseControl(14, "it was never registered") in effects
+    effects = master.say(stranger, connection=14, known=(roster(9, 9, stranger),))
+    reason = "the run went on without it"
+    assert (14, msg.Refused(RemovalCause.CONTROL_LOST, reason, 0)) in sent(effects)
+    assert CloseControl(14, reason) in effects
+    assert PeerId(stranger) not in master.machine.membership.peers
     (registered,) = told(master.register(15), msg.Registered)
     assert registered[1].peer == stranger  # type: ignore[union-attr]
+
+
+def test_an_id_that_no_master_gives_out_binds_nobody() -> None:
+    master = Master(Origin.RESTARTED, term=2)
+    for peer in (1, 2, 3):
+        master.come(peer)
+    effects = master.say((1 << 62) - 1, connection=14, known=())
+    assert CloseControl(14, "the run went on without it") in effects
+    (registered,) = told(master.register(15), msg.Registered)
+    assert registered[1].peer == 3 + JUMP + 1  # type: ignore[union-attr]
 
 
 def test_a_stray_return_does_not_bind_a_standby_to_its_run() -> None:
