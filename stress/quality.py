@@ -46,14 +46,14 @@ def _seeds(context: click.Context, parameter: click.Parameter, text: str) -> tup
 @click.option("--variant", "names", type=click.Choice(list(VARIANTS)), multiple=True)
 @click.option("--seeds", default="1,2,3", callback=_seeds, show_default=True)
 @click.option("--peers", type=click.IntRange(1, 16), default=2, show_default=True)
-@click.option("--steps", type=click.IntRange(1), default=3000, show_default=True)
-@click.option("--sync-every", type=click.IntRange(1), default=30, show_default=True)
+@click.option("--steps", type=click.IntRange(1), default=8000, show_default=True)
+@click.option("--sync-every", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--width", type=click.IntRange(4), default=32, show_default=True)
 @click.option("--layers", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--batch", type=click.IntRange(1), default=8, show_default=True)
 @click.option("--context", type=click.IntRange(1), default=64, show_default=True)
 @click.option("--warm-up", type=click.IntRange(0), default=100, show_default=True)
-@click.option("--evaluate-every", type=click.IntRange(1), default=300, show_default=True)
+@click.option("--evaluate-every", type=click.IntRange(1), default=800, show_default=True)
 @click.option("--held-out", type=click.IntRange(1), default=512, show_default=True)
 @click.option(
     "--example",

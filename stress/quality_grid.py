@@ -1,7 +1,7 @@
 """What ``python -m pccl.stress quality`` trains: ways to train together, and how they are told.
 
 All of them see the same bytes in the same steps and begin with the same weights: both follow from
-the seed alone. What is set for a mode (rates, momentum) was found with a seed that is not among
+the seed alone. What is set for each (rates, momentum) was found with a seed that is not among
 those that count, and is the same for all of these.
 """
 
@@ -11,17 +11,36 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """A mode of ``train_gpt.py``, and what was found for it."""
+
+    mode: str
+    settings: str
+
+
+OUTER = "--lr 0.012 --outer-lr 0.8 --outer-momentum 0.4"
+WAYS = {
+    "data-parallel": Way("data-parallel", "--lr 0.012"),
+    "sync": Way("sync", OUTER),
+    "delayed": Way("delayed", f"{OUTER} --delay 2 --mixing 0.5"),
+    "late": Way("delayed", "--lr 0.012 --outer-lr 0.7 --outer-momentum 0"),
+    "streaming": Way("streaming", OUTER),
+}
+"""``late`` is delayed by a whole round, the others by less."""
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to train together.
+    """One way to train together, and what is claimed of it.
 
     Attributes:
-        mode: of ``train_gpt.py``.
+        way: its name.
         compression: a wire format; empty: none.
         against: the variant that it is compared with; empty: none.
         limit: by how many percent its held-out loss may be higher than that one's.
     """
 
-    mode: str
+    way: str
     compression: str = ""
     against: str = ""
     limit: float = 0.0
@@ -29,7 +48,7 @@ class Variant:
     @property
     def name(self) -> str:
         """``streaming-int4``."""
-        return "-".join(filter(None, (self.mode, self.compression)))
+        return "-".join(filter(None, (self.way, self.compression)))
 
 
 VARIANTS = {
@@ -40,20 +59,12 @@ VARIANTS = {
         Variant("sync", "int8", "sync", 0.5),
         Variant("sync", "int4", "sync", 0.5),
         Variant("delayed", "", "sync", 1.0),
-        Variant("delayed", "int4", "delayed", 0.5),
+        Variant("late", "", "sync", 1.0),
         Variant("streaming", "", "sync", 1.0),
         Variant("streaming", "int8", "streaming", 0.5),
         Variant("streaming", "int4", "streaming", 0.5),
     )
 }
-
-SETTINGS = {
-    "data-parallel": "--lr 0.012",
-    "sync": "--lr 0.012 --outer-lr 0.8 --outer-momentum 0.4",
-    "delayed": "--lr 0.012 --outer-lr 0.8 --outer-momentum 0.4 --delay 5 --mixing 0.5",
-    "streaming": "--lr 0.012 --outer-lr 0.8 --outer-momentum 0.4",
-}
-"""What was found for each mode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +84,7 @@ class Job:
 
     def arguments(self, variant: Variant, seed: int) -> list[str]:
         """Of ``train_gpt.py``, for one run."""
-        words = ["--mode", variant.mode, "--seed", str(seed), "--threads", "1"]
+        words = ["--mode", WAYS[variant.way].mode, "--seed", str(seed), "--threads", "1"]
         for name in (
             "steps",
             "sync_every",
@@ -86,7 +97,7 @@ class Job:
             "held_out",
         ):
             words += [f"--{name.replace('_', '-')}", str(getattr(self, name))]
-        words += SETTINGS[variant.mode].split()
+        words += WAYS[variant.way].settings.split()
         if variant.compression:
             words += ["--compression", variant.compression]
         return words
