@@ -64,7 +64,8 @@ class DiLoCo(torch.optim.Optimizer):
             with a delay of less than ``sync_every``, otherwise 0.
         fragments: parts of the model that are synchronized in turn; each transfer is so much
             smaller.
-        fragment_order: ``"strided"``: every P-th tensor; ``"sequential"``: neighbours.
+        fragment_order: ``"strided"``: dealt out, so that each has some of all depths;
+            ``"sequential"``: neighbours. Either way they are about equally large.
         compression: a wire format of the library (``"int8"``, ``"int4"``, ...), with error
             feedback; or ``QuantizationOptions`` with a format. The feedback is always the own.
         min_peers: how many must be in the group for a synchronization; others are waited for. The
