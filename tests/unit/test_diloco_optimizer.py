@@ -347,8 +347,7 @@ def test_options_get_a_feedback_for_each_fragment(trained: Callable[..., Trained
     assert (used.format, used.block, used.name) == ("int8", 64, "fragment 0")
     assert used.error_feedback is vars(vars(one.optimizer)["_compression"])["feedback"]
     outer: Any = vars(one.optimizer)["_outer"]
-    agreed: str = vars(outer)["_book"]
-    assert agreed.endswith("compression=int8 block=64")
+    assert "compression=int8 block=64" in str(vars(outer)["_book"])
 
 
 def test_a_checkpoint_does_not_change_the_outer_settings(trained: Callable[..., Trained]) -> None:
