@@ -97,6 +97,7 @@ def test_a_death_in_every_phase(mode: Mode, phase: LifePhase) -> None:
         596,  # who had all of the work was frozen, and the run began anew with a newcomer
         602,  # all members had left, and who had replayed their rounds lost to who had nothing
         698,  # the second of two restarted masters gave out lower ids, and refused a newcomer
+        993,  # the last member was killed while its control connection was half open
     ],
 )
 def test_what_has_failed_once(seed: int) -> None:
