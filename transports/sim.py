@@ -184,9 +184,12 @@ class SimConnection:
     # -- what pipes call, from events of the network -----------------------------------------------
 
     @property
-    def rebooted(self) -> bool:
-        """It ``vanished``, but its host is up and knows no such connection."""
-        return self.vanished and self._network.hosts[self._host.name].alive
+    def disowned(self) -> bool:
+        """It ``vanished``, but its host is up and knows no such connection.
+
+        That is for the kernel there to say: it makes no difference whether a process runs.
+        """
+        return self.vanished and not self._network.hosts[self._host.name].gone
 
     @property
     def is_late(self) -> bool:

@@ -228,8 +228,8 @@ class PipeEnd(Protocol):
         ...
 
     @property
-    def rebooted(self) -> bool:
-        """It ``vanished``, but a host of its name is up again and knows no such connection."""
+    def disowned(self) -> bool:
+        """It ``vanished``, but a host of its name is up and knows no such connection."""
         ...
 
     @property
@@ -401,7 +401,7 @@ class Pipe:
             if not self._sink.vanished:
                 self._acknowledge(len(piece))
                 self._arrived(piece)
-            elif self._sink.rebooted:
+            elif self._sink.disowned:
                 self._back.carry(partial(self._source.lose, "connection reset by peer"))
         elif not self._pieces and self._end is not None and self._end[0] <= now:
             reason, self._end = self._end[1], None

@@ -360,10 +360,13 @@ class MasterMachine(RoundMaster):
 
     def _awaited(self) -> set[PeerId]:
         awaited: set[PeerId] = set()
+        members = self.membership.members()
+        updating = self._rounds[RoundKind.UPDATE_TOPOLOGY]
         for requested in self._rounds.values():
             if requested:
-                members = self.membership.members()
                 awaited.update(peer.id for peer in members if peer.id not in requested)
+        if self.membership.admissible():  # newcomers that lack nothing but that round
+            awaited.update(peer.id for peer in members if peer.id not in updating)
         for ballot in self._ballots.values():
             awaited.update(ballot.waiting_for())
         return awaited

@@ -116,7 +116,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
 
     @abstractmethod
     def _awaited(self) -> set[PeerId]:
-        """Whose calls or results others wait for."""
+        """Whose calls or results others wait for, newcomers among them."""
 
     @abstractmethod
     def _judge_waits(self) -> None:

@@ -23,7 +23,7 @@ class MemberStatus:
         port: likewise.
         connected: whether it has a control connection.
         silent_ms: since it was last heard.
-        awaited_ms: since somebody waits for a call or a result of it; None: nobody does.
+        awaited_ms: since somebody, a newcomer too, waits for what it should do; None: nobody does.
         calls: what it is in, as its callers know it; empty: nothing that the master knows of.
     """
 

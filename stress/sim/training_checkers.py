@@ -85,8 +85,9 @@ class TrainingCheckers:
         self._offered: dict[InRun, dict[PeerId, Offered]] = {}
         self._synced: dict[InRun, tuple[Contents, int]] = {}
         """What came of each, and the line that it belongs to."""
-        self._advanced: set[bytes] = set()
-        """Runs in which a revision above 0 was synchronized, as far as the master must know."""
+        self._advanced: dict[bytes, tuple[int, int]] = {}
+        """Run -> term and view in which a revision above 0 was first synchronized, as far as the
+        master must know."""
         self._rounds: dict[InRun, tuple[Contents, Contents]] = {}
         """Before and after."""
         self._parents: dict[Contents, Contents] = {}
@@ -135,10 +136,13 @@ class TrainingCheckers:
         if operation not in self._synced:
             line = self._line(who, operation, {peer: offered[peer] for peer in members}, contents)
             self._synced[operation] = contents, line
-            if operation.run in self._advanced and not revision:
+            place = operation.operation.term, operation.operation.view
+            advanced = self._advanced.get(operation.run)
+            # Who was frozen may hear of its beginning when others, without it, have come further.
+            if advanced is not None and not revision and place >= advanced:
                 raise Violation(f"{who}: {operation} has begun the run anew")
             if revision:
-                self._advanced.add(operation.run)
+                self._advanced.setdefault(operation.run, place)
         known, line = self._synced[operation]
         if known != contents:
             raise Violation(f"{who}: {operation} brought others something else")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pccl.protocol.types import WireFormat
-from pccl.stress.sim.faults import Kill, LifePhase, Partition
+from pccl.stress.sim.faults import Freeze, Kill, LifePhase, Partition
 from pccl.stress.sim.faults.base import MASTER, MS
 from pccl.stress.sim.planted import planted
 from pccl.stress.sim.runner import run_scenario, run_training_seed
@@ -97,6 +97,7 @@ def test_a_death_in_every_phase(mode: Mode, phase: LifePhase) -> None:
         596,  # who had all of the work was frozen, and the run began anew with a newcomer
         602,  # all members had left, and who had replayed their rounds lost to who had nothing
         698,  # the second of two restarted masters gave out lower ids, and refused a newcomer
+        993,  # the last member was killed while its control connection was half open
     ],
 )
 def test_what_has_failed_once(seed: int) -> None:
@@ -109,6 +110,24 @@ def test_a_map_that_takes_long_arrives(seed: int) -> None:
     verdict = run_scenario(replace(draw_to_train(seed), faults=(), window_bytes=600))
     assert verdict.violation is None
     assert verdict.done["round"] > 5
+
+
+def test_who_hears_late_of_the_beginning_of_a_run_has_not_begun_it_anew() -> None:
+    """All but one are frozen, the only member too; the one begins, and they come back to it."""
+    drawn = draw_to_train(16)
+    when_ns = drawn.stop_ns // 8
+    scenario = replace(
+        drawn,
+        faults=tuple(Freeze(when_ns + i, i, 6000 * MS) for i in range(drawn.peers - 1)),
+        timing=TIMINGS["quick"],
+        standby=False,
+        late_peers=1,
+        settles_ns=20_000 * MS,
+    )
+    verdict = run_scenario(scenario)
+    assert verdict.violation is None
+    assert verdict.done["removed alive"] > 0
+    assert verdict.endings == {"finished": scenario.peers}
 
 
 def test_the_work_of_a_run_is_waited_for() -> None:

@@ -918,6 +918,50 @@ def test_a_silent_peer_is_removed_when_it_is_awaited_and_only_after_the_deadline
     assert (1, msg.RoundClosed(RoundId(UPDATE, 1), 3, False)) in sent(effects)
 
 
+def test_a_silent_member_is_removed_when_only_a_newcomer_waits() -> None:
+    master = Master(1)
+    master.wait(30)
+    master.register(2)
+    assert master.wait(5, speaking=(2,)) == [], "it is not linked yet: it waits for no member"
+    master.hear(2, msg.LinkReport(ONE, True, ""))
+    assert removals(master.wait(10, speaking=(2,))) == []
+    effects = master.wait(0.25, speaking=(2,))
+    assert removals(effects) == [(1, "SILENT: silent for 45.2 s while awaited")]
+    assert admitted(effects) == [2]
+
+
+def test_a_member_that_computes_for_long_keeps_newcomers_waiting() -> None:
+    master = Master(2)
+    master.register(3)
+    master.link_all(range(1, 4))
+    assert master.wait(3600, speaking=(1, 2, 3)) == []
+
+
+@pytest.mark.parametrize("lacks", ["what it fetches", "company", "its connection"])
+def test_a_newcomer_that_lacks_more_than_the_round_does_not_count(lacks: str) -> None:
+    master = Master(1)
+    master.do(ControlOpened(2, "10.0.0.2"))
+    company = 3 if lacks == "company" else 1
+    fetches = lacks == "what it fetches"
+    master.hear(2, msg.Register(0, "", 4002, company, prefetches=fetches))
+    master.hear(2, msg.LinkReport(ONE, True, ""))
+    if lacks == "its connection":
+        assert removals(master.wait(9, speaking=(2,))) == []
+        master.do(ControlClosed(2, "lost"))
+        assert [peer for peer, _ in removals(master.wait(60))] == [2]
+    else:
+        assert removals(master.wait(60, speaking=(2,))) == []
+
+
+def test_a_newcomer_does_not_wait_for_who_has_asked_for_the_round() -> None:
+    master = Master(2)
+    master.register(3)
+    master.link_all(range(1, 4))
+    master.hear(1, msg.RoundRequest(RoundId(UPDATE, 1)))
+    effects = master.wait(60, speaking=(2, 3))
+    assert removals(effects) == [], "the one who is silent is in the round, the other one speaks"
+
+
 def test_who_speaks_is_waited_for() -> None:
     master = Master(2)
     master.hear(1, msg.OperationRequest(operation(), SUM))

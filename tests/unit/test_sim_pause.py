@@ -191,6 +191,22 @@ def test_a_forgotten_connection_is_half_open_until_the_other_end_sends() -> None
     run(main)
 
 
+def test_the_kernel_of_a_dead_process_resets_what_comes_on_a_forgotten_connection() -> None:
+    async def main(world: World) -> None:
+        a, b = await world.link()
+        b.connection.forget()
+        await world.sleep(S)
+        world.b.crash()
+        await world.sleep(S)
+        assert not a.lost_ns, "neither the one nor the other was told to it"
+        sent_ns = world.loop.now_ns()
+        a.connection.send([b"are you there?"])
+        await world.sleep(S)
+        assert sent_ns + 2 * LATENCY <= a.lost_ns[0] < sent_ns + 2 * LATENCY + 10
+
+    run(main)
+
+
 def test_a_spike_and_a_cap_slow_a_route_down_and_keep_order() -> None:
     async def main(world: World) -> None:
         a, b = await world.link()
