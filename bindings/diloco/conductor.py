@@ -272,7 +272,11 @@ class Conductor:
         self._said_s = now_s
         there, wanted = len(self._comm.members()), self._min_peers
         if why:
-            _log.warning("DiLoCo waits for somebody who has the run's outer parameters: %s", why)
+            _log.warning(
+                "DiLoCo waits for somebody who has the run's outer parameters: %s. If the others "
+                "have finished and left, start another master",
+                why,
+            )
         else:
             _log.warning(
                 "DiLoCo waits for peers: %d are in the group, min_peers is %d%s",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -28,6 +29,9 @@ from pccl.bindings.diloco.schedule import partition, schedule
 from pccl.bindings.diloco.telling import Telling
 from pccl.bindings.events import Consumer
 from pccl.checks import MIN_PEERS_MAX
+from pccl.config import resolve_min_peers
+
+_log = logging.getLogger("pccl.diloco")
 
 VERSION = 1
 """Of what ``state_dict`` returns."""
@@ -69,7 +73,7 @@ class DiLoCo(torch.optim.Optimizer):
         compression: a wire format of the library (``"int8"``, ``"int4"``, ...), with error
             feedback; or ``QuantizationOptions`` with a format. The feedback is always the own.
         min_peers: how many must be in the group for a synchronization; others are waited for. The
-            same for all.
+            same for all. None: what ``PCCL_MIN_PEERS`` says (``pccl launch --min-peers``), or 1.
         on_event: functions that are told what happens, on the training thread.
 
     Raises:
@@ -89,7 +93,7 @@ class DiLoCo(torch.optim.Optimizer):
         fragments: int = 1,
         fragment_order: str = "strided",
         compression: str | pccl.QuantizationOptions | None = None,
-        min_peers: int = 1,
+        min_peers: int | None = None,
         on_event: Consumer | Iterable[Consumer] = (),
     ) -> None:
         check_inner(inner)
@@ -97,7 +101,9 @@ class DiLoCo(torch.optim.Optimizer):
         factory = check_outer(outer)
         self._schedule = schedule(sync_every, fragments, delay)
         self._mixing = check_mixing(mixing, delay, self._schedule.sync_steps)
-        self._min_peers = check_count("min_peers", min_peers, 1, MIN_PEERS_MAX)
+        if min_peers is not None:
+            check_count("min_peers", min_peers, 1, MIN_PEERS_MAX)
+        self._min_peers = resolve_min_peers(min_peers)
         named = named_parameters(params, inner)
         parts = partition([p.numel() for _, p in named], fragments, fragment_order)
         self.inner = inner
@@ -264,8 +270,9 @@ class DiLoCo(torch.optim.Optimizer):
         """Wait for what is in flight, and give the model the outer parameters.
 
         They are the same for all members that have made as many outer steps. Inner steps since
-        the last synchronization are left out. Call it at the end, or before an evaluation of the
-        common model at the end of training.
+        the last synchronization are left out, which is said in the log: let the number of steps be
+        a multiple of ``sync_every``. Call it at the end, or before an evaluation of the common
+        model at the end of training.
 
         Raises:
             PCCLError: as of ``step``.
@@ -275,6 +282,12 @@ class DiLoCo(torch.optim.Optimizer):
             self._do(self._pipeline.flush())
             self._conductor.settle()
             self._hear()
+        if left_out := self._pipeline.steps_since:
+            _log.warning(
+                "finish() leaves out the %d inner steps since the last synchronization: train a "
+                "multiple of sync_every steps",
+                left_out,
+            )
         self._replica.take_over(self._outer.fragments)
         self._pipeline.leave_out_work()
         self._telling.deliver()

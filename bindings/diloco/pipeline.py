@@ -183,6 +183,11 @@ class Pipeline:
         """What is to be merged so that nothing is in flight."""
         return [flight.merge() for flight in self._flights.values()]
 
+    @property
+    def steps_since(self) -> int:
+        """Inner steps since the last round began."""
+        return self._since
+
     def leave_out_work(self) -> None:
         """The model became what the outer parameters are: steps that were not launched are gone."""
         self._work = [0.0] * self._schedule.fragments

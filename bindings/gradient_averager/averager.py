@@ -68,7 +68,8 @@ class GradientAverager:
         bucket_bytes: gradients are reduced together up to this size. The same for all peers.
         compression: how gradients are shortened for the wire: the name of a format, which comes
             with error feedback, or options; ``name`` is filled in. The same for all peers.
-        min_peers: how many members the run must have before this peer comes in, itself included.
+        min_peers: how many members the run must have before this peer comes in, itself included;
+            None: as of ``Communicator.connect``.
         shared: more tensors that newcomers take over, by name, contiguous.
         stateful: what else counts steps, by name: learning-rate schedulers, a GradScaler. Newcomers
             take over the numbers in their ``state_dict()``.
@@ -90,7 +91,7 @@ class GradientAverager:
         comm: pccl.Communicator,
         bucket_bytes: int = BUCKET_BYTES,
         compression: str | QuantizationOptions | None = None,
-        min_peers: int = 1,
+        min_peers: int | None = None,
         shared: Mapping[str, Tensor] | None = None,
         stateful: Mapping[str, Any] | None = None,
         resume: str = "never",
@@ -99,7 +100,8 @@ class GradientAverager:
     ) -> None:
         check_communicator(comm)
         check_count("bucket_bytes", bucket_bytes, 1)
-        check_count("min_peers", min_peers, 1, MIN_PEERS_MAX)
+        if min_peers is not None:
+            check_count("min_peers", min_peers, 1, MIN_PEERS_MAX)
         named = _averageable(model, optimizer)
         pieces = [Piece(p.numel(), str(p.dtype), p.element_size()) for _, p in named]
         self._buckets = [Bucket(plan, named) for plan in plan_buckets(pieces, bucket_bytes)]

@@ -358,3 +358,25 @@ def test_a_checkpoint_does_not_change_the_outer_settings(trained: Callable[..., 
     second.optimizer.load_state_dict(saved)
     outer = vars(second.optimizer)["_outer"]
     assert outer.fragments[0].optimizer.param_groups[0]["lr"] == 1.0
+
+
+def test_what_finish_leaves_out_is_said(
+    trained: Callable[..., Trained], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = trained(sync_every=4)
+    one.steps(4)
+    one.optimizer.finish()
+    assert not caplog.records
+    one.steps(3)
+    one.optimizer.finish()
+    assert "leaves out the 3 inner steps since the last synchronization" in caplog.text
+
+
+def test_min_peers_may_come_from_the_environment(
+    trained: Callable[..., Trained], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PCCL_MIN_PEERS", "3")
+    one = trained(sync_every=1)
+    assert "min_peers=3," in vars(vars(one.optimizer)["_outer"])["_book"]
+    other = trained(sync_every=1, min_peers=2)
+    assert "min_peers=2," in vars(vars(other.optimizer)["_outer"])["_book"]
