@@ -59,9 +59,9 @@ class OuterStep:
 
     Attributes:
         step: after which inner step.
-        revision: of the shared state, after it.
+        revision: outer steps that the run has made, this one included.
         fragment: which part of the parameters, from 0 on; 0 if there is only one.
-        contributors: the peers whose pseudo-gradients are in the average, ascending.
+        contributors: the peers that took part, ascending; who has just come has added nothing.
         own_weight: what the own one counted for: tokens, samples or steps; 0 if this peer is no
             contributor.
         total_weight: the sum of all contributors' weights.

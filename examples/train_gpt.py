@@ -54,7 +54,10 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """Another one: the loss on the held-out text, in nats per byte, after so many bytes here."""
+    """Another one: the loss on the held-out text, in nats per byte.
+
+    ``tokens`` is how many bytes a peer has seen that has been there from the beginning.
+    """
 
     step: int
     loss: float

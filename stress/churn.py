@@ -23,6 +23,9 @@ from pccl.stress.churn_figures import Survivor, survivor, tokens_of
 
 PROGRESS = re.compile(r"step (\d+): held-out loss")
 WEIGHTS = re.compile(r"weights: (\w+)")
+LOGGED_EVERY = 10
+"""Inner steps between two in the logs of the example."""
+
 LAST_JOIN = 0.9
 """Of the steps: whoever came still later would find that the run is over."""
 
@@ -138,8 +141,9 @@ def churn(
     """
     load["fragments"] = 4 if load["mode"] == "streaming" else 1
     what = Load(**load)
-    if steps % what.sync_every or what.sync_every % what.fragments:
-        raise click.UsageError("--steps must be a multiple of --sync-every, and that of 4")
+    turn = what.fragments * LOGGED_EVERY
+    if steps % what.sync_every or what.sync_every % turn:
+        raise click.UsageError(f"--steps must be a multiple of --sync-every, and that of {turn}")
     with writing():
         churned = _run(example, what, peers, steps, every_s)
         _show("churn", churned, as_json)

@@ -11,6 +11,7 @@ from pccl.stress.churn import churn
 from pccl.stress.emulator.command_line import relay, verify_link
 from pccl.stress.lane_trace import lanes
 from pccl.stress.patience import patience
+from pccl.stress.quality import quality
 from pccl.stress.resend import resend
 from pccl.stress.sim.command_line import sim
 from pccl.stress.training_cost import training
@@ -32,3 +33,4 @@ main.add_command(run)
 main.add_command(recovery)
 main.add_command(training)
 main.add_command(churn)
+main.add_command(quality)

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -306,7 +306,12 @@ class Conductor:
             self._changed.notify_all()
             while not self._contributions:
                 self._changed.wait()
-            return self._contributions.popleft()
+            contribution = self._contributions.popleft()
+        if contribution is None:
+            return None
+        # It is reduced in place, and the training thread may need the work once more.
+        room = self._outer.fragments[contribution.fragment].empty()
+        return replace(contribution, values=room.copy_(contribution.values))
 
     def _reduce(self, contribution: Contribution) -> Average:
         info = self._comm.all_reduce(

@@ -64,10 +64,10 @@ class DiLoCo(torch.optim.Optimizer):
             with a delay of less than ``sync_every``, otherwise 0.
         fragments: parts of the model that are synchronized in turn; each transfer is so much
             smaller.
-        fragment_order: ``"strided"``: every P-th tensor; ``"sequential"``: neighbours.
+        fragment_order: ``"strided"``: dealt out, so that each has some of all depths;
+            ``"sequential"``: neighbours. Either way they are about equally large.
         compression: a wire format of the library (``"int8"``, ``"int4"``, ...), with error
-            feedback; or ``QuantizationOptions`` with a format, taken without feedback unless they
-            bring one.
+            feedback; or ``QuantizationOptions`` with a format. The feedback is always the own.
         min_peers: how many must be in the group for a synchronization; others are waited for. The
             same for all.
         on_event: functions that are told what happens, on the training thread.
@@ -102,12 +102,13 @@ class DiLoCo(torch.optim.Optimizer):
         parts = partition([p.numel() for _, p in named], fragments, fragment_order)
         self.inner = inner
         self._replica = Replica([[named[index] for index in part] for part in parts])
+        self._compression = Compression(check_compression(compression))
         self._outer = OuterParameters(
             [Fragment(part.names, part.locals(), factory) for part in self._replica.parts],
-            f"min_peers={self._min_peers}",
+            f"min_peers={self._min_peers}, fragments={fragments} {fragment_order}, "
+            f"{self._compression}",
         )
         self._replica.begin(self._outer.fragments)
-        self._compression = Compression(check_compression(compression))
         self._pipeline = Pipeline(self._schedule)
         self._conductor = Conductor(
             comm,
@@ -215,9 +216,11 @@ class DiLoCo(torch.optim.Optimizer):
         if not self._has_started:
             self._conductor.start()
             self._has_started = True
-        self._conductor.wait_entered()
+        if not self._entry:  # otherwise a call before this one was interrupted
+            self._conductor.wait_entered()
         changed = self._hear()
         changed = self._do(self._pipeline.due_merges()) or changed
+        changed = self._replica.any_shard(changed)
         self._has_joined = True
         self._telling.deliver()
         return changed
@@ -245,6 +248,7 @@ class DiLoCo(torch.optim.Optimizer):
         if self.join() and closure is None:
             return None
         self._hear()
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
         loss = self.inner.step(closure) if closure is not None else self.inner.step()
         now_s = time.monotonic()
         self._telling.stepped(self.inner_steps + 1, now_s)
@@ -272,6 +276,7 @@ class DiLoCo(torch.optim.Optimizer):
             self._conductor.settle()
             self._hear()
         self._replica.take_over(self._outer.fragments)
+        self._pipeline.leave_out_work()
         self._telling.deliver()
 
     def state_dict(self) -> dict[str, Any]:
@@ -334,9 +339,9 @@ class DiLoCo(torch.optim.Optimizer):
             committed = self._unpacked(packed)
             self._conductor.resume(committed.contribution.number, committed)
         self._compression.load_state_dict(
-            {name: kept.numpy() for name, kept in saved["residuals"].items()}
+            {name: kept.cpu().numpy() for name, kept in saved["residuals"].items()}
         )
-        self._resumed = [values.clone() for values in saved["outer"]["values"]]
+        self._resumed = [values.cpu().clone() for values in saved["outer"]["values"]]
 
     def _unpacked(self, packed: dict[str, Any]) -> Committed:
         number, fragment = packed["number"], self._schedule.fragment(packed["number"])

@@ -114,13 +114,14 @@ class Fragment:
         ]
 
     def load_state(self, saved: dict[str, Any]) -> None:
-        """Take over the optimizer's state, in place: its tensors are shared."""
+        """Take over the optimizer's state, in place: its tensors are shared.
+
+        Its settings stay what the program has said, as the other members are told.
+        """
         for number, parameter in enumerate(self._parameters):
             for key, value in saved["state"].get(number, {}).items():
                 if value is not None:
                     self.optimizer.state[parameter][key].copy_(value)
-        for group, old in zip(self.optimizer.param_groups, saved["param_groups"], strict=True):
-            group.update({key: value for key, value in old.items() if key != "params"})
 
     def step(self, average: torch.Tensor) -> None:
         """Take an outer step.
@@ -163,7 +164,8 @@ class OuterParameters:
         self._names = [tuple(info.name for info in part) for part in infos]
         self._book = ", ".join(filter(None, ["ledger", self.fragments[0].settings, agreed]))
         book = pccl.TensorInfo.from_numpy(self.record, self._book)
-        entries = [info for part in infos for info in part] + [book]
+        # First, so that it is what members that differ are told of.
+        entries = [book] + [info for part in infos for info in part]
         self.state = pccl.SharedState(entries, track_touched=True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -180,7 +182,7 @@ class OuterParameters:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Take over what ``state_dict`` gave, in place."""
         self.state.revision = saved["revision"]
-        self.record[:] = saved["ledger"].numpy()
+        self.record[:] = saved["ledger"].cpu().numpy()
         for fragment, values, optimizer in zip(
             self.fragments, saved["values"], saved["optimizers"], strict=True
         ):

@@ -183,6 +183,10 @@ class Pipeline:
         """What is to be merged so that nothing is in flight."""
         return [flight.merge() for flight in self._flights.values()]
 
+    def leave_out_work(self) -> None:
+        """The model became what the outer parameters are: steps that were not launched are gone."""
+        self._work = [0.0] * self._schedule.fragments
+
     def merged(self, number: int, now_s: float) -> None:
         """A round was merged. It is over for all members: a time budget begins with that."""
         del self._flights[number]

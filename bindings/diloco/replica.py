@@ -2,7 +2,7 @@
 
 For each fragment it keeps a base, on the host: where the parameters were when their work was last
 accounted for. The difference to where they are is the work since then, which is the next
-pseudo-gradient. So each inner step is in exactly one of them.
+pseudo-gradient. So each inner step is in exactly one of them, but for what ``merge`` gives up.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from typing import Any, cast
 import torch
 
 from pccl.bindings.diloco.outer import Fragment
+
+SPARES_MAX = 2
+"""Buffers of a fragment that are kept for the next use."""
 
 
 def named_parameters(
@@ -74,8 +77,13 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def shards_of(tensor: torch.Tensor) -> int:
     """Over how many processes a parameter is spread; 1: it is no DTensor."""
-    mesh: Any = getattr(tensor, "device_mesh", None)
+    mesh = mesh_of(tensor)
     return 1 if mesh is None else int(mesh.size())
+
+
+def mesh_of(tensor: torch.Tensor) -> Any:
+    """The processes over which a parameter is spread; None: it is no DTensor."""
+    return getattr(tensor, "device_mesh", None)
 
 
 class Part:
@@ -93,6 +101,11 @@ class Part:
         self._spares: list[torch.Tensor] = []
         self._is_exact = True
         """Whether the model's dtype holds what the outer parameters are."""
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The parameters."""
+        return tuple(self._tensors)
 
     def locals(self) -> list[torch.Tensor]:
         """The parameters' own memory; of sharded ones what is here."""
@@ -132,10 +145,10 @@ class Part:
             work: what ``take`` gave; not yours any more.
         """
         self._base.add_(work)
-        self._spares.append(work)
+        self._recycle(work)
 
     def merge(self, common: torch.Tensor, mixing: float) -> None:
-        """Take over outer parameters.
+        """Take over outer parameters. Work since the base is given up, but for its share.
 
         Args:
             common: they, shape (n,); not yours any more.
@@ -149,7 +162,7 @@ class Part:
         else:
             self._write(common, common)
         self._base = common
-        self._spares.append(old)
+        self._recycle(old)
 
     def anchor(self, common: torch.Tensor, lost: Iterable[torch.Tensor]) -> bool:
         """Take over outer parameters, and keep the work since the base.
@@ -170,7 +183,7 @@ class Part:
         changed = not torch.equal(work, here)
         self._write(work, common)
         self._base = common
-        self._spares.append(here)  # and not the old base: the common ones are a buffer more
+        self._recycle(here)
         return changed
 
     def _write(self, wanted: torch.Tensor, base: torch.Tensor) -> None:
@@ -182,11 +195,15 @@ class Part:
             self._read(here)
             rounded = here.sub_(wanted)
             base.add_(rounded)
-            self._spares.append(here)
+            self._recycle(here)
 
     def _read(self, target: torch.Tensor) -> None:
         for view, tensor in zip(self._fragment.views(target), self.locals(), strict=True):
             view.copy_(tensor)
+
+    def _recycle(self, buffer: torch.Tensor) -> None:
+        if len(self._spares) < SPARES_MAX:
+            self._spares.append(buffer)
 
     def _spare(self) -> torch.Tensor:
         return self._spares.pop() if self._spares else self._fragment.empty()
@@ -206,6 +223,19 @@ class Replica:
     def __init__(self, parts: Sequence[Sequence[tuple[str, torch.Tensor]]]) -> None:
         self.parts = tuple(Part(named) for named in parts)
         self.shards = max(shards_of(tensor) for named in parts for _, tensor in named)
+
+    def any_shard(self, flag: bool) -> bool:
+        """Whether it holds in any process of this replica. Joint call of all of them."""
+        meshes = [mesh_of(tensor) for part in self.parts for tensor in part.tensors]
+        mesh: Any = next((mesh for mesh in meshes if mesh is not None), None)
+        if mesh is None:
+            return flag
+        voted = torch.tensor(int(flag), device=mesh.device_type)
+        distributed: Any = torch.distributed
+        for dimension in range(mesh.ndim):
+            group = mesh.get_group(dimension)
+            distributed.all_reduce(voted, op=distributed.ReduceOp.MAX, group=group)
+        return bool(voted.item())
 
     def begin(self, fragments: Sequence[Fragment]) -> None:
         """The model is what the outer parameters are."""

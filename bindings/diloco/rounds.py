@@ -107,8 +107,8 @@ class Contribution:
         number: of the round.
         fragment: which part of the model.
         weight: work in it; 0.0: nothing was done.
-        values: the pseudo-gradient, shape (n,), float32; the average afterwards. Whatever the
-            driver reduces.
+        values: the pseudo-gradient, shape (n,), float32; the average afterwards: in a round it is
+            not the memory in which the replica keeps its work. Whatever the driver reduces.
         entry: the entry into the run that it belongs to; older ones don't count.
     """
 

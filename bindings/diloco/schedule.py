@@ -18,7 +18,7 @@ _BUDGET = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h)\s*")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 ORDERS = ("strided", "sequential")
-"""How parameters are spread over fragments."""
+"""How parameters are spread over fragments: see ``partition``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,12 @@ def schedule(sync_every: int | str, fragments: int, delay: int) -> Schedule:
 
 
 def partition(sizes: Sequence[int], fragments: int, order: str) -> tuple[tuple[int, ...], ...]:
-    """Spread parameters over fragments, none of them empty.
+    """Spread parameters over fragments, none of them empty, of about the same number of elements.
 
-    ``sequential``: runs of neighbours of about the same number of elements. ``strided``: every
-    P-th parameter, so that each fragment has some of all depths (arXiv:2501.18512, section 2.2,
-    for the layers of a transformer).
+    ``sequential``: runs of neighbours. ``strided``: dealt out like cards, so that each fragment has
+    some of all depths (arXiv:2501.18512, section 2.2, for the layers of a transformer). Every P-th
+    one would not do: where P divides the number of tensors in a layer, all the large ones end up in
+    the same fragments. So the largest come first, and each goes to the fragment that has least.
 
     Args:
         sizes: elements of each parameter.
@@ -117,7 +118,7 @@ def partition(sizes: Sequence[int], fragments: int, order: str) -> tuple[tuple[i
             f"{fragments}"
         )
     if order == "strided":
-        return tuple(tuple(range(first, len(sizes), fragments)) for first in range(fragments))
+        return _dealt(sizes, fragments)
     parts: list[tuple[int, ...]] = []
     left, begin = sum(sizes), 0
     for number in range(fragments):
@@ -131,3 +132,13 @@ def partition(sizes: Sequence[int], fragments: int, order: str) -> tuple[tuple[i
         parts.append(tuple(range(begin, end)))
         begin, left = end, left - taken
     return tuple(parts)
+
+
+def _dealt(sizes: Sequence[int], fragments: int) -> tuple[tuple[int, ...], ...]:
+    hands: list[list[int]] = [[] for _ in range(fragments)]
+    held = [0] * fragments
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        turn = min(range(fragments), key=lambda hand: (held[hand], len(hands[hand])))
+        hands[turn].append(index)
+        held[turn] += sizes[index]
+    return tuple(tuple(sorted(hand)) for hand in hands)

@@ -59,14 +59,16 @@ class Telling:
 
     def met(self, step: int, now: Members) -> None:
         """Peers have come or gone."""
-        before, self.members = self.members, now.ids
+        before, self.members = self.members, tuple(sorted(now.ids))
+        if before == self.members:
+            return  # in another order
         self._events.append(
             MembersChanged(
                 step=step,
                 peer_id=now.peer,
-                members=now.ids,
-                joined=tuple(peer for peer in now.ids if peer not in before),
-                lost=tuple(peer for peer in before if peer not in now.ids),
+                members=self.members,
+                joined=tuple(peer for peer in self.members if peer not in before),
+                lost=tuple(peer for peer in before if peer not in self.members),
             )
         )
 
@@ -92,7 +94,7 @@ class Telling:
                 step=step,
                 revision=contribution.number + 1,
                 fragment=contribution.fragment,
-                contributors=average.contributors,
+                contributors=tuple(sorted(average.contributors)),
                 own_weight=contribution.weight,
                 total_weight=average.total_weight,
                 tx_bytes=average.tx_bytes,

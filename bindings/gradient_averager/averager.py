@@ -32,6 +32,7 @@ from pccl.bindings.gradient_averager.bucket_plan import Piece, plan_buckets
 from pccl.bindings.gradient_averager.buckets import Bucket
 from pccl.bindings.gradient_averager.reductions import Outcome, Reductions
 from pccl.bindings.gradient_averager.replica import Replica
+from pccl.checks import MIN_PEERS_MAX
 from pccl.errors import Evicted, MasterLost, NotConnected, ResyncRequired
 from pccl.inquiry import RemovalCause
 
@@ -98,7 +99,7 @@ class GradientAverager:
     ) -> None:
         check_communicator(comm)
         check_count("bucket_bytes", bucket_bytes, 1)
-        check_count("min_peers", min_peers, 1)
+        check_count("min_peers", min_peers, 1, MIN_PEERS_MAX)
         named = _averageable(model, optimizer)
         pieces = [Piece(p.numel(), str(p.dtype), p.element_size()) for _, p in named]
         self._buckets = [Bucket(plan, named) for plan in plan_buckets(pieces, bucket_bytes)]
@@ -299,8 +300,11 @@ class GradientAverager:
             if number == len(self._launched):  # not yet, in a call that Ctrl-C has ended
                 self._launched.append(True)
                 self._reductions.launch(tensor, FIRST_TAG + number, None)
-        outcome = self._reductions.wait()
-        self._begin_step()
+        try:
+            outcome = self._reductions.wait()
+        finally:
+            if not self._reductions.are_open:  # else Ctrl-C: this may be called again
+                self._begin_step()
         if outcome is None:
             self._leave()
             return False

@@ -42,6 +42,7 @@ class Bucket:
         self._here = [False] * len(self._views)
         self._missing = len(self._views)
         self._copied: Any = None  # a CUDA event; torch types them only in part
+        self._returned: Any = None  # another one
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
@@ -84,6 +85,8 @@ class Bucket:
             )
         gradient, view = self._parameters[place].grad, self._views[place]
         if gradient is None:
+            if self._returned is not None:  # the device may still read what it was given back
+                self._returned.synchronize()
             view.zero_()
         elif gradient.layout is not torch.strided:
             raise TypeError(
@@ -113,6 +116,8 @@ class Bucket:
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
             parameter.grad.copy_(view, non_blocking=True)
+        if self._is_cuda:
+            self._returned = _recorded(self._parameters[0].device)
 
 
 def _recorded(device: torch.device) -> Any:

@@ -19,6 +19,7 @@ from pccl.errors import (
     CollectiveAborted,
     DescriptorMismatch,
     Evicted,
+    LockstepError,
     MasterLost,
     OutcomeUnknown,
     ResyncRequired,
@@ -133,7 +134,7 @@ class Reductions:
                 pass
             except OUT_OF_STEP:
                 self._out_of_step = True
-            except DescriptorMismatch:
+            except (DescriptorMismatch, LockstepError):
                 self._flights = []  # whoever asked for something else may not come to the others
                 raise
             except CollectiveAborted:

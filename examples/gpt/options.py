@@ -15,6 +15,9 @@ MODES = ("alone", "data-parallel", "sync", "delayed", "streaming")
 FRAGMENTS, MIXING = 4, 0.5
 """Of streaming, if nothing else is said."""
 
+OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
+"""Of the outer optimizer. What comes a whole round late goes without momentum: it overshoots."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -26,6 +29,8 @@ class Options:
     delay: int
     fragments: int
     mixing: float
+    outer_lr: float
+    outer_momentum: float
     compression: str | None
     min_peers: int
     shape: Shape
@@ -86,6 +91,8 @@ def complete(given: argparse.Namespace, peers: int, index: str | None, *, in_run
     known["fragments"] = given.fragments or (FRAGMENTS if given.mode == "streaming" else 1)
     if given.mixing is None:
         known["mixing"] = MIXING if given.mode == "streaming" else 0.0
+    if given.outer_momentum is None:
+        known["outer_momentum"] = 0.0 if given.mode == "delayed" else OUTER_MOMENTUM
     if given.delay is None:
         known["delay"] = usual_delay(given.mode, given.sync_every, known["fragments"])
     known["peer"] = int(index or 0) if index or not in_run else secrets.randbits(32)
@@ -152,6 +159,13 @@ def make_parser() -> argparse.ArgumentParser:
     add("--delay", type=count, metavar="N", help="inner steps until an average is merged")
     add("--fragments", type=positive, metavar="N", help=f"parts (streaming: {FRAGMENTS}, else 1)")
     add("--mixing", type=float, metavar="A", help=f"local share (streaming: {MIXING}, else 0)")
+    add("--outer-lr", type=float, default=OUTER_LR, metavar="R", help="(%(default)s)")
+    add(
+        "--outer-momentum",
+        type=float,
+        metavar="M",
+        help=f"Nesterov's, of the outer optimizer (delayed: 0, else {OUTER_MOMENTUM})",
+    )
     add("--compression", metavar="FORMAT", help="int8, int4, ... (none)")
     add("--min-peers", type=positive, metavar="N", help="begin with so many (all that launch made)")
 

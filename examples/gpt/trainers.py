@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -88,7 +89,7 @@ def make_trainer(
         inner=inner,
         comm=comm,
         sync_every=given.sync_every,
-        outer=plain if given.mode == "delayed" else None,
+        outer=functools.partial(outer, lr=given.outer_lr, momentum=given.outer_momentum),
         delay=given.delay,
         fragments=given.fragments,
         mixing=given.mixing,
@@ -99,9 +100,9 @@ def make_trainer(
     return stack.enter_context(opt)
 
 
-def plain(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-    """An outer optimizer for averages that come a whole round late: momentum would overshoot."""
-    return torch.optim.SGD(parameters, lr=0.7)
+def outer(parameters: list[torch.Tensor], *, lr: float, momentum: float) -> torch.optim.Optimizer:
+    """The outer optimizer; Nesterov's, if it has momentum."""
+    return torch.optim.SGD(parameters, lr=lr, momentum=momentum, nesterov=momentum > 0)
 
 
 class Alone:

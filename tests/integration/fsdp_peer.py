@@ -20,9 +20,9 @@ from pccl.bindings.diloco import DiLoCo
 from pccl.bindings.events import Event, OuterStep
 
 
-def make_model() -> torch.nn.Sequential:
+def make_model(seed: int) -> torch.nn.Sequential:
     """Rows that two shards split evenly, and an odd number that they don't."""
-    torch.default_generator.manual_seed(0)
+    torch.default_generator.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.Tanh(), torch.nn.Linear(32, 3))
 
 
@@ -40,7 +40,7 @@ def main() -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{given['store']}", rank=shard, world_size=2
     )
-    model = make_model()
+    model = make_model(given["seed"])
     mesh = init_device_mesh("cpu", (2,))
     fully_shard(model[0], mesh=mesh)
     fully_shard(model[2], mesh=mesh)
@@ -63,7 +63,6 @@ def main() -> None:
             **given["options"],
         ) as optimizer,
     ):
-        optimizer.join()
         while optimizer.round < given["rounds"]:
             x = torch.randn(16, 6, generator=data)
             optimizer.zero_grad()

@@ -384,6 +384,18 @@ def test_a_member_that_leaves(peers: Peers) -> None:
     [
         (({"min_peers": 2}, {"min_peers": 1}), "min_peers=1"),
         (({"outer": gentle, "min_peers": 1}, {"min_peers": 1}), "lr=0.5"),
+        (({"compression": "int8"}, {}), "compression=int8"),
+        (
+            ({"fragments": 2, "outer": gentle}, {"fragments": 1, "outer": gentle}),
+            "fragments=2 strided",
+        ),
+        (
+            (
+                {"fragments": 2, "outer": gentle},
+                {"fragments": 2, "fragment_order": "sequential", "outer": gentle},
+            ),
+            "fragments=2 sequential",
+        ),
     ],
 )
 def test_members_must_agree(
@@ -395,7 +407,7 @@ def test_members_must_agree(
 
     def run(rank: int) -> None:
         model = make_model()
-        with peers.make(rank, model, sync_every=1, **settings[rank]) as optimizer:
+        with peers.make(rank, model, sync_every=2, **settings[rank]) as optimizer:
             try:
                 while not refused.is_set():
                     optimizer.zero_grad()

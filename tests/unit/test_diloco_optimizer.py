@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -272,3 +273,88 @@ def test_what_is_saved_after_an_error_has_all_work_that_is_not_in_doubt(
     two = trained(sync_every=100)
     two.optimizer.load_state_dict(saved)
     assert two.optimizer.inner_steps == saved["position"]["steps"]
+
+
+def test_work_that_is_committed_and_not_merged_outlives_the_run(
+    trained: Callable[..., Trained],
+) -> None:
+    """It was reduced, applied, and copied over: none of that touches what is kept of it."""
+    one = trained(sync_every=4, delay=3)
+
+    def commit(values: Any) -> Info:
+        return Info(contributors=(1,), total_weight=4.0)
+
+    def elect_others() -> None:
+        outer = vars(one.optimizer)["_outer"]
+        outer.record[:] = 0
+        outer.fragments[0].flat.fill_(100.0)
+        has_entered.set()
+
+    def lose_place() -> None:
+        raise Evicted
+
+    has_entered = threading.Event()
+    one.comm.reduces.append(commit)
+    one.comm.syncs += [lambda: None, lose_place, elect_others]
+    one.steps(4)
+    assert has_entered.wait(10.0)
+    vars(one.optimizer)["_conductor"].settle()
+    one.step()
+    assert one.value == 100.0 - 5.0
+
+
+def test_ctrl_c_in_the_first_step_does_no_harm(trained: Callable[..., Trained]) -> None:
+    one = trained(sync_every=4)
+    is_reducing, may_end = threading.Event(), threading.Event()
+
+    def wait(values: Any) -> Info:
+        is_reducing.set()
+        assert may_end.wait(10.0)
+        return Info(contributors=(1,), total_weight=0.0)
+
+    def interrupt() -> None:
+        assert is_reducing.wait(10.0)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    one.comm.reduces.append(wait)
+    one.comm.syncs.append(one.replaced(3.0, 0, is_open=True))
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        one.step()
+    interrupting.join()
+    may_end.set()
+    one.step()
+    one.step()
+    assert one.value == 3.0 - 1.0
+
+
+def test_steps_that_are_left_out_weigh_nothing(trained: Callable[..., Trained]) -> None:
+    one = trained(sync_every=4)
+    one.steps(2)
+    one.optimizer.finish()
+    assert one.value == 0.0
+    one.steps(2)
+    assert [reduce["weight"] for reduce in one.comm.options] == [2.0]
+
+
+def test_options_get_a_feedback_for_each_fragment(trained: Callable[..., Trained]) -> None:
+    own = pccl.ErrorFeedback()
+    options = pccl.QuantizationOptions(format="int8", block=64, error_feedback=own, name="mine")
+    one = trained(sync_every=1, compression=options)
+    one.step()
+    used = one.comm.options[0]["quantization_options"]
+    assert (used.format, used.block, used.name) == ("int8", 64, "fragment 0")
+    assert used.error_feedback is vars(vars(one.optimizer)["_compression"])["feedback"]
+    assert "compression=int8 block=64" in vars(vars(one.optimizer)["_outer"])["_book"]
+
+
+def test_a_checkpoint_does_not_change_the_outer_settings(trained: Callable[..., Trained]) -> None:
+    first = trained(sync_every=1)
+    first.step()
+    saved = first.optimizer.state_dict()
+    saved["outer"]["optimizers"][0]["param_groups"][0]["lr"] = 0.25
+    second = trained(sync_every=1)
+    second.optimizer.load_state_dict(saved)
+    outer = vars(second.optimizer)["_outer"]
+    assert outer.fragments[0].optimizer.param_groups[0]["lr"] == 1.0

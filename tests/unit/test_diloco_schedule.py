@@ -92,11 +92,18 @@ def test_the_limits_themselves_are_possible() -> None:
 
 # -- fragments -----------------------------------------------------------------------------------
 
+TWO_LAYERS = [1, 1, 12, 4, 1, 1, 16, 16] * 2
+"""As of a transformer: norms, what makes queries, keys and values, and so on. Every fourth tensor
+would make fragments of 56, 40, 4 and 4."""
+
 
 @pytest.mark.parametrize(
     ("order", "sizes", "fragments", "parts"),
     [
-        ("strided", [9, 1, 1, 1, 1], 2, ((0, 2, 4), (1, 3))),
+        ("strided", [9, 1, 1, 1, 1], 2, ((0,), (1, 2, 3, 4))),
+        ("strided", [5, 5, 5, 5, 5, 5], 3, ((0, 3), (1, 4), (2, 5))),
+        ("strided", [0, 0, 0], 2, ((0, 2), (1,))),
+        ("strided", TWO_LAYERS, 4, ((2, 6), (7, 10), (0, 3, 4, 8, 12, 14), (1, 5, 9, 11, 13, 15))),
         ("sequential", [9, 1, 1, 1, 1], 2, ((0,), (1, 2, 3, 4))),
         ("sequential", [1, 1, 1, 1, 9], 2, ((0, 1, 2, 3), (4,))),
         ("sequential", [5, 5, 5, 5, 5, 5], 3, ((0, 1), (2, 3), (4, 5))),
@@ -127,6 +134,15 @@ def test_every_parameter_is_in_one_fragment_and_none_is_empty(
     assert all(list(part) == sorted(part) for part in parts)
     if order == "sequential":
         assert [index for part in parts for index in part] == list(range(len(sizes)))
+
+
+@given(data=st.data(), sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=30))
+def test_fragments_that_are_dealt_differ_by_one_tensor_at_most(
+    data: st.DataObject, sizes: list[int]
+) -> None:
+    fragments = data.draw(st.integers(1, len(sizes)))
+    sums = [sum(sizes[i] for i in part) for part in partition(sizes, fragments, "strided")]
+    assert max(sums) - min(sums) <= max(sizes)
 
 
 @given(data=st.data(), sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=30))
