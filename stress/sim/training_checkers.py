@@ -4,8 +4,10 @@
   those before it, less what the contributors that its outcome names have put in. Its number is the
   one after the last.
 * After a synchronization all hold what one of them had: what the steady members have, those that
-  were never cut off since they came; if there is none, nobody has gone on from there. While there
-  is the same master, nobody who has never been in the run makes it begin anew.
+  were never cut off since they came; if there is none, nobody has gone on from there. Only that the
+  steady members had opened a round may be taken back: others have what all had before, and nobody
+  has put work in yet. While there is the same master, nobody who has never been in the run makes it
+  begin anew.
 * No inner step is in any outer parameters more than once, whoever has made it.
 * Every inner step of a process that lives is, in each fragment, in the outer parameters that it
   has taken over, or in flight, or still between its base and its parameters; or it was made while
@@ -154,13 +156,16 @@ class TrainingCheckers:
     ) -> int:
         steady = {one.line for one in offered.values() if one.line is not None}
         for peer, one in offered.items():
-            if one.line is not None and one.contents != contents:
-                raise Violation(f"{who}: {operation} has taken from peer {peer} what it had")
             had, now = _closed(one.contents), _closed(contents)
+            if one.line is not None and contents not in (one.contents, had):
+                raise Violation(f"{who}: {operation} has taken from peer {peer} what it had")
             if not steady and had != now and self._descends(had, now):
                 raise Violation(f"{who}: {operation} has taken back what peer {peer} had")
         if len(steady) > 1:
             raise Violation(f"{who}: members of {operation} come from lines {steady}")
+        self._done["round called off"] += any(
+            one.line is not None and one.contents != contents for one in offered.values()
+        )
         self._lines += not steady
         return steady.pop() if steady else self._lines
 

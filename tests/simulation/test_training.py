@@ -112,11 +112,11 @@ def test_a_map_that_takes_long_arrives(seed: int) -> None:
     assert verdict.done["round"] > 5
 
 
-def test_who_hears_late_of_the_beginning_of_a_run_has_not_begun_it_anew() -> None:
-    """All but one are frozen, the only member too; the one begins, and they come back to it."""
-    drawn = draw_to_train(16)
-    when_ns = drawn.stop_ns // 8
-    scenario = replace(
+def all_but_one_frozen(seed: int, eighths: float) -> Scenario:
+    """They are removed, and come back to the one."""
+    drawn = draw_to_train(seed)
+    when_ns = round(drawn.stop_ns / 8 * eighths)
+    return replace(
         drawn,
         faults=tuple(Freeze(when_ns + i, i, 6000 * MS) for i in range(drawn.peers - 1)),
         timing=TIMINGS["quick"],
@@ -124,9 +124,25 @@ def test_who_hears_late_of_the_beginning_of_a_run_has_not_begun_it_anew() -> Non
         late_peers=1,
         settles_ns=20_000 * MS,
     )
+
+
+def test_who_hears_late_of_the_beginning_of_a_run_has_not_begun_it_anew() -> None:
+    """The only member is frozen, too; the one begins, and they come back to it."""
+    scenario = all_but_one_frozen(16, 1)
     verdict = run_scenario(scenario)
     assert verdict.violation is None
     assert verdict.done["removed alive"] > 0
+    assert verdict.endings == {"finished": scenario.peers}
+
+
+def test_a_round_that_one_has_opened_is_called_off_by_most() -> None:
+    """They come back with what all had before the one opened the round: only that is taken back."""
+    scenario = all_but_one_frozen(4, 2.5)
+    verdict = run_scenario(scenario)
+    assert verdict.violation is None
+    assert verdict.done["round called off"] == 1
+    assert verdict.done["run given up"] == 0
+    assert verdict.done["round"] > 5
     assert verdict.endings == {"finished": scenario.peers}
 
 

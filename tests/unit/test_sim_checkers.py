@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 
 import numpy as np
@@ -14,7 +15,9 @@ from pccl.protocol.types import Algorithm, OperationId, PeerId, ReduceOp
 from pccl.stress.sim.checkers import Checkers, InRun, Violation
 from pccl.stress.sim.excuses import Excuses
 from pccl.stress.sim.faults import Delay, Ground
-from pccl.stress.sim.scenario import Slot, draw
+from pccl.stress.sim.scenario import Slot, draw, draw_to_train
+from pccl.stress.sim.toy_model import ToyOuter
+from pccl.stress.sim.training_checkers import Contents, TrainingCheckers
 from pccl.transports.base import Address
 
 FIRST, SECOND = b"the first run...", b"the second run.."
@@ -81,3 +84,44 @@ def test_no_delay_is_near_the_deadline_of_a_dial() -> None:
     ground = Ground(5, 10**9, 40_000_000, timing)
     drawn = [Delay.draw(Random(seed), ground).extra_ns for seed in range(100)]
     assert max(drawn) == 62_000_000  # a sixteenth
+
+
+def toy(rounds: int, *, is_open: bool) -> Contents:
+    """Outer parameters after so many rounds."""
+    outer = ToyOuter(1, 1, 1024)
+    for _ in range(rounds):
+        outer.ledger.close([1, 2])
+    if is_open:
+        outer.ledger.open()
+    return outer.contents()
+
+
+@pytest.mark.parametrize(
+    ("steady", "elected", "fine"),
+    [
+        (toy(1, is_open=True), toy(1, is_open=True), True),
+        (toy(1, is_open=True), toy(1, is_open=False), True),  # nobody has put work in yet
+        (toy(1, is_open=False), toy(1, is_open=True), False),
+        (toy(1, is_open=True), toy(0, is_open=False), False),
+        (toy(1, is_open=True), toy(0, is_open=True), False),
+        (toy(1, is_open=True), toy(2, is_open=False), False),
+    ],
+)
+def test_of_a_steady_member_only_an_opened_round_is_taken_back(
+    steady: Contents, elected: Contents, *, fine: bool
+) -> None:
+    training, done = draw_to_train(4).training, Counter[str]()
+    assert training is not None
+    checkers = TrainingCheckers(training, 1, done, Excuses(Timing(), 1, lambda: 0))
+    first = InRun(FIRST, OperationId(1, 0, 1, 0, 0))
+    checkers.offered(first, ONE, steady)
+    checkers.synced("p0", first, ONE, (ONE,), 1, steady)
+    second = InRun(FIRST, OperationId(1, 0, 2, 0, 0))
+    checkers.offered(second, ONE, steady)
+    checkers.offered(second, TWO, elected)
+    if fine:
+        assert checkers.synced("p1", second, TWO, (ONE, TWO), 2, elected) == 1
+        assert done["round called off"] == (steady != elected)
+    else:
+        with pytest.raises(Violation, match="has taken from peer 1 what it had"):
+            checkers.synced("p1", second, TWO, (ONE, TWO), 2, elected)
