@@ -379,25 +379,25 @@ def test_a_member_that_leaves(peers: Peers) -> None:
     assert all(weight == 3.0 for weight in weights[1:])
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        (({"min_peers": 2}, {"min_peers": 1}), "min_peers=1"),
-        (({"outer": gentle, "min_peers": 1}, {"min_peers": 1}), "lr=0.5"),
-        (({"compression": "int8"}, {}), "compression=int8"),
+DISAGREEMENTS: list[tuple[tuple[dict[str, Any], dict[str, Any]], str]] = [
+    (({"min_peers": 2}, {"min_peers": 1}), "min_peers=1"),
+    (({"outer": gentle, "min_peers": 1}, {"min_peers": 1}), "lr=0.5"),
+    (({"compression": "int8"}, {}), "compression=int8"),
+    (
+        ({"fragments": 2, "outer": gentle}, {"fragments": 1, "outer": gentle}),
+        "fragments=2 strided",
+    ),
+    (
         (
-            ({"fragments": 2, "outer": gentle}, {"fragments": 1, "outer": gentle}),
-            "fragments=2 strided",
+            {"fragments": 2, "outer": gentle},
+            {"fragments": 2, "fragment_order": "sequential", "outer": gentle},
         ),
-        (
-            (
-                {"fragments": 2, "outer": gentle},
-                {"fragments": 2, "fragment_order": "sequential", "outer": gentle},
-            ),
-            "fragments=2 sequential",
-        ),
-    ],
-)
+        "fragments=2 sequential",
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "named"), DISAGREEMENTS)
 def test_members_must_agree(
     peers: Peers, settings: tuple[dict[str, Any], dict[str, Any]], named: str
 ) -> None:
