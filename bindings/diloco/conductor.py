@@ -270,7 +270,6 @@ class Conductor:
         if now_s - self._said_s < SAY_EVERY_S:
             return
         self._said_s = now_s
-        there, wanted = len(self._comm.members()), self._min_peers
         if why:
             _log.warning(
                 "DiLoCo waits for somebody who has the run's outer parameters: %s. If the others "
@@ -278,6 +277,7 @@ class Conductor:
                 why,
             )
         else:
+            there, wanted = len(self._comm.members()), self._min_peers
             _log.warning(
                 "DiLoCo waits for peers: %d are in the group, min_peers is %d%s",
                 *(there, wanted, "" if self._shards == 1 else ", and all shards must be there"),
