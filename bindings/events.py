@@ -14,8 +14,8 @@ process; it is an int.
         match event:
             case MembersChanged(lost=lost) if lost:
                 print("gone:", lost)
-            case OuterStep(revision=revision, exposed_s=exposed_s):
-                print(f"revision {revision}, waited {exposed_s:.2f} s")
+            case OuterStep(number=number, exposed_s=exposed_s):
+                print(f"outer step {number}, waited {exposed_s:.2f} s")
             case _:
                 pass
 """
@@ -59,7 +59,7 @@ class OuterStep:
 
     Attributes:
         step: after which inner step.
-        revision: outer steps that the run has made, this one included.
+        number: its number in the run; the first is 1.
         fragment: which part of the parameters, from 0 on; 0 if there is only one.
         contributors: the peers that took part, ascending; who has just come has added nothing.
         own_weight: what the own one counted for: tokens, samples or steps; 0 if this peer is no
@@ -75,7 +75,7 @@ class OuterStep:
     """
 
     step: int
-    revision: int
+    number: int
     fragment: int
     contributors: tuple[int, ...]
     own_weight: float

@@ -44,7 +44,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._step = 0
-        self._revision: int | None = None
+        self._outer_step: int | None = None
         self._members: int | None = None
         self._tx_bytes = 0
         self._hidden_s = 0.0
@@ -64,10 +64,9 @@ class Tally:
             case TrainsAlone():
                 self._members = 1
             case StateSynced():
-                self._revision = event.revision
                 self._tx_bytes += event.tx_bytes
             case OuterStep():
-                self._revision = event.revision
+                self._outer_step = event.number
                 self._add_reduce(event)
             case GradientsAveraged():
                 self._add_reduce(event)
@@ -81,12 +80,12 @@ class Tally:
             self._members = len(event.contributors)
 
     def words(self) -> str:
-        """``step 1200, 14.2 steps/s, revision 12, 4 peers, sent 12.3 MB, hidden ...``."""
+        """``step 1200, 14.2 steps/s, outer step 12, 4 peers, sent 12.3 MB, hidden ...``."""
         parts = [f"step {self._step}"]
         if total_s := math.fsum(self._seconds):
             parts.append(f"{len(self._seconds) / total_s:.3g} steps/s")
-        if self._revision is not None:
-            parts.append(f"revision {self._revision}")
+        if self._outer_step is not None:
+            parts.append(f"outer step {self._outer_step}")
         if self._members is not None:
             parts.append("alone" if self._members == 1 else f"{self._members} peers")
         if self._communicated:
@@ -96,7 +95,7 @@ class Tally:
 
 
 class StatusLine:
-    """Shows how training goes: step, rate, revision, peers, bytes, seconds hidden and exposed.
+    """Shows how training goes: step, rate, outer step, peers, bytes, seconds hidden and exposed.
 
     On a terminal the line is rewritten in place, and what the program prints meanwhile comes out
     above it: until :meth:`close`, ``sys.stdout`` and ``sys.stderr`` are routed through it.

@@ -55,14 +55,9 @@ class Load:
         """In a step of one peer."""
         return self.batch * self.context
 
-    @property
-    def not_due(self) -> float:
-        """Steps of one peer that are in no average at the end of a run, on an average parameter."""
-        return self.sync_every * (self.fragments - 1) / (2 * self.fragments)
-
     def steps_for(self, tokens: float, peers: int) -> int:
         """After how many steps so many peers have so many tokens in the model."""
-        rounds = (tokens / (peers * self.tokens) + self.not_due) / self.sync_every
+        rounds = tokens / (peers * self.tokens) / self.sync_every
         return max(1, round(rounds)) * self.sync_every
 
     def arguments(self, steps: int, min_peers: int, log: Path) -> list[str]:
@@ -255,13 +250,7 @@ class _Run:
             for path in self._folder.iterdir()
         }
         survivors = tuple(
-            survivor(
-                name,
-                logs[name],
-                sync_every=load.sync_every,
-                fragments=load.fragments,
-                tokens=load.tokens,
-            )
+            survivor(name, logs[name], fragments=load.fragments, tokens=load.tokens)
             for name in self._step_of
         )
         tokens = tokens_of(logs.values(), load.fragments)

@@ -31,16 +31,12 @@ class Survivor:
     loss: float
 
 
-def survivor(name: str, log: Log, *, sync_every: int, fragments: int, tokens: int) -> Survivor:
+def survivor(name: str, log: Log, *, fragments: int, tokens: int) -> Survivor:
     """What became of the steps of one peer that has trained to the end.
-
-    A fragment that was launched ``k`` rounds before the end has the steps since then in no average:
-    at the end of a run these are 0, 1, ... rounds, each for one fragment.
 
     Args:
         name: of the process.
         log: its own.
-        sync_every: inner steps between two launches of a fragment; the run ends with one.
         fragments: how many there are.
         tokens: in a step.
     """
@@ -60,18 +56,17 @@ def survivor(name: str, log: Log, *, sync_every: int, fragments: int, tokens: in
                 pass
     entries = len(peers)
     missing = fragments * made - sum(counted.values())
-    not_due = sum(turn * sync_every // fragments for turn in range(fragments))
-    return Survivor(name, made, missing - not_due, entries, loss)
+    return Survivor(name, made, missing, entries, loss)
 
 
 def tokens_of(logs: Iterable[Log], fragments: int) -> float:
     """How many tokens are in the outer parameters at the end, by what all logs together say."""
-    by_revision: dict[int, float] = {}
+    by_number: dict[int, float] = {}
     for log in logs:
         for event in log:
             if event["event"] == "OuterStep":
-                by_revision[event["revision"]] = event["total_weight"]
-    last = max(by_revision, default=0)
-    if missing := set(range(1, last + 1)) - set(by_revision):
+                by_number[event["number"]] = event["total_weight"]
+    last = max(by_number, default=0)
+    if missing := set(range(1, last + 1)) - set(by_number):
         raise ValueError(f"no log has the outer steps {sorted(missing)}")
-    return sum(by_revision.values()) / fragments
+    return sum(by_number.values()) / fragments

@@ -44,6 +44,7 @@ from pccl.errors import MembershipError, NotConnected
 class Synced:
     """A synchronization has moved something."""
 
+    revision: int
     tx_bytes: int
     rx_bytes: int
     seconds: float
@@ -301,7 +302,7 @@ class Conductor:
         self._synced_revision = info.revision
         if info.tx_bytes or info.rx_bytes:
             took_s = time.monotonic() - began_s
-            self._notify(Synced(info.tx_bytes, info.rx_bytes, took_s))
+            self._notify(Synced(info.revision, info.tx_bytes, info.rx_bytes, took_s))
         return Members(self._comm.peer_id, info.members)
 
     def _take(self) -> Contribution | None:

@@ -18,15 +18,16 @@ from pccl.bindings.arguments import (
     check_count,
     check_listeners,
 )
+from pccl.bindings.diloco import interrupts
 from pccl.bindings.diloco.arguments import check_inner, check_mixing, check_outer, check_weight
 from pccl.bindings.diloco.compression import Compression
-from pccl.bindings.diloco.conductor import Conductor, Synced
-from pccl.bindings.diloco.outer import Fragment, OuterFactory, OuterParameters, length
-from pccl.bindings.diloco.pipeline import Launch, Merge, Pipeline
+from pccl.bindings.diloco.conductor import Conductor
+from pccl.bindings.diloco.outer import Fragment, OuterFactory, OuterParameters
 from pccl.bindings.diloco.replica import Replica, named_parameters
-from pccl.bindings.diloco.rounds import Average, Committed, Contribution, Entered, Members
+from pccl.bindings.diloco.rounds import Average, Committed, Contribution
 from pccl.bindings.diloco.schedule import partition, schedule
 from pccl.bindings.diloco.telling import Telling
+from pccl.bindings.diloco.training import Training
 from pccl.bindings.events import Consumer
 from pccl.checks import MIN_PEERS_MAX
 from pccl.config import resolve_min_peers
@@ -100,7 +101,7 @@ class DiLoCo(torch.optim.Optimizer):
         check_communicator(comm)
         factory = check_outer(outer)
         self._schedule = schedule(sync_every, fragments, delay)
-        self._mixing = check_mixing(mixing, delay, self._schedule.sync_steps)
+        mixed = check_mixing(mixing, delay, self._schedule.sync_steps)
         if min_peers is not None:
             check_count("min_peers", min_peers, 1, MIN_PEERS_MAX)
         self._min_peers = resolve_min_peers(min_peers)
@@ -115,7 +116,6 @@ class DiLoCo(torch.optim.Optimizer):
             f"{self._compression}",
         )
         self._replica.begin(self._outer.fragments)
-        self._pipeline = Pipeline(self._schedule)
         self._conductor = Conductor(
             comm,
             self._outer,
@@ -126,13 +126,11 @@ class DiLoCo(torch.optim.Optimizer):
         )
         weakref.finalize(self, self._conductor.stop)
         self._telling = Telling(check_listeners(on_event))
-        self._entry = 0
-        self._taken: dict[int, torch.Tensor] = {}
-        """Pseudo-gradients by the number of their round, until it is merged."""
-        self._norms: dict[int, float] = {}
+        self._training = Training(
+            self._schedule, self._replica, mixed, self._conductor, self._telling
+        )
+        self._trainee = self._training.trainee
         self._has_started = self._has_joined = False
-        self._resumed: list[torch.Tensor] | None = None
-        """The outer parameters of the checkpoint that was loaded, until the run is joined."""
         self._is_made = False
         super().__init__(inner.param_groups, inner.defaults)
         self._is_made = True
@@ -147,7 +145,7 @@ class DiLoCo(torch.optim.Optimizer):
     @property
     def inner_steps(self) -> int:
         """Inner steps that this replica has made."""
-        return self._pipeline.steps
+        return self._trainee.pipeline.steps
 
     @property
     def steps(self) -> int:
@@ -156,7 +154,7 @@ class DiLoCo(torch.optim.Optimizer):
         A learning rate that follows from it is the same for all members, whenever they have joined.
         With a time budget there is no such number: it is ``inner_steps``.
         """
-        return self._pipeline.run_steps
+        return self._trainee.pipeline.run_steps
 
     @property
     def round(self) -> int:
@@ -165,10 +163,10 @@ class DiLoCo(torch.optim.Optimizer):
         Members that train until it has reached the same number, and then call ``finish``, end with
         the same model, whenever they have joined.
         """
-        return self._pipeline.number
+        return self._trainee.pipeline.number
 
     @property
-    def revision(self) -> int:
+    def outer_steps(self) -> int:
         """Outer steps that the run has made, of all fragments together."""
         return self._outer.ledger.number
 
@@ -220,13 +218,14 @@ class DiLoCo(torch.optim.Optimizer):
         if self._has_joined:
             return False
         if not self._has_started:
-            self._conductor.start()
-            self._has_started = True
-        if not self._entry:  # otherwise a call before this one was interrupted
+            with interrupts.put_off():
+                self._conductor.start()
+                self._has_started = True
+        if not self._trainee.entry:  # otherwise a call before this one was interrupted
             self._conductor.wait_entered()
-        changed = self._hear()
-        changed = self._do(self._pipeline.due_merges()) or changed
-        changed = self._replica.any_shard(changed)
+        self._training.hear()
+        self._training.carry_out(self._trainee.begin())
+        changed = self._replica.any_shard(self._training.has_changed)
         self._has_joined = True
         self._telling.deliver()
         return changed
@@ -253,12 +252,11 @@ class DiLoCo(torch.optim.Optimizer):
         check_weight(weight)
         if self.join() and closure is None:
             return None
-        self._hear()
+        self._training.hear()
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
         loss = self.inner.step(closure) if closure is not None else self.inner.step()
-        now_s = time.monotonic()
-        self._telling.stepped(self.inner_steps + 1, now_s)
-        self._do(self._pipeline.step(weight, now_s))
+        self._telling.stepped(self.inner_steps + 1, time.monotonic())
+        self._training.carry_out(self._trainee.step(weight))
         self._telling.deliver()
         return loss
 
@@ -267,29 +265,28 @@ class DiLoCo(torch.optim.Optimizer):
         self.inner.zero_grad(set_to_none=set_to_none)
 
     def finish(self) -> None:
-        """Wait for what is in flight, and give the model the outer parameters.
+        """Average what was not averaged yet, at once, and give the model the outer parameters.
 
-        They are the same for all members that have made as many outer steps. Inner steps since
-        the last synchronization are left out, which is said in the log: let the number of steps be
-        a multiple of ``sync_every``. Call it at the end, or before an evaluation of the common
-        model at the end of training.
+        Each fragment has a last round, but for one that nobody has trained since its last one, so
+        every inner step is in the model. All members take part in these rounds: those that call it
+        after as many ``steps``, or in the same ``round``, end with the same model, and who trains
+        on is waited for. Call it at the end, or where the common model is to be evaluated.
 
         Raises:
             PCCLError: as of ``step``.
         """
         if self._has_started:
-            self._hear()
-            self._do(self._pipeline.flush())
+            self._training.hear()
+            self._training.carry_out(self._trainee.finish())
             self._conductor.settle()
-            self._hear()
-        if left_out := self._pipeline.steps_since:
+            self._training.hear()
+        self._replica.take_over(self._outer.fragments)
+        if left_out := self._trainee.pipeline.leave_out_work():
             _log.warning(
-                "finish() leaves out the %d inner steps since the last synchronization: train a "
-                "multiple of sync_every steps",
+                "finish() leaves out inner steps of a weight of %g together: this replica was cut "
+                "off in the last rounds, and the others have ended without it",
                 left_out,
             )
-        self._replica.take_over(self._outer.fragments)
-        self._pipeline.leave_out_work()
         self._telling.deliver()
 
     def state_dict(self) -> dict[str, Any]:
@@ -303,9 +300,9 @@ class DiLoCo(torch.optim.Optimizer):
         """
         if self._has_started:
             self._conductor.settle()
-            self._hear(after_failure=True)
-            self._give_up_flights()
-        position = self._pipeline.position()
+            self._training.hear(after_failure=True)
+            self._training.give_up_flights()
+        position = self._trainee.pipeline.position()
         in_flight = [self._conductor.outcome(number) for number, _, _ in position["flights"]]
         return {
             "version": VERSION,
@@ -347,14 +344,14 @@ class DiLoCo(torch.optim.Optimizer):
         self._outer.load_state_dict(saved["outer"])
         for part, base in zip(self._replica.parts, saved["base"], strict=True):
             part.base.copy_(base)
-        self._pipeline.resume(saved["position"], time.monotonic())
+        self._trainee.pipeline.resume(saved["position"], time.monotonic())
         for packed in saved["in_flight"]:
             committed = self._unpacked(packed)
             self._conductor.resume(committed.contribution.number, committed)
         self._compression.load_state_dict(
             {name: kept.cpu().numpy() for name, kept in saved["residuals"].items()}
         )
-        self._resumed = [values.cpu().clone() for values in saved["outer"]["values"]]
+        self._training.resumed = [values.cpu().clone() for values in saved["outer"]["values"]]
 
     def _unpacked(self, packed: dict[str, Any]) -> Committed:
         number, fragment = packed["number"], self._schedule.fragment(packed["number"])
@@ -377,112 +374,6 @@ class DiLoCo(torch.optim.Optimizer):
         traceback: TracebackType | None,
     ) -> None:
         self._conductor.close(abandon=error is not None)
-
-    # -- what is due -------------------------------------------------------------------------------
-
-    def _do(self, due: Iterable[Launch | Merge]) -> bool:
-        """Do it; return whether parameters were changed."""
-        changed = False
-        for action in due:
-            if isinstance(action, Launch):
-                self._launch(action)
-                continue
-            changed = True
-            if not self._merge(action):
-                break  # cut off and back again: what else was due is void
-        return changed
-
-    def _launch(self, launch: Launch) -> None:
-        values = self._replica.parts[launch.fragment].take()
-        self._taken[launch.number] = values
-        norm = length(values)
-        self._norms[launch.number] = norm
-        self._conductor.put(
-            Contribution(launch.number, launch.fragment, launch.weight, values, self._entry)
-        )
-
-    def _merge(self, merge: Merge) -> bool:
-        """Merge what came of a round; return False if this replica was cut off from it."""
-        began_s = time.monotonic()
-        entry = self._entry
-        while (ended := self._conductor.wait(merge.number)) is None:
-            self._hear()
-            if self._entry != entry:
-                return False
-            self._telling.deliver()  # it may take long; if this raises, the merge stays due
-        exposed_s = time.monotonic() - began_s
-        committed, took_s = ended
-        self._pipeline.merged(merge.number, time.monotonic())
-        self._conductor.forget(merge.number)
-        part, common = self._replica.parts[merge.fragment], committed.contribution.values
-        if merge.is_taken:
-            part.merge(common, self._mixing)
-        else:
-            part.anchor(common, ())
-        self._taken.pop(merge.number, None)
-        norm = self._norms.pop(merge.number, 0.0)
-        self._telling.merged(self.inner_steps, committed, norm, took_s=took_s, exposed_s=exposed_s)
-        return True
-
-    # -- what happens meanwhile --------------------------------------------------------------------
-
-    def _give_up_flights(self) -> None:
-        """What is in flight and has no outcome will have none: the run can't go on."""
-        for launch in self._pipeline.in_flight():
-            if self._conductor.is_over(launch.number):
-                continue
-            is_applied = self._conductor.is_in_doubt(launch.number)
-            work = self._taken.pop(launch.number, None)
-            if work is not None and not is_applied:
-                self._replica.parts[launch.fragment].put_back(work)
-            self._pipeline.give_up(launch, is_applied=is_applied)
-
-    def _hear(self, *, after_failure: bool = False) -> bool:
-        """Take in what the conductor has to tell; return whether parameters were changed."""
-        changed = False
-        notices = self._conductor.notices(after_failure=after_failure)
-        for notice, copies in notices:  # before any listener can raise
-            if isinstance(notice, Entered):
-                changed = self._enter(notice, copies) or changed
-        for notice, _ in notices:
-            if isinstance(notice, Members):
-                self._telling.met(self.inner_steps, notice)
-            elif isinstance(notice, Synced):
-                self._telling.synced(
-                    self.inner_steps,
-                    self.revision,
-                    tx_bytes=notice.tx_bytes,
-                    rx_bytes=notice.rx_bytes,
-                    seconds=notice.seconds,
-                )
-        return changed
-
-    def _enter(self, entered: Entered, common: list[torch.Tensor]) -> bool:
-        """Take over the run's parameters; work that is not in them is kept."""
-        self._entry = entered.entry
-        resumed, self._resumed = self._resumed, None
-        is_there = entered.number == self._pipeline.number and not entered.is_open
-        if resumed is not None and is_there and all(map(torch.equal, resumed, common)):
-            return False  # as if it had never stopped
-        lost: list[list[torch.Tensor]] = [[] for _ in common]
-        for launch in self._pipeline.in_flight():
-            if launch.number in entered.applied or resumed is not None:
-                continue
-            self._pipeline.carry(launch)
-            if launch.number in self._taken:
-                lost[launch.fragment].append(self._taken[launch.number])
-        parts = self._replica.parts
-        changed = [
-            part.anchor(values, works)
-            for part, values, works in zip(parts, common, lost, strict=True)
-        ]
-        if resumed is not None:  # the outcomes in the checkpoint are of other rounds
-            for launch in self._pipeline.in_flight():
-                self._conductor.forget(launch.number)
-        self._taken.clear()
-        self._norms.clear()
-        self._pipeline.enter(entered.number, time.monotonic(), is_open=entered.is_open)
-        return any(changed)
 
 
 def _packed(committed: Committed) -> dict[str, Any]:

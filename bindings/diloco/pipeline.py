@@ -73,7 +73,9 @@ class Pipeline:
         self.steps = 0
         self.number = 0
         self._since = 0
-        """Inner steps since the last launch, or the entry."""
+        """Inner steps since the last launch, or the entry; negative: it came so much too early."""
+        self._launched = schedule.fragments
+        """Rounds that were launched since the last inner step: nothing is to be taken for them."""
         self._began_s = -math.inf
         """The time of either."""
         self._work = [0.0] * schedule.fragments
@@ -104,6 +106,8 @@ class Pipeline:
         self._flights.clear()
         self._since, self._began_s = 0, now_s
         self.number = number
+        # As for those who have launched the round before; at the beginning of a run there is none.
+        self._launched = 1 if number else self._schedule.fragments
         if is_open:
             launch = Launch(number, self._schedule.fragment(number), 0.0)
             self._flights[number] = _Flight(
@@ -131,6 +135,7 @@ class Pipeline:
             "steps": self.steps,
             "number": self.number,
             "since": self._since,
+            "launched": self._launched,
             "work": list(self._work),
             "flights": [
                 (flight.launch.number, flight.launch.weight, flight.due_steps)
@@ -143,6 +148,7 @@ class Pipeline:
         """Go on from where another one was; a time budget begins anew."""
         self.steps, self.number = position["steps"], position["number"]
         self._since, self._began_s = position["since"], now_s
+        self._launched = position["launched"]
         self._work = list(position["work"])
         self._flights = {
             number: _Flight(
@@ -167,10 +173,11 @@ class Pipeline:
         """
         self.steps += 1
         self._since += 1
+        self._launched = 0
         self._work = [work + weight for work in self._work]
         due: list[Launch | Merge] = []
         if self._is_launch_due(now_s):
-            due += self._launch(now_s)
+            due.append(self._launch(now_s))
         return due + self.due_merges()
 
     def due_merges(self) -> list[Merge]:
@@ -184,13 +191,25 @@ class Pipeline:
         return [flight.merge() for flight in self._flights.values()]
 
     @property
-    def steps_since(self) -> int:
-        """Inner steps since the last round began."""
-        return self._since
+    def rounds_left(self) -> int:
+        """Rounds until all that was done is launched. All members that stop here say the same."""
+        return max(0, self._schedule.fragments - self._launched)
 
-    def leave_out_work(self) -> None:
-        """The model became what the outer parameters are: steps that were not launched are gone."""
-        self._work = [0.0] * self._schedule.fragments
+    def launch_early(self, now_s: float) -> Launch:
+        """Begin the next round now; those that follow are due when they would have been anyway."""
+        since = self._since - self._schedule.steps_before(self.number)
+        launch = self._launch(now_s)
+        self._since = since if self._schedule.sync_steps else 0
+        return launch
+
+    def leave_out_work(self) -> float:
+        """The model became what the outer parameters are: what was not launched is gone.
+
+        Returns:
+            How much work that was, of the fragment that has lost most.
+        """
+        left_out, self._work = max(self._work), [0.0] * self._schedule.fragments
+        return left_out
 
     def merged(self, number: int, now_s: float) -> None:
         """A round was merged. It is over for all members: a time budget begins with that."""
@@ -202,7 +221,7 @@ class Pipeline:
             return self._since >= self._schedule.steps_before(self.number)
         return now_s - self._began_s >= self._schedule.seconds_between
 
-    def _launch(self, now_s: float) -> list[Launch | Merge]:
+    def _launch(self, now_s: float) -> Launch:
         number, fragment = self.number, self._schedule.fragment(self.number)
         launch = Launch(number, fragment, self._work[fragment])
         for flight in self._flights.values():
@@ -211,5 +230,6 @@ class Pipeline:
         self._work[fragment] = 0.0
         self._flights[number] = _Flight(launch, self.steps + self._schedule.delay)
         self._since, self._began_s = 0, now_s
+        self._launched += 1
         self.number += 1
-        return [launch]
+        return launch

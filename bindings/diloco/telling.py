@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
+from pccl.bindings.diloco.conductor import Synced
 from pccl.bindings.diloco.rounds import Committed, Members
 from pccl.bindings.events import (
     Consumer,
@@ -47,13 +48,15 @@ class Telling:
         self._events.append(InnerStep(step=step, seconds=now_s - self._last_s))
         self._last_s = now_s
 
-    def synced(
-        self, step: int, revision: int, *, tx_bytes: int, rx_bytes: int, seconds: float
-    ) -> None:
+    def synced(self, step: int, synced: Synced) -> None:
         """The shared state was made equal."""
         self._events.append(
             StateSynced(
-                step=step, revision=revision, tx_bytes=tx_bytes, rx_bytes=rx_bytes, seconds=seconds
+                step=step,
+                revision=synced.revision,
+                tx_bytes=synced.tx_bytes,
+                rx_bytes=synced.rx_bytes,
+                seconds=synced.seconds,
             )
         )
 
@@ -92,7 +95,7 @@ class Telling:
         self._events.append(
             OuterStep(
                 step=step,
-                revision=contribution.number + 1,
+                number=contribution.number + 1,
                 fragment=contribution.fragment,
                 contributors=tuple(sorted(average.contributors)),
                 own_weight=contribution.weight,

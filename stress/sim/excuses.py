@@ -183,6 +183,11 @@ class Excuses:
         return self._links_planned_anew or self._master_blank or self._masters_died
 
     @property
+    def may_lack_majority(self) -> bool:
+        """Whether a master with a standby may have to begin a term with whoever is left."""
+        return self._masters_died
+
+    @property
     def may_stay_without_master(self) -> bool:
         """Whether it may be in vain to look for one again."""
         return self.is_master_gone or self._masters_died

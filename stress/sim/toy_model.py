@@ -8,6 +8,7 @@ and the outer step takes that away from the outer parameters. So these tell, dig
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,57 @@ class ToyOuter:
             self.memory.touch(fragment)
 
 
+class ToyPart:
+    """One fragment of the local parameters; see ``trainee.Part``.
+
+    Args:
+        axis: which places are the process's own.
+        axes: as many processes may there be.
+
+    Attributes:
+        params: shape (axes * PLACES,).
+        base: the difference to ``params`` is the work that nobody else has.
+        given_up: the work that the last merge has left out.
+    """
+
+    def __init__(self, axis: int, axes: int) -> None:
+        self._axis = axis
+        self.params = np.zeros(axes * PLACES, np.int64)
+        self.base = self.params.copy()
+        self.given_up = self.params.copy()
+
+    def step(self, place: int, value: int) -> None:
+        """Make an inner step."""
+        self.params[self._axis * PLACES + place] -= value
+
+    def work(self) -> Whole:
+        """What was done since the base."""
+        return self.base - self.params
+
+    def take(self) -> Whole:
+        """See ``trainee.Part``."""
+        work = self.work()
+        self.base = self.params.copy()
+        return work
+
+    def put_back(self, work: Whole) -> None:
+        """See ``trainee.Part``."""
+        self.base += work
+
+    def merge(self, common: Floats, mixing: float) -> None:
+        """See ``trainee.Part``; nothing is mixed."""
+        assert not mixing
+        self.given_up = self.work()
+        self.params, self.base = whole(common), whole(common)
+
+    def anchor(self, common: Any, lost: Iterable[Whole]) -> bool:
+        """See ``trainee.Part``."""
+        work = sum(lost, start=self.work())
+        self.base = whole(common)
+        self.params = self.base - work
+        return True
+
+
 class ToyReplica:
     """The local parameters of one process, and where its work was last accounted for.
 
@@ -131,42 +183,18 @@ class ToyReplica:
         digits: inner steps in one place.
 
     Attributes:
-        params: by fragment.
-        base: by fragment; the difference to ``params`` is the work that nobody else has.
+        parts: by fragment.
         taken: pseudo-gradients in flight, by number of the round.
     """
 
     def __init__(self, fragments: int, axis: int, axes: int, digits: int = DIGITS) -> None:
         self.axis = axis
         self._digits = digits
-        self.params = [np.zeros(axes * PLACES, np.int64) for _ in range(fragments)]
-        self.base = [np.zeros(axes * PLACES, np.int64) for _ in range(fragments)]
+        self.parts = [ToyPart(axis, axes) for _ in range(fragments)]
         self.taken: dict[int, Whole] = {}
 
     def step(self, number: int) -> None:
         """Make an inner step."""
         place, value = digit(number, self._digits)
-        for params in self.params:
-            params[self.axis * PLACES + place] -= value
-
-    def work(self, fragment: int) -> Whole:
-        """What was done since the base."""
-        return self.base[fragment] - self.params[fragment]
-
-    def take(self, fragment: int, number: int) -> Floats:
-        """The pseudo-gradient of a fragment for a round."""
-        work = self.taken[number] = self.work(fragment)
-        self.base[fragment] = self.params[fragment].copy()
-        return work.astype(np.float32)
-
-    def merge(self, fragment: int, number: int, common: Whole) -> Whole:
-        """Take outer parameters over, and return the work that is given up for them."""
-        left = self.work(fragment)
-        del self.taken[number]
-        self.params[fragment], self.base[fragment] = common.copy(), common.copy()
-        return left
-
-    def anchor(self, fragment: int, common: Whole, lost: list[Whole]) -> None:
-        """Take outer parameters over, and keep the work."""
-        work = sum(lost, start=self.work(fragment))
-        self.params[fragment], self.base[fragment] = common - work, common.copy()
+        for part in self.parts:
+            part.step(place, value)

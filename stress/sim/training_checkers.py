@@ -9,6 +9,7 @@
   has put work in yet. While there is the same master, nobody who has never been in the run makes it
   begin anew.
 * No inner step is in any outer parameters more than once, whoever has made it.
+* Who makes its last rounds, and was not cut off since its last inner step, has no work left.
 * Every inner step of a process that lives is, in each fragment, in the outer parameters that it
   has taken over, or in flight, or still between its base and its parameters; or it was made while
   a round was under way that it merged, and given up for what came of that, as the mode has it.
@@ -141,7 +142,8 @@ class TrainingCheckers:
             place = operation.operation.term, operation.operation.view
             advanced = self._advanced.get(operation.run)
             # Who was frozen may hear of its beginning when others, without it, have come further.
-            if advanced is not None and not revision and place >= advanced:
+            begun_anew = advanced is not None and not revision and place >= advanced
+            if begun_anew and not self._excuses.may_lack_majority:
                 raise Violation(f"{who}: {operation} has begun the run anew")
             if revision:
                 self._advanced.setdefault(operation.run, place)
@@ -251,6 +253,13 @@ class TrainingCheckers:
             )
         self._merged[replica.axis, fragment] = -common[places_of(replica.axis)]
 
+    def finished(self, who: str, replica: ToyReplica) -> None:
+        """A process has made its last rounds, and was there since its last step."""
+        self._done["finished"] += 1
+        for fragment, part in enumerate(replica.parts):
+            if np.any(part.work()):
+                raise Violation(f"{who}: work in fragment {fragment} is left over at the end")
+
     def entered(
         self,
         who: str,
@@ -339,7 +348,7 @@ class TrainingCheckers:
     def _missing(self, replica: ToyReplica, fragment: int, common: Whole) -> Whole:
         count = self._training.fragments
         flying = [work for n, work in replica.taken.items() if n % count == fragment]
-        work = sum(flying, start=replica.work(fragment))
+        work = sum(flying, start=replica.parts[fragment].work())
         mine = places_of(replica.axis)
         if np.any(work[: mine.start]) or np.any(work[mine.stop :]):
             raise Violation(f"axis {replica.axis}: it carries work of others")

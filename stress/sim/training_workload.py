@@ -1,4 +1,4 @@
-"""What a simulated process does that trains: ``Rounds`` and ``Pipeline`` over the engine.
+"""What a simulated process does that trains: ``Rounds`` and ``Trainee`` over the engine.
 
 As in the optimizer wrapper there are two threads, here two tasks: one trains, and one makes the
 joint calls. The model is of whole numbers (:mod:`~pccl.stress.sim.toy_model`).
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from math import fsum
 from random import Random
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pccl.bindings.diloco.pipeline import Launch, Merge, Pipeline
+from pccl.bindings.diloco.pipeline import Merge
 from pccl.bindings.diloco.rounds import (
     Average,
     Committed,
@@ -33,6 +34,7 @@ from pccl.bindings.diloco.rounds import (
     Take,
     Update,
 )
+from pccl.bindings.diloco.trainee import Steps, Trainee
 from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import (
@@ -167,9 +169,9 @@ class _Life:
         self._outer = ToyOuter(schedule.fragments, axes, training.piece_bytes)
         self._replica = ToyReplica(schedule.fragments, axis, axes, training.digits)
         self._feedback = ErrorFeedback()
-        self._pipeline = Pipeline(schedule)
+        self._trainee = Trainee(schedule, self._replica.parts, 0.0, self, lambda: self._now_s)
         self._rounds = Rounds(schedule, self._outer, self._notify, training.min_peers)
-        self._steps = self._entry = 0
+        self._steps = self._steps_at_entry = 0
         self._synced_revision: int | None = None
         self._queue: deque[Contribution | None] = deque()
         self._entries: deque[tuple[Entered, Held, Held]] = deque()
@@ -199,7 +201,7 @@ class _Life:
             pass
         finally:
             conductor.cancel()
-        if self._pipeline.number or self._steps:
+        if self._trainee.pipeline.number or self._steps:
             self._check_accounts()
 
     # -- the task that trains ----------------------------------------------------------------------
@@ -207,7 +209,7 @@ class _Life:
     async def _train(self) -> None:
         await self._until(lambda: bool(self._entries))
         self._hear()
-        await self._do(self._pipeline.due_merges())
+        await self._do(self._trainee.begin())
         while not self._time_is_up:
             await self._sleep(self._pace_ns)
             self._check()
@@ -215,10 +217,12 @@ class _Life:
             self._training_checkers.stepped(self._replica.axis, self._steps)
             self._steps += 1
             self._hear()
-            await self._do(self._pipeline.step(self._weight, self._now_s))
-        await self._do(self._pipeline.flush())
+            await self._do(self._trainee.step(self._weight))
+        await self._do(self._trainee.finish())
         await self._until(lambda: self._is_idle)
         self._hear()
+        if self._steps > self._steps_at_entry:
+            self._training_checkers.finished(self._who, self._replica)
 
     @property
     def _now_s(self) -> float:
@@ -237,54 +241,49 @@ class _Life:
         turns = _TURNS_OF_WAITING * self._training.steps_between
         return self._step_ns + (scenario.ends_ns - scenario.stop_ns) // turns
 
-    async def _do(self, due: Sequence[Launch | Merge]) -> None:
-        for action in due:
-            if isinstance(action, Launch):
-                values = self._replica.take(action.fragment, action.number)
-                self._put(
-                    Contribution(action.number, action.fragment, action.weight, values, self._entry)
-                )
-            elif not await self._merge(action):
+    async def _do(self, steps: Steps) -> None:
+        outcome: Committed | None = None
+        while True:
+            try:
+                wait = steps.send(outcome)
+            except StopIteration:
                 return
+            outcome = await self._wait(wait.number)
 
-    async def _merge(self, merge: Merge) -> bool:
-        entry, number = self._entry, merge.number
+    async def _wait(self, number: int) -> Committed | None:
+        entry = self._trainee.entry
         while True:
             await self._until(lambda: bool(self._entries) or number in self._commits)
             if not self._entries:
-                break
+                return self._commits[number]
             self._hear()
-            if self._entry != entry:
-                return False
-        self._pipeline.merged(number, self._now_s)
-        common = whole(self._commits.pop(number).contribution.values)
-        replica, checkers = self._replica, self._training_checkers
+            if self._trainee.entry != entry:
+                return None
+
+    def put(self, contribution: Contribution) -> None:
+        """See ``trainee.Driver``."""
+        self._replica.taken[contribution.number] = contribution.values
+        self._queue.append(contribution)
+        self._is_idle = False
+        self._changed()
+
+    def merged(self, merge: Merge, committed: Committed) -> None:
+        """See ``trainee.Driver``."""
+        del self._commits[merge.number]
+        replica, checkers, fragment = self._replica, self._training_checkers, merge.fragment
         if merge.is_taken:
-            left = replica.merge(merge.fragment, number, common)
-            checkers.given_up(self._who, replica.axis, merge.fragment, left)
-        else:
-            replica.anchor(merge.fragment, common, [])
-        checkers.accounts(self._who, replica, merge.fragment, common)
-        return True
+            del replica.taken[merge.number]
+            checkers.given_up(self._who, replica.axis, fragment, replica.parts[fragment].given_up)
+        checkers.accounts(self._who, replica, fragment, whole(committed.contribution.values))
 
     def _hear(self) -> None:
-        replica = self._replica
         while self._entries:
             entered, held, now = self._entries.popleft()
             common = [np.frombuffer(content, np.int64) for content in now.contents[:-1]]
-            self._entry = entered.entry
-            lost: list[list[Whole]] = [[] for _ in common]
-            for launch in self._pipeline.in_flight():
-                if launch.number in entered.applied:
-                    continue
-                self._pipeline.carry(launch)
-                if launch.number in replica.taken:
-                    lost[launch.fragment].append(replica.taken[launch.number])
-            for fragment, values in enumerate(common):
-                replica.anchor(fragment, values, lost[fragment])
-            taken, replica.taken = replica.taken, {}
-            self._pipeline.enter(entered.number, self._now_s, is_open=entered.is_open)
-            self._training_checkers.entered(self._who, replica, held, now, taken)
+            self._trainee.enter(entered, common)
+            self._steps_at_entry = self._steps
+            taken, self._replica.taken = self._replica.taken, {}
+            self._training_checkers.entered(self._who, self._replica, held, now, taken)
 
     def _check_accounts(self) -> None:
         """At the end: what was not merged any more is in the outer parameters, or not."""
@@ -312,11 +311,6 @@ class _Life:
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             _wake(future)
-
-    def _put(self, contribution: Contribution | None) -> None:
-        self._queue.append(contribution)
-        self._is_idle = False
-        self._changed()
 
     # -- the task that makes joint calls -----------------------------------------------------------
 
@@ -432,7 +426,8 @@ class _Life:
             waiting: asyncio.Future[None] = self._loop.create_future()
             self._waiting.append(waiting)
             await waiting
-        return self._queue.popleft()
+        taken = self._queue.popleft()
+        return taken and replace(taken, values=taken.values.astype(np.float32))
 
     async def _reduce(self, given: Contribution) -> Average:
         weight, before, fragment = given.weight, self._outer.contents(), given.fragment

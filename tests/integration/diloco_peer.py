@@ -40,7 +40,7 @@ class Ending:
     def tell(self, event: Event) -> None:
         """Print an event; inner steps are too many."""
         if isinstance(event, OuterStep) and max(event.contributors) >= self._peer:
-            self.round = min(self.round, event.revision + self._rounds)
+            self.round = min(self.round, event.number + self._rounds)
         if not isinstance(event, InnerStep):
             say(type(event).__name__, **asdict(event))
 

@@ -188,7 +188,7 @@ def test_it_is_the_textbook_bit_for_bit(peers: Peers, count: int, inner_steps: i
     ended = peers.train_all(count, OUTER_STEPS * inner_steps, sync_every=inner_steps)
     wanted = textbook(tuple(range(count)), inner_steps)
     assert all(equal(one, wanted) for one in ended)
-    assert [event.revision for event in peers.outer_steps(0)] == [1, 2, 3, 4, 5]
+    assert [event.number for event in peers.outer_steps(0)] == [1, 2, 3, 4, 5]
 
 
 def gentle(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
@@ -233,7 +233,7 @@ def test_all_end_with_the_same_model(peers: Peers, mode: str) -> None:
     fragments = MODES[mode].get("fragments", 1)
     for rank in range(2):
         steps = peers.outer_steps(rank)
-        assert [event.revision for event in steps] == list(range(1, 13))
+        assert [event.number for event in steps] == list(range(1, 13))
         assert [event.fragment for event in steps] == [n % fragments for n in range(12)]
         assert all(len(event.contributors) == 2 for event in steps)
 
@@ -278,7 +278,7 @@ def test_one_that_joins_late_ends_with_the_same_model(peers: Peers, mode: str) -
         model = make_model(seed=rank)
         with peers.make(rank, model, min_peers=min_peers, **MODES[mode]) as optimizer:
             step = 0
-            while optimizer.round < 10 + revision_of_three(peers, rank):
+            while optimizer.round < 10 + outer_step_of_three(peers, rank):
                 optimizer.zero_grad()
                 backward(model, batch(rank, step))
                 optimizer.step()
@@ -321,7 +321,7 @@ def test_a_newcomer_does_not_begin_a_run_anew(
         joined = peers.start(back.join)
         joins.result(LIMIT_S)
         joined.result(LIMIT_S)
-        assert late.revision == back.revision == OUTER_STEPS
+        assert late.outer_steps == back.outer_steps == OUTER_STEPS
         assert equal(parameters(newcomer), parameters(holder))
     late.close()
 
@@ -338,10 +338,10 @@ def test_whoever_waits_for_the_work_of_a_run_can_be_closed(
         joins.result(LIMIT_S)
 
 
-def revision_of_three(peers: Peers, rank: int) -> float:
+def outer_step_of_three(peers: Peers, rank: int) -> float:
     """Of the first outer step that three have made, once it is made."""
     three = [event for event in peers.outer_steps(rank) if len(event.contributors) == 3]
-    return three[0].revision if three else math.inf
+    return three[0].number if three else math.inf
 
 
 def test_a_member_that_leaves(peers: Peers) -> None:
@@ -483,7 +483,7 @@ def test_it_looks_like_the_inner_optimizer(peers: Peers) -> None:
             scheduler.step()
     assert [group["lr"] for group in inner.param_groups] == [1e-2 / 5]
     assert optimizer.inner_steps == 4
-    assert optimizer.revision == 2
+    assert optimizer.outer_steps == 2
 
 
 def test_a_closure(peers: Peers) -> None:

@@ -1,4 +1,4 @@
-"""A small run for ``Rounds`` and ``Pipeline``: whole numbers for a model, and a group that decides.
+"""A small run for ``Rounds`` and ``Trainee``: whole numbers for a model, and a group that decides.
 
 Each process has an axis of its own in every fragment. Its inner step number k takes ``4 ** k`` away
 there, the "average" is a sum, and the outer step subtracts it. So the outer parameters tell, digit
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from pccl.bindings.diloco.ledger import Ledger
-from pccl.bindings.diloco.pipeline import Launch, Merge, Pipeline
+from pccl.bindings.diloco.pipeline import Merge
 from pccl.bindings.diloco.rounds import (
     Average,
     Committed,
@@ -32,6 +33,7 @@ from pccl.bindings.diloco.rounds import (
     Update,
 )
 from pccl.bindings.diloco.schedule import Schedule
+from pccl.bindings.diloco.trainee import Steps, Trainee
 from pccl.errors import Evicted, MasterLost, PCCLError, TooFewPeers
 
 Vector = list[int]
@@ -70,14 +72,48 @@ class Outer:
         self.values = [list(one) for one in other.values]
 
 
+class Part:
+    """One fragment of a local model.
+
+    Attributes:
+        given_up: what was done between taking a pseudo-gradient and a merge.
+    """
+
+    def __init__(self, axes: int) -> None:
+        self.params = [0] * axes
+        self.base = [0] * axes
+        self.given_up = [0] * axes
+
+    def work(self) -> Vector:
+        return minus(self.base, self.params)
+
+    def take(self) -> Vector:
+        work, self.base = self.work(), list(self.params)
+        return work
+
+    def put_back(self, work: Vector) -> None:
+        self.base = [a + b for a, b in zip(self.base, work, strict=True)]
+
+    def merge(self, common: Vector, mixing: float) -> None:
+        self.given_up = [a + b for a, b in zip(self.given_up, self.work(), strict=True)]
+        self.params, self.base = list(common), list(common)
+
+    def anchor(self, common: Vector, lost: Iterable[Vector]) -> bool:
+        for one in lost:
+            self.put_back(one)
+        self.params, self.base = minus(common, self.work()), list(common)
+        return True
+
+
 class Process:
     """One replica: a thread that trains, as the optimizer wrapper does, and one that calls.
 
     Attributes:
         effect: the joint call that it is in, or what else it waits for.
         made: inner steps.
+        parts: its model, by fragment.
+        waits_for: the round that its training needs the outcome of.
         watched: rounds that it followed without work in them.
-        discarded: by fragment, what was done between taking a pseudo-gradient and a merge.
     """
 
     def __init__(self, axis: int, axes: int, schedule: Schedule, history: dict[int, Any]) -> None:
@@ -87,16 +123,13 @@ class Process:
         self.is_valid = False
         self.cut: PCCLError | None = None
         self.outer = Outer(schedule.fragments, axes)
-        self.pipeline = Pipeline(schedule)
-        self.params = [[0] * axes for _ in range(schedule.fragments)]
-        self.base = [[0] * axes for _ in range(schedule.fragments)]
-        self.discarded = [0] * schedule.fragments
+        self.parts = [Part(axes) for _ in range(schedule.fragments)]
+        self.trainee = Trainee(schedule, self.parts, 0.0, self, lambda: 0.0)
         self.queue: deque[Contribution] = deque()
         self.has_joined = False
-        self.todo: list[Launch | Merge] = []
+        self.waits_for: int | None = None
         self.watched = 0
-        self.entry = 0
-        self._taken: dict[int, Vector] = {}
+        self._due: Steps
         self._entries: deque[tuple[Entered, list[Vector]]] = deque()
         self._commits: dict[int, Committed] = {}
         self._history = history
@@ -147,72 +180,46 @@ class Process:
         """Do one thing; False: it has to wait."""
         if not self.has_joined:
             self.has_joined = self._hear()
-            self.todo = [*self.pipeline.due_merges()] if self.has_joined else []
+            if self.has_joined:
+                self.do(self.trainee.begin())
             return self.has_joined
-        if not self.todo:
+        if self.waits_for is None:
             self._make_inner_step()
-            return True
-        action = self.todo[0]
-        if isinstance(action, Launch):
-            self._launch(action)
-        elif self._entries:
-            self._hear()
-            self.todo.clear()
-            return True
-        elif action.number not in self._commits:
-            return False
+        elif self._hear():
+            self._go_on(None)
+        elif self.waits_for in self._commits:
+            self._go_on(self._commits.pop(self.waits_for))
         else:
-            self._merge(action)
-        self.todo.pop(0)
+            return False
         return True
 
+    def do(self, due: Steps) -> None:
+        self._due = due
+        self._go_on(None)
+
+    def _go_on(self, outcome: Committed | None) -> None:
+        try:
+            self.waits_for = self._due.send(outcome).number
+        except StopIteration:
+            self.waits_for = None
+
     def _make_inner_step(self) -> None:
-        for params in self.params:
-            params[self.axis] -= 4**self.made
+        for part in self.parts:
+            part.params[self.axis] -= 4**self.made
         self.made += 1
         self._hear()
-        self.todo = self.pipeline.step(1.0, 0.0)
+        self.do(self.trainee.step(1.0))
 
-    def _launch(self, launch: Launch) -> None:
-        fragment = launch.fragment
-        values = minus(self.base[fragment], self.params[fragment])
-        self.base[fragment] = list(self.params[fragment])
-        self._taken[launch.number] = list(values)
-        self.queue.append(Contribution(launch.number, fragment, launch.weight, values, self.entry))
+    def put(self, contribution: Contribution) -> None:
+        self.queue.append(replace(contribution, values=list(contribution.values)))
 
-    def _merge(self, merge: Merge) -> None:
-        self.pipeline.merged(merge.number, 0.0)
-        common = self._commits.pop(merge.number).contribution.values
-        if merge.is_taken:
-            left = minus(self.base[merge.fragment], self.params[merge.fragment])
-            self.discarded[merge.fragment] += left[self.axis]
-            self.params[merge.fragment] = list(common)
-            self.base[merge.fragment] = list(common)
-            del self._taken[merge.number]
-        else:
-            self.watched += 1
-            self._anchor(merge.fragment, common, [])
-
-    def _anchor(self, fragment: int, common: Vector, lost: list[Vector]) -> None:
-        work = minus(self.base[fragment], self.params[fragment])
-        for one in lost:
-            work = [a + b for a, b in zip(work, one, strict=True)]
-        self.params[fragment], self.base[fragment] = minus(common, work), list(common)
+    def merged(self, merge: Merge, committed: Committed) -> None:
+        self.watched += not merge.is_taken
 
     def _hear(self) -> bool:
         heard = bool(self._entries)
         while self._entries:
-            entered, common = self._entries.popleft()
-            self.entry = entered.entry
-            lost: list[list[Vector]] = [[] for _ in common]
-            for launch in self.pipeline.in_flight():
-                if launch.number not in entered.applied:
-                    self.pipeline.carry(launch)
-                    lost[launch.fragment] += [self._taken.get(launch.number, [0] * len(common[0]))]
-            for fragment, values in enumerate(common):
-                self._anchor(fragment, values, lost[fragment])
-            self._taken.clear()
-            self.pipeline.enter(entered.number, 0.0, is_open=entered.is_open)
+            self.trainee.enter(*self._entries.popleft())
         return heard
 
     @property

@@ -40,18 +40,20 @@ def settle(group: Group) -> None:
 
 
 def finish(group: Group) -> None:
-    """All train until the same round has begun, and merge what is in flight."""
-    goal = max(process.pipeline.number for process in group.alive) + 2
+    """All train until the same round has begun, and make their last ones."""
+    goal = max(process.trainee.pipeline.number for process in group.alive) + 2
     flushed: list[Process] = []
     while len(flushed) < len(group.alive) or not all(one.is_idle for one in group.alive):
         moved = False
         for process in group.alive:
-            if process.todo or process.pipeline.number < goal:
+            number = process.trainee.pipeline.number
+            if process.waits_for is not None or number < goal:
                 moved = process.train() or moved
             elif process not in flushed:
                 if group.schedule.delay in (0, group.schedule.sync_steps):
-                    assert not any(process.discarded), "a merge threw work away"
-                process.todo = [*process.pipeline.flush()]
+                    given_up = [part.given_up[process.axis] for part in process.parts]
+                    assert not any(given_up), "a merge threw work away"
+                process.do(process.trainee.finish())
                 flushed.append(process)
                 moved = True
             moved = process.feed() or moved
@@ -62,16 +64,11 @@ def check(group: Group) -> None:
     assert len({process.outer.content() for process in group.alive}) == 1, "not alike at the end"
     for process in group.alive:
         every_step = sum(4**step for step in range(process.made))
-        work = process.pipeline.position()["work"]
         for fragment, outer in enumerate(process.outer.values):
-            left = [
-                base - here
-                for base, here in zip(process.base[fragment], process.params[fragment], strict=True)
-            ]
-            assert not any(left[: process.axis] + left[process.axis + 1 :])
-            applied, kept = -outer[process.axis], left[process.axis]
-            assert applied + kept + process.discarded[fragment] == every_step
-            assert group.applied[process.axis][fragment] + work[fragment] == process.made
+            part = process.parts[fragment]
+            assert not any(part.work()), "left over"
+            assert -outer[process.axis] + part.given_up[process.axis] == every_step
+            assert group.applied[process.axis][fragment] == process.made
     for outer in group.alive[0].outer.values:
         assert all(_digits(-axis) <= {"0", "1"} for axis in outer), "twice, or of the dead twice"
 
@@ -120,6 +117,6 @@ def test_scenarios_have_everything_in_them(delay: int) -> None:
         live(group, 600, 0.05)
         settle(group)
         seen["shared"] += sum(1 for axis in group.applied if axis[0]) > 1
-        seen["again"] += max(process.entry for process in group.alive) > 1
+        seen["again"] += max(process.trainee.entry for process in group.alive) > 1
         seen["open"] += any(process.watched for process in group.alive)
     assert min(seen.values()) >= 5, seen

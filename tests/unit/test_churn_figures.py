@@ -15,10 +15,10 @@ def inner(step: int) -> dict[str, Any]:
     return {"event": "InnerStep", "step": step}
 
 
-def outer(revision: int, fragment: int, own: float, total: float) -> dict[str, Any]:
+def outer(number: int, fragment: int, own: float, total: float) -> dict[str, Any]:
     return {
         "event": "OuterStep",
-        "revision": revision,
+        "number": number,
         "fragment": fragment,
         "own_weight": own,
         "total_weight": total,
@@ -38,29 +38,30 @@ def test_all_steps_are_in_the_averages() -> None:
         outer(2, 0, 80.0, 160.0),
         {"event": "Evaluated", "loss": 1.5},
     ]
-    found = survivor("a", log, sync_every=10, fragments=1, tokens=TOKENS)
+    found = survivor("a", log, fragments=1, tokens=TOKENS)
     assert (found.inner_steps, found.lost_steps, found.entries, found.loss) == (20, 0, 1, 1.5)
     assert tokens_of([log], 1) == 400.0
 
 
 def test_a_lost_round_shows() -> None:
     log = [met(3), inner(10), outer(1, 0, 80.0, 240.0), met(4), inner(20), outer(2, 0, 0.0, 160.0)]
-    found = survivor("a", log, sync_every=10, fragments=1, tokens=TOKENS)
+    found = survivor("a", log, fragments=1, tokens=TOKENS)
     assert (found.lost_steps, found.entries) == (10, 2)
 
 
-def test_fragments_that_are_not_due_at_the_end_are_not_lost() -> None:
-    # Of 40 steps: fragment 0 after 10, 30 steps; 1 after 20, 40; ten steps of 0 are left.
+def test_with_fragments_each_counts_the_steps_since_its_own_round() -> None:
+    # Of 40 steps: fragment 0 after 10, 30 steps, and in a last round; 1 after 20, 40.
     log = [
         inner(40),
         outer(1, 0, 80.0, 80.0),
         outer(2, 1, 160.0, 160.0),
         outer(3, 0, 160.0, 160.0),
         outer(4, 1, 160.0, 160.0),
+        outer(5, 0, 80.0, 80.0),
     ]
-    found = survivor("a", log, sync_every=20, fragments=2, tokens=TOKENS)
-    assert found.lost_steps == 0
-    assert tokens_of([log[:3], log[2:]], 2) == 280.0
+    assert survivor("a", log, fragments=2, tokens=TOKENS).lost_steps == 0
+    assert survivor("a", log[:-1], fragments=2, tokens=TOKENS).lost_steps == 10
+    assert tokens_of([log[:3], log[2:]], 2) == 320.0
 
 
 def test_outer_steps_that_nobody_has_seen_are_told() -> None:

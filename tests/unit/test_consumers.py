@@ -25,7 +25,7 @@ from pccl.bindings.events import (
 
 OUTER = OuterStep(
     step=100,
-    revision=7,
+    number=7,
     fragment=2,
     contributors=(1, 4, 9),
     own_weight=25.0,
@@ -83,7 +83,7 @@ def test_each_event_is_one_line(tmp_path: Path) -> None:
         {
             "event": "OuterStep",
             "step": 100,
-            "revision": 7,
+            "number": 7,
             "fragment": 2,
             "contributors": [1, 4, 9],
             "own_weight": 25.0,
@@ -239,7 +239,7 @@ def drawn(*events: Event | Evaluated, every_inner: int = 1) -> list[tuple[str, f
 
 def test_curves_of_an_outer_step() -> None:
     assert drawn(OUTER) == [
-        ("outer_step/revision", 7.0, 100),
+        ("outer_step/number", 7.0, 100),
         ("outer_step/contributors", 3.0, 100),
         ("outer_step/own_weight", 25.0, 100),
         ("outer_step/total_weight", 75.5, 100),

@@ -144,7 +144,7 @@ def test_work_outlives_the_open_round_that_follows_a_return(
     one.step()  # round 6, alone, with all 4 steps
     assert one.value == 86.0
     assert [one["weight"] for one in one.comm.options] == [2.0, 0.0, 4.0]
-    assert one.optimizer.revision == 7
+    assert one.optimizer.outer_steps == 7
 
 
 def test_who_has_done_nothing_does_not_pay_what_it_owes(trained: Callable[..., Trained]) -> None:
@@ -203,7 +203,7 @@ def test_what_a_listener_raises_does_not_keep_it_from_entering(
     with pytest.raises(KeyError, match="mine"):
         one.step()
     one.step()
-    assert one.optimizer.revision == 1
+    assert one.optimizer.outer_steps == 1
 
 
 def test_outcomes_are_forgotten_when_they_are_merged(trained: Callable[..., Trained]) -> None:
@@ -329,15 +329,6 @@ def test_ctrl_c_in_the_first_step_does_no_harm(trained: Callable[..., Trained]) 
     assert one.value == 3.0 - 1.0
 
 
-def test_steps_that_are_left_out_weigh_nothing(trained: Callable[..., Trained]) -> None:
-    one = trained(sync_every=4)
-    one.steps(2)
-    one.optimizer.finish()
-    assert one.value == 0.0
-    one.steps(2)
-    assert [reduce["weight"] for reduce in one.comm.options] == [2.0]
-
-
 def test_options_get_a_feedback_for_each_fragment(trained: Callable[..., Trained]) -> None:
     own = pccl.ErrorFeedback()
     options = pccl.QuantizationOptions(format="int8", block=64, error_feedback=own, name="mine")
@@ -360,16 +351,38 @@ def test_a_checkpoint_does_not_change_the_outer_settings(trained: Callable[..., 
     assert outer.fragments[0].optimizer.param_groups[0]["lr"] == 1.0
 
 
-def test_what_finish_leaves_out_is_said(
+def test_finish_averages_what_was_not_averaged_yet(
     trained: Callable[..., Trained], caplog: pytest.LogCaptureFixture
 ) -> None:
     one = trained(sync_every=4)
     one.steps(4)
     one.optimizer.finish()
-    assert not caplog.records
+    assert one.value == -4.0
     one.steps(3)
     one.optimizer.finish()
-    assert "leaves out the 3 inner steps since the last synchronization" in caplog.text
+    one.optimizer.finish()  # nothing is left
+    assert one.value == -7.0
+    assert [each["weight"] for each in one.comm.options] == [4.0, 3.0]
+    assert (one.optimizer.round, one.optimizer.steps) == (2, 7)
+    one.steps(5)  # the round that came early was that of step 8
+    assert [each["weight"] for each in one.comm.options] == [4.0, 3.0, 5.0]
+    assert (one.optimizer.round, one.optimizer.steps) == (3, 12)
+    assert not caplog.records
+
+
+def test_what_finish_leaves_out_is_said(
+    trained: Callable[..., Trained], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was cut off in its last round, and the others have made theirs without it."""
+    one = trained(sync_every=4)
+    one.steps(3)
+    one.comm.reduces += [cut_off]
+    one.comm.syncs += [one.replaced(100.0, 5, is_open=False)]
+    one.optimizer.finish()
+    assert one.value == 100.0
+    assert "leaves out inner steps of a weight of 3 together" in caplog.text
+    one.steps(4)
+    assert [each["weight"] for each in one.comm.options] == [3.0, 4.0]  # they weigh nothing more
 
 
 def test_min_peers_may_come_from_the_environment(

@@ -27,10 +27,10 @@ from pccl.bindings.events import (
 from pccl.bindings.status_line import Plain, Tally, Writer
 
 
-def outer(step: int, revision: int, *, tx_bytes: int = 600_000) -> OuterStep:
+def outer(step: int, number: int, *, tx_bytes: int = 600_000) -> OuterStep:
     return OuterStep(
         step=step,
-        revision=revision,
+        number=number,
         fragment=0,
         contributors=(1, 2, 3),
         own_weight=1.0,
@@ -83,7 +83,7 @@ def test_everything_together() -> None:
             InnerStep(step=1201, seconds=0.1875),
             outer(1201, 13, tx_bytes=0),
         )
-        == "step 1201, 8 steps/s, revision 13, 4 peers, sent 12.3 MB, hidden 3.5 s, exposed 0.5 s"
+        == "step 1201, 8 steps/s, outer step 13, 4 peers, sent 12.3 MB, hidden 3.5 s, exposed 0.5 s"
     )
 
 

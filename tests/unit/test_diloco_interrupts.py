@@ -1,0 +1,69 @@
+"""Ctrl-C while a model is taken over comes afterwards."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from pccl.bindings.diloco import interrupts
+
+
+@pytest.fixture(autouse=True)
+def handler() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_is_raised_at_the_end() -> None:
+    done: list[str] = []
+
+    def work() -> None:
+        with interrupts.put_off():
+            signal.raise_signal(signal.SIGINT)
+            done.append("all")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["all"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_it_is_raised_at_the_end_of_the_outermost() -> None:
+    done: list[str] = []
+
+    def work() -> None:
+        with interrupts.put_off():
+            with interrupts.put_off():
+                signal.raise_signal(signal.SIGINT)
+            done.append("all")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["all"]
+
+
+def test_an_error_comes_out_as_it_is() -> None:
+    with pytest.raises(ValueError, match="mine"), interrupts.put_off():
+        raise ValueError("mine")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_other_threads_and_ignored_signals_are_left_alone() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with interrupts.put_off():
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    seen: list[object] = []
+
+    def look() -> None:
+        with interrupts.put_off():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]
