@@ -92,7 +92,7 @@ def test_a_death_in_every_phase(mode: Mode, phase: LifePhase) -> None:
     "seed",
     [
         82,  # a round was lost with the run that it belonged to, and its work taken for applied
-        125,  # a master that had lost its majority went on with a newcomer, which the checker blamed
+        125,  # without its majority a master went on with a newcomer, and the checker blamed it
         245,  # who was cut off was refused once, and gave up
         301,  # nobody could give the shared state for a while, and who lacked it gave up
         596,  # who had all of the work was frozen, and the run began anew with a newcomer
