@@ -73,5 +73,7 @@ def _plain(cost: dict[str, Any]) -> str:
         f"{cost['mode']:9}  {cost['steps_per_s']:8.2f} steps/s, "
         f"median step {cost['median_step_ms']:7.2f} ms, "
         f"{cost['outer_steps']:3} outer steps, exposed {cost['exposed_s']:6.2f} s, "
-        f"hidden {cost['hidden_s']:6.2f} s, sent {cost['tx_bytes'] / 1e6:.2f} MB"
+        f"hidden {cost['hidden_s']:6.2f} s, sent {cost['tx_bytes'] / 1e6:.2f} MB; of a step "
+        f"{cost['compute_ms']:.1f} ms computed, {cost['queue_ms']:.1f} queued, "
+        f"{cost['lock_ms']:.1f} locked, {cost['others_ms']:.1f} of other threads"
     )

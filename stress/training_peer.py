@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,7 +42,22 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a peer has measured."""
+    """What a peer has measured: in all steps together, without what follows them.
+
+    Attributes:
+        mode: of the wrapper.
+        parameters: of the model.
+        steps_per_s: of the training loop.
+        median_step_ms: how long one took.
+        outer_steps: merged meanwhile.
+        exposed_s: how long the training thread has waited for them.
+        hidden_s: how long they took besides.
+        tx_bytes: sent for them.
+        compute_ms: of a step, in the mean: the training thread was on a processor.
+        queue_ms: likewise: it was ready, and all processors were busy.
+        lock_ms: likewise: it waited for something else than an outer step; the interpreter's lock.
+        others_ms: likewise: processor time of the other threads of this process.
+    """
 
     mode: str
     parameters: int
@@ -51,6 +67,31 @@ class Cost:
     exposed_s: float
     hidden_s: float
     tx_bytes: int
+    compute_ms: float
+    queue_ms: float
+    lock_ms: float
+    others_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Of this thread and its process, in seconds."""
+
+    wall_s: float
+    cpu_s: float
+    queue_s: float
+    process_s: float
+
+    @classmethod
+    def now(cls) -> Times:
+        """Up to now. Where the kernel does not tell how long a thread was queued it is 0."""
+        try:
+            words = Path("/proc/thread-self/schedstat").read_text("ascii").split()
+        except OSError:
+            words = ["0", "0"]
+        return cls(
+            time.perf_counter(), time.thread_time(), int(words[1]) / 1e9, time.process_time()
+        )
 
 
 def options_of(mode: str, load: Load) -> dict[str, Any]:
@@ -94,7 +135,7 @@ def be_a_peer(master: str, listen: str, advertise: str, mode: str, peers: int, l
                 **options_of(mode, load),
             )
             optimizer.join()
-        start_s = time.perf_counter()
+        start = Times.now()
         taken_s: list[float] = []
         for _ in range(load.steps):
             began_s = time.perf_counter()
@@ -102,19 +143,33 @@ def be_a_peer(master: str, listen: str, advertise: str, mode: str, peers: int, l
             torch.autograd.backward(torch.nn.functional.mse_loss(model(x), x))
             optimizer.step()
             taken_s.append(time.perf_counter() - began_s)
-        whole_s = time.perf_counter() - start_s
+        end, merged = Times.now(), list(told)
         if mode != "silent":
             optimizer.finish()
             optimizer.close()
+    wall_s, cpu_s, queue_s = (
+        end.wall_s - start.wall_s,
+        end.cpu_s - start.cpu_s,
+        end.queue_s - start.queue_s,
+    )
+    exposed_s = sum(event.exposed_s for event in merged)
+
+    def per_step_ms(seconds: float) -> float:
+        return round(1000 * seconds / load.steps, 2)
+
     return Cost(
-        mode,
-        sum(parameter.numel() for parameter in model.parameters()),
-        round(load.steps / whole_s, 2),
-        round(1000 * statistics.median(taken_s), 3),
-        len(told),
-        round(sum(event.exposed_s for event in told), 2),
-        round(sum(event.hidden_s for event in told), 2),
-        sum(event.tx_bytes for event in told),
+        mode=mode,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        steps_per_s=round(load.steps / wall_s, 2),
+        median_step_ms=round(1000 * statistics.median(taken_s), 3),
+        outer_steps=len(merged),
+        exposed_s=round(exposed_s, 2),
+        hidden_s=round(sum(event.hidden_s for event in merged), 2),
+        tx_bytes=sum(event.tx_bytes for event in merged),
+        compute_ms=per_step_ms(cpu_s),
+        queue_ms=per_step_ms(queue_s),
+        lock_ms=per_step_ms(wall_s - cpu_s - queue_s - exposed_s),
+        others_ms=per_step_ms(end.process_s - start.process_s - cpu_s),
     )
 
 
