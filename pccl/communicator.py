@@ -367,8 +367,9 @@ class Communicator(CommunicatorBase):
             expect_unchanged: raise StateMismatch, for all members, rather than receive anything.
             resume: what counts if nobody has the revision that the group is at: ``"never"``
                 nothing, and StateUnavailable is raised; ``"highest"`` the highest that anybody has;
-                ``"advanced"`` likewise, but not 0 once the group has got beyond it. The same for
-                all members.
+                ``"advanced"`` likewise, but not 0 once the group has got beyond it, and a higher
+                revision than expected wins if it comes from the group's last synchronization. The
+                same for all members.
             in_place: let pieces be written straight into the tensors, without room of their own:
                 if it fails, the tensors are undefined. Only for the first synchronization.
             staging_bytes_max: pieces wait in memory until all are here; more than so many bytes

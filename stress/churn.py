@@ -20,6 +20,7 @@ import pccl
 from pccl.cli.bench.crew import Crew, ProcessDied
 from pccl.cli.streams import writing
 from pccl.stress.churn_figures import Survivor, survivor, tokens_of
+from pccl.stress.gpt_options import gpt_options
 
 PROGRESS = re.compile(r"step (\d+): held-out loss")
 WEIGHTS = re.compile(r"weights: (\w+)")
@@ -110,22 +111,10 @@ class Outcome:
     show_default=True,
     help="One is killed, and one joins.",
 )
-@click.option("--steps", type=click.IntRange(1), default=4000, show_default=True)
 @click.option("--mode", type=click.Choice(["sync", "delayed", "streaming"]), default="streaming")
 @click.option("--compression", help="A wire format.")
-@click.option("--sync-every", type=click.IntRange(1), default=40, show_default=True)
-@click.option("--width", type=click.IntRange(4), default=64, show_default=True)
-@click.option("--layers", type=click.IntRange(1), default=2, show_default=True)
-@click.option("--batch", type=click.IntRange(1), default=4, show_default=True)
-@click.option("--context", type=click.IntRange(1), default=128, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option(
-    "--example",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    default=Path("examples/train_gpt.py"),
-    show_default=True,
-    help="It is in the repository.",
-)
+@gpt_options(steps=6000, sync_every=40, width=64, layers=2, batch=4, context=128)
 @click.option("--json", "as_json", is_flag=True, help="Print one object for each run.")
 def churn(
     peers: int, every_s: float, steps: int, example: Path, as_json: bool, **load: Any

@@ -23,6 +23,7 @@ from rich.table import Table
 
 from pccl.cli.bench.crew import Crew, ProcessDied
 from pccl.cli.streams import writing
+from pccl.stress.gpt_options import gpt_options
 from pccl.stress.quality_figures import SEEDS_MAX, Excess, Row, Run, seen_in, table
 from pccl.stress.quality_grid import VARIANTS, Job, Variant
 
@@ -46,21 +47,16 @@ def _seeds(context: click.Context, parameter: click.Parameter, text: str) -> tup
 @click.option("--variant", "names", type=click.Choice(list(VARIANTS)), multiple=True)
 @click.option("--seeds", default="1,2,3", callback=_seeds, show_default=True)
 @click.option("--peers", type=click.IntRange(1, 16), default=2, show_default=True)
-@click.option("--steps", type=click.IntRange(1), default=8000, show_default=True)
-@click.option("--sync-every", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--width", type=click.IntRange(4), default=32, show_default=True)
-@click.option("--layers", type=click.IntRange(1), default=2, show_default=True)
-@click.option("--batch", type=click.IntRange(1), default=8, show_default=True)
-@click.option("--context", type=click.IntRange(1), default=64, show_default=True)
 @click.option("--warm-up", type=click.IntRange(0), default=100, show_default=True)
-@click.option("--evaluate-every", type=click.IntRange(1), default=800, show_default=True)
-@click.option("--held-out", type=click.IntRange(1), default=512, show_default=True)
-@click.option(
-    "--example",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    default=Path("examples/train_gpt.py"),
-    show_default=True,
-    help="It is in the repository.",
+@gpt_options(
+    steps=8000,
+    sync_every=20,
+    width=32,
+    layers=2,
+    batch=8,
+    context=64,
+    evaluate_every=800,
+    held_out=512,
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one object per variant.")
 def quality(

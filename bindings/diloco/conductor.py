@@ -19,6 +19,7 @@ import torch
 
 import pccl
 from pccl.bindings.diloco.compression import Compression
+from pccl.bindings.diloco.ledger import Revisions
 from pccl.bindings.diloco.outer import OuterParameters
 from pccl.bindings.diloco.rounds import (
     Average,
@@ -55,7 +56,7 @@ _log = logging.getLogger("pccl.diloco")
 SAY_EVERY_S = 10.0
 """That peers are missing."""
 
-_taken: weakref.WeakSet[pccl.Communicator] = weakref.WeakSet()
+_served: weakref.WeakSet[pccl.Communicator] = weakref.WeakSet()
 """Communicators that serve a conductor, or have."""
 
 
@@ -94,7 +95,7 @@ class Conductor:
         self._said_s = -math.inf
         self._failure: BaseException | None = None
         self._is_idle = self._has_ended = self._is_closing = False
-        self._synced_revision: int | None = None
+        self._revisions = Revisions(outer.ledger)
         self._thread = threading.Thread(target=self._run, name="pccl-diloco", daemon=True)
 
     # -- the training thread -----------------------------------------------------------------------
@@ -105,12 +106,13 @@ class Conductor:
         Raises:
             ValueError: the communicator serves another one.
         """
-        if self._comm in _taken:
+        if self._comm in _served:
             raise ValueError(
                 "this communicator serves, or has served, another DiLoCo; make a new Communicator"
             )
-        _taken.add(self._comm)
-        self._synced_revision = self._outer.state.revision or None
+        _served.add(self._comm)
+        if self._outer.state.revision:
+            self._revisions.synced(self._outer.state.revision)
         self._thread.start()
 
     def outcome(self, number: int) -> Committed:
@@ -296,10 +298,10 @@ class Conductor:
 
     def _sync(self) -> Members:
         state = self._outer.state
-        state.revision = self._outer.ledger.revision_after(self._synced_revision)
+        state.revision = self._revisions.next()
         began_s = time.monotonic()
         info = self._comm.sync_shared_state(state, resume="advanced")
-        self._synced_revision = info.revision
+        self._revisions.synced(info.revision)
         if info.tx_bytes or info.rx_bytes:
             took_s = time.monotonic() - began_s
             self._notify(Synced(info.revision, info.tx_bytes, info.rx_bytes, took_s))

@@ -45,19 +45,6 @@ class Ledger:
         """Whether the members are in this round: who enters has to take part in it."""
         return bool(self._head[1])
 
-    def revision_after(self, synced: int | None) -> int:
-        """The revision with which the state goes into the next synchronization.
-
-        A newcomer has synchronized nothing, and comes with a beginning: 0. But if it has replayed
-        rounds before it was admitted, and all who made them are gone, it is the one who has them.
-
-        Args:
-            synced: revision as of the last synchronization, or of a checkpoint; None: of none.
-        """
-        if synced is None and not self.number:
-            return 0
-        return max(synced or 0, self.number) + 1
-
     def open(self) -> None:
         """The members begin the round."""
         self._head[1] = 1
@@ -85,3 +72,32 @@ class Ledger:
         if row[0] != number + 1 or not row[1]:
             return True
         return peer in row[2 : 1 + row[1]].tolist()
+
+
+class Revisions:
+    """The revisions with which the shared state goes into synchronizations.
+
+    A newcomer has synchronized nothing, and comes with a beginning: 0. But if it has replayed
+    rounds before it was admitted, and all who made them are gone, it is the one who has them. A
+    round since the last synchronization counts, too: who was cut off from it has less to offer.
+
+    Args:
+        ledger: of the state.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._synced: int | None = None
+        self._number = 0
+        """Of the ledger then."""
+
+    def synced(self, revision: int) -> None:
+        """The state was synchronized with this, or comes from a checkpoint that was."""
+        self._synced, self._number = revision, self._ledger.number
+
+    def next(self) -> int:
+        """What to offer in the next one."""
+        number = self._ledger.number
+        if self._synced is None:
+            return number + 1 if number else 0
+        return max(self._synced + number - self._number, number) + 1

@@ -32,6 +32,8 @@ def named_parameters(
         ValueError: none, or others than ``inner`` trains.
     """
     named: dict[int, tuple[str, torch.Tensor]] = {}
+    if isinstance(params, torch.nn.Module):
+        raise TypeError("params must be the parameters of the model: pass model.parameters()")
     for name, tensor in _flattened(params):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(

@@ -88,7 +88,8 @@ class Telling:
             exposed_s: how long the training thread has waited for it.
         """
         average, contribution = committed.average, committed.contribution
-        is_alone = len(average.contributors) == 1
+        # With members that have just come, and add nothing yet, it is not.
+        is_alone = len(average.contributors) == 1 and len(self.members) == 1
         if is_alone and not self._is_alone:
             self._events.append(TrainsAlone(step=step))
         self._is_alone = is_alone

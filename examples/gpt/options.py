@@ -9,9 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+import pccl
 from gpt.model import Shape
 
 MODES = ("alone", "data-parallel", "sync", "delayed", "streaming")
+FORMATS = tuple(wire.label for wire in pccl.WireFormat)
+"""What ``--compression`` may be."""
+
 FRAGMENTS, MIXING = 4, 0.5
 """Of streaming, if nothing else is said."""
 
@@ -166,7 +170,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="M",
         help=f"Nesterov's, of the outer optimizer (delayed: 0, else {OUTER_MOMENTUM})",
     )
-    add("--compression", metavar="FORMAT", help="int8, int4, ... (none)")
+    add("--compression", choices=FORMATS, metavar="FORMAT", help=f"{', '.join(FORMATS)}")
     add("--min-peers", type=positive, metavar="N", help="begin with so many (all that launch made)")
 
     add = parser.add_argument_group("model").add_argument

@@ -22,6 +22,9 @@ from pccl.transports.base import Address, Connection, Transport
 
 _log = logging.getLogger("pccl.peer")
 
+SAY_EVERY_S = 10
+"""That a member still looks for its master."""
+
 
 class ControlKeeper:
     """At most one control connection, or an attempt to make one.
@@ -61,6 +64,8 @@ class ControlKeeper:
         self._timer: Timer | None = None
         self._dial_task: asyncio.Task[None] | None = None
         self._stream: ControlStream | None = None
+        self._lost_ns = self._said_ns = 0
+        """When the connection was lost, and when that was said last; 0: it is there."""
 
     @property
     def address(self) -> Address:
@@ -111,6 +116,7 @@ class ControlKeeper:
             # lost: whoever answers instead has proven nothing, unless he knows the token.
             for_good = AnotherRun if own.peer else HandshakeRefused
             self._failures += 1
+            self._say_lost(error.reason)
             if isinstance(error, for_good) and self._all_had_their_turn:
                 self._feed(ControlMessage(Refused(None, error.reason)))
             else:
@@ -134,10 +140,23 @@ class ControlKeeper:
         def on_closed(reason: str) -> None:
             if self._stream is stream:
                 self._stream, self._failures = None, 0
+                self._lost_ns = self._clock.now_ns()
+                self._say_lost(reason)
                 self._feed(ControlClosed(reason))
 
         self._stream = stream = ControlStream(connection, on_message, on_closed)
+        if self._said_ns:
+            _log.warning("connected to the master %s again", address)
+        self._lost_ns = self._said_ns = 0
         self._feed(ControlOpened(remote.run, remote.term))
+
+    def _say_lost(self, reason: str) -> None:
+        now_ns = self._clock.now_ns()
+        due = not self._said_ns or now_ns - self._said_ns >= SAY_EVERY_S * NS_PER_S
+        if self._lost_ns and due and self._identify().peer:
+            self._said_ns = now_ns
+            lost_s = (now_ns - self._lost_ns) // NS_PER_S
+            _log.warning("looking for a master for %d s: %s", lost_s, reason)
 
     @property
     def _all_had_their_turn(self) -> bool:

@@ -14,7 +14,9 @@
 4. **Lost revision.** If no valid contents are offered, the call fails and changes nothing. With
    ``resume="highest"`` the highest revision on offer is valid instead, of any lineage; contents
    that lack something committed count only if there are no others. ``resume="advanced"`` is the
-   same, except that revision 0 does not count in a group that has synchronized a higher one.
+   same, except that revision 0 does not count in a group that has synchronized a higher one; and
+   while there are valid contents, a higher revision of the same lineage is valid instead of them:
+   its holder has got further since the last synchronization, in a call that the others missed.
 5. **Election.** RECEIVE_ONLY members offer nothing. Of the contents with a valid holder, those that
    most members offer win; votes of outdated holders count. Of equals, those win whose first valid
    holder comes first in the ring.
@@ -138,9 +140,10 @@ def _footing(members: _Members, standing: _Members, expected: Expected) -> _Foot
     """Rules 3 and 4. None: there is nothing to go on with."""
     fresh = [offer for offer in standing.values() if not offer.stale]
     if expected.revision:
-        valid = [peer for peer, offer in members.items() if _meets(offer, expected)]
+        at = Expected(_revision_met(fresh, expected), expected.lineage)
+        valid = [peer for peer, offer in members.items() if _meets(offer, at)]
         if not standing.keys().isdisjoint(valid):
-            return _Footing(expected.revision, frozenset(valid))
+            return _Footing(at.revision, frozenset(valid))
     elif fresh:
         return _highest(members, fresh)
     if not standing:
@@ -154,6 +157,16 @@ def _footing(members: _Members, standing: _Members, expected: Expected) -> _Foot
         if pool:
             return _highest(members, pool)
     return None
+
+
+def _revision_met(fresh: Collection[Offer], expected: Expected) -> int:
+    """With which revision contents are valid in a group that has synchronized before."""
+    further = (
+        offer.revision
+        for offer in fresh
+        if offer.resume is Resume.ADVANCED and offer.lineage == expected.lineage
+    )
+    return max([expected.revision, *further])
 
 
 def _meets(offer: Offer, expected: Expected) -> bool:

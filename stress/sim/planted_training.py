@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from unittest.mock import patch
 
-from pccl.bindings.diloco.ledger import Ledger
+from pccl.bindings.diloco.ledger import Ledger, Revisions
 from pccl.bindings.diloco.pipeline import Launch, Pipeline
 from pccl.collectives.residual import Residual
 from pccl.error_feedback import ErrorFeedback
@@ -49,6 +49,19 @@ def _contributors_kept_back(stack: ExitStack) -> None:
     stack.enter_context(patch.object(Ledger, "close", terse))
 
 
+def _rounds_not_counted(stack: ExitStack) -> None:
+    """A round since the last synchronization does not count in the revision."""
+    following = Revisions.next
+
+    def one_more(revisions: Revisions) -> int:
+        known = vars(revisions)
+        if known["_synced"] is None:
+            return following(revisions)
+        return int(max(known["_synced"], known["_ledger"].number)) + 1
+
+    stack.enter_context(patch.object(Revisions, "next", one_more))
+
+
 def _residual_stays(stack: ExitStack) -> None:
     """What a round has left out is not added to the next one."""
 
@@ -83,6 +96,7 @@ PLANTED_IN_TRAINING: dict[str, Callable[[ExitStack], None]] = {
     "flights_forgotten": _flights_forgotten,
     "contributors_kept_back": _contributors_kept_back,
     "residual_stays": _residual_stays,
+    "rounds_not_counted": _rounds_not_counted,
     "residual_advances_always": _residual_advances_always,
     "residual_paid_twice": _residual_paid_twice,
 }

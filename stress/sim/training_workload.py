@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from pccl.bindings.diloco.ledger import Revisions
 from pccl.bindings.diloco.pipeline import Merge
 from pccl.bindings.diloco.rounds import (
     Average,
@@ -172,7 +173,7 @@ class _Life:
         self._trainee = Trainee(schedule, self._replica.parts, 0.0, self, lambda: self._now_s)
         self._rounds = Rounds(schedule, self._outer, self._notify, training.min_peers)
         self._steps = self._steps_at_entry = 0
-        self._synced_revision: int | None = None
+        self._revisions = Revisions(self._outer.ledger)
         self._queue: deque[Contribution | None] = deque()
         self._entries: deque[tuple[Entered, Held, Held]] = deque()
         self._commits: dict[int, Committed] = {}
@@ -394,7 +395,7 @@ class _Life:
 
     async def _sync(self) -> Members:
         outer, process = self._outer, self._process
-        outer.revision = outer.ledger.revision_after(self._synced_revision)
+        outer.revision = self._revisions.next()
         before = outer.contents()
         request = SyncRequest(
             outer, SyncPurpose.SYNC, SharedStateSyncStrategy.ENFORCE_POPULAR, Resume.ADVANCED
@@ -405,7 +406,7 @@ class _Life:
             if outer.contents() != before:
                 raise Violation(f"{self._who}: a failed synchronization has changed it") from None
             raise
-        self._synced_revision = report.elected.revision
+        self._revisions.synced(report.elected.revision)
         operation = InRun(process.run, report.operation)
         self._line = self._training_checkers.synced(
             self._who,

@@ -147,6 +147,44 @@ def test_a_round_that_one_has_opened_is_called_off_by_most() -> None:
     assert verdict.endings == {"finished": scenario.peers}
 
 
+def test_who_missed_a_round_does_not_take_it_back() -> None:
+    """Two are frozen; the others commit a round, and are frozen before they synchronize."""
+    drawn = draw_to_train(4)
+    assert drawn.training is not None
+    training = replace(
+        drawn.training,
+        mode=Mode.DELAYED,
+        fragments=1,
+        sync_steps=4,
+        sync_s=0.0,
+        delay=1,
+        min_peers=2,
+        step_ns=19_336_171,
+    )
+    first = [Freeze(1700 * MS, peer, 7300 * MS) for peer in (0, 1)]
+    rest = [Freeze(4120 * MS, peer, 4880 * MS) for peer in (2, 3)]
+    scenario = replace(
+        drawn,
+        peers=4,
+        late_peers=0,
+        latency_ns=40 * MS,
+        training=training,
+        faults=(*first, *rest),
+        timing=TIMINGS["quick"],
+        standby=False,
+        stop_ns=4640 * MS,
+        settles_ns=20_000 * MS,
+    )
+    verdict = run_scenario(scenario)
+    assert verdict.violation is None
+    assert verdict.done["run given up"] == 0
+    assert verdict.endings == {"finished": 4}
+    with planted("rounds_not_counted"):
+        verdict = run_scenario(scenario)
+    assert verdict.violation is not None
+    assert "has taken back what peer" in verdict.violation
+
+
 def test_the_work_of_a_run_is_waited_for() -> None:
     """The only one who has it is frozen for 15 seconds, while newcomers are admitted."""
     verdict = run_training_seed(596)

@@ -86,6 +86,11 @@ def elect(  # noqa: PLR0915 - the rules, one after the other
         if rule == "expected":
             matches = own.revision == expected.revision and own.lineage == expected.lineage
             return matches and not own.stale
+        if rule == "further":  # than anybody else of the same line
+            line = [r for r in fresh if everyone[r].lineage == expected.lineage]
+            best = sorted(everyone[r].revision for r in line)[-1:]
+            is_best = [own.revision] == best and own.lineage == expected.lineage
+            return is_best and own.revision > expected.revision and not own.stale
         pool = {"highest": fresh, "highest of the stale": standing}[rule]
         reached = [everyone[other].revision for other in pool]
         return (
@@ -95,12 +100,14 @@ def elect(  # noqa: PLR0915 - the rules, one after the other
         )
 
     rules = ["highest"] if expected.revision == 0 else ["expected"]
+    if everyone[0].resume is Resume.ADVANCED and expected.revision > 0:
+        rules = ["further", "expected"]
     if everyone[0].resume is not Resume.NEVER:
         rules += ["highest", "highest of the stale"]
     valid: list[int] = []
     for rule in rules:
         valid = [r for r in ranks if right_revision(r, rule)]
-        is_lost = rule != "expected" and expected.revision > 1
+        is_lost = rule.startswith("highest") and expected.revision > 1
         if everyone[0].resume is Resume.ADVANCED and is_lost:
             valid = [r for r in valid if everyone[r].revision > 0]
         if any(r in standing for r in valid):

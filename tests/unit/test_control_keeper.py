@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+import pytest
+
 from pccl.protocol import messages as msg
 from pccl.protocol.handshake import NOBODY
 from pccl.protocol.limits import Timing
@@ -133,6 +135,29 @@ def test_where_it_was_known_last_is_tried_first() -> None:
     assert isinstance(world.events[-1], ControlClosed)
     turns = [world.attempt() for _ in range(4)]
     assert turns == [SECOND, FIRST, THIRD, SECOND]
+    world.close()
+
+
+def test_that_the_master_is_gone_is_said_at_once_and_then_now_and_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("WARNING", logger="pccl.peer")
+    world = World(FIRST)
+    server = world.serve(FIRST)
+    registered = world.register()
+    world.identity = Identity(registered.peer, registered.run, registered.term)
+    server.close()
+    world.network.hosts["master1"].crash()
+    world.run(0.1)
+    for _ in range(5):
+        world.run(2.9)
+        world.attempt()
+    world.serve(FIRST)
+    assert [type(event) for event in world.dial()] == [ControlOpened]
+    first, second, last = caplog.messages
+    assert first.startswith("looking for a master for 0 s: ")
+    assert second.startswith("looking for a master for 12 s: ")
+    assert last == f"connected to the master {FIRST} again"
     world.close()
 
 

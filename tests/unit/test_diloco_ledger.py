@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl.bindings.diloco.ledger import CONTRIBUTORS_MAX, ROUNDS_KEPT, Ledger
+from pccl.bindings.diloco.ledger import CONTRIBUTORS_MAX, ROUNDS_KEPT, Ledger, Revisions
 
 
 def empty() -> Ledger:
@@ -35,13 +35,26 @@ def test_a_round_opens_and_closes() -> None:
 
 def test_who_has_replayed_rounds_offers_more_than_who_has_nothing() -> None:
     ledger = empty()
-    assert ledger.revision_after(None) == 0  # a beginning
-    assert ledger.revision_after(0) == 1
+    revisions = Revisions(ledger)
+    assert revisions.next() == 0  # a beginning
     ledger.close([1])
     ledger.close([1])
-    assert ledger.revision_after(None) == 3
-    assert ledger.revision_after(0) == 3
-    assert ledger.revision_after(4) == 5  # a synchronization without a round counts, too
+    assert revisions.next() == 3
+
+
+def test_each_synchronization_and_each_round_counts() -> None:
+    ledger = empty()
+    revisions = Revisions(ledger)
+    revisions.synced(0)
+    assert revisions.next() == 1
+    ledger.close([1])
+    assert revisions.next() == 2
+    revisions.synced(4)
+    assert revisions.next() == 5
+    ledger.close([1])
+    assert revisions.next() == 6
+    revisions.synced(1)  # a run that was lost, and its work with it
+    assert revisions.next() == 3
 
 
 def test_a_round_without_contributors_has_nobodys_work() -> None:

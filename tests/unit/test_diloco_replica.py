@@ -225,6 +225,8 @@ def test_what_cannot_be_averaged_is_refused_in_words() -> None:
         named_parameters([("a", first), ("a", second)], inner)
     with pytest.raises(TypeError, match=r"params must be tensors.*not str"):
         named_parameters(["weight"], inner)
+    with pytest.raises(TypeError, match=r"pass model\.parameters\(\)"):
+        named_parameters(torch.nn.Linear(1, 1), inner)
     frozen = torch.zeros(1)
     with pytest.raises(ValueError, match="no tensor that requires a gradient"):
         named_parameters([frozen], torch.optim.SGD([frozen], lr=1.0))

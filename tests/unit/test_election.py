@@ -282,6 +282,17 @@ def test_a_beginning_counts_where_there_was_no_more(expected: Expected) -> None:
     assert (verdict.revision, verdict.content) == (0, b"x")
 
 
+def test_advanced_goes_on_with_who_has_got_further_in_the_same_line() -> None:
+    """Most have missed a call that the others have made since the last synchronization."""
+    there = replace(AT, resume=Resume.ADVANCED)
+    further = replace(there, revision=6, content=b"f")
+    elsewhere = replace(there, revision=9, lineage=OLD, content=b"x")
+    stale = replace(there, revision=7, stale=True, content=b"s")
+    verdict = elected(there, there, further, elsewhere, stale, expected=AT_5)
+    assert (verdict.revision, verdict.content) == (6, b"f")
+    assert verdict.outdated == (11, 12, 14, 15)
+
+
 def test_highest_changes_nothing_while_the_revision_is_there() -> None:
     ahead, there = replace(AT, revision=9, content=b"x"), AT
     offers = [replace(o, resume=Resume.HIGHEST) for o in (ahead, ahead, there)]
