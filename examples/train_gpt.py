@@ -153,6 +153,11 @@ def resume(given: Options, model: GPT, opt: Trainer) -> None:
 def main() -> None:
     """Read the options and the text, train, and say what came of it."""
     given = parse()
+    if given.mode != "alone" and "PCCL_MASTER" not in os.environ:
+        raise SystemExit(
+            f"train_gpt.py: --mode {given.mode} is for a run: put `pccl launch -n 2 -- python` "
+            "before it, or `pccl join` where there is a master; or train with --mode alone"
+        )
     if given.threads is not None:
         torch.set_num_threads(given.threads)
     try:

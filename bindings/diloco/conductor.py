@@ -94,7 +94,7 @@ class Conductor:
         self._put_s: dict[int, float] = {}
         self._said_s = -math.inf
         self._failure: BaseException | None = None
-        self._is_idle = self._has_ended = self._is_closing = False
+        self._is_idle = self._has_ended = self._is_closing = self._was_in = False
         self._revisions = Revisions(outer.ledger)
         self._thread = threading.Thread(target=self._run, name="pccl-diloco", daemon=True)
 
@@ -206,7 +206,7 @@ class Conductor:
             abandon: also leave the call that is under way, by closing the communicator.
         """
         self.stop()
-        if abandon:
+        if abandon or not self._was_in:  # others may never come, and nobody waits for this one
             self._comm.close()
         if self._thread.ident is not None:
             self._thread.join()
@@ -354,6 +354,7 @@ class Conductor:
     def _notify(self, notice: Notice | Synced) -> None:
         copies: Any = None
         if isinstance(notice, Entered):
+            self._was_in = True
             copies = [fragment.flat.clone() for fragment in self._outer.fragments]
             for number in notice.corrected:
                 self._compression.forget(number)

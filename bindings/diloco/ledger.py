@@ -99,5 +99,5 @@ class Revisions:
         """What to offer in the next one."""
         number = self._ledger.number
         if self._synced is None:
-            return number + 1 if number else 0
-        return max(self._synced + number - self._number, number) + 1
+            return 2 * number + 1 if number else 0  # each round, and a synchronization after it
+        return self._synced + 1 + number - self._number

@@ -66,7 +66,7 @@ class DiLoCo(torch.optim.Optimizer):
         delay: so many inner steps after a pseudo-gradient was taken its average is merged; 0: the
             step waits for it; ``sync_every``: the update that is delayed by one round.
         mixing: how much of the local parameters remains when the outer ones are merged; None: 0.5
-            with a delay of less than ``sync_every``, otherwise 0.
+            with a delay that is not 0 and less than ``sync_every``, otherwise 0.
         fragments: parts of the model that are synchronized in turn; each transfer is so much
             smaller.
         fragment_order: ``"strided"``: dealt out, so that each has some of all depths;
@@ -247,12 +247,18 @@ class DiLoCo(torch.optim.Optimizer):
         Raises:
             PCCLError: the run can't go on; the message says why. Making a new ``Communicator`` and
                 a new ``DiLoCo`` with this one's ``state_dict`` goes on where this one stopped.
-            ValueError: a weight that is not a number of at least 0.
+            TypeError, ValueError: a closure that is none; a weight that is no number of at least 0.
         """
         check_weight(weight)
+        if closure is not None and not callable(closure):
+            raise TypeError(
+                f"closure must be a function, not {closure!r}; say weight= for a weight"
+            )
         if self.join() and closure is None:
             return None
         self._training.hear()
+        if self._trainee.pipeline.due_merges():  # Ctrl-C has ended the step before this one
+            self._training.carry_out(self._trainee.begin())
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
         loss = self.inner.step(closure) if closure is not None else self.inner.step()
         self._telling.stepped(self.inner_steps + 1, time.monotonic())
@@ -265,26 +271,34 @@ class DiLoCo(torch.optim.Optimizer):
         self.inner.zero_grad(set_to_none=set_to_none)
 
     def finish(self) -> None:
-        """Average what was not averaged yet, at once, and give the model the outer parameters.
+        """Wait for what is in flight, and give the model the outer parameters.
 
-        Each fragment has a last round, but for one that nobody has trained since its last one, so
-        every inner step is in the model. All members take part in these rounds: those that call it
-        after as many ``steps``, or in the same ``round``, end with the same model, and who trains
-        on is waited for. Call it at the end, or where the common model is to be evaluated.
+        Call it after a multiple of ``sync_every`` steps, or right after the last fragment's round
+        has begun. The fragments whose turn was earlier have a last round then, at once, so that no
+        inner step is left out; what is left out in another place is said in the log. All members
+        that call it in the same ``round`` take part, and end with the same model, whenever they
+        have joined; who trains on is waited for.
+
+        Training may go on afterwards. Whoever joins before the rounds that came early would have
+        been due counts ``steps`` as if they had been, less than ``sync_every`` too many.
 
         Raises:
             PCCLError: as of ``step``.
         """
-        if self._has_started:
+        if self._has_started or self._training.resumed is not None:
+            self.join()
             self._training.hear()
             self._training.carry_out(self._trainee.finish())
             self._conductor.settle()
             self._training.hear()
-        self._replica.take_over(self._outer.fragments)
-        if left_out := self._trainee.pipeline.leave_out_work():
+        with interrupts.put_off():
+            self._replica.take_over(self._outer.fragments)
+            left_out = self._trainee.pipeline.leave_out_work()
+        if left_out:
             _log.warning(
-                "finish() leaves out inner steps of a weight of %g together: this replica was cut "
-                "off in the last rounds, and the others have ended without it",
+                "finish() leaves out work of a weight of %g that is in no average: stop after a "
+                "multiple of sync_every steps, or right after the last fragment's round has begun "
+                "(unless this replica was cut off shortly before: nobody makes more rounds for it)",
                 left_out,
             )
         self._telling.deliver()

@@ -74,8 +74,6 @@ class Pipeline:
         self.number = 0
         self._since = 0
         """Inner steps since the last launch, or the entry; negative: it came so much too early."""
-        self._launched = schedule.fragments
-        """Rounds that were launched since the last inner step: nothing is to be taken for them."""
         self._began_s = -math.inf
         """The time of either."""
         self._work = [0.0] * schedule.fragments
@@ -106,8 +104,6 @@ class Pipeline:
         self._flights.clear()
         self._since, self._began_s = 0, now_s
         self.number = number
-        # As for those who have launched the round before; at the beginning of a run there is none.
-        self._launched = 1 if number else self._schedule.fragments
         if is_open:
             launch = Launch(number, self._schedule.fragment(number), 0.0)
             self._flights[number] = _Flight(
@@ -135,7 +131,6 @@ class Pipeline:
             "steps": self.steps,
             "number": self.number,
             "since": self._since,
-            "launched": self._launched,
             "work": list(self._work),
             "flights": [
                 (flight.launch.number, flight.launch.weight, flight.due_steps)
@@ -148,7 +143,6 @@ class Pipeline:
         """Go on from where another one was; a time budget begins anew."""
         self.steps, self.number = position["steps"], position["number"]
         self._since, self._began_s = position["since"], now_s
-        self._launched = position["launched"]
         self._work = list(position["work"])
         self._flights = {
             number: _Flight(
@@ -173,7 +167,6 @@ class Pipeline:
         """
         self.steps += 1
         self._since += 1
-        self._launched = 0
         self._work = [work + weight for work in self._work]
         due: list[Launch | Merge] = []
         if self._is_launch_due(now_s):
@@ -191,9 +184,15 @@ class Pipeline:
         return [flight.merge() for flight in self._flights.values()]
 
     @property
-    def rounds_left(self) -> int:
-        """Rounds until all that was done is launched. All members that stop here say the same."""
-        return max(0, self._schedule.fragments - self._launched)
+    def last_number(self) -> int:
+        """Of the round before which the run may end: all fragments but one have had one more turn.
+
+        Whoever stops after a whole period, right after the last fragment's turn, leaves no work
+        out. It follows from the number of rounds alone: those who were cut off, or have come,
+        between here and there find the same end.
+        """
+        last = self._schedule.fragments - 1
+        return self.number + (last - self.number) % self._schedule.fragments
 
     def launch_early(self, now_s: float) -> Launch:
         """Begin the next round now; those that follow are due when they would have been anyway."""
@@ -230,6 +229,5 @@ class Pipeline:
         self._work[fragment] = 0.0
         self._flights[number] = _Flight(launch, self.steps + self._schedule.delay)
         self._since, self._began_s = 0, now_s
-        self._launched += 1
         self.number += 1
         return launch

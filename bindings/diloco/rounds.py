@@ -229,8 +229,8 @@ class Rounds:
         """The round that is being reduced with work of this replica, and its id in it."""
         self._committed: list[tuple[int, int]] = []
         """Rounds of this entry with this replica's work, the last few, and its id in each."""
-        self._kept = schedule.fragments + 1
-        """As many may not be merged yet: with a delay of a whole period one more than fragments."""
+        self._kept = 2 * schedule.fragments
+        """As many may not be merged yet: two of each fragment, where the last rounds begin."""
         self._losses = 0
 
     def run(self) -> Generator[Effect, Any, None]:

@@ -144,18 +144,19 @@ class Trainee:
         return (yield from self._carry_out(self.pipeline.step(weight, self._clock())))
 
     def finish(self) -> Steps:
-        """Let all that was done be averaged, at once, and merge it.
+        """Make last rounds, at once, and merge everything.
 
-        Whoever stops in the same place takes part in the same last rounds.
+        Whoever has begun as many rounds takes part in the same ones: see ``last_number``.
         """
         changed = False
-        last = self.pipeline.number + self.pipeline.rounds_left
-        while self.pipeline.number < last:  # who was cut off finds the others further
-            launch = self.pipeline.launch_early(self._clock())
-            changed |= yield from self._carry_out([launch, *self.pipeline.flush()])
-        while due := self.pipeline.flush():
+        last = self.pipeline.last_number
+        while True:
+            while self.pipeline.number < last:  # who was cut off finds the others further
+                self._launch(self.pipeline.launch_early(self._clock()))
+            due = self.pipeline.flush()  # only now: a merge gives up work that was not taken
+            if not due:
+                return changed
             changed |= yield from self._carry_out(due)
-        return changed
 
     def give_up(self, launch: Launch, *, is_applied: bool) -> None:
         """A round will not be merged, since the run can't go on.

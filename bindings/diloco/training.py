@@ -134,7 +134,8 @@ class Training:
 
     def give_up_flights(self) -> None:
         """What is in flight and has no outcome will have none: the run can't go on."""
-        for launch in self.trainee.pipeline.in_flight():
-            if not self._conductor.is_over(launch.number):
-                is_applied = self._conductor.is_in_doubt(launch.number)
-                self.trainee.give_up(launch, is_applied=is_applied)
+        with interrupts.put_off():
+            for launch in self.trainee.pipeline.in_flight():
+                if not self._conductor.is_over(launch.number):
+                    is_applied = self._conductor.is_in_doubt(launch.number)
+                    self.trainee.give_up(launch, is_applied=is_applied)

@@ -158,9 +158,16 @@ def make_parser() -> argparse.ArgumentParser:
         type=steps_or_time,
         default=50,
         metavar="N",
-        help="inner steps between two averages, or a time such as 30s (%(default)s)",
+        help="inner steps between two averages (%(default)s), or a time such as 30s: then each "
+        "peer ends after --steps of its own",
     )
-    add("--delay", type=count, metavar="N", help="inner steps until an average is merged")
+    add(
+        "--delay",
+        type=count,
+        metavar="N",
+        help="inner steps until an average is merged "
+        "(delayed: --sync-every, streaming: that by --fragments, else 0)",
+    )
     add("--fragments", type=positive, metavar="N", help=f"parts (streaming: {FRAGMENTS}, else 1)")
     add("--mixing", type=float, metavar="A", help=f"local share (streaming: {MIXING}, else 0)")
     add("--outer-lr", type=float, default=OUTER_LR, metavar="R", help="(%(default)s)")

@@ -153,10 +153,14 @@ class ControlKeeper:
     def _say_lost(self, reason: str) -> None:
         now_ns = self._clock.now_ns()
         due = not self._said_ns or now_ns - self._said_ns >= SAY_EVERY_S * NS_PER_S
-        if self._lost_ns and due and self._identify().peer:
-            self._said_ns = now_ns
+        if not (self._lost_ns and due and self._identify().peer):
+            return
+        if self._said_ns:
             lost_s = (now_ns - self._lost_ns) // NS_PER_S
-            _log.warning("looking for a master for %d s: %s", lost_s, reason)
+            _log.warning("has been looking for a master for %d s: %s", lost_s, reason)
+        else:
+            _log.warning("lost the master, and looks for it: %s", reason)
+        self._said_ns = now_ns
 
     @property
     def _all_had_their_turn(self) -> bool:

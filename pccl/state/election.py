@@ -15,8 +15,8 @@
    ``resume="highest"`` the highest revision on offer is valid instead, of any lineage; contents
    that lack something committed count only if there are no others. ``resume="advanced"`` is the
    same, except that revision 0 does not count in a group that has synchronized a higher one; and
-   while there are valid contents, a higher revision of the same lineage is valid instead of them:
-   its holder has got further since the last synchronization, in a call that the others missed.
+   before anything else the highest revision above the expected one counts that comes from the
+   group's last synchronization: its holder has got further since, in a call that others missed.
 5. **Election.** RECEIVE_ONLY members offer nothing. Of the contents with a valid holder, those that
    most members offer win; votes of outdated holders count. Of equals, those win whose first valid
    holder comes first in the ring.

@@ -9,7 +9,7 @@
   has put work in yet. While there is the same master, nobody who has never been in the run makes it
   begin anew.
 * No inner step is in any outer parameters more than once, whoever has made it.
-* Who makes its last rounds, and was not cut off since its last inner step, has no work left.
+* Who ends with a period, and was not cut off since its last inner step, has no work left.
 * Every inner step of a process that lives is, in each fragment, in the outer parameters that it
   has taken over, or in flight, or still between its base and its parameters; or it was made while
   a round was under way that it merged, and given up for what came of that, as the mode has it.
@@ -254,7 +254,7 @@ class TrainingCheckers:
         self._merged[replica.axis, fragment] = -common[places_of(replica.axis)]
 
     def finished(self, who: str, replica: ToyReplica) -> None:
-        """A process has made its last rounds, and was there since its last step."""
+        """A process has ended with a period, and was there since its last step."""
         self._done["finished"] += 1
         for fragment, part in enumerate(replica.parts):
             if np.any(part.work()):

@@ -211,7 +211,7 @@ class _Life:
         await self._until(lambda: bool(self._entries))
         self._hear()
         await self._do(self._trainee.begin())
-        while not self._time_is_up:
+        while not (self._time_is_up and self._is_at_end_of_period):
             await self._sleep(self._pace_ns)
             self._check()
             self._replica.step(self._steps)
@@ -228,6 +228,12 @@ class _Life:
     @property
     def _now_s(self) -> float:
         return self._process.clock.now_ns() / NS_PER_S
+
+    @property
+    def _is_at_end_of_period(self) -> bool:
+        """Whether the last fragment's turn has just begun: here a run ends without a rest."""
+        position = self._trainee.pipeline.position()
+        return not position["since"] and position["number"] % self._training.fragments == 0
 
     @property
     def _time_is_up(self) -> bool:

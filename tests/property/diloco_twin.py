@@ -113,6 +113,7 @@ class Process:
         made: inner steps.
         parts: its model, by fragment.
         waits_for: the round that its training needs the outcome of.
+        steps_at_entry: inner steps that it had made when it came into the run, or back.
         watched: rounds that it followed without work in them.
     """
 
@@ -128,6 +129,7 @@ class Process:
         self.queue: deque[Contribution] = deque()
         self.has_joined = False
         self.waits_for: int | None = None
+        self.steps_at_entry = 0
         self.watched = 0
         self._due: Steps
         self._entries: deque[tuple[Entered, list[Vector]]] = deque()
@@ -179,13 +181,13 @@ class Process:
     def train(self) -> bool:
         """Do one thing; False: it has to wait."""
         if not self.has_joined:
-            self.has_joined = self._hear()
+            self.has_joined = self.hear()
             if self.has_joined:
                 self.do(self.trainee.begin())
             return self.has_joined
         if self.waits_for is None:
             self._make_inner_step()
-        elif self._hear():
+        elif self.hear():
             self._go_on(None)
         elif self.waits_for in self._commits:
             self._go_on(self._commits.pop(self.waits_for))
@@ -207,7 +209,7 @@ class Process:
         for part in self.parts:
             part.params[self.axis] -= 4**self.made
         self.made += 1
-        self._hear()
+        self.hear()
         self.do(self.trainee.step(1.0))
 
     def put(self, contribution: Contribution) -> None:
@@ -216,10 +218,11 @@ class Process:
     def merged(self, merge: Merge, committed: Committed) -> None:
         self.watched += not merge.is_taken
 
-    def _hear(self) -> bool:
+    def hear(self) -> bool:
         heard = bool(self._entries)
         while self._entries:
             self.trainee.enter(*self._entries.popleft())
+            self.steps_at_entry = self.made
         return heard
 
     @property

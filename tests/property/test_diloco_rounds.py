@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,36 +41,65 @@ def settle(group: Group) -> None:
         assert group.decide() or any(moved), "everybody waits"
 
 
-def finish(group: Group) -> None:
-    """All train until the same round has begun, and make their last ones."""
-    goal = max(process.trainee.pipeline.number for process in group.alive) + 2
-    flushed: list[Process] = []
-    while len(flushed) < len(group.alive) or not all(one.is_idle for one in group.alive):
+def finish(group: Group, fault_rate: float) -> None:
+    """All train until the same period has ended, and make their last rounds.
+
+    Meanwhile some are cut off and come back, and others come.
+    """
+    fragments = group.schedule.fragments
+    goal = max(process.trainee.pipeline.number for process in group.alive) // fragments + 3
+    goal *= fragments
+    began: dict[Process, tuple[int, ...]] = {}
+    """What each had given up when it stopped training."""
+    faults = round(100 * fault_rate)
+    while not is_over(group, began):
         moved = False
+        if faults and began and group.random.random() < 0.2:
+            faults -= 1
+            getattr(group, group.random.choice(("evict", "evict", "start")))()
         for process in group.alive:
             number = process.trainee.pipeline.number
-            if process.waits_for is not None or number < goal:
+            if not process.has_joined or process.waits_for is not None or number < goal:
                 moved = process.train() or moved
-            elif process not in flushed:
+            elif process not in began:
+                began[process] = given_up(process)
                 if group.schedule.delay in (0, group.schedule.sync_steps):
-                    given_up = [part.given_up[process.axis] for part in process.parts]
-                    assert not any(given_up), "a merge threw work away"
+                    assert not any(began[process]), "a merge threw work away"
                 process.do(process.trainee.finish())
-                flushed.append(process)
                 moved = True
+            else:  # it was cut off when it had made its last rounds
+                moved = process.hear() or moved
             moved = process.feed() or moved
-        assert group.decide() or moved or len(flushed) == len(group.alive), "everybody waits"
+        assert group.decide() or moved or is_over(group, began), "everybody waits"
+    group.alive = list(group.members)  # the others would come, or come back, after the end
+    for process, before in began.items():
+        if process in group.alive:
+            assert given_up(process) == before, "a last round threw work away"
+
+
+def is_over(group: Group, began: Collection[Process]) -> bool:
+    """Whether all who are in the run have ended."""
+    return bool(group.members) and all(one in began and one.is_idle for one in group.members)
+
+
+def given_up(process: Process) -> tuple[int, ...]:
+    return tuple(part.given_up[process.axis] for part in process.parts)
 
 
 def check(group: Group) -> None:
     assert len({process.outer.content() for process in group.alive}) == 1, "not alike at the end"
     for process in group.alive:
         every_step = sum(4**step for step in range(process.made))
+        work = process.trainee.pipeline.position()["work"]
         for fragment, outer in enumerate(process.outer.values):
             part = process.parts[fragment]
-            assert not any(part.work()), "left over"
-            assert -outer[process.axis] + part.given_up[process.axis] == every_step
-            assert group.applied[process.axis][fragment] == process.made
+            left = part.work()
+            assert not any(left[: process.axis] + left[process.axis + 1 :])
+            counted = left[process.axis] + part.given_up[process.axis] - outer[process.axis]
+            assert counted == every_step
+            assert group.applied[process.axis][fragment] + work[fragment] == process.made
+            assert not work[fragment] or process.steps_at_entry == process.made, "left over"
+            assert bool(work[fragment]) >= bool(any(left))
     for outer in group.alive[0].outer.values:
         assert all(_digits(-axis) <= {"0", "1"} for axis in outer), "twice, or of the dead twice"
 
@@ -104,7 +135,7 @@ def test_replicas_stay_alike_and_each_inner_step_counts_once(
     group = Group(made, AXES, seed)
     live(group, events, fault_rate)
     settle(group)
-    finish(group)
+    finish(group, fault_rate)
     check(group)
 
 

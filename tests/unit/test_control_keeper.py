@@ -155,8 +155,8 @@ def test_that_the_master_is_gone_is_said_at_once_and_then_now_and_again(
     world.serve(FIRST)
     assert [type(event) for event in world.dial()] == [ControlOpened]
     first, second, last = caplog.messages
-    assert first.startswith("looking for a master for 0 s: ")
-    assert second.startswith("looking for a master for 12 s: ")
+    assert first.startswith("lost the master, and looks for it: ")
+    assert second.startswith("has been looking for a master for 12 s: ")
     assert last == f"connected to the master {FIRST} again"
     world.close()
 

@@ -351,38 +351,68 @@ def test_a_checkpoint_does_not_change_the_outer_settings(trained: Callable[..., 
     assert outer.fragments[0].optimizer.param_groups[0]["lr"] == 1.0
 
 
-def test_finish_averages_what_was_not_averaged_yet(
-    trained: Callable[..., Trained], caplog: pytest.LogCaptureFixture
-) -> None:
-    one = trained(sync_every=4)
+class TrainedTwo(Trained):
+    """Two weights, each a fragment of its own."""
+
+    def __init__(self, **options: Any) -> None:
+        self.comm = Alone()
+        self.weight, self.other = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
+        self.inner = torch.optim.SGD([self.weight, self.other], lr=1.0)
+        self.optimizer = DiLoCo(
+            [("w", self.weight), ("o", self.other)],
+            inner=self.inner,
+            comm=self.comm,  # type: ignore[arg-type]
+            outer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+            fragments=2,
+            **options,
+        )
+
+    def step(self, weight: float = 1.0) -> None:
+        self.other.grad = torch.ones(1)
+        super().step(weight)
+
+
+def test_finish_averages_what_fragments_have_left(caplog: pytest.LogCaptureFixture) -> None:
+    one = TrainedTwo(sync_every=4)
     one.steps(4)
     one.optimizer.finish()
-    assert one.value == -4.0
-    one.steps(3)
-    one.optimizer.finish()
     one.optimizer.finish()  # nothing is left
-    assert one.value == -7.0
-    assert [each["weight"] for each in one.comm.options] == [4.0, 3.0]
-    assert (one.optimizer.round, one.optimizer.steps) == (2, 7)
-    one.steps(5)  # the round that came early was that of step 8
-    assert [each["weight"] for each in one.comm.options] == [4.0, 3.0, 5.0]
-    assert (one.optimizer.round, one.optimizer.steps) == (3, 12)
+    assert (one.value, one.other.item()) == (-4.0, -4.0)
+    assert [each["weight"] for each in one.comm.options] == [2.0, 4.0, 2.0]
+    assert (one.optimizer.round, one.optimizer.steps) == (3, 4)
+    one.steps(4)  # the round that came early was that of step 6
+    assert [each["weight"] for each in one.comm.options] == [2.0, 4.0, 2.0, 4.0]
+    assert (one.optimizer.round, one.optimizer.steps) == (4, 8)
     assert not caplog.records
+    one.optimizer.close()
 
 
 def test_what_finish_leaves_out_is_said(
     trained: Callable[..., Trained], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was cut off in its last round, and the others have made theirs without it."""
     one = trained(sync_every=4)
-    one.steps(3)
-    one.comm.reduces += [cut_off]
-    one.comm.syncs += [one.replaced(100.0, 5, is_open=False)]
-    one.optimizer.finish()
-    assert one.value == 100.0
-    assert "leaves out inner steps of a weight of 3 together" in caplog.text
     one.steps(4)
-    assert [each["weight"] for each in one.comm.options] == [3.0, 4.0]  # they weigh nothing more
+    one.optimizer.finish()
+    assert not caplog.records
+    one.steps(3)
+    one.optimizer.finish()
+    assert one.value == -4.0
+    assert "leaves out work of a weight of 3 that is in no average" in caplog.text
+    one.steps(1)
+    assert [each["weight"] for each in one.comm.options] == [4.0, 1.0]  # it weighs nothing more
+
+
+def test_finish_of_what_was_resumed_at_the_end_takes_part() -> None:
+    first, second = TrainedTwo(sync_every=4), TrainedTwo(sync_every=4)
+    first.steps(4)
+    saved = first.optimizer.state_dict()
+    for mine, other in ((second.weight, first.weight), (second.other, first.other)):
+        mine.data.copy_(other.data)
+    second.optimizer.load_state_dict(saved)
+    second.optimizer.finish()
+    assert (second.value, second.other.item()) == (-4.0, -4.0)
+    for one in (first, second):
+        one.optimizer.close()
 
 
 def test_min_peers_may_come_from_the_environment(

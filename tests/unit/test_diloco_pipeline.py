@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,61 +120,73 @@ def test_a_flush_names_everything_in_flight_in_order() -> None:
 
 
 def finished(pipeline: Pipeline, now_s: float = 0.0) -> list[Due]:
-    """The last rounds, each merged at once."""
+    """The last rounds, and then everything merged."""
     due: list[Due] = []
-    for _ in range(pipeline.rounds_left):
+    last = pipeline.last_number
+    while pipeline.number < last:
         due.append(pipeline.launch_early(now_s))
-        for action in pipeline.flush():
-            due.append(action)
-            pipeline.merged(action.number, now_s)
+    for action in pipeline.flush():
+        due.append(action)
+        pipeline.merged(action.number, now_s)
     return due
 
 
-def test_last_rounds_take_what_each_fragment_has_left() -> None:
-    pipeline = entered(4, fragments=2)
+def test_after_a_period_last_rounds_take_what_the_other_fragments_have_left() -> None:
+    pipeline = entered(6, fragments=3)
     for _ in range(6):
         stepped(pipeline)
-    assert pipeline.rounds_left == 1  # fragment 0 was launched in the last step
-    assert finished(pipeline) == [launch(3, 1, 2.0), merge(3, 1)]
-    assert (pipeline.rounds_left, pipeline.run_steps, pipeline.leave_out_work()) == (0, 6, 0.0)
-    stepped(pipeline)
-    assert pipeline.rounds_left == 2
-    assert finished(pipeline) == [launch(4, 0, 1.0), merge(4, 0), launch(5, 1, 1.0), merge(5, 1)]
-    assert pipeline.run_steps == 7
+    assert finished(pipeline) == [launch(3, 0, 4.0), launch(4, 1, 2.0), merge(3, 0), merge(4, 1)]
+    assert (pipeline.run_steps, pipeline.leave_out_work()) == (6, 0.0)
+    assert finished(pipeline) == []
 
 
-def test_all_that_stop_in_the_same_place_have_as_many_last_rounds() -> None:
-    first, newcomer = entered(6, fragments=3), entered(6, fragments=3, number=2)
-    for _ in range(4):
-        stepped(first)
-    assert first.number == newcomer.number == 2
-    assert first.rounds_left == newcomer.rounds_left == 2
-    stepped(first)
-    stepped(newcomer)
-    assert first.rounds_left == newcomer.rounds_left == 3
+def test_with_one_fragment_there_are_no_last_rounds() -> None:
+    pipeline = entered(4)
+    for _ in range(6):
+        stepped(pipeline)
+    assert finished(pipeline) == []
+    assert pipeline.leave_out_work() == 2.0
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("number", [3, 4])
+def test_who_comes_in_the_last_rounds_finds_the_same_end(number: int, *, is_open: bool) -> None:
+    """Of members that have begun round 2 when they stopped, in a run of three fragments."""
+    pipeline = Pipeline(schedule(6, 3, 0))
+    pipeline.enter(number, 0.0, is_open=is_open)
+    assert pipeline.last_number == 5
 
 
 def test_after_last_rounds_the_next_come_where_they_would_have_come() -> None:
     pipeline = entered(4, fragments=2)
-    stepped(pipeline)
-    assert len(finished(pipeline)) == 4  # the rounds of steps 2 and 4
-    due = [stepped(pipeline) for _ in range(5)]
-    assert due == [[], [], [], [], [launch(2, 0, 5.0), merge(2, 0)]]
+    for _ in range(4):
+        stepped(pipeline)
+    assert finished(pipeline) == [launch(2, 0, 2.0), merge(2, 0)]  # the round of step 6
+    due = [stepped(pipeline) for _ in range(6)]
+    assert due == [
+        [],
+        [],
+        [],
+        [launch(3, 1, 4.0), merge(3, 1)],
+        [],
+        [launch(4, 0, 6.0), merge(4, 0)],
+    ]
 
 
 def test_a_last_round_is_taken_before_the_one_before_it_is_merged() -> None:
-    pipeline = entered(2, delay=2)
-    for _ in range(3):
+    pipeline = entered(2, fragments=2, delay=2)
+    for _ in range(2):
         stepped(pipeline)
-    assert finished(pipeline) == [launch(1, 0, 1.0), merge(0, 0), merge(1, 0)]
+    assert finished(pipeline) == [launch(2, 0, 1.0), merge(0, 0), merge(1, 1), merge(2, 0)]
 
 
 def test_with_a_time_budget_the_next_round_is_a_budget_after_the_last() -> None:
-    pipeline = entered("10s")
-    stepped(pipeline, 4.0)
-    assert finished(pipeline, 5.0) == [launch(0, 0, 1.0), merge(0, 0)]
-    assert stepped(pipeline, 14.9) == []
-    assert stepped(pipeline, 15.0) == [launch(1, 0, 2.0), merge(1, 0)]
+    pipeline = entered("10s", fragments=2)
+    stepped(pipeline, 5.0)
+    stepped(pipeline, 10.0)
+    assert finished(pipeline, 11.0) == [launch(2, 0, 1.0), merge(2, 0)]
+    assert stepped(pipeline, 15.9) == []
+    assert stepped(pipeline, 16.0) == [launch(3, 1, 2.0), merge(3, 1)]
 
 
 # -- a time budget -------------------------------------------------------------------------------
