@@ -6,9 +6,10 @@ that come with the library are in :mod:`pccl.bindings.consumers`. It is called o
 thread, between two inner steps, and has to return soon: while it is busy, nothing is trained. What
 it raises comes out of ``step()``.
 
-``step`` always is the number of inner steps that this process had made, ``tx_bytes`` and
-``rx_bytes`` what it sent and received for the event alone. A peer id names one incarnation of a
-process; it is an int.
+``step`` is the number of inner steps that this replica had made, those before a checkpoint
+included (with ``GradientAverager``: that the run had made). Curves of peers that have come at
+different times don't line up by it. ``tx_bytes`` and ``rx_bytes`` are what this process sent and
+received for the event alone. A peer id names one incarnation of a process; it is an int.
 
     def tell(event: Event) -> None:
         match event:
