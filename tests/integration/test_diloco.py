@@ -339,6 +339,15 @@ def test_whoever_waits_for_the_work_of_a_run_can_be_closed(
         joins.result(LIMIT_S)
 
 
+def test_whoever_waits_for_others_to_begin_can_be_closed(peers: Peers) -> None:
+    first = peers.make(0, make_model(), min_peers=3)
+    joins = peers.start(first.join)
+    peers.until_registered(1)
+    first.close()
+    with pytest.raises(PCCLError):
+        joins.result(LIMIT_S)
+
+
 def outer_step_of_three(peers: Peers, rank: int) -> float:
     """Of the first outer step that three have made, once it is made."""
     three = [event for event in peers.outer_steps(rank) if len(event.contributors) == 3]

@@ -303,6 +303,32 @@ def test_work_that_is_committed_and_not_merged_outlives_the_run(
     assert one.value == 100.0 - 5.0
 
 
+def test_ctrl_c_while_a_step_waits_loses_no_step(trained: Callable[..., Trained]) -> None:
+    one = trained(sync_every=2)
+    one.step()
+    is_reducing, may_end = threading.Event(), threading.Event()
+
+    def wait(values: Any) -> Info:
+        is_reducing.set()
+        assert may_end.wait(10.0)
+        return Info(contributors=(1,), total_weight=2.0)
+
+    def interrupt() -> None:
+        assert is_reducing.wait(10.0)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    one.comm.reduces.append(wait)
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        one.step()
+    interrupting.join()
+    may_end.set()
+    one.steps(2)
+    assert one.value == -4.0
+    assert [each["weight"] for each in one.comm.options] == [2.0, 2.0]
+
+
 def test_ctrl_c_in_the_first_step_does_no_harm(trained: Callable[..., Trained]) -> None:
     one = trained(sync_every=4)
     is_reducing, may_end = threading.Event(), threading.Event()
@@ -413,6 +439,12 @@ def test_finish_of_what_was_resumed_at_the_end_takes_part() -> None:
     assert (second.value, second.other.item()) == (-4.0, -4.0)
     for one in (first, second):
         one.optimizer.close()
+
+
+def test_a_weight_in_place_of_a_closure_is_told(trained: Callable[..., Trained]) -> None:
+    one = trained(sync_every=4)
+    with pytest.raises(TypeError, match=r"closure must be a function, not 3\.0; say weight="):
+        one.optimizer.step(3.0)  # type: ignore[arg-type]
 
 
 def test_min_peers_may_come_from_the_environment(
