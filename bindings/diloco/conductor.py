@@ -206,9 +206,11 @@ class Conductor:
             abandon: also leave the call that is under way, by closing the communicator.
         """
         self.stop()
-        if abandon or not self._was_in:  # others may never come, and nobody waits for this one
+        has_begun = self._thread.ident is not None
+        is_coming = has_begun and not self._was_in  # others may never come; nobody waits for it
+        if abandon or is_coming:
             self._comm.close()
-        if self._thread.ident is not None:
+        if has_begun:
             self._thread.join()
 
     def stop(self) -> None:

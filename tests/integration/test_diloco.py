@@ -441,9 +441,11 @@ def test_a_communicator_serves_one(peers: Peers) -> None:
     comm, model = peers.comm(), make_model()
     with DiLoCo(model.parameters(), inner=make_inner(model), comm=comm) as first:
         first.join()
-    second = DiLoCo(model.parameters(), inner=make_inner(model), comm=comm)
-    with pytest.raises(ValueError, match="make a new Communicator"):
-        second.join()
+        second = DiLoCo(model.parameters(), inner=make_inner(model), comm=comm)
+        with pytest.raises(ValueError, match="make a new Communicator"):
+            second.join()
+        second.close()
+        assert comm.world_size == 1  # it is the first one's
 
 
 def test_a_listener_that_raises_loses_no_work(peers: Peers) -> None:
