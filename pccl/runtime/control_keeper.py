@@ -22,8 +22,8 @@ from pccl.transports.base import Address, Connection, Transport
 
 _log = logging.getLogger("pccl.peer")
 
-SAY_EVERY_S = 10
-"""That a member still looks for its master."""
+SAY_AFTER_S, SAY_EVERY_S = 1, 10
+"""That a member looks for its master. At the end of a run it may be gone a moment before."""
 
 
 class ControlKeeper:
@@ -141,7 +141,6 @@ class ControlKeeper:
             if self._stream is stream:
                 self._stream, self._failures = None, 0
                 self._lost_ns = self._clock.now_ns()
-                self._say_lost(reason)
                 self._feed(ControlClosed(reason))
 
         self._stream = stream = ControlStream(connection, on_message, on_closed)
@@ -151,16 +150,16 @@ class ControlKeeper:
         self._feed(ControlOpened(remote.run, remote.term))
 
     def _say_lost(self, reason: str) -> None:
-        now_ns = self._clock.now_ns()
-        due = not self._said_ns or now_ns - self._said_ns >= SAY_EVERY_S * NS_PER_S
-        if not (self._lost_ns and due and self._identify().peer):
+        if not (self._lost_ns and self._identify().peer):
             return
-        if self._said_ns:
+        now_ns = self._clock.now_ns()
+        due_ns = self._said_ns + SAY_EVERY_S * NS_PER_S
+        if not self._said_ns:
+            due_ns = self._lost_ns + SAY_AFTER_S * NS_PER_S
+        if now_ns >= due_ns:
+            self._said_ns = now_ns
             lost_s = (now_ns - self._lost_ns) // NS_PER_S
             _log.warning("has been looking for a master for %d s: %s", lost_s, reason)
-        else:
-            _log.warning("lost the master, and looks for it: %s", reason)
-        self._said_ns = now_ns
 
     @property
     def _all_had_their_turn(self) -> bool:

@@ -84,6 +84,7 @@ def main() -> None:
                 torch.autograd.backward(loss)
                 time.sleep(step_s)  # stands for a larger model
                 optimizer.step(weight=len(x))
+            say("stopped", round=optimizer.round)
             optimizer.finish()
             say("ended", steps=optimizer.inner_steps, round=optimizer.round, model=digest(model))
 

@@ -121,7 +121,8 @@ def is_of(count: int) -> Callable[[dict[str, Any]], bool]:
 
 def check_conserved(process: Process) -> None:
     """Each inner step of a survivor went into exactly one pseudo-gradient."""
-    steps = process.outer_steps()
+    stopped = next(said["round"] for said in process.said if said["event"] == "stopped")
+    steps = [step for step in process.outer_steps() if step["number"] <= stopped]
     fragments = max(step["fragment"] for step in steps) + 1
     for fragment in range(fragments):
         weights = [step["own_weight"] for step in steps if step["fragment"] == fragment]
@@ -144,7 +145,7 @@ def test_one_is_killed_and_another_joins(run: Run, mode: str) -> None:
     assert len({end["model"] for end in ended}) == 1
     assert len({end["round"] for end in ended}) == 1
     for survivor in three:
-        numbers = [step["revision"] for step in survivor.outer_steps()]
+        numbers = [step["number"] for step in survivor.outer_steps()]
         assert numbers == list(range(numbers[0], ended[0]["round"] + 1))
         check_conserved(survivor)
     assert any(map(is_of(3), newcomer.outer_steps()))
@@ -157,7 +158,7 @@ def test_one_is_stopped_for_longer_than_the_deadline(run: Run, mode: str) -> Non
     three = [run.start(30, 4, options) for _ in range(3)]
     frozen, *others = three
     for process in three:
-        process.hear("OuterStep", lambda event: event["revision"] >= 3)
+        process.hear("OuterStep", lambda event: event["number"] >= 3)
     frozen.send(signal.SIGSTOP)
     for process in others:
         process.hear("MembersChanged", lambda event: bool(event["lost"]))

@@ -11,7 +11,7 @@ from pccl.bindings.events import Event, InnerStep, MembersChanged
 
 FIELDS = {
     "InnerStep": "step seconds",
-    "OuterStep": "step revision fragment contributors own_weight total_weight tx_bytes rx_bytes"
+    "OuterStep": "step number fragment contributors own_weight total_weight tx_bytes rx_bytes"
     " reduce_s hidden_s exposed_s pseudo_gradient_norm mean_norm",
     "MembersChanged": "step peer_id members joined lost",
     "StateSynced": "step revision tx_bytes rx_bytes seconds",
