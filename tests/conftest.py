@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.patience import PATIENCE, VARIABLE
+
 settings.register_profile(
     "deterministic",
     derandomize=True,
@@ -19,6 +21,10 @@ settings.load_profile("deterministic")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to what it runs behind
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_report_header() -> str:
+    return f"limits on real time: {PATIENCE:g} times the usual ones ({VARIABLE}=... says otherwise)"
 
 
 @pytest.fixture(autouse=True)

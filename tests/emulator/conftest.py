@@ -11,9 +11,7 @@ import pytest
 
 from pccl.stress.emulator import LinkSpec, RelayThread
 from pccl.stress.emulator.sorting import LinkOf
-
-PATIENCE_S = 30.0
-"""Nothing here takes nearly as long; what does hangs."""
+from tests.support.patience import LIMIT_S
 
 
 class Bench:
@@ -31,12 +29,12 @@ class Bench:
         self._stack.close()
 
     def own(self, sock: socket.socket) -> socket.socket:
-        sock.settimeout(PATIENCE_S)
+        sock.settimeout(LIMIT_S)
         return self._stack.enter_context(sock)
 
     def dial(self, first: bytes = b"") -> socket.socket:
         address = self.relay.address
-        sock = self.own(socket.create_connection((address.host, address.port), PATIENCE_S))
+        sock = self.own(socket.create_connection((address.host, address.port), LIMIT_S))
         sock.sendall(first)
         return sock
 
@@ -52,7 +50,7 @@ class Bench:
 
     def wait_until_over(self) -> None:
         """Until the relay has no connection left."""
-        give_up_s = time.monotonic() + PATIENCE_S
+        give_up_s = time.monotonic() + LIMIT_S
         while flows := self.relay.flows():
             assert time.monotonic() < give_up_s, flows
 

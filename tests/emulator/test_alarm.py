@@ -9,6 +9,7 @@ import time
 import pytest
 
 from pccl.stress.emulator.alarm import Alarm
+from tests.support.patience import LIMIT_S
 
 MS = 1_000_000
 
@@ -27,7 +28,7 @@ class Bell:
         self._rang.set()
 
     async def wait(self) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT_S):
             await self._rang.wait()
         self._rang.clear()
 

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from pccl.stress.commands import main
 from pccl.stress.emulator.verify import Measured
+from tests.support.patience import LIMIT_S
 
 RELAY = [sys.executable, "-m", "pccl.stress", "relay"]
 
@@ -39,19 +40,19 @@ def relay(*arguments: str) -> Generator[tuple[subprocess.Popen[str], tuple[str, 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_relay_says_where_it_listens_and_ends_cleanly(number: signal.Signals) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(30)
+        listener.settimeout(LIMIT_S)
         to = f"127.0.0.1:{listener.getsockname()[1]}"
         arguments = ("--to", to, "--link", "rate=100mbit,rtt=2ms", "--per-peer")
         with (
             relay(*arguments) as (process, place),
-            socket.create_connection(place, 30) as near,
+            socket.create_connection(place, LIMIT_S) as near,
         ):
             near.sendall(b"x" * 80)
             with listener.accept()[0] as far:
-                far.settimeout(30)
+                far.settimeout(LIMIT_S)
                 assert far.recv(100) == b"x" * 80
             process.send_signal(number)
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=LIMIT_S)
     assert (process.returncode, out, err) == (0, "", "")
 
 
@@ -86,7 +87,7 @@ def test_relay_ends_with_its_stdin_if_it_is_told_to() -> None:
         try:
             assert p.stdout is not None
             assert p.stdout.readline()
-            p.communicate(b"not yet the end", timeout=30)
+            p.communicate(b"not yet the end", timeout=LIMIT_S)
         finally:
             p.kill()
     assert p.returncode == 0
@@ -113,12 +114,12 @@ def test_verify_link_leaves_no_relay_when_it_is_killed(number: signal.Signals, s
         text=True,
     ) as process:
         try:
-            give_up_s = time.monotonic() + 30
+            give_up_s = time.monotonic() + LIMIT_S
             while not relays_of(process.pid):
                 assert time.monotonic() < give_up_s
             process.send_signal(number)
             # The relay has inherited stderr: it ends when both have ended.
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=LIMIT_S)
         finally:
             process.kill()
     assert (process.returncode, out, err) == (status, "", "")
@@ -190,7 +191,7 @@ def test_what_was_not_asked_for_cannot_be_off() -> None:
 def test_the_trace_of_lanes_names_every_call_and_checks_its_values() -> None:
     arguments = ["--link", "rate=400mbit,rtt=10ms,flow=40mbit", "--size", "4MiB", "--calls", "3"]
     command = [sys.executable, "-m", "pccl.stress", "lanes", "--json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     told = [json.loads(line) for line in done.stdout.splitlines()]
     calls = [line for line in told if "call" in line]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pccl.stress.emulator import Direction, LinkSpec, RelayThread, Side
+from tests.support.patience import LIMIT_S
 
 if TYPE_CHECKING:
     from tests.emulator.conftest import BenchMaker
@@ -95,7 +96,7 @@ def test_a_one_way_cut_stops_the_other_way_for_want_of_acknowledgements(
     assert 0 < received <= 64 << 10
     bench.relay.resume(direction=Direction.BACKWARD)
     read(far, 1_000_000 - received)
-    sender.join(30)
+    sender.join(LIMIT_S)
     assert not sender.is_alive()
 
 
@@ -117,7 +118,7 @@ def test_a_stream_survives_whatever_happens_to_the_link(make_bench: BenchMaker) 
         if len(received) >= (fault_count + 1) * 200_000:
             fault_count += 1
             break_and_heal(relay, chance)
-    sender.join(30)
+    sender.join(LIMIT_S)
     assert fault_count >= 10
     assert bytes(received) == data
 
@@ -266,7 +267,7 @@ def test_black_hole_and_then_on(make_bench: BenchMaker, read: Read) -> None:
     bench.listener.settimeout(SILENCE_S)
     with pytest.raises(TimeoutError):
         bench.listener.accept()
-    bench.listener.settimeout(30)
+    bench.listener.settimeout(LIMIT_S)
     bench.relay.accept_new()
     far = bench.accept()
     assert read(far, 8) == b"anybody?"

@@ -17,12 +17,12 @@ from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.types import PeerId
 from pccl.stress.emulator import SHARED, LinkSpec, Relay, RelayThread, peer_of
 from pccl.stress.emulator.tuning import BUFFER_BYTES
+from tests.support.patience import LIMIT_S
 
 if TYPE_CHECKING:
     from tests.emulator.conftest import BenchMaker
 
 Read = Callable[[socket.socket, int], bytes]
-PATIENCE_S = 30.0
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 RESET = (ConnectionResetError, BrokenPipeError)
 
@@ -77,7 +77,7 @@ def test_both_ways_at_once_nothing_is_lost_or_changed(make_bench: BenchMaker, li
     for thread in takers:
         thread.start()
     for thread in [*senders, *takers]:
-        thread.join(60)
+        thread.join(LIMIT_S)
     for number in range(6):
         sent = data[number ^ 1]  # the other end of the same connection
         assert results[number] == (len(sent), hashlib.sha256(sent).hexdigest())
@@ -150,7 +150,7 @@ def fill(sock: socket.socket) -> int:
         while True:
             total += sock.send(bytes(1 << 16))
     except TimeoutError:
-        sock.settimeout(PATIENCE_S)
+        sock.settimeout(LIMIT_S)
         return total
 
 
@@ -268,7 +268,7 @@ def test_it_runs_on_asyncios_own_loop() -> None:
         sent = random.Random(5).randbytes(500_000)
         writer.write(sent)
         writer.write_eof()
-        received = await asyncio.wait_for(reader.read(), 30)
+        received = await asyncio.wait_for(reader.read(), LIMIT_S)
         writer.close()
         await writer.wait_closed()
         relay.close()

@@ -14,11 +14,11 @@ import pytest
 import pccl
 from pccl import Attribute, Timing
 from pccl.protocol.master import MasterMachine
+from tests.support.patience import LIMIT_S
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
 
-LIMIT_S = 60.0
 QUICK = Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01)
 
 

@@ -21,12 +21,12 @@ from pccl.errors import (
     PendingOperations,
     TooFewPeers,
 )
+from tests.support.patience import LIMIT_S, patient
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
 
-LIMIT_S = 60.0
-PROMPT_S = 3.0
+PROMPT_S = patient(3.0)
 """Well below the deadlines of 10 s that would end a call that is not left promptly."""
 
 

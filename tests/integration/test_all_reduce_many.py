@@ -13,13 +13,13 @@ import pytest
 import pccl
 import pccl.aio
 from pccl.errors import CollectiveAborted, DescriptorMismatch
+from tests.support.patience import LIMIT_S
 
 torch = pytest.importorskip("torch")
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
 
-LIMIT_S = 60.0
 
 SIZES = [1, 5000, 0, 300_000, 7, 7, 7, 40_000, 1, 150_000]
 """Elements: some parts are read one by one, some ranges are gathered."""

@@ -25,10 +25,10 @@ from pccl.cli.bench.plan import Plan
 from pccl.cli.bench.statistics import Result, Side
 from pccl.cli.bench.view import View
 from pccl.stress.emulator import loopback
+from tests.support.patience import LONG_LIMIT_S, patient
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "pccl.cli.main", "bench", "allreduce")
-LIMIT_S = 110.0
 """Far more than it takes; a machine that is busy with other things must not fail the test."""
 
 FIELDS = {
@@ -58,7 +58,7 @@ def measure(*options: str) -> list[dict[str, Any]]:
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=LONG_LIMIT_S,
         check=False,
     )
     assert (run.returncode, run.stderr) == (0, ""), run.stdout + run.stderr
@@ -167,7 +167,7 @@ def runs(pid: int) -> bool:
 
 def peers_when_measuring(pid: int) -> list[int]:
     """Process ids of the peers, once both are connected to somebody."""
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + LONG_LIMIT_S
     while time.monotonic() < deadline:
         peers: list[int] = []
         for child in descendants(pid):
@@ -201,12 +201,13 @@ def test_no_process_and_no_folder_is_left(wanted: str, tmp_path: Path) -> None:
             run.send_signal(signal.Signals[wanted])
         else:
             os.kill(peers[1], signal.SIGKILL)
-        _, complaints = run.communicate(timeout=LIMIT_S)
-        assert time.monotonic() - began < 10.0
+        _, complaints = run.communicate(timeout=LONG_LIMIT_S)
+        assert time.monotonic() - began < patient(10.0)
     finally:
         run.kill()
         run.communicate()
-    give_up = time.monotonic() + (10.0 if wanted == "SIGKILL" else 0.0)  # its guard takes a moment
+    # Its guard takes a moment.
+    give_up = time.monotonic() + (LONG_LIMIT_S if wanted == "SIGKILL" else 0.0)
     while (left := [pid for pid in everybody if runs(pid)]) and time.monotonic() < give_up:
         time.sleep(0.01)
     assert left == []
@@ -270,7 +271,7 @@ def test_a_full_stdout_is_one_line_and_one() -> None:
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=LIMIT_S,
+            timeout=LONG_LIMIT_S,
             check=False,
         )
     expected = "Error: cannot write to stdout: No space left on device\n"
@@ -284,7 +285,7 @@ def test_standard_streams_that_are_closed() -> None:
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
-        timeout=LIMIT_S,
+        timeout=LONG_LIMIT_S,
         check=False,
     )
     assert run.returncode == 0
@@ -297,7 +298,7 @@ def test_a_link_that_relays_do_not_understand() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=LONG_LIMIT_S,
         check=False,
     )
     assert run.returncode == 2

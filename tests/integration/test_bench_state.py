@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from pccl.cli.bench.command import bench
-from tests.integration.test_bench import ENVIRONMENT, LIMIT_S, ROOT
+from tests.integration.test_bench import ENVIRONMENT, ROOT
+from tests.support.patience import LONG_LIMIT_S
 
 COMMAND = (sys.executable, "-m", "pccl.cli.main", "bench", "state")
 
@@ -24,7 +25,7 @@ def measure(*options: str) -> dict[tuple[str, str], dict[str, Any]]:
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=LONG_LIMIT_S,
         check=False,
     )
     assert (run.returncode, run.stderr) == (0, ""), run.stdout + run.stderr

@@ -18,8 +18,7 @@ from pccl.errors import CollectiveAborted, LocalProtocolError, NotConnected, Res
 from pccl.protocol.types import PeerId
 from pccl.runtime.data_plane import DataPlane
 from pccl.session import Session
-
-WAIT_S = 30.0
+from tests.support.patience import LIMIT_S
 
 
 def in_thread(function: Callable[[], Any]) -> Future[Any]:
@@ -42,7 +41,7 @@ def pair(node: pccl.MasterNode) -> tuple[pccl.Communicator, pccl.Communicator]:
     joined = in_thread(other.connect)
     while one.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
         one.update_topology()
-    joined.result(WAIT_S)
+    joined.result(LIMIT_S)
     return one, other
 
 
@@ -64,18 +63,18 @@ def test_a_call_that_another_thread_closes_under_says_so() -> None:
 
     def closing(session: Session, call: Any) -> Any:
         submission = submit(session, call)
-        in_thread(session.close).result(WAIT_S)
+        in_thread(session.close).result(LIMIT_S)
         return submission
 
     async def with_asyncio() -> None:
         comm = pccl.aio.Communicator("127.0.0.1:1")
         with pytest.raises(NotConnected, match="closed by another thread"):
-            await asyncio.wait_for(comm.update_topology(), WAIT_S)
+            await asyncio.wait_for(comm.update_topology(), LIMIT_S)
 
     with patch.object(Session, "submit", closing):
         blocking = pccl.Communicator("127.0.0.1:1")
         with pytest.raises(NotConnected, match="closed by another thread"):
-            in_thread(blocking.update_topology).result(WAIT_S)
+            in_thread(blocking.update_topology).result(LIMIT_S)
         asyncio.run(with_asyncio())
 
 
@@ -100,17 +99,17 @@ def test_an_internal_error_fails_the_call_and_frees_the_others(
             with pytest.raises(CollectiveAborted):
                 one.all_reduce(x)
             with pytest.raises(LocalProtocolError, match="planted"):
-                theirs.result(WAIT_S)
+                theirs.result(LIMIT_S)
         assert x.tolist() == y.tolist() == [0.0, 1.0, 2.0, 3.0]
         with pytest.raises(LocalProtocolError):
             other.all_reduce(y)
         again = in_thread(other.connect)
         while one.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
             one.update_topology()
-        again.result(WAIT_S)
+        again.result(LIMIT_S)
         theirs = in_thread(lambda: other.all_reduce(y))
         one.all_reduce(x)
-        assert theirs.result(WAIT_S).contributors == (1, 3)
+        assert theirs.result(LIMIT_S).contributors == (1, 3)
         assert x.tolist() == y.tolist() == [0.0, 2.0, 4.0, 6.0]
         other.close()
         one.close()
@@ -127,9 +126,9 @@ def test_an_internal_error_ends_every_call(caplog: pytest.LogCaptureFixture) -> 
         one, other = pair(node)
         other.update_topology()  # went with its admission
         x, y = np.ones(4), np.ones(4)
-        handle = one.all_reduce_async(x, tag=1, timeout_s=WAIT_S)
+        handle = one.all_reduce_async(x, tag=1, timeout_s=LIMIT_S)
         forgotten = np.ones(4)
-        one.all_reduce_async(forgotten, tag=2, timeout_s=WAIT_S)
+        one.all_reduce_async(forgotten, tag=2, timeout_s=LIMIT_S)
         asking = in_thread(one.are_peers_pending)
         engine = one._session.engine  # pyright: ignore[reportPrivateUsage]
         _until(lambda: len(engine.calls) == 3)
@@ -141,7 +140,7 @@ def test_an_internal_error_ends_every_call(caplog: pytest.LogCaptureFixture) -> 
         ):
             one.all_reduce(y)
         with pytest.raises(LocalProtocolError, match="planted"):
-            asking.result(WAIT_S)
+            asking.result(LIMIT_S)
         assert handle.wait()[:2] == (False, pccl.Result.INTERNAL_ERROR)
         with pytest.raises(LocalProtocolError, match="planted"):
             one.all_reduce_async(y)
@@ -151,11 +150,11 @@ def test_an_internal_error_ends_every_call(caplog: pytest.LogCaptureFixture) -> 
         again = in_thread(one.connect)
         while other.world_size < 2 or before in {member.peer_id for member in other.members()}:
             other.update_topology()
-        again.result(WAIT_S)
+        again.result(LIMIT_S)
         for array in (x, forgotten, y):
             theirs = in_thread(lambda: other.all_reduce(np.ones(4), tag=1))
             one.all_reduce(array, tag=1)
-            theirs.result(WAIT_S)
+            theirs.result(LIMIT_S)
             assert array.tolist() == [2.0] * 4
         other.close()
         one.close()
@@ -179,7 +178,7 @@ def test_cancelled_twice_the_buffer_is_still_the_callers() -> None:
                 await call
             left = x.copy()
             await mine.close()  # the other one may have called after the withdrawal: it waits
-            outcome = await asyncio.wrap_future(in_thread(lambda: theirs.exception(WAIT_S)))
+            outcome = await asyncio.wrap_future(in_thread(lambda: theirs.exception(LIMIT_S)))
             if outcome is not None:  # otherwise it was committed before the cancellation came
                 assert isinstance(outcome, CollectiveAborted)
                 assert float(left.min()) == float(left.max()) == 1.0
@@ -200,8 +199,8 @@ def test_leaving_after_an_unnoticed_commit_requires_a_resync_and_connect_rejoins
             call = asyncio.create_task(mine.all_reduce(x))
             await asyncio.sleep(0)
             # This loop is busy while the I/O thread commits; the commit cannot be noticed.
-            in_thread(lambda: other.all_reduce(y)).result(WAIT_S)
-            in_thread(lambda: _until(lambda: bool(x[0] == 2.0))).result(WAIT_S)
+            in_thread(lambda: other.all_reduce(y)).result(LIMIT_S)
+            in_thread(lambda: _until(lambda: bool(x[0] == 2.0))).result(LIMIT_S)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
@@ -216,7 +215,7 @@ def test_leaving_after_an_unnoticed_commit_requires_a_resync_and_connect_rejoins
             await rejoining
             theirs = in_thread(lambda: other.all_reduce(y))
             await mine.all_reduce(x)
-            theirs.result(WAIT_S)
+            theirs.result(LIMIT_S)
             assert x.tolist() == y.tolist() == [3.0] * 8
             other.close()
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import LIMIT_S, LONG_LIMIT_S, patient
+
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "pccl.cli.main", "stress", "run")
-LIMIT_S = 170.0
 """Far more than it takes; a machine that is busy with other things must not fail the test."""
 
 REPORT_KEYS = {
@@ -64,7 +65,7 @@ def stress(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=LONG_LIMIT_S,
         check=False,
     )
 
@@ -145,11 +146,11 @@ def test_no_process_is_left(wanted: signal.Signals, tmp_path: Path) -> None:
         pids = descendants(run.pid)
         assert len(pids) >= 4
         run.send_signal(wanted)
-        said, _ = run.communicate(timeout=LIMIT_S)
+        said, _ = run.communicate(timeout=LONG_LIMIT_S)
     finally:
         run.kill()
         run.wait()
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + LIMIT_S
     while any(is_there(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.01)  # a guard ends them if the harness could not
     assert [pid for pid in pids if is_there(pid)] == []
@@ -199,15 +200,15 @@ def test_recovery_and_joins_are_measured(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=LONG_LIMIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)["sizes"]
     assert (found["bytes"], found["tries"]) == (1 << 20, 2)
     recovery, join = found["recovery_s"], found["join_s"]
-    assert 0 < recovery["min"] <= recovery["median"] <= recovery["max"] < 10.0
-    assert 0 < join["median"] < 10.0
+    assert 0 < recovery["min"] <= recovery["median"] <= recovery["max"] < patient(10.0)
+    assert 0 < join["median"] < patient(10.0)
 
 
 def test_namespaces_work_or_are_refused_in_words(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import LIMIT_S
+
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 60.0
 SECRET = "0123456789abcdef"
 
 SHOW = """

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import LIMIT_S
+
 ROOT = Path(__file__).resolve().parents[2]
 PCCL_LAUNCH = (sys.executable, "-m", "pccl.cli.main", "launch")
 PYTHON = (sys.executable, "-c")
-LIMIT_S = 60.0
 
 ME = "import os, signal, sys, time; me = int(os.environ['PCCL_PEER_INDEX'])\n"
 FOREVER = "\nwhile True: time.sleep(0.01)"

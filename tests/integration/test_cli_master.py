@@ -14,10 +14,10 @@ import pytest
 
 import pccl
 from pccl.errors import NotAdmitted
+from tests.support.patience import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 PCCL = (sys.executable, "-m", "pccl.cli.main")
-LIMIT_S = 60.0
 
 
 TOKEN = "the token of these tests"

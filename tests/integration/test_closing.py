@@ -19,9 +19,9 @@ import pccl
 from pccl.errors import LinkError, NotConnected
 from pccl.runtime.engine import PeerEngine
 from pccl.session import Session
+from tests.support.patience import LIMIT_S, patient
 
-LIMIT_S = 30.0
-PROMPT_S = 3.0
+PROMPT_S = patient(3.0)
 """Shorter than every time limit of the library that could be waited out by mistake."""
 
 FDS = Path("/proc/self/fd")

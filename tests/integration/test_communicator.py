@@ -24,12 +24,12 @@ from pccl.errors import (
     PendingOperations,
     TooFewPeers,
 )
+from tests.support.patience import LIMIT_S
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
 
 Array = npt.NDArray[Any]
-LIMIT_S = 60.0
 
 
 def world_size(comm: pccl.Communicator) -> int:

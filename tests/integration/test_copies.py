@@ -29,9 +29,9 @@ from pccl.runtime.operand import borrow
 from pccl.runtime.requests import PeerOptions, ReduceReport, ReduceRequest
 from pccl.transports.base import Address, Connection, Listener, Receiver, Transport
 from pccl.transports.tcp import TcpTransport
+from tests.support.patience import LIMIT_S
 
 Array = npt.NDArray[Any]
-LIMIT_S = 60.0
 LOOPBACK = Address("127.0.0.1", 0)
 
 

@@ -22,14 +22,14 @@ import pccl
 from pccl.errors import CollectiveAborted, ResyncRequired
 from pccl.protocol.peer import Standing
 from pccl.runtime.engine import PeerEngine
+from tests.support.patience import LIMIT_S, patient
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
 
 Array = npt.NDArray[Any]
-LIMIT_S = 60.0
-PROMPT_S = 1.0
-"""A tenth of the shortest deadline that could end a call that is not left promptly."""
+PROMPT_S = patient(3.0)
+"""Well under the shortest deadline that could end a call that is not left promptly."""
 
 
 def interrupt(thread: int) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import LONG_LIMIT_S, patient
+
 for module in ("torch", "sklearn", "matplotlib"):
     pytest.importorskip(module)
 
@@ -20,9 +22,6 @@ WEIGHT_COUNT = (32 * 9 + 32) + (64 * 32 * 9 + 64) + (64 * 4 * 4 * 10 + 10)
 STATE_BYTES = 1797 * (64 * 4 + 8) + 2 * 4 * WEIGHT_COUNT + 8
 """Images and digits; weights and their momentum; the step counter."""
 
-LIMIT_S = 110.0
-"""Far more than it takes; a machine that is busy with other things must not fail the test."""
-
 
 def test_demo_survives_a_kill_and_takes_a_newcomer_in(tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
@@ -31,7 +30,7 @@ def test_demo_survives_a_kill_and_takes_a_newcomer_in(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=LONG_LIMIT_S,
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
@@ -51,7 +50,7 @@ def test_demo_survives_a_kill_and_takes_a_newcomer_in(tmp_path: Path) -> None:
     assert verdict["lost_peers"] == 1
     assert verdict["joined_peers"] == 5
     assert verdict["fetched_bytes"] == STATE_BYTES
-    assert 0 < verdict["seconds"] < LIMIT_S
+    assert 0 < verdict["seconds"] < LONG_LIMIT_S
     assert picture.read_bytes().startswith(b"\x89PNG\r\n")
 
 
@@ -93,9 +92,9 @@ def test_no_process_is_left(wanted: str, tmp_path: Path) -> None:
             demo.send_signal(signal.Signals[wanted])
         else:
             os.kill(pids[0], signal.SIGKILL)
-        said, _ = demo.communicate(timeout=LIMIT_S)
+        said, _ = demo.communicate(timeout=LONG_LIMIT_S)
         if wanted.startswith("SIG"):
-            assert time.monotonic() - began < 10.0
+            assert time.monotonic() - began < patient(10.0)
     finally:
         demo.kill()
         demo.wait()
@@ -122,7 +121,7 @@ def test_options_are_checked_first(options: list[str], words: str, tmp_path: Pat
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=LONG_LIMIT_S,
         check=False,
     )
     assert run.returncode == 2

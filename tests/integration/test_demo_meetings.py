@@ -6,6 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from tests.support.patience import LIMIT_S
+
 torch = pytest.importorskip("torch")
 
 import pccl  # noqa: E402
@@ -13,7 +15,6 @@ from pccl.cli import demo_peer  # noqa: E402
 from pccl.cli.demo_record import Event, Joined, Stepped, Synced  # noqa: E402
 from pccl.progress import SyncProgress  # noqa: E402
 
-LIMIT_S = 60.0
 AWAIT_AT = 3
 STEPS = 6
 STATE_BYTES = 1797 * (64 * 4 + 8) + 2 * 4 * 29066 + 8

@@ -22,8 +22,8 @@ import pccl
 from pccl.bindings.diloco import DiLoCo
 from pccl.bindings.events import Event, InnerStep, MembersChanged, OuterStep, StateSynced
 from pccl.errors import Evicted, PCCLError, StateMismatch
+from tests.support.patience import LIMIT_S
 
-LIMIT_S = 60.0
 OUTER_STEPS = 5
 Batch = tuple[torch.Tensor, torch.Tensor]
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import pccl
+from tests.support.patience import LONG_LIMIT_S
 
 HERE = Path(__file__).parent
-LIMIT_S = 90.0
 TIMING = {"heartbeat_s": 0.2, "tick_s": 0.05, "deadline_s": 3.0, "lane_stall_s": 3.0}
 
 MODES: dict[str, dict[str, Any]] = {
@@ -54,11 +54,11 @@ class Process:
             return any(one["event"] == kind and found(one) for one in self.said)
 
         with self._changed:
-            assert self._changed.wait_for(has_said, LIMIT_S), self.said[-3:]
+            assert self._changed.wait_for(has_said, LONG_LIMIT_S), self.said[-3:]
 
     def end(self) -> dict[str, Any]:
         """Wait for its end; what it said last."""
-        assert self._process.wait(LIMIT_S) == 0
+        assert self._process.wait(LONG_LIMIT_S) == 0
         self._reader.join()
         return self.said[-1]
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import LIMIT_S
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
-LIMIT_S = 60.0
 LAUNCH = "from pccl.cli.main import main; main()"
 
 PRINTED = [

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import LONG_LIMIT_S
+
 pytest.importorskip("torch")
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "data-parallel.md"
-LIMIT_S = 110.0
 LAUNCH = "from pccl.cli.main import main; main()"
 
 
@@ -27,7 +28,7 @@ def test_example(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=LONG_LIMIT_S,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

@@ -13,10 +13,10 @@ from typing import get_args
 import pytest
 
 from pccl.bindings.events import Event
+from tests.support.patience import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "diloco.md").read_text(encoding="utf-8")
-LIMIT_S = 60.0
 
 
 def test_consumers(tmp_path: Path) -> None:

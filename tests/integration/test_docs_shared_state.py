@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from pccl.state import election
+from tests.support.patience import LONG_LIMIT_S
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "shared-state.md"
 TEXT = PAGE.read_text(encoding="utf-8")
-LIMIT_S = 110.0
 LAUNCH = "from pccl.cli.main import main; main()"
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
@@ -32,7 +32,7 @@ def lines_of(number: int, tmp_path: Path) -> list[str]:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=LONG_LIMIT_S,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

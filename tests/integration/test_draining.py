@@ -19,9 +19,6 @@ import numpy as np
 
 import pccl
 
-LIMIT_S = 60.0
-
-
 # -- the program -----------------------------------------------------------------------------------
 
 
@@ -87,11 +84,12 @@ import pytest  # noqa: E402
 
 from pccl.errors import CollectiveAborted  # noqa: E402
 from pccl.inquiry import RemovalCause  # noqa: E402
+from tests.support.patience import LIMIT_S, patient  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
 
-GONE_S = 8.0
+GONE_S = patient(8.0)
 """Less than the default deadline, and far more than a goodbye takes."""
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from tests.support.patience import LIMIT_S
+
 torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
@@ -33,7 +35,6 @@ from pccl.errors import DescriptorMismatch  # noqa: E402
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
 
-LIMIT_S = 60.0
 QUICK = pccl.Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01)
 SMALL = 200
 """Bytes of a bucket, so that the small model has several."""

@@ -46,11 +46,11 @@ from pccl.protocol.messages import (
 )
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundId, RoundKind
 from pccl.runtime import link_keeper, master_server
+from tests.support.patience import LIMIT_S
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
 
-LIMIT_S = 30.0
 GARBAGE = random.Random(20240229).randbytes(100_000)
 OPERATION = OperationId(1, 0, 1, 0, 0)
 ROUND = RoundId(RoundKind.UPDATE_TOPOLOGY, 0)

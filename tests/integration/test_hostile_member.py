@@ -41,11 +41,11 @@ from pccl.protocol.messages import (
 )
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundId, RoundKind
 from pccl.runtime import link_keeper
+from tests.support.patience import LIMIT_S
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
 
-LIMIT_S = 30.0
 TIMING = Timing(
     dial_s=1.0, resume_s=0.2, tick_s=0.05, heartbeat_s=0.1, redial_min_s=0.005, redial_max_s=0.02
 )

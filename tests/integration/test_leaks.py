@@ -20,12 +20,12 @@ import pytest
 import pccl
 from pccl.errors import DeadlineExceeded, MasterLost
 from pccl.runtime.io_thread import IOThread
+from tests.support.patience import LIMIT_S
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
 
 QUICK = pccl.Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01)
-LIMIT_S = 60.0
 BYTES_PER_COMMUNICATOR = 1_000
 """What one may leave in logs of bounded length: its removal and its rosters at the master, about
 600 bytes. The engine alone takes more than 20,000."""

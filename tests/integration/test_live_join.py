@@ -17,12 +17,12 @@ from pccl import ObservedReduction, ReduceOp, SharedState, SyncProgress, TensorI
 from pccl.protocol.shared_state import PIECE_BYTES
 from pccl.runtime.state_giver import StateGiver
 from pccl.shared_state import SharedStateSyncInfo
+from tests.support.patience import LIMIT_S
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
 
 Array = npt.NDArray[Any]
-LIMIT_S = 60.0
 PIECES = 6
 PIECE_FLOATS = PIECE_BYTES // 4
 SIZE = (PIECES - 1) * PIECE_FLOATS + 5

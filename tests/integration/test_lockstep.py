@@ -14,8 +14,8 @@ import pccl
 import pccl.aio
 from pccl import Timing
 from pccl.errors import DeadlineExceeded, LockstepError
+from tests.support.patience import LIMIT_S
 
-LIMIT_S = 60.0
 QUICK = Timing(heartbeat_s=0.05, tick_s=0.02, lockstep_s=0.3)
 LONG_S = 1.5
 """Several times the pause after which a mistake is told."""

@@ -39,11 +39,10 @@ from pccl.runtime.requests import PeerOptions, ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address
 from pccl.transports.sim import SimNetwork
+from tests.support.patience import LIMIT_S
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
-
-LIMIT_S = 60.0
 
 
 def described(send: Any, recv: Any, tag: int, op: ReduceOp = ReduceOp.SUM) -> ReduceOpDescriptor:

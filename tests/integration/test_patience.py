@@ -9,8 +9,7 @@ import sys
 import pytest
 
 from pccl.stress.patience import Findings
-
-LIMIT_S = 120.0
+from tests.support.patience import LONG_LIMIT_S
 
 
 def test_a_short_run_removes_nobody() -> None:
@@ -19,7 +18,7 @@ def test_a_short_run_removes_nobody() -> None:
         [sys.executable, "-m", "pccl.stress", "patience", *options],
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=LONG_LIMIT_S,
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import LONG_LIMIT_S
+
 PROGRAM = Path(__file__).with_name("pccl_recipe.py")
-LIMIT_S = 120.0
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
@@ -27,7 +28,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 
 
 def outcome(process: subprocess.Popen[str]) -> tuple[dict[str, Any], list[str]]:
-    output, complaints = process.communicate(timeout=LIMIT_S)
+    output, complaints = process.communicate(timeout=LONG_LIMIT_S)
     assert process.returncode == 0, complaints
     told: dict[str, Any] = json.loads(output)
     return told, complaints.splitlines()
@@ -43,7 +44,7 @@ def address() -> str:
 def master(address: str) -> Iterator[str]:
     process = start("master", address)
     yield address
-    output, complaints = process.communicate("", timeout=LIMIT_S)
+    output, complaints = process.communicate("", timeout=LONG_LIMIT_S)
     assert (process.returncode, output, complaints) == (0, "", "")
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import pccl
+from tests.support.patience import LONG_LIMIT_S
 
 PROGRAM = Path(__file__).with_name("pccl_state_recipe.py")
-LIMIT_S = 120.0
 OUTER_BYTES = 4 * (4 * 32 + 32 + 32 + 1)
 STATE_BYTES = 2 * OUTER_BYTES + 8
 """With momentum, and the counter of steps."""
@@ -51,7 +51,7 @@ class Trainers:
     def outcomes(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         for process in self.processes:
-            output, complaints = process.communicate(timeout=LIMIT_S)
+            output, complaints = process.communicate(timeout=LONG_LIMIT_S)
             assert (process.returncode, complaints) == (0, "")
             found.append(json.loads(output.splitlines()[-1]))
         return found

@@ -15,8 +15,8 @@ import pytest
 
 import pccl
 from pccl.progress import Drawer, ProgressBar
+from tests.support.patience import LIMIT_S
 
-LIMIT_S = 60.0
 COUNT = 1_000_000
 LAUNCH = "from pccl.cli.main import main; main()"
 BAR = "from pccl.progress import ProgressBar"

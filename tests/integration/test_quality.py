@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import LONG_LIMIT_S
+
 pytest.importorskip("torch")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +24,11 @@ WHICH = "--seeds 5 --variant data-parallel --variant streaming-int4"
 def quality(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pccl.stress", "quality", str(folder), *SMALL.split()]
     return subprocess.run(
-        [*command, *WHICH.split(), *words], cwd=ROOT, capture_output=True, text=True, timeout=240
+        [*command, *WHICH.split(), *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LONG_LIMIT_S,
     )
 
 

@@ -42,13 +42,13 @@ from pccl.runtime.state_session import StateSession
 from pccl.runtime.state_sync import SyncRequest
 from pccl.runtime.stock import Stock
 from pccl.shared_state import SharedStateSyncInfo
+from tests.support.patience import LIMIT_S, patient
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
 
 Array = npt.NDArray[Any]
 POPULAR, RECEIVE_ONLY, SEND_ONLY = SharedStateSyncStrategy
-LIMIT_S = 60.0
 PIECE_FLOATS = PIECE_BYTES // 4
 
 
@@ -533,7 +533,7 @@ def test_no_place_to_stage(new_run: Callable[..., Run], tmp_path: Any, kind: str
     if kind == "a file":
         place.write_text("")
     other = run.start(run.members[0].sync_shared_state, states[0], SEND_ONLY)
-    error = bad.exception(20.0)
+    error = bad.exception(LIMIT_S)
     assert isinstance(error, OSError)
     assert "nowhere" in str(error)
     assert (arrays[1] == weights(1, 3 * PIECE_FLOATS)).all()
@@ -1017,7 +1017,7 @@ def test_closing(
         run.until(lambda: phase in seen)
     began_s = time.monotonic()
     run.members[1].close()
-    assert time.monotonic() - began_s < 1.0
+    assert time.monotonic() - began_s < patient(3.0)
     error = call.exception(LIMIT_S)
     assert isinstance(error, NotConnected)
     assert (array == weights(1, 40 * PIECE_FLOATS)).all()

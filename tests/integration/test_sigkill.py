@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -43,10 +44,10 @@ from pccl.runtime.transfer import Transfer
 from pccl.transports.base import Address
 from pccl.transports.link import Link
 from pccl.transports.tcp import TcpTransport
+from tests.support.patience import LIMIT_S
 
 COUNT = (64 << 20) // 4
 DTYPES = ("float32", "int32")
-LIMIT_S = 60.0
 SEED = 20240229
 
 Array = npt.NDArray[Any]
@@ -180,7 +181,8 @@ class Process:
     def __init__(self, address: str) -> None:
         self.id = 0
         self._process = subprocess.Popen(
-            [sys.executable, __file__, address],
+            [sys.executable, "-m", __name__, address],
+            cwd=Path(__file__).parents[2],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -45,11 +45,11 @@ from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, Round
 from pccl.runtime.control import ControlStream
 from pccl.runtime.greeting import Greeting
 from pccl.transports.lane import Lane
+from tests.support.patience import LIMIT_S, patient
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
 
-LIMIT_S = 60.0
 SOAK_S = float(os.environ.get("SOAK_S", "8"))
 SEED = 20240301
 IDLE_COUNT = 2000
@@ -211,7 +211,7 @@ def test_fifty_connections_that_drip(new_run: Callable[..., Run]) -> None:
                     sock.sendall(word[turn : turn + 1])
             time.sleep(0.05)
         assert all(is_closed(sock) for sock, _ in dripping)
-        assert time.monotonic() - began_s < 10
+        assert time.monotonic() - began_s < patient(10.0)
     run.until(lambda: (descriptors(), connections()) == before)
     assert run.registered == 3
 

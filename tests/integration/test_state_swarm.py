@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -32,11 +33,11 @@ from pccl import Timing
 from pccl.protocol.shared_state import PIECE_BYTES
 from pccl.protocol.types import PeerId
 from pccl.runtime.state_giver import StateGiver
+from tests.support.patience import LONG_LIMIT_S
 
 SIZE = int(os.environ.get("SWARM_MIB", "256")) << 20
 PIECES = SIZE // PIECE_BYTES
 TIMING = Timing(heartbeat_s=0.2, tick_s=0.05, connect_retry_s=0.01, deadline_s=4.0)
-LIMIT_S = 120.0
 
 Array = npt.NDArray[np.uint64]
 
@@ -166,7 +167,8 @@ class Process:
 
     def __init__(self, address: str, full: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__, address, full],
+            [sys.executable, "-m", __name__, address, full],
+            cwd=Path(__file__).parents[2],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -180,7 +182,7 @@ class Process:
         self.process.stdin.write(json.dumps([name, *arguments]) + "\n")
         self.process.stdin.flush()
 
-    def answer(self, limit_s: float = LIMIT_S) -> dict[str, Any]:
+    def answer(self, limit_s: float = LONG_LIMIT_S) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(self._answers.get(timeout=limit_s))
         return answer
 
@@ -286,7 +288,7 @@ def test_one_is_killed_and_one_lies(swarm: Swarm) -> None:
     answers = [process.answer() for process in left]
     named = {"liar": answers[0], "honest": answers[1], "joiner": answers[2]}
     report("one killed, one lies", named, plain_copy_s(honest, swarm.joiner))
-    assert victim.process.wait(LIMIT_S) == -signal.SIGKILL
+    assert victim.process.wait(LONG_LIMIT_S) == -signal.SIGKILL
     assert {answer["digest"] for answer in answers} == {swarm.digest}
     assert {answer["attempts"] for answer in answers} == {1}
     assert {answer["revision"] for answer in answers} == {1}

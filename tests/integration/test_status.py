@@ -27,11 +27,11 @@ from pccl.inquiry import RemovalCause, master_status, to_json
 from pccl.protocol.codec import encode
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.messages import StatusRequest
+from tests.support.patience import LIMIT_S
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
 
-LIMIT_S = 60.0
 TOKEN = "0123456789abcdef"
 
 

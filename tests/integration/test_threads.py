@@ -19,13 +19,13 @@ import pytest
 import pccl
 import pccl.aio
 from pccl.errors import CollectiveAborted, DeadlineExceeded, NotConnected
+from tests.support.patience import LIMIT_S, patient
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
 
 Array = npt.NDArray[Any]
-LIMIT_S = 30.0
-PROMPT_S = 3.0
+PROMPT_S = patient(3.0)
 
 
 # -- threads -------------------------------------------------------------------------------------

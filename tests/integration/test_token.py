@@ -27,11 +27,11 @@ from pccl.protocol.handshake import (
 )
 from pccl.protocol.messages import Message, Register, Registered, Resume
 from pccl.protocol.types import PeerId
+from tests.support.patience import LIMIT_S, patient
 
 TOKEN = "the token of these tests"
 OTHER = "the token of somebody else"
-LIMIT_S = 30.0
-AT_ONCE_S = 1.0
+AT_ONCE_S = patient(3.0)
 QUICK = Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01)
 
 

@@ -17,10 +17,10 @@ from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection, Listener, Transport
 from pccl.transports.sim import SimNetwork
 from pccl.transports.tcp import TcpTransport
+from tests.support.patience import LIMIT_S
 
 T = TypeVar("T")
 KIB, MIB = 1 << 10, 1 << 20
-GUARD_S = 20.0
 
 
 class Net:
@@ -50,7 +50,7 @@ class Net:
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         task = self.loop.create_task(main)
-        guard = None if self.kind == "sim" else self.loop.call_later(GUARD_S, task.cancel)
+        guard = None if self.kind == "sim" else self.loop.call_later(LIMIT_S, task.cancel)
         try:
             return self.loop.run_until_complete(task)
         finally:

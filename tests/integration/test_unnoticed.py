@@ -20,12 +20,12 @@ import pccl.aio
 from pccl.errors import NotConnected, ResyncRequired
 from pccl.protocol.peer import Standing
 from pccl.runtime.engine import PeerEngine
+from tests.support.patience import LIMIT_S
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
 
 QUICK = pccl.Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01)
-LIMIT_S = 60.0
 ROUNDS = ["update_topology", "are_peers_pending", "optimize_topology"]
 
 

@@ -16,6 +16,7 @@ import pccl
 import pccl.aio
 from pccl import ErrorFeedback, QuantizationOptions, ReduceInfo, ReduceOp
 from pccl.errors import CollectiveAborted, DescriptorMismatch, TooFewPeers
+from tests.support.patience import LIMIT_S
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 AVG = ReduceOp.AVG
-LIMIT_S = 60.0
 COUNT = 100_000
 
 

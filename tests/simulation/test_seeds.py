@@ -13,6 +13,7 @@ import pytest
 from pccl.stress.sim.faults import KINDS
 from pccl.stress.sim.planted import planted
 from pccl.stress.sim.runner import run_seed
+from tests.support.patience import LONG_LIMIT_S
 
 PHASES = (
     *("connecting", "round", "reduce_scatter", "gather", "done_before_commit"),
@@ -96,7 +97,7 @@ def simulate(*arguments: str, **environment: str) -> dict[str, Any]:
         command,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=LONG_LIMIT_S,
         check=False,
         env={**os.environ, **environment},
     )

@@ -25,6 +25,7 @@ from pccl.cli.bench.words import (
     decode,
     encode,
 )
+from tests.support.patience import patient
 
 FLOAT32 = np.dtype(np.float32)
 COUNT = 100_000
@@ -124,8 +125,8 @@ def test_timed() -> None:
     called: list[int] = []
     seconds, cpu_s = timed(lambda: called.append(1))
     assert called == [1]
-    assert 0 < seconds < 10
-    assert 0 <= cpu_s < 10
+    assert 0 < seconds < patient(10.0)
+    assert 0 <= cpu_s < patient(10.0)
 
 
 def test_a_log_may_have_inputs_of_its_own() -> None:

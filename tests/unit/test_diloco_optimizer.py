@@ -15,6 +15,7 @@ import pytest
 import pccl
 from pccl.bindings.events import Event, InnerStep, MembersChanged
 from pccl.errors import DescriptorMismatch, Evicted, MasterLost, PCCLError, TooFewPeers
+from tests.support.patience import LIMIT_S
 
 torch: Any = pytest.importorskip("torch")
 
@@ -224,7 +225,7 @@ def test_closing_does_not_wait_for_peers_that_are_missing(
     one.step()  # what it has launched waits for a second member
     closing = threading.Thread(target=one.optimizer.close, daemon=True)
     closing.start()
-    closing.join(5.0)
+    closing.join(LIMIT_S)
     assert not closing.is_alive()
 
 
@@ -237,7 +238,7 @@ def test_an_optimizer_that_nobody_has_is_collected_and_its_thread_ends() -> None
     del one
     gc.collect()
     assert gone() is None
-    thread.join(5.0)
+    thread.join(LIMIT_S)
     assert not thread.is_alive()
 
 
@@ -297,7 +298,7 @@ def test_work_that_is_committed_and_not_merged_outlives_the_run(
     one.comm.reduces.append(commit)
     one.comm.syncs += [lambda: None, lose_place, elect_others]
     one.steps(4)
-    assert has_entered.wait(10.0)
+    assert has_entered.wait(LIMIT_S)
     vars(one.optimizer)["_conductor"].settle()
     one.step()
     assert one.value == 100.0 - 5.0
@@ -310,11 +311,11 @@ def test_ctrl_c_while_a_step_waits_loses_no_step(trained: Callable[..., Trained]
 
     def wait(values: Any) -> Info:
         is_reducing.set()
-        assert may_end.wait(10.0)
+        assert may_end.wait(LIMIT_S)
         return Info(contributors=(1,), total_weight=2.0)
 
     def interrupt() -> None:
-        assert is_reducing.wait(10.0)
+        assert is_reducing.wait(LIMIT_S)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     one.comm.reduces.append(wait)
@@ -335,11 +336,11 @@ def test_ctrl_c_in_the_first_step_does_no_harm(trained: Callable[..., Trained]) 
 
     def wait(values: Any) -> Info:
         is_reducing.set()
-        assert may_end.wait(10.0)
+        assert may_end.wait(LIMIT_S)
         return Info(contributors=(1,), total_weight=0.0)
 
     def interrupt() -> None:
-        assert is_reducing.wait(10.0)
+        assert is_reducing.wait(LIMIT_S)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     one.comm.reduces.append(wait)

@@ -18,9 +18,9 @@ from pccl.runtime import hashing
 from pccl.runtime.hashing import Hasher, InlineHasher, PooledHasher
 from pccl.runtime.state_memory import StateMemory
 from pccl.shared_state import TensorInfo
+from tests.support.patience import LIMIT_S
 
 _T = TypeVar("_T")
-LIMIT_S = 30.0
 
 
 def with_pool(work: Callable[[PooledHasher], Coroutine[Any, Any, _T]]) -> _T:

@@ -29,10 +29,10 @@ from pccl.runtime.tasks import Tasks
 from pccl.state.digests import PieceMap
 from pccl.transports.lane import Payload
 from pccl.transports.link import Link, Links
+from tests.support.patience import LIMIT_S
 
 MEMBER = PeerId(1)
 PIECE = 64
-LIMIT_S = 30.0
 
 
 class Recorder(Link):

@@ -10,6 +10,7 @@ import pytest
 
 from pccl import progress
 from pccl.progress import Drawer, Lines, ProgressBar, SyncProgress, listening
+from tests.support.patience import LIMIT_S
 
 
 def fetched(done: int, total: int = 400_000_000, phase: str = "fetching") -> SyncProgress:
@@ -20,7 +21,7 @@ def wait_for_drawers() -> None:
     """The last line is written by then, however busy the machine is."""
     for thread in threading.enumerate():
         if isinstance(thread, Drawer):
-            thread.join(30.0)
+            thread.join(LIMIT_S)
             assert not thread.is_alive()
 
 
@@ -32,7 +33,7 @@ class Held(io.StringIO):
         self.released = threading.Event()
 
     def write(self, text: str, /) -> int:
-        assert self.released.wait(30.0)
+        assert self.released.wait(LIMIT_S)
         return super().write(text)
 
 
@@ -173,7 +174,7 @@ def test_a_stream_that_is_stuck_holds_nobody_up() -> None:
 
     reporter = threading.Thread(target=report)
     reporter.start()
-    reporter.join(30.0)
+    reporter.join(LIMIT_S)
     assert not reporter.is_alive()
     bar.close()
     assert stream.getvalue() == ""

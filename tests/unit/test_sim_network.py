@@ -18,6 +18,7 @@ from pccl.protocol.errors import LinkError
 from pccl.stress.sim.loop import Deadlock, VirtualLoop
 from pccl.transports.base import Address, Connection, PathMeasure
 from pccl.transports.sim import SimConnection, SimHost, SimNetwork
+from tests.support.patience import LIMIT_S
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 LATENCY = 5 * MS
@@ -538,7 +539,7 @@ def test_a_seed_gives_one_trace_whatever_the_hash_seed() -> None:
                 [sys.executable, here], stdout=subprocess.PIPE, text=True, env=environment
             )
         )
-    results = {child.communicate(timeout=60)[0] for child in children}
+    results = {child.communicate(timeout=LIMIT_S)[0] for child in children}
     expected = f"{digest(3)} {digest(4)}\n"
     assert results == {expected}
     assert digest(3) != digest(4)

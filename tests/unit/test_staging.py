@@ -23,6 +23,7 @@ from pccl.runtime.staging import Staging
 from pccl.runtime.state_memory import StateMemory
 from pccl.shared_state import TensorInfo
 from pccl.state.layout import Entry, Layout
+from tests.support.patience import LIMIT_S
 
 SMALL = Layout(Entry(f"t{count}", DataType.UINT8, count) for count in (5, 0, PIECE_BYTES + 3, 2))
 """Pieces of 5, 1 MiB, 3 and 2 bytes."""
@@ -171,7 +172,7 @@ def test_the_room_is_reserved(tmp_path: Path) -> None:
     )
     ended = subprocess.run(
         [sys.executable, "-c", limited, str(tmp_path)],
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=LIMIT_S,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert f"4194304 bytes in {tmp_path}" in ended.stdout

@@ -25,6 +25,7 @@ from pccl.bindings.events import (
     TrainsAlone,
 )
 from pccl.bindings.status_line import Plain, Tally, Writer
+from tests.support.patience import LIMIT_S
 
 
 def outer(step: int, number: int, *, tx_bytes: int = 600_000) -> OuterStep:
@@ -55,7 +56,7 @@ def tallied(*events: Event) -> str:
 def wait_for_writers() -> None:
     for thread in threading.enumerate():
         if isinstance(thread, Writer):
-            thread.join(30.0)
+            thread.join(LIMIT_S)
             assert not thread.is_alive()
 
 
@@ -143,7 +144,7 @@ def test_a_pipe_gets_the_end_at_once_and_lines_between(monkeypatch: pytest.Monke
     noted = Noted()
     with StatusLine(noted) as line:
         line(InnerStep(step=1, seconds=math.nan))
-        assert written.wait(30.0)
+        assert written.wait(LIMIT_S)
         assert noted.getvalue() == "pccl: step 1\n"
 
 
@@ -180,7 +181,7 @@ def test_on_a_terminal_it_is_rewritten_and_prints_come_above(
         monkeypatch.setattr(status_line.Rewritten, "draw", draw)
         with StatusLine() as line:
             line(TrainsAlone(step=1))
-            assert routed.wait(30.0)
+            assert routed.wait(LIMIT_S)
             sys.stdout.write("the program's own\n")
             line(TrainsAlone(step=2))
         wait_for_writers()
@@ -204,13 +205,13 @@ def test_a_stream_that_nobody_reads_holds_up_no_step(monkeypatch: pytest.MonkeyP
     class Held(io.StringIO):
         def write(self, text: str, /) -> int:
             writing.set()
-            assert released.wait(30.0)
+            assert released.wait(LIMIT_S)
             return super().write(text)
 
     stream = Held()
     line = StatusLine(stream)
     line(InnerStep(step=1, seconds=math.nan))
-    assert writing.wait(30.0)
+    assert writing.wait(LIMIT_S)
     for step in range(2, 100):
         line(InnerStep(step=step, seconds=0.5))  # returns
     line.close()

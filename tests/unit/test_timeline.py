@@ -20,6 +20,7 @@ from pccl.stress.timeline import (
     Timeline,
     TimelineError,
 )
+from tests.support.patience import LIMIT_S
 
 PLAIN: dict[str, Any] = {"seed": 7, "peers": 3, "duration_s": 30.0}
 
@@ -169,7 +170,7 @@ def test_a_seed_means_the_same_in_each_process() -> None:
             stdout=subprocess.PIPE,
             text=True,
             check=True,
-            timeout=60,
+            timeout=LIMIT_S,
         ).stdout
         for seed in ("0", "1")
     }
