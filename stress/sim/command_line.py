@@ -20,9 +20,10 @@ from rich.progress import Progress
 
 from pccl.cli.command_line import Seconds
 from pccl.cli.streams import writing
+from pccl.stress.sim.mixes import MIXES
 from pccl.stress.sim.planted import PLANTED, planted
 from pccl.stress.sim.runner import Verdict, run_scenario
-from pccl.stress.sim.scenario import Scenario, draw, draw_to_train
+from pccl.stress.sim.scenario import Scenario
 from pccl.stress.sim.scenario_file import load, to_text
 from pccl.stress.sim.shrink import shrink
 from pccl.stress.timeline import TimelineError
@@ -31,9 +32,6 @@ STORY_LINES = 60
 
 _IN_FLIGHT = 4
 """Seeds per process that are handed out ahead."""
-
-
-_WORKLOADS = {"calls": draw, "training": draw_to_train}
 
 
 class SeedRange(click.ParamType[range]):
@@ -66,11 +64,11 @@ class SeedRange(click.ParamType[range]):
 )
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, show_default=True)
 @click.option(
-    "--workload",
-    type=click.Choice(sorted(_WORKLOADS)),
-    default="calls",
+    "--mix",
+    type=click.Choice(sorted(MIXES)),
+    default="default",
     show_default=True,
-    help="What processes do: calls of every kind, or training with DiLoCo.",
+    help="What seeds draw: calls of every kind; training with DiLoCo; two masters, both alive.",
 )
 @click.option("--planted", "bug", type=click.Choice(sorted(PLANTED)), help="Run with a known bug.")
 @click.option(
@@ -90,14 +88,14 @@ def sim(
     seeds: range,
     minutes: float | None,
     jobs: int,
-    workload: str,
+    mix: str,
     bug: str | None,
     scenario: Path | None,
     shrinks: bool,
     first: bool,
     as_json: bool,
 ) -> None:
-    """Run simulated scenarios; exit code 1 if any promise was broken.
+    """Run simulated scenarios; exit code 1 if any promise was broken, or a fault never struck.
 
     Each seed draws peers, links, sizes, faults and timing; the same seed gives the same run, event
     by event. A failing seed is printed with its story and the command that replays it.
@@ -107,22 +105,23 @@ def sim(
     summary = Summary()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("seeds", total=None if minutes else len(seeds))
-        for verdict in _verdicts(seeds, minutes, jobs, workload, bug, scenario):
+        for verdict in _verdicts(seeds, minutes, jobs, mix, bug, scenario):
             summary.add(verdict)
             progress.advance(task)
             if not verdict.ok and shrinks:
                 verdict = _shrunk(verdict, bug)
             if not verdict.ok and not as_json:
-                _tell(console, verdict, _replay(verdict, workload, bug, scenario, shrunk=shrinks))
+                _tell(console, verdict, _replay(verdict, mix, bug, scenario, shrunk=shrinks))
             if not verdict.ok and first:
                 break
     result = summary.result(time.monotonic() - started_s)
+    result["missed"] = [] if scenario is not None else MIXES[mix].missed(result)
     with writing():
         if as_json:
             click.echo(json.dumps(result))
         else:
             _show(console, result)
-    sys.exit(0 if not result["failed"] else 1)
+    sys.exit(1 if result["failed"] or result["missed"] else 0)
 
 
 # -- running -------------------------------------------------------------------------------------
@@ -132,14 +131,14 @@ def _verdicts(
     seeds: range,
     minutes: float | None,
     jobs: int,
-    workload: str,
+    mix: str,
     bug: str | None,
     scenario: Path | None,
 ) -> Iterator[Verdict]:
     if scenario is not None:
         yield _run(bug, _load(scenario))
         return
-    run = partial(_run_seed, bug, workload)
+    run = partial(_run_seed, bug, mix)
     if minutes is None and (jobs == 1 or len(seeds) < 2 * jobs):
         yield from map(run, seeds)
         return
@@ -165,8 +164,8 @@ def _next(running: deque[Future[Verdict]]) -> Iterator[Verdict]:
         raise
 
 
-def _run_seed(bug: str | None, workload: str, seed: int) -> Verdict:
-    return _run(bug, _WORKLOADS[workload](seed))
+def _run_seed(bug: str | None, mix: str, seed: int) -> Verdict:
+    return _run(bug, MIXES[mix].draw(seed))
 
 
 def _run(bug: str | None, scenario: Scenario) -> Verdict:
@@ -195,10 +194,10 @@ def _reduced(verdict: Verdict) -> Path:
 
 
 def _replay(
-    verdict: Verdict, workload: str, bug: str | None, scenario: Path | None, *, shrunk: bool
+    verdict: Verdict, mix: str, bug: str | None, scenario: Path | None, *, shrunk: bool
 ) -> str:
     path = _reduced(verdict) if shrunk else scenario
-    kind = "" if workload == "calls" else f" --workload {workload}"
+    kind = "" if mix == "default" else f" --mix {mix}"
     what = f"--scenario {path}" if path else f"--seeds {verdict.scenario.seed}{kind}"
     with_bug = f" --planted {bug}" if bug else ""
     return f"{sys.executable} -m pccl.stress sim {what}{with_bug}"
@@ -226,9 +225,13 @@ def _show(console: Console, result: dict[str, Any]) -> None:
         f"{result['virtual_s']:.0f} virtual s in {result['seconds']:.1f} s",
         f"faults: {listed('faults')}",
         f"killed while: {listed('kills')}",
+        f"struck: {listed('struck_in')}",
         f"besides: {listed('done')}",
     ):
         console.print(line, highlight=False, soft_wrap=True)
+    if result["missed"]:
+        text = f"never seen, though the mix draws it: {', '.join(result['missed'])}"
+        console.print(text, highlight=False, soft_wrap=True)
 
 
 class Summary:
@@ -237,7 +240,7 @@ class Summary:
     def __init__(self) -> None:
         self._seeds = 0
         self._counts: dict[str, Counter[str]] = {
-            name: Counter() for name in ("kills", "faults", "endings", "done")
+            name: Counter() for name in ("kills", "faults", "struck_in", "endings", "done")
         }
         self._sums: Counter[str] = Counter()
         self._violations: dict[str, str] = {}

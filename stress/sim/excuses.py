@@ -66,6 +66,7 @@ class Excuses:
         self._links_planned_anew = False
         self._master_blank = False
         self._masters_died = False
+        self._masters_divided = False
         self.is_master_gone = False
         """Whether there will be none any more."""
 
@@ -105,6 +106,13 @@ class Excuses:
         """The standby has to take over, and waits for ever if too few members are left."""
         self._masters_died = True
 
+    def masters_divided(self) -> None:
+        """Members may move to the standby, and the first master keep the others for a while.
+
+        Those stand still without a fault of their own, and may find that the run went on.
+        """
+        self._masters_divided = True
+
     def master_restarted(self) -> None:
         """Another incarnation begins."""
         self._links_planned_anew = True
@@ -137,7 +145,7 @@ class Excuses:
             case RemovalCause.GOODBYE:
                 return False  # whoever leaves does it himself
             case RemovalCause.CONTROL_LOST:
-                return with_master or self.is_master_gone
+                return with_master or self.is_master_gone or self._masters_divided
             case RemovalCause.CONNECTIONS_LOST:
                 accuser = self._accuser(why, host_of)
                 # A restarted master plans links anew, and some are given up for a moment.

@@ -41,6 +41,7 @@ class Verdict:
     done: dict[str, int] = field(default_factory=dict[str, int])
     kills: dict[str, int] = field(default_factory=dict[str, int])
     faults: dict[str, int] = field(default_factory=dict[str, int])
+    struck_in: dict[str, int] = field(default_factory=dict[str, int])
     endings: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
@@ -105,6 +106,7 @@ class Simulation:
         verdict.done = dict(self.checkers.done)
         verdict.kills = {phase.value: self.stage.kills[phase.value] for phase in LifePhase}
         verdict.faults = dict(self.stage.strikes)
+        verdict.struck_in = dict(self.stage.struck_in)
         return verdict
 
     async def _main(self) -> None:

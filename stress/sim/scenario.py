@@ -15,6 +15,9 @@ from pccl.stress.sim.faults import (
     Ground,
     Interrupt,
     Lies,
+    MasterDeath,
+    Takeover,
+    draw_divides,
     draw_faults,
     draw_state_faults,
 )
@@ -157,6 +160,9 @@ _WINDOW_MIN = 4096
 """Narrower ones, where a map of pieces takes seconds, have a test of their own."""
 _NOT_FOR_TRAINERS = (Interrupt, FetchInterrupt, Lies)
 """Their calls are made by a thread that nobody interrupts; who is lied to by all has to give up."""
+_NOT_FOR_TWO_MASTERS = (MasterDeath, Takeover)
+"""Both are to live."""
+_MEMBERS_OF_TWO_MASTERS_MAX = 7
 _LONGER = 4
 """A round is several calls: a run in which processes train is longer by this factor."""
 
@@ -268,6 +274,35 @@ def draw_to_train(seed: int) -> Scenario:
         standby=plain.standby or any(fault.needs_standby for fault in faults),
         syncs=None,
         training=draw_training(seed, plain.latency_ns),
+    )
+
+
+def draw_two_masters(seed: int) -> Scenario:
+    """Draw the scenario of ``seed`` in which the first of two masters is cut off, and lives.
+
+    Everything else is drawn as in ``draw``; callers have little time, often.
+    """
+    plain = draw(seed)
+    rng = Random(f"{seed}/two masters")
+    peers = min(max(plain.peers, 3), _MEMBERS_OF_TWO_MASTERS_MAX)
+    stop_ns = max(plain.stop_ns, 12 * plain.latency_ns)
+    divides = draw_divides(seed, Ground(peers, stop_ns, plain.latency_ns, plain.timing))
+    kept = tuple(
+        fault
+        for fault in plain.faults
+        if not isinstance(fault, _NOT_FOR_TWO_MASTERS)
+        and all(index < peers for index in fault.indices)
+    )
+    return replace(
+        plain,
+        peers=peers,
+        late_peers=min(plain.late_peers, peers - 3),
+        stop_ns=stop_ns,
+        faults=(*kept, *divides),
+        impatience=rng.choice((0.05, 0.2, 0.2, 0.5)),
+        mistake=None,
+        settles_ns=0,
+        standby=True,
     )
 
 

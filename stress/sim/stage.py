@@ -11,11 +11,13 @@ from typing import Any
 
 from pccl.protocol.errors import LinkError
 from pccl.protocol.limits import EAGER_BYTES_MAX
-from pccl.protocol.messages import OperationRequest
+from pccl.protocol.messages import OperationRequest, Withdraw
 from pccl.protocol.peer import Standing
 from pccl.protocol.peer_events import (
     Begin,
     BeginSync,
+    Detach,
+    LeaveCall,
     PeerEffect,
     PeerEvent,
     Post,
@@ -28,7 +30,7 @@ from pccl.runtime.requests import PeerOptions
 from pccl.stress.sim.application import Application
 from pccl.stress.sim.checkers import Checkers, InRun
 from pccl.stress.sim.excuses import MASTER_NAME, MASTERS, STANDBY_NAME, Excuses
-from pccl.stress.sim.faults.base import MASTER, Fault
+from pccl.stress.sim.faults.base import MASTER, Fault, LifePhase
 from pccl.stress.sim.links import Lips, SimLink
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import (
@@ -52,7 +54,17 @@ _FIRST_LISTENING_PORT = 20000
 
 _BELIEVERS = (Standing.PENDING, Standing.MEMBER)
 
+CALLER_LEFT = "caller left"
+CALLER_LEFT_DIVIDED = "caller left, masters divided"
+"""What is counted of callers: before their operation was done (whichever data moved then), and
+after."""
+
 Watcher = Callable[["Seat", PeerEvent], None]
+
+
+def in_phase(kind: str, phase: LifePhase) -> str:
+    """How a summary counts what struck in a phase of life."""
+    return f"{kind} in {phase.value}"
 
 
 class Seat:
@@ -106,6 +118,9 @@ class Stage:
         """By the phase of life in which they came."""
         self.strikes: Counter[str] = Counter()
         """By kind of fault."""
+        self.struck_in: Counter[str] = Counter()
+        """By kind of fault, and the phase of life of its victim; and callers that have left."""
+        self._divided_until_ns = 0
         self.struck_ns = 0
         """When the last fault has struck."""
         self._loop = loop
@@ -229,10 +244,17 @@ class Stage:
         """Be called after every event of a peer's machine."""
         self._watchers.append(watcher)
 
-    def struck(self, fault: Fault) -> None:
-        """A fault is about to do what it does."""
+    def struck(self, fault: Fault, phase: LifePhase | None = None) -> None:
+        """A fault is about to do what it does, in that phase of its victim's life."""
         self.strikes[fault.kind] += 1
+        if phase is not None:
+            self.struck_in[in_phase(fault.kind, phase)] += 1
         self.struck_ns = self.now_ns()
+
+    def divided(self, duration_ns: int) -> None:
+        """The first master lives, and some members cannot reach it for so long."""
+        self._divided_until_ns = max(self._divided_until_ns, self.now_ns() + duration_ns)
+        self.excuses.masters_divided()
 
     def name(self, index: int) -> str:
         """The host of a process (-1: the master)."""
@@ -385,10 +407,26 @@ class Stage:
                 weight = process.weight_of(effect)
                 self.checkers.posted(posted, process.peer, content, weight)
                 self.checkers.has_ring(posted, effect.ring)
+        if isinstance(event, LeaveCall):
+            self._note_leaving(effects)
         self._note_state(process, effects)
         seat = self.seats[process.index]
         for watcher in self._watchers:
             watcher(seat, event)
+
+    def _note_leaving(self, effects: list[PeerEffect]) -> None:
+        divided = self.now_ns() < self._divided_until_ns
+        for effect in effects:
+            match effect:
+                case Detach():
+                    phase = LifePhase.DONE
+                case Send(Withdraw()):
+                    phase = LifePhase.REDUCE_SCATTER
+                case _:
+                    continue
+            self.struck_in[in_phase(CALLER_LEFT, phase)] += 1
+            if divided:
+                self.struck_in[in_phase(CALLER_LEFT_DIVIDED, phase)] += 1
 
     def _note_state(self, process: PeerProcess, effects: list[PeerEffect]) -> None:
         state, training = self.checkers.state, self.checkers.training

@@ -15,6 +15,7 @@ from pccl.stress.sim.faults.between import PairHalfOpen, PairReset, PairStall
 from pccl.stress.sim.faults.clock_pause import ClockPause
 from pccl.stress.sim.faults.cut import Cut
 from pccl.stress.sim.faults.delay import Delay
+from pccl.stress.sim.faults.divide import DIVIDED_IN, Divide, MasterCutOff, MasterHalfOpen
 from pccl.stress.sim.faults.freeze import Freeze
 from pccl.stress.sim.faults.garbage import Garbage, Rubbish
 from pccl.stress.sim.faults.half_open import DeadLane, HalfOpen
@@ -81,8 +82,18 @@ _HOW_MANY_OF_STATE: tuple[tuple[type[Fault], tuple[int, ...]], ...] = (
 )
 """Likewise, where there is shared state."""
 
+_HOW_MANY_OF_MASTERS: tuple[tuple[type[Fault], tuple[int, ...]], ...] = (
+    (MasterHalfOpen, (1, 1, 2)),
+    (MasterCutOff, (0, 1, 1)),
+)
+"""Likewise, where there are two and both live."""
+
+DRAWN: tuple[str, ...] = tuple(fault.kind for fault, _ in _HOW_MANY)
+DRAWN_OF_STATE: tuple[str, ...] = tuple(fault.kind for fault, _ in _HOW_MANY_OF_STATE)
+DRAWN_OF_MASTERS: tuple[str, ...] = tuple(fault.kind for fault, _ in _HOW_MANY_OF_MASTERS)
+
 KINDS: dict[str, type[Fault]] = {
-    fault.kind: fault for fault, _ in (*_HOW_MANY, *_HOW_MANY_OF_STATE)
+    fault.kind: fault for fault, _ in (*_HOW_MANY, *_HOW_MANY_OF_STATE, *_HOW_MANY_OF_MASTERS)
 }
 
 
@@ -94,6 +105,15 @@ def draw_faults(seed: int, ground: Ground) -> tuple[Fault, ...]:
 def draw_state_faults(seed: int, ground: Ground) -> tuple[Fault, ...]:
     """Draw what happens to shared state besides."""
     return _draw(_HOW_MANY_OF_STATE, seed, ground)
+
+
+def draw_divides(seed: int, ground: Ground) -> tuple[Fault, ...]:
+    """Draw how the first of two masters is cut off from members; some are in every run."""
+    drawn: list[Fault] = []
+    for fault, counts in _HOW_MANY_OF_MASTERS:
+        rng = Random(f"{seed}/{fault.kind}")
+        drawn += [fault.draw(rng, ground) for _ in range(rng.choice(counts))]
+    return tuple(drawn)
 
 
 def _draw(
@@ -110,6 +130,10 @@ def _draw(
 
 
 __all__ = [
+    "DIVIDED_IN",
+    "DRAWN",
+    "DRAWN_OF_MASTERS",
+    "DRAWN_OF_STATE",
     "KINDS",
     "MASTER",
     "Bandwidth",
@@ -118,6 +142,7 @@ __all__ = [
     "Cut",
     "DeadLane",
     "Delay",
+    "Divide",
     "Fault",
     "FetchInterrupt",
     "FetchKill",
@@ -133,7 +158,9 @@ __all__ = [
     "Leave",
     "Lies",
     "LifePhase",
+    "MasterCutOff",
     "MasterDeath",
+    "MasterHalfOpen",
     "MasterRestart",
     "OneWayPartition",
     "PairHalfOpen",
@@ -146,6 +173,7 @@ __all__ = [
     "Slow",
     "Stall",
     "Takeover",
+    "draw_divides",
     "draw_faults",
     "draw_state_faults",
 ]
