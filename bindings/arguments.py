@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pccl
-from pccl.bindings.events import Consumer
+from pccl.bindings.listeners import Listeners
 
 COUNT_MAX = 2**31 - 1
 """Of anything that is counted in steps, peers or parts."""
@@ -65,8 +65,8 @@ def check_compression(compression: object) -> pccl.QuantizationOptions | None:
     return None if compression == "none" else pccl.QuantizationOptions(format=compression)
 
 
-def check_listeners(on_event: Any) -> tuple[Consumer, ...]:
-    """One function, or several.
+def check_listeners(on_event: Any) -> Listeners:
+    """One function, or several; called as one.
 
     Raises:
         TypeError: something else.
@@ -80,4 +80,4 @@ def check_listeners(on_event: Any) -> tuple[Consumer, ...]:
             raise TypeError(
                 f"on_event must be a function of an event, or several of them, not {listener!r}"
             )
-    return listeners
+    return Listeners(listeners)

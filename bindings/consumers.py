@@ -1,4 +1,4 @@
-"""Who listens to a training run: a JSONL file, TensorBoard, one line on the terminal.
+"""Consumers of the events of a training run: a JSONL file, TensorBoard, one line on the terminal.
 
     from pccl.bindings.consumers import JsonlWriter, StatusLine
 
@@ -6,9 +6,10 @@
         opt = DiLoCo(model.parameters(), inner=inner, comm=comm, on_event=[log, line])
 
 Each takes the events of :mod:`pccl.bindings.events`. The two that write files also take a program's
-own dataclasses, so that its losses lie beside them: ``log(Evaluated(step=100, loss=1.7))``. What
-they raise when a disk is full or a directory is gone is for the program to see; the line on the
-terminal raises nothing.
+own dataclasses, so that its losses lie beside them: ``log(Evaluated(step=100, loss=1.7))``. When a
+disk is full or a directory is gone, such a direct call raises. As ``on_event``, and behind a
+:class:`Listeners`, a consumer that raises is logged once, with its file's name, and dropped. The
+line on the terminal raises nothing.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from pccl.bindings.events import Event, InnerStep, MembersChanged, OuterStep, TrainsAlone
+from pccl.bindings.listeners import Listeners
 from pccl.bindings.status_line import StatusLine
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["JsonlWriter", "ScalarWriter", "StatusLine", "TensorBoardWriter"]
+__all__ = ["JsonlWriter", "Listeners", "ScalarWriter", "StatusLine", "TensorBoardWriter"]
 
 
 class JsonlWriter:
@@ -56,10 +58,8 @@ class JsonlWriter:
     def __init__(self, path: str | PathLike[str], *, every_inner: int = 1) -> None:
         self._every_inner = checked_every_inner(every_inner)
         self._path = Path(path)
-        lacks_end = _lacks_line_end(self._path)
-        self._file = self._path.open("a", encoding="utf-8", buffering=1)
-        if lacks_end:
-            self._file.write("\n")
+        self._is_in_a_line = _lacks_line_end(self._path)
+        self._file = self._path.open("ab", buffering=0)
 
     def __call__(self, event: Event | DataclassInstance) -> None:
         """Write one line."""
@@ -72,11 +72,25 @@ class JsonlWriter:
         line: dict[str, Any] = {"event": type(event).__name__, "time": now}
         for name, value in values.items():
             line[name] = None if isinstance(value, float) and not math.isfinite(value) else value
-        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._write(json.dumps(line, allow_nan=False))
+
+    def _write(self, text: str) -> None:
+        """Append a line of its own. Nothing is buffered, so that closing has nothing to write."""
+        rest = memoryview((("\n" if self._is_in_a_line else "") + text + "\n").encode())
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+                self._is_in_a_line = bool(rest)
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
 
     def close(self) -> None:
         """Close the file. Closing it again does nothing."""
         self._file.close()
+
+    def __repr__(self) -> str:
+        return f"JsonlWriter({str(self._path)!r})"
 
     def __enter__(self) -> Self:
         return self
@@ -136,6 +150,8 @@ class TensorBoardWriter:
         self._every_inner = checked_every_inner(every_inner)
         self._is_own = isinstance(to, str | PathLike)
         self._closed = False
+        self._place = to
+        self._has_failed = False
         if isinstance(to, str | PathLike):
             self._writer: ScalarWriter = _summary_writer()(str(Path(to)))
         elif callable(getattr(to, "add_scalar", None)):
@@ -153,14 +169,30 @@ class TensorBoardWriter:
         step = values.get("step")
         if not isinstance(step, int):
             raise TypeError(f"{type(event).__name__} has no int field 'step' to draw it over")
-        for tag, value in scalars(event).items():
-            self._writer.add_scalar(tag, value, step)
+        try:
+            for tag, value in scalars(event).items():
+                self._writer.add_scalar(tag, value, step)
+        except Exception:
+            self._has_failed = True
+            raise
 
     def close(self) -> None:
-        """Close the own ``SummaryWriter``, if there is one. Closing again does nothing."""
+        """Close the own ``SummaryWriter``, if there is one. Closing again does nothing.
+
+        Raises:
+            OSError: what it had not written yet cannot be written, and no call has raised before.
+        """
         if self._is_own and not self._closed:
-            self._writer.close()
+            self._closed = True
+            try:
+                self._writer.close()
+            except OSError:
+                if not self._has_failed:  # otherwise that was said, and nothing more is to be had
+                    raise
         self._closed = True
+
+    def __repr__(self) -> str:
+        return f"TensorBoardWriter({str(self._place) if self._is_own else self._place!r})"
 
     def __enter__(self) -> Self:
         return self

@@ -3,8 +3,10 @@
 :class:`~pccl.bindings.diloco.DiLoCo` and :class:`~pccl.bindings.gradient_averager.GradientAverager`
 call whoever was given to them as ``on_event``. A consumer is anything that takes an event; those
 that come with the library are in :mod:`pccl.bindings.consumers`. It is called on the training
-thread, between two inner steps, and has to return soon: while it is busy, nothing is trained. What
-it raises comes out of ``step()``.
+thread, between two inner steps, and has to return soon: while it is busy, nothing is trained.
+
+A consumer that raises is logged once, with its error, and not called any more; training goes on. A
+program that is to stop on an event sets a flag that its own loop reads.
 
 ``step`` is the number of inner steps that this replica had made, those before a checkpoint
 included (with ``GradientAverager``: that the run had made). Curves of peers that have come at
@@ -165,4 +167,4 @@ Event: TypeAlias = (
 )
 
 Consumer: TypeAlias = Callable[[Event], None]
-"""Whom ``on_event`` takes. What it raises comes out of ``step()``."""
+"""Whom ``on_event`` takes. If it raises, it is logged once and dropped."""

@@ -25,6 +25,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ from gpt.model import GPT, digest
 from gpt.options import Options, parse
 from gpt.text import Text, load
 from gpt.trainers import Trainer, make_trainer
-from pccl.bindings.consumers import JsonlWriter, StatusLine, TensorBoardWriter
+from pccl.bindings.consumers import JsonlWriter, Listeners, StatusLine, TensorBoardWriter
 from pccl.bindings.events import Event
 
 LR_FLOOR = 0.1
@@ -166,21 +167,15 @@ def main() -> None:
         raise SystemExit(f"train_gpt.py: {error}") from None
     began_s = time.perf_counter()
     with contextlib.ExitStack() as stack:
-        writers: list[JsonlWriter | TensorBoardWriter] = []
+        consumers: list[Callable[[Any], None]] = []
         if given.log is not None:
-            writers.append(stack.enter_context(JsonlWriter(given.log, every_inner=LOGGED_EVERY)))
+            consumers.append(stack.enter_context(JsonlWriter(given.log, every_inner=LOGGED_EVERY)))
         if given.tensorboard is not None:
             board = TensorBoardWriter(given.tensorboard, every_inner=LOGGED_EVERY)
-            writers.append(stack.enter_context(board))
-        line = stack.enter_context(StatusLine()) if given.status else None
-
-        def tell(event: Event | Trained | Evaluated) -> None:
-            for writer in writers:
-                writer(event)
-            if line is not None and not isinstance(event, Trained | Evaluated):
-                line(event)
-
-        model = train(given, text, tell)
+            consumers.append(stack.enter_context(board))
+        if given.status:
+            consumers.append(stack.enter_context(StatusLine()))
+        model = train(given, text, Listeners(consumers))
     count = sum(parameter.numel() for parameter in model.parameters())
     print(f"{count} parameters, {given.steps} steps, {time.perf_counter() - began_s:.0f} s")
     print("weights:", digest(model.parameters()))

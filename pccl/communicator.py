@@ -79,7 +79,8 @@ class Communicator(CommunicatorBase):
                 with the result of each ``observable`` reduce that the members commit after the
                 synchronization whose state was fetched. It does to the tensors what the members
                 do with that result, so that nothing of it has to be fetched again. The tensors
-                are written before this peer is admitted then; what was missed is fetched.
+                are written before this peer is admitted then; what was missed is fetched. If it
+                raises, that is logged, it is not called any more, and what differs is fetched.
             timeout_s: budget.
 
         Raises:
@@ -377,7 +378,8 @@ class Communicator(CommunicatorBase):
             staging_directory: where that is, a directory that exists; None: where temporary files
                 go.
             on_progress: called with a :class:`pccl.SyncProgress` some times a second, on the
-                library's thread: it must return soon, and not call the communicator. A
+                library's thread: it must return soon, and not call the communicator. If it raises,
+                that is logged, and it is not called any more. A
                 :class:`pccl.progress.ProgressBar` can be given; None: one is used if
                 ``PCCL_PROGRESS`` says so, and the fetch takes longer than a second.
             timeout_s: budget of all attempts together.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 
 from pccl.bindings.diloco.conductor import Synced
 from pccl.bindings.diloco.rounds import Committed, Members
@@ -20,16 +19,16 @@ from pccl.bindings.events import (
 
 
 class Telling:
-    """Keeps events until all is done, and tells them then: a listener may raise.
+    """Keeps events until all is done, and tells them then: listening takes time.
 
     Args:
-        listeners: each is told all of them, in order.
+        listeners: called with all of them, in order.
 
     Attributes:
         members: ids of the peers in the group, as of the last joint call.
     """
 
-    def __init__(self, listeners: Sequence[Consumer]) -> None:
+    def __init__(self, listeners: Consumer) -> None:
         self.members: tuple[int, ...] = ()
         self._listeners = listeners
         self._events: deque[Event] = deque()
@@ -37,11 +36,9 @@ class Telling:
         self._is_alone = False
 
     def deliver(self) -> None:
-        """Tell what has happened. What follows an event whose listener raises comes next time."""
+        """Tell what has happened. After an interruption, what is left is told the next time."""
         while self._events:
-            event = self._events.popleft()
-            for listener in self._listeners:
-                listener(event)
+            self._listeners(self._events.popleft())
 
     def stepped(self, step: int, now_s: float) -> None:
         """An inner step was made."""

@@ -81,7 +81,7 @@ class Training:
             self.hear()
             if self.trainee.entry != entry:
                 return None
-            self._telling.deliver()  # it may take long; if this raises, the merge stays due
+            self._telling.deliver()  # it may take long; after Ctrl-C in it the merge stays due
         committed, self._took_s = ended
         self._waited_s = time.monotonic() - began_s
         return committed
@@ -109,7 +109,7 @@ class Training:
         """
         with interrupts.put_off():
             notices = self._conductor.notices(after_failure=after_failure)
-            for notice, copies in notices:  # before any listener can raise
+            for notice, copies in notices:  # before any listener is called
                 if isinstance(notice, Entered):
                     self._enter(notice, copies)
             for notice, _ in notices:

@@ -455,8 +455,7 @@ class GradientAverager:
         self.close()
 
     def _tell(self, event: Event) -> None:
-        for listener in self._listeners:
-            listener(event)
+        self._listeners(event)
 
 
 def _averageable(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:

@@ -9,6 +9,7 @@ something was missed, the difference is fetched like anything else.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,8 @@ from pccl.runtime.results import ResultNews, result_digest, result_memory
 from pccl.runtime.state_hashing import StateHashing
 from pccl.runtime.state_memory import StateMemory
 from pccl.runtime.stock import Stock
+
+_log = logging.getLogger("pccl.peer")
 
 NEWS_KEPT_MAX = 256
 """Results that were announced and not replayed; more means that something is wrong."""
@@ -103,6 +106,8 @@ class Replay:
         self._index = 0
         """Of the next result."""
         self._ends = False
+        self._gave_up = False
+        """The program's function has raised."""
         self._turn: asyncio.Future[None] | None = None
 
     def heard(self, peer: PeerId, payload: bytearray) -> None:
@@ -127,8 +132,8 @@ class Replay:
         self.wake()
 
     async def run(self) -> None:
-        """Replay whatever can be, until the end."""
-        while True:
+        """Replay whatever can be, until the end or until the program's function raises."""
+        while not self._gave_up:
             if await self._step():
                 continue
             if self._ends:
@@ -171,7 +176,11 @@ class Replay:
         self._prefetch.is_held = True
         try:
             memory.touch_all()  # first: the program may fail, having changed some of it
-            await self._hasher.run(partial(self._on_reduction, seen))
+            try:
+                await self._hasher.run(partial(self._on_reduction, seen))
+            except Exception:  # noqa: BLE001 - the program's bug: what it has not done is fetched
+                _log.exception("on_reduction failed, and is not called any more")
+                self._gave_up = True
             await StateHashing(self._hasher).run(memory)
         finally:
             self._prefetch.is_held = False

@@ -448,14 +448,42 @@ def test_a_communicator_serves_one(peers: Peers) -> None:
         assert comm.world_size == 1  # it is the first one's
 
 
-def test_a_listener_that_raises_loses_no_work(peers: Peers) -> None:
+def test_a_consumer_that_raises_ends_no_training(
+    peers: Peers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is dropped; no work is lost, here or at the partner, and other consumers hear on."""
+    model, told = make_model(), list[Event]()
+
+    def listen(event: Event) -> None:
+        if isinstance(event, InnerStep) and event.step == 3:
+            raise OSError(28, "No space left on device", "run.jsonl")
+
+    with DiLoCo(
+        model.parameters(),
+        inner=make_inner(model),
+        comm=peers.comm(),
+        sync_every=4,
+        on_event=[listen, told.append],
+    ) as optimizer:
+        for step in range(12):
+            optimizer.zero_grad()
+            backward(model, batch(0, step))
+            optimizer.step()
+    rounds = [event for event in told if isinstance(event, OuterStep)]
+    assert [event.own_weight for event in rounds] == [4.0, 4.0, 4.0]
+    said = [one.getMessage() for one in caplog.records if one.name == "pccl.events"]
+    assert len(said) == 1
+    assert "run.jsonl" in said[0]
+
+
+def test_ctrl_c_in_a_listener_loses_no_work(peers: Peers) -> None:
     """What it was not told it is told the next time."""
     model, told, fails = make_model(), list[Event](), [3, 7, 8]
 
     def listen(event: Event) -> None:
         if isinstance(event, InnerStep) and event.step in fails:
             fails.remove(event.step)
-            raise OSError
+            raise KeyboardInterrupt
         told.append(event)
 
     with DiLoCo(
@@ -468,7 +496,7 @@ def test_a_listener_that_raises_loses_no_work(peers: Peers) -> None:
         for step in range(12):
             optimizer.zero_grad()
             backward(model, batch(0, step))
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(KeyboardInterrupt):
                 optimizer.step()
     rounds = [event for event in told if isinstance(event, OuterStep)]
     assert [event.own_weight for event in rounds] == [4.0, 4.0, 4.0]

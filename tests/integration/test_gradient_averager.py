@@ -7,9 +7,10 @@ mean by NumPy, plain optimizer steps. Of two peers the mean has the same bits in
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 import pccl  # noqa: E402
+from pccl.bindings.consumers import JsonlWriter  # noqa: E402
 from pccl.bindings.events import (  # noqa: E402
     Event,
     GradientsAveraged,
@@ -107,6 +109,7 @@ class Peer:
         seed: int,
         make: Make = OPTIMIZERS["adamw"],
         schedule: Callable[[Any], object] | None = None,
+        consumers: Sequence[Callable[[Event], None]] = (),
         **options: Any,
     ) -> None:
         self.model = make_model(seed)
@@ -119,7 +122,11 @@ class Peer:
         self.comm = run.newcomer()
         options = {"bucket_bytes": SMALL, "min_peers": 2, **options}
         self.averager = GradientAverager(
-            self.model, self.optimizer, comm=self.comm, on_event=self.events.append, **options
+            self.model,
+            self.optimizer,
+            comm=self.comm,
+            on_event=[*consumers, self.events.append],
+            **options,
         )
 
     def train(
@@ -167,6 +174,22 @@ def test_two_peers_do_what_a_loop_by_hand_does(
         weight_bytes = 4 * sum(p.numel() for p in peer.model.parameters())
         assert {event.tx_bytes for event in averaged} == {weight_bytes}
         assert all(event.hidden_s >= 0 and event.exposed_s > 0 for event in averaged)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_consumer_whose_disk_is_full_ends_no_training(
+    new_run: Callable[..., Run], caplog: pytest.LogCaptureFixture
+) -> None:
+    run = new_run()
+    with JsonlWriter("/dev/full") as log:
+        peers = [Peer(run, 1, consumers=[log]), Peer(run, 1)]
+        ended = [run.start(peer.train, 4, data_of(rank)) for rank, peer in enumerate(peers)]
+        first, second = [future.result(LIMIT_S) for future in ended]
+    assert first == second
+    assert [len(peer.told(GradientsAveraged)) for peer in peers] == [4, 4]
+    said = [one.getMessage() for one in caplog.records if one.name == "pccl.events"]
+    assert len(said) == 1
+    assert "JsonlWriter('/dev/full'): OSError: [Errno 28]" in said[0]
 
 
 def test_all_begin_with_the_weights_of_one(new_run: Callable[..., Run]) -> None:

@@ -338,6 +338,37 @@ def test_who_has_missed_a_reduction_fetches_what_it_changed(new_run: Callable[..
     assert late.weight.tobytes() == trainers[0].weight.tobytes()
 
 
+def test_a_replay_that_raises_is_said_and_what_it_did_not_do_is_fetched(
+    new_run: Callable[..., Run], caplog: pytest.LogCaptureFixture
+) -> None:
+    run = new_run(2)
+    trainers = [Trainer(1) for _ in run.members]
+    sync_each(run, [trainer.state for trainer in trainers])
+    newcomer, late = run.newcomer(), Trainer(2)
+
+    def fail(reduction: ObservedReduction) -> None:
+        late.seen.append(reduction)
+        late.weight[:10] = 7.0  # some of it is changed when the bug shows
+        raise ZeroDivisionError("a bug")
+
+    joining = run.start(newcomer.connect, shared_state=late.state, on_reduction=fail)
+    until_ready(run)
+    for step in range(2):
+        train_all(run, trainers, 100 * step)
+    run.until(lambda: bool(late.seen))
+    run.each(lambda member: member.update_topology())
+    joining.result(LIMIT_S)
+    run.members.append(newcomer)
+    for trainer in trainers:
+        trainer.state.revision = 1
+    sync_each(run, [*(trainer.state for trainer in trainers), late.state])
+    assert len(late.seen) == 1
+    assert late.weight.tobytes() == trainers[0].weight.tobytes()
+    assert late.momentum.tobytes() == trainers[0].momentum.tobytes()
+    said = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+    assert said == ["on_reduction failed, and is not called any more"]
+
+
 def test_results_are_copied_only_while_somebody_watches(new_run: Callable[..., Run]) -> None:
     run = new_run(2)
     trainers = [Trainer(1) for _ in run.members]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import json
 import math
+import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -180,6 +182,42 @@ def test_appends_also_behind_half_a_line(tmp_path: Path) -> None:
     first, second, torn, third = path.read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["step"] for line in (first, second, third)] == [1, 2, 3]
     assert torn == '{"event": "Trai'
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_said_with_the_name_of_the_file_and_not_again_when_closing() -> None:
+    with JsonlWriter("/dev/full") as log:
+        for step in (1, 2):
+            with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+                log(TrainsAlone(step=step))
+
+
+class Part:
+    """A disk with room for a few bytes more, then none, then plenty."""
+
+    def __init__(self) -> None:
+        self.written, self.rooms = b"", [30, 0, 1000]
+        self.closed = False
+
+    def write(self, data: bytes) -> int:
+        room = self.rooms.pop(0) if self.rooms else 1000
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.written += bytes(data[:room])
+        return min(room, len(data))
+
+
+def test_a_line_after_one_that_did_not_fit_is_a_line_of_its_own(tmp_path: Path) -> None:
+    with JsonlWriter(tmp_path / "run.jsonl") as log:
+        vars(log)["_file"].close()
+        disk = vars(log)["_file"] = Part()
+        with pytest.raises(OSError, match=r"run\.jsonl"):
+            log(TrainsAlone(step=1))
+        log(TrainsAlone(step=2))
+        vars(log)["_file"] = (tmp_path / "run.jsonl").open("ab")
+    torn, second = disk.written.splitlines()
+    assert torn == b'{"event": "TrainsAlone", "time'
+    assert json.loads(second)["step"] == 2
 
 
 def test_takes_a_programs_own_dataclass(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pccl.bindings.events import Event, TrainsAlone
 
 def test_a_newcomer_that_adds_nothing_yet_is_company() -> None:
     heard: list[Event] = []
-    telling = Telling([heard.append])
+    telling = Telling(heard.append)
 
     def merge(number: int) -> list[Event]:
         heard.clear()
