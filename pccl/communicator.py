@@ -40,10 +40,11 @@ class Communicator(CommunicatorBase):
 
     All joint calls may raise these, besides what they list:
 
-        Evicted, MasterLost: no longer a member (raised once). ``update_topology`` joins again.
+        Evicted, MasterLost: no longer a member. Raised by all calls and handles that were open, and
+            by what is called before one of them was reported. ``update_topology`` joins again.
         ResyncRequired: the others took a result that this peer had left. ``connect`` again.
         LockstepError: the members waited for different things. Mend the program.
-        NotConnected: ``connect`` was not called.
+        NotConnected: ``connect`` was not called; or another call has raised Evicted or MasterLost.
 
     For the arguments see :class:`pccl.base.CommunicatorBase`.
     """

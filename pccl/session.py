@@ -394,11 +394,16 @@ class Session:
         return nullcontext()
 
     def settle_left(self, call: Call[_T], submission: Submission[_T]) -> None:
-        """The caller left; if his call had succeeded all the same, the engine must know."""
+        """The caller left; if his call had ended all the same, the engine must know how."""
         finished = submission.finished
-        if finished.done() and not finished.cancelled() and finished.exception() is None:
-            with suppress(NotConnected):  # closed meanwhile
+        if not finished.done() or finished.cancelled():
+            return
+        error = finished.exception()
+        with suppress(NotConnected):  # closed meanwhile
+            if error is None:
                 self._io.call(lambda: call.left(finished.result()))
+            else:
+                self._io.call(lambda: self.engine.calls.left_failed(error))
 
     # -- what is known here ----------------------------------------------------------------------
 

@@ -247,7 +247,7 @@ class Conductor:
             try:
                 outcome = self._carry_out(effect)
             except pccl.PCCLError as error:
-                effect = _thrown(steps, error)
+                effect = _thrown(steps, _loss_behind(error))
             else:
                 effect = _sent(steps, outcome)
 
@@ -372,6 +372,13 @@ class Conductor:
                     self._put_s.clear()
                 self._notices.append((notice, copies))
             self._changed.notify_all()
+
+
+def _loss_behind(error: pccl.PCCLError) -> BaseException:
+    """The loss of the own place, also where another user of the communicator was told of it."""
+    cause = error.__cause__
+    is_told = isinstance(error, NotConnected) and isinstance(cause, MembershipError)
+    return cause if is_told and cause is not None else error
 
 
 def _sent(steps: Any, outcome: object) -> Effect | None:

@@ -30,7 +30,7 @@ from pccl.bindings.events import (
 )
 from pccl.bindings.gradient_averager.bucket_plan import Piece, plan_buckets
 from pccl.bindings.gradient_averager.buckets import Bucket
-from pccl.bindings.gradient_averager.reductions import Outcome, Reductions
+from pccl.bindings.gradient_averager.reductions import OUT_OF_STEP, Outcome, Reductions
 from pccl.bindings.gradient_averager.replica import Replica
 from pccl.checks import MIN_PEERS_MAX
 from pccl.errors import Evicted, MasterLost, NotConnected, ResyncRequired
@@ -254,9 +254,14 @@ class GradientAverager:
 
         Raises:
             StateMismatch: they are not; the message names the first tensor that differs.
+            Evicted, MasterLost: this peer was cut off; the next ``update`` joins again.
         """
         self._replica.publish()
-        self._comm.verify(self._replica.state)
+        try:
+            self._comm.verify(self._replica.state)
+        except OUT_OF_STEP:
+            self._leave()
+            raise
 
     # -- gradients ---------------------------------------------------------------------------------
 

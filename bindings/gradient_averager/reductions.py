@@ -21,6 +21,8 @@ from pccl.errors import (
     Evicted,
     LockstepError,
     MasterLost,
+    MembershipError,
+    NotConnected,
     OutcomeUnknown,
     ResyncRequired,
     TooFewPeers,
@@ -121,6 +123,10 @@ class Reductions:
             pass
         except OUT_OF_STEP:
             self._out_of_step = True
+        except NotConnected as error:
+            if not isinstance(error.__cause__, MembershipError):
+                raise
+            self._out_of_step = True  # the loss was told to another user of the communicator
 
     def _aborted(self, flights: list[_Flight]) -> list[_Flight]:
         """Wait for all of them; those that have to be launched again."""

@@ -38,7 +38,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import LANES_MAX, PROTOCOL_VERSION
-from pccl.protocol.types import PeerId
+from pccl.protocol.types import NOBODY, PeerId
 
 _MAGIC = b"PCCL"
 _PREFIX = struct.Struct("<4sH2x")
@@ -49,7 +49,6 @@ RUN_BYTES = 16
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 NO_RUN = bytes(RUN_BYTES)
-NOBODY = PeerId(0)
 REFUSAL = bytes(PROOF_BYTES)
 """Sent instead of a proof to whom has proven nothing. No proof looks like this."""
 

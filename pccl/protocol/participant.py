@@ -18,6 +18,7 @@ from pccl.protocol.machine import Machine
 from pccl.protocol.peer_contact import MasterContact
 from pccl.protocol.peer_join import JoinAttempt
 from pccl.protocol.peer_membership import KnownMembership, Standing
+from pccl.protocol.peer_refusals import OneTimeError, Refusals
 from pccl.protocol.shared_state import NOTHING_EXPECTED
 from pccl.protocol.types import MeasuredLink, PeerId, Roster
 
@@ -28,9 +29,12 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
     Args:
         timing: deadlines.
         now_ns: the present.
+        former_loss: how the incarnation before this one ended; None: there was none.
     """
 
-    def __init__(self, timing: Timing, now_ns: int) -> None:
+    def __init__(
+        self, timing: Timing, now_ns: int, former_loss: errors.PCCLError | None = None
+    ) -> None:
         super().__init__("peer", now_ns)
         self.timing = timing
         self.standing = Standing.OUTSIDE
@@ -53,10 +57,7 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         """How the last connection to the master, or the last attempt to make one, ended."""
         self._expected = NOTHING_EXPECTED
         """Of the group's shared state, as far as this peer knows."""
-        self._lost: errors.PCCLError | None = None
-        """What the next call has to raise."""
-        self._loss: errors.PCCLError | None = None
-        """The same, also when a caller has been told: others may be between two attempts."""
+        self._refusals = Refusals(former_loss)
 
     @property
     def newest(self) -> Roster | None:
@@ -81,7 +82,14 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
     @property
     def knows_its_loss(self) -> bool:
         """Whether this peer is no longer a member, and a caller has been told."""
-        return self.standing is Standing.LOST and self._lost is None
+        loss = self._refusals.loss
+        return self.standing is Standing.LOST and loss is not None and loss.is_reported
+
+    @property
+    def loss(self) -> errors.PCCLError | None:
+        """Why this peer is not a part of the run any more; None while it is."""
+        loss = self._refusals.loss
+        return loss.error if loss is not None else None
 
     @property
     def _roster_version(self) -> int:
@@ -116,8 +124,8 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         """Send the outcomes and answers that may not have reached everybody."""
 
     @abstractmethod
-    def _fail_calls(self, error: errors.PCCLError) -> bool:
-        """End everything that is open with ``error``; return whether any caller is told by that."""
+    def _fail_calls(self, loss: OneTimeError) -> None:
+        """End everything that is open with ``loss``."""
 
     # -- joining ---------------------------------------------------------------------------------
 
@@ -325,16 +333,15 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
             self._send(msg.Goodbye())
         self._effects.append(ev.CloseControl(error.reason))
         self._contact.connected = False
-        told = self._fail_calls(error)
+        loss = self._refusals.loss = self._refusals.loss or OneTimeError(error)
+        self._fail_calls(loss)
         if self._join is not None:
+            loss.ends(self._join.call, detached=False)
             self._raise(self._join.call, error)
             self._join = None
-            told = True
         self._membership.leave()
         self._effects.append(ev.SetLinks(()))
         self.standing = Standing.LOST
-        self._lost = None if told else error
-        self._loss = error
 
     # -- helpers ---------------------------------------------------------------------------------
 

@@ -10,6 +10,8 @@ Invariants:
   and to the roster that the answer names: the same for all callers at the same call.
 * Buffers are posted before the operation is requested, and released before its call returns.
 * Every operation that was posted ends exactly once, and every call returns exactly once.
+* Every call that was open when this peer lost its place, and each one that is made before a caller
+  was told, ends with the same error.
 * The outcome of a detached operation, with the membership it names, is seen when it is claimed.
 * Everything unanswered is repeated after a reconnect; a second answer changes nothing.
 """
@@ -28,6 +30,7 @@ from pccl.protocol.limits import OPERATIONS_OPEN_MAX, Timing
 from pccl.protocol.operation import Phase
 from pccl.protocol.peer_membership import Standing
 from pccl.protocol.peer_operations import MISSED_CAUSES, OpenOperation, OpenOperations
+from pccl.protocol.peer_refusals import JointCall, OneTimeError
 from pccl.protocol.repair import Gap, find_gaps
 from pccl.protocol.round_caller import RoundCaller
 from pccl.protocol.shared_state import Elected, Lineage, expected_after
@@ -52,18 +55,20 @@ class PeerMachine(RoundCaller):
         timing: deadlines.
         now_ns: the present.
         eager: which operations go ahead; None: none does.
+        former_loss: how the incarnation before this one ended; None: there was none.
     """
 
-    def __init__(self, timing: Timing, now_ns: int, eager: EagerBudget | None = None) -> None:
-        super().__init__(timing, now_ns)
+    def __init__(
+        self,
+        timing: Timing,
+        now_ns: int,
+        eager: EagerBudget | None = None,
+        former_loss: errors.PCCLError | None = None,
+    ) -> None:
+        super().__init__(timing, now_ns, former_loss)
         self._eager = eager or EagerBudget()
         self._operations = OpenOperations(self.history)
-        self._loss_told_to: set[int] = set()
-        """Detached calls whose callers learn of it when they claim the outcome."""
-        self._resync: str | None = None
-        self._sync_missed = False
-        """The others have committed a synchronization that the caller may want to repeat."""
-        self._deferred: list[ev.RoundCall | ev.ReduceCall | ev.SyncCall] = []
+        self._deferred: list[JointCall] = []
         """Calls that wait for the outcome of an operation that the caller had left."""
 
     def phase_of(self, operation: OperationId) -> Phase | None:
@@ -100,7 +105,7 @@ class PeerMachine(RoundCaller):
     @property
     def needs_resync(self) -> bool:
         """Whether the others have committed something that this peer's caller had left."""
-        return self._resync is not None
+        return self._refusals.resync is not None
 
     def _take(self, event: ev.PeerEvent) -> None:
         match event:
@@ -115,8 +120,7 @@ class PeerMachine(RoundCaller):
             case ev.Claim(call):
                 self._on_claim(call)
             case ev.Forget(call):
-                self._membership.forget(call)
-                self._operations.forget(call)
+                self._on_forget(call)
             case ev.LeaveCall():
                 self._on_leave_call(event)
             case ev.CallersAsked(query, blocked):
@@ -144,8 +148,8 @@ class PeerMachine(RoundCaller):
                 self._on_prefetched()
             case ev.HoldingsKnown(operation, lost, complete):
                 self._send(msg.Holdings(operation, lost, complete))
-            case ev.LeftCommitted(operation):
-                self._require_resync(operation)
+            case ev.LeftCommitted() | ev.LeftFailed():
+                self._refusals.left_unnoticed(event)
             case ev.LeftAnswered(kind):
                 self._on_left_answered(kind)
             case ev.LeftAdmitted():
@@ -160,7 +164,7 @@ class PeerMachine(RoundCaller):
     def _is_busy(self) -> bool:
         return self._membership.has_unclaimed or self._operations.have_callers
 
-    def _has_caught_up(self, event: ev.RoundCall | ev.ReduceCall | ev.SyncCall) -> bool:
+    def _has_caught_up(self, event: JointCall) -> bool:
         """See what the others see, or defer the call until that can be.
 
         The caller may have left a round that the others have had, or will have, with him; their
@@ -226,7 +230,7 @@ class PeerMachine(RoundCaller):
                 return
         operation = self._next_operation(roster, SYNC_TAG)
         opened = OpenOperation(operation, Descriptor.sync(), roster.ring, event.call)
-        stale = event.offer.stale or self._resync is not None
+        stale = event.offer.stale or self.needs_resync
         opened.offer = replace(event.offer, stale=stale)
         self._operations.open(opened)
         self._effects.append(ev.PostSync(event.call, operation, roster.ring))
@@ -263,8 +267,12 @@ class PeerMachine(RoundCaller):
 
     def _on_claim(self, call: int) -> None:
         self._membership.claim(call)
-        if call in self._loss_told_to:
-            self._lost = None
+        self._refusals.claim(call)
+
+    def _on_forget(self, call: int) -> None:
+        self._membership.forget(call)
+        self._operations.forget(call)
+        self._refusals.forget(call)
 
     def _is_blocked(self, callers_blocked: bool) -> bool:
         """Whether nobody here can go on before another member makes a call."""
@@ -304,27 +312,29 @@ class PeerMachine(RoundCaller):
             self._send(msg.Withdraw(operation.id, event.reason))
             self._raise(event.call, words.left_operation(event.reason, operation.waits_for))
 
-    def _may_call(self, event: ev.RoundCall | ev.ReduceCall | ev.SyncCall) -> bool:
-        syncs = isinstance(event, ev.SyncCall)
-        resyncs = syncs and not self._sync_missed
-        if self.standing is Standing.MEMBER and (self._resync is None or resyncs):
-            in_doubt = self._operations.in_doubt()
-            for operation in in_doubt:
-                self._send(msg.OutcomeQuery(operation))
-            if in_doubt:
-                self._deferred.append(event)
-            return not in_doubt
-        if self.standing is Standing.MEMBER:
-            self._sync_missed = False
-            self._raise(event.call, errors.ResyncRequired(reason=self._resync or ""))
-        elif self.standing is Standing.LOST and self._lost is not None:
-            self._raise(event.call, self._lost)
-            self._lost = None
-        elif self._loss is not None and isinstance(event, ev.ReduceCall) and event.repeats:
-            self._raise(event.call, self._loss)  # its caller was inside when another was told
-        else:
-            self._raise(event.call, words.not_a_member())
-        return False
+    def _may_call(self, event: JointCall) -> bool:
+        error = self._refusal(event)
+        if error is not None:
+            self._raise(event.call, error)
+            return False
+        in_doubt = self._operations.in_doubt()
+        for operation in in_doubt:
+            self._send(msg.OutcomeQuery(operation))
+        if in_doubt:
+            self._deferred.append(event)
+        return not in_doubt
+
+    def _refusal(self, event: JointCall) -> errors.PCCLError | None:
+        if self.standing is Standing.CLOSED:
+            return words.closed()
+        error = self._refusals.refusal(event, self.peer)
+        if error is not None or self.standing is Standing.MEMBER:
+            return error
+        update = RoundKind.UPDATE_TOPOLOGY
+        asks = isinstance(event, ev.RoundCall) and event.kind is update
+        if asks and self._join is not None and self._join.rejoins:
+            return words.same_call_twice(update.call_name)
+        return words.not_a_member(None)
 
     def _retry_deferred(self) -> None:
         deferred, self._deferred = self._deferred, []
@@ -415,7 +425,7 @@ class PeerMachine(RoundCaller):
         for final in self._finals.report():
             self._send(final)
 
-    def _fail_calls(self, error: errors.PCCLError) -> bool:
+    def _fail_calls(self, loss: OneTimeError) -> None:
         waiting = [current.call for current in self._rounds if current.call is not None]
         handles: list[int] = []
         for operation in self._operations:
@@ -423,17 +433,21 @@ class PeerMachine(RoundCaller):
                 self._effects.append(ev.End(operation.id, committed=False))
             if operation.call is not None:
                 (handles if operation.detached else waiting).append(operation.call)
+                if operation.detached and not operation.forgotten:
+                    loss.ends(operation.call, detached=True)
         for deferred in self._deferred:
             detached = isinstance(deferred, ev.ReduceCall) and deferred.detached
             (handles if detached else waiting).append(deferred.call)
+            if detached:
+                loss.ends(deferred.call, detached=True)
+        for call in waiting:  # after those that were launched, all of which are due to be told
+            loss.ends(call, detached=False)
         for call in sorted([*waiting, *handles]):
-            self._raise(call, error)
-        self._loss_told_to.update(handles)
+            self._raise(call, loss.error)
         self._deferred.clear()
         self._operations.clear()
         self._rounds.clear()
         self._finals.clear()
-        return bool(waiting)
 
     # -- operations ----------------------------------------------------------------------------
 
@@ -529,7 +543,7 @@ class PeerMachine(RoundCaller):
             self._expected = expected_after(operation.elected, lineage)
         if operation.call is None:
             if committed and not operation.only_looks:
-                self._require_resync(ended)
+                self._refusals.require_resync(ended)
             self._retry_deferred()
             return
         if message.abort is AbortCause.DIGEST_MISMATCH and self._may_retry(operation):
@@ -540,7 +554,7 @@ class PeerMachine(RoundCaller):
         self._membership.show(operation.call, message.roster_version, detached=detached)
         if committed and operation.elected is not None:
             if not operation.only_looks:
-                self._resync = None
+                self._refusals.synchronized()
             result = ev.SyncResult(ended, operation.elected, message.contributors)
             self._effects.append(ev.Return(operation.call, result))
         elif committed:
@@ -556,10 +570,6 @@ class PeerMachine(RoundCaller):
         newest = self.newest
         is_open = newest is not None and operation.id.view in newest.open_views
         return is_open and operation.attempt == 0 and operation.offer is None
-
-    def _require_resync(self, operation: OperationId) -> None:
-        self._resync = words.resync_reason(operation)
-        self._sync_missed = operation.tag == SYNC_TAG
 
     # -- time ----------------------------------------------------------------------------------
 

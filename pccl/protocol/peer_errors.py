@@ -20,9 +20,16 @@ def connected_already() -> errors.PCCLError:
     return errors.PCCLError(errors.Result.INVALID_USAGE, reason=reason)
 
 
-def not_a_member() -> errors.NotConnected:
-    """A joint call before ``connect``, or after a loss that was told."""
-    return errors.NotConnected(reason="not a member of a run; call connect() first")
+def not_a_member(loss: errors.PCCLError | None) -> errors.NotConnected:
+    """A joint call before ``connect``, or after a ``loss`` that was told."""
+    if loss is None:
+        return errors.NotConnected(reason="not a member of a run; call connect() first")
+    error = errors.NotConnected(
+        reason="no longer a member of the run, as another call was told; update_topology() or "
+        "connect() joins again"
+    )
+    error.__cause__ = loss
+    return error
 
 
 def closed() -> errors.NotConnected:
@@ -105,10 +112,10 @@ def left_join(why: str, waits_for: str = "") -> errors.DeadlineExceeded:
     return errors.DeadlineExceeded(errors.Result.MASTER_CONNECTION_FAILED, reason=reason)
 
 
-def resync_reason(operation: OperationId) -> str:
-    """Why joint calls raise ``ResyncRequired`` from now on."""
-    return (
-        f"the others committed {_what(operation)}, which this peer had left; its state "
+def resync_required(operation: OperationId) -> errors.ResyncRequired:
+    """What joint calls raise from now on."""
+    return errors.ResyncRequired(
+        reason=f"the others committed {_what(operation)}, which this peer had left; its state "
         "differs from theirs: sync_shared_state() takes over theirs, or connect() again to rejoin"
     )
 

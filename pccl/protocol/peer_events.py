@@ -8,6 +8,7 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.shared_state import Elected, Offer
 from pccl.protocol.types import (
+    NOBODY,
     Algorithm,
     Descriptor,
     MeasuredLink,
@@ -60,8 +61,9 @@ class ReduceCall:
     """Nobody waits for the outcome: it is kept until ``Claim``."""
     resumes: OperationId | None = None
     """An earlier attempt of the same call, of which partial sums are left."""
-    repeats: bool = False
-    """Whether it is another attempt of the same call."""
+    begun_by: PeerId = NOBODY
+    """The incarnation of this peer that began the call, if this goes on with it: another attempt,
+    or the next of several operations; 0: it begins now."""
     weight: float = 0.0
     """Of the own contribution to a weighted average."""
 
@@ -72,6 +74,8 @@ class SyncCall:
 
     call: int
     offer: Offer
+    begun_by: PeerId = NOBODY
+    """As of ``ReduceCall``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +207,13 @@ class LeftAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftFailed:
+    """The caller left without noticing that his call had raised something that is told once."""
+
+    error: errors.PCCLError
+
+
+@dataclass(frozen=True, slots=True)
 class LeftAdmitted:
     """The caller left without noticing that he had been admitted."""
 
@@ -238,6 +249,7 @@ PeerEvent = (
     | HoldingsKnown
     | LeftCommitted
     | LeftAnswered
+    | LeftFailed
     | LeftAdmitted
     | Tick
 )

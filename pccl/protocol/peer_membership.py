@@ -23,7 +23,7 @@ class Standing(enum.Enum):
     PENDING = "pending"
     MEMBER = "member"
     LOST = "lost"
-    """No longer a member; the reason is raised once."""
+    """No longer a member."""
     CLOSED = "closed"
 
 

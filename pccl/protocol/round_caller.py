@@ -26,10 +26,13 @@ class RoundCaller(Participant):
     Args:
         timing: deadlines.
         now_ns: the present.
+        former_loss: how the incarnation before this one ended; None: there was none.
     """
 
-    def __init__(self, timing: Timing, now_ns: int) -> None:
-        super().__init__(timing, now_ns)
+    def __init__(
+        self, timing: Timing, now_ns: int, former_loss: errors.PCCLError | None = None
+    ) -> None:
+        super().__init__(timing, now_ns, former_loss)
         self._rounds = OpenRounds()
         self._admission_unused = False
         """Whether the round that admitted this peer satisfies the next ``update_topology``."""

@@ -13,6 +13,8 @@ from typing import Annotated, NewType
 from pccl.protocol.data_type import DataType
 
 PeerId = NewType("PeerId", int)
+NOBODY = PeerId(0)
+"""The id of no peer; in a handshake that of a master, or of a peer that is not registered yet."""
 """One incarnation of one process in a run. Ids grow; whoever joins later has the larger one."""
 
 NS_PER_S = 1_000_000_000

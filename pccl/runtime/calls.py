@@ -23,6 +23,7 @@ from pccl.protocol.peer_events import (
     LeftAdmitted,
     LeftAnswered,
     LeftCommitted,
+    LeftFailed,
     PeerEvent,
     ReduceResult,
     RoundCall,
@@ -162,7 +163,7 @@ class Calls:
         except asyncio.CancelledError:
             if number in self._open:
                 self._feed(LeaveCall(number, LEFT))
-            elif not call.future.cancelled() and call.future.exception() is None:
+            elif not call.future.cancelled():
                 self._left_unnoticed(call, lent)
             raise
         finally:
@@ -180,6 +181,11 @@ class Calls:
                 operand.restore()
         self._feed(LeftCommitted(report.operation))
 
+    def left_failed(self, error: BaseException) -> None:
+        """The caller left without noticing that his call had raised this."""
+        if isinstance(error, errors.MembershipError | errors.ResyncRequired):
+            self._feed(LeftFailed(error))
+
     def left_answered(self, kind: RoundKind) -> None:
         """The caller left without noticing that a round was answered."""
         self._feed(LeftAnswered(kind))
@@ -189,6 +195,10 @@ class Calls:
         self._feed(LeftAdmitted())
 
     def _left_unnoticed(self, call: Call, lent: Operand | None) -> None:
+        error = call.future.exception()
+        if error is not None:
+            self.left_failed(error)
+            return
         match call.event:
             case RoundCall(_, kind):
                 self.left_answered(kind)

@@ -135,13 +135,13 @@ class PeerEngine:
         self._busy = False
         self._closed = False
         self._broken: errors.LocalProtocolError | None = None
-        self._enter_run(hasher or InlineHasher())
+        self._enter_run(None, hasher or InlineHasher())
 
-    def _enter_run(self, hasher: Hasher | None = None) -> None:
-        """Begin anew, as a process that no run knows; ``hasher``: the first time."""
+    def _enter_run(self, loss: errors.PCCLError | None, hasher: Hasher | None = None) -> None:
+        """Begin anew, after a ``loss``, as a process that no run knows; ``hasher``: at first."""
         options = self._options
         eager = EagerBudget(options.eager_bytes_max, options.segment_bytes)
-        self.machine = PeerMachine(self._timing, self._clock.now_ns(), eager)
+        self.machine = PeerMachine(self._timing, self._clock.now_ns(), eager, loss)
         self.links = Links(self._make_link)
         self._meter = LinkMeter(self._clock, self.links)
         self.data_plane = DataPlane(
@@ -211,7 +211,7 @@ class PeerEngine:
                 self.feed(Close())
             self.keeper.close()
             self._broken = None
-            self._enter_run()
+            self._enter_run(self.machine.loss)
         joins = partial(self._join, n_attempts, min_peers, self.deadline(timeout_s))
         if prefetch is None:
             await joins()
@@ -254,9 +254,8 @@ class PeerEngine:
 
     async def are_peers_pending(self, *, timeout_s: float | None = None) -> bool:
         """Joint call of all members: is anybody waiting to be admitted?"""
-        deadline = self.deadline(timeout_s)
-        kind = RoundKind.PEERS_PENDING
-        return bool(await self.call(lambda call: RoundCall(call, kind), deadline))
+        make_event = partial(RoundCall, kind=RoundKind.PEERS_PENDING)
+        return bool(await self.call(make_event, self.deadline(timeout_s)))
 
     async def optimize_topology(self, *, timeout_s: float | None = None) -> None:
         """Joint call of all members: settle the order of the rings."""
@@ -310,13 +309,15 @@ class PeerEngine:
         while True:
             self._check_request(request)
             resumes = call.carry.operation if call.carry is not None else None
+            peer = self.machine.peer
             try:
-                event = request.event(resumes=resumes, repeats=failures > 0)
+                event = request.event(resumes=resumes)
                 report = await self.call(event, deadline, call)
             except errors.CollectiveAborted as error:
                 if error.result is not errors.Result.RANK_CONNECTION_LOST or not may_retry():
                     raise
                 failures += 1
+                request = replace(request, begun_by=request.begun_by or peer)
                 self.calls.renew(call, request.operand)
                 continue
             assert isinstance(report, ReduceReport)
@@ -331,7 +332,8 @@ class PeerEngine:
     ) -> ReduceReport:
         """Reduce them all, each again until it succeeds; see :class:`ReduceMany`."""
         deadline = self.deadline(timeout_s)
-        return await ReduceMany(self._loop, self, requests, max_in_flight, deadline).run()
+        peer = self.machine.peer
+        return await ReduceMany(self._loop, self, peer, requests, max_in_flight, deadline).run()
 
     def withdraw_unless_started(self, operand: Operand, reason: str) -> None:
         """Leave the call that this memory is lent to, if it may wait for others for ever."""
@@ -343,6 +345,10 @@ class PeerEngine:
     def left_committed(self, report: ReduceReport, operand: Operand) -> None:
         """The caller left, and can't know that this was committed."""
         self.calls.left_committed(report, [operand])
+
+    def left_failed(self, error: BaseException) -> None:
+        """The caller left, and can't know that this was raised."""
+        self.calls.left_failed(error)
 
     async def sync(self, request: SyncRequest, *, timeout_s: float | None = None) -> SyncReport:
         """Joint call of all members of the group: make shared states equal, or compare them.
@@ -359,7 +365,7 @@ class PeerEngine:
     async def join_again(self, deadline: Deadline | None, *, prefetches: bool = False) -> None:
         """Come back as a newcomer, within a call that the members will make after admitting it."""
         self.keeper.close()
-        self._enter_run()
+        self._enter_run(self.machine.loss)
         attempts = int(self._timing.master_lost_s / self._timing.connect_retry_s)
         await self._join(max(attempts, 1), 1, deadline, rejoins=True, prefetches=prefetches)
 
@@ -419,12 +425,6 @@ class PeerEngine:
         if self.roster is not None and root >= len(self.roster.members):
             last = len(self.roster.members) - 1
             raise ValueError(f"root must be a rank of the group, from 0 to {last}, not {root}")
-
-    def operand_of(self, call: int) -> Operand | None:
-        """The buffers that an open call has lent (for observers); None: a barrier lends none."""
-        lender = self.calls.get(call)
-        assert lender is not None
-        return lender.operand
 
     async def close(self) -> None:
         """Say goodbye and let go of everything; idempotent."""

@@ -16,7 +16,6 @@ from typing import Protocol
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
 from pccl.protocol.handshake import (
     NO_RUN,
-    NOBODY,
     NONCE_BYTES,
     OPENING_BYTES,
     Channel,
@@ -25,7 +24,7 @@ from pccl.protocol.handshake import (
     Opening,
     derive_key,
 )
-from pccl.protocol.types import PeerId
+from pccl.protocol.types import NOBODY, PeerId
 from pccl.runtime.clock import Clock
 from pccl.transports.base import Connection
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from pccl.protocol import errors
+from pccl.protocol.types import NOBODY, PeerId
 from pccl.runtime.memory import Range, clash
 from pccl.runtime.operand import Operand
 from pccl.runtime.requests import Deadline, ReduceReport, ReduceRequest
@@ -36,11 +38,18 @@ class Reducer(Protocol):
         """The caller left and can't know that this was committed: make the input what it was."""
         ...
 
+    def left_failed(self, error: BaseException) -> None:
+        """The caller left and can't know that this was raised."""
+        ...
+
 
 class ReduceMany:
     """One call that reduces several tensors.
 
     Args:
+        loop: where it runs.
+        reducer: reduces one.
+        peer: the incarnation of this peer that begins the call.
         requests: all-reduces with different tags, on memory that doesn't overlap; at least one.
         max_in_flight: how many at a time.
         deadline: of all together.
@@ -53,6 +62,7 @@ class ReduceMany:
         self,
         loop: asyncio.AbstractEventLoop,
         reducer: Reducer,
+        peer: PeerId,
         requests: Sequence[ReduceRequest],
         max_in_flight: int,
         deadline: Deadline | None,
@@ -61,6 +71,7 @@ class ReduceMany:
         _check_memory(requests)
         self._loop = loop
         self._reducer = reducer
+        self._peer = peer
         self._requests = requests
         self._max_in_flight = max_in_flight
         self._deadline = deadline
@@ -93,6 +104,8 @@ class ReduceMany:
                 report = self._reports.get(request.tag)
                 if report is not None and request.operand is not None:
                     self._reducer.left_committed(report, request.operand)
+            if self._failure is not None:
+                self._reducer.left_failed(self._failure)
             raise
         if isinstance(self._failure, errors.PCCLError):
             raise self._named(self._failure)
@@ -112,7 +125,9 @@ class ReduceMany:
         )
 
     async def _work(self) -> None:
-        for request in self._waiting:
+        begun_by = NOBODY
+        for waiting in self._waiting:
+            request = replace(waiting, begun_by=begun_by)
             self._running[request.tag] = request
             try:
                 report = await self._reducer.reduce_while(request, self._deadline, self._goes_on)
@@ -120,6 +135,7 @@ class ReduceMany:
                 self._fail(error)
             else:
                 self._reports[request.tag] = report
+                begun_by = self._peer
             finally:
                 del self._running[request.tag]
             if not self._goes_on():
@@ -155,7 +171,7 @@ class ReduceMany:
 def _weight(error: Exception) -> int:
     """Of several errors a caller hears one: what he must act on first, otherwise the first."""
     if isinstance(error, errors.Evicted | errors.MasterLost):
-        return 2  # told once; until he joins again there is nothing else to do
+        return 2  # until the caller joins again there is nothing else to do
     return 1 if isinstance(error, errors.OutcomeUnknown) else 0
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pccl.collectives.residual import Residual
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
 from pccl.protocol.peer_events import PeerEvent, ReduceCall
-from pccl.protocol.types import Algorithm, Descriptor, OperationId, PeerId
+from pccl.protocol.types import NOBODY, Algorithm, Descriptor, OperationId, PeerId
 from pccl.runtime.operand import Operand
 from pccl.transports.base import Address
 
@@ -59,16 +59,17 @@ class ReduceRequest:
     """Whether newcomers may fetch its result."""
     weight: float = 0.0
     """Of the own contribution to a weighted average."""
+    begun_by: PeerId = NOBODY
+    """The incarnation of this peer that began the caller's call, if this goes on with it."""
 
     def event(
         self,
         *,
         detached: bool = False,
         resumes: OperationId | None = None,
-        repeats: bool = False,
     ) -> Callable[[int], PeerEvent]:
         """Makes the event that begins it from the number of its call."""
-        what = (self.tag, self.descriptor, detached, resumes, repeats, self.weight)
+        what = (self.tag, self.descriptor, detached, resumes, self.begun_by, self.weight)
         return lambda call: ReduceCall(call, *what)
 
 

@@ -244,6 +244,11 @@ class StateDesk:
         """The run's id."""
         return self._host.machine.run
 
+    @property
+    def peer(self) -> PeerId:
+        """The own id in it."""
+        return self._host.machine.peer
+
     def feed(self, event: PeerEvent) -> None:
         """Give an event to the machine."""
         self._host.feed(event)

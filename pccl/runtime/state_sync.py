@@ -24,7 +24,7 @@ from pccl.protocol.shared_state import (
     SharedStateSyncStrategy,
     SyncPurpose,
 )
-from pccl.protocol.types import OperationId, PeerId, RemovalCause
+from pccl.protocol.types import NOBODY, OperationId, PeerId, RemovalCause
 from pccl.runtime.hashing import Hasher
 from pccl.runtime.memory import Range, clash
 from pccl.runtime.operand import Operand
@@ -131,6 +131,11 @@ class Caller(Protocol):
         """The run's id."""
         ...
 
+    @property
+    def peer(self) -> PeerId:
+        """The own id in it."""
+        ...
+
 
 class StateSync:
     """One call.
@@ -168,6 +173,8 @@ class StateSync:
         self._caller = caller
         self._hasher = hasher
         self._request = request
+        self._begun_by = NOBODY
+        """The incarnation of this peer that made the attempt before."""
         self._phase = "hashing"
         self._hashing = StateHashing(hasher)
         self._tx_bytes = self._rx_bytes = self._wrong_pieces = 0
@@ -211,6 +218,7 @@ class StateSync:
                 attempts += 1
                 await self._hash()
                 self._enter("waiting")
+                peer = self._caller.peer
                 try:
                     result = await self._caller.attempt(self._event, self)
                 except errors.CollectiveAborted as error:
@@ -223,11 +231,13 @@ class StateSync:
                         raise
                     if starved >= STARVED_MAX:
                         raise errors.StateUnavailable(reason=error.reason) from None
+                    self._begun_by = peer
                 except errors.Evicted as error:
                     self._fail()
                     if error.cause is not RemovalCause.TOO_SLOW or self._hashing.is_stopped:
                         raise
                     await self._caller.join_again(self)
+                    self._begun_by = NOBODY
                 else:
                     assert isinstance(result, SyncResult)
                     self._count()
@@ -273,7 +283,7 @@ class StateSync:
             content=self.memory.piece_map.digest(may_differ=False),
             extra=self.memory.piece_map.digest(may_differ=True),
         )
-        return SyncCall(call, offer)
+        return SyncCall(call, offer, self._begun_by)
 
     @property
     def _is_starved(self) -> bool:

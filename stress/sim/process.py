@@ -218,7 +218,9 @@ class _RecordingEngine(PeerEngine):
 
     def _step(self, event: PeerEvent) -> None:
         if isinstance(event, ReduceCall):
-            operand = self.operand_of(event.call)
+            lender = self.calls.get(event.call)
+            assert lender is not None
+            operand = lender.operand
             self.inputs[event.call] = operand.source.copy() if operand is not None else None
         super()._step(event)
         for call in [call for call in self.inputs if self.calls.get(call) is None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import queue
 import select
@@ -16,8 +17,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from torch import Tensor, nn  # noqa: E402
 import pccl  # noqa: E402
 from pccl.bindings.events import Event, GradientsAveraged, StateSynced  # noqa: E402
 from pccl.bindings.gradient_averager import GradientAverager  # noqa: E402
+from pccl.protocol.peer import Standing  # noqa: E402
 
 PAUSE_S = 0.01
 """Of a peer at each step, so that the test can follow."""
@@ -40,6 +43,8 @@ PAUSE_S = 0.01
 PARAMETERS, SIZE = 6, 1000
 LR = 0.25
 KILL_AT = 3
+STOP_AT = 2
+"""Complete backward passes between two stops."""
 QUICK = pccl.Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01, deadline_s=3.0)
 
 
@@ -67,7 +72,25 @@ def has_been_told_to_stop() -> bool:
     return bool(select.select([sys.stdin], [], [], 0)[0])
 
 
-def train(address: str, shard: int, peers: int, kill: bool) -> None:
+def stop_here(comm: pccl.Communicator, *, until_lost: bool) -> None:
+    """Stop as by SIGSTOP; go on when this process has heard that it was removed, or at once."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+    machine = comm._session.engine.machine  # pyright: ignore[reportPrivateUsage]
+    while until_lost and machine.standing is not Standing.LOST:
+        time.sleep(0.001)
+
+
+def train(address: str, shard: int, peers: int, kill: bool, stops: list[tuple[int, bool]]) -> None:
+    """Train until told to stop.
+
+    Args:
+        address: of the master.
+        shard: number of this peer, from 0.
+        peers: how many there are at the beginning.
+        kill: whether it kills itself in the middle of a backward pass.
+        stops: when it stops, once in each membership: after so many gradients of a backward pass,
+            and whether it hears of its removal before it makes the next one.
+    """
     torch.set_num_threads(1)
     model = nn.ParameterList([torch.full((SIZE,), float(shard)) for _ in range(PARAMETERS)])
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=LR)
@@ -85,12 +108,16 @@ def train(address: str, shard: int, peers: int, kill: bool) -> None:
         model, optimizer, comm=comm, bucket_bytes=1, min_peers=peers, on_event=on_event
     )
     made = 0
+    made_in_run = 0.0
 
     def count(_: Tensor) -> None:
-        nonlocal made
-        made += 1
+        nonlocal made, made_in_run
+        made, made_in_run = made + 1, made_in_run + 1
         if kill and made == KILL_AT * PARAMETERS + PARAMETERS // 2:
             os.kill(os.getpid(), signal.SIGKILL)
+        if stops and made_in_run == STOP_AT * PARAMETERS + stops[0][0]:
+            made_in_run = math.inf  # until it is back in the run
+            stop_here(comm, until_lost=stops.pop(0)[1])
 
     for parameter in model:
         hooked: Any = parameter
@@ -107,7 +134,9 @@ def train(address: str, shard: int, peers: int, kill: bool) -> None:
         )
         stop.fill_(float(has_been_told_to_stop()))
         if not averager.step(stop):
+            say(refused=True)
             stop.zero_()
+            made_in_run = 0.0
             continue
         say(step=averager.steps, contributors=contributors, digest=digest(model))
         time.sleep(PAUSE_S)
@@ -124,12 +153,22 @@ def train(address: str, shard: int, peers: int, kill: bool) -> None:
 class Process:
     """A peer, as the test sees it."""
 
-    def __init__(self, address: str, shard: int, peers: int, kill: bool = False) -> None:
+    def __init__(
+        self,
+        address: str,
+        shard: int,
+        peers: int,
+        kill: bool = False,
+        stops: Sequence[tuple[int, bool]] = (),
+    ) -> None:
         self.steps: dict[int, tuple[tuple[int, ...], str]] = {}
         """Who contributed to each step, and the digest of the weights after it."""
         self.end: dict[str, Any] = {}
+        self.refusals = 0
+        """Steps that were not taken."""
+        given = json.dumps([address, shard, peers, kill, list(stops)])
         self.process = subprocess.Popen(
-            [sys.executable, "-m", __name__, address, str(shard), str(peers), str(int(kill))],
+            [sys.executable, "-m", __name__, given],
             cwd=Path(__file__).parents[2],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -147,11 +186,17 @@ class Process:
                 self.steps[said["step"]] = (tuple(said["contributors"]), said["digest"])
             elif "weights" in said:
                 self.end = said
+            self.refusals += "refused" in said
 
     @property
     def size(self) -> int:
         """How many contributed to the latest step; 0 before the first."""
         return len(self.steps[max(self.steps)][0]) if self.steps else 0
+
+    def wait_stopped(self) -> None:
+        found = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED)
+        assert found is not None
+        assert found.si_code == os.CLD_STOPPED
 
     def stop(self) -> None:
         assert self.process.stdin is not None
@@ -173,10 +218,13 @@ class Process:
 
 
 @contextmanager
-def crew(size: int, killed: int | None = None) -> Generator[list[Process]]:
-    """So many peers that train together; one of them is going to kill itself."""
+def crew(
+    size: int, killed: int | None = None, stops: Sequence[tuple[int, bool]] = ()
+) -> Generator[list[Process]]:
+    """So many peers that train together; one is going to kill itself, or the last one to stop."""
     with pccl.MasterNode("127.0.0.1:0", timing=QUICK) as node:
-        peers = [Process(node.address, n, size, kill=n == killed) for n in range(size)]
+        peers = [Process(node.address, n, size, kill=n == killed) for n in range(size - 1)]
+        peers.append(Process(node.address, size - 1, size, size - 1 == killed, stops))
         try:
             yield peers
         finally:
@@ -259,5 +307,32 @@ def test_a_peer_that_was_frozen_comes_back_and_is_alike() -> None:
         assert [peer.end["syncs"] for peer in peers] == [2, 2, 2]
 
 
+def has_refused(peer: Process, count: int) -> bool:
+    return peer.refusals == count
+
+
+def test_a_peer_that_stops_between_two_buckets_comes_back_every_time() -> None:
+    """The buckets after the stop are launched when the peer is not a member any more."""
+    stops = [(1, True), (3, True), (4, False), (5, True), (2, False)]
+    with crew(3, stops=stops) as peers:
+        first, second, frozen = peers
+        for count in range(len(stops)):
+            frozen.wait_stopped()
+            for peer in (first, second):
+                peer.until(lambda peer: peer.size == 2)
+            frozen.process.send_signal(signal.SIGCONT)
+            frozen.until(partial(has_refused, count=count + 1))
+            for peer in (first, second):
+                peer.until(lambda peer: peer.size == 3)
+        frozen.until(lambda peer: peer.size == 3 and max(peer.steps) >= max(first.steps))
+        weights = ended(peers)
+        assert weights[0] == weights[1] == weights[2]
+        assert first.steps == second.steps
+        for step, made in frozen.steps.items():
+            assert first.steps[step] == made
+        assert [peer.refusals for peer in peers] == [0, 0, len(stops)]
+        assert [peer.end["syncs"] for peer in peers] == [1 + len(stops)] * 3
+
+
 if __name__ == "__main__":
-    train(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), bool(int(sys.argv[4])))
+    train(*json.loads(sys.argv[1]))

@@ -32,7 +32,8 @@ from pccl.bindings.events import (  # noqa: E402
     TrainsAlone,
 )
 from pccl.bindings.gradient_averager import GradientAverager  # noqa: E402
-from pccl.errors import DescriptorMismatch  # noqa: E402
+from pccl.errors import DescriptorMismatch, MasterLost  # noqa: E402
+from pccl.protocol.peer import Standing  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
@@ -426,7 +427,8 @@ def test_a_checkpoint_counts_more_than_who_is_fresh(new_run: Callable[..., Run])
         peers[0].averager.load_state_dict(saved[2])
 
 
-def test_a_peer_whose_master_is_gone_takes_no_step(new_run: Callable[..., Run]) -> None:
+@pytest.mark.parametrize("lost", ["in the step", "before the step", "told to another call"])
+def test_a_peer_whose_master_is_gone_takes_no_step(new_run: Callable[..., Run], lost: str) -> None:
     """It joins the run that is coordinated there afterwards, and goes on where it was."""
     impatient = replace(QUICK, master_lost_s=1.0)
     run = new_run(timing=impatient)
@@ -438,6 +440,13 @@ def test_a_peer_whose_master_is_gone_takes_no_step(new_run: Callable[..., Run]) 
     run.master.interrupt()
 
     def step(number: int) -> bool:
+        comm = peers[number].comm
+        if lost == "before the step":
+            machine = comm._session.engine.machine  # pyright: ignore[reportPrivateUsage]
+            run.until(lambda: machine.standing is Standing.LOST)
+        elif lost == "told to another call":
+            with pytest.raises(MasterLost):
+                comm.are_peers_pending()
         torch.autograd.backward(loss_of(peers[number].model, batch(number, 3)))
         return peers[number].averager.step()
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.handshake import (
     NO_RUN,
-    NOBODY,
     NONCE_BYTES,
     OPENING_BYTES,
     PREFIX_BYTES,
@@ -31,7 +30,7 @@ from pccl.protocol.handshake import (
     derive_key,
 )
 from pccl.protocol.limits import LANES_MAX, PROTOCOL_VERSION
-from pccl.protocol.types import PeerId
+from pccl.protocol.types import NOBODY, PeerId
 
 RUN = bytes(range(16))
 TOKEN = b"correct horse battery staple"

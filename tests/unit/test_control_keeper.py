@@ -8,10 +8,9 @@ from random import Random
 import pytest
 
 from pccl.protocol import messages as msg
-from pccl.protocol.handshake import NOBODY
 from pccl.protocol.limits import Timing
 from pccl.protocol.peer_events import ControlClosed, ControlMessage, ControlOpened, PeerEvent
-from pccl.protocol.types import NS_PER_S, PeerId
+from pccl.protocol.types import NOBODY, NS_PER_S, PeerId
 from pccl.runtime.control_keeper import ControlKeeper
 from pccl.runtime.greeting import Credentials
 from pccl.runtime.master_server import MasterServer

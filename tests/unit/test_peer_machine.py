@@ -1622,5 +1622,30 @@ def test_a_caller_who_left_without_noticing_his_admission_is_no_member() -> None
 def test_a_caller_between_two_attempts_is_told_of_the_loss_that_another_was_told() -> None:
     peer = member()
     error = evicted_by(peer, msg.Refused(RemovalCause.SILENT, "silent", 1000, 1000))
-    assert peer.do(ReduceCall(12, 6, SUM, repeats=True)) == [Raise(12, error)]
+    assert peer.do(ReduceCall(12, 6, SUM, begun_by=peer.machine.peer)) == [Raise(12, error)]
     assert isinstance(only_error(peer.do(ReduceCall(13, 6, SUM))), errors.NotConnected)
+
+
+def test_all_handles_of_a_step_are_told_of_the_loss_those_launched_after_it_too() -> None:
+    """Two buckets are on their way when the peer is removed; backward makes two more."""
+    peer = member(ELDER, ME_MEMBER, YOUNGER)
+    for call in (10, 11):
+        peer.do(ReduceCall(call, call, SUM, True))
+    told = peer.hear(msg.Refused(RemovalCause.SILENT, "silent"))
+    for call in (12, 13):
+        told += peer.do(ReduceCall(call, call, SUM, True))
+    raised = {effect.call: effect.error for effect in told if isinstance(effect, Raise)}
+    assert {call: type(error) for call, error in raised.items()} == dict.fromkeys(
+        (10, 11, 12, 13), errors.Evicted
+    )
+    assert len(set(map(id, raised.values()))) == 1
+    assert not peer.machine.knows_its_loss
+    peer.do(Claim(10))
+    assert peer.machine.knows_its_loss
+
+
+def test_an_update_while_another_one_joins_again() -> None:
+    peer = Peer()
+    peer.do(JoinCall(1, 0, "", 4002, 5, rejoins=True))
+    assert isinstance(only_error(peer.do(RoundCall(2, UPDATE))), errors.PendingOperations)
+    assert isinstance(only_error(peer.do(RoundCall(3, PENDING))), errors.NotConnected)

@@ -11,7 +11,7 @@ import pytest
 
 from pccl.protocol import errors
 from pccl.protocol.data_type import DataType
-from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp
+from pccl.protocol.types import NOBODY, Descriptor, OperationId, PeerId, ReduceOp
 from pccl.runtime.operand import Operand, borrow
 from pccl.runtime.reduce_many import ReduceMany
 from pccl.runtime.requests import Deadline, ReduceReport, ReduceRequest
@@ -19,6 +19,7 @@ from pccl.runtime.requests import Deadline, ReduceReport, ReduceRequest
 SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
 DEADLINE = Deadline(10**9, 1.0)
 MEMBERS = (PeerId(1), PeerId(2))
+ME = PeerId(2)
 
 
 def request(tag: int) -> ReduceRequest:
@@ -43,6 +44,9 @@ class FakeReducer:
         self.cancelled: list[int] = []
         self.reported: list[ReduceReport] = []
         """Committed, and their caller has left."""
+        self.unheard: list[BaseException] = []
+        """Raised, and their caller has left."""
+        self.begun_by: list[PeerId] = []
         self.started: set[int] = set()
         self.deadlines: set[Deadline | None] = set()
         self._open: dict[int, asyncio.Future[ReduceReport]] = {}
@@ -53,6 +57,7 @@ class FakeReducer:
     ) -> ReduceReport:
         assert request.operand is not None
         tag = request.tag
+        self.begun_by.append(request.begun_by)
         self.deadlines.add(deadline)
         self._operands[tag] = request.operand
         while True:
@@ -77,6 +82,9 @@ class FakeReducer:
 
     def left_committed(self, report: ReduceReport, operand: Operand) -> None:
         self.reported.append(report)
+
+    def left_failed(self, error: BaseException) -> None:
+        self.unheard.append(error)
 
     @property
     def running(self) -> list[int]:
@@ -112,7 +120,7 @@ def play(story: Story, *tags: int, in_flight: int = 2) -> FakeReducer:
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        many = ReduceMany(loop, reducer, [request(tag) for tag in tags], in_flight, DEADLINE)
+        many = ReduceMany(loop, reducer, ME, [request(tag) for tag in tags], in_flight, DEADLINE)
         call = loop.create_task(many.run())
         await turns()
         await story(reducer, call)
@@ -232,7 +240,7 @@ def test_the_first_failure_counts() -> None:
 def test_a_lost_place_is_told_whatever_failed_before(
     first: errors.PCCLError, second: errors.PCCLError
 ) -> None:
-    """It is told once: whoever is not told now hears of it never, only that he is no member."""
+    """Until the caller joins again there is nothing else to do."""
 
     async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
         reducer.started = {1, 2, 3}
@@ -243,6 +251,29 @@ def test_a_lost_place_is_told_whatever_failed_before(
             call.result()
 
     play(story, 1, 2, 3, in_flight=3)
+
+
+def test_the_next_tensors_go_on_with_the_call_of_the_first() -> None:
+    """So they end as the first would if the peer has lost its place meanwhile."""
+
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+        for tag in (1, 2, 3):
+            await reducer.end(tag)
+
+    assert play(story, 1, 2, 3, in_flight=2).begun_by == [NOBODY, NOBODY, ME]
+
+
+def test_a_caller_who_leaves_between_a_loss_and_the_word_of_it_has_not_heard() -> None:
+    loss = errors.Evicted(reason="silent")
+
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+        reducer.started = {1, 2}
+        await reducer.fail(1, loss)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    assert play(story, 1, 2, in_flight=2).unheard == [loss]
 
 
 def test_an_error_that_is_not_of_the_run_stops_everything_as_well() -> None:
@@ -357,7 +388,7 @@ def test_whoever_leaves_does_not_know_what_was_reduced() -> None:
 def prepare(*requests: ReduceRequest) -> None:
     loop = asyncio.new_event_loop()
     try:
-        ReduceMany(loop, FakeReducer(), requests, 4, None)
+        ReduceMany(loop, FakeReducer(), ME, requests, 4, None)
     finally:
         loop.close()
 
