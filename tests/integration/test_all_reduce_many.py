@@ -78,6 +78,23 @@ def test_quantized(run_of: Callable[..., Run]) -> None:
     assert all(info.tx_bytes < values.nbytes / 3 for info in infos)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("wire", [pccl.DataType.INT8, pccl.DataType.UINT8])
+@pytest.mark.parametrize("algorithm", list(pccl.QuantizationAlgorithm)[1:])
+def test_constants_are_exact_in_every_8_bit_format(
+    run_of: Callable[..., Run],
+    algorithm: pccl.QuantizationAlgorithm,
+    wire: pccl.DataType,
+    dtype: type[Any],
+) -> None:
+    run = run_of(2)
+    for count in (1, 7, 100, 100_003):
+        arrays = [np.full(count, value, dtype) for value in (42, 43)]
+        options = pccl.QuantizationOptions(wire, algorithm)
+        run.reduce(arrays, op=pccl.ReduceOp.SUM, quantization_options=options)
+        assert all((array == 85).all() for array in arrays)
+
+
 def test_a_loss_leaves_all_inputs_or_is_retried(new_run: Callable[..., Run]) -> None:
     run = new_run(3)
     arrays = [[np.full(size, 10.0**rank) for size in SIZES] for rank in range(3)]

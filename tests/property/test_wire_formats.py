@@ -221,12 +221,59 @@ def test_a_segment_does_not_depend_on_what_was_before(
     assert in_place.tobytes() == out.tobytes()
 
 
+# -- constants -----------------------------------------------------------------------------------
+
+
+def finite_numbers(kind: DataType) -> st.SearchStrategy[float]:
+    """Any finite number of a dtype, denormal and huge ones too."""
+    dtype = kind.to_numpy_dtype()
+    bits = st.integers(0, 2 ** (8 * dtype.itemsize) - 1)
+    numbers = bits.map(lambda drawn: drawn.to_bytes(dtype.itemsize, "little"))
+    floats = numbers.map(lambda raw: float(np.frombuffer(raw, dtype)[0]))
+    return floats.filter(math.isfinite) | st.sampled_from([0.0, 42.0, -43.0, 1.5])
+
+
+@pytest.mark.parametrize(("wire", "kind"), CASES)
+@settings(max_examples=60)
+@given(data=st.data(), count=st.integers(1, 70), block=BLOCKS, stochastic=st.booleans())
+def test_a_constant_comes_back_exactly(
+    wire: WireFormat, kind: DataType, data: st.DataObject, count: int, block: int, stochastic: bool
+) -> None:
+    values = np.full(count, data.draw(finite_numbers(kind)), kind.to_numpy_dtype())
+    out = passed_through(wire, kind, block, values, stochastic)
+    assert (out == values).all()
+
+
+@pytest.mark.parametrize(("wire", "kind"), CASES)
+@settings(max_examples=40)
+@given(data=st.data(), drawing=ARRAYS, block=BLOCKS, specials=st.integers(0, 3))
+def test_a_constant_block_among_others_comes_back_exactly(
+    wire: WireFormat,
+    kind: DataType,
+    data: st.DataObject,
+    drawing: tuple[list[str], int, int],
+    block: int,
+    specials: int,
+) -> None:
+    """It changes nothing in the blocks beside it."""
+    others = drawn(kind, drawing, specials)
+    whole = len(others) // block * block
+    before, after = others[:whole], others[whole:]
+    constant = np.full(block, data.draw(finite_numbers(kind)), kind.to_numpy_dtype())
+    out = passed_through(wire, kind, block, np.concatenate([before, constant, after]))
+    assert (out[whole : whole + block] == constant).all()
+    assert out[:whole].tobytes() == passed_through(wire, kind, block, before).tobytes()
+    assert out[whole + block :].tobytes() == passed_through(wire, kind, block, after).tobytes()
+
+
 @pytest.mark.parametrize("wire", FORMATS)
 @given(count=st.integers(0, 5000), block=BLOCKS)
 def test_length_depends_on_the_count_alone(wire: WireFormat, count: int, block: int) -> None:
     codec = make_codec(Quantization(wire, block), DataType.FLOAT, Scratch())
     metadata = {WireFormat.UINT8: 6, WireFormat.UINT16: 6, WireFormat.INT4: 6}.get(wire, 2)
     expected = math.ceil(count / block) * metadata + math.ceil(count * wire.bits / 8)
+    if metadata == 2 and count:  # there is room for a float32 in the last block
+        expected += max(0, 4 - ((count - 1) % block + 1) * wire.bits // 8)
     assert codec.encoded_bytes(count) == expected
     assert codec.block == block
 
@@ -276,6 +323,8 @@ def plain_decoded(wire: WireFormat, block: int, count: int, encoded: bytes) -> l
         step, marked = step_of(uppers[i // block])
         steps = code if wire is WireFormat.INT8 else code * abs(code)
         value = single(steps * step)
+        if step == 0 and not marked:
+            (value,) = struct.unpack_from("<f", encoded, 2 * number + i // block * block)
         decoded.append(special.get(code, value) if marked else value)
     return decoded
 

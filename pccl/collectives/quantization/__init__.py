@@ -5,6 +5,7 @@
 * ``symmetric``: even steps about zero, plain (int8) or of the square root (companded8).
 * ``halves``: float16 and bfloat16 with a power of two per block.
 * ``steps``: a step in half the bits of a float; ``blocks``: a segment as blocks of values.
+* ``constants``: blocks of one number, which every format keeps exactly.
 * ``noise``: what stochastic rounding draws.
 
 Encoding may differ in the last bit between machines. Decoding does not: it uses multiplications and

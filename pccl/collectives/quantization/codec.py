@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from pccl.collectives.quantization import constants
 from pccl.collectives.quantization.blocks import Blocks
 from pccl.collectives.quantization.noise import Noise
 from pccl.collectives.quantization.steps import DOUBLE, SINGLE
@@ -132,6 +133,21 @@ class Codec(ABC):
 
     def _blocks(self, count: int) -> Blocks:
         return Blocks(count, self.block)
+
+    def _read_constants(self, blocks: Blocks, which: Array, codes: Array, wide: Array) -> None:
+        """Decode the blocks that hold a number in place of codes.
+
+        Args:
+            blocks: of the segment.
+            which: indices of those blocks.
+            codes: all codes, as bytes.
+            wide: takes the values.
+        """
+        if len(which):
+            stride = self.block * (self._format.bits // 8)
+            numbers = constants.read_constants(codes, which, stride, self._work)
+            np.clip(numbers, -self._largest, self._largest, out=numbers, where=np.isfinite(numbers))
+            constants.fill(blocks, which, numbers, wide)
 
     def _measured(
         self, wide: Array, out: Array, written: Written, decoded: Array | None, rows: Array

@@ -6,6 +6,9 @@ nothing overflows, whatever float32 or float64 holds, and what a plain cast woul
 underflow stays: a value is off by at most 2**-11 of itself (bfloat16: 2**-8), doubled when rounding
 stochastically, or by 2**-39 of the block's largest. NaN and infinity are the halves' own.
 
+A constant block has ``k`` = -2**15 and the number itself in place of its first halves
+(``constants``): it is exact.
+
 Values within the last 2**-29 of the block's largest are always rounded to nearest.
 """
 
@@ -17,6 +20,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from pccl.collectives.quantization import constants
 from pccl.collectives.quantization.codec import Codec, Written
 from pccl.collectives.reductions import Scratch
 from pccl.protocol.data_type import DataType
@@ -26,6 +30,8 @@ Array = npt.NDArray[Any]
 
 _EXPONENT_BYTES = 2
 _TARGET = 15
+_CONSTANT = -(1 << 15)
+"""In place of ``k``: a constant block."""
 
 
 class HalfCodec(Codec):
@@ -44,7 +50,10 @@ class HalfCodec(Codec):
 
     def encoded_bytes(self, count: int) -> int:
         """Length of ``count`` encoded values."""
-        return -(-count // self.block) * _EXPONENT_BYTES + 2 * count
+        if not count:
+            return 0
+        exponents_bytes = -(-count // self.block) * _EXPONENT_BYTES
+        return exponents_bytes + constants.padded(count, self.block, 2, self._work)
 
     def _parts(self, encoded: Array, count: int) -> tuple[Array, Array]:
         """Exponents, and halves as integers, as views."""
@@ -55,8 +64,10 @@ class HalfCodec(Codec):
         )
 
     def _write(self, wide: Array, out: Array, noise: Array | None, rows: Array) -> Written:
-        exponents_out, halves = self._parts(out, len(wide))
-        blocks = self._blocks(len(wide))
+        count = len(wide)
+        exponents_out, padded = self._parts(out, count)
+        padded[count:] = 0
+        blocks = self._blocks(count)
         grid = rows[0]
         bits = self._steps.bits.type
         sizes = grid.view(bits)
@@ -81,14 +92,20 @@ class HalfCodec(Codec):
         if special is not None:
             narrow[special] = wide[special]
             narrow[np.isnan(wide)] = np.nan
-        np.copyto(halves, narrow.view(np.uint16))
+        np.copyto(padded[:count], narrow.view(np.uint16))
+        same = constants.constant_blocks(blocks, wide)
+        if len(same):
+            exponents_out[same] = _CONSTANT
+            numbers = wide[same * self.block]
+            constants.write_constants(padded.view(np.uint8), same, numbers, 2 * self.block)
         return Written(special, None)
 
     def _read(self, encoded: Array, wide: Array, spare: Array) -> None:
-        exponents, halves = self._parts(encoded, len(wide))
-        blocks = self._blocks(len(wide))
-        native = spare.view(np.uint16)[: len(wide)]
-        np.copyto(native, halves)
+        count = len(wide)
+        exponents, padded = self._parts(encoded, count)
+        blocks = self._blocks(count)
+        native = spare.view(np.uint16)[:count]
+        np.copyto(native, padded[:count])
         np.copyto(wide, native.view(self._half))
         scales = -exponents.astype(np.int32)
         np.multiply(wide, blocks.spread(np.ldexp(self._work.type(1), scales)), out=wide)
@@ -96,3 +113,5 @@ class HalfCodec(Codec):
             # The largest may have been rounded up to what only an infinity is.
             over = np.isinf(wide) & ((native & np.uint16(0x7FFF)) != self._infinity)
             np.copyto(wide, np.copysign(self._largest, wide), where=over)
+        same = np.flatnonzero(exponents == _CONSTANT)
+        self._read_constants(blocks, same, padded.view(np.uint8), wide)

@@ -1,6 +1,7 @@
 """Even steps about zero as far as each block's largest magnitude: int8, and companded8.
 
-Per block the step (16 bits; ``steps``), then a signed code per value. Zero stays zero.
+Per block the step (16 bits; ``steps``), then a signed code per value. Zero stays zero. A constant
+block has step 0 and the number itself in place of its first codes (``constants``): it is exact.
 
 * int8: ``code * step``; off by at most half a step (a whole one when rounding stochastically).
 * companded8: ``code * |code| * step``, so that steps are the finer the smaller a value is: off by
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pccl.collectives.quantization import constants
 from pccl.collectives.quantization.codec import Codec, Written
 
 Array = npt.NDArray[Any]
@@ -35,7 +37,10 @@ class SymmetricCodec(Codec):
 
     def encoded_bytes(self, count: int) -> int:
         """Length of ``count`` encoded values."""
-        return -(-count // self.block) * self._steps.wire.itemsize + count
+        if not count:
+            return 0
+        steps_bytes = -(-count // self.block) * self._steps.wire.itemsize
+        return steps_bytes + constants.padded(count, self.block, 1, self._work)
 
     def _parts(self, encoded: Array, count: int) -> tuple[Array, Array]:
         """Steps and codes, as views."""
@@ -46,8 +51,11 @@ class SymmetricCodec(Codec):
         )
 
     def _write(self, wide: Array, out: Array, noise: Array | None, rows: Array) -> Written:
-        steps_out, codes = self._parts(out, len(wide))
-        blocks = self._blocks(len(wide))
+        count = len(wide)
+        steps_out, padded = self._parts(out, count)
+        codes = padded[:count]
+        padded[count:] = 0
+        blocks = self._blocks(count)
         grid, finite = rows[0], rows[1]
         bits = self._steps.bits.type
         magnitude = bits((1 << (8 * self._work.itemsize - 1)) - 1)
@@ -81,10 +89,17 @@ class SymmetricCodec(Codec):
         if special is not None:
             odd = wide[special]
             codes[special] = np.where(np.isnan(odd), _NAN, np.where(odd > 0, _TOP, -_TOP))
+        same = constants.constant_blocks(blocks, wide)
+        numbers = wide[same * self.block]
+        if len(same):
+            steps_out[same] = 0
+            constants.write_constants(padded.view(np.uint8), same, numbers, self.block)
         if special is not None or not self._fits(largest_step):
             return Written(special, None)
         self._expand(grid, rows[1])
         np.multiply(grid, spread, out=grid)
+        if len(same):
+            constants.fill(blocks, same, numbers, grid)
         return Written(special, grid)
 
     def _fits(self, step: np.floating[Any]) -> bool:
@@ -105,14 +120,17 @@ class SymmetricCodec(Codec):
             np.minimum(grid, ends, out=grid)  # the sum may have been rounded up
 
     def _read(self, encoded: Array, wide: Array, spare: Array) -> None:
-        steps_in, codes = self._parts(encoded, len(wide))
-        blocks = self._blocks(len(wide))
+        count = len(wide)
+        steps_in, padded = self._parts(encoded, count)
+        codes = padded[:count]
+        blocks = self._blocks(count)
         steps, marked = self._steps.unpack(steps_in)
         np.copyto(wide, codes)
         self._expand(wide, spare)
         np.multiply(wide, blocks.spread(steps, spare), out=wide)
         if not self._fits(steps.max()):
             np.clip(wide, -self._largest, self._largest, out=wide)
+        self._read_constants(blocks, np.flatnonzero(steps_in == 0), padded.view(np.uint8), wide)
         if marked is not None:
             inside = blocks.spread(marked)
             for code, value in ((_TOP, np.inf), (-_TOP, -np.inf), (_NAN, np.nan)):
