@@ -192,7 +192,7 @@ def _dial(own: Opening, key: bytes | None) -> _Exchange:
     if own.channel is Channel.CONTROL:
         _check_master(own, remote)
     else:
-        _check_elder(own, remote)
+        _check_dialled(own, remote)
     return b"", remote
 
 
@@ -216,7 +216,7 @@ def _accept(identify: Callable[[], Opening], key: bytes | None) -> _Exchange:
             raise _refused("its token is not the one of this run", REFUSAL)
         last = _mac(key, _ACCEPTOR, received, sent).finalize()
     if own.channel is Channel.LANE:
-        _check_younger(own, remote, last)
+        _check_dialler(own, remote, last)
     return last, remote
 
 
@@ -243,7 +243,7 @@ def _check_master(own: Opening, remote: Opening) -> None:
         raise _refused(f"the master there is of term {remote.term}, the run is in term {own.term}")
 
 
-def _check_elder(own: Opening, remote: Opening) -> None:
+def _check_dialled(own: Opening, remote: Opening) -> None:
     """A peer has reached another peer."""
     _check_run(own, remote)
     if (remote.source, remote.target) != (own.target, own.source):
@@ -252,14 +252,14 @@ def _check_elder(own: Opening, remote: Opening) -> None:
         raise _refused(f"lane {remote.lane} answered instead of lane {own.lane}")
 
 
-def _check_younger(own: Opening, remote: Opening, last_words: bytes) -> None:
+def _check_dialler(own: Opening, remote: Opening, last_words: bytes) -> None:
     """Another peer has reached this one."""
     _check_run(own, remote, last_words)
     if remote.target != own.source or not own.source:
         reason = f"it came for peer {remote.target}, and this is peer {own.source}"
         raise _refused(reason, last_words)
-    if remote.source <= own.source:
-        raise _refused(f"peer {remote.source} should be dialled", last_words)
+    if remote.source == own.source:
+        raise _refused("it says that it is this very peer", last_words)
     if remote.lane >= LANES_MAX:
         raise _refused(f"there is no lane {remote.lane}", last_words)
 

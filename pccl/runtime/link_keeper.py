@@ -1,12 +1,18 @@
-"""Keeps the links to other peers: the younger of two peers dials, the elder accepts.
+"""Keeps the links to other peers: of two peers the younger dials at once, the elder a little later.
 
 The handshake that opens a lane names both peers, the run, the term and the lane. A link begins with
-one lane; when it is first used, the others are dialled: as many as the one of the two wants that
-wants more. If neither was told a number, each finds by trying how many its own direction needs; the
-elder tells the younger, who dials. Lanes that neither sends on any more are closed after a while.
-A lane that is lost is redialled at once and then with back-off for as long as the link is wanted.
-The link is up while one lane is; when it comes up or goes down, that is reported, and the master
-draws its conclusions.
+one lane. The side that has dialled it keeps the link: when the link is first used it dials the
+others, as many as the one of the two wants that wants more. If neither was told a number, each
+finds by trying how many its own direction needs; the other side tells the keeper, which dials.
+Lanes that neither sends on any more are closed after a while. A lane that is lost is redialled at
+once and then with back-off for as long as the link is wanted.
+
+While a side sees no lane at all, both sides dial: the younger at once, the elder after a grace. So
+a link comes up if one of the two can be dialled, and it comes back if only one end has noticed that
+it is lost. A new lane takes the place of the one with its number. When two dials cross, both sides
+end with the elder's connection: the younger gives up its own dial when it accepts one, the elder
+does not. The link is up while one lane is; when it comes up or goes down, that is reported, and the
+master draws its conclusions.
 """
 
 from __future__ import annotations
@@ -120,11 +126,13 @@ class _Redial:
 
 @dataclass(slots=True)
 class _Dialling:
-    """A peer that we keep a link to by dialling."""
+    """A peer that we want a link to."""
 
     member: Member
+    keeps: bool = False
+    """Whether this side keeps the link: dials its lanes, and dials them again."""
     lanes: dict[int, _Redial] = field(default_factory=dict[int, "_Redial"])
-    """By number."""
+    """By number: those that we keep; of a link that the other side keeps, the dial in reserve."""
     used: bool = False
     asked: int = 0
     """How many lanes the other side would like to send on, if neither was told a number."""
@@ -210,16 +218,18 @@ class LinkKeeper:
         for peer, member in wanted.items():
             self._wanted[peer] = member
             self._frames.expect_peer(peer)
-            if peer < self._identity.peer and peer not in self._dialling:
+            if peer not in self._dialling:
                 self._dialling[peer] = _Dialling(member)
-                self._widen(peer)
+                if not self._links.to(peer).up:
+                    self._bring_up(peer)
 
     def use(self, peer: PeerId) -> None:
         """The link to ``peer`` is about to carry a collective: it gets all its lanes."""
         dialling = self._dialling.get(peer)
         if dialling is not None and not dialling.used:
             dialling.used = True
-            self._widen(peer)
+            if dialling.keeps:
+                self._widen(peer)
         if self._told(peer) or peer not in self._wanted or self._closed:
             return
         if peer not in self._tuners:
@@ -247,8 +257,9 @@ class LinkKeeper:
         late = now_ns - self._looked_ns >= 2 * self._timing.ns(self._timing.tick_s)
         self._looked_ns = now_ns
         stall_ns = self._timing.ns(self._timing.lane_stall_s)
-        for peer in self._dialling:
-            self._close_spare(peer, now_ns)
+        for peer, dialling in self._dialling.items():
+            if dialling.keeps:
+                self._close_spare(peer, now_ns)
         for link in self._links.all():
             used = self._frames.uses(link.peer)
             for lane in link.lanes:
@@ -299,6 +310,29 @@ class LinkKeeper:
             return told if dialling.used else 1
         return max(1, dialling.asked, tuner.wish if tuner is not None else 1)
 
+    def _bring_up(self, peer: PeerId) -> None:
+        """There is no lane: the younger dials at once, the elder once that should have worked."""
+        dialling = self._dialling[peer]
+        dialling.keeps = peer < self._identity.peer
+        if dialling.keeps:
+            self._widen(peer)
+        elif 0 not in dialling.lanes:
+            dialling.lanes[0] = _Redial(self._timing.ns(self._timing.redial_max_s))
+            self._dial_later(peer, 0)
+
+    def _yield(self, peer: PeerId) -> None:
+        """The other side has dialled, so it keeps the link from now on.
+
+        An elder's dial that is under way goes on: the younger gives up its own for that one.
+        """
+        dialling = self._dialling.get(peer)
+        if dialling is None:
+            return
+        dialling.keeps = False
+        for number, redial in list(dialling.lanes.items()):
+            if peer < self._identity.peer or redial.task is None:
+                dialling.give_up(number)
+
     def _widen(self, peer: PeerId) -> None:
         """Dial the lanes that the link should have and nobody has dialled yet."""
         dialling, link = self._dialling[peer], self._links.to(peer)
@@ -328,10 +362,11 @@ class LinkKeeper:
         dialling = self._dialling.get(peer)
         if dialling is None or self._closed:
             return
-        redial = dialling.lanes[number]
+        redial, up = dialling.lanes[number], self._links.to(peer).up
         redial.timer = None
-        if number and not self._links.to(peer).up:
-            del dialling.lanes[number]  # the first one brings the others, and is dialled already
+        if (number and not up) or (up and not dialling.keeps):
+            # The first one brings the others and is dialled already, or the other side has dialled.
+            del dialling.lanes[number]
         elif redial.task is None:
             redial.task = self._create_task(self._dial_once(dialling.member, number, redial))
 
@@ -344,6 +379,7 @@ class LinkKeeper:
             if dialling is None or dialling.lanes.get(number) is not redial:
                 connection.abort()  # nobody wants it any more
                 return
+            dialling.keeps = True
             self._attach(connection, peer, number, remote.lanes)
             redial.up_since_ns = self._clock.now_ns()
             self._widen(peer)
@@ -351,6 +387,9 @@ class LinkKeeper:
         try:
             address = Address(member.host, member.port)
             connection = await self._transport.dial(address, patience_s)
+            if self._is_superfluous(peer, number, redial):
+                connection.abort()  # it has said nothing yet
+                return
             handshake = self._credentials.dial(
                 self._credentials.opening(
                     Channel.LANE, self._identity, peer, lane=number, lanes=self._lanes
@@ -362,9 +401,21 @@ class LinkKeeper:
             redial.task = None
             if isinstance(error, RemoteProtocolError):
                 _log.info("closed a connection to peer %d: %s", peer, error.reason)
+            if self._is_superfluous(peer, number, redial):
+                return
             if not self._links.to(peer).up:
                 self._on_change(peer, error.reason)
             self._dial_later(peer, number)
+
+    def _is_superfluous(self, peer: PeerId, number: int, redial: _Redial) -> bool:
+        """Whether the other side has dialled meanwhile; the dial of ours is forgotten then."""
+        dialling = self._dialling.get(peer)
+        if dialling is None or dialling.lanes.get(number) is not redial:
+            return True
+        if dialling.keeps or not self._links.to(peer).up:
+            return False
+        del dialling.lanes[number]
+        return True
 
     def _dial_later(self, peer: PeerId, number: int) -> None:
         dialling = self._dialling.get(peer)
@@ -389,6 +440,7 @@ class LinkKeeper:
         if len(newcomers) >= NEWCOMERS_MAX and remote.source not in self._wanted:
             _log.info("closed the link to peer %d: too many newcomers came", newcomers[0].peer)
             self._links.drop(newcomers[0].peer)
+        self._yield(remote.source)
         self._attach(connection, remote.source, remote.lane, remote.lanes)
 
     def _attach(self, connection: Connection, peer: PeerId, number: int, told: int) -> None:
@@ -424,7 +476,8 @@ class LinkKeeper:
     def _wish(self, peer: PeerId) -> None:
         """Our direction of the link wants another number of lanes, or still has fewer."""
         link = self._links.to(peer)
-        if peer in self._dialling:
+        dialling = self._dialling.get(peer)
+        if dialling is not None and dialling.keeps:
             self._widen(peer)
         elif link.up:
             link.lanes[0].wish(self._tuners[peer].wish)
@@ -432,7 +485,7 @@ class LinkKeeper:
     def _on_asked(self, peer: PeerId, lanes: int) -> None:
         """The other direction wants so many."""
         dialling = self._dialling.get(peer)
-        if dialling is not None:
+        if dialling is not None and dialling.keeps:
             dialling.asked = min(lanes, AUTO_LANES_MAX)
             self._widen(peer)
 
@@ -476,8 +529,12 @@ class LinkKeeper:
 
     def _redial(self, peer: PeerId, number: int) -> None:
         dialling = self._dialling.get(peer)
-        redial = None if dialling is None else dialling.lanes.get(number)
-        if redial is None:
+        if dialling is None:
+            return
+        redial = dialling.lanes.get(number)
+        if not self._links.to(peer).up and (redial is None or not dialling.keeps):
+            self._bring_up(peer)
+        if redial is None or not dialling.keeps:
             return
         lived_ns = self._clock.now_ns() - redial.up_since_ns
         if lived_ns < self._timing.ns(self._timing.redial_max_s):

@@ -5,13 +5,14 @@
   those who were lost since.
 * Inputs are intact after every failure, and separate inputs always.
 * Nothing is written into a buffer after its call has returned.
+* Living members have a link to each other when they leave a run whose faults are over.
 * Nobody is removed without a cause: nobody who is alive, unless something was done to him.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,10 +29,18 @@ from pccl.stress.sim.scenario import Scenario, Slot
 from pccl.transports.base import Address
 
 if TYPE_CHECKING:
+    from pccl.stress.sim.process import PeerProcess
     from pccl.stress.sim.state_checkers import StateCheckers
     from pccl.stress.sim.training_checkers import TrainingCheckers
 
 Array = npt.NDArray[Any]
+
+Sleep = Callable[[int], Coroutine[Any, Any, None]]
+"""Lets so many nanoseconds of virtual time pass."""
+
+
+async def _pass(process: PeerProcess, sleep: Sleep) -> None:
+    """Nobody judges."""
 
 
 class Violation(AssertionError):
@@ -71,6 +80,8 @@ class Checkers:
         """Of shared state; None: there is none."""
         self.training: TrainingCheckers | None = None
         """Of processes that train; None: they don't."""
+        self.before_goodbye: Callable[[PeerProcess, Sleep], Coroutine[Any, Any, None]] = _pass
+        """Judges the links of a process that has finished and is still a member."""
         self._scenario = scenario
         self._inputs: dict[tuple[InRun, PeerId], Array] = {}
         self._weights: dict[tuple[InRun, PeerId], float] = {}

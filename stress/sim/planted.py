@@ -31,6 +31,7 @@ from pccl.protocol.types import Descriptor, OperationId, PeerId
 from pccl.runtime.carry import Carry
 from pccl.runtime.chain_transfer import ChainTransfer
 from pccl.runtime.data_plane import DataPlane
+from pccl.runtime.link_keeper import LinkKeeper
 from pccl.runtime.state_memory import StateMemory
 from pccl.runtime.state_session import StateSession
 from pccl.runtime.stock import Stock
@@ -135,6 +136,17 @@ def _mistakes_undiagnosed(stack: ExitStack) -> None:
         return []
 
     stack.enter_context(patch.object(LockstepWatch, "look", look))
+
+
+def _only_the_younger_dials(stack: ExitStack) -> None:
+    """Of two peers the elder never dials, also when it alone has lost the link."""
+    bring_up = getattr(LinkKeeper, "_bring_up")  # noqa: B009
+
+    def idle(keeper: LinkKeeper, peer: PeerId) -> None:
+        if peer < getattr(keeper, "_identity").peer:  # noqa: B009
+            bring_up(keeper, peer)
+
+    stack.enter_context(patch.object(LinkKeeper, "_bring_up", idle))
 
 
 def _world_changes_unseen(stack: ExitStack) -> None:
@@ -413,6 +425,7 @@ PLANTED: dict[str, Callable[[ExitStack], None]] = {
     "ahead_in_unknown_views": _ahead_in_unknown_views,
     "done_ahead_ignored": _done_ahead_ignored,
     "no_fencing": _no_fencing,
+    "only_the_younger_dials": _only_the_younger_dials,
     "no_restore_after_completion": _no_restore_after_completion,
     "carry_not_restored": _carry_not_restored,
     "gap_not_bridged": _gap_not_bridged,

@@ -31,6 +31,7 @@ from pccl.stress.sim.application import Application
 from pccl.stress.sim.checkers import Checkers, InRun
 from pccl.stress.sim.excuses import MASTER_NAME, MASTERS, STANDBY_NAME, Excuses
 from pccl.stress.sim.faults.base import MASTER, Fault, LifePhase
+from pccl.stress.sim.link_checkers import LinkCheckers
 from pccl.stress.sim.links import Lips, SimLink
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import (
@@ -133,6 +134,13 @@ class Stage:
         checkers.believes = self._believes
         checkers.waits = self._waits
         checkers.follows = self._follows
+        checkers.before_goodbye = LinkCheckers(
+            scenario.timing,
+            checkers.done,
+            loop.now_ns,
+            self._quiet_since_ns,
+            lambda: (seat.process for seat in self.seats),
+        ).check
         if scenario.standby and not all(fault.keeps_majority for fault in scenario.faults):
             excuses.master_died()
         self.network = SimNetwork(
@@ -455,6 +463,10 @@ class Stage:
         """Whether all processes that live are members of the run."""
         alive = [seat.process.engine.machine for seat in self.seats if seat.alive]
         return all(machine.standing is Standing.MEMBER for machine in alive)
+
+    def _quiet_since_ns(self) -> int:
+        """When the last fault was over, or will be."""
+        return max([self.struck_ns, *(fault.ends_ns for fault in self.scenario.faults)])
 
     def _believes(self, address: Address) -> tuple[bytes, PeerId] | None:
         for seat in self.seats:

@@ -99,6 +99,7 @@ class TrainingWorkload:
         for _ in range(LIVES_MAX):
             try:
                 await self._begin().run()
+                await self._checkers.before_goodbye(self._process, self.sleep)
                 self.ended_with = "finished"
                 break
             except PCCLError as error:

@@ -122,6 +122,7 @@ class Workload:
                 else:
                     await self._connect(attempt)
                 await self._work(rejoined=rejoins)
+                await self._checkers.before_goodbye(self._process, self.sleep)
                 self.ended_with = "finished"
                 break
             except PCCLError as error:

@@ -34,6 +34,9 @@ TIMING = Timing(tick_s=0.25, lane_stall_s=10.0, dial_s=5.0, redial_min_s=0.02, r
 STALL_NS, TICK_NS, LONG_NS = 10 * NS_PER_S, NS_PER_S // 4, NS_PER_S
 """LONG_NS: a lane that has lived so long is redialled at once."""
 
+GRACE_NS = NS_PER_S // 2 + 20 * MS
+"""After so long the elder has dialled, too."""
+
 PORTS = {ELDER: 4003, YOUNG: 4007}
 
 
@@ -93,7 +96,7 @@ class Side:
         self.frames = Frames()
         self.links = Links()
         self.changes: list[Change] = []
-        self.credentials = Credentials(None, Random(peer).randbytes)
+        self.credentials = Credentials(world.token, Random(peer).randbytes)
         self.identity = Identity(peer)
         self.keeper = LinkKeeper(
             world.loop,
@@ -161,6 +164,8 @@ class World:
     """Whether they are on one machine."""
     elder_wants: bool = True
     elder_listens: bool = True
+    young_listens: bool = True
+    token: bytes | None = None
     dials_ns: list[int] = field(default_factory=list[int])
     """When somebody dialled."""
 
@@ -183,12 +188,11 @@ class World:
         """Both want each other; then ``main`` is run."""
 
         async def scenario() -> None:
-            await self.young.listen()
+            if self.young_listens:
+                await self.young.listen()
             if self.elder_listens:
                 await self.elder.listen()
-            if self.elder_wants:
-                self.elder.keeper.want((self.young.member,))
-            self.young.keeper.want((self.elder.member,))
+            self.want()
             await self.settle()
             await main(self)
             for side in self.sides:
@@ -199,6 +203,12 @@ class World:
         finally:
             self.loop.close()
         return self
+
+    def want(self) -> None:
+        """Both (or the younger one alone) want the link."""
+        if self.elder_wants:
+            self.elder.keeper.want((self.young.member,))
+        self.young.keeper.want((self.elder.member,))
 
     @property
     def now_ns(self) -> int:
@@ -225,6 +235,12 @@ class World:
         """Of the lanes, which both sides have."""
         assert list(self.elder.lanes) == list(self.young.lanes)
         return list(self.young.lanes)
+
+    def check_joined(self) -> None:
+        """Both sides have the same connections, and there are no others."""
+        for number in self.numbers():
+            assert self.elder.end(number).other is self.young.end(number)
+        assert len(self.network.ends) == 2 * len(self.numbers())
 
     def check_never_down(self) -> None:
         """Each side was told once that the link is up, and nothing else."""
@@ -255,15 +271,15 @@ def test_a_link_that_is_used_before_it_is_up_gets_its_lanes_when_it_is() -> None
         await world.use()
         await world.sleep(NS_PER_S)
         assert world.numbers() == []
-        assert not any(world.young.ups_and_downs)
-        assert all("connection refused" in str(change.reason) for change in world.young.changes)
+        for side in world.sides:
+            assert not any(side.ups_and_downs)
+            assert all("connection refused" in str(change.reason) for change in side.changes)
         await world.elder.listen()
         await world.sleep(NS_PER_S)
         assert world.numbers() == [0, 1, 2, 3, 4]
-        assert world.young.ups_and_downs.count(True) == 1
-        assert world.elder.ups_and_downs == [True]
+        assert [side.ups_and_downs.count(True) for side in world.sides] == [1, 1]
 
-    World(5, 0, elder_listens=False).run(main)
+    World(5, 0, elder_listens=False, young_listens=False).run(main)
 
 
 @pytest.mark.parametrize("near", [False, True], ids=["far", "near"])
@@ -588,6 +604,95 @@ def test_all_lanes_lost_at_once() -> None:
     World(4, 4).run(main)
 
 
+# -- when the younger cannot dial, or need not -----------------------------------------------------
+
+
+@pytest.mark.parametrize(("elder", "young"), [(4, 4), (0, 3), (1, 1)])
+def test_an_elder_that_nobody_can_dial_dials_the_younger(elder: int, young: int) -> None:
+    async def main(world: World) -> None:
+        assert world.numbers() == []
+        await world.sleep(GRACE_NS)
+        assert world.numbers() == [0]
+        await world.use()
+        for _ in range(3):
+            assert world.numbers() == list(range(max(elder, young)))
+            world.check_joined()
+            for number in world.numbers():
+                world.young.end(number).reset()
+            await world.sleep(GRACE_NS)
+        assert world.young.ups_and_downs.count(True) == 4
+        reasons = [change.reason for change in world.young.changes if change.reason is not None]
+        assert all("refused" in reason or "reset" in reason for reason in reasons)
+
+    World(elder, young, elder_listens=False).run(main)
+
+
+def test_a_younger_that_nobody_can_dial_dials_the_elder() -> None:
+    async def main(world: World) -> None:
+        world.check_joined()
+        await world.use()
+        await world.sleep(LONG_NS)
+        world.young.end(0).reset()
+        await world.settle()
+        assert world.numbers() == [0, 1]
+        world.check_joined()
+
+    World(2, 0, young_listens=False).run(main).check_never_down()
+
+
+def test_the_elder_that_has_dialled_gives_the_lanes_that_the_younger_asks_for() -> None:
+    async def main(world: World) -> None:
+        await world.sleep(GRACE_NS)
+        await world.use()
+        world.elder.lanes[0].wish(9)  # the elder keeps the link
+        await world.sleep(NS_PER_S)
+        assert world.numbers() == [0]
+        world.young.lanes[0].wish(3)
+        await world.sleep(NS_PER_S)
+        assert world.numbers() == [0, 1, 2]
+        world.check_joined()
+
+    World(elder_listens=False).run(main)
+
+
+@pytest.mark.parametrize("who", ["elder", "young"])
+def test_a_link_that_only_one_end_has_lost_comes_back(who: str) -> None:
+    async def main(world: World) -> None:
+        await world.sleep(LONG_NS)
+        one = world.elder if who == "elder" else world.young
+        one.end(0).stall(None)  # the other end never hears of the reset
+        one.lanes[0].abort()
+        await world.sleep(GRACE_NS)
+        world.check_joined()
+        assert one.ups_and_downs == [True, False, True]
+
+    World(1, 1).run(main)
+
+
+@pytest.mark.parametrize("token", [None, b"a secret that both of them know"])
+def test_dials_that_cross_leave_one_link(token: bytes | None) -> None:
+    async def main(world: World) -> None:
+        dialled_by_elder: list[bool] = []
+        for lead_ns in range(-8 * LATENCY, 8 * LATENCY + 1, LATENCY // 4):
+            for side in world.sides:
+                side.keeper.want(())
+            await world.sleep(NS_PER_S)
+            world.elder.keeper.want((world.young.member,))
+            await world.sleep(NS_PER_S // 2 + lead_ns)  # now, or nearly, the elder dials
+            world.young.keeper.want((world.elder.member,))
+            await world.sleep(100 * LATENCY)
+            assert world.numbers() == [0]
+            world.check_joined()
+            dialled_by_elder.append(world.elder.end(0).local.port != PORTS[ELDER])
+            world.dials_ns.clear()
+            await world.sleep(3 * NS_PER_S)
+            assert world.dials_ns == []
+        assert dialled_by_elder == sorted(dialled_by_elder)
+        assert len(set(dialled_by_elder)) == 2
+
+    World(1, 1, token=token).run(main)
+
+
 # -- peers that are not wanted any more ------------------------------------------------------------
 
 
@@ -597,13 +702,15 @@ def test_the_lanes_of_an_unwanted_peer_are_closed() -> None:
         assert world.young.frames.known == {ELDER}
         world.dials_ns.clear()
         world.young.keeper.want(())
-        await world.sleep(10 * NS_PER_S)
+        await world.settle()
         assert world.numbers() == []
-        assert world.dials_ns == []
-        assert world.young.frames.known == set()
         assert world.elder.ups_and_downs == [True, False]
+        world.elder.keeper.want(())
+        await world.sleep(10 * NS_PER_S)
+        assert world.dials_ns == []
+        assert world.young.frames.known == world.elder.frames.known == set()
         assert list(world.network.ends) == []
-        world.young.keeper.want((world.elder.member,))
+        world.want()
         await world.settle()
         assert world.numbers() == [0]  # it has not been used since
         await world.use()
@@ -618,13 +725,14 @@ def test_a_peer_that_is_unwanted_while_its_lanes_are_dialled() -> None:
             for side in world.sides:
                 side.keeper.use(side.other)
             await world.sleep(delay_ns)
-            world.young.keeper.want(())
+            for side in world.sides:
+                side.keeper.want(())
             world.dials_ns.clear()
             await world.sleep(NS_PER_S)
             assert world.numbers() == []
             assert world.dials_ns == []
             assert list(world.network.ends) == []
-            world.young.keeper.want((world.elder.member,))
+            world.want()
             await world.settle()
             assert world.numbers() == [0]
 
@@ -639,7 +747,8 @@ def test_a_peer_that_is_unwanted_while_a_redial_waits() -> None:
             world.young.end(number).reset()
         await world.settle()
         assert world.numbers() == []
-        world.young.keeper.want(())
+        for side in world.sides:  # the elder's dial waits, too
+            side.keeper.want(())
         await world.elder.listen()
         world.dials_ns.clear()
         await world.sleep(10 * NS_PER_S)
@@ -653,6 +762,8 @@ def test_after_the_end_nothing_is_dialled_or_told() -> None:
         await world.use()
         world.young.end(1).reset()
         world.young.keeper.close()
+        await world.settle()
+        world.elder.keeper.want(())
         world.dials_ns.clear()
         connection = await world.elder.host.dial(world.young.address, 1.0)
         assert len(world.dials_ns) == 1

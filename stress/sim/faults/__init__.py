@@ -18,7 +18,7 @@ from pccl.stress.sim.faults.delay import Delay
 from pccl.stress.sim.faults.divide import DIVIDED_IN, Divide, MasterCutOff, MasterHalfOpen
 from pccl.stress.sim.faults.freeze import Freeze
 from pccl.stress.sim.faults.garbage import Garbage, Rubbish
-from pccl.stress.sim.faults.half_open import DeadLane, HalfOpen
+from pccl.stress.sim.faults.half_open import DeadLane, HalfOpen, SilentLoss
 from pccl.stress.sim.faults.interrupt import Interrupt
 from pccl.stress.sim.faults.joiners import Joiners
 from pccl.stress.sim.faults.kill import Kill, Restart
@@ -70,6 +70,7 @@ _HOW_MANY: tuple[tuple[type[Fault], tuple[int, ...]], ...] = (
     (MasterRestart, (0,) * 10 + (1, 2)),
     (BlankMasterRestart, (0,) * 10 + (1, 2)),
     (Takeover, (0,) * 24 + (1,)),
+    (SilentLoss, (0,) * 6 + (1, 2)),
 )
 """From which counts the seed draws, by kind."""
 
@@ -170,6 +171,7 @@ __all__ = [
     "Reset",
     "Restart",
     "Rubbish",
+    "SilentLoss",
     "Slow",
     "Stall",
     "Takeover",

@@ -39,3 +39,22 @@ class HalfOpen(ConnectionFault):
     def _befall(self, stage: Stage, end: SimConnection) -> None:
         stage.excuses.deadened(end)
         end.forget()
+
+
+@dataclass(frozen=True)
+class SilentLoss(ConnectionFault):
+    """A box on the way forgets a lane and drops all that belongs to it.
+
+    One end gives the lane up. The other end is told nothing, also when it sends.
+    """
+
+    kind: ClassVar[str] = "silent_loss"
+
+    def _ends(self, stage: Stage) -> Iterable[SimConnection]:
+        return stage.lane_ends()
+
+    def _befall(self, stage: Stage, end: SimConnection) -> None:
+        stage.excuses.deadened(end)
+        end.stall(None)
+        end.other.stall(None)
+        end.forget()
