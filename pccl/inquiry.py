@@ -23,8 +23,9 @@ from pccl.protocol.status_report import (
 from pccl.protocol.status_report import StatusReport as MasterStatus
 from pccl.protocol.types import RemovalCause, RoundId
 from pccl.runtime.clock import LoopClock
+from pccl.runtime.greeting import Credentials
 from pccl.runtime.io_thread import IOThread
-from pccl.runtime.status_query import ask_status
+from pccl.runtime.question import ask_status
 from pccl.transports.base import Address
 
 __all__ = [
@@ -84,7 +85,7 @@ async def _ask_in_turn(
     for master in masters:
         try:
             status = await ask_status(
-                LoopClock(io.loop), io.transport, master, secret, os.urandom, limit_s
+                LoopClock(io.loop), io.transport, master, Credentials(secret, os.urandom), limit_s
             )
         except PCCLError as error:
             failure = error

@@ -37,8 +37,10 @@ class MasterNode:
             knows from the start that there is one. None: it learns that from the members.
         standby: ``"host:port"`` of a second master, which the peers are told; several separated by
             commas. With one, no master goes on without a majority of the members.
-        standby_of: ``"host:port"`` of the master that this one is a standby of: it begins no run,
-            and takes over one whose master is gone.
+        standby_of: ``"host:port"`` of the master that this one is a standby of; several separated
+            by commas. It begins no run. It asks that master for its run, so it must be able to
+            reach it and have the same token, and takes over that run, and no other, when its
+            master is gone.
 
     Raises:
         TypeError, ValueError: not an address, or no good token.
@@ -57,9 +59,9 @@ class MasterNode:
         self._listen = parse_address(listen_address)
         self._store = None if state is None else DirectoryStore(state)
         self._standbys = () if standby is None else parse_masters(standby)
-        self._is_standby = standby_of is not None
-        if standby_of is not None:
-            others = (*parse_masters(standby_of), *self._standbys)
+        self._standby_of = () if standby_of is None else parse_masters(standby_of)
+        if self._standby_of:
+            others = (*self._standby_of, *self._standbys)
             self._standbys = tuple(dict.fromkeys(others))
         if self._listen in self._standbys:
             raise ValueError(f"{listen_address} is this master itself; a standby is another one")
@@ -98,7 +100,7 @@ class MasterNode:
                 token=self._token,
                 store=self._store,
                 standbys=standbys,
-                standby=self._is_standby,
+                standby_of=self._standby_of,
             )
             leave = self._leave = partial(io.leave, user, partial(_stop, server))
             io.submit(lambda: server.start(self._listen)).wait()

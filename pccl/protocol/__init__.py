@@ -9,6 +9,8 @@ no threads, no randomness of its own.
 * ``handshake``: how every connection begins, and the proof of the run's token.
 * ``frame``: the fixed binary header of the data plane.
 * ``messages``, ``codec``: control messages and their strict MessagePack encoding.
+* ``credible``, ``footprint``: whether a peer may say so, and how much memory it takes.
+* ``recovery``, ``restart``, ``standby``: how a master takes up a run, and which one.
 * ``operation``: the life cycle of one collective.
 * ``master``: ``MasterMachine``, which admits, decides and removes.
 * ``peer``: ``PeerMachine``, which turns calls into requests and decisions into results.

@@ -3,13 +3,52 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from typing import Generic, Protocol, TypeVar
 
+from pccl.protocol.limits import RECOVERED_OWED_MAX
 from pccl.protocol.types import PeerId
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Message = TypeVar("_Message")
+
+
+class _Final(Protocol):
+    @property
+    def sequence(self) -> int:
+        """Its place among everything that the run has decided."""
+        ...
+
+
+_AnyFinal = TypeVar("_AnyFinal", bound=_Final)
+
+
+def affordable(
+    finals: Mapping[_Key, _AnyFinal],
+    told: Iterable[Collection[int]],
+    concerned: Callable[[_AnyFinal], int],
+) -> list[tuple[_Key, _AnyFinal]]:
+    """Of the finals that returning members report, in their order, those that can be kept.
+
+    All of them, unless somebody has made many up. What most members have goes before what few have.
+
+    Args:
+        finals: by key.
+        told: of each member that came back, the places of those that it has.
+        concerned: how many members must have one.
+    """
+    having = Counter(sequence for sequences in told for sequence in sequences)
+    lacking = {key: max(0, concerned(f) - having[f.sequence]) for key, f in finals.items()}
+    if sum(lacking.values()) <= RECOVERED_OWED_MAX:
+        return list(finals.items())
+    chosen: set[_Key] = set()
+    owed = 0
+    for key in sorted(finals, key=lacking.__getitem__):
+        owed += lacking[key]
+        if owed > RECOVERED_OWED_MAX:
+            break
+        chosen.add(key)
+    return [(key, final) for key, final in finals.items() if key in chosen]
 
 
 class Kept(Generic[_Key, _Message]):

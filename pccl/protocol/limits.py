@@ -19,11 +19,37 @@ what the one before had given out, and nobody who came back has heard of, is nev
 ID_JUMP_BYTES = 3
 """By so many random bytes ids of peers jump further, so that no two masters give out the same."""
 
+ID_JUMP_MAX = TERM_GAP + (1 << 8 * ID_JUMP_BYTES)
+"""The longest jump of ids."""
+
 INCUMBENT_BYTES = 8
 """Id of a master: it tells one from another, and is no secret."""
 
-REPORT_MESSAGES_MAX = 1 << 18
-"""Of one returning peer: everything that it may have open, or may not have seen settled."""
+RESUME_TOKEN_BYTES = 16
+"""Random: what a peer proves by that it is the one that was registered."""
+
+OPEN_VIEWS_MAX = 1024
+"""Views in which one group may still decide: each admission leaves at most one behind."""
+
+REPORT_BYTES_MAX = 32 << 20
+"""Memory for what one returning peer reports: the request (1 KiB) of each of the operations that it
+may have open, and a dozen of the fullest rosters, or hundreds of usual ones."""
+
+REPORTS_BYTES_MAX = 256 << 20
+"""Memory for all reports to one master. A run of 1,000 members, each of which is linked to each,
+needs 160 MiB; rosters that several have been told count once. Beyond, the largest report has to
+go."""
+
+REQUEST_BYTES_MIN = 1 << 10
+"""What a reported request, outcome or answer counts at least: each stands for something that the
+master makes of it."""
+
+ROSTER_BYTES_MIN = 4 << 10
+"""What a reported roster counts at least: each is looked at whenever the run is put together."""
+
+RECOVERED_OWED_MAX = 1 << 20
+"""Outcomes that members lack after a recovery, times those members: as many operations as one
+member may have open, in a run of 64. Likewise answers."""
 
 REPORTED_MAX = 1 << 62
 """Of any number in a report: there is room above for all that is given out after it."""
@@ -69,7 +95,8 @@ NEWS_KEPT_MAX = 16
 """Of what happened to a peer lately, for people: more would hide what came last."""
 
 ROSTERS_KEPT_MAX = 256
-"""Rosters that a member who lost its connection can still be told one by one."""
+"""Rosters that a member who lost its connection can still be told one by one; and those that a
+member reports to a restarted master, the newest ones."""
 
 REMOVED_KEPT_MAX = 4096
 """Removed peers that are still told why when they come back."""

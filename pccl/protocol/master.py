@@ -21,7 +21,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.collective_ballot import CollectiveBallot
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.history import InvariantViolation
-from pccl.protocol.kept import Kept
+from pccl.protocol.kept import Kept, affordable
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX, OWED_MAX, TAGS_PER_VIEW_MAX
 from pccl.protocol.lockstep import AskBlocked, Finding, LockstepWatch, LongWait, Stuck, Wait
 from pccl.protocol.master_rounds import RoundMaster
@@ -86,7 +86,10 @@ class MasterMachine(RoundMaster):
             | {a.sequence for a in report.answers}
             for report in recovered.returned
         }
-        for operation, outcome in recovered.outcomes.items():
+        sizes = Counter(peer.group for peer in self.membership.members())
+        for operation, outcome in affordable(
+            recovered.outcomes, told.values(), lambda outcome: sizes[outcome.operation.group]
+        ):
             members = [peer.id for peer in self.membership.members(operation.group)]
             lacking = [peer for peer in members if outcome.sequence not in told.get(peer, ())]
             self._outcomes.keep(operation, outcome, lacking)
@@ -94,7 +97,9 @@ class MasterMachine(RoundMaster):
                 tag = (operation.group, operation.view, operation.tag)
                 self._next_n[tag] = max(self._next_n.get(tag, 0), operation.n + 1)
         members = [peer.id for peer in self.membership.members()]
-        for round_id, answer in recovered.answers.items():
+        for round_id, answer in affordable(
+            recovered.answers, told.values(), lambda _: len(members)
+        ):
             lacking = [peer for peer in members if answer.sequence not in told.get(peer, ())]
             self._answers.keep(round_id, answer, lacking)
         taken = {

@@ -39,7 +39,25 @@ class Tick:
     """Time has passed; the shell sends one every ``Timing.tick_s``."""
 
 
-MasterEvent = ControlOpened | ControlMessage | ControlClosed | Tick
+@dataclass(frozen=True, slots=True)
+class MasterAnswered:
+    """Another master, by its place in the list of those that this standby asks, has answered."""
+
+    master: int
+    answer: msg.RunIs
+
+
+@dataclass(frozen=True, slots=True)
+class MasterUnanswered:
+    """Likewise: it was not reached, or has not answered."""
+
+    master: int
+    reason: str
+
+
+MasterEvent = (
+    ControlOpened | ControlMessage | ControlClosed | Tick | MasterAnswered | MasterUnanswered
+)
 
 # -- effects -----------------------------------------------------------------------------------
 
@@ -77,6 +95,26 @@ class Remember:
     run: bytes
     term: int
     incumbent: bytes
+    coordinated: bool = True
+    """Whether this master coordinates it; a standby has only learnt of it, and may learn of
+    another."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskMaster:
+    """Ask another master, by its place in the list, which run it has.
+
+    One of ``MasterAnswered`` and ``MasterUnanswered`` follows.
+    """
+
+    master: int
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Something is wrong that operators should mend: one line."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,4 +122,4 @@ class Forget:
     """The run is over, nobody is a member any more: the next start begins another one."""
 
 
-MasterEffect = Send | CloseControl | Announce | Remember | Forget
+MasterEffect = Send | CloseControl | Announce | Remember | Forget | AskMaster | Warn

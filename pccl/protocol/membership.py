@@ -166,7 +166,7 @@ class Membership:
         self, reporter: PeerId, other: PeerId, down_reason: str | None, now_ns: int
     ) -> None:
         """``reporter`` says that its link to ``other`` is up (None) or why it is not."""
-        if other not in self.peers:
+        if other not in self.peers or other == reporter:
             return
         known = self._links.get((reporter, other))
         if known is None or (known.why_down is None) != (down_reason is None):

@@ -122,6 +122,11 @@ class StatusRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class RunQuery:
+    """First and only message of a standby that asks which run it may have to take up."""
+
+
+@dataclass(frozen=True, slots=True)
 class Goodbye:
     """The peer leaves now."""
 
@@ -481,6 +486,17 @@ class MasterHeartbeat:
     """The newest roster that a majority of the members before it has acknowledged."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunIs:
+    """Answer to ``RunQuery``."""
+
+    run: bytes
+    """Zeros: this master coordinates none."""
+    term: U32
+    settled: bool
+    """Whether it would not give way to an older run any more."""
+
+
 PeerMessage = (
     Register
     | Resume
@@ -491,6 +507,7 @@ PeerMessage = (
     | Reported
     | Prefetched
     | StatusRequest
+    | RunQuery
     | Goodbye
     | Heartbeat
     | RoundRequest
@@ -524,6 +541,7 @@ MasterMessage = (
     | AdmissionWaits
     | BlockedQuery
     | MasterHeartbeat
+    | RunIs
     | StatusReport
 )
 Message = PeerMessage | MasterMessage

@@ -372,8 +372,8 @@ class PeerMachine(RoundCaller):
             case msg.SyncStarted(operation, elected):
                 self._on_sync_started(operation, elected)
             case msg.CompareStates(operation, reference):
-                compared = self._operations.get(operation)
-                if compared is not None and compared.call is not None:
+                own = self._operations.get(operation)
+                if own is not None and own.call is not None and own.offer is not None:
                     self._effects.append(ev.CompareSync(operation, reference))
             case msg.HoldingsQuery():
                 self._on_holdings_query(message)

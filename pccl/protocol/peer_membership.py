@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 
 from pccl.protocol import messages as msg
+from pccl.protocol.limits import ROSTERS_KEPT_MAX
 from pccl.protocol.link_measures import ToldMeasures
 from pccl.protocol.types import MeasuredLink, Member, PeerId, Roster
 
@@ -58,7 +59,8 @@ class KnownMembership:
         """All that another master has to know: the ratified one, newer ones, what callers see."""
         known = {version: (roster, b"") for version, roster in self._rosters.items()}
         known.update(self._reported)
-        return [msg.KnownRoster(roster, by) for _, (roster, by) in sorted(known.items())]
+        newest = sorted(known.items())[-ROSTERS_KEPT_MAX:]
+        return [msg.KnownRoster(roster, by) for _, (roster, by) in newest]
 
     @property
     def is_alone(self) -> bool:

@@ -10,16 +10,33 @@ Pure state: :class:`~pccl.protocol.restart.Restartable` collects and carries out
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pccl.protocol import messages as msg
+from pccl.protocol.credible import check_answer, check_outcome, check_roster
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.limits import REPORT_MESSAGES_MAX, REPORTED_MAX, TERM_MAX, Timing
+from pccl.protocol.footprint import footprint
+from pccl.protocol.limits import (
+    ID_JUMP_MAX,
+    PEERS_MAX,
+    REPORT_BYTES_MAX,
+    REPORTS_BYTES_MAX,
+    REQUEST_BYTES_MIN,
+    ROSTER_BYTES_MIN,
+    ROSTERS_KEPT_MAX,
+    Timing,
+)
 from pccl.protocol.majority import Basis
 from pccl.protocol.membership import RecoveredGroup, RecoveredMembership, View
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected
 from pccl.protocol.types import Member, OperationId, PeerId, Roster, RoundId, RoundKind
+
+_LINK_BYTES = 160
+"""What the state of one link takes."""
+
+_LOOKS_MAX = 8
+"""Between two ticks. Each goes through all reports, and a crowd could cause one by each word."""
 
 
 @dataclass(slots=True)
@@ -33,6 +50,8 @@ class Report:
     rosters: dict[int, Roster] = field(default_factory=dict[int, Roster])
     outcomes: list[msg.OperationEnded] = field(default_factory=list[msg.OperationEnded])
     answers: list[msg.RoundClosed] = field(default_factory=list[msg.RoundClosed])
+    links: dict[PeerId, str | None] = field(default_factory=dict[PeerId, str | None])
+    """Other peer -> why the link to it is down; None: it is up."""
     requests: list[msg.Message] = field(default_factory=list[msg.Message])
     """What it wants from the master, in order: it is dealt with when the run is rebuilt."""
     complete: bool = False
@@ -40,6 +59,10 @@ class Report:
     """Version of a roster -> id of the master that told it."""
     promised: bool = False
     """Whether it follows the master that asks, and has done so since this report."""
+    nbytes: int = 0
+    """About how much memory it takes, rosters included."""
+    own_nbytes: int = 0
+    """Without them: several reports may hold the same ones."""
 
     @property
     def peer(self) -> PeerId:
@@ -52,32 +75,59 @@ class Report:
         return self.rosters[max(self.rosters)] if self.rosters else None
 
     def take(self, message: msg.Message) -> None:
-        """Add the next message of the report, or of what comes after it.
+        """Add the next message of the report, or of what comes after it; no roster.
 
         Raises:
-            RemoteProtocolError: it does not belong there, or it is too much.
+            RemoteProtocolError: it does not belong there.
         """
+        nbytes = footprint(message)
         match message:
-            case msg.KnownRoster(roster, teller) if not self.complete:
-                if roster.group != self.header.registration.group or self.peer not in roster.ring:
-                    raise RemoteProtocolError(reason="a roster of others")
-                if not _roster_is_possible(roster):
-                    raise RemoteProtocolError(reason="a roster that no master makes")
-                self.rosters[roster.version] = roster
-                self.tellers[roster.version] = teller
             case msg.KnownOutcome(outcome) if not self.complete:
-                _check_sequence(outcome.sequence)
+                check_outcome(outcome, self.header.registration.group)
+                nbytes = max(nbytes, REQUEST_BYTES_MIN)
                 self.outcomes.append(outcome)
             case msg.KnownAnswer(answer) if not self.complete:
-                _check_sequence(answer.sequence)
-                _check_sequence(answer.round.n)
+                check_answer(answer)
+                nbytes = max(nbytes, REQUEST_BYTES_MIN)
                 self.answers.append(answer)
-            case msg.Reported():
+            case msg.LinkReport(other, up, reason):
+                nbytes = _LINK_BYTES + len(reason) if other not in self.links else len(reason)
+                self.links[other] = None if up else reason
+            case msg.Reported() if not self.complete:
                 self.complete = True
-            case _:
+            case _ if isinstance(message, _REQUESTS):
+                nbytes = max(nbytes, REQUEST_BYTES_MIN)
                 self.requests.append(message)
-        if len(self.requests) + len(self.outcomes) + len(self.answers) > REPORT_MESSAGES_MAX:
-            raise RemoteProtocolError(reason="a report without end")
+            case _:
+                what = type(message).__name__
+                raise RemoteProtocolError(reason=f"{what} does not belong into a report")
+        self.nbytes += nbytes
+        self.own_nbytes += nbytes
+
+
+_REQUESTS = (
+    msg.Heartbeat,
+    msg.RoundRequest,
+    msg.OperationRequest,
+    msg.SyncRequest,
+    msg.StatesCompared,
+    msg.OperationDone,
+    msg.Withdraw,
+    msg.OutcomeQuery,
+    msg.BlockedReply,
+    msg.Holdings,
+    msg.LinksMeasured,
+    msg.Prefetched,
+)
+
+
+@dataclass(slots=True)
+class _SharedRoster:
+    """A roster that so many reports hold."""
+
+    roster: Roster
+    nbytes: int
+    holders: int = 0
 
 
 @dataclass(slots=True)
@@ -139,24 +189,119 @@ class Recovery:
         self._reports: dict[PeerId, Report] = {}
         self._by_connection: dict[int, Report] = {}
         self._left: set[PeerId] = set()
+        self._rosters: dict[tuple[Roster, int], _SharedRoster] = {}
+        """What all reports hold of rosters: equal ones once."""
+        self._nbytes = 0
+        """About how much memory all reports take."""
+        self._newest_known: Roster | None = None
+        """Of the complete reports."""
+        self._came = 0
+        """Complete reports of peers that were members."""
+        self._is_whole: bool | None = None
+        """Whether all members are back; None: that has to be found out."""
+        self._looks = 0
+        """How often they were not, since the last tick."""
+
+    def learn(self, run: bytes) -> None:
+        """The run is known now: only its members may return. No effect while some of another do."""
+        self._given_run = run
+        if not self._reports:
+            self.run = run
 
     def begins(self, connection: int, host: str, header: msg.Return, now_ns: int) -> None:
         """A peer returns; its report follows.
 
         Raises:
-            RemoteProtocolError: somebody else returned under its id.
+            RemoteProtocolError: somebody else returned under its id, or there are too many.
         """
+        if connection in self._by_connection:
+            raise RemoteProtocolError(reason="it returns twice on one connection")
+        known = self._reports.get(header.peer)
+        if known is None and len(self._reports) >= PEERS_MAX:
+            raise RemoteProtocolError(reason="too many have returned")
+        if known is not None and known.header.token != header.token:
+            raise RemoteProtocolError(reason=f"another process has returned as peer {header.peer}")
+        if known is not None:
+            self._drop(known)
         if self.run is None:
             self.run = header.run
         if not self._reports:  # the others get as long from now on
             self._since_ns = now_ns
-        known = self._reports.get(header.peer)
-        if known is not None and known.header.token != header.token:
-            raise RemoteProtocolError(reason=f"another process has returned as peer {header.peer}")
-        if known is not None and known.connection is not None:
-            self._by_connection.pop(known.connection, None)
-        report = Report(header, host, connection)
+        nbytes = REQUEST_BYTES_MIN + footprint(header)
+        report = Report(header, host, connection, nbytes=nbytes, own_nbytes=nbytes)
         self._reports[header.peer] = self._by_connection[connection] = report
+        self._nbytes += nbytes
+
+    def take(self, report: Report, message: msg.Message) -> list[int]:
+        """Add the next message of a report; return the connections whose reports are too much.
+
+        Raises:
+            RemoteProtocolError: it does not belong there, or the report is too large.
+        """
+        match message:
+            case msg.KnownRoster(roster, teller) if not report.complete:
+                self._take_roster(report, roster, teller)
+            case _:
+                before = report.own_nbytes
+                report.take(message)
+                self._nbytes += report.own_nbytes - before
+                if isinstance(message, msg.Reported):
+                    self._is_whole = None
+                    self._came += bool(report.rosters)
+                    self._newest_known = _newer(self._newest_known, report.newest)
+        if report.nbytes > REPORT_BYTES_MAX:
+            raise RemoteProtocolError(reason="its report is too large")
+        return self._make_room()
+
+    def _take_roster(self, report: Report, roster: Roster, teller: bytes) -> None:
+        if len(report.rosters) >= ROSTERS_KEPT_MAX or roster.version in report.rosters:
+            raise RemoteProtocolError(reason="more rosters than a master keeps")
+        check_roster(roster, report.peer, report.header.registration.group)
+        key = (roster, roster.updates)
+        shared = self._rosters.get(key)
+        if shared is None:
+            nbytes = max(footprint(roster), ROSTER_BYTES_MIN)
+            shared = self._rosters[key] = _SharedRoster(roster, nbytes)
+            self._nbytes += nbytes
+        shared.holders += 1
+        report.nbytes += shared.nbytes
+        report.rosters[roster.version] = shared.roster
+        report.tellers[roster.version] = teller
+
+    def _make_room(self) -> list[int]:
+        """Drop the largest reports until the others have room; return their connections."""
+        connections: list[int] = []
+        while self._nbytes > REPORTS_BYTES_MAX:
+            largest = max(self._reports.values(), key=self._nbytes_freed_by)
+            if largest.connection is not None:
+                connections.append(largest.connection)
+            self._drop(largest)
+        return connections
+
+    def _nbytes_freed_by(self, report: Report) -> int:
+        shared = (self._rosters[roster, roster.updates] for roster in report.rosters.values())
+        return report.own_nbytes + sum(known.nbytes for known in shared if known.holders == 1)
+
+    def _drop(self, report: Report) -> None:
+        """Forget a report, and release what only it held."""
+        del self._reports[report.peer]
+        if report.connection is not None:
+            del self._by_connection[report.connection]
+        self._nbytes -= report.own_nbytes
+        for roster in report.rosters.values():
+            key = (roster, roster.updates)
+            shared = self._rosters[key]
+            shared.holders -= 1
+            if not shared.holders:
+                del self._rosters[key]
+                self._nbytes -= shared.nbytes
+        if report.complete:
+            self._is_whole = None
+            self._came -= bool(report.rosters)
+            complete = (other.newest for other in self._reports.values() if other.complete)
+            self._newest_known = None
+            for newest in complete:
+                self._newest_known = _newer(self._newest_known, newest)
 
     def superseded(self, peer: PeerId) -> int | None:
         """The connection on which ``peer`` has returned before, if that is still open."""
@@ -169,27 +314,37 @@ class Recovery:
 
     def closed(self, connection: int) -> None:
         """A connection is gone; a report that is not complete is worth nothing."""
-        report = self._by_connection.pop(connection, None)
-        if report is not None:
+        report = self._by_connection.get(connection)
+        if report is None:
+            return
+        if report.complete:
+            del self._by_connection[connection]
             report.connection = None
-            if not report.complete:
-                del self._reports[report.peer]
-                if not self._reports:  # whoever it was, others may come from another run
-                    self.run = self._given_run
+            self._is_whole = None
+        else:
+            self._drop(report)
+            if not self._reports:  # whoever it was, others may come from another run
+                self.run = self._given_run
 
     def leave(self, connection: int) -> None:
         """A peer that had returned leaves for good."""
-        report = self._by_connection.pop(connection)
-        del self._reports[report.peer]
-        self._left.add(report.peer)
+        report = self._by_connection[connection]
+        self._drop(report)
+        if len(self._left) < PEERS_MAX:
+            self._left.add(report.peer)
+        self._is_whole = None
 
     def shift(self, gap_ns: int, now_ns: int) -> None:
         """This process slept: everybody has so much more time."""
         self._since_ns = min(self._since_ns + gap_ns, now_ns)
 
+    def look_again(self) -> None:
+        """A tick: whether all members are back may be found out anew."""
+        self._looks = 0
+
     def is_over(self, now_ns: int) -> bool:
         """Whether all members are back, or there was time enough."""
-        return self._is_complete() or self.is_late(now_ns)
+        return self.is_late(now_ns) or self._is_complete()
 
     def is_late(self, now_ns: int) -> bool:
         """Whether there was time enough for everybody to come."""
@@ -198,11 +353,36 @@ class Recovery:
     def begin_anew(self, now_ns: int) -> list[int]:
         """Too few have come: wait once more, from nothing. Returns the connections to close."""
         connections = list(self._by_connection)
-        self._reports.clear()
-        self._by_connection.clear()
+        for report in list(self._reports.values()):
+            self._drop(report)
         self.run = self._given_run
         self._since_ns = now_ns
         return connections
+
+    @property
+    def has_reports(self) -> bool:
+        """Whether anybody has returned."""
+        return bool(self._reports)
+
+    def connections(self) -> list[int]:
+        """Those on which peers have returned."""
+        return list(self._by_connection)
+
+    def progress(self) -> str:
+        """Who is back, for people; the run is known."""
+        assert self.run is not None
+        size = self.world_size or "?"
+        return f"{self._came} of {size} members of run {self.run.hex()} have returned to it"
+
+    def shortage(self) -> str:
+        """Why there is no majority, and what to do, for people."""
+        came = len(self.result().returned)
+        had = max((basis.size for basis in self.bases()), default=0)
+        them = f"{came} of {had} members" if came else "no member"
+        return (
+            f"{them} came back; without a majority this master waits. If the others are gone for "
+            "good: stop every master of the run, move their state away, and start anew"
+        )
 
     def complete_reports(self) -> list[Report]:
         """Those of whoever is connected and has said everything, in order of id."""
@@ -247,7 +427,7 @@ class Recovery:
     @property
     def world_size(self) -> int:
         """How many members the run had, as far as anybody knows."""
-        newest = self._newest()
+        newest = self._newest_known
         return newest.global_world_size if newest is not None else 0
 
     def has_majority(self) -> bool:
@@ -265,100 +445,102 @@ class Recovery:
         for number, group in groups.items():
             for member in group.rosters[max(group.rosters)].members:
                 members[member.peer] = (number, member)
-        rosters = [roster for report in reports for roster in report.rosters.values()]
+        told = [roster for report in reports for roster in report.rosters.values()]
+        given = _ids_given_out(reports, told, members)
+        newcomers = [r for r in reports if r.peer not in members and not r.rosters]
+        newcomers = [r for r in newcomers if r.peer in given][: PEERS_MAX - len(members)]
+        returned = [r for r in reports if _is_member(r, members)]
+        known = {report.peer for report in (*returned, *newcomers)}
         outcomes = {o.operation: o for report in reports for o in report.outcomes}
         answers = {a.round: a for report in reports for a in report.answers}
         decided = [
             *(o.sequence for o in outcomes.values()),
             *(a.sequence for a in answers.values()),
         ]
-        newest = self._newest()
+        newest = self._newest_known
         version = newest.version if newest is not None else 0
         return Recovered(
             term=max((report.header.term for report in reports), default=0),
-            last_peer=max(
-                (*(r.peer for r in reports), *(peer for roster in rosters for peer in roster.ring)),
-                default=PeerId(0),
-            ),
+            last_peer=max(given, default=PeerId(0)),
             membership=RecoveredMembership(version, groups),
             members=dict(sorted(members.items())),
-            returned=[
-                r for r in reports if _is_member(r, members) and (r.promised or not promised)
-            ],
-            newcomers=[r for r in reports if r.peer not in members and not r.rosters],
-            strangers=[
-                r
-                for r in reports
-                if (r.peer not in members and r.rosters)
-                or (r.peer in members and not _is_member(r, members))
-            ],
+            returned=[r for r in returned if r.promised or not promised],
+            newcomers=newcomers,
+            strangers=[r for r in reports if r.peer not in known],
             outcomes=dict(sorted(outcomes.items(), key=lambda item: item[1].sequence)),
             answers=dict(sorted(answers.items(), key=lambda item: item[1].sequence)),
-            counts={kind: _count(kind, reports, rosters) for kind in RoundKind},
+            counts={kind: _count(kind, reports, told) for kind in RoundKind},
             sequence=max(decided, default=0),
             expected=_expected(reports),
             left=set(self._left),
         )
 
-    def _newest(self) -> Roster | None:
-        known = [r.newest for r in self._reports.values() if r.complete and r.newest is not None]
-        return max(known, key=lambda roster: roster.version, default=None)
-
     def _groups(self, reports: list[Report]) -> dict[int, RecoveredGroup]:
-        groups: dict[int, RecoveredGroup] = {}
+        """Of each group what is known; the newest first, and none that does not fit beside it.
+
+        No master makes a peer a member of two groups, or has more than so many members.
+        """
+        known: dict[int, RecoveredGroup] = {}
         for roster in _in_order(reports):
-            groups.setdefault(roster.group, RecoveredGroup({}, {})).rosters[roster.version] = roster
-        for group in groups.values():
+            known.setdefault(roster.group, RecoveredGroup({}, {})).rosters[roster.version] = roster
+        groups: dict[int, RecoveredGroup] = {}
+        taken: set[PeerId] = set()
+        for number, group in sorted(known.items(), key=lambda item: -max(item[1].rosters)):
             newest = group.rosters[max(group.rosters)]
+            ring = set(newest.ring)
+            if len(taken) + len(ring) > PEERS_MAX or not ring.isdisjoint(taken):
+                continue
+            taken |= ring
+            groups[number] = group
             for roster in group.rosters.values():
-                if roster.view in newest.open_views:
+                # Whoever loses a member closes its views: what is open has members of now.
+                is_open = roster.view in newest.open_views and roster.view <= newest.view
+                if is_open and ring.issuperset(roster.ring):
                     group.views[roster.view] = View(roster.ring, roster.term, roster.algorithms)
-        return groups
+        return dict(sorted(groups.items()))
 
     def _is_complete(self) -> bool:
-        if len(self._reports) + len(self._left) < self.world_size:
+        if not self.world_size or self._came + len(self._left) < self.world_size:
             return False
+        if self._is_whole is None and self._looks < _LOOKS_MAX:
+            self._is_whole = self._look()
+            self._looks += not self._is_whole
+        return bool(self._is_whole)
+
+    def _look(self) -> bool:
         recovered = self.result()
-        return (
-            self.world_size > 0
-            and len(recovered.members) == self.world_size
-            and self._left.issuperset(recovered.missing)
+        return len(recovered.members) == self.world_size and self._left.issuperset(
+            recovered.missing
         )
+
+
+def _newer(one: Roster | None, other: Roster | None) -> Roster | None:
+    """The newer one of two rosters; the first if they are alike."""
+    if one is None or other is None:
+        return one or other
+    return other if other.version > one.version else one
+
+
+def _ids_given_out(
+    reports: list[Report], told: list[Roster], members: Iterable[PeerId]
+) -> set[PeerId]:
+    """The ids that anybody knows of and that a master can have given out.
+
+    Each master begins a jump above those that it was told of. What is further away is invented, and
+    must not drive all later ids to where no number is left.
+    """
+    ids = {report.peer for report in reports}
+    ids.update(peer for roster in told for peer in roster.ring)
+    highest = max(members, default=None)
+    if highest is None:
+        return ids
+    return {peer for peer in ids if peer <= highest + 2 * ID_JUMP_MAX}
 
 
 def _is_member(report: Report, members: dict[PeerId, tuple[int, Member]]) -> bool:
     """Whether this is the process that the others know as a member: by its group and its port."""
     known, said = members.get(report.peer), report.header.registration
     return known is not None and (known[0], known[1].port) == (said.group, said.port)
-
-
-def is_credible(header: msg.Return) -> bool:
-    """Whether a peer of some run may say so."""
-    numbers = (header.peer, header.roster_version, header.ratified, *(c.n for c in header.rounds))
-    synced = header.expected.lineage
-    if synced is not None:
-        operation = synced.operation
-        if operation.group != header.registration.group or operation.term > header.term:
-            return False
-        numbers += (operation.view, operation.n)
-    return header.peer > 0 and header.term < TERM_MAX and max(numbers) < REPORTED_MAX
-
-
-def _roster_is_possible(roster: Roster) -> bool:
-    numbers = (roster.version, roster.view, *roster.ring, *roster.open_views)
-    return (
-        roster.version > 0
-        and roster.view in roster.open_views
-        and roster.algorithms.is_sound
-        and len(set(roster.ring)) == len(roster.ring) <= roster.global_world_size
-        and roster.term < TERM_MAX
-        and max(numbers) < REPORTED_MAX
-    )
-
-
-def _check_sequence(number: int) -> None:
-    if number >= REPORTED_MAX:
-        raise RemoteProtocolError(reason="a number that no master gives out")
 
 
 def _expected(reports: list[Report]) -> dict[int, Expected]:

@@ -10,8 +10,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
 from pccl.protocol import messages as msg
+from pccl.protocol.credible import registration_flaw
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.limits import HOST_CHARACTERS_MAX, PEERS_MAX, REMOVED_KEPT_MAX, Timing
+from pccl.protocol.limits import PEERS_MAX, REMOVED_KEPT_MAX, RESUME_TOKEN_BYTES, Timing
 from pccl.protocol.link_measures import Choose
 from pccl.protocol.machine import Machine
 from pccl.protocol.master_events import (
@@ -20,8 +21,10 @@ from pccl.protocol.master_events import (
     ControlClosed,
     ControlMessage,
     ControlOpened,
+    MasterAnswered,
     MasterEffect,
     MasterEvent,
+    MasterUnanswered,
     Send,
     Tick,
 )
@@ -72,7 +75,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         self._removed: dict[PeerId, Removal] = {}
         self._began_ns = now_ns
         self._outdated_plans: dict[int, PeerId] = {}
-        """Group -> the oldest removed newcomer that younger peers still dial."""
+        """Group -> the oldest newcomer that was removed, or has come back, and that younger peers
+        have not been told of."""
         self._tick_ns = now_ns
         self._beat_ns = now_ns
 
@@ -119,6 +123,14 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         """Whose calls or results others wait for, newcomers among them."""
 
     @abstractmethod
+    def _on_master_answered(self, master: int, answer: msg.RunIs) -> None:
+        """A master that this standby has asked for its run has answered."""
+
+    @abstractmethod
+    def _on_master_unanswered(self, master: int, reason: str) -> None:
+        """It has not."""
+
+    @abstractmethod
     def _judge_waits(self) -> None:
         """A tick: see whether anything waits in vain."""
 
@@ -145,6 +157,10 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
                 self._on_closed(connection, reason)
             case Tick():
                 self._on_tick()
+            case MasterAnswered(master, answer):
+                self._on_master_answered(master, answer)
+            case MasterUnanswered(master, reason):
+                self._on_master_unanswered(master, reason)
 
     def _on_message(self, connection: int, message: msg.Message) -> None:
         if connection not in self._hosts:
@@ -195,8 +211,9 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         if len(self.membership.peers) >= PEERS_MAX:
             self._refuse(connection, "the run is full")
             return
-        if len(message.host.encode()) > HOST_CHARACTERS_MAX or not message.host.isprintable():
-            self._refuse(connection, "this is no host name, or it is too long")
+        flaw = registration_flaw(message)
+        if flaw:
+            self._refuse(connection, flaw)
             return
         self._last_peer = PeerId(self._last_peer + 1)
         host = message.host or self._hosts[connection]
@@ -204,7 +221,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             id=self._last_peer,
             group=message.group,
             member=Member(self._last_peer, host, message.port),
-            token=self._random_bytes(16),
+            token=self._random_bytes(RESUME_TOKEN_BYTES),
             min_peers=message.min_peers,
             prefetching=message.prefetches,
             connection=connection,
@@ -308,9 +325,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         for peer in members:
             self._plan_links_anew(peer.group, peer.id)
         for peer in peers:
-            if not peer.admitted:  # a crowd that goes one by one must not cost a plan each time
-                oldest = self._outdated_plans.get(peer.group, peer.id)
-                self._outdated_plans[peer.group] = min(oldest, peer.id)
+            if not peer.admitted:
+                self._plan_links_later(peer.group, peer.id)
         self._draw_conclusions(peers, f"{cause.name.lower()}, {reason}")
         self._admit_into_empty_run()
 
@@ -436,6 +452,10 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
                 if peer.id > removed:
                     self._send(peer, msg.LinkPlan(tuple(elders)))
                 elders.append(peer.member)
+
+    def _plan_links_later(self, group: int, changed: PeerId) -> None:
+        """Likewise, once for all newcomers that come or go one by one."""
+        self._outdated_plans[group] = min(self._outdated_plans.get(group, changed), changed)
 
     def _tell_rosters(self, peers: list[RegisteredPeer]) -> None:
         for peer in peers:

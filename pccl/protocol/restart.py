@@ -6,8 +6,10 @@ all are back or the recovery window ends, rebuilds the run (:mod:`pccl.protocol.
 the next term and goes on; whoever did not come back is removed. Newcomers wait meanwhile.
 
 A master that was started without any memory admits newcomers at once, into a new run. It can't
-know that there was one before. If members of one return while the new run is young, they come
-first: the new run is given up.
+know that there was one before. If members of one return while the new run is young, and at least as
+many as there are in the new one, they come first: the new run is given up.
+
+A standby takes up the run that its master has named, and no other (:mod:`pccl.protocol.standby`).
 
 Where a run has more than one master, none moves it without a majority of its members
 (:mod:`pccl.protocol.majority`). Who has lost it starts over and waits for the members to return.
@@ -15,36 +17,36 @@ Where a run has more than one master, none moves it without a majority of its me
 
 from __future__ import annotations
 
-import enum
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pccl.protocol import messages as msg
+from pccl.protocol.credible import check_return, registration_flaw
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.handshake import NO_RUN, RUN_BYTES
-from pccl.protocol.limits import ID_JUMP_BYTES, PEERS_MAX, TERM_GAP, Timing
+from pccl.protocol.handshake import NO_RUN
+from pccl.protocol.limits import ID_JUMP_BYTES, ID_JUMP_MAX, PEERS_MAX, TERM_GAP, Timing
 from pccl.protocol.link_measures import Choose, ring_always
 from pccl.protocol.majority import HELD_BACK, Majority
-from pccl.protocol.master_events import CloseControl, Forget, MasterEvent, Remember, Send
+from pccl.protocol.master_events import (
+    AskMaster,
+    CloseControl,
+    Forget,
+    MasterEvent,
+    Remember,
+    Send,
+    Warn,
+)
 from pccl.protocol.membership import Membership, RegisteredPeer
-from pccl.protocol.recovery import Recovered, Recovery, Report, is_credible
+from pccl.protocol.origin import Origin
+from pccl.protocol.recovery import Recovered, Recovery, Report
 from pccl.protocol.registrar import Registrar
+from pccl.protocol.revival import revive, revive_all
 from pccl.protocol.shared_state import Elect, elect_nothing
+from pccl.protocol.standby import StandbyWatch
 from pccl.protocol.status import Removal
-from pccl.protocol.types import NS_PER_MS, Member, PeerId, RemovalCause, RoundKind
+from pccl.protocol.types import NS_PER_MS, PeerId, RemovalCause, RoundKind
 
-_ID_JUMP_MAX = TERM_GAP + (1 << 8 * ID_JUMP_BYTES)
-
-
-class Origin(enum.Enum):
-    """What a master knows when it is started."""
-
-    BLANK = "blank"
-    """Nothing: it begins a run, unless members of another one return."""
-    RESTARTED = "restarted"
-    """Which run it had: the members return."""
-    STANDBY = "standby"
-    """That it is none: it waits for the members of a run whose master is gone."""
+_ANOTHER_RUN = "this master coordinates another run"
 
 
 class Restartable(Registrar):
@@ -52,7 +54,7 @@ class Restartable(Registrar):
 
     Args:
         timing: deadlines.
-        run: the run's id, 16 bytes; of a standby, none yet.
+        run: the run's id, 16 bytes; of a standby the one that it has learnt before, or ``NO_RUN``.
         term: number of this incarnation, at least.
         random_bytes: source of resume tokens; must be unpredictable outside simulation.
         now_ns: the present.
@@ -61,6 +63,7 @@ class Restartable(Registrar):
         standbys: where other masters of the run listen.
         choose: finds out which algorithms are the quickest in a ring.
         elect: finds out which shared state everybody gets.
+        stands_by_for: of a standby, the masters whose run it takes up, as people know them.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Restartable(Registrar):
         standbys: tuple[msg.MasterAddress, ...] = (),
         choose: Choose = ring_always,
         elect: Elect = elect_nothing,
+        stands_by_for: Sequence[str] = (),
     ) -> None:
         super().__init__(timing, run, term, random_bytes, now_ns, incumbent, standbys, choose)
         self._elect = elect
@@ -85,6 +89,8 @@ class Restartable(Registrar):
         self._waiting: dict[int, msg.Register] = {}
         """Newcomers that have to wait until the run is rebuilt, by connection."""
         self._recovery: Recovery | None = None
+        self._older: Recovery | None = None
+        """What members of an older run report while the one begun here is young, and goes on."""
         self._has_members = self._is_forgotten = False
         self._majority = Majority()
         self._asked_term: int | None = None
@@ -92,8 +98,9 @@ class Restartable(Registrar):
         self._asked_ns = now_ns
         self._sole = not standbys and origin is not Origin.STANDBY
         """Whether nobody else can coordinate the run."""
+        known = None if run == NO_RUN else run
+        self._watch = StandbyWatch(timing, stands_by_for, known, term - 1)
         if origin is not Origin.BLANK:
-            known = run if origin is Origin.RESTARTED else None
             self._recovery = Recovery(timing, known, incumbent, now_ns)
         self._forget_run()
 
@@ -108,10 +115,14 @@ class Restartable(Registrar):
         if recovery is None:
             return ""
         if recovery.run is None:
-            return "it is a standby, and no run has come to it yet"
-        came = len(recovery.result().returned)
-        size = recovery.world_size or "?"
-        return f"{came} of {size} members of run {recovery.run.hex()} have returned to it"
+            return self._watch.waits_for() if self._is_idle else "no member has returned to it"
+        words = recovery.progress()
+        return f"it is a standby: {words}" if self._is_idle else words
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether it is a standby that has not coordinated its master's run."""
+        return self._recovery is not None and self._origin is Origin.STANDBY
 
     @property
     def shown_run(self) -> bytes:
@@ -205,6 +216,8 @@ class Restartable(Registrar):
         match message:
             case _ if connection not in self._hosts:
                 return
+            case msg.RunQuery() if not self._is_known(connection):
+                self._effects.append(Send(connection, self._run_is()))
             case msg.Return() if connection not in self._by_connection:
                 self._on_return(connection, message)
             case msg.KnownRoster() | msg.KnownOutcome() | msg.KnownAnswer() | msg.Reported() if (
@@ -213,13 +226,16 @@ class Restartable(Registrar):
                 pass  # it has returned to a run that goes on
             case _ if self._recovery is not None:
                 self._collect(self._recovery, connection, message)
+            case _ if self._older is not None and self._older.report_on(connection) is not None:
+                self._collect(self._older, connection, message)
             case _:
                 super()._on_message(connection, message)
 
     def _on_closed(self, connection: int, reason: str) -> None:
         self._waiting.pop(connection, None)
-        if self._recovery is not None:
-            self._recovery.closed(connection)
+        recovery = self._recovery or self._older
+        if recovery is not None:
+            recovery.closed(connection)
         super()._on_closed(connection, reason)
 
     def _register(self, connection: int, message: msg.Register) -> None:
@@ -228,27 +244,47 @@ class Restartable(Registrar):
         self._note_registration(message)
         super()._register(connection, message)
 
+    def _is_known(self, connection: int) -> bool:
+        """Whether it is a peer's, of whatever standing."""
+        recovery = self._recovery or self._older
+        returned = recovery is not None and recovery.report_on(connection) is not None
+        return returned or connection in self._by_connection or connection in self._waiting
+
     def _on_return(self, connection: int, header: msg.Return) -> None:
-        if len(header.run) != RUN_BYTES or header.run == NO_RUN:
-            raise RemoteProtocolError(reason="it returns from no run")
-        if not is_credible(header):
-            raise RemoteProtocolError(reason="it returns with numbers that no master gives out")
-        recovery = self._recovery
-        if recovery is None and header.run == self.run:
+        if self._is_known(connection):
+            raise RemoteProtocolError(reason="it returns, and is somebody already")
+        check_return(header)
+        if self._recovery is None and header.run == self.run:
             self._return_late(connection, header)
             return
+        recovery = self._recovery or self._older
         if recovery is None and self._is_young:
-            recovery = self._give_up_run()
-        if recovery is None or recovery.run not in (None, header.run):
-            self._refuse(connection, "this master coordinates another run")
-            return
-        if header.registration.masters > 1:
-            self._sole = False
-        before = recovery.superseded(header.peer)
-        recovery.begins(connection, self._hosts[connection], header, self._now_ns)
-        if before is not None:
-            self._hosts.pop(before, None)
-            self._effects.append(CloseControl(before, "superseded"))
+            recovery = self._expect_older_run()
+        if self._is_idle and self._watch.run is None:
+            # No answer for good: its master may be about to say so.
+            self._close(connection, self._watch.waits_for())
+        elif recovery is None or recovery.run not in (None, header.run):
+            self._refuse(connection, _ANOTHER_RUN)
+        else:
+            before = recovery.superseded(header.peer)
+            recovery.begins(connection, self._hosts[connection], header, self._now_ns)
+            if before is not None:
+                self._close(before, "superseded")
+
+    def _expect_older_run(self) -> Recovery:
+        """A member of a run that was there before is back, as it says: hear it, and what it knows.
+
+        A run that has peers goes on meanwhile: the claim of a single stranger does not end it.
+        """
+        if not self._by_connection:
+            return self._begin_recovery(None)
+        self._older = Recovery(self.timing, None, self.incumbent, self._now_ns)
+        return self._older
+
+    def _close(self, connection: int, reason: str) -> None:
+        """Close a connection of somebody who may come again."""
+        self._hosts.pop(connection, None)
+        self._effects.append(CloseControl(connection, reason))
 
     def _return_late(self, connection: int, header: msg.Return) -> None:
         """The run goes on already; perhaps with this peer."""
@@ -259,7 +295,7 @@ class Restartable(Registrar):
             known is not None
             and known.admitted
             and not self._sole
-            and not self._is_followed(header)
+            and (header.term, header.incumbent) != (self.term, self.incumbent)
         ):
             # Who knows whom it has followed since its report? What it had said is void.
             raise RemoteProtocolError(reason="it has not followed this master")
@@ -271,13 +307,13 @@ class Restartable(Registrar):
         elif len(self.membership.peers) >= PEERS_MAX:
             self._refuse(connection, "the run is full")
         else:
-            peer = self._revive(header, self._hosts[connection], connection, None)
+            peer = revive(header, self._hosts[connection], connection, None, self._now_ns)
             self._last_peer = max(self._last_peer, peer.id)  # nobody else gets this id
             self.membership.peers[peer.id] = peer
             self.membership.sort_peers()
             self._by_connection[connection] = peer
             self._welcome_back(peer, 0)
-            self._plan_links_anew(peer.group, peer.id)  # younger ones have to dial it
+            self._plan_links_later(peer.group, peer.id)  # younger ones have to dial it
             self._admit_into_empty_run()
 
     def _may_have_id(self, header: msg.Return) -> bool:
@@ -285,10 +321,8 @@ class Restartable(Registrar):
 
         Each has jumped from what it was told, and this one not always the furthest.
         """
-        return header.peer <= self._last_peer + _ID_JUMP_MAX
-
-    def _is_followed(self, header: msg.Return) -> bool:
-        return (header.term, header.incumbent) == (self.term, self.incumbent)
+        had_master = self._origin is not Origin.BLANK
+        return had_master and header.peer <= self._last_peer + ID_JUMP_MAX
 
     def _tell_removed(self, connection: int, header: msg.Return) -> None:
         """The run has gone on without a peer; who removed it, and why, may be forgotten."""
@@ -299,12 +333,20 @@ class Restartable(Registrar):
             removal = Removal(header.peer, group, cause, reason, self._now_ns)
         self._part_with(connection, self._refusal(removal), removal.reason)
 
-    def _give_up_run(self) -> Recovery:
-        """Members of a run that was there before are back: the own one, just begun, gives way."""
+    def _give_way_if_older(self, older: Recovery) -> None:
+        """Members of a run that was there before are back: the own one, just begun, gives way.
+
+        At least as many have to be back as there are peers here.
+        """
+        came = older.complete_reports()
+        if len(came) < max(1, len(self._by_connection)):
+            return
         for connection in list(self._by_connection):
-            self._effects.append(CloseControl(connection, "members of an older run are back"))
-            del self._by_connection[connection], self._hosts[connection]
-        return self._begin_recovery(None)
+            self._close(connection, "members of an older run are back")
+            del self._by_connection[connection]
+        self._sole &= all(report.header.registration.masters < 2 for report in came)
+        self._recovery, self._older = older, None
+        self._recover_if_over()
 
     def _begin_recovery(self, run: bytes | None) -> Recovery:
         self._asked_term = None
@@ -316,42 +358,84 @@ class Restartable(Registrar):
         match message:
             case msg.Register() if report is None:
                 self._let_wait(recovery, connection, message)
-            case msg.Goodbye() if report is not None:
-                recovery.leave(connection)
-                self._hosts.pop(connection)
-                self._effects.append(CloseControl(connection, "it left"))
-            case msg.Goodbye() if connection in self._waiting:
-                del self._waiting[connection]
-                self._hosts.pop(connection)
-                self._effects.append(CloseControl(connection, "it left"))
+            case msg.Goodbye() if report is not None or connection in self._waiting:
+                if report is not None:
+                    recovery.leave(connection)
+                self._waiting.pop(connection, None)
+                self._close(connection, "it left")
             case msg.StatusRequest() if report is None:
                 self._part_with(connection, self._status(), "it was told the status")
-            case msg.Resume():
+            case msg.Resume() if report is None:
                 self._refuse(connection, "this master does not know you")
             case _ if report is not None:
-                report.take(message)
-                if isinstance(message, msg.Heartbeat) and message.term == self._asked_term:
-                    report.promised = True
-                elif isinstance(message, msg.Reported) and self._asked_term is not None:
-                    self._ask_for_promise(recovery, report)
-                if report.complete:
-                    self._recover_if_over()
+                self._hear_report(recovery, report, message)
             case _:
                 raise RemoteProtocolError(reason="did not begin with Register, Resume or Return")
 
+    def _hear_report(self, recovery: Recovery, report: Report, message: msg.Message) -> None:
+        for connection in recovery.take(report, message):
+            self._close(connection, "its report is the largest, and there is no room for all")
+        if report.connection is None or report.connection not in self._hosts:
+            return
+        if recovery is self._older:
+            if isinstance(message, msg.Reported):
+                self._give_way_if_older(recovery)
+            return
+        promises = isinstance(message, msg.Heartbeat) and message.term == self._asked_term
+        if promises and not report.promised:
+            report.promised = True
+            self._recover_if_over()
+        elif isinstance(message, msg.Reported):
+            self._sole &= report.header.registration.masters < 2
+            if self._asked_term is not None:
+                self._ask_for_promise(recovery, report)
+            self._recover_if_over()
+
     def _let_wait(self, recovery: Recovery, connection: int, message: msg.Register) -> None:
-        if recovery.run is None:
+        flaw = registration_flaw(message)
+        if self._is_idle and not recovery.has_reports:
             self._refuse(connection, "this is a standby, and its run has not come to it")
+        elif connection in self._waiting:
+            raise RemoteProtocolError(reason="it registers twice")
+        elif flaw:
+            self._refuse(connection, flaw)
         elif len(self._waiting) >= PEERS_MAX:
             self._refuse(connection, "the run is full")
         else:
             self._waiting[connection] = message
+
+    # -- the masters that a standby stands by for ----------------------------------------------
+
+    def _run_is(self) -> msg.RunIs:
+        """What a standby is told: a run that this master coordinates, or has coordinated."""
+        if self._recovery is not None and self._origin is not Origin.RESTARTED:
+            return msg.RunIs(NO_RUN, 0, False)
+        return msg.RunIs(self.run, self.term, not self._is_young)
+
+    def _on_master_answered(self, master: int, answer: msg.RunIs) -> None:
+        if not self._watch.answered(master, answer) or not self._is_idle:
+            return
+        assert self._recovery is not None
+        assert self._watch.run is not None
+        self.run = self._watch.run
+        self._term_min = max(self._term_min, self._watch.term + 1)
+        self._recovery.learn(self.run)
+        known = (self.run, self._watch.term, self.incumbent)
+        self._effects.append(Remember(*known, coordinated=False))
+
+    def _on_master_unanswered(self, master: int, reason: str) -> None:
+        if self._watch.failed(master, reason) and self._is_idle and self._watch.run is None:
+            self._effects.append(Warn(self._watch.waits_for()))
 
     # -- time ----------------------------------------------------------------------------------
 
     def _on_tick(self) -> None:
         if self._recovery is None:
             super()._on_tick()
+            if self._older is not None and not self._is_young:
+                for connection in self._older.connections():
+                    self._refuse(connection, _ANOTHER_RUN)
+                self._older = None
             if not self._sole and not self._majority.consents(self.membership):
                 lacking_ns = self._majority.lacks_for_ns(self._now_ns)
                 if lacking_ns >= self.timing.ns(self.timing.recovery_s):
@@ -364,6 +448,9 @@ class Restartable(Registrar):
                 if connection in self._waiting or self._recovery.report_on(connection):
                     beat = msg.MasterHeartbeat(self._now_ns // NS_PER_MS)
                     self._effects.append(Send(connection, beat))
+        if self._is_idle:
+            self._effects += [AskMaster(number) for number in self._watch.due(self._now_ns)]
+        self._recovery.look_again()
         if gap_ns:
             self._recovery.shift(gap_ns, self._now_ns)
         else:
@@ -377,6 +464,8 @@ class Restartable(Registrar):
         recovery = self._recovery
         if recovery is None or recovery.run is None or not recovery.is_over(self._now_ns):
             return
+        if self._is_idle and not recovery.has_reports:
+            return  # there is no time by which members have to come to a standby
         if self._sole:
             self._rebuild(recovery.run, recovery.result())
         elif self._asked_term is None:
@@ -387,7 +476,7 @@ class Restartable(Registrar):
         else:
             asked_ns = self._now_ns - self._asked_ns
             late = asked_ns >= self.timing.ns(self.timing.resume_s)
-            if recovery.has_promises() and (late or recovery.all_promised()):
+            if (late or recovery.all_promised()) and recovery.has_promises():
                 self._rebuild(recovery.run, recovery.result(promised=True))
             elif late:
                 self._begin_anew(recovery)
@@ -416,16 +505,9 @@ class Restartable(Registrar):
         if self._asked_term is not None:
             self._term_min = self._asked_term + 1
             self._asked_term = None
-        came = len(recovery.result().returned)
-        had = max((basis.size for basis in recovery.bases()), default=0)
-        them = f"{came} of {had} members" if came else "no member"
-        reason = (
-            f"{them} came back; without a majority this master waits. If the others are gone for "
-            "good: stop every master of the run, move their state away, and start anew"
-        )
+        reason = recovery.shortage()
         for connection in recovery.begin_anew(self._now_ns):
-            self._hosts.pop(connection, None)
-            self._effects.append(CloseControl(connection, reason))
+            self._close(connection, reason)
         for connection in list(self._waiting):
             del self._waiting[connection]
             self._refuse(connection, reason)
@@ -436,6 +518,7 @@ class Restartable(Registrar):
         """Go on with the run: whoever is missing is removed when all others have been heard."""
         assert self._recovery is not None
         bases = self._recovery.bases()
+        connections = self._recovery.connections()
         self._recovery = None
         self._origin = Origin.RESTARTED
         self.run = run
@@ -448,11 +531,7 @@ class Restartable(Registrar):
         jump = TERM_GAP + int.from_bytes(self._random_bytes(ID_JUMP_BYTES))
         self._last_peer = PeerId(recovered.last_peer + jump)
         reports = {r.peer: r for r in (*recovered.returned, *recovered.newcomers)}
-        peers = [
-            self._member(peer, group, member, reports.get(peer))
-            for peer, (group, member) in recovered.members.items()
-        ]
-        peers += [self._revive(r.header, r.host, r.connection, None) for r in recovered.newcomers]
+        peers = revive_all(recovered, self._now_ns)
         self.membership = Membership(self.term, self._choose)
         self.membership.updates = recovered.counts[RoundKind.UPDATE_TOPOLOGY]
         self.membership.restore(recovered.membership, peers, shared=not self._sole)
@@ -465,7 +544,8 @@ class Restartable(Registrar):
             self._welcome_back(peer, max(report.rosters, default=0))
         for report in reports.values():
             self._replay(report)
-        missing = [self.membership.peers[peer] for peer in recovered.missing]
+        still = [peer for peer in recovered.missing if peer in self.membership.peers]
+        missing = [self.membership.peers[peer] for peer in still]
         left = [peer for peer in missing if peer.id in recovered.left]
         lost = [peer for peer in missing if peer.id not in recovered.left]
         if left:
@@ -476,48 +556,28 @@ class Restartable(Registrar):
         for report in recovered.strangers:
             if report.connection in self._hosts:
                 self._tell_removed(report.connection, report.header)
+        for connection in connections:
+            if connection in self._hosts and connection not in self._by_connection:
+                self._close(connection, "the run went on before its report was complete")
         self._admit_into_empty_run()
         waiting, self._waiting = self._waiting, {}
         for connection, message in waiting.items():
             if connection in self._hosts:
                 self._register(connection, message)
 
-    def _member(
-        self, peer: PeerId, group: int, member: Member, report: Report | None
-    ) -> RegisteredPeer:
-        if report is not None:
-            return self._revive(report.header, report.host, report.connection, member)
-        return RegisteredPeer(
-            peer, group, member, b"", admitted=True, control_lost_ns=self._now_ns,
-            heard_ns=self._now_ns, pending_ns=self._now_ns, registered_ns=self._now_ns,
-        )  # fmt: skip
-
-    def _revive(
-        self, header: msg.Return, host: str, connection: int | None, member: Member | None
-    ) -> RegisteredPeer:
-        """A peer as the master before knew it; ``member``: as the others see it, if they do."""
-        registration, now_ns = header.registration, self._now_ns
-        seen_as = Member(header.peer, registration.host or host, registration.port)
-        return RegisteredPeer(
-            header.peer, registration.group, member or seen_as, header.token,
-            min_peers=registration.min_peers, prefetching=registration.prefetches,
-            admitted=member is not None, connection=connection,
-            control_lost_ns=None if connection is not None else now_ns,
-            heard_ns=now_ns, pending_ns=now_ns, registered_ns=now_ns,
-        )  # fmt: skip
-
     def _replay(self, report: Report) -> None:
         """Deal with what a peer wants, as if it had come just now.
 
         That removes nobody: the missing are removed together, when everybody has been heard.
         """
-        peer = self.membership.peers[report.peer]
+        peer = self.membership.peers.get(report.peer)
+        if peer is None:
+            return  # another one's request has cost it its place
+        for other, why_down in report.links.items():
+            self.membership.report_link(peer.id, other, why_down, self._now_ns)
         for message in report.requests:
             try:
                 match message:
-                    case msg.LinkReport(other, up, reason):
-                        why = None if up else reason
-                        self.membership.report_link(peer.id, other, why, self._now_ns)
                     case msg.LinksMeasured(links):
                         for link in links:
                             self.membership.note_measure(peer.id, link.peer, link.measure)
@@ -529,6 +589,8 @@ class Restartable(Registrar):
                 if peer.connection is not None:
                     self._effects.append(CloseControl(peer.connection, error.reason))
                     self._on_closed(peer.connection, error.reason)
+                return
+            if peer.id not in self.membership.peers:
                 return
 
 

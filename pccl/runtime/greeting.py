@@ -76,6 +76,10 @@ class Credentials:
         run = own.run or NO_RUN
         return Opening(channel, nonce, run, own.term, own.peer, target, lane, lanes)
 
+    def strangers_opening(self) -> Opening:
+        """What is said first to a master by somebody who takes no part in its run."""
+        return Opening(Channel.CONTROL, self._random_bytes(NONCE_BYTES))
+
     def masters_opening(self, run: bytes, term: int) -> Opening:
         """What a master says first."""
         return Opening(Channel.CONTROL, self._random_bytes(NONCE_BYTES), run, term)

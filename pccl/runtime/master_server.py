@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pccl.protocol import messages as msg
-from pccl.protocol.errors import LocalProtocolError
+from pccl.protocol.errors import LocalProtocolError, PCCLError
 from pccl.protocol.handshake import NO_RUN, RUN_BYTES, Opening
 from pccl.protocol.limits import INCUMBENT_BYTES, Timing
 from pccl.protocol.master import MasterMachine
 from pccl.protocol.master_events import (
     Announce,
+    AskMaster,
     CloseControl,
     ControlClosed,
     ControlMessage,
     ControlOpened,
     Forget,
+    MasterAnswered,
     MasterEvent,
+    MasterUnanswered,
     Remember,
     Send,
     Tick,
+    Warn,
 )
 from pccl.protocol.messages import MasterAddress
 from pccl.protocol.restart import Origin
@@ -30,7 +35,9 @@ from pccl.runtime.clock import Clock, Ticker, Timer
 from pccl.runtime.control import ControlStream
 from pccl.runtime.greeting import Credentials, Reception
 from pccl.runtime.master_store import MasterStore, Remembered
+from pccl.runtime.question import ask_run
 from pccl.runtime.status_desk import StatusDesk
+from pccl.runtime.tasks import Tasks
 from pccl.state.election import elect
 from pccl.topology.cost_model import choose_algorithms
 from pccl.transports.base import Address, Connection, Listener, Transport
@@ -54,7 +61,7 @@ class MasterServer:
         token: what every process of the run has to know; None: anybody may come.
         store: where it is kept which run this is; None: nowhere, the members know it.
         standbys: where other masters listen, which the peers are told.
-        standby: whether it waits for a run whose master is gone.
+        standby_of: the masters whose run it takes up when they are gone; none: it is no standby.
         elect: finds out which shared state everybody gets.
 
     Raises:
@@ -71,7 +78,7 @@ class MasterServer:
         token: bytes | None = None,
         store: MasterStore | None = None,
         standbys: tuple[MasterAddress, ...] = (),
-        standby: bool = False,
+        standby_of: Sequence[Address] = (),
         elect: Elect = elect,
     ) -> None:
         self._elect = elect
@@ -80,8 +87,11 @@ class MasterServer:
         self._timing = timing
         self._observer = observer
         self._store = store
-        self.machine = self._make_machine(random_bytes, standbys, standby=standby)
+        self._standby_of = tuple(standby_of)
+        self.machine = self._make_machine(random_bytes, standbys)
         self._credentials = Credentials(token, random_bytes)
+        self._tasks: Tasks | None = None
+        """Questions to other masters."""
         self._reception = Reception(
             clock,
             timing.ns(timing.dial_s),
@@ -106,23 +116,18 @@ class MasterServer:
         self,
         random_bytes: Callable[[int], bytes],
         standbys: tuple[MasterAddress, ...],
-        *,
-        standby: bool,
     ) -> MasterMachine:
         known = self._store.load() if self._store is not None else None
-        if known is not None:
-            run, term, origin, incumbent = (
-                known.run,
-                known.term + 1,
-                Origin.RESTARTED,
-                known.incumbent,
-            )
-        elif standby:
+        is_standby = bool(self._standby_of)
+        if known is not None and (known.coordinated or is_standby):
+            origin = Origin.RESTARTED if known.coordinated else Origin.STANDBY
+            run, term, incumbent = known.run, known.term + 1, known.incumbent
+        elif is_standby:
             run, term, origin, incumbent = NO_RUN, 1, Origin.STANDBY, random_bytes(INCUMBENT_BYTES)
         else:
             run, term, origin = random_bytes(RUN_BYTES), 1, Origin.BLANK
             incumbent = random_bytes(INCUMBENT_BYTES)
-        if run != NO_RUN:
+        if origin is not Origin.STANDBY:
             self._remember(Remembered(run, term, incumbent))
         now_ns = self._clock.now_ns()
         return MasterMachine(
@@ -136,6 +141,7 @@ class MasterServer:
             standbys,
             choose_algorithms,
             self._elect,
+            tuple(str(address) for address in self._standby_of),
         )
 
     def _remember(self, remembered: Remembered) -> None:
@@ -165,12 +171,15 @@ class MasterServer:
             LinkError: the address cannot be used.
         """
         self._listener = await self._transport.listen(address, self._reception.accept)
+        self._tasks = Tasks(asyncio.get_running_loop())
         self._ticker.start()
         _log.info("master listens on %s", self._listener.address)
 
     def close(self) -> None:
         """Stop at once; the peers find out by their lost connections."""
         self._ticker.stop()
+        if self._tasks is not None:
+            self._tasks.abandon()
         if self._listener is not None:
             self._listener.close()
         self._reception.close()
@@ -194,6 +203,9 @@ class MasterServer:
         self._feed(ControlOpened(number, connection.remote.host))
 
         def on_message(message: msg.Message) -> None:
+            if message == msg.RunQuery() and number in self._silent:
+                self._feed(ControlMessage(number, message))
+                return  # nobody speaks after that question: it still has until its deadline to go
             if message == msg.StatusRequest() and number in self._silent:
                 if number not in self._desk:  # until its turn it counts as silent
                     self._desk.ask(number)
@@ -240,6 +252,19 @@ class MasterServer:
     def _tick(self) -> None:
         self._feed(Tick())
 
+    # -- other masters -------------------------------------------------------------------------
+
+    async def _ask(self, master: int) -> None:
+        address, patience_s = self._standby_of[master], self._timing.dial_s
+        try:
+            answer = await ask_run(
+                self._clock, self._transport, address, self._credentials, patience_s
+            )
+        except PCCLError as error:
+            self._feed(MasterUnanswered(master, error.reason))
+        else:
+            self._feed(MasterAnswered(master, answer))
+
     # -- the machine ---------------------------------------------------------------------------
 
     def _feed(self, event: MasterEvent) -> None:
@@ -267,9 +292,15 @@ class MasterServer:
                     if stream is not None:
                         stream.close()
                         _log.info("closed control connection %d: %s", connection, reason)
-                case Remember(run, term, incumbent):
-                    self._keep(Remembered(run, term, incumbent))
-                    _log.info("coordinates the run %s in term %d", run.hex(), term)
+                case Remember(run, term, incumbent, coordinated):
+                    self._keep(Remembered(run, term, incumbent, coordinated))
+                    what = "coordinates" if coordinated else "stands by for"
+                    _log.info("%s the run %s in term %d", what, run.hex(), term)
+                case AskMaster(master):
+                    assert self._tasks is not None, "not started"
+                    self._tasks.create(self._ask(master))
+                case Warn(text):
+                    _log.warning("%s", text)
                 case Forget():
                     self._keep(None)
                     _log.info("no member is left: the run is over")

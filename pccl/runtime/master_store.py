@@ -17,7 +17,7 @@ from pccl.protocol.errors import LocalProtocolError
 from pccl.protocol.handshake import RUN_BYTES
 from pccl.protocol.limits import INCUMBENT_BYTES, TERM_MAX
 
-_VERSION = 1
+_VERSION = 2
 _FILE = "master.state"
 
 
@@ -28,6 +28,8 @@ class Remembered:
     run: bytes
     term: int
     incumbent: bytes
+    coordinated: bool = True
+    """Whether this master has coordinated it; a standby may only have learnt of it."""
 
 
 class MasterStore(Protocol):
@@ -107,14 +109,15 @@ class DirectoryStore:
 def _decode(path: Path, data: bytes) -> Remembered:
     try:
         value: Any = msgpack.unpackb(data)
-        version, run, term, incumbent = value
+        version, run, term, incumbent, coordinated = value
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise _unusable(path, "it is no state of a master") from error
     known = (type(run), type(term), type(incumbent)) == (bytes, int, bytes)
+    known = known and type(coordinated) is bool
     sound = known and len(run) == RUN_BYTES and len(incumbent) == INCUMBENT_BYTES
     if version != _VERSION or not sound or not 1 <= term < TERM_MAX:
         raise _unusable(path, "it is no state of a master of this version")
-    return Remembered(run, term, incumbent)
+    return Remembered(run, term, incumbent, coordinated)
 
 
 def _unreachable(path: Path, error: OSError) -> LocalProtocolError:

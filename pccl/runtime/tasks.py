@@ -1,4 +1,4 @@
-"""Background work of one engine: none outlives it, and no failure goes unseen."""
+"""Background work of one engine or master: none outlives it, and no failure goes unseen."""
 
 from __future__ import annotations
 
@@ -28,11 +28,15 @@ class Tasks:
 
     async def cancel(self) -> None:
         """Cancel everything, and wait until it has ended."""
-        for task in list(self._open):
-            task.cancel()
+        self.abandon()
         for task in list(self._open):
             with suppress(asyncio.CancelledError):
                 await task
+
+    def abandon(self) -> None:
+        """Cancel everything; it ends as soon as the loop runs again."""
+        for task in list(self._open):
+            task.cancel()
 
     def _done(self, task: asyncio.Task[None]) -> None:
         del self._open[task]

@@ -162,7 +162,7 @@ class MasterProcess:
             token,
             store,
             standbys,
-            standby,
+            others if standby else (),
             self._elect,
         )
 

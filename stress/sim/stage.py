@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from pccl.protocol.errors import LinkError
+from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.limits import EAGER_BYTES_MAX
 from pccl.protocol.messages import OperationRequest, Withdraw
 from pccl.protocol.peer import Standing
@@ -372,6 +373,11 @@ class Stage:
         self.struck_ns = self.now_ns()
         self.master.kill()
         return alive
+
+    @property
+    def standby_knows(self) -> bool:
+        """Whether the standby has learnt which run it may have to take up."""
+        return self.standby is not None and self.standby.server.machine.run != NO_RUN
 
     def restart_master(self, *, blank: bool) -> None:
         """Start a new master on the address of the one that was killed."""

@@ -195,7 +195,7 @@ PLAIN = st.recursive(
 
 
 @settings(max_examples=300)
-@given(st.sampled_from([*range(1, 23), *range(64, 83)]), st.lists(PLAIN, max_size=5))
+@given(st.sampled_from([*range(1, 24), *range(64, 84)]), st.lists(PLAIN, max_size=5))
 def test_wrong_types_and_field_counts_do_no_harm(code: int, parts: list[Any]) -> None:
     try:
         message = decode(pack(code, *parts))
@@ -259,6 +259,8 @@ def _fill_samples() -> None:
         msg.KnownOutcome: [18, outcome],
         msg.KnownAnswer: [19, answer],
         msg.Reported: [20],
+        msg.RunQuery: [23],
+        msg.RunIs: [83, b"run", 7, True],
         msg.Registered: [64, 1, 1, b"run", b"token", b"m", [["h", 9]]],
         msg.Holdings: [12, op, 2, True],
         msg.LinkPlan: [65, [[1, "h", 9]]],

@@ -85,6 +85,8 @@ class World:
         self.tokens = count(1)
         self.lines: dict[int, Line] = {}
         self.kept: list[tuple[bytes, int] | None] = [None, None]
+        self.between = True
+        """Whether the standby reaches the first master."""
         self.masters: list[MasterMachine | None] = [
             self.new_master(0, RUN, 1, Origin.BLANK),
             self.new_master(1, NO_RUN, 1, Origin.STANDBY),
@@ -109,6 +111,7 @@ class World:
         return MasterMachine(
             TIMING, run, term, lambda size: next(self.tokens).to_bytes(size, "big"),
             self.now_ns, origin, b"master %d" % index, (ADDRESSES[1 - index],),
+            stands_by_for=("a",) if index else (),
         )  # fmt: skip
 
     # -- the shells ----------------------------------------------------------------------------
@@ -177,11 +180,27 @@ class World:
                         line.to_peer.append(message)
                 case me.CloseControl(connection):
                     self.drop(self.lines[connection])
-                case me.Remember(run, term):
-                    self.kept[index] = (run, term)
+                case me.Remember(run, term, coordinated=coordinated):
+                    if coordinated:
+                        self.kept[index] = (run, term)
+                case me.AskMaster(number):
+                    self.ask(number)
                 case _:
                     pass
         master.check()
+
+    def ask(self, number: int) -> None:
+        """The standby asks the first master for its run."""
+        first = self.masters[0]
+        answer: me.MasterEvent = me.MasterUnanswered(number, "nobody there")
+        if first is not None and self.between:
+            first.handle(me.ControlOpened(0, "standby"), self.now_ns)
+            for effect in first.handle(me.ControlMessage(0, msg.RunQuery()), self.now_ns):
+                assert isinstance(effect, me.Send)
+                assert isinstance(effect.message, msg.RunIs)
+                answer = me.MasterAnswered(number, effect.message)
+            first.handle(me.ControlClosed(0, "it knows"), self.now_ns)
+        self.tell_master(1, answer)
 
     def drop(self, line: Line) -> None:
         """The master's end is closed."""

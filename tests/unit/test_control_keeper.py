@@ -66,14 +66,15 @@ class World:
         self,
         address: Address,
         *,
-        standby: bool = False,
+        standby_of: tuple[Address, ...] = (),
         standbys: tuple[Address, ...] = (),
         token: bytes = TOKEN,
     ) -> MasterServer:
         host = self.network.host(address.host)
         server = MasterServer(
             self.loop, host, TIMING, Random(address.port).randbytes, token=token,
-            standbys=tuple(msg.MasterAddress(a.host, a.port) for a in standbys), standby=standby,
+            standbys=tuple(msg.MasterAddress(a.host, a.port) for a in standbys),
+            standby_of=standby_of,
         )  # fmt: skip
         self.loop.run_until_complete(server.start(address))
         self.servers.append(server)
@@ -112,7 +113,7 @@ def test_the_masters_are_tried_in_order_and_then_again() -> None:
 
 def test_a_standby_sends_newcomers_on() -> None:
     world = World(FIRST, SECOND)
-    world.serve(FIRST, standby=True)
+    world.serve(FIRST, standby_of=(THIRD,))
     world.serve(SECOND)
     world.dial()
     world.keeper.send(msg.Register(0, "", 4000, masters=2))

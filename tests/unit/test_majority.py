@@ -8,7 +8,6 @@ import pytest
 
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
-from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.limits import TERM_GAP, Timing
 from pccl.protocol.majority import HELD_BACK, Basis
 from pccl.protocol.master import MasterMachine
@@ -57,7 +56,7 @@ class Master:
 
     def __init__(self, origin: Origin, incumbent: bytes, term: int = 1) -> None:
         numbers = count(1)
-        run = NO_RUN if origin is Origin.STANDBY else RUN
+        run = RUN  # a standby has learnt it
         self.now_ns = 0
         self.machine = MasterMachine(
             Timing(), run, term, lambda size: bytes([next(numbers)] * size), 0,

@@ -104,7 +104,7 @@ class Master:
         run = {Origin.BLANK: OTHER_RUN, Origin.RESTARTED: RUN, Origin.STANDBY: NO_RUN}[origin]
         self.machine = MasterMachine(
             Timing(), run, term, lambda size: bytes([next(numbers)] * size), 0,
-            origin, incumbent, standbys,
+            origin, incumbent, standbys, stands_by_for=("10.0.0.9:1",),
         )  # fmt: skip
         self.now_ns = 0
 
@@ -477,8 +477,9 @@ def test_a_young_run_gives_way_to_members_of_an_older_one() -> None:
     master = Master()
     assert told(master.register(9), msg.Admitted) != []
     assert master.machine.shown_run == NO_RUN
-    assert master.say(1, known=known) == [CloseControl(9, "members of an older run are back")]
-    master.hear(1, msg.Reported())
+    assert master.say(1, known=known) == []
+    given_up = [CloseControl(9, "members of an older run are back")]
+    assert master.hear(1, msg.Reported()) == given_up
     effects = master.come(2, known=known)
     assert effects[0] == Remember(RUN, 2, NEXT)
 
@@ -611,10 +612,10 @@ def test_garbage_in_a_report_costs_that_connection_only(words: tuple[msg.Message
 
 
 def test_a_report_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl.protocol.recovery.REPORT_MESSAGES_MAX", 3)
+    monkeypatch.setattr("pccl.protocol.recovery.REPORT_BYTES_MAX", 20 << 10)
     master = Master()
-    beats = [msg.Heartbeat()] * 4
-    assert master.say(1, *beats) == [CloseControl(1, "a report without end")]
+    assert master.say(1, *[msg.Heartbeat()] * 10) == []
+    assert master.hear(1, *[msg.Heartbeat()] * 10) == [CloseControl(1, "its report is too large")]
 
 
 @pytest.mark.parametrize("run", [b"short", NO_RUN])
@@ -787,7 +788,11 @@ def test_a_run_that_all_have_left_is_not_remembered() -> None:
 
 def test_the_status_of_a_master_that_coordinates_nothing() -> None:
     for origin, words in (
-        (Origin.STANDBY, "it is a standby, and no run has come to it yet"),
+        (
+            Origin.STANDBY,
+            "it is a standby, and takes up no run before a master that it stands by for has said "
+            "which one that is: 10.0.0.9:1",
+        ),
         (Origin.RESTARTED, f"0 of ? members of run {RUN.hex()} have returned to it"),
     ):
         master = Master(origin, term=2)

@@ -87,8 +87,8 @@ class Takeover(OfMaster):
     needs_standby: ClassVar[bool] = True
 
     def _strike(self, stage: Stage) -> None:
-        # A standby knows of no run before members come to it: with none there is nothing to take.
-        if not stage.everybody_is_member():
+        # What has just begun, or what nobody has told the standby of, it can't take over.
+        if not (stage.everybody_is_member() and stage.standby_knows):
             if stage.now_ns() < self.when_ns + _PATIENCE_NS:
                 stage.at(stage.now_ns() + stage.scenario.latency_ns, self._strike, stage)
         elif stage.kill_master():

@@ -1,0 +1,119 @@
+"""Whether a peer may say so: checks of registrations and of reports, on every path they come in by.
+
+The codec has checked types and ranges. What is checked here is that an honest peer of some run may
+have said it: host names, ids and numbers that a master gives out, memberships that a master makes.
+Whatever passes can be taken up without a failing assertion, and without more than its share.
+"""
+
+from __future__ import annotations
+
+from pccl.protocol import messages as msg
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.handshake import NO_RUN, RUN_BYTES
+from pccl.protocol.limits import (
+    HOST_CHARACTERS_MAX,
+    INCUMBENT_BYTES,
+    OPEN_VIEWS_MAX,
+    PEERS_MAX,
+    REPORTED_MAX,
+    RESUME_TOKEN_BYTES,
+    TERM_MAX,
+)
+from pccl.protocol.types import OperationId, PeerId, Roster, RoundKind
+
+
+def is_host(host: str) -> bool:
+    """Whether it may be a host name, or be missing."""
+    return len(host.encode()) <= HOST_CHARACTERS_MAX and host.isprintable()
+
+
+def registration_flaw(registration: msg.Register) -> str:
+    """What is wrong with a registration; empty if nothing is."""
+    return "" if is_host(registration.host) else "this is no host name, or it is too long"
+
+
+def check_return(header: msg.Return) -> None:
+    """Check the first word of a returning peer.
+
+    Raises:
+        RemoteProtocolError: no peer of any run may say so.
+    """
+    if len(header.run) != RUN_BYTES or header.run == NO_RUN:
+        raise RemoteProtocolError(reason="it returns from no run")
+    flaw = registration_flaw(header.registration)
+    if flaw:
+        raise RemoteProtocolError(reason=flaw)
+    names = len(header.token) <= RESUME_TOKEN_BYTES and len(header.incumbent) <= INCUMBENT_BYTES
+    if not names or len(header.rounds) > len(RoundKind) or not _has_credible_numbers(header):
+        raise RemoteProtocolError(reason="it returns with numbers that no master gives out")
+
+
+def _has_credible_numbers(header: msg.Return) -> bool:
+    numbers = (header.peer, header.roster_version, header.ratified, *(c.n for c in header.rounds))
+    synced = header.expected.lineage
+    if synced is not None:
+        operation = synced.operation
+        if operation.group != header.registration.group or operation.term > header.term:
+            return False
+        if len(synced.run) != RUN_BYTES:
+            return False
+        numbers += (operation.view, operation.n)
+    return header.peer > 0 and header.term < TERM_MAX and max(numbers) < REPORTED_MAX
+
+
+def check_roster(roster: Roster, peer: PeerId, group: int) -> None:
+    """Check a roster that ``peer`` of ``group`` says it was told.
+
+    Raises:
+        RemoteProtocolError: no master tells it that.
+    """
+    if roster.group != group or peer not in roster.ring:
+        raise RemoteProtocolError(reason="a roster of others")
+    sizes = (roster.global_world_size, roster.peer_groups, roster.largest_group_size)
+    numbers = (roster.version, roster.view, roster.updates, *roster.ring, *roster.open_views)
+    possible = (
+        roster.version > 0
+        and roster.view in roster.open_views
+        and len(roster.open_views) <= OPEN_VIEWS_MAX
+        and roster.algorithms.is_sound
+        and len(set(roster.ring)) == len(roster.ring) <= roster.global_world_size
+        and max(sizes) <= PEERS_MAX
+        and min(roster.ring) > 0
+        and roster.term < TERM_MAX
+        and max(numbers) < REPORTED_MAX
+        and all(is_host(member.host) for member in roster.members)
+    )
+    if not possible:
+        raise RemoteProtocolError(reason="a roster that no master makes")
+
+
+def check_outcome(outcome: msg.OperationEnded, group: int) -> None:
+    """Check an outcome that a peer of ``group`` says it was told.
+
+    Raises:
+        RemoteProtocolError: no master tells it that.
+    """
+    _check_operation(outcome.operation, group)
+    if len(outcome.contributors) > PEERS_MAX:
+        raise RemoteProtocolError(reason="an outcome that no master announces")
+    _check_numbers(outcome.sequence, outcome.roster_version)
+
+
+def check_answer(answer: msg.RoundClosed) -> None:
+    """Check an answer that a peer says it was told.
+
+    Raises:
+        RemoteProtocolError: no master gives it.
+    """
+    _check_numbers(answer.sequence, answer.round.n, answer.roster_version)
+
+
+def _check_operation(operation: OperationId, group: int) -> None:
+    if operation.group != group or operation.term >= TERM_MAX:
+        raise RemoteProtocolError(reason="an operation of others")
+    _check_numbers(operation.view, operation.n)
+
+
+def _check_numbers(*numbers: int) -> None:
+    if max(numbers) >= REPORTED_MAX:
+        raise RemoteProtocolError(reason="a number that no master gives out")
