@@ -1,13 +1,17 @@
 """A lane: frames on one connection.
 
-What it does: parse headers, ask for memory before every read of payload, send what its link has
-queued, answer whoever asks whether it is alive. What it does not do: know what frames mean, or keep
-their payload - queues hold descriptors of the sender's memory, and at most one frame per lane is
-partly handed to the network.
+What it does: parse headers, ask for memory before every read of payload, verify what was read, send
+what its link has queued, answer whoever asks whether it is alive. What it does not do: know what
+frames mean, or keep their payload - queues hold descriptors of the sender's memory, and at most one
+frame per lane is partly handed to the network.
 
-Invariant: once :meth:`Lane.revoke` has returned, no memory of the operation is read any more. A
-frame that is already partly on its way is completed from a copy: the operation has ended here, but
-perhaps not yet for whoever receives it, and counts it.
+Invariants:
+
+* No header is acted on, and no payload is complete, before it was verified; a payload is hashed
+  right after each read, and right before its frame is sent: while it is in cache.
+* Once :meth:`Lane.revoke` has returned, no memory of the operation is read any more. A frame that
+  is already partly on its way is completed from a copy: the operation has ended here, but perhaps
+  not yet for whoever receives it, and counts it.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
+from pccl.protocol.checksum import DamagedData, PayloadHasher, payload_hash
 from pccl.protocol.frame import (
     HEADER_BYTES,
     NO_OPERATION,
@@ -36,6 +41,14 @@ class Sink(Protocol):
 
         ``received`` bytes of the payload have been read so far. The memory may be shorter than
         what is missing, never longer, and must not be empty.
+        """
+        ...
+
+    def counts(self) -> bool:
+        """Whether all the payload, which is here, has to be what was sent.
+
+        Not what nobody wants any more, or what is verified otherwise: its sender may have used the
+        memory for something else meanwhile.
         """
         ...
 
@@ -74,17 +87,25 @@ class Frame:
         header: its header.
         payload: what follows; must stay valid until it is sent or revoked.
         number: of the segment among all that its operation sends; -1: no segment.
+        check: the payload's hash; None: it is made when a lane is about to send the frame.
     """
 
-    __slots__ = ("_head", "_payload", "header", "number", "sent")
+    __slots__ = ("_check", "_head", "_payload", "header", "number", "sent")
 
-    def __init__(self, header: FrameHeader, payload: Payload = b"", number: int = -1) -> None:
+    def __init__(
+        self,
+        header: FrameHeader,
+        payload: Payload = b"",
+        number: int = -1,
+        check: int | None = None,
+    ) -> None:
         self.header = header
         self._payload = payload
+        self._check = check
         self.number = number
         self.sent = 0
         """Bytes of header and payload together that the network has taken."""
-        self._head = encode_header(header)
+        self._head = b""
 
     @property
     def payload(self) -> memoryview | bytes | list[memoryview]:
@@ -106,6 +127,8 @@ class Frame:
     def rest(self) -> list[bytes | memoryview]:
         """What is still to be sent."""
         payload = self.payload
+        if not self._head:
+            self._head = encode_header(self.header, self._hash(payload))
         if self.sent >= HEADER_BYTES:
             if isinstance(payload, list):
                 return _behind(payload, self.sent - HEADER_BYTES)
@@ -114,6 +137,11 @@ class Frame:
         if isinstance(payload, list):
             return [head, *payload]
         return [head, payload] if self.header.length else [head]
+
+    def _hash(self, payload: memoryview | bytes | list[memoryview]) -> int:
+        if self._check is not None or not self.header.length:
+            return self._check or 0
+        return payload_hash(*payload) if isinstance(payload, list) else payload_hash(payload)
 
     @property
     def missing(self) -> int:
@@ -185,8 +213,12 @@ class Lane:
         self._open = True
         self._head = bytearray(HEADER_BYTES)
         self._head_view = memoryview(self._head)
+        self._memory = self._head_view
+        """Where the last read went."""
         self._sink: Sink | None = None
-        self._length = 0
+        self._hasher = PayloadHasher()
+        """Of the payload that is arriving."""
+        self._length = self._check = 0
         self._received = 0
         connection.start(self)
 
@@ -288,7 +320,8 @@ class Lane:
         """See ``Receiver``."""
         if self._sink is None:
             return self._head_view[self._received :]
-        return self._sink.memory(self._received)
+        self._memory = self._sink.memory(self._received)
+        return self._memory
 
     def buffer_updated(self, nbytes: int) -> None:
         """See ``Receiver``."""
@@ -298,6 +331,8 @@ class Lane:
         if sink is not None:
             self.payload_bytes += nbytes
             self.moved_bytes += nbytes
+            memory = self._memory
+            self._hasher.update(memory if len(memory) == nbytes else memory[:nbytes])
         else:
             if self._received < HEADER_BYTES:
                 return
@@ -310,9 +345,13 @@ class Lane:
                 self.moved_bytes += HEADER_BYTES
                 if not header.offset:
                     return
-            self._length = header.length
+            self._length, self._check = header.length, header.check
+            self._hasher.reset()
             sink = self._sink = self._handler.frame_started(self, header)
         if self._received == self._length:
+            if self._length and self._hasher.intdigest() != self._check and sink.counts():
+                reason = f"{self._length} bytes of payload were damaged on the way"
+                raise DamagedData(func="lane", reason=reason)
             self._sink = None
             self._received = 0
             sink.complete()

@@ -75,15 +75,18 @@ class Link:
 
     # -- sending -------------------------------------------------------------------------------
 
-    def send(self, header: FrameHeader, payload: Payload, number: int) -> None:
+    def send(
+        self, header: FrameHeader, payload: Payload, number: int, check: int | None = None
+    ) -> None:
         """Queue a segment; without a lane it waits for one.
 
         Args:
             header: of a DATA frame.
             payload: must stay valid until it is sent or revoked, or is made when it is sent.
             number: of the segment among all that its operation sends.
+            check: the payload's hash, if it is known.
         """
-        frame = Frame(header, payload, number)
+        frame = Frame(header, payload, number, check)
         queue = self._queues.get(header.operation)
         if queue is None:
             self._queues[header.operation] = deque((frame,))

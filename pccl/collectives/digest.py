@@ -3,6 +3,9 @@
 Each segment is hashed while it is still in cache, in whatever order it arrives; the digest of the
 list says whether two members hold the same bits. It detects accidents (a broken machine, a bug),
 not lies: XXH3 is not a cryptographic hash.
+
+The hash of a segment is also the checksum of the frame that carries its final bytes: it is made
+once, by the owner of the segment, and what the others have verified they take over as it is.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from __future__ import annotations
 from array import array
 
 import xxhash
+
+from pccl.protocol.checksum import payload_hash
 
 DIGEST_BYTES = 16
 
@@ -26,13 +31,15 @@ class ResultDigest:
 
     def add(self, position: int, *data: memoryview) -> None:
         """Hash the final bytes of the segment at ``position``, in one piece or in several."""
-        if len(data) == 1:
-            self._hashes[position] = xxhash.xxh3_64_intdigest(data[0])
-            return
-        hasher = xxhash.xxh3_64()
-        for part in data:
-            hasher.update(part)
-        self._hashes[position] = hasher.intdigest()
+        self._hashes[position] = payload_hash(*data)
+
+    def take(self, position: int, check: int) -> None:
+        """Likewise of bytes whose hash is known."""
+        self._hashes[position] = check
+
+    def known(self, position: int) -> int | None:
+        """The hash of a segment; None if it was not added."""
+        return self._hashes[position] or None
 
     def value(self) -> bytes:
         """The 16-byte digest over all segments (meaningful once each was added)."""

@@ -1,7 +1,9 @@
 """Control messages on the wire: length-prefixed MessagePack, strictly decoded.
 
-After the handshake every message is a u32 length, little-endian, and a MessagePack array ``[code,
-field, ...]``. Decoding accepts exactly what encoding produces: the right number of fields, the
+After the handshake every message is a prefix of 16 bytes and a MessagePack array ``[code, field,
+...]``. The prefix, little-endian, is the array's length (u32), its XXH3-64 (u64), and the CRC-32 of
+these twelve bytes: a length is verified before it is waited for, and an array before it is looked
+at. Decoding accepts exactly what encoding produces: the right number of fields, the
 right types, integers in range, bounded text and lists, nothing behind the end.
 """
 
@@ -18,6 +20,7 @@ from typing import Any, TypeGuard
 import msgpack
 
 from pccl.protocol import messages
+from pccl.protocol.checksum import SEAL_BYTES, DamagedData, payload_hash, seal, unseal
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import (
     CONTROL_MESSAGE_BYTES_MAX,
@@ -28,7 +31,8 @@ from pccl.protocol.messages import Message
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import Below, UpTo
 
-_LENGTH = struct.Struct("<I")
+_PREFIX = struct.Struct("<IQ")
+PREFIX_BYTES = _PREFIX.size + SEAL_BYTES
 _U64 = Below(1 << 64)
 
 _CODES: dict[type[Any], int] = {
@@ -51,6 +55,7 @@ _CODES: dict[type[Any], int] = {
     messages.StatusRequest: 21,
     messages.LinksMeasured: 22,
     messages.RunQuery: 23,
+    messages.Damaged: 24,
     messages.Holdings: 12,
     messages.SyncRequest: 13,
     messages.StatesCompared: 14,
@@ -83,15 +88,20 @@ class _Invalid(Exception):
 
 
 def encode(message: Message) -> bytes:
-    """Return the bytes of one message, length prefix included."""
+    """Return the bytes of one message, prefix included."""
     code, encode_fields = _ENCODERS[type(message)]
     body: bytes = msgpack.packb([code, *encode_fields(message)], use_bin_type=True)
     assert len(body) <= CONTROL_MESSAGE_BYTES_MAX, "message too large to be accepted"
-    return _LENGTH.pack(len(body)) + body
+    return frame(body)
+
+
+def frame(body: bytes) -> bytes:
+    """Put the prefix in front of a message."""
+    return seal(_PREFIX.pack(len(body), payload_hash(body))) + body
 
 
 def decode(body: bytes) -> Message:
-    """Decode one message (without its length prefix).
+    """Decode one message (without its prefix).
 
     Raises:
         RemoteProtocolError: it is not exactly one well-formed message. Close the connection.
@@ -133,22 +143,28 @@ class StreamDecoder:
         """Add bytes; return the messages that are complete now.
 
         Raises:
+            DamagedData: these bytes were changed on the way. Close the connection; all messages
+                before them were returned or are lost with it.
             RemoteProtocolError: these bytes do not follow the protocol. Close the connection.
         """
         self._buffer += data
         found: list[Message] = []
         start = 0
-        while len(self._buffer) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer, start)
+        while len(self._buffer) - start >= PREFIX_BYTES:
+            prefix = self._buffer[start : start + PREFIX_BYTES]
+            length, check = _PREFIX.unpack(unseal(prefix, "control", "the prefix of a message"))
             if length > CONTROL_MESSAGE_BYTES_MAX:
                 raise RemoteProtocolError(
                     func="control",
                     reason=f"message of {length} bytes; at most {CONTROL_MESSAGE_BYTES_MAX}",
                 )
-            end = start + _LENGTH.size + length
+            end = start + PREFIX_BYTES + length
             if len(self._buffer) < end:
                 break
-            found.append(decode(bytes(self._buffer[start + _LENGTH.size : end])))
+            body = bytes(self._buffer[start + PREFIX_BYTES : end])
+            if payload_hash(body) != check:
+                raise DamagedData(func="control", reason="a message was damaged on the way")
+            found.append(decode(body))
             start = end
         del self._buffer[:start]
         return found

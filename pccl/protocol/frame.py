@@ -1,11 +1,15 @@
 """The fixed header of every frame on a lane (the data plane).
 
-A lane is a byte stream of frames: 48 bytes of header, then ``length`` bytes of payload. All
+A lane is a byte stream of frames: 56 bytes of header, then ``length`` bytes of payload. All
 integers are little-endian. The header names the operation completely, so that a frame of an
 aborted attempt, an older view or another term can never be taken for one of the present.
 
     kind u8 | flags u8 | step u16 | length u32 | term u32 | group u32 | view u32 | n u32
-    tag u64 | offset u64 | what u32 | reserved u32
+    tag u64 | offset u64 | check u64 | what u32 | seal u32
+
+``check`` is the XXH3-64 of the payload (0: there is none), and ``seal`` the CRC-32 of the 52 bytes
+before it: a header is verified before anything is done because of it, and a payload before it
+counts.
 
 Of a segment, ``offset`` counts bytes from the start of the tensor, and ``step`` is the schedule's
 step number; ``what`` is the fingerprint of what the sender has asked for, if it was sent ahead of
@@ -18,14 +22,15 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from pccl.protocol.checksum import SEAL_BYTES, payload_hash, seal, unseal
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.types import OperationId
 
-_HEADER = struct.Struct("<BBHIIIIIQQII")
-HEADER_BYTES = _HEADER.size
-assert HEADER_BYTES == 48
+_HEADER = struct.Struct("<BBHIIIIIQQQI")
+HEADER_BYTES = _HEADER.size + SEAL_BYTES
+assert HEADER_BYTES == 56
 
 PAYLOAD_BYTES_MAX = 16 << 20
 """No frame is larger. Segments are far smaller; the bound keeps a forged length from mattering."""
@@ -80,6 +85,8 @@ class FrameHeader:
     length: int
     what: int = 0
     """Of what is sent ahead: see ``eager.fingerprint``; otherwise 0."""
+    check: int = field(default=0, compare=False)
+    """``checksum.payload_hash`` of the payload; 0: there is none, or it is not made yet."""
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
@@ -93,28 +100,35 @@ NO_OPERATION = OperationId(term=0, group=0, view=0, tag=0, n=0)
 """In the headers of frames that belong to none."""
 
 
-def encode_header(header: FrameHeader) -> bytes:
-    """Return the 48 bytes of ``header``."""
+def encode_header(header: FrameHeader, check: int = 0) -> bytes:
+    """Return the 56 bytes of ``header`` for a payload of this ``check``."""
     op = header.operation
-    return _HEADER.pack(
+    packed = _HEADER.pack(
         header.kind, 0, header.step, header.length, op.term, op.group, op.view, op.n,
-        op.tag, header.offset, header.what, 0,
+        op.tag, header.offset, check, header.what,
     )  # fmt: skip
+    return seal(packed)
+
+
+def encode_frame(header: FrameHeader, payload: bytes) -> bytes:
+    """Return a whole frame."""
+    return encode_header(header, payload_hash(payload) if payload else 0) + payload
 
 
 def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
-    """Decode 48 bytes.
+    """Decode 56 bytes.
 
     Raises:
+        DamagedData: they were changed on the way. Close the lane.
         RemoteProtocolError: the kind is unknown, a reserved field is set or the length is out of
             bounds. Close the lane; nothing after this can be trusted.
     """
     (
         kind, flags, step, length, term, group, view, n,
-        tag, offset, what, reserved,
-    ) = _HEADER.unpack(data)  # fmt: skip
+        tag, offset, check, what,
+    ) = _HEADER.unpack(unseal(data, "lane", "the header of a frame"))  # fmt: skip
     known = _KINDS.get(kind)
-    if known is None or flags or reserved:
+    if known is None or flags:
         raise RemoteProtocolError(func="lane", reason=f"not a frame header (kind {kind})")
     if length > PAYLOAD_BYTES_MAX:
         raise RemoteProtocolError(
@@ -122,4 +136,5 @@ def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
         )
     if length and known in _BARE:
         raise RemoteProtocolError(func="lane", reason=f"a {known.name} carries no payload")
-    return FrameHeader(known, OperationId(term, group, view, tag, n), step, offset, length, what)
+    operation = OperationId(term, group, view, tag, n)
+    return FrameHeader(known, operation, step, offset, length, what, check)

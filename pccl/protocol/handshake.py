@@ -9,13 +9,16 @@ dialler first, over both openings as they were sent. Only then is anything else 
        ├── proof ─────────────────────────────>│   (the proofs only with a token)
        │<───────────────────────────── proof ──┤   or 32 zero bytes: your token is not mine
 
-An opening, little-endian, 80 bytes:
+An opening, little-endian, 88 bytes:
 
-    magic "PCCL" | version u16 | security u8 | channel u8 | lane u16 | lanes u16 | term u32
-    run 16 bytes | source u64 | target u64 | nonce 32 bytes
+    magic "PCCL" | version u16 | check u16 | security u8 | channel u8 | lane u16 | lanes u16
+    reserved u16 | term u32 | run 16 bytes | source u64 | target u64 | nonce 32 bytes | seal u32
 
-What a side does not know yet is zero. The first eight bytes are the same in every version. A side
-that will not go on has sent its opening before, so that the other one can see for itself why.
+What a side does not know yet is zero. Magic and version are the same in every version; ``check``
+verifies them (CRC-16), and ``seal`` the whole opening (CRC-32). A proof has its seal, too. So what
+was damaged on the way is a lost connection, never another version or a wrong token, for which
+nobody would try again. A side that will not go on has sent its opening before, so that the other
+one can see for itself why.
 
 Pure: bytes in, bytes out. Nonces are passed in. Invariants:
 
@@ -36,26 +39,30 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.hmac import HMAC
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from pccl.protocol.checksum import SEAL_BYTES, DamagedData, seal, short_check, unseal
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import LANES_MAX, PROTOCOL_VERSION
 from pccl.protocol.types import NOBODY, PeerId
 
 _MAGIC = b"PCCL"
-_PREFIX = struct.Struct("<4sH2x")
-_OPENING = struct.Struct("<4sHBBHHI16sQQ32s")
+_PREFIX = struct.Struct("<4sHH")
+_OPENING = struct.Struct("<4sHHBBHHHI16sQQ32s")
 PREFIX_BYTES = _PREFIX.size
-OPENING_BYTES = _OPENING.size
+OPENING_BYTES = _OPENING.size + SEAL_BYTES
 RUN_BYTES = 16
 NONCE_BYTES = 32
-PROOF_BYTES = 32
+PROOF_BYTES = 32 + SEAL_BYTES
 NO_RUN = bytes(RUN_BYTES)
-REFUSAL = bytes(PROOF_BYTES)
+REFUSAL = seal(bytes(32))
 """Sent instead of a proof to whom has proven nothing. No proof looks like this."""
 
 _KEY_INFO = b"pccl handshake key"
 _GIVE_TOKEN = "set PCCL_TOKEN, or token=, to the run's token; commands of pccl take --token FILE"
 _DIALLER, _ACCEPTOR = b"pccl dialler", b"pccl acceptor"
-assert (PREFIX_BYTES, OPENING_BYTES) == (8, 80)
+_UNCHECKED_VERSION_MAX = 7
+"""Up to this version security and channel were where the check is now."""
+
+assert (PREFIX_BYTES, OPENING_BYTES) == (8, 88)
 
 
 class Security(enum.IntEnum):
@@ -110,27 +117,30 @@ class Opening:
     version: int = PROTOCOL_VERSION
 
     def encode(self) -> bytes:
-        """The 80 bytes."""
+        """The 88 bytes."""
         assert len(self.nonce) == NONCE_BYTES
         assert len(self.run) == RUN_BYTES
-        return _OPENING.pack(
-            _MAGIC, self.version, self.security, self.channel, self.lane, self.lanes, self.term,
-            self.run, self.source, self.target, self.nonce,
+        packed = _OPENING.pack(
+            _MAGIC, self.version, _version_check(self.version), self.security, self.channel,
+            self.lane, self.lanes, 0, self.term, self.run, self.source, self.target, self.nonce,
         )  # fmt: skip
+        return seal(packed)
 
     @staticmethod
     def decode(data: bytes) -> Opening:
-        """Decode 80 bytes.
+        """Decode 88 bytes.
 
         Raises:
+            DamagedData: they were changed on the way. Close the connection.
             RemoteProtocolError: they are no opening. Close the connection.
         """
-        magic, version, security, channel, lane, lanes, term, run, source, target, nonce = (
-            _OPENING.unpack(data)
-        )
-        if magic != _MAGIC:
+        if not data.startswith(_MAGIC):
             raise _not_ours()
-        if channel not in _CHANNELS:
+        (
+            _, version, _, security, channel, lane, lanes, reserved, term, run, source, target,
+            nonce,
+        ) = _OPENING.unpack(unseal(data, "handshake", "the opening"))  # fmt: skip
+        if channel not in _CHANNELS or reserved:
             raise RemoteProtocolError(func="handshake", reason="malformed opening")
         return Opening(
             _CHANNELS[channel], nonce, run, term, PeerId(source), PeerId(target), lane,
@@ -139,6 +149,11 @@ class Opening:
 
 
 _CHANNELS = {int(channel): channel for channel in Channel}
+_SECURITIES = tuple(map(int, Security))
+
+
+def _version_check(version: int) -> int:
+    return short_check(_PREFIX.pack(_MAGIC, version, 0)[:6])
 
 
 def derive_key(token: bytes) -> bytes:
@@ -150,6 +165,10 @@ def _mac(key: bytes, role: bytes, dialler: bytes, acceptor: bytes) -> HMAC:
     mac = HMAC(key, SHA256())
     mac.update(role + dialler + acceptor)
     return mac
+
+
+def _unseal_proof(sealed: bytes) -> bytes:
+    return unseal(sealed, "handshake", "the proof of the token")
 
 
 def _is_proof(proof: bytes, mac: HMAC) -> bool:
@@ -184,10 +203,11 @@ def _dial(own: Opening, key: bytes | None) -> _Exchange:
             "token, or unset PCCL_TOKEN here"
         )
     if key is not None:
-        answer = yield _mac(key, _DIALLER, sent, received).finalize(), PROOF_BYTES
+        proof = seal(_mac(key, _DIALLER, sent, received).finalize())
+        answer = yield proof, PROOF_BYTES
         if answer == REFUSAL:
             raise _refused(f"the token here differs from the one there: {_GIVE_TOKEN}")
-        if not _is_proof(answer, _mac(key, _ACCEPTOR, sent, received)):
+        if not _is_proof(_unseal_proof(answer), _mac(key, _ACCEPTOR, sent, received)):
             raise _refused("whoever answers there does not know the token: is the address right?")
     if own.channel is Channel.CONTROL:
         _check_master(own, remote)
@@ -211,19 +231,22 @@ def _accept(identify: Callable[[], Opening], key: bytes | None) -> _Exchange:
         raise _refused(reason, sent)
     last = sent
     if key is not None:
-        proof = yield sent, PROOF_BYTES
+        proof = _unseal_proof((yield sent, PROOF_BYTES))
         if not _is_proof(proof, _mac(key, _DIALLER, received, sent)):
             raise _refused("its token is not the one of this run", REFUSAL)
-        last = _mac(key, _ACCEPTOR, received, sent).finalize()
+        last = seal(_mac(key, _ACCEPTOR, received, sent).finalize())
     if own.channel is Channel.LANE:
         _check_dialler(own, remote, last)
     return last, remote
 
 
 def _check_version(prefix: bytes, answer: bytes = b"") -> None:
-    magic, version = _PREFIX.unpack(prefix)
+    magic, version, check = _PREFIX.unpack(prefix)
     if magic != _MAGIC:
         raise _not_ours()
+    is_old = version <= _UNCHECKED_VERSION_MAX and prefix[6] in _SECURITIES and prefix[7] < 3
+    if check != _version_check(version) and not is_old:
+        raise DamagedData(func="handshake", reason="the version was damaged on the way")
     if version != PROTOCOL_VERSION:
         words = f"protocol version {version} there, {PROTOCOL_VERSION} here: install the same"
         raise _refused(words, answer)

@@ -32,6 +32,8 @@ class ControlClosed:
 
     connection: int
     reason: str
+    damaged: bool = False
+    """Whether it was closed because bytes had changed on the way: the other side is well then."""
 
 
 @dataclass(frozen=True, slots=True)

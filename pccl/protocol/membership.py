@@ -41,6 +41,8 @@ class RegisteredPeer:
     """When it was last heard of."""
     control_lost_ns: int | None = None
     """When its control connection was lost, if it is."""
+    control_damaged: bool = False
+    """Whether the last one was given up because bytes had changed on the way."""
     waited_for_ns: int | None = None
     """Since when somebody waits for it, if somebody does."""
     seen_version: int = 0

@@ -132,6 +132,14 @@ class Goodbye:
 
 
 @dataclass(frozen=True, slots=True)
+class Damaged:
+    """What has come from the master was damaged on the way.
+
+    The peer comes back on another connection: that it gives up this one is no sign of its death.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Flow:
     """What has come from one other member, and what could go to it."""
 
@@ -509,6 +517,7 @@ PeerMessage = (
     | StatusRequest
     | RunQuery
     | Goodbye
+    | Damaged
     | Heartbeat
     | RoundRequest
     | OperationRequest

@@ -153,8 +153,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
                 except RemoteProtocolError as error:
                     self._effects.append(CloseControl(connection, error.reason))
                     self._on_closed(connection, error.reason)
-            case ControlClosed(connection, reason):
-                self._on_closed(connection, reason)
+            case ControlClosed(connection, reason, damaged):
+                self._on_closed(connection, reason, damaged=damaged)
             case Tick():
                 self._on_tick()
             case MasterAnswered(master, answer):
@@ -196,14 +196,15 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             case _:
                 self._on_request(peer, message)
 
-    def _on_closed(self, connection: int, reason: str) -> None:
+    def _on_closed(self, connection: int, reason: str, *, damaged: bool = False) -> None:
         self._hosts.pop(connection, None)
         peer = self._by_connection.pop(connection, None)
         if peer is None or peer.connection != connection:
             return
         peer.connection = None
         peer.control_lost_ns = self._now_ns
-        trouble = self._link_trouble(peer)
+        peer.control_damaged = damaged
+        trouble = None if damaged else self._link_trouble(peer)
         if trouble is not None:
             self._remove(peer, RemovalCause.CONNECTIONS_LOST, f"{reason}; {trouble}")
 
@@ -297,6 +298,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         accused = self.membership.peers.get(other)
         if why is None or accused is None or accused.connection is not None:
             return
+        if accused.control_damaged:
+            return  # it lost its connection for another reason than its death
         trouble = self._link_trouble(accused)
         if trouble is not None:
             self._remove(accused, RemovalCause.CONNECTIONS_LOST, trouble)

@@ -231,12 +231,12 @@ class Restartable(Registrar):
             case _:
                 super()._on_message(connection, message)
 
-    def _on_closed(self, connection: int, reason: str) -> None:
+    def _on_closed(self, connection: int, reason: str, *, damaged: bool = False) -> None:
         self._waiting.pop(connection, None)
         recovery = self._recovery or self._older
         if recovery is not None:
             recovery.closed(connection)
-        super()._on_closed(connection, reason)
+        super()._on_closed(connection, reason, damaged=damaged)
 
     def _register(self, connection: int, message: msg.Register) -> None:
         if self._first_peer_ns is None:

@@ -112,9 +112,9 @@ class ChainTransfer(Transfer):
             self._outlet.ask()
         else:
             for segment in self.schedule.initial_sends():
+                if self.schedule.initial_finals():
+                    self._digest.add(segment.position, *self._operand.source.views(*span(segment)))
                 self._offer(0, segment)
-            for segment in self.schedule.initial_finals():
-                self._digest.add(segment.position, *self._operand.source.views(*span(segment)))
         for step, segment in self._held:
             self._offer(step, segment)
         self._held.clear()
@@ -126,12 +126,20 @@ class ChainTransfer(Transfer):
         if step <= self._last_step:  # otherwise the rank behind the gap has finished it
             self._outlet.offer(step, segment, self.what)
 
-    def _payload(self, step: int, segment: Segment) -> Payload:
+    def _payload(self, step: int, segment: Segment) -> tuple[Payload, int | None]:
         if self._coding is not None and step < self.schedule.world_size - 1:
-            return partial(self._encoded, self._coding, step, segment)
+            return partial(self._encoded, self._coding, step, segment), None
+        check = self._digest.known(segment.position) if self._sends_final(step) else None
         if not step:
-            return self._plain_payload(segment)
-        return self.result.payload(*wire_span(segment))
+            return self._plain_payload(segment), check
+        return self.result.payload(*wire_span(segment)), check
+
+    def _sends_final(self, step: int) -> bool:
+        """Whether what is sent at a step are final values: their hashes are in the digest."""
+        came = step - self._gap - 1
+        if came < 0:
+            return bool(self.schedule.initial_finals())
+        return self.schedule.arrival(came).final
 
     def _encoded(self, coding: Coding, step: int, segment: Segment) -> memoryview:
         """What a contribution or a partial result is on the wire."""
@@ -167,12 +175,14 @@ class ChainTransfer(Transfer):
             self._put(placement)
         if self._coding is not None and arrival.finish:
             self._coding.settle(segment)
+        if arrival.finish:
+            self._add_to_digest(segment)
+        elif arrival.final:
+            self._digest.take(segment.position, placement.check)
         if arrival.forward and self.begun:
             self._offer(step + 1, segment)
         elif arrival.forward:
             self._held.append((step + 1, segment))
-        if arrival.final:
-            self._add_to_digest(segment)
         if self._coding is not None and arrival.final and not arrival.finish:
             if arrival.forward:
                 self._coding.keep_coded(segment)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from pccl.protocol.checksum import DamagedData
 from pccl.protocol.codec import StreamDecoder, encode
 from pccl.protocol.errors import PCCLError, RemoteProtocolError
 from pccl.protocol.messages import Message
@@ -28,6 +29,10 @@ class ControlStream:
         connection: it is started here.
         on_message: called with each decoded message.
         on_closed: called once with the reason; not after our own ``close``.
+        farewell: said before the connection is closed because what came was damaged.
+
+    Attributes:
+        was_damaged: whether that is why it was closed.
     """
 
     def __init__(
@@ -35,10 +40,13 @@ class ControlStream:
         connection: Connection,
         on_message: Callable[[Message], None],
         on_closed: Callable[[str], None],
+        farewell: Message | None = None,
     ) -> None:
+        self.was_damaged = False
         self.connection = connection
         self._on_message = on_message
         self._on_closed: Callable[[str], None] | None = on_closed
+        self._farewell = farewell
         self._decoder = StreamDecoder()
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._unsent = bytearray()
@@ -78,6 +86,19 @@ class ControlStream:
         if self._closing:
             self.connection.close()
 
+    def _part(self, error: DamagedData) -> None:
+        """What comes cannot be trusted any more; what goes can."""
+        _log.warning(
+            "closed a control connection with %s: %s", self.connection.remote, error.reason
+        )
+        self.was_damaged = True
+        if self._farewell is not None:
+            self.send(self._farewell)
+        report = self._on_closed
+        self.close()
+        if report is not None:
+            report(error.reason)
+
     def _end(self, reason: str) -> None:
         report, self._on_closed = self._on_closed, None
         self._closing = True
@@ -93,7 +114,14 @@ class ControlStream:
 
     def buffer_updated(self, nbytes: int) -> None:
         """See ``Receiver``."""
-        for message in self._decoder.feed(self._buffer[:nbytes]):
+        if self._on_closed is None:
+            return
+        try:
+            messages = self._decoder.feed(self._buffer[:nbytes])
+        except DamagedData as error:
+            self._part(error)
+            return
+        for message in messages:
             if self._on_closed is None:
                 return
             self._on_message(message)

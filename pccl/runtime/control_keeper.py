@@ -12,7 +12,7 @@ from typing import Any
 
 from pccl.protocol.errors import LinkError, RemoteProtocolError
 from pccl.protocol.handshake import AnotherRun, Channel, HandshakeRefused, Opening
-from pccl.protocol.messages import MasterAddress, Message, Refused, Registered, Resumed
+from pccl.protocol.messages import Damaged, MasterAddress, Message, Refused, Registered, Resumed
 from pccl.protocol.peer_events import ControlClosed, ControlMessage, ControlOpened, PeerEvent
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.clock import Clock, Timer
@@ -143,7 +143,7 @@ class ControlKeeper:
                 self._lost_ns = self._clock.now_ns()
                 self._feed(ControlClosed(reason))
 
-        self._stream = stream = ControlStream(connection, on_message, on_closed)
+        self._stream = stream = ControlStream(connection, on_message, on_closed, Damaged())
         if self._said_ns:
             _log.warning("connected to the master %s again", address)
         self._lost_ns = self._said_ns = 0

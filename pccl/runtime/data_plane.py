@@ -56,6 +56,9 @@ class _Drain:
     def memory(self, received: int) -> memoryview:
         return discard(self.length - received)
 
+    def counts(self) -> bool:
+        return False
+
     def complete(self) -> None:
         pass
 
@@ -75,6 +78,9 @@ class _EarlyFrame:
     def memory(self, received: int) -> memoryview:
         return memoryview(self.payload)[received:]
 
+    def counts(self) -> bool:
+        return True
+
     def complete(self) -> None:
         self.store.put(self.header, self.payload)
         self.plane.settle_early(self.store, self.header.operation)
@@ -93,6 +99,9 @@ class _EarlyQuestion:
     def memory(self, received: int) -> memoryview:
         raise AssertionError("a question has no payload")
 
+    def counts(self) -> bool:
+        return True
+
     def complete(self) -> None:
         self.store.put_question(self.header)
 
@@ -110,6 +119,9 @@ class _Question:
 
     def memory(self, received: int) -> memoryview:
         raise AssertionError("a question has no payload")
+
+    def counts(self) -> bool:
+        return True
 
     def complete(self) -> None:
         self.transfer.when_begun(self.lane, self._answer)
@@ -137,6 +149,9 @@ class _Answer:
 
     def memory(self, received: int) -> memoryview:
         return memoryview(self.payload)[received:]
+
+    def counts(self) -> bool:
+        return True
 
     def complete(self) -> None:
         transfer = self.plane.transfers.get(self.header.operation)

@@ -101,12 +101,13 @@ class DirectTransfer(Transfer):
         self._take_unweighed()
         self._report_if_done()
 
-    def _payload(self, step: int, segment: Segment) -> Payload:
+    def _payload(self, step: int, segment: Segment) -> tuple[Payload, int | None]:
         if step == PUBLISH:
-            return self.result.payload(*wire_span(segment))
+            known = self._digest.known(segment.position)
+            return self.result.payload(*wire_span(segment)), known
         if self._coding is None:
-            return self._plain_payload(segment)
-        return partial(self._encoded_contribution, self._coding, segment)
+            return self._plain_payload(segment), None
+        return partial(self._encoded_contribution, self._coding, segment), None
 
     def _encoded_contribution(self, coding: Coding, segment: Segment) -> memoryview:
         own = self._contribution(segment).elements(*span(segment))
@@ -127,7 +128,7 @@ class DirectTransfer(Transfer):
             self._contributed(segment, self._ranks[placement.peer], placement.buffer)
             return
         self._put(placement)
-        self._add_to_digest(segment)
+        self._digest.take(segment.position, placement.check)
         if self._coding is not None:
             self._coding.decode_in_place(segment)
 

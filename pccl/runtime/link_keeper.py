@@ -83,6 +83,9 @@ class _Said:
     def memory(self, received: int) -> memoryview:
         raise AssertionError("it has no payload")
 
+    def counts(self) -> bool:
+        return True
+
     def complete(self) -> None:
         pass
 

@@ -211,14 +211,20 @@ class MasterServer:
                     self._desk.ask(number)
                 return
             self._has_spoken(number)
-            self._feed(ControlMessage(number, message))
+            if message == msg.Damaged():
+                stream.close()
+                self._streams.pop(number, None)
+                reason = "what it got was damaged on the way"
+                self._feed(ControlClosed(number, reason, damaged=True))
+            else:
+                self._feed(ControlMessage(number, message))
 
         def on_closed(reason: str) -> None:
             self._has_spoken(number)
             self._streams.pop(number, None)
-            self._feed(ControlClosed(number, reason))
+            self._feed(ControlClosed(number, reason, stream.was_damaged))
 
-        self._streams[number] = ControlStream(connection, on_message, on_closed)
+        stream = self._streams[number] = ControlStream(connection, on_message, on_closed)
         if len(self._silent) >= STRANGERS_MAX:
             self._dismiss(next(iter(self._silent)), "too many others came")
         reason = "it said nothing in time"

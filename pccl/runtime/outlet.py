@@ -25,7 +25,7 @@ class Outlet:
         operation: whose segments they are.
         link: where they go.
         route: all of them.
-        payload: what a segment carries at a step.
+        payload: what a segment carries at a step, and its hash if that is known.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Outlet:
         operation: OperationId,
         link: Link,
         route: Route,
-        payload: Callable[[int, Segment], Payload],
+        payload: Callable[[int, Segment], tuple[Payload, int | None]],
     ) -> None:
         self.link = link
         self.route = route
@@ -112,7 +112,9 @@ class Outlet:
                 self.ready.add(number)  # it has them from the attempt before
         segments = list(self.route)
         for number in sorted(set(settled).intersection(missing)):
-            self._transmit(*segments[number], number)
+            # Its hash is made anew: should the memory have changed since it was known, the bytes
+            # would never match it, and it is the digests that have to show that.
+            self._transmit(*segments[number], number, hashed=False)
 
     def begin_anew(
         self,
@@ -155,15 +157,16 @@ class Outlet:
         self.link.revoke(self._operation)
         self._payload = _revoked
 
-    def _transmit(self, step: int, segment: Segment, number: int) -> None:
+    def _transmit(self, step: int, segment: Segment, number: int, *, hashed: bool = True) -> None:
         length = segment.wire_length
         header = FrameHeader(
             FrameKind.DATA, self._operation, step, segment.offset, length, self._what
         )
         self.sent_bytes += length
         self.raw_bytes += segment.length
-        self.link.send(header, self._payload(step, segment), number)
+        payload, check = self._payload(step, segment)
+        self.link.send(header, payload, number, check if hashed else None)
 
 
-def _revoked(step: int, segment: Segment) -> Payload:
+def _revoked(step: int, segment: Segment) -> tuple[Payload, int | None]:
     raise AssertionError("the operation has ended")

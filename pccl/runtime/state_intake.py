@@ -53,6 +53,8 @@ class _Arrival:
     source: PeerId
     number: int
     slot: memoryview
+    is_advisory: bool
+    """Whether it is of no operation that members wait for."""
     received: int = 0
 
     def memory(self, received: int) -> memoryview:
@@ -61,6 +63,13 @@ class _Arrival:
         if not self.intake.is_current(self):
             return discard(len(self.slot) - received)
         return self.slot[received:]
+
+    def counts(self) -> bool:
+        """See ``Sink``: what is shown while programs go on may change while it is sent.
+
+        The digest of the piece tells, then; and nobody is to blame.
+        """
+        return self.intake.is_current(self) and not self.is_advisory
 
     def complete(self) -> None:
         """See ``Sink``."""
@@ -125,7 +134,9 @@ class PieceIntake:
             raise RemoteProtocolError(func="lane", reason=f"no such piece: {number}")
         if not self._expects(peer, number):
             return Drain(header.length)
-        arrival = self._arrivals[number] = _Arrival(self, peer, number, self._slot(number))
+        arrival = self._arrivals[number] = _Arrival(
+            self, peer, number, self._slot(number), is_advisory=header.operation.term == 0
+        )
         return arrival
 
     def clear(self) -> None:
@@ -160,6 +171,10 @@ class Drain:
         """See ``Sink``."""
         return discard(self.length - received)
 
+    def counts(self) -> bool:
+        """See ``Sink``."""
+        return False
+
     def complete(self) -> None:
         """See ``Sink``."""
 
@@ -186,6 +201,10 @@ class Whole:
         """See ``Sink``."""
         self._note(received)
         return memoryview(self.payload)[received:]
+
+    def counts(self) -> bool:
+        """See ``Sink``."""
+        return True
 
     def complete(self) -> None:
         """See ``Sink``."""

@@ -63,6 +63,8 @@ class Placement:
     """Number among all segments from there."""
     segment: Segment
     step: int
+    check: int
+    """The hash of its bytes, as they have to be."""
     buffer: memoryview | None
     """Where it is read to if it does not go straight into the result."""
     received: int = 0
@@ -78,6 +80,10 @@ class Placement:
             return self.buffer[received : segment.wire_length]
         first, last = wire_span(segment)
         return self.transfer.result.beginning(first + received, last)
+
+    def counts(self) -> bool:
+        """See ``Sink``: not if a newer copy has its place."""
+        return self.inlet.claims.get(self.index) is self
 
     def complete(self) -> None:
         """See ``Sink``."""
@@ -238,7 +244,7 @@ class Transfer(ABC):
         if buffer is None and self.result.is_shredded(*wire_span(segment)):
             buffer = self._buffers.take(segment.wire_length)
         placement = inlet.claims[index] = Placement(
-            self, peer, inlet, index, segment, header.step, buffer
+            self, peer, inlet, index, segment, header.step, header.check, buffer
         )
         return placement
 

@@ -66,10 +66,12 @@ class SimLink(Link):
         self._rng = rng
         self._probability = probability
 
-    def send(self, header: FrameHeader, payload: Payload, number: int) -> None:
+    def send(
+        self, header: FrameHeader, payload: Payload, number: int, check: int | None = None
+    ) -> None:
         """Queue a frame, perhaps twice."""
         if self._lips.liar is not None:
             payload = self._lips.liar.changed(header, payload)
-        super().send(header, payload, number)
+        super().send(header, payload, number, check)
         if self._probability and self._rng.random() < self._probability:
-            super().send(header, payload, number)
+            super().send(header, payload, number, check)

@@ -19,9 +19,16 @@ import pytest
 
 import pccl
 from pccl.errors import MasterLost, NotAdmitted
+from pccl.protocol.checksum import SEAL_BYTES, payload_hash, seal
 from pccl.protocol.codec import encode
 from pccl.protocol.data_type import DataType
-from pccl.protocol.frame import PAYLOAD_BYTES_MAX, FrameHeader, FrameKind, encode_header
+from pccl.protocol.frame import (
+    PAYLOAD_BYTES_MAX,
+    FrameHeader,
+    FrameKind,
+    encode_frame,
+    encode_header,
+)
 from pccl.protocol.handshake import NO_RUN, OPENING_BYTES, Channel, Opening
 from pccl.protocol.limits import (
     CONTROL_MESSAGE_BYTES_MAX,
@@ -58,7 +65,7 @@ DESCRIPTOR = Descriptor(DataType.FLOAT, ReduceOp.SUM, 10)
 
 
 def frame(kind: FrameKind, payload: bytes, operation: OperationId = OPERATION) -> bytes:
-    return encode_header(FrameHeader(kind, operation, 0, 0, len(payload))) + payload
+    return encode_frame(FrameHeader(kind, operation, 0, 0, len(payload)), payload)
 
 
 def control(version: int = PROTOCOL_VERSION, security: int = 0) -> bytes:
@@ -78,8 +85,15 @@ def lane(
     return opening.encode()
 
 
-def message(body: bytes) -> bytes:
-    return struct.pack("<I", len(body)) + body
+def message(body: bytes, length: int | None = None) -> bytes:
+    length = len(body) if length is None else length
+    return seal(struct.pack("<IQ", length, payload_hash(body))) + body
+
+
+def changed(data: bytes, position: int, value: int, *, sealed: bool = True) -> bytes:
+    """An opening, or a header, with another byte; ``sealed``: and a checksum that fits."""
+    data = data[:position] + bytes([value]) + data[position + 1 :]
+    return seal(data[:-SEAL_BYTES]) if sealed else data
 
 
 def newcomer(*then: Message) -> bytes:
@@ -92,12 +106,16 @@ TO_A_MASTER = {
     "a web browser": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "a lane": lane(),
     "half an opening and an end": control()[:40] + GARBAGE,
-    "an opening of an unknown kind": b"PCCL" + control()[4:7] + b"\x63" + control()[8:],
+    "an opening of an unknown kind": changed(control(), 9, 0x63),
+    "a version that was damaged": changed(control(), 4, PROTOCOL_VERSION + 1, sealed=False),
+    "an opening that was damaged": changed(control(), 50, 1, sealed=False),
+    "a message that was damaged": control() + encode(Register(0, "", 1))[:-1] + b"\7",
+    "a length that was damaged": control() + b"\1" + encode(Register(0, "", 1))[1:],
     "security that nobody has": control(security=200),
-    "an oversized message": control() + struct.pack("<I", CONTROL_MESSAGE_BYTES_MAX + 1),
-    "garbage behind an opening": control() + struct.pack("<I", 1000) + GARBAGE,
-    "nested lists": control() + struct.pack("<I", 100_000) + b"\x91" * 100_000,
-    "an empty message": control() + struct.pack("<I", 0),
+    "an oversized message": control() + message(b"", CONTROL_MESSAGE_BYTES_MAX + 1),
+    "garbage behind an opening": control() + message(GARBAGE, 1000),
+    "nested lists": control() + message(b"\x91" * 100_000),
+    "an empty message": control() + message(b""),
     "another version": control(PROTOCOL_VERSION + 1) + GARBAGE,
     "version 1": b"PCCL\1\0\0\0" + encode(Goodbye()),
     "a goodbye": control() + encode(Goodbye()),
@@ -107,7 +125,7 @@ TO_A_MASTER = {
     "a newcomer twice": control() + 2 * encode(Register(0, "", 1)),
     "TLS": bytes.fromhex("160301020001000001fc0303") + GARBAGE[:500],
     "zeros": bytes(5000),
-    "an opening with a reserved field": control()[:10] + b"\1" + control()[11:] + GARBAGE,
+    "an opening with a reserved field": changed(control(), 14, 1) + GARBAGE,
     "the longest length": control() + b"\xff" * 1000,
     "no lengths but zero": control() + bytes(40_000),
     "deep lists that claim to be long": message(b"\xdc\xff\xff" * 1000 + bytes(100_000)),
@@ -143,14 +161,15 @@ TO_A_PEER = {
     "another run": lane(),
     "zeros": bytes(5000),
     "TLS": TO_A_MASTER["TLS"],
-    "a lane of another number": lane()[:8] + b"\7" + lane()[9:],
-    "an opening with a reserved field": lane()[:10] + b"\1" + lane()[11:] + GARBAGE,
-    "security that nobody has": lane()[:6] + b"\7" + lane()[7:],
+    "a lane of another number": changed(lane(), 10, 7),
+    "an opening with a reserved field": changed(lane(), 14, 1) + GARBAGE,
+    "security that nobody has": changed(lane(), 8, 7),
+    "an opening that was damaged": changed(lane(), 50, 1, sealed=False),
     "another version": lane(version=PROTOCOL_VERSION + 1),
 }
 IN_A_LANE = {
     "garbage": GARBAGE,
-    "an unknown kind": struct.pack("<BBHIIIIIQQQ", 99, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+    "an unknown kind": changed(frame(FrameKind.DATA, b""), 0, 99),
     "a second opening": lane(),
     "an oversized frame": encode_header(
         FrameHeader(FrameKind.DATA, OPERATION, 0, 0, PAYLOAD_BYTES_MAX + 1)
@@ -159,8 +178,8 @@ IN_A_LANE = {
     "an oversized bitmap": encode_header(
         FrameHeader(FrameKind.HAVE, OPERATION, 0, 1, PAYLOAD_BYTES_MAX + 1)
     ),
-    "flags": b"\1\1" + frame(FrameKind.DATA, b"")[2:],
-    "a reserved field": frame(FrameKind.DATA, b"")[:-1] + b"\1",
+    "flags": changed(frame(FrameKind.DATA, b""), 1, 1),
+    "a header that was damaged": frame(FrameKind.DATA, b"")[:-1] + b"\1",
     "a good frame, then garbage": frame(FrameKind.QUERY, b"") + GARBAGE,
 }
 

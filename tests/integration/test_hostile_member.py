@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import socket
-import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, suppress
@@ -17,10 +16,12 @@ import numpy.typing as npt
 import pytest
 
 import pccl
+from pccl.protocol import codec
 from pccl.protocol import master as master_machine
+from pccl.protocol.checksum import SEAL_BYTES, payload_hash, seal
 from pccl.protocol.codec import StreamDecoder, encode
 from pccl.protocol.data_type import DataType
-from pccl.protocol.frame import FrameHeader, FrameKind, encode_header
+from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_header
 from pccl.protocol.handshake import OPENING_BYTES, Channel, Opening
 from pccl.protocol.limits import EARLY_STORE_BYTES_MAX, OPERATIONS_OPEN_MAX, Timing
 from pccl.protocol.messages import (
@@ -165,7 +166,7 @@ def test_misdeeds_of_a_member(
 
 
 def test_garbage_of_a_member(run: Run, forged: ForgedMember) -> None:
-    send(forged.sock, struct.pack("<I", 1 << 20) + b"\xc1" * (1 << 20))
+    send(forged.sock, codec.frame(b"\xc1" * (1 << 20)))
     assert is_closed(forged.sock)
     run.check()
 
@@ -295,8 +296,15 @@ def frame(
     length: int = LENGTH,
     payload: bytes | None = None,
 ) -> bytes:
-    header = encode_header(FrameHeader(kind, operation, step, offset, length))
-    return header + (bytes(length) if payload is None else payload)
+    content = bytes(length) if payload is None else payload
+    header = FrameHeader(kind, operation, step, offset, length)
+    return encode_header(header, payload_hash(content)) + content
+
+
+def changed(data: bytes, position: int, value: int) -> bytes:
+    """A frame with another byte in its header, and a checksum that fits."""
+    header = data[:position] + bytes([value]) + data[position + 1 : HEADER_BYTES - SEAL_BYTES]
+    return seal(header) + data[HEADER_BYTES:]
 
 
 def answer(
@@ -343,18 +351,23 @@ FRAMES: dict[str, tuple[int, Callable[[OperationId], bytes], str]] = {
         lambda o: frame(o, FrameKind.QUERY),
         "carries no payload",
     ),
-    "a kind of its own": (UPSTREAM, lambda o: b"\7" + frame(o)[1:], "not a frame header"),
+    "a kind of its own": (UPSTREAM, lambda o: changed(frame(o), 0, 7), "not a frame header"),
     "a ping that carries something": (
         UPSTREAM,
         lambda o: frame(o, FrameKind.PING),
         "a PING carries no payload",
     ),
-    "no kind": (UPSTREAM, lambda o: b"\0" + frame(o)[1:], "not a frame header"),
-    "flags": (UPSTREAM, lambda o: b"\1\x80" + frame(o)[2:], "not a frame header"),
-    "a reserved field": (
+    "no kind": (UPSTREAM, lambda o: changed(frame(o), 0, 0), "not a frame header"),
+    "flags": (UPSTREAM, lambda o: changed(frame(o), 1, 0x80), "not a frame header"),
+    "a header that was damaged": (
         UPSTREAM,
         lambda o: frame(o)[:47] + b"\x80" + frame(o)[48:],
-        "not a frame header",
+        "damaged on the way",
+    ),
+    "a payload that was damaged": (
+        UPSTREAM,
+        lambda o: frame(o)[:-1] + b"\x80",
+        "damaged on the way",
     ),
     "far ahead": (
         UPSTREAM,

@@ -25,9 +25,10 @@ import numpy as np
 import pytest
 
 import pccl
+from pccl.protocol.checksum import SEAL_BYTES, seal
 from pccl.protocol.codec import encode
 from pccl.protocol.data_type import DataType
-from pccl.protocol.frame import FrameHeader, FrameKind, encode_header
+from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_frame
 from pccl.protocol.handshake import NO_RUN, Channel, Opening
 from pccl.protocol.limits import Timing
 from pccl.protocol.messages import (
@@ -349,10 +350,11 @@ class Attacker:
         kind = rng.choice(list(FrameKind))
         length = rng.choice((0, 0, 1, 8, 1000)) if kind is not FrameKind.QUERY else 0
         step = rng.randrange(100, 1000)
-        header = encode_header(FrameHeader(kind, operation, step, rng.randrange(1 << 20), length))
+        header = FrameHeader(kind, operation, step, rng.randrange(1 << 20), length)
+        data = encode_frame(header, bytes(length))
         if rng.random() < 0.05:
-            return rng.randbytes(48)[:1] + b"\xff" + header[2:]
-        return header + bytes(length)
+            return seal(rng.randbytes(1) + b"\xff" + data[2 : HEADER_BYTES - SEAL_BYTES])
+        return data
 
     def _kill_a_lane(self) -> None:
         engine = self._rng.choice(self._run.members)._session.engine  # pyright: ignore[reportPrivateUsage]

@@ -15,6 +15,7 @@ import pytest
 import pccl
 from pccl import Attribute, Timing
 from pccl.errors import LinkError, MasterLost, NotAdmitted
+from pccl.protocol.checksum import seal
 from pccl.protocol.codec import StreamDecoder, encode
 from pccl.protocol.handshake import (
     OPENING_BYTES,
@@ -212,7 +213,7 @@ def test_nothing_is_parsed_before_the_proof() -> None:
     opening = Opening(Channel.CONTROL, bytes(32), security=1).encode()
     register = encode(Register(0, "", 1))
     with master_of(TOKEN) as node:
-        for proof in (b"", bytes(PROOF_BYTES), b"\1" * PROOF_BYTES):
+        for proof in (b"", REFUSAL, seal(b"\1" * 32)):
             with closing(dial(node.address)) as sock:
                 sock.sendall(opening + proof + register)
                 sock.shutdown(socket.SHUT_WR)
@@ -249,7 +250,7 @@ def test_a_resume_without_the_token() -> None:
         run, _ = machine_of(node)
         opening = Opening(Channel.CONTROL, bytes(32), run, 1, machine.peer, security=1)
         with closing(dial(node.address)) as sock:
-            sock.sendall(opening.encode() + bytes(PROOF_BYTES) + resume)
+            sock.sendall(opening.encode() + REFUSAL + resume)
             assert rest_of(sock)[OPENING_BYTES:] == REFUSAL
         reduce(members)
 
@@ -263,7 +264,7 @@ def test_a_lane_cannot_be_opened(security: int) -> None:
         ).encode()
         lanes = links_of(members[0])
         with closing(dial(port_of(members[0]))) as sock:
-            sock.sendall(opening + b"\1" * PROOF_BYTES)
+            sock.sendall(opening + seal(b"\1" * 32))
             assert rest_of(sock)[OPENING_BYTES:] == (REFUSAL if security else b"")
         assert links_of(members[0]) == lanes == 1
         reduce(members)
@@ -312,7 +313,7 @@ def test_who_answers_without_knowing_the_token_learns_nothing_of_use() -> None:
         opening = sock.recv(OPENING_BYTES, socket.MSG_WAITALL)
         sock.sendall(Opening(Channel.CONTROL, b"x" * 32, b"r" * 16, 1, security=1).encode())
         heard.append(opening + sock.recv(PROOF_BYTES, socket.MSG_WAITALL))
-        sock.sendall(b"\1" * PROOF_BYTES)
+        sock.sendall(seal(b"\1" * 32))
         heard.append(rest_of(sock))
 
     words = "does not know the token: is the address right"

@@ -9,18 +9,20 @@ import struct
 import tracemalloc
 import types
 import typing
-from contextlib import suppress
+import zlib
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import msgpack
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from pccl.protocol import messages as msg
-from pccl.protocol.codec import StreamDecoder, decode, encode
+from pccl.protocol.checksum import DamagedData, seal
+from pccl.protocol.codec import PREFIX_BYTES, StreamDecoder, decode, encode, frame
 from pccl.protocol.early_store import EarlyStore
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import (
@@ -29,6 +31,7 @@ from pccl.protocol.frame import (
     FrameHeader,
     FrameKind,
     decode_header,
+    encode_frame,
     encode_header,
 )
 from pccl.protocol.limits import (
@@ -91,10 +94,6 @@ def instances_of(kind: type[Any]) -> SearchStrategy[Any]:
 MESSAGES = st.one_of(*(values_of(kind) for kind in MESSAGE_TYPES))
 
 
-def frame(body: bytes) -> bytes:
-    return struct.pack("<I", len(body)) + body
-
-
 def pack(*parts: object) -> bytes:
     packed: bytes = msgpack.packb(list(parts))
     return packed
@@ -109,17 +108,19 @@ def pack(*parts: object) -> bytes:
 def test_every_message_type_round_trips(kind: type[Any], data: st.DataObject) -> None:
     message = data.draw(values_of(kind))
     wire = encode(message)
-    assert struct.unpack("<I", wire[:4]) == (len(wire) - 4,)
-    again = decode(wire[4:])
+    assert struct.unpack("<I", wire[:4]) == (len(wire) - PREFIX_BYTES,)
+    again = decode(wire[PREFIX_BYTES:])
     assert type(again) is kind
     assert again == message
 
 
 def test_a_message_on_the_wire_byte_by_byte() -> None:
     message = msg.RoundRequest(RoundId(RoundKind.PEERS_PENDING, 300))
-    assert encode(message) == bytes.fromhex("07000000 92 05 92 02 cd012c")
+    body = bytes.fromhex("92 05 92 02 cd012c")
+    prefix = bytes.fromhex("07000000") + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
+    assert encode(message) == prefix + struct.pack("<I", zlib.crc32(prefix)) + body
     refused = msg.Refused(RemovalCause.SILENT, "é")
-    assert encode(refused) == bytes.fromhex("08000000 95 43 04 a2 c3a9 00 00")
+    assert encode(refused)[PREFIX_BYTES:] == bytes.fromhex("95 43 04 a2 c3a9 00 00")
 
 
 @settings(max_examples=100)
@@ -167,18 +168,18 @@ def test_garbage_does_no_harm(data: bytes, step: int) -> None:
 @settings(max_examples=300)
 @given(MESSAGES, st.data())
 def test_bit_flips_and_truncation_do_no_harm(message: msg.Message, data: st.DataObject) -> None:
-    body = bytearray(encode(message)[4:])
+    body = bytearray(encode(message)[PREFIX_BYTES:])
     for position in data.draw(st.lists(st.integers(0, 8 * len(body) - 1), max_size=4)):
         body[position // 8] ^= 1 << position % 8
     body = body[: data.draw(st.integers(0, len(body)))]
     for decoded in feed_expecting_only_protocol_errors(frame(bytes(body)), 7):
-        assert decode(encode(decoded)[4:]) == decoded
+        assert decode(encode(decoded)[PREFIX_BYTES:]) == decoded
 
 
 @settings(max_examples=100)
 @given(MESSAGES, st.data())
 def test_truncated_bodies_are_never_a_message(message: msg.Message, data: st.DataObject) -> None:
-    body = encode(message)[4:]
+    body = encode(message)[PREFIX_BYTES:]
     with pytest.raises(RemoteProtocolError):
         decode(body[: data.draw(st.integers(0, len(body) - 1))])
     with pytest.raises(RemoteProtocolError):
@@ -195,19 +196,19 @@ PLAIN = st.recursive(
 
 
 @settings(max_examples=300)
-@given(st.sampled_from([*range(1, 24), *range(64, 84)]), st.lists(PLAIN, max_size=5))
+@given(st.sampled_from([*range(1, 25), *range(64, 84)]), st.lists(PLAIN, max_size=5))
 def test_wrong_types_and_field_counts_do_no_harm(code: int, parts: list[Any]) -> None:
     try:
         message = decode(pack(code, *parts))
     except RemoteProtocolError:
         return
-    assert decode(encode(message)[4:]) == message
+    assert decode(encode(message)[PREFIX_BYTES:]) == message
 
 
 @pytest.mark.parametrize("kind", MESSAGE_TYPES, ids=lambda kind: kind.__name__)
 def test_a_missing_or_an_extra_field_is_refused(kind: type[Any]) -> None:
     sample = SAMPLES[kind]
-    parts: list[Any] = msgpack.unpackb(encode(sample)[4:])
+    parts: list[Any] = msgpack.unpackb(encode(sample)[PREFIX_BYTES:])
     assert decode(pack(*parts)) == sample
     for wrong in ([*parts, None], [*parts, 0], *([parts[:-1]] if len(parts) > 1 else [])):
         with pytest.raises(RemoteProtocolError, match=f"{kind.__name__} has"):
@@ -243,6 +244,7 @@ def _fill_samples() -> None:
             op,
             [*(0, 2, 1, 7, lineage, True, False), b"layout", b"content", b"extra"],
         ],
+        msg.Damaged: [24],
         msg.Prefetched: [15],
         msg.StatesCompared: [14, op, ["w", None, "where"]],
         msg.SyncStarted: [80, op, [7, b"layout", b"content", [1], [2], [3], b"extra", [1]]],
@@ -390,7 +392,7 @@ def test_a_short_message_does_not_unfold_into_much_memory() -> None:
 def test_an_oversized_length_is_refused_before_anything_is_kept() -> None:
     decoder = StreamDecoder()
     with pytest.raises(RemoteProtocolError, match="1048577 bytes; at most 1048576"):
-        decoder.feed(struct.pack("<I", CONTROL_MESSAGE_BYTES_MAX + 1))
+        decoder.feed(seal(struct.pack("<IQ", CONTROL_MESSAGE_BYTES_MAX + 1, 0)))
 
 
 def test_memory_is_bounded_by_one_message() -> None:
@@ -398,7 +400,7 @@ def test_memory_is_bounded_by_one_message() -> None:
     tracemalloc.start()
     try:
         decoder = StreamDecoder()
-        decoder.feed(struct.pack("<I", CONTROL_MESSAGE_BYTES_MAX))
+        decoder.feed(seal(struct.pack("<IQ", CONTROL_MESSAGE_BYTES_MAX, 0)))
         for _ in range(CONTROL_MESSAGE_BYTES_MAX // len(chunk) - 1):
             assert decoder.feed(chunk) == []
         with pytest.raises(RemoteProtocolError):
@@ -412,7 +414,7 @@ def test_memory_is_bounded_by_one_message() -> None:
 @given(st.text(max_size=20), st.integers(0, 3 * TEXT_BYTES_MAX))
 def test_long_or_odd_text_is_cut_and_never_refused(text: str, length: int) -> None:
     reason = (text or "x") * (length // max(len(text), 1) + 1)
-    message = decode(encode(msg.LinkReport(PeerId(1), False, reason))[4:])
+    message = decode(encode(msg.LinkReport(PeerId(1), False, reason))[PREFIX_BYTES:])
     assert isinstance(message, msg.LinkReport)
     assert len(message.reason.encode()) <= TEXT_BYTES_MAX
     kept = reason.encode("utf-8", "replace").decode()
@@ -426,7 +428,7 @@ def test_long_or_odd_text_is_cut_and_never_refused(text: str, length: int) -> No
 def test_a_large_roster_fits() -> None:
     members = tuple(Member(PeerId(n), "2001:db8::ffff:ffff:ffff", 65535) for n in range(20_000))
     plan = msg.LinkPlan(members)
-    assert decode(encode(plan)[4:]) == plan
+    assert decode(encode(plan)[PREFIX_BYTES:]) == plan
 
 
 # -- frame headers ------------------------------------------------------------------
@@ -467,7 +469,7 @@ HEADERS = st.sampled_from(FrameKind).flatmap(
 @given(HEADERS)
 def test_frame_headers_round_trip(header: FrameHeader) -> None:
     data = encode_header(header)
-    assert len(data) == HEADER_BYTES == 48
+    assert len(data) == HEADER_BYTES == 56
     for form in (data, bytearray(data), memoryview(data)):
         assert decode_header(form) == header
 
@@ -476,34 +478,71 @@ def test_a_header_on_the_wire() -> None:
     header = FrameHeader(FrameKind.DATA, OperationId(1, 2, 3, 4, 5), 6, 7, 8)
     expected = bytes.fromhex(
         "01 00 0600 08000000 01000000 02000000 03000000 05000000"
-        "0400000000000000 0700000000000000 0000000000000000"
+        "0400000000000000 0700000000000000 0a00000000000000 00000000"
     )
-    assert encode_header(header) == expected
+    assert encode_header(header, 10) == expected + struct.pack("<I", zlib.crc32(expected))
+    assert decode_header(encode_header(header, 10)).check == 10
+
+
+def test_a_frame_carries_the_hash_of_its_payload() -> None:
+    header = FrameHeader(FrameKind.DATA, OperationId(1, 2, 3, 4, 5), 6, 7, 5)
+    data = encode_frame(header, b"hello")
+    assert decode_header(data[:HEADER_BYTES]).check == xxhash.xxh3_64_intdigest(b"hello")
+    assert data[HEADER_BYTES:] == b"hello"
 
 
 @settings(max_examples=300)
-@given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
-def test_garbage_for_a_header(data: bytes) -> None:
+@given(st.binary(min_size=52, max_size=52))
+def test_garbage_for_a_header(garbage: bytes) -> None:
+    data = seal(garbage)
     try:
         header = decode_header(data)
     except RemoteProtocolError:
         return
-    assert encode_header(header) == data
+    assert encode_header(header, header.check) == data
 
 
 @settings(max_examples=300)
 @given(HEADERS, st.integers(0, 8 * HEADER_BYTES - 1))
-def test_a_flipped_bit_in_a_header_is_seen_or_refused(header: FrameHeader, bit: int) -> None:
-    data = bytearray(encode_header(header))
+def test_any_flipped_bit_in_a_header_is_found(header: FrameHeader, bit: int) -> None:
+    data = bytearray(encode_header(header, 1 << 63))
     data[bit // 8] ^= 1 << bit % 8
-    with suppress(RemoteProtocolError):
-        assert decode_header(data) != header
+    with pytest.raises(DamagedData, match="header of a frame was damaged"):
+        decode_header(data)
+
+
+@settings(max_examples=100)
+@given(MESSAGES, st.lists(MESSAGES, max_size=2), st.integers(1, 100), st.data())
+def test_any_flipped_bit_in_a_control_message_is_found(
+    message: msg.Message, behind: list[msg.Message], step: int, data: st.DataObject
+) -> None:
+    """The damaged message, and what comes behind it, is never returned."""
+    wire = bytearray(encode(message))
+    bit = data.draw(st.integers(0, 8 * len(wire) - 1))
+    wire[bit // 8] ^= 1 << bit % 8
+    wire += b"".join(map(encode, behind))
+    decoder, found = StreamDecoder(), list[msg.Message]()
+
+    def feed() -> None:
+        for start in range(0, len(wire), step):
+            found.extend(decoder.feed(wire[start : start + step]))
+
+    with pytest.raises(DamagedData):
+        feed()
+    assert found == []
+
+
+def test_a_damaged_length_is_not_waited_for() -> None:
+    wire = bytearray(encode(msg.Heartbeat()))
+    wire[2] ^= 8  # half a MiB
+    with pytest.raises(DamagedData, match="prefix"):
+        StreamDecoder().feed(wire[:PREFIX_BYTES])
 
 
 @pytest.mark.parametrize("kind", [0, 7, 255])
 def test_unknown_kinds_are_refused(kind: int) -> None:
     with pytest.raises(RemoteProtocolError, match=f"kind {kind}"):
-        decode_header(bytes([kind]) + bytes(47))
+        decode_header(seal(bytes([kind]) + bytes(51)))
 
 
 @pytest.mark.parametrize("kind", BARE)
@@ -514,15 +553,15 @@ def test_what_carries_nothing_says_so(kind: FrameKind) -> None:
     assert decode_header(data) == header
     data[4] = 1
     with pytest.raises(RemoteProtocolError, match=f"a {kind.name} carries no payload"):
-        decode_header(data)
+        decode_header(seal(bytes(data[:52])))
 
 
 def test_a_frame_beyond_the_limit_is_refused() -> None:
-    data = bytearray(48)
+    data = bytearray(52)
     data[0] = FrameKind.DATA
     data[4:8] = struct.pack("<I", PAYLOAD_BYTES_MAX + 1)
     with pytest.raises(RemoteProtocolError, match="16777217"):
-        decode_header(data)
+        decode_header(seal(bytes(data)))
 
 
 # -- the early store ---------------------------------------------------------------------------

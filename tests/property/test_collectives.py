@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -63,8 +63,10 @@ class Wire(Link):
     def up(self) -> bool:
         return True
 
-    def send(self, header: FrameHeader, payload: Payload, number: int) -> None:
-        self._carry(header, payload)
+    def send(
+        self, header: FrameHeader, payload: Payload, number: int, check: int | None = None
+    ) -> None:
+        self._carry(replace(header, check=check or 0), payload)
 
     def detach(self, operation: OperationId, tensor: memoryview) -> None:
         self._copy_queued(tensor)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import binascii
 import dataclasses
 import hashlib
 import hmac
 import struct
+import zlib
 from contextlib import suppress
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pccl.protocol.checksum import seal
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.handshake import (
     NO_RUN,
@@ -150,10 +153,12 @@ def test_an_opening_byte_by_byte() -> None:
         Channel.LANE, b"N" * 32, b"R" * 16, 0x01020304, PeerId(0x0506), PeerId(0x0708), 9, 0x0A0B
     )
     expected = bytes.fromhex("50 43 43 4c") + struct.pack("<H", PROTOCOL_VERSION)
-    expected += bytes.fromhex("00 02 0900 0b0a 04030201") + b"R" * 16
+    expected += struct.pack("<H", binascii.crc_hqx(expected, 0))
+    expected += bytes.fromhex("00 02 0900 0b0a 0000 04030201") + b"R" * 16
     expected += bytes.fromhex("0605000000000000 0807000000000000") + b"N" * 32
+    expected += struct.pack("<I", zlib.crc32(expected))
     assert opening.encode() == expected
-    assert len(expected) == OPENING_BYTES == 80
+    assert len(expected) == OPENING_BYTES == 88
     assert Opening.decode(expected) == opening
 
 
@@ -202,7 +207,7 @@ def test_proofs_are_what_the_documentation_says() -> None:
     key = hkdf_sha256(TOKEN, b"pccl handshake key")
     for proof, role in ((there, b"pccl dialler"), (back, b"pccl acceptor")):
         expected = hmac.new(key, role + openings, hashlib.sha256).digest()
-        assert proof[OPENING_BYTES:] == expected
+        assert proof[OPENING_BYTES:] == expected + struct.pack("<I", zlib.crc32(expected))
 
 
 def test_the_hkdf_of_this_file_is_the_real_one() -> None:
@@ -220,7 +225,7 @@ def test_another_token(pair: tuple[Opening, Opening]) -> None:
         "its token is not the one of this run",
     )
     assert wire.passed == (False, False)
-    assert wire.sent[1][OPENING_BYTES:] == REFUSAL == bytes(PROOF_BYTES)
+    assert wire.sent[1][OPENING_BYTES:] == REFUSAL == seal(bytes(32))
 
 
 @settings(max_examples=300)
@@ -243,13 +248,16 @@ def test_a_flipped_bit_fails_on_both_sides(name: str, liar: int, bit: int) -> No
             pass
     assert flipped
     assert not wire.sides[1 - liar].remote
+    # Nobody takes it for another version or a wrong token, for which nobody would try again.
+    refusals = [error for error in wire.failures if isinstance(error, HandshakeRefused)]
+    assert refusals == []
     # The acceptor proves last: he cannot know that his proof was changed on the way.
     assert not wire.sides[liar].remote or (liar == 1 and bit >= 8 * OPENING_BYTES)
 
 
 def test_whoever_answers_without_the_token() -> None:
     """He has an opening, but cannot make a proof."""
-    for proof in (b"\1" * PROOF_BYTES, bytes(31) + b"\1"):
+    for proof in (seal(b"\1" * 32), seal(bytes(31) + b"\1")):
         one = dialler(NEWCOMER, KEY)
         one.receive(acceptor_opening()[:PREFIX_BYTES])
         one.receive(acceptor_opening()[PREFIX_BYTES:])

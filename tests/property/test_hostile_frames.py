@@ -16,9 +16,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pccl.protocol.checksum import payload_hash, seal
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.frame import FrameHeader, FrameKind, encode_header
+from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_frame, encode_header
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.limits import EARLY_STORE_BYTES_MAX, Timing
 from pccl.protocol.types import Descriptor, Member, OperationId, PeerId, ReduceOp
@@ -192,10 +193,18 @@ def draw_frame(rng: Random) -> bytes:
         offset, length = rng.randrange(3), 2
     n = rng.choice((0, 0, 0, 1, 2))
     operation = OperationId(rng.choice((1, 1, 1, 2)), 0, rng.choice((1, 1, 1, 2)), 0, n)
-    header = bytearray(encode_header(FrameHeader(kind, operation, step, offset, length)))
-    if rng.random() < 0.05:
-        header[rng.randrange(48)] ^= 1 << rng.randrange(8)
-    return bytes(header) + rng.randbytes(min(length, rng.choice((1 << 12, 5))))
+    payload = rng.randbytes(min(length, rng.choice((1 << 12, 5))))
+    check = payload_hash(payload)
+    header = bytearray(encode_header(FrameHeader(kind, operation, step, offset, length), check))
+    match rng.randrange(60):
+        case 0:
+            header[rng.randrange(HEADER_BYTES)] ^= 1 << rng.randrange(8)
+        case 1 | 2:  # whoever changes it on purpose makes the checksum fit
+            header[rng.randrange(52)] ^= 1 << rng.randrange(8)
+            header = bytearray(seal(bytes(header[:52])))
+        case _:
+            pass
+    return bytes(header) + payload
 
 
 @settings(max_examples=400)
@@ -227,7 +236,8 @@ def test_any_bytes_to_a_peer(seed: int, in_place: bool) -> None:
     last = port.accept(lambda data: None)  # in the middle of a segment when the operation ends
     wires.append(last)
     segment = FrameHeader(FrameKind.DATA, OPERATION, rng.choice((0, 3)), 80, 16)
-    last.feed(opening_of(UPSTREAM) + encode_header(segment) + bytes(rng.randrange(16)), rng)
+    begun = encode_frame(segment, bytes(16))[: HEADER_BYTES + rng.randrange(16)]
+    last.feed(opening_of(UPSTREAM) + begun, rng)
     port.plane.end(OPERATION, committed=False)
     received = port.recv.tolist()
     for wire in wires:
@@ -264,14 +274,14 @@ def test_the_answer_that_waits_is_the_newest() -> None:
         encode_header(FrameHeader(FrameKind.QUERY, OPERATION, 0, number, 0)) for number in (1, 3, 2)
     )
     segment = FrameHeader(FrameKind.DATA, OPERATION, 0, 80, 16)
-    wire.feed(first + second + encode_header(segment) + bytes(16) + third, rng)
+    wire.feed(first + second + encode_frame(segment, bytes(16)) + third, rng)
     wire._on_sent = sent.extend  # pyright: ignore[reportPrivateUsage]
     (lane,) = port.links.to(UPSTREAM).lanes
     lane.writable()
     have = [FrameHeader(FrameKind.HAVE, OPERATION, 0, number, 2) for number in (1, 3)]
     assert split(bytes(sent)) == [
-        encode_header(have[0]) + b"\0\0",  # one bit for each of twelve segments
-        encode_header(have[1]) + b"\1\0",
+        encode_frame(have[0], b"\0\0"),  # one bit for each of twelve segments
+        encode_frame(have[1], b"\1\0"),
     ]
 
 
@@ -385,15 +395,13 @@ def split(data: bytes) -> list[bytes]:
     frames: list[bytes] = []
     while data:
         (length,) = struct.unpack_from("<I", data, 4)
-        frames.append(data[: 48 + length])
-        data = data[48 + length :]
+        frames.append(data[: HEADER_BYTES + length])
+        data = data[HEADER_BYTES + length :]
     return frames
 
 
-STALE = (
-    encode_header(FrameHeader(FrameKind.DATA, OperationId(1, 0, 0, 0, 0), 0, 80, 16)) + b"x" * 16
-)
-UNFIT = encode_header(FrameHeader(FrameKind.DATA, OPERATION, 9, 80, 16)) + b"x" * 16
+STALE = encode_frame(FrameHeader(FrameKind.DATA, OperationId(1, 0, 0, 0, 0), 0, 80, 16), b"x" * 16)
+UNFIT = encode_frame(FrameHeader(FrameKind.DATA, OPERATION, 9, 80, 16), b"x" * 16)
 
 
 @settings(max_examples=200)

@@ -18,7 +18,13 @@ from hypothesis import strategies as st
 
 from pccl import TensorInfo
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.frame import PAYLOAD_BYTES_MAX, FrameHeader, FrameKind, encode_header
+from pccl.protocol.frame import (
+    PAYLOAD_BYTES_MAX,
+    FrameHeader,
+    FrameKind,
+    encode_frame,
+    encode_header,
+)
 from pccl.protocol.messages import Difference
 from pccl.protocol.shared_state import DIGEST_BYTES, Elected
 from pccl.protocol.types import SYNC_TAG, OperationId, PeerId
@@ -218,7 +224,7 @@ def frame(
     what: int = 0,
     step: int = 0,
 ) -> bytes:
-    return encode_header(FrameHeader(kind, operation, step, offset, len(payload), what)) + payload
+    return encode_frame(FrameHeader(kind, operation, step, offset, len(payload), what), payload)
 
 
 def numbers(*pieces: int) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,10 @@ class WireLink(Link):
     def up(self) -> bool:
         return self.peer not in self.world.lost
 
-    def send(self, header: FrameHeader, payload: Payload, number: int) -> None:
-        self.world.bag.append((self, header, payload))
+    def send(
+        self, header: FrameHeader, payload: Payload, number: int, check: int | None = None
+    ) -> None:
+        self.world.bag.append((self, replace(header, check=check or 0), payload))
 
     def ask(self, header: FrameHeader) -> None:
         self.world.bag.append((self, header, memoryview(b"")))

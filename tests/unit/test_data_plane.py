@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from pccl.collectives.digest import ResultDigest
+from pccl.protocol.checksum import payload_hash
 from pccl.protocol.data_type import DataType
 from pccl.protocol.eager import fingerprint
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind
 from pccl.protocol.messages import Progress
 from pccl.protocol.types import Algorithm, Descriptor, OperationId, PeerId, ReduceOp
 from pccl.runtime.data_plane import DataPlane
@@ -63,9 +64,13 @@ class FakeLink(Link):
     def up(self) -> bool:
         return self.is_up
 
-    def send(self, header: FrameHeader, payload: Payload, number: int) -> None:
+    def send(
+        self, header: FrameHeader, payload: Payload, number: int, check: int | None = None
+    ) -> None:
         made = payload() if callable(payload) else payload
-        self.sent.append((header, b"".join(made if isinstance(made, list) else [made])))
+        content = b"".join(made if isinstance(made, list) else [made])
+        assert check in (None, payload_hash(content))
+        self.sent.append((replace(header, check=payload_hash(content)), content))
         self.numbers.append(number)
 
     def ask(self, header: FrameHeader) -> None:
@@ -144,7 +149,7 @@ class Bench:
 
     def frame(self, lane: Any, header: FrameHeader, payload: bytes, peer: PeerId = OTHER) -> None:
         """A whole frame."""
-        self.start(lane, header, peer)
+        self.start(lane, replace(header, check=payload_hash(payload)), peer)
         received = 0
         while received < len(payload):
             received = self.read(lane, payload, received)
@@ -471,7 +476,7 @@ def test_early_questions_are_bounded() -> None:
     bench = Bench()
     lane: Any = FakeLane()
     bench.coming.update(replace(OPERATION, n=n) for n in range(6000))
-    for n in range((256 << 10) // 48):
+    for n in range((256 << 10) // HEADER_BYTES):
         bench.frame(lane, replace(query(1), operation=replace(OPERATION, n=n)), b"")
         bench.frame(lane, replace(query(2), operation=replace(OPERATION, n=n)), b"")
     with pytest.raises(RemoteProtocolError, match="ahead of operation"):
@@ -479,7 +484,7 @@ def test_early_questions_are_bounded() -> None:
     bench.coming.clear()
     bench.plane.forget_early()
     bench.coming.add(OPERATION)
-    chunk = (256 << 10) - 48
+    chunk = (256 << 10) - HEADER_BYTES
     bench.frame(lane, data(0, 0, chunk), bytes(chunk))
 
 

@@ -31,7 +31,9 @@ class Recorder(Link):
         super().__init__(peer)
         self.queued: list[tuple[FrameHeader, Payload]] = []
 
-    def send(self, header: FrameHeader, payload: Payload, number: int) -> None:
+    def send(
+        self, header: FrameHeader, payload: Payload, number: int, check: int | None = None
+    ) -> None:
         self.queued.append((header, payload))
 
     def revoke(self, operation: object) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from pccl.protocol.checksum import seal
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
-from pccl.protocol.handshake import OPENING_BYTES, PROOF_BYTES, Channel, HandshakeRefused, Opening
+from pccl.protocol.handshake import OPENING_BYTES, Channel, HandshakeRefused, Opening
 from pccl.protocol.types import NS_PER_S, PeerId
 from pccl.runtime.greeting import Credentials, Reception, introduce
 from pccl.stress.sim.loop import VirtualLoop
@@ -253,7 +254,7 @@ def test_nothing_behind_the_greeting_is_read_before_the_proof(token: bytes | Non
     opening = Opening(Channel.LANE, bytes(32), Me.run, 1, Me.peer, Elder.peer, security=security)
 
     async def main() -> None:
-        more = b"\xff" * (PROOF_BYTES if token is not None else 0) + b"next"
+        more = (seal(b"\xff" * 32) if token is not None else b"") + b"next"
         stranger = await world.stranger(opening.encode() + more)
         await world.sleep(1)
         if token is None:  # nothing to prove: it is let in, and what it sent is the next one's
@@ -262,7 +263,7 @@ def test_nothing_behind_the_greeting_is_read_before_the_proof(token: bytes | Non
         else:
             assert stranger.lost
             assert world.taken == []
-            assert stranger.received[OPENING_BYTES:] == bytes(PROOF_BYTES)
+            assert stranger.received[OPENING_BYTES:] == seal(bytes(32))
 
     world.run(main())
 

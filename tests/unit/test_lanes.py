@@ -19,6 +19,7 @@ from pccl.protocol.frame import (
     FrameHeader,
     FrameKind,
     decode_header,
+    encode_frame,
     encode_header,
 )
 from pccl.protocol.types import OperationId, PeerId
@@ -130,6 +131,9 @@ class Collected:
         assert received < len(self.payload)
         return memoryview(self.payload)[received:]
 
+    def counts(self) -> bool:
+        return True
+
     def complete(self) -> None:
         self.ended += "complete"
 
@@ -180,7 +184,7 @@ class Bench:
         return connection
 
     def send(
-        self, number: int, length: int = 52, operation: OperationId = OPERATION, step: int = 0
+        self, number: int, length: int = 44, operation: OperationId = OPERATION, step: int = 0
     ) -> None:
         """A segment whose bytes are its number, and its offset, too; 100 bytes altogether."""
         self.link.send(
@@ -193,7 +197,7 @@ class Bench:
 
 
 def segment(
-    number: int, length: int = 52, operation: OperationId = OPERATION, step: int = 0
+    number: int, length: int = 44, operation: OperationId = OPERATION, step: int = 0
 ) -> FrameHeader:
     return FrameHeader(FrameKind.DATA, operation, step, number, length)
 
@@ -272,9 +276,9 @@ def test_the_order_inside_a_machine_and_between_two(near: bool, order: list[int]
 
 def test_any_split_of_the_bytes_gives_the_same_stream() -> None:
     streams = [
-        b"".join(encode_header(segment(n)) + bytes([n] * 52) for n in range(5)),
+        b"".join(encode_frame(segment(n), bytes([n] * 44)) for n in range(5)),
     ]
-    for portion in (1, 7, 47, 48, 49, 99, 100, 101, 1000):
+    for portion in (1, 7, 55, 56, 57, 99, 100, 101, 1000):
         bench = Bench(portion)
         for number in range(5):
             bench.send(number)
@@ -285,10 +289,10 @@ def test_any_split_of_the_bytes_gives_the_same_stream() -> None:
 
 
 def test_segments_without_payload() -> None:
-    bench = Bench(48)
+    bench = Bench(56)
     bench.send(0, length=0)
     bench.send(1, length=0)
-    bench.connections[0].grant(48)
+    bench.connections[0].grant(56)
     assert bench.connections[0].frames == [(segment(0, 0), b""), (segment(1, 0), b"")]
 
 
@@ -305,7 +309,7 @@ def test_what_a_lane_says_itself_comes_before_segments() -> None:
     headers = [header for header, _ in bench.connections[0].frames]
     assert headers == [segment(0), PING, question(1), segment(1), segment(2)]
     assert bench.lanes[0].carried == {OPERATION: [0, 1, 2]}
-    assert bench.lanes[0].sent_bytes == 300 + 2 * 48
+    assert bench.lanes[0].sent_bytes == 300 + 2 * 56
     assert bench.lanes[0].moved_bytes == 300  # of segments
 
 
@@ -317,21 +321,21 @@ def test_a_question_goes_out_on_every_lane() -> None:
         assert connection.frames == [(question(1), b"")]
 
 
-@pytest.mark.parametrize("portion", [1, 47, 48, PLENTY])
+@pytest.mark.parametrize("portion", [1, 55, 56, PLENTY])
 def test_a_ping_is_answered(portion: int) -> None:
     bench = Bench(PLENTY, PLENTY)
     bench.connections[1].deliver(encode_header(PING) * 2 + encode_header(PONG), portion)
     assert bench.connections[1].frames == [(PONG, b"")] * 2
     assert bench.connections[0].frames == []
     assert bench.handler.sinks == []
-    assert bench.lanes[1].received_bytes == 3 * 48
+    assert bench.lanes[1].received_bytes == 3 * 56
     assert not bench.lanes[1].receiving
 
 
 def test_of_many_pings_at_most_one_answer_waits() -> None:
     bench = Bench(0)
     bench.connections[0].deliver(encode_header(PING) * 5000)
-    assert bench.link.backlog_bytes <= 2 * 48  # one on its way, one behind it
+    assert bench.link.backlog_bytes <= 2 * 56  # one on its way, one behind it
     bench.connections[0].grant(PLENTY)
     assert [header for header, _ in bench.connections[0].frames] == [PONG, PONG]
 
@@ -363,12 +367,12 @@ def test_many_questions_wait_as_one() -> None:
 # -- receiving -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("portion", [1, 13, 48, 100, PLENTY])
+@pytest.mark.parametrize("portion", [1, 13, 56, 100, PLENTY])
 def test_frames_arrive_in_any_portions(portion: int) -> None:
     bench = Bench(0)
     contents = [bytes([number] * length) for number, length in enumerate((5, 0, 100, 1))]
     headers = [segment(number, len(content)) for number, content in enumerate(contents)]
-    stream = b"".join(encode_header(h) + c for h, c in zip(headers, contents, strict=True))
+    stream = b"".join(encode_frame(h, c) for h, c in zip(headers, contents, strict=True))
     bench.connections[0].deliver(stream, portion)
     assert [sink.header for sink in bench.handler.sinks] == headers
     assert [bytes(sink.payload) for sink in bench.handler.sinks] == contents
@@ -378,7 +382,7 @@ def test_frames_arrive_in_any_portions(portion: int) -> None:
 
 def test_a_lane_lost_in_the_middle_of_a_frame() -> None:
     bench = Bench(0)
-    whole, half = encode_header(segment(0)) + bytes(52), encode_header(segment(1)) + bytes(51)
+    whole, half = encode_frame(segment(0), bytes(44)), encode_frame(segment(1), bytes(44))[:-1]
     bench.connections[0].deliver(whole + half)
     assert bench.lanes[0].receiving
     bench.connections[0].lose()
@@ -390,7 +394,7 @@ def test_a_lane_lost_in_the_middle_of_a_frame() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        bytes(48),
+        bytes(56),
         encode_header(PING)[:4] + b"\1" + encode_header(PING)[5:],
         encode_header(question(1))[:4] + b"\1" + encode_header(question(1))[5:],
     ],
@@ -414,21 +418,21 @@ def test_what_the_handler_refuses_is_refused() -> None:
 def test_after_a_revoke_nothing_of_it_is_read() -> None:
     """What was partly on its way is completed from a copy; what waited never leaves."""
     bench = Bench(60, 0, 30)
-    memory = bytearray(b"\7" * 52)
+    memory = bytearray(b"\7" * 44)
     for number in range(6):
         bench.link.send(segment(number), memoryview(memory), number)
     bench.send(9, operation=ANOTHER)
     bench.link.revoke(OPERATION)
-    memory[:] = b"\xee" * 52
+    memory[:] = b"\xee" * 44
     for connection in bench.connections:
         connection.grant(PLENTY)
     sent = [connection.frames for connection in bench.connections]
     assert sent[0] == [
-        (segment(0), b"\7" * 52),
-        (segment(9, operation=ANOTHER), bytes([9] * 52)),
+        (segment(0), b"\7" * 44),
+        (segment(9, operation=ANOTHER), bytes([9] * 44)),
     ]
     assert sent[1] == []
-    assert sent[2] == [(segment(2), b"\7" * 52)]
+    assert sent[2] == [(segment(2), b"\7" * 44)]
     assert [lane.carried for lane in bench.lanes] == [{ANOTHER: [9]}, {}, {}]
     assert bench.link.backlog_bytes == 0
 
@@ -447,12 +451,12 @@ def test_a_revoke_takes_back_questions_and_answers() -> None:
 
 def test_a_detached_operation_is_sent_from_a_copy() -> None:
     bench = Bench(60, 0)
-    memory, kept = bytearray(b"\7" * 52), bytearray(b"\5" * 52)
+    memory, kept = bytearray(b"\7" * 44), bytearray(b"\5" * 44)
     for number in range(4):
         bench.link.send(segment(number), memoryview(memory), number)
     bench.link.send(segment(9, operation=ANOTHER), memoryview(kept), 9)
     bench.link.detach(OPERATION, memoryview(b"\7" * 100))
-    memory[:], kept[:] = b"\xee" * 52, b"\6" * 52
+    memory[:], kept[:] = b"\xee" * 44, b"\6" * 44
     for connection in bench.connections:
         connection.grant(PLENTY)
     contents = {
@@ -460,7 +464,7 @@ def test_a_detached_operation_is_sent_from_a_copy() -> None:
         for connection in bench.connections
         for header, payload in connection.frames
     }
-    assert contents == dict.fromkeys(range(4), b"\7" * 52) | {9: b"\6" * 52}
+    assert contents == dict.fromkeys(range(4), b"\7" * 44) | {9: b"\6" * 44}
     assert sorted(chain(*(lane.carried[OPERATION] for lane in bench.lanes))) == [0, 1, 2, 3]
 
 
@@ -551,7 +555,7 @@ def test_lanes_by_number() -> None:
 # -- anything in any order -----------------------------------------------------------------------
 
 OPERATIONS = tuple(OperationId(1, 0, 1, tag, 0) for tag in range(3))
-LENGTHS = (0, 1, 30, 52, 500)
+LENGTHS = (0, 1, 30, 44, 500)
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -817,8 +821,8 @@ def test_a_payload_in_several_pieces_goes_on_where_the_network_stopped(sent: int
     header = FrameHeader(FrameKind.DATA, OPERATION, 0, 0, 9)
     frame = Frame(header, pieces, 0)
     frame.sent = sent
-    assert b"".join(frame.rest()) == (encode_header(header) + b"abcdefghi")[sent:]
+    assert b"".join(frame.rest()) == encode_frame(header, b"abcdefghi")[sent:]
     assert all(len(buffer) for buffer in frame.rest())
     assert frame.missing == HEADER_BYTES + 9 - sent
     frame.keep()
-    assert b"".join(frame.rest()) == (encode_header(header) + b"abcdefghi")[sent:]
+    assert b"".join(frame.rest()) == encode_frame(header, b"abcdefghi")[sent:]

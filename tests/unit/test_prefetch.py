@@ -46,7 +46,9 @@ class Recorder(Link):
     def up(self) -> bool:
         return True
 
-    def send(self, header: FrameHeader, payload: Payload, number: int) -> None:
+    def send(
+        self, header: FrameHeader, payload: Payload, number: int, check: int | None = None
+    ) -> None:
         self.sent.append(header)
 
 
