@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from pccl.collectives.residual import Residual
 from pccl.error_feedback import ErrorFeedback
+from pccl.protocol.checksum import payload_hash
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameHeader
 from pccl.protocol.types import (
@@ -157,8 +158,10 @@ class Ring:
 
     def _deliver(self, frame: Travelling) -> None:
         lane: Any = OneFrame(self.peers[frame.source])
-        sink = self.planes[frame.target].frame_started(lane, frame.header)
         received, payload = 0, frame.read()
+        check = payload_hash(payload)
+        header = replace(frame.header, check=check)
+        sink = self.planes[frame.target].frame_started(lane, header)
         while received < len(payload):
             memory = sink.memory(received)
             take = min(len(memory), self._rng.randint(1, len(payload) - received))

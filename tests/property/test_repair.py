@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pccl.protocol.checksum import payload_hash
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.repair import find_gaps
@@ -136,9 +137,11 @@ class World:
         if link.peer in self.lost or link.source in self.lost:
             return
         lane: Any = ArrivalLane(self.links[link.peer, link.source])
-        sink = self.planes[link.peer].frame_started(lane, header)
         made = payload() if callable(payload) else payload
         data = b"".join(made) if isinstance(made, list) else bytes(made)
+        check = payload_hash(data)
+        assert header.check in (0, check)
+        sink = self.planes[link.peer].frame_started(lane, replace(header, check=check))
         received = 0
         while received < len(data):
             part = sink.memory(received)

@@ -70,7 +70,7 @@ def test_what_differs_has_another_fingerprint() -> None:
 
 # -- the account -------------------------------------------------------------------------------
 
-COST = 32 + (3 + 1) * 48
+COST = 32 + (3 + 1) * 56
 """Of 8 floats among three: the tensor, a header for each rank's segment, and a question."""
 
 
@@ -123,7 +123,7 @@ def test_small_segments_cost_more_headers() -> None:
     made = EagerBudget(64, segment_bytes=8, bytes_max=1000)
     made.all_asked(op(tag=99))
     assert made.take(op(), SUM, 3)
-    assert made.free_bytes == 1000 - 32 - (3 + 4 + 1) * 48
+    assert made.free_bytes == 1000 - 32 - (3 + 4 + 1) * 56
 
 
 def test_an_abort_proves_nothing() -> None:

@@ -807,11 +807,11 @@ def test_a_lane_that_answers_is_left_alone() -> None:
             side.frames.used.add(side.other)
         await world.sleep(100 * NS_PER_S)
         assert [side.lanes for side in world.sides] == before
-        # Every five seconds or a little more, a question, an answer, or one of each; 48 bytes.
+        # Every five seconds or a little more, a question, an answer, or one of each; 56 bytes.
         for side in world.sides:
             for lane in side.lanes.values():
-                assert 16 <= lane.received_bytes / 48 <= 40
-                assert lane.received_bytes % 48 == 0
+                assert 16 <= lane.received_bytes / HEADER_BYTES <= 40
+                assert lane.received_bytes % HEADER_BYTES == 0
 
     World(4, 4).run(main).check_never_down()
 
