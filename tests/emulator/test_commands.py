@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from pccl.protocol.handshake import OPENING_BYTES
 from pccl.stress.commands import main
 from pccl.stress.emulator.verify import Measured
 from tests.support.patience import LIMIT_S
@@ -47,10 +48,10 @@ def test_relay_says_where_it_listens_and_ends_cleanly(number: signal.Signals) ->
             relay(*arguments) as (process, place),
             socket.create_connection(place, LIMIT_S) as near,
         ):
-            near.sendall(b"x" * 80)
+            near.sendall(b"x" * OPENING_BYTES)
             with listener.accept()[0] as far:
                 far.settimeout(LIMIT_S)
-                assert far.recv(100) == b"x" * 80
+                assert far.recv(2 * OPENING_BYTES) == b"x" * OPENING_BYTES
             process.send_signal(number)
             out, err = process.communicate(timeout=LIMIT_S)
     assert (process.returncode, out, err) == (0, "", "")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pccl.protocol.handshake import OPENING_BYTES
 from pccl.stress.emulator import Direction, LinkSpec, RelayThread, Side
 from tests.support.patience import LIMIT_S
 
@@ -279,9 +280,9 @@ def test_one_link_changes_and_the_others_do_not(make_bench: BenchMaker, read: Re
 
     bench = make_bench("rtt=2ms", link_of)
     bench.relay.change(LinkSpec.parse("rtt=20s"), link=b"1")  # before anybody is there
-    bench.dial(b"1" * 80)
+    bench.dial(b"1" * OPENING_BYTES)
     far_of_one = bench.accept()
-    two, far_of_two = bench.connect(b"2" * 80)
+    two, far_of_two = bench.connect(b"2" * OPENING_BYTES)
     two.sendall(b"two")
     assert read(far_of_two, 3) == b"two"
     assert is_silent(far_of_one)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pccl.protocol.handshake import Channel, Opening
+from pccl.protocol.handshake import OPENING_BYTES, Channel, Opening
 from pccl.protocol.types import PeerId
 from pccl.stress.emulator import SHARED, LinkSpec, Relay, RelayThread, peer_of
 from pccl.stress.emulator.tuning import BUFFER_BYTES
@@ -193,9 +193,9 @@ def test_links_are_told_apart_by_the_first_bytes(make_bench: BenchMaker, read: R
         return first_bytes[:1]
 
     bench = make_bench("rtt=2ms", link_of)
-    one, far_of_one = bench.connect(b"1" * 80)
+    one, far_of_one = bench.connect(b"1" * OPENING_BYTES)
     two, far_of_two = bench.connect(b"2" + b"x" * 99)
-    three = bench.dial(b"3")  # ends before there are 80
+    three = bench.dial(b"3")  # ends before its opening is complete
     three.shutdown(socket.SHUT_WR)
     far_of_three = bench.accept()
     assert read(far_of_three, 1) == b"3"
@@ -215,7 +215,7 @@ def test_a_dialler_that_is_reset_before_it_is_sorted(make_bench: BenchMaker) -> 
     near = bench.dial(b"abc")
     near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
     near.close()
-    bench.dial(b"x" * 80)
+    bench.dial(b"x" * OPENING_BYTES)
     bench.accept()
     assert [status.link for status in bench.relay.flows()] == [SHARED]
 
@@ -227,7 +227,7 @@ def test_lanes_of_a_peer_share_a_link() -> None:
     assert peer_of(opening(7, Channel.LANE)) == 7
     assert peer_of(opening(8, Channel.LANE) + b"more") == 8
     assert peer_of(opening(7, Channel.CONTROL)) == SHARED
-    assert peer_of(b"GET / HTTP/1.1".ljust(80)) == SHARED
+    assert peer_of(b"GET / HTTP/1.1".ljust(OPENING_BYTES)) == SHARED
     assert peer_of(b"PCCL") == SHARED
 
 
@@ -244,7 +244,7 @@ def test_what_cannot_be_had_is_an_os_error(make_bench: BenchMaker) -> None:
 
 def test_closing_resets_what_is_open(make_bench: BenchMaker) -> None:
     bench = make_bench("rtt=20ms", peer_of)
-    near, far = bench.connect(b"x" * 80)
+    near, far = bench.connect(b"x" * OPENING_BYTES)
     unsorted = bench.dial(b"x")
     bench.relay.close()
     bench.relay.close()  # changes nothing

@@ -161,7 +161,7 @@ class MasterWitness:
                     assert int(text.removeprefix("world size ")) >= self.min_peers[peer]
                     self.members.add(peer)
                     self.new_members.add(peer)
-                case me.Announce() | me.Remember() | me.Forget():
+                case me.Announce() | me.Remember() | me.Forget() | me.AskMaster() | me.Warn():
                     pass
                 case me.CloseControl(connection):
                     self._on_close(connection)
@@ -772,7 +772,7 @@ class World:
                     by_number[number].down.append(None)
                     by_number[number].up.clear()
                     self.wires.remove(by_number[number])
-                case me.Announce() | me.Remember() | me.Forget():
+                case me.Announce() | me.Remember() | me.Forget() | me.AskMaster() | me.Warn():
                     pass
 
     # -- single steps ------------------------------------------------------------------------
