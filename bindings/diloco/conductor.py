@@ -56,6 +56,9 @@ _log = logging.getLogger("pccl.diloco")
 SAY_EVERY_S = 10.0
 """That peers are missing."""
 
+_INTERRUPT_POLL_S = 0.2
+"""A waiting caller looks up this often: a signal that comes just before it blocks wakes nobody."""
+
 _served: weakref.WeakSet[pccl.Communicator] = weakref.WeakSet()
 """Communicators that serve a conductor, or have."""
 
@@ -159,7 +162,7 @@ class Conductor:
         with self._changed:
             while not self._notices and number not in self._commits:
                 self._check()
-                self._changed.wait()
+                self._changed.wait(_INTERRUPT_POLL_S)
             return None if self._notices else self._commits[number]
 
     def wait_entered(self) -> None:
@@ -171,7 +174,7 @@ class Conductor:
         with self._changed:
             while not self._has_entered:
                 self._check()
-                self._changed.wait()
+                self._changed.wait(_INTERRUPT_POLL_S)
 
     @property
     def _has_entered(self) -> bool:
@@ -189,7 +192,7 @@ class Conductor:
         """
         with self._changed:
             while not (self._is_idle or self._has_ended):  # something may be put after the end
-                self._changed.wait()
+                self._changed.wait(_INTERRUPT_POLL_S)
 
     def is_over(self, number: int) -> bool:
         """Whether a round was committed, and not forgotten."""

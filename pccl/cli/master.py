@@ -205,7 +205,8 @@ def master(
             standby_of=standby_of,
         )
         click.echo("\n".join(words))
-        stopped.wait()
+        while not stopped.wait(0.2):  # a signal that comes just before it blocks wakes nobody
+            pass
     finally:
         node.interrupt()
     click.echo("master ended")
