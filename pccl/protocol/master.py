@@ -66,6 +66,8 @@ class MasterMachine(RoundMaster):
         self._ballots: dict[OperationId, Ballot] = {}
         self._expected: dict[int, Expected] = {}
         """Of each group's shared state; also of groups without members."""
+        self._commits: Counter[int] = Counter()
+        """Group -> collectives that it has committed here since its last synchronization."""
         self._opened: Counter[PeerId] = Counter()
         """How many of them were opened by each member."""
         self._next_n: dict[tuple[int, int, int], int] = {}
@@ -256,8 +258,9 @@ class MasterMachine(RoundMaster):
         if operation.tag != SYNC_TAG:
             return CollectiveBallot(*about, inherited=inherited)
 
-        def expected() -> Expected:
-            return self._expected.get(operation.group, NOTHING_EXPECTED)
+        def expected() -> tuple[Expected, int]:
+            group = operation.group
+            return self._expected.get(group, NOTHING_EXPECTED), self._commits[group]
 
         return SyncBallot(*about, expected, self._elect, inherited=inherited)
 
@@ -320,6 +323,9 @@ class MasterMachine(RoundMaster):
             expected = ballot.expected_after(self.run)
             if expected is not None:
                 self._expected[operation.group] = expected
+                del self._commits[operation.group]
+        elif committed:
+            self._commits[operation.group] += 1
         ended = msg.OperationEnded(
             ballot.operation,
             None if isinstance(decision, Commit) else decision.cause,

@@ -56,7 +56,7 @@ class Resume(enum.IntEnum):
     """The highest revision that anybody has."""
     ADVANCED = 2
     """Likewise, but not 0 once the group has got beyond it: that is a beginning, and what the
-    group has done since would be lost."""
+    group has done since would be lost; and not one that nobody but its holder can have reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +174,13 @@ class Unavailable:
 
 Verdict = Elected | Differ | Unavailable
 
-Elect = Callable[[Sequence[tuple[PeerId, Offer]], Expected], Verdict]
-"""From what all members offer, in ring order, and what is expected, to what becomes of it."""
+Elect = Callable[[Sequence[tuple[PeerId, Offer]], Expected, int], Verdict]
+"""From what all members offer, in ring order, what is expected, and how many collectives the group
+has committed since its last synchronization, to what becomes of it."""
 
 
-def elect_nothing(offers: Sequence[tuple[PeerId, Offer]], expected: Expected) -> Verdict:
+def elect_nothing(
+    offers: Sequence[tuple[PeerId, Offer]], expected: Expected, commits: int
+) -> Verdict:
     """The election of a master that knows nothing of shared state."""
     return Unavailable("this master synchronizes no shared state")

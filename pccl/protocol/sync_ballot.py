@@ -42,7 +42,8 @@ class SyncBallot(Ballot):
         members: all members of its view, in ring order.
         opener: who was the first to speak of it.
         now_ns: the present.
-        expected: tells what is expected of the group's shared state now.
+        expected: tells what is expected of the group's shared state now, and how many collectives
+            the group has committed since its last synchronization.
         elect: the election.
         inherited: whether a master before this one may have started it.
     """
@@ -53,7 +54,7 @@ class SyncBallot(Ballot):
         members: tuple[PeerId, ...],
         opener: PeerId,
         now_ns: int,
-        expected: Callable[[], Expected],
+        expected: Callable[[], tuple[Expected, int]],
         elect: Elect,
         *,
         inherited: bool = False,
@@ -173,7 +174,7 @@ class SyncBallot(Ballot):
             return None
         late = self.waiting_for()
         others = [peer for peer in self._present if peer not in late]
-        is_first = self._expected().lineage is None  # of the group: nobody is a newcomer
+        is_first = self._expected()[0].lineage is None  # of the group: nobody is a newcomer
         newcomers = not is_first and all(peer in self._elected.outdated for peer in late)
         held_s = (now_ns - self._started_ns) / 1e9
         if newcomers and others and held_s >= timing.hold_s:
@@ -202,7 +203,7 @@ class SyncBallot(Ballot):
         offers = [(peer, self._offers[peer]) for peer in self._present]
         if not _agree([offer for _, offer in offers]):
             return self._end(Abort(AbortCause.DESCRIPTOR_MISMATCH, self._who_asked_what()))
-        verdict = self._elect(offers, self._expected())
+        verdict = self._elect(offers, *self._expected())
         if isinstance(verdict, Unavailable):
             return self._end(Abort(AbortCause.STATE_UNAVAILABLE, verdict.reason))
         if isinstance(verdict, Elected):

@@ -14,9 +14,12 @@
 4. **Lost revision.** If no valid contents are offered, the call fails and changes nothing. With
    ``resume="highest"`` the highest revision on offer is valid instead, of any lineage; contents
    that lack something committed count only if there are no others. ``resume="advanced"`` is the
-   same, except that revision 0 does not count in a group that has synchronized a higher one; and
-   before anything else the highest revision above the expected one counts that comes from the
-   group's last synchronization: its holder has got further since, in a call that others missed.
+   same, with two differences. Revision 0 does not count in a group that has synchronized a higher
+   one. And before anything else the highest revision above the expected one counts that comes
+   from the group's last synchronization and is *in reach*: its holder has got further since, in a
+   call that others missed. A revision is in reach if it is above the expected one by no more than
+   the collectives that the master has seen the group commit since, or if more than half of the
+   members have come at least as far. Of revisions out of reach one member's word is not enough.
 5. **Election.** RECEIVE_ONLY members offer nothing. Of the contents with a valid holder, those that
    most members offer win; votes of outdated holders count. Of equals, those win whose first valid
    holder comes first in the ring.
@@ -40,6 +43,7 @@ from dataclasses import dataclass
 
 from pccl.protocol.operation import name_peers
 from pccl.protocol.shared_state import (
+    REVISION_MAX,
     Conflict,
     Differ,
     Elected,
@@ -65,13 +69,14 @@ class _Footing:
     valid: frozenset[PeerId]
 
 
-def elect(offers: Sequence[tuple[PeerId, Offer]], expected: Expected) -> Verdict:
+def elect(offers: Sequence[tuple[PeerId, Offer]], expected: Expected, commits: int) -> Verdict:
     """What becomes of a joint look at shared states.
 
     Args:
         offers: of all members, in ring order; at least one. All have the same purpose and resume
             policy, and ENFORCE_POPULAR is not mixed with other strategies.
         expected: what is known of the group's last synchronization.
+        commits: how many collectives of the group were committed since, as the master has seen.
 
     Returns:
         The elected contents, with who lacks them; or who conflicts with whom; or why there is
@@ -85,7 +90,7 @@ def elect(offers: Sequence[tuple[PeerId, Offer]], expected: Expected) -> Verdict
     if offers[0][1].purpose is SyncPurpose.VERIFY:
         return _verify(members, expected)
     standing = {peer: offer for peer, offer in members.items() if _stands(offer)}
-    footing = _footing(members, standing, expected)
+    footing = _footing(members, standing, expected, commits)
     if footing is None:
         return Unavailable(_why_nothing(members, standing, expected))
     content = _winner(standing, footing)
@@ -136,11 +141,14 @@ def _verify(members: _Members, expected: Expected) -> Verdict:
     )
 
 
-def _footing(members: _Members, standing: _Members, expected: Expected) -> _Footing | None:
+def _footing(
+    members: _Members, standing: _Members, expected: Expected, commits: int
+) -> _Footing | None:
     """Rules 3 and 4. None: there is nothing to go on with."""
     fresh = [offer for offer in standing.values() if not offer.stale]
+    reach = _reach(members, expected, commits)
     if expected.revision:
-        at = Expected(_revision_met(fresh, expected), expected.lineage)
+        at = Expected(_revision_met(fresh, expected, reach), expected.lineage)
         valid = [peer for peer, offer in members.items() if _meets(offer, at)]
         if not standing.keys().isdisjoint(valid):
             return _Footing(at.revision, frozenset(valid))
@@ -151,20 +159,36 @@ def _footing(members: _Members, standing: _Members, expected: Expected) -> _Foot
     resume = next(iter(standing.values())).resume
     if resume is Resume.NEVER:
         return None
-    least = 1 if resume is Resume.ADVANCED and expected.revision > 1 else 0
-    pools = fresh, list(standing.values())
-    for pool in ([offer for offer in pool if offer.revision >= least] for pool in pools):
-        if pool:
-            return _highest(members, pool)
+    advanced = resume is Resume.ADVANCED
+    least = 1 if advanced and expected.revision > 1 else 0
+    tops = (reach, REVISION_MAX) if advanced and expected.revision else (REVISION_MAX,)
+    for stock in (fresh, list(standing.values())):
+        for top in tops:
+            pool = [offer for offer in stock if least <= offer.revision <= top]
+            if pool:
+                return _highest(members, pool)
     return None
 
 
-def _revision_met(fresh: Collection[Offer], expected: Expected) -> int:
+def _reach(members: _Members, expected: Expected, commits: int) -> int:
+    """How far the group may have got since its last synchronization."""
+    came = sorted(
+        (offer.revision for offer in members.values() if offer.lineage == expected.lineage),
+        reverse=True,
+    )
+    majority = len(members) // 2 + 1
+    vouched = came[majority - 1] if len(came) >= majority else 0
+    return max(expected.revision + commits, vouched)
+
+
+def _revision_met(fresh: Collection[Offer], expected: Expected, reach: int) -> int:
     """With which revision contents are valid in a group that has synchronized before."""
     further = (
         offer.revision
         for offer in fresh
-        if offer.resume is Resume.ADVANCED and offer.lineage == expected.lineage
+        if offer.resume is Resume.ADVANCED
+        and offer.lineage == expected.lineage
+        and offer.revision <= reach
     )
     return max([expected.revision, *further])
 

@@ -175,11 +175,15 @@ class MasterProcess:
         self.host.crash()
         self.server.close()
 
-    def _elect(self, offers: Sequence[tuple[PeerId, Offer]], expected: Expected) -> Verdict:
-        verdict = elect(offers, expected)
+    def _elect(
+        self, offers: Sequence[tuple[PeerId, Offer]], expected: Expected, commits: int
+    ) -> Verdict:
+        verdict = elect(offers, expected, commits)
         if self._checkers.state is not None and self.host.alive:
             machine = self.server.machine
-            self._checkers.state.elected(machine.run, machine.term, offers, expected, verdict)
+            self._checkers.state.elected(
+                machine.run, machine.term, offers, expected, commits, verdict
+            )
         return verdict
 
     def _observe(self, event: MasterEvent, effects: list[object]) -> None:

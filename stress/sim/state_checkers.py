@@ -142,6 +142,7 @@ class StateCheckers:
         term: int,
         offers: Sequence[tuple[PeerId, Offer]],
         expected: Expected,
+        commits: int,
         verdict: Verdict,
     ) -> None:
         """The master of a run has judged what its members offer."""
@@ -152,7 +153,7 @@ class StateCheckers:
             if isinstance(verdict, Elected) is not (len(contents) == 1):
                 raise Violation(f"of {len(contents)} different contents verify says {verdict}")
             return
-        right = _winner([offer for _, offer in offers], expected)
+        right = _winner([offer for _, offer in offers], expected, commits)
         if right is None or isinstance(verdict, Unavailable):
             if right is not None or not isinstance(verdict, Unavailable):
                 raise Violation(f"{right} should be elected of {offers}, and is {verdict}")
@@ -318,7 +319,7 @@ class StateCheckers:
             raise Violation(f"{who}: {error.tensor} does not differ in {operation}: {error}")
 
 
-def _winner(offers: list[Offer], expected: Expected) -> tuple[int, bytes] | None:
+def _winner(offers: list[Offer], expected: Expected, commits: int) -> tuple[int, bytes] | None:
     """The revision and the contents that must be elected; None: there is nothing."""
     standing = [offer for offer in offers if offer.strategy is not _RECEIVES]
     wanted = (expected.revision, expected.lineage, False)
@@ -331,6 +332,7 @@ def _winner(offers: list[Offer], expected: Expected) -> tuple[int, bytes] | None
         if expected.revision > 1 and offers[0].resume is Resume.ADVANCED:
             begun = [offer for offer in standing if offer.revision]
             pool = [offer for offer in begun if not offer.stale] or begun
+            pool = [o for o in pool if _is_in_reach(o, offers, expected, commits)] or pool
         top = max((offer.revision for offer in pool), default=None)
         valid = [offer for offer in pool if offer.revision == top]
     if not valid:
@@ -338,6 +340,11 @@ def _winner(offers: list[Offer], expected: Expected) -> tuple[int, bytes] | None
     votes = Counter(offer.content for offer in standing)
     most = max(votes[offer.content] for offer in valid)
     return valid[0].revision, next(o.content for o in valid if votes[o.content] == most)
+
+
+def _is_in_reach(offer: Offer, offers: list[Offer], expected: Expected, commits: int) -> bool:
+    as_far = [o for o in offers if o.lineage == expected.lineage and o.revision >= offer.revision]
+    return offer.revision <= expected.revision + commits or 2 * len(as_far) > len(offers)
 
 
 def _place(operation: OperationId) -> tuple[int, int, int]:

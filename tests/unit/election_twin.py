@@ -29,7 +29,7 @@ SEND_ONLY = SharedStateSyncStrategy.SEND_ONLY
 
 
 def elect(  # noqa: PLR0915 - the rules, one after the other
-    offers: Offers, expected: Expected
+    offers: Offers, expected: Expected, commits: int
 ) -> Elected | Differ | None:
     """None: there is nothing to go on with."""
     ranks = range(len(offers))
@@ -81,28 +81,44 @@ def elect(  # noqa: PLR0915 - the rules, one after the other
     standing = [r for r in ranks if everyone[r].strategy is not RECEIVE_ONLY]
     fresh = [r for r in standing if not everyone[r].stale]
 
+    def believed(pool: list[int]) -> list[int]:
+        """Nobody else need say so up to what was committed; beyond, more than half must."""
+        line = [o for o in everyone if o.lineage == expected.lineage]
+
+        def is_vouched(revision: int) -> bool:
+            return sum(o.revision >= revision for o in line) > len(everyone) / 2
+
+        top = expected.revision + commits
+        return [r for r in pool if everyone[r].revision <= top or is_vouched(everyone[r].revision)]
+
     def right_revision(rank: int, rule: str) -> bool:
         own = everyone[rank]
         if rule == "expected":
             matches = own.revision == expected.revision and own.lineage == expected.lineage
             return matches and not own.stale
-        if rule == "further":  # than anybody else of the same line
-            line = [r for r in fresh if everyone[r].lineage == expected.lineage]
+        if rule == "further":  # than anybody else of the same line that is believed
+            line = [r for r in believed(fresh) if everyone[r].lineage == expected.lineage]
             best = sorted(everyone[r].revision for r in line)[-1:]
             is_best = [own.revision] == best and own.lineage == expected.lineage
             return is_best and own.revision > expected.revision and not own.stale
-        pool = {"highest": fresh, "highest of the stale": standing}[rule]
+        pool = {"highest": fresh, "highest of the stale": standing}[rule.removesuffix(" believed")]
+        if rule.endswith(" believed"):
+            pool = believed(pool)
+            if rank not in pool and own.revision not in [everyone[r].revision for r in pool]:
+                return False
         reached = [everyone[other].revision for other in pool]
         return (
             own.revision in reached
             and all(own.revision >= r for r in reached)
-            and (rule == "highest of the stale" or not own.stale)
+            and (rule.startswith("highest of the stale") or not own.stale)
         )
 
     rules = ["highest"] if expected.revision == 0 else ["expected"]
     if everyone[0].resume is Resume.ADVANCED and expected.revision > 0:
         rules = ["further", "expected"]
-    if everyone[0].resume is not Resume.NEVER:
+        rules += ["highest believed", "highest"]
+        rules += ["highest of the stale believed", "highest of the stale"]
+    elif everyone[0].resume is not Resume.NEVER:
         rules += ["highest", "highest of the stale"]
     valid: list[int] = []
     for rule in rules:

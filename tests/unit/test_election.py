@@ -47,13 +47,14 @@ def offer(content: bytes = b"a", revision: int = 0) -> Offer:
     return replace(BASE, content=content, revision=revision)
 
 
-def vote(*offers: Offer, expected: Expected = FIRST) -> Verdict:
+def vote(*offers: Offer, expected: Expected = FIRST, commits: int = 0) -> Verdict:
     """Of peers 11, 12, and so on, in this order."""
-    return elect([(PeerId(11 + rank), offer) for rank, offer in enumerate(offers)], expected)
+    peers = [(PeerId(11 + rank), offer) for rank, offer in enumerate(offers)]
+    return elect(peers, expected, commits)
 
 
-def elected(*offers: Offer, expected: Expected = FIRST) -> Elected:
-    verdict = vote(*offers, expected=expected)
+def elected(*offers: Offer, expected: Expected = FIRST, commits: int = 0) -> Elected:
+    verdict = vote(*offers, expected=expected, commits=commits)
     assert isinstance(verdict, Elected), verdict
     return verdict
 
@@ -288,9 +289,43 @@ def test_advanced_goes_on_with_who_has_got_further_in_the_same_line() -> None:
     further = replace(there, revision=6, content=b"f")
     elsewhere = replace(there, revision=9, lineage=OLD, content=b"x")
     stale = replace(there, revision=7, stale=True, content=b"s")
-    verdict = elected(there, there, further, elsewhere, stale, expected=AT_5)
+    verdict = elected(there, there, further, elsewhere, stale, expected=AT_5, commits=1)
     assert (verdict.revision, verdict.content) == (6, b"f")
     assert verdict.outdated == (11, 12, 14, 15)
+
+
+def test_one_liar_with_a_huge_revision_does_not_replace_the_model_of_five() -> None:
+    there = replace(AT, revision=8, resume=Resume.ADVANCED)
+    liar = replace(there, revision=1 << 40, content=b"x")
+    verdict = elected(liar, *[there] * 5, expected=AT_5, commits=3)
+    assert (verdict.revision, verdict.content) == (8, b"a")
+    assert (verdict.behind, verdict.outdated) == ((11,), (11,))
+
+
+def test_one_liar_does_not_replace_the_model_where_the_master_has_seen_nothing() -> None:
+    """As a master that was started again: more than half have got further, and are believed."""
+    there = replace(AT, revision=8, resume=Resume.ADVANCED)
+    liar = replace(there, revision=9, content=b"x")
+    verdict = elected(liar, there, there, expected=AT_5)
+    assert (verdict.revision, verdict.content, verdict.outdated) == (8, b"a", (11,))
+
+
+def test_further_than_the_master_has_seen_takes_more_than_half() -> None:
+    there = replace(AT, resume=Resume.ADVANCED)
+    further = replace(there, revision=6, content=b"f")
+    verdict = elected(further, further, there, there, expected=AT_5)
+    assert (verdict.revision, verdict.content) == (5, b"a")
+    verdict = elected(further, further, further, there, there, expected=AT_5)
+    assert (verdict.revision, verdict.content) == (6, b"f")
+
+
+def test_among_what_survivors_bring_one_liar_does_not_count_first() -> None:
+    """Nobody has the expected revision: what somebody can have reached comes first."""
+    before = replace(AT, revision=4, resume=Resume.ADVANCED, content=b"b")
+    liar = replace(before, revision=1 << 40, lineage=OLD, content=b"x")
+    verdict = elected(liar, before, expected=AT_5)
+    assert (verdict.revision, verdict.content) == (4, b"b")
+    assert elected(liar, expected=AT_5).revision == 1 << 40
 
 
 def test_highest_changes_nothing_while_the_revision_is_there() -> None:
@@ -467,7 +502,7 @@ def test_senders_conflict_before_anybody_has_changed() -> None:
 @st.composite
 def elections(
     draw: st.DrawFn, purpose: SyncPurpose = SyncPurpose.SYNC
-) -> tuple[list[tuple[PeerId, Offer]], Expected]:
+) -> tuple[list[tuple[PeerId, Offer]], Expected, int]:
     """Few members, and few values of everything: collisions are what matters."""
     expected = Expected(draw(st.sampled_from((0, 2, 2))), draw(st.sampled_from((OURS, None))))
     resume = draw(st.sampled_from(Resume))
@@ -490,10 +525,11 @@ def elections(
     )
     offers = draw(st.lists(one, min_size=1, max_size=7))
     peers = draw(st.permutations(range(1, len(offers) + 1)))
-    return [(PeerId(peer), each) for peer, each in zip(peers, offers, strict=True)], expected
+    named = [(PeerId(peer), each) for peer, each in zip(peers, offers, strict=True)]
+    return named, expected, draw(st.sampled_from((0, 0, 1, 2)))
 
 
-Case = tuple[Sequence[tuple[PeerId, Offer]], Expected]
+Case = tuple[Sequence[tuple[PeerId, Offer]], Expected, int]
 
 
 @settings(max_examples=1000)
@@ -547,7 +583,8 @@ def has_synchronized(offer: Offer, expected: Expected) -> bool:
 @given(elections(), st.sampled_from(SyncPurpose))
 def test_who_fails_is_a_minority_and_the_others_get_on(case: Case, purpose: SyncPurpose) -> None:
     offers = [(peer, replace(each, purpose=purpose)) for peer, each in case[0]]
-    verdict, expected = elect(offers, case[1]), case[1]
+    _, expected, commits = case
+    verdict = elect(offers, expected, commits)
     reasons: list[str] = []
     while isinstance(verdict, Differ):
         assert verdict.what not in reasons
@@ -562,7 +599,7 @@ def test_who_fails_is_a_minority_and_the_others_get_on(case: Case, purpose: Sync
         voters = belong if belong and verdict.what == WHAT_LAYOUT else concerned
         assert 2 * len(set(verdict.losers).intersection(voters)) < len(voters)
         offers = [(peer, each) for peer, each in offers if peer not in verdict.losers]
-        verdict = elect(offers, expected)
+        verdict = elect(offers, expected, commits)
 
 
 @settings(max_examples=200)
@@ -575,7 +612,7 @@ def test_names_play_no_part(case: Case, others: list[int]) -> None:
         return tuple(name[peer] for peer in peers)
 
     verdict = elect(*case)
-    again = elect([(name[peer], each) for peer, each in case[0]], case[1])
+    again = elect([(name[peer], each) for peer, each in case[0]], *case[1:])
     match verdict:
         case Elected():
             assert again == replace(

@@ -80,7 +80,7 @@ def ballot(
     *offers: Offer, expected: Expected = EXPECTED, inherited: bool = False
 ) -> tuple[SyncBallot, Decision | None]:
     """One in which the first members have asked; with the last decision."""
-    made = SyncBallot(OPERATION, (A, B, C), A, 0, lambda: expected, elect, inherited=inherited)
+    made = SyncBallot(OPERATION, (A, B, C), A, 0, lambda: (expected, 0), elect, inherited=inherited)
     decision: Decision | None = None
     for peer, offered in zip((A, B, C), offers, strict=False):
         assert decision is None
@@ -176,7 +176,7 @@ def test_nothing_to_go_on_with() -> None:
 
 
 def test_a_master_that_knows_no_shared_state() -> None:
-    made = SyncBallot(OPERATION, (A,), A, 0, lambda: EXPECTED, elect_nothing)
+    made = SyncBallot(OPERATION, (A,), A, 0, lambda: (EXPECTED, 0), elect_nothing)
     reason = "this master synchronizes no shared state"
     assert made.request(A, offer(), 0) == Abort(AbortCause.STATE_UNAVAILABLE, reason)
 
@@ -235,7 +235,7 @@ def test_without_a_majority_all_are_told_what_differs() -> None:
 )
 def test_who_is_told_of_a_conflict_is_told_what_to_do(asked: dict[str, Any], remedy: str) -> None:
     offers = [offer(b"x", **asked), offer(b"y", **asked | {"layout": b"layout"})]
-    made = SyncBallot(OPERATION, (A, B), A, 0, lambda: EXPECTED, elect)
+    made = SyncBallot(OPERATION, (A, B), A, 0, lambda: (EXPECTED, 0), elect)
     assert made.request(A, offers[0], 0) is None
     made.request(B, offers[1], 0)
     decision = made.compared(B, DIFFERENCE, 0)
