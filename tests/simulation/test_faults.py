@@ -32,6 +32,7 @@ from pccl.stress.sim.faults import (
     Slow,
     Takeover,
 )
+from pccl.stress.sim.mixes import MIXES
 from pccl.stress.sim.planted import planted
 from pccl.stress.sim.runner import Verdict, run_scenario
 from pccl.stress.sim.scenario import TIMINGS, Scenario, Slot, Style, draw
@@ -213,8 +214,9 @@ def test_nobody_who_is_only_slow_is_removed_in_an_hour() -> None:
 def test_a_scenario_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "scenario.json"
     kinds: set[str] = set()
-    for seed in range(150):
-        scenario = draw(seed)
+    drawn = (draw(seed) for seed in range(150))
+    divided = (MIXES["two-masters"].draw(seed) for seed in range(10))
+    for scenario in (*drawn, *divided):
         kinds |= {fault.kind for fault in scenario.faults}
         path.write_text(to_text(scenario))
         assert load(path) == scenario
