@@ -89,6 +89,8 @@ class RoundMaster(Restartable):
         version, sequence = self.membership.version, self._next_sequence()
         answer = msg.RoundClosed(round_id, version, pending, lockstep, sequence)
         self._answers.keep(round_id, answer, [peer.id for peer in members])
+        if lockstep:
+            self._propose(answer)
         for peer in members:
             self._send(peer, answer)
 

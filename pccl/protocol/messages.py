@@ -179,6 +179,8 @@ class Heartbeat:
     """The newest roster that has arrived."""
     term: U32 = field(default=0, compare=False)
     """The one that the peer follows: it takes nothing from a master of a lower one any more."""
+    proposed: int = field(default=0, compare=False)
+    """The last place in that term up to which it has stored all that was ``Proposed``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,16 +422,36 @@ class OperationEnded:
 
 @dataclass(frozen=True, slots=True)
 class KnownOutcome:
-    """An outcome that the master of before has told."""
+    """An outcome that the master of before has told, or has proposed."""
 
     outcome: OperationEnded
+    told: bool = True
+    expected: Expected = NOTHING_EXPECTED
+    """Of one that was proposed: see ``Proposed``."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownAnswer:
-    """An answer that the master of before has told."""
+    """An answer that the master of before has told, or has proposed."""
 
     answer: RoundClosed
+    told: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """Store this outcome or answer (one of them), and say so at once; nobody acts on it yet.
+
+    It is told once a majority has stored it. Until it is settled, a member reports it to any other
+    master.
+    """
+
+    place: int
+    """Among everything that was proposed in this term."""
+    outcome: OperationEnded | None
+    answer: RoundClosed | None
+    expected: Expected = NOTHING_EXPECTED
+    """Of the shared state of the outcome's group, if that commits a synchronization."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -543,6 +565,7 @@ MasterMessage = (
     | SyncStarted
     | CompareStates
     | OperationEnded
+    | Proposed
     | HoldingsQuery
     | Repair
     | RoundWaits

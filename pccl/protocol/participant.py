@@ -233,6 +233,8 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         another = message.incumbent != self._incumbent
         if not self._token or message.term < self.term + another:
             raise errors.RemoteProtocolError(func="control", reason="a master of the past")
+        if (message.term, message.incumbent) != (self.term, self._incumbent):
+            self._contact.follows_another()
         self.term, self._incumbent = message.term, message.incumbent
         self._has_standby |= bool(message.standbys)
         self._contact.served(self._now_ns)

@@ -303,14 +303,20 @@ class PeerMachine(RoundCaller):
 
     def _leave_operation(self, event: ev.LeaveCall, operation: OpenOperation) -> None:
         done = operation.phase is Phase.DONE
-        self._operations.leave(operation, None if done else event.reason)
+        in_doubt = done or self._has_standby  # which may have, or come to, another outcome
+        self._operations.leave(operation, None if done else event.reason, in_doubt=in_doubt)
         if done:
             self._effects.append(ev.Detach(operation.id))
             self._raise(event.call, words.left_done_operation(event.reason, operation.id))
+            return
+        self._effects.append(ev.End(operation.id, committed=False))
+        self._send(msg.Withdraw(operation.id, event.reason))
+        waits_for = operation.waits_for
+        if in_doubt:
+            error = words.left_operation_in_doubt(event.reason, operation.id, waits_for)
+            self._raise(event.call, error)
         else:
-            self._effects.append(ev.End(operation.id, committed=False))
-            self._send(msg.Withdraw(operation.id, event.reason))
-            self._raise(event.call, words.left_operation(event.reason, operation.waits_for))
+            self._raise(event.call, words.left_operation(event.reason, waits_for))
 
     def _may_call(self, event: JointCall) -> bool:
         error = self._refusal(event)
@@ -319,7 +325,8 @@ class PeerMachine(RoundCaller):
             return False
         in_doubt = self._operations.in_doubt()
         for operation in in_doubt:
-            self._send(msg.OutcomeQuery(operation))
+            if operation.withdrawn is None:  # otherwise that is on its way, and is answered
+                self._send(msg.OutcomeQuery(operation.id))
         if in_doubt:
             self._deferred.append(event)
         return not in_doubt
@@ -381,6 +388,8 @@ class PeerMachine(RoundCaller):
                 self._on_repair(message)
             case msg.OperationEnded():
                 self._on_ended(message)
+            case msg.Proposed():
+                self._on_proposed(message)
             case msg.RoundWaits():
                 self._report_wait(self._rounds.note_wait(message), message.waited_s)
             case msg.OperationWaits():
@@ -564,6 +573,16 @@ class PeerMachine(RoundCaller):
             self._effects.append(ev.Return(operation.call, reduced))
         else:
             self._raise(operation.call, words.aborted(message, operation.attempt))
+
+    def _on_proposed(self, message: msg.Proposed) -> None:
+        """Store what may become an outcome, or an answer, and say so: a majority has to."""
+        final = message.outcome or message.answer
+        if final is None or (message.outcome and message.answer):
+            raise errors.RemoteProtocolError(func="control", reason="it proposes not one thing")
+        self._finals.store(final, message.expected)
+        self._contact.stored(message.place)
+        if self._contact.connected:
+            self._send(self._contact.batch(self._roster_version, self.term))
 
     def _may_retry(self, operation: OpenOperation) -> bool:
         """Whether to try again, in the same view (all do alike), before the caller hears of it."""

@@ -12,7 +12,9 @@ many as there are in the new one, they come first: the new run is given up.
 A standby takes up the run that its master has named, and no other (:mod:`pccl.protocol.standby`).
 
 Where a run has more than one master, none moves it without a majority of its members
-(:mod:`pccl.protocol.majority`). Who has lost it starts over and waits for the members to return.
+(:mod:`pccl.protocol.majority`), nor tells a final that another one could contradict before a
+majority has stored it (:mod:`pccl.protocol.proposals`). A master that has lost the majority starts
+over and waits for the members to return.
 """
 
 from __future__ import annotations
@@ -38,10 +40,11 @@ from pccl.protocol.master_events import (
 )
 from pccl.protocol.membership import Membership, RegisteredPeer
 from pccl.protocol.origin import Origin
+from pccl.protocol.proposals import Proposals
 from pccl.protocol.recovery import Recovered, Recovery, Report
 from pccl.protocol.registrar import Registrar
 from pccl.protocol.revival import revive, revive_all
-from pccl.protocol.shared_state import Elect, elect_nothing
+from pccl.protocol.shared_state import NOTHING_EXPECTED, Elect, Expected, elect_nothing
 from pccl.protocol.standby import StandbyWatch
 from pccl.protocol.status import Removal
 from pccl.protocol.types import NS_PER_MS, PeerId, RemovalCause, RoundKind
@@ -93,6 +96,7 @@ class Restartable(Registrar):
         """What members of an older run report while the one begun here is young, and goes on."""
         self._has_members = self._is_forgotten = False
         self._majority = Majority()
+        self._proposals = Proposals()
         self._asked_term: int | None = None
         """The term in which it will go on, once enough of the members follow it."""
         self._asked_ns = now_ns
@@ -154,12 +158,41 @@ class Restartable(Registrar):
 
     # -- the majority --------------------------------------------------------------------------
 
+    @property
+    def _has_consent(self) -> bool:
+        """Whether enough members follow this master and have what was told or proposed last."""
+        return self._majority.consents(self.membership, self._proposals.last)
+
+    def _propose(
+        self, final: msg.OperationEnded | msg.RoundClosed, expected: Expected = NOTHING_EXPECTED
+    ) -> None:
+        """Let a majority store a final that another master could contradict, before it is told.
+
+        A sole master tells it at once.
+        """
+        if not self._sole:
+            self._proposals.add(final, expected)
+            for peer in self.membership.members():
+                self._send_proposals(peer)
+
+    def _adopt(
+        self, final: msg.OperationEnded | msg.RoundClosed, expected: Expected = NOTHING_EXPECTED
+    ) -> None:
+        """Likewise a final of a master before this one: members get it when they are resumed."""
+        if not self._sole:
+            self._proposals.add(final, expected)
+
+    def _send_proposals(self, peer: RegisteredPeer) -> None:
+        for proposed in self._proposals.after(peer.sent_place):
+            super()._send(peer, proposed)
+            peer.sent_place = proposed.place
+
     def _ratified(self) -> int:
         return self.membership.version if self._sole else self._majority.ratified
 
     def _take(self, event: MasterEvent) -> None:
         super()._take(event)
-        if not self._sole and self._recovery is None and self._majority.consents(self.membership):
+        if not self._sole and self._recovery is None and self._has_consent:
             for peer, message in self._majority.settle(self.membership):
                 known = self.membership.peers.get(peer)
                 if known is not None:
@@ -177,17 +210,23 @@ class Restartable(Registrar):
         if has_members and self._is_forgotten:
             self._is_forgotten = False
             self._effects.append(Remember(self.run, self.term, self.incumbent))
-        elif not has_members and (self._sole or self._majority.consents(self.membership)):
+        elif not has_members and (self._sole or self._has_consent):
             self._is_forgotten = True
             self._effects.append(Forget())
         self._has_members = has_members
 
     def _send(self, peer: RegisteredPeer, message: msg.MasterMessage) -> None:
+        if isinstance(message, msg.Admitted):  # before any roster, so that it knows both
+            self._send_proposals(peer)
         held = not self._sole and isinstance(message, HELD_BACK)
-        if held and not self._majority.consents(self.membership):
+        if held and not self._has_consent:
             self._majority.hold(peer.id, message)
         else:
             super()._send(peer, message)
+        if isinstance(message, msg.Resumed):
+            peer.sent_place = peer.stored_place
+            if peer.admitted:
+                self._send_proposals(peer)
 
     def _dismiss(self, peer: RegisteredPeer, cause: RemovalCause, reason: str) -> None:
         if cause is RemovalCause.GOODBYE:
@@ -436,7 +475,7 @@ class Restartable(Registrar):
                 for connection in self._older.connections():
                     self._refuse(connection, _ANOTHER_RUN)
                 self._older = None
-            if not self._sole and not self._majority.consents(self.membership):
+            if not self._sole and not self._has_consent:
                 lacking_ns = self._majority.lacks_for_ns(self._now_ns)
                 if lacking_ns >= self.timing.ns(self.timing.recovery_s):
                     self._stand_down()
@@ -537,6 +576,7 @@ class Restartable(Registrar):
         self.membership.restore(recovered.membership, peers, shared=not self._sole)
         self._by_connection = {p.connection: p for p in peers if p.connection is not None}
         self._majority = Majority(bases)
+        self._proposals = Proposals()
         self._outdated_plans.clear()
         self._take_up(recovered)
         for report in reports.values():

@@ -186,6 +186,11 @@ class Excuses:
         return self._stood_still(host, MASTER_NAME, self._timing.master_lost_s)
 
     @property
+    def were_masters_divided(self) -> bool:
+        """Whether the first master may wait on behalf of members that have moved to the standby."""
+        return self._masters_divided
+
+    @property
     def was_master_restarted(self) -> bool:
         """Whether another incarnation had to find out what the one before had decided."""
         return self._links_planned_anew or self._master_blank or self._masters_died

@@ -26,6 +26,7 @@ from pccl.protocol.peer import PeerMachine
 from pccl.protocol.peer_membership import KnownMembership
 from pccl.protocol.peer_operations import OpenOperations
 from pccl.protocol.registrar import Registrar
+from pccl.protocol.restart import Restartable
 from pccl.protocol.shared_state import DIGEST_BYTES, Expected, Offer
 from pccl.protocol.types import Descriptor, OperationId, PeerId
 from pccl.runtime.carry import Carry
@@ -420,8 +421,18 @@ def _missed_sync_repeated(stack: ExitStack) -> None:
     stack.enter_context(patch.object(PeerMachine, "_require_resync", silent))
 
 
+def _abort_told_at_once(stack: ExitStack) -> None:
+    """A master with a standby tells every outcome before anybody has stored it."""
+
+    def propose(master: Restartable, *final: object) -> None:
+        return
+
+    stack.enter_context(patch.object(Restartable, "_propose", propose))
+
+
 PLANTED: dict[str, Callable[[ExitStack], None]] = {
     "commit_before_all_reported": _commit_before_all_reported,
+    "abort_told_at_once": _abort_told_at_once,
     "ahead_in_unknown_views": _ahead_in_unknown_views,
     "done_ahead_ignored": _done_ahead_ignored,
     "no_fencing": _no_fencing,

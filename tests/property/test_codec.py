@@ -229,7 +229,7 @@ def _fill_samples() -> None:
         msg.Register: [1, *registration],
         msg.Resume: [2, 1, b"t", 0, b"m"],
         msg.Goodbye: [3],
-        msg.Heartbeat: [4, [[op, 1, 2, 1 << 40, [[3, 1, 2]]]], [op], [[1, 0]], True, 7, 2],
+        msg.Heartbeat: [4, [[op, 1, 2, 1 << 40, [[3, 1, 2]]]], [op], [[1, 0]], True, 7, 2, 5],
         msg.RoundRequest: [5, [1, 0]],
         msg.OperationRequest: [
             6,
@@ -258,8 +258,8 @@ def _fill_samples() -> None:
         msg.StatusRequest: [21],
         msg.Return: [16, 1, b"t", b"run", 1, registration, 7, [[1, 3]], b"m", 6, [7, lineage]],
         msg.KnownRoster: [17, roster, b"m"],
-        msg.KnownOutcome: [18, outcome],
-        msg.KnownAnswer: [19, answer],
+        msg.KnownOutcome: [18, outcome, False, [7, lineage]],
+        msg.KnownAnswer: [19, answer, False],
         msg.Reported: [20],
         msg.RunQuery: [23],
         msg.RunIs: [83, b"run", 7, True],
@@ -290,6 +290,7 @@ def _fill_samples() -> None:
         ],
         msg.HoldingsQuery: [78, op, [3, 9]],
         msg.Repair: [79, op, [3]],
+        msg.Proposed: [84, 5, outcome, None, [7, lineage]],
     }
     for kind, body in bodies.items():
         SAMPLES[kind] = decode(pack(*body))

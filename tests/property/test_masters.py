@@ -1,13 +1,15 @@
 """Two masters, the members of one run, and a network that is cut in any way: one run stays one.
 
 The real machines on both sides, connections as queues. Masters are cut off from some members, die
-and come back with their state; members hop between them in the middle of anything. Whatever is
-decided must be decided once, and of two rings in which anything happens one contains the other.
+and come back with their state; members hop between them in the middle of anything. In unruly runs a
+master need not hear that a member has gone to the other one, callers leave, and results differ.
+Whatever is decided must be decided once, and of two rings in which anything happens one contains
+the other.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -20,7 +22,7 @@ from pccl.protocol import master_events as me
 from pccl.protocol import messages as msg
 from pccl.protocol import peer_events as pe
 from pccl.protocol.data_type import DataType
-from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.errors import RemoteProtocolError, ResyncRequired
 from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.limits import Timing
 from pccl.protocol.majority import HELD_BACK
@@ -73,13 +75,17 @@ class Member:
         self.applied: list[OperationId] = []
         self.steps = 0
         self.calls = count(2)
+        self.inside: int | None = None
+        """The call that its caller is in."""
 
 
 class World:
     """Masters 0 and 1 (the standby), members, and who reaches whom."""
 
-    def __init__(self, seed: int, size: int) -> None:
+    def __init__(self, seed: int, size: int, *, unruly: bool = False) -> None:
         self.rng = Random(seed)
+        self.unruly = unruly
+        self.moods = Random(f"{seed}/unruly")
         self.now_ns = 0
         self.numbers = count(1)
         self.tokens = count(1)
@@ -96,6 +102,7 @@ class World:
         self.answers: dict[RoundId, tuple[bool, str]] = {}
         self.rings: dict[frozenset[PeerId], str] = {}
         self.commits = 0
+        self.raised: Counter[str] = Counter()
         self.members = [Member(number, 0) for number in range(size)]
         for member in self.members:
             join = pe.JoinCall(1, 0, "", 4000 + member.number, 5, min_peers=size, masters=2)
@@ -142,8 +149,13 @@ class World:
                     self.commits += 1
             case pe.Return(call):
                 member.steps += call > 1
+                member.inside = None
                 self.call(member)
-            case pe.Raise():
+            case pe.Raise(_, error):
+                member.inside = None
+                self.raised[type(error).__name__] += 1
+                if isinstance(error, ResyncRequired):  # nothing is shared here: that is done
+                    setattr(member.machine, "_resync", None)  # noqa: B010
                 self.call(member)
             case pe.AskCallers(query):
                 self.tell(member, pe.CallersAsked(query, False))
@@ -158,6 +170,7 @@ class World:
             event: pe.PeerEvent = pe.RoundCall(next(member.calls), RoundKind.PEERS_PENDING)
         else:
             event = pe.ReduceCall(next(member.calls), 5, SUM)
+            member.inside = event.call
         self.tell(member, event)
 
     def hang_up(self, member: Member) -> None:
@@ -219,9 +232,12 @@ class World:
                 if ring is not None:  # it was held back, and the view has been closed since
                     self.moves(frozenset(ring), f"{master.incumbent!r} in term {master.term}")
             case msg.OperationEnded(operation, abort, _, contributors):
-                outcome = (abort, contributors)
-                if abort is not AbortCause.VIEW_CLOSED:
-                    assert self.outcomes.setdefault(operation, outcome) == outcome, operation
+                known = self.outcomes.setdefault(operation, (abort, contributors))
+                assert (known[0] is None, known[1]) == (abort is None, contributors), (
+                    f"{operation} has ended with {known}, and with {abort}, {contributors}"
+                )
+                if AbortCause.VIEW_CLOSED not in (abort, known[0]):  # it comes with another cause
+                    assert abort is known[0], operation
             case msg.RoundClosed(round_id, _, pending, lockstep):
                 answer = (pending, lockstep)
                 assert self.answers.setdefault(round_id, answer) == answer
@@ -319,7 +335,10 @@ class World:
             if member.working and self.rng.random() < 0.7:
                 operation = next(iter(member.working))
                 del member.working[operation]
-                self.tell(member, pe.ReduceDone(operation, b"the same for all"))
+                digest = b"the same for all"
+                if self.unruly and self.moods.random() < 0.03:
+                    digest = b"its own"
+                self.tell(member, pe.ReduceDone(operation, digest))
 
     def fault(self) -> None:
         rng = self.rng
@@ -348,6 +367,26 @@ class World:
             self.kill(index)
             self.restart(index)
 
+    def hop_half_open(self) -> None:
+        """Some members lose a master, and find the other one; that master hears nothing of it."""
+        index = self.moods.randrange(2)
+        mine = [line for line in self.lines.values() if line.master == index and line.at_peer]
+        self.reach = [list(reach) for reach in self.reach]
+        for line in mine:
+            if self.moods.random() < 0.6:
+                self.reach[index][line.peer] = False
+                self.reach[1 - index][line.peer] = True
+                member = self.members[line.peer]
+                line.at_peer = False
+                line.to_peer.clear()
+                member.line = None
+                self.tell(member, pe.ControlClosed("timed out"))
+
+    def leave(self) -> None:
+        member = self.moods.choice(self.members)
+        if member.inside is not None:
+            self.tell(member, pe.LeaveCall(member.inside, "its time is over"))
+
     def heal(self) -> None:
         for index in (0, 1):
             self.reach[index] = [True] * len(self.members)
@@ -373,6 +412,10 @@ class World:
         for _ in range(steps):
             if rng.random() < 0.12:
                 self.fault()
+            if self.unruly and self.moods.random() < 0.06:
+                self.hop_half_open()
+            if self.unruly and self.moods.random() < 0.25:
+                self.leave()
             if rng.random() < 0.5:
                 for _ in range(rng.randrange(12)):
                     lines = self.busy()
@@ -391,6 +434,12 @@ class World:
 @given(SEEDS, st.integers(2, 7))
 def test_two_masters_never_both_move_a_run(seed: int, size: int) -> None:
     World(seed, size).live(40)
+
+
+@settings(max_examples=30)
+@given(SEEDS, st.integers(2, 7))
+def test_half_open_masters_and_leaving_callers_see_one_outcome(seed: int, size: int) -> None:
+    World(seed, size, unruly=True).live(40)
 
 
 @pytest.mark.parametrize(("seed", "size"), [(3, 5), (46, 6), (53, 7), (82, 6)])
