@@ -528,6 +528,9 @@ class PeerMachine(RoundCaller):
 
     def _on_ended(self, message: msg.OperationEnded) -> None:
         ended = message.operation
+        posted = self._operations.get(ended)
+        if message.abort is None and posted is not None and posted.phase is not Phase.DONE:
+            raise errors.RemoteProtocolError(func="control", reason="a commit of what is not done")
         might_come = self.may_come(ended)
         self._membership.ratify(message.roster_version)
         self._finals.see(message)

@@ -10,6 +10,7 @@ the other.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -28,6 +29,7 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.majority import HELD_BACK
 from pccl.protocol.master import MasterMachine
 from pccl.protocol.peer import PeerMachine, Standing
+from pccl.protocol.peer_operations import OpenOperation
 from pccl.protocol.restart import Origin
 from pccl.protocol.types import (
     AbortCause,
@@ -77,6 +79,9 @@ class Member:
         self.calls = count(2)
         self.inside: int | None = None
         """The call that its caller is in."""
+
+    def open(self) -> tuple[OpenOperation, ...]:
+        return self.machine.open_operations
 
 
 class World:
@@ -155,7 +160,7 @@ class World:
                 member.inside = None
                 self.raised[type(error).__name__] += 1
                 if isinstance(error, ResyncRequired):  # nothing is shared here: that is done
-                    setattr(member.machine, "_resync", None)  # noqa: B010
+                    getattr(member.machine, "_refusals").synchronized()  # noqa: B009
                 self.call(member)
             case pe.AskCallers(query):
                 self.tell(member, pe.CallersAsked(query, False))
@@ -367,23 +372,24 @@ class World:
             self.kill(index)
             self.restart(index)
 
-    def hop_half_open(self) -> None:
-        """Some members lose a master, and find the other one; that master hears nothing of it."""
+    def hop_some_half_open(self) -> None:
         index = self.moods.randrange(2)
         mine = [line for line in self.lines.values() if line.master == index and line.at_peer]
-        self.reach = [list(reach) for reach in self.reach]
-        for line in mine:
-            if self.moods.random() < 0.6:
-                self.reach[index][line.peer] = False
-                self.reach[1 - index][line.peer] = True
-                member = self.members[line.peer]
-                line.at_peer = False
-                line.to_peer.clear()
-                member.line = None
-                self.tell(member, pe.ControlClosed("timed out"))
+        self.hop_half_open([line for line in mine if self.moods.random() < 0.6])
 
-    def leave(self) -> None:
-        member = self.moods.choice(self.members)
+    def hop_half_open(self, lines: list[Line]) -> None:
+        """Members lose a master, and find the other one; that master hears nothing of it."""
+        self.reach = [list(reach) for reach in self.reach]
+        for line in lines:
+            self.reach[line.master][line.peer] = False
+            self.reach[1 - line.master][line.peer] = True
+            member = self.members[line.peer]
+            line.at_peer = False
+            line.to_peer.clear()
+            member.line = None
+            self.tell(member, pe.ControlClosed("timed out"))
+
+    def leave(self, member: Member) -> None:
         if member.inside is not None:
             self.tell(member, pe.LeaveCall(member.inside, "its time is over"))
 
@@ -413,9 +419,9 @@ class World:
             if rng.random() < 0.12:
                 self.fault()
             if self.unruly and self.moods.random() < 0.06:
-                self.hop_half_open()
+                self.hop_some_half_open()
             if self.unruly and self.moods.random() < 0.25:
-                self.leave()
+                self.leave(self.moods.choice(self.members))
             if rng.random() < 0.5:
                 for _ in range(rng.randrange(12)):
                     lines = self.busy()
@@ -428,6 +434,118 @@ class World:
                 self.pass_time()
             else:
                 self.pass_time(0)
+
+    # -- scripts -------------------------------------------------------------------------------
+
+    def all_work(self) -> OperationId:
+        """All members have begun the same operation."""
+        self.deliver_all()
+        (operation,) = {one for member in self.members for one in member.working}
+        assert all(operation in member.working for member in self.members)
+        return operation
+
+    def finish(self, *members: Member) -> None:
+        for member in members:
+            (operation,) = member.working
+            del member.working[operation]
+            self.tell(member, pe.ReduceDone(operation, b"the same for all"))
+
+    def lines_of(self, *members: Member) -> list[Line]:
+        return [member.line for member in members if member.line is not None]
+
+    def deliver_to(self, *members: Member, until: Callable[[], bool]) -> None:
+        """Let messages go both ways between these members and their masters, until something."""
+        numbers = {member.number for member in members}
+        while not until():
+            self.deliver(next(line for line in self.busy() if line.peer in numbers))
+
+    def wait(self, steps: int) -> None:
+        for _ in range(steps):
+            self.pass_time()
+            self.deliver_all()
+
+
+def test_an_abort_that_no_majority_has_stored_is_not_told() -> None:
+    """1 and 2 are done and follow the standby, unknown to the first master, when 3 withdraws."""
+    world = World(0, 3)
+    one, two, three = world.members
+    operation = world.all_work()
+    world.finish(one, two)
+    world.deliver_all()
+    world.hop_half_open(world.lines_of(one, two))
+    world.leave(three)
+    world.deliver_all()
+    assert operation not in world.outcomes
+    assert world.raised == {"OutcomeUnknown": 1}
+    world.wait(40)
+    assert world.outcomes[operation] == (None, (1, 2, 3))
+    assert one.applied[0] == two.applied[0] == operation
+    assert three.applied == []
+    assert world.raised["Evicted"] == 1
+
+
+def test_results_that_differ_are_told_once_a_majority_has_stored_that() -> None:
+    world = World(0, 3)
+    one, two, three = world.members
+    operation = world.all_work()
+    world.finish(one, two)
+    world.deliver_all()
+    world.hop_half_open(world.lines_of(one, two))
+    world.tell(three, pe.ReduceDone(operation, b"another"))
+    world.deliver_all()
+    assert operation not in world.outcomes
+    world.wait(40)
+    assert world.outcomes[operation] == (None, (1, 2, 3))
+
+
+def test_a_standby_adopts_the_abort_that_a_majority_has_stored() -> None:
+    """Of those that come to it one has stored it, and was not told."""
+    world = World(0, 3)
+    one, two, three = world.members
+    operation = world.all_work()
+    world.finish(one, two)
+    world.deliver_all()
+    world.leave(three)
+    world.deliver_to(one, three, until=lambda: operation in world.outcomes)
+    assert world.outcomes[operation] == (AbortCause.WITHDRAWN, ())
+    world.hop_half_open(world.lines_of(one, two))
+    assert operation in {known.id for known in one.open()}
+    world.wait(40)
+    assert world.outcomes[operation] == (AbortCause.WITHDRAWN, ())
+    assert operation not in {known.id for member in world.members for known in member.open()}
+    assert operation not in (*one.applied, *two.applied, *three.applied)
+
+
+def test_whoever_hears_that_a_view_is_closed_knows_what_was_committed_in_it() -> None:
+    """1 alone is told of the commit, then 5 is lost; 2, 3 and 4 hear of that, and go."""
+    world = World(0, 5)
+    one, two, three, four, five = world.members
+    operation = world.all_work()
+    world.finish(two, three, four, five)
+    world.deliver_all()
+    world.reach = [[True, True, True, True, False] for _ in world.reach]
+    world.cut(*world.lines_of(five))
+    for _ in range(3):
+        world.pass_time()
+    world.hop_half_open(world.lines_of(two, three, four))
+    world.reach = [[True, True, True, True, False], [False] * 5]  # they come back
+    world.finish(one)
+    world.deliver_to(one, until=lambda: operation in one.applied)
+    before = one.machine.newest
+    assert before is not None
+    world.pass_time()  # 5 is removed
+
+    def knows(member: Member) -> bool:
+        newest = member.machine.newest
+        return newest is not None and newest.version > before.version
+
+    for member in (two, three, four):
+        world.deliver_to(member, until=lambda member=member: knows(member))
+        world.hop_half_open(world.lines_of(member))
+        assert member.applied == []
+    world.wait(40)
+    assert world.outcomes[operation] == (None, (1, 2, 3, 4, 5))
+    assert [m.applied[0] for m in (two, three, four)] == [operation] * 3
 
 
 @settings(max_examples=20)
@@ -445,6 +563,13 @@ def test_half_open_masters_and_leaving_callers_see_one_outcome(seed: int, size: 
 @pytest.mark.parametrize(("seed", "size"), [(3, 5), (46, 6), (53, 7), (82, 6)])
 def test_splits_that_were_found_once(seed: int, size: int) -> None:
     World(seed, size).live(60)
+
+
+@pytest.mark.parametrize(
+    ("seed", "size"), [(1, 3), (81, 5), (111, 5), (191, 7), (233, 7), (386, 4)]
+)
+def test_half_open_hops_that_gave_two_outcomes_once(seed: int, size: int) -> None:
+    World(seed, size, unruly=True).live(60)
 
 
 def test_when_all_is_healed_the_run_goes_on() -> None:
