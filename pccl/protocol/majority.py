@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 from pccl.protocol import messages as msg
 from pccl.protocol.membership import Membership
+from pccl.protocol.proposals import Proposals
 from pccl.protocol.types import PeerId
 
 HELD_BACK = (msg.OperationStarted, msg.SyncStarted, msg.OperationEnded, msg.RoundClosed)
@@ -70,16 +71,14 @@ class Majority:
         self._held: dict[tuple[PeerId, msg.MasterMessage], None] = {}
         """In order; what is asked for again is held once."""
         self._lacking_since_ns: int | None = None
+        self.proposals = Proposals()
+        """What they have to store before it is told."""
         self.ratified = 0
         """The newest roster that had consent."""
 
-    def consents(self, membership: Membership, proposed: int) -> bool:
-        """Whether enough of them are connected, and have all that they need to consent.
-
-        Args:
-            membership: the present one: they must have acknowledged it.
-            proposed: up to this place they must have stored what was proposed.
-        """
+    def consents(self, membership: Membership) -> bool:
+        """Whether enough are connected, know the present membership, and have stored proposals."""
+        proposed = self.proposals.last
         agreed = [
             peer.id
             for peer in membership.peers.values()

@@ -96,7 +96,7 @@ class MasterMachine(RoundMaster):
             lacking = [peer for peer in members if outcome.sequence not in told.get(peer, ())]
             self._outcomes.keep(operation, outcome, lacking)
             if lacking:
-                self._adopt(outcome, recovered.states[operation])
+                self._propose(outcome, recovered.states[operation], sends=False)
             if self.membership.ring(operation.group, operation.view) is not None:
                 tag = (operation.group, operation.view, operation.tag)
                 self._next_n[tag] = max(self._next_n.get(tag, 0), operation.n + 1)
@@ -107,7 +107,7 @@ class MasterMachine(RoundMaster):
             lacking = [peer for peer in members if answer.sequence not in told.get(peer, ())]
             self._answers.keep(round_id, answer, lacking)
             if lacking:
-                self._adopt(answer)
+                self._propose(answer, sends=False)
         taken = {
             (report.peer, count.kind): count.n
             for report in recovered.returned
@@ -185,11 +185,11 @@ class MasterMachine(RoundMaster):
         for operation in message.operations:
             self._outcomes.acknowledge(operation, peer.id)
             if operation not in self._outcomes:
-                self._proposals.settle(operation)
+                self._majority.proposals.settle(operation)
         for round_id in message.rounds:
             self._answers.acknowledge(round_id, peer.id)
             if round_id not in self._answers:
-                self._proposals.settle(round_id)
+                self._majority.proposals.settle(round_id)
 
     # -- operations ----------------------------------------------------------------------------
 
@@ -363,7 +363,7 @@ class MasterMachine(RoundMaster):
         for outcome in self._outcomes:
             operation = outcome.operation
             is_open = self.membership.ring(operation.group, operation.view) is not None
-            if outcome.abort is None and not is_open and operation not in self._proposals:
+            if outcome.abort is None and not is_open and operation not in self._majority.proposals:
                 self._propose(outcome)
         super()._tell_rosters(peers)
 
@@ -385,7 +385,7 @@ class MasterMachine(RoundMaster):
             self._answers.forget(peer)
             for requested in self._rounds.values():
                 requested.pop(peer, None)
-        for proposed in self._proposals.after(0):
+        for proposed in self._majority.proposals.after(0):
             self._settle_if_forgotten(proposed)
         for ballot in list(self._ballots.values()):
             lost = [peer for peer in ballot.survivors if peer in gone]
@@ -400,9 +400,9 @@ class MasterMachine(RoundMaster):
     def _settle_if_forgotten(self, proposed: msg.Proposed) -> None:
         outcome, answer = proposed.outcome, proposed.answer
         if outcome is not None and outcome.operation not in self._outcomes:
-            self._proposals.settle(outcome.operation)
+            self._majority.proposals.settle(outcome.operation)
         if answer is not None and answer.round not in self._answers:
-            self._proposals.settle(answer.round)
+            self._majority.proposals.settle(answer.round)
 
     # -- time ----------------------------------------------------------------------------------
 

@@ -303,7 +303,7 @@ class PeerMachine(RoundCaller):
 
     def _leave_operation(self, event: ev.LeaveCall, operation: OpenOperation) -> None:
         done = operation.phase is Phase.DONE
-        in_doubt = done or self._has_standby  # which may have, or come to, another outcome
+        in_doubt = done or self._has_standby
         self._operations.leave(operation, None if done else event.reason, in_doubt=in_doubt)
         if done:
             self._effects.append(ev.Detach(operation.id))
@@ -311,12 +311,8 @@ class PeerMachine(RoundCaller):
             return
         self._effects.append(ev.End(operation.id, committed=False))
         self._send(msg.Withdraw(operation.id, event.reason))
-        waits_for = operation.waits_for
-        if in_doubt:
-            error = words.left_operation_in_doubt(event.reason, operation.id, waits_for)
-            self._raise(event.call, error)
-        else:
-            self._raise(event.call, words.left_operation(event.reason, waits_for))
+        left = words.left_operation_in_doubt if self._has_standby else words.left_operation
+        self._raise(event.call, left(event.reason, operation.waits_for))
 
     def _may_call(self, event: JointCall) -> bool:
         error = self._refusal(event)
@@ -324,9 +320,8 @@ class PeerMachine(RoundCaller):
             self._raise(event.call, error)
             return False
         in_doubt = self._operations.in_doubt()
-        for operation in in_doubt:
-            if operation.withdrawn is None:  # otherwise that is on its way, and is answered
-                self._send(msg.OutcomeQuery(operation.id))
+        for operation in (o for o in in_doubt if o.withdrawn is None):  # others are answered anyway
+            self._send(msg.OutcomeQuery(operation.id))
         if in_doubt:
             self._deferred.append(event)
         return not in_doubt
@@ -532,8 +527,7 @@ class PeerMachine(RoundCaller):
         if message.abort is None and posted is not None and posted.phase is not Phase.DONE:
             raise errors.RemoteProtocolError(func="control", reason="a commit of what is not done")
         might_come = self.may_come(ended)
-        self._membership.ratify(message.roster_version)
-        self._finals.see(message)
+        self._see_final(message)
         if ended.group == self.group:
             newest = self.newest
             if newest is not None and ended.view in newest.open_views:
@@ -577,16 +571,6 @@ class PeerMachine(RoundCaller):
         else:
             self._raise(operation.call, words.aborted(message, operation.attempt))
 
-    def _on_proposed(self, message: msg.Proposed) -> None:
-        """Store what may become an outcome, or an answer, and say so: a majority has to."""
-        final = message.outcome or message.answer
-        if final is None or (message.outcome and message.answer):
-            raise errors.RemoteProtocolError(func="control", reason="it proposes not one thing")
-        self._finals.store(final, message.expected)
-        self._contact.stored(message.place)
-        if self._contact.connected:
-            self._send(self._contact.batch(self._roster_version, self.term))
-
     def _may_retry(self, operation: OpenOperation) -> bool:
         """Whether to try again, in the same view (all do alike), before the caller hears of it."""
         newest = self.newest
@@ -599,12 +583,6 @@ class PeerMachine(RoundCaller):
         if self._takes_part:
             waits = len(self._operations) > 0 or len(self._rounds) > 0
             self._watch_master(progress, blocked=blocked, waits=waits)
-
-    # -- helpers -------------------------------------------------------------------------------
-
-    def _report_wait(self, text: str, waited_s: int) -> None:
-        if text:
-            self._effects.append(ev.ReportWait(text, waited_s))
 
     def check(self) -> None:
         """Assert what must always hold (tests and the simulator call this after every event).

@@ -91,14 +91,12 @@ def left_operation(why: str, waits_for: str) -> errors.DeadlineExceeded:
     return errors.DeadlineExceeded(reason=f"{left(why, waits_for).reason}; {told}")
 
 
-def left_operation_in_doubt(
-    why: str, operation: OperationId, waits_for: str
-) -> errors.OutcomeUnknown:
+def left_operation_in_doubt(why: str, waits_for: str) -> errors.OutcomeUnknown:
     """The same where another master may take up the run before this one has heard of it."""
     reason = (
-        f"{left(why, waits_for).reason}; {_what(operation)} is withdrawn, and the input is what it "
-        "was. The run has a standby master: a majority of the members has to confirm that nobody "
-        "gets a result, and the next joint call waits for that"
+        f"{left(why, waits_for).reason}; the operation is withdrawn, and the input is what it was. "
+        "The run has a standby master: a majority of the members has to confirm that nobody gets a "
+        "result, and the next joint call waits for that"
     )
     return errors.OutcomeUnknown(reason=reason)
 

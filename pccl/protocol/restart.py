@@ -40,7 +40,6 @@ from pccl.protocol.master_events import (
 )
 from pccl.protocol.membership import Membership, RegisteredPeer
 from pccl.protocol.origin import Origin
-from pccl.protocol.proposals import Proposals
 from pccl.protocol.recovery import Recovered, Recovery, Report
 from pccl.protocol.registrar import Registrar
 from pccl.protocol.revival import revive, revive_all
@@ -96,7 +95,6 @@ class Restartable(Registrar):
         """What members of an older run report while the one begun here is young, and goes on."""
         self._has_members = self._is_forgotten = False
         self._majority = Majority()
-        self._proposals = Proposals()
         self._asked_term: int | None = None
         """The term in which it will go on, once enough of the members follow it."""
         self._asked_ns = now_ns
@@ -158,32 +156,24 @@ class Restartable(Registrar):
 
     # -- the majority --------------------------------------------------------------------------
 
-    @property
-    def _has_consent(self) -> bool:
-        """Whether enough members follow this master and have what was told or proposed last."""
-        return self._majority.consents(self.membership, self._proposals.last)
-
     def _propose(
-        self, final: msg.OperationEnded | msg.RoundClosed, expected: Expected = NOTHING_EXPECTED
+        self,
+        final: msg.OperationEnded | msg.RoundClosed,
+        expected: Expected = NOTHING_EXPECTED,
+        *,
+        sends: bool = True,
     ) -> None:
         """Let a majority store a final that another master could contradict, before it is told.
 
-        A sole master tells it at once.
+        A sole master tells it at once. Without ``sends``, members get it when they are resumed.
         """
         if not self._sole:
-            self._proposals.add(final, expected)
-            for peer in self.membership.members():
+            self._majority.proposals.add(final, expected)
+            for peer in self.membership.members() if sends else ():
                 self._send_proposals(peer)
 
-    def _adopt(
-        self, final: msg.OperationEnded | msg.RoundClosed, expected: Expected = NOTHING_EXPECTED
-    ) -> None:
-        """Likewise a final of a master before this one: members get it when they are resumed."""
-        if not self._sole:
-            self._proposals.add(final, expected)
-
     def _send_proposals(self, peer: RegisteredPeer) -> None:
-        for proposed in self._proposals.after(peer.sent_place):
+        for proposed in self._majority.proposals.after(peer.sent_place):
             super()._send(peer, proposed)
             peer.sent_place = proposed.place
 
@@ -192,7 +182,7 @@ class Restartable(Registrar):
 
     def _take(self, event: MasterEvent) -> None:
         super()._take(event)
-        if not self._sole and self._recovery is None and self._has_consent:
+        if not self._sole and self._recovery is None and self._majority.consents(self.membership):
             for peer, message in self._majority.settle(self.membership):
                 known = self.membership.peers.get(peer)
                 if known is not None:
@@ -210,7 +200,7 @@ class Restartable(Registrar):
         if has_members and self._is_forgotten:
             self._is_forgotten = False
             self._effects.append(Remember(self.run, self.term, self.incumbent))
-        elif not has_members and (self._sole or self._has_consent):
+        elif not has_members and (self._sole or self._majority.consents(self.membership)):
             self._is_forgotten = True
             self._effects.append(Forget())
         self._has_members = has_members
@@ -219,7 +209,7 @@ class Restartable(Registrar):
         if isinstance(message, msg.Admitted):  # before any roster, so that it knows both
             self._send_proposals(peer)
         held = not self._sole and isinstance(message, HELD_BACK)
-        if held and not self._has_consent:
+        if held and not self._majority.consents(self.membership):
             self._majority.hold(peer.id, message)
         else:
             super()._send(peer, message)
@@ -475,7 +465,7 @@ class Restartable(Registrar):
                 for connection in self._older.connections():
                     self._refuse(connection, _ANOTHER_RUN)
                 self._older = None
-            if not self._sole and not self._has_consent:
+            if not self._sole and not self._majority.consents(self.membership):
                 lacking_ns = self._majority.lacks_for_ns(self._now_ns)
                 if lacking_ns >= self.timing.ns(self.timing.recovery_s):
                     self._stand_down()
@@ -576,7 +566,6 @@ class Restartable(Registrar):
         self.membership.restore(recovered.membership, peers, shared=not self._sole)
         self._by_connection = {p.connection: p for p in peers if p.connection is not None}
         self._majority = Majority(bases)
-        self._proposals = Proposals()
         self._outdated_plans.clear()
         self._take_up(recovered)
         for report in reports.values():
@@ -604,34 +593,6 @@ class Restartable(Registrar):
         for connection, message in waiting.items():
             if connection in self._hosts:
                 self._register(connection, message)
-
-    def _replay(self, report: Report) -> None:
-        """Deal with what a peer wants, as if it had come just now.
-
-        That removes nobody: the missing are removed together, when everybody has been heard.
-        """
-        peer = self.membership.peers.get(report.peer)
-        if peer is None:
-            return  # another one's request has cost it its place
-        for other, why_down in report.links.items():
-            self.membership.report_link(peer.id, other, why_down, self._now_ns)
-        for message in report.requests:
-            try:
-                match message:
-                    case msg.LinksMeasured(links):
-                        for link in links:
-                            self.membership.note_measure(peer.id, link.peer, link.measure)
-                    case msg.Prefetched():
-                        peer.prefetching = False
-                    case _:
-                        self._on_request(peer, message)
-            except RemoteProtocolError as error:
-                if peer.connection is not None:
-                    self._effects.append(CloseControl(peer.connection, error.reason))
-                    self._on_closed(peer.connection, error.reason)
-                return
-            if peer.id not in self.membership.peers:
-                return
 
 
 __all__ = ["Origin", "Restartable"]

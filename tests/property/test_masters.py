@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from random import Random
 
@@ -540,7 +541,7 @@ def test_whoever_hears_that_a_view_is_closed_knows_what_was_committed_in_it() ->
         return newest is not None and newest.version > before.version
 
     for member in (two, three, four):
-        world.deliver_to(member, until=lambda member=member: knows(member))
+        world.deliver_to(member, until=partial(knows, member))
         world.hop_half_open(world.lines_of(member))
         assert member.applied == []
     world.wait(40)

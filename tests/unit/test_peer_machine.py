@@ -1679,7 +1679,7 @@ def test_what_is_proposed_is_stored_at_once_and_is_nobodys_outcome() -> None:
     peer = running_with_standby()
     outcome = replace(ended(operation(), AbortCause.WITHDRAWN, "peer 1 withdrew"), sequence=4)
     effects = peer.hear(msg.Proposed(3, outcome, None))
-    assert [e.message.proposed for e in effects if isinstance(e, Send) and is_beat(e)] == [3]
+    assert [beat.proposed for beat in beats(effects)] == [3]
     assert not [e for e in effects if isinstance(e, End | Raise | Return)]
     assert peer.machine.phase_of(operation()) is Phase.STARTED
     peer.do(ControlClosed("reset"))
@@ -1687,8 +1687,9 @@ def test_what_is_proposed_is_stored_at_once_and_is_nobodys_outcome() -> None:
     assert msg.KnownOutcome(outcome, told=False) in words
 
 
-def is_beat(effect: Send) -> bool:
-    return isinstance(effect.message, msg.Heartbeat)
+def beats(effects: list[PeerEffect]) -> list[msg.Heartbeat]:
+    words = [effect.message for effect in effects if isinstance(effect, Send)]
+    return [word for word in words if isinstance(word, msg.Heartbeat)]
 
 
 def test_what_another_term_has_proposed_does_not_count_in_this_one() -> None:
@@ -1696,8 +1697,7 @@ def test_what_another_term_has_proposed_does_not_count_in_this_one() -> None:
     outcome = replace(ended(operation(), AbortCause.WITHDRAWN, "peer 1 withdrew"), sequence=4)
     peer.hear(msg.Proposed(3, outcome, None))
     effects = peer.hear(msg.Resumed(2, b"another"))
-    beats = [e.message for e in effects if isinstance(e, Send) and is_beat(e)]
-    assert [(beat.term, beat.proposed) for beat in beats] == [(2, 0)]
+    assert [(beat.term, beat.proposed) for beat in beats(effects)] == [(2, 0)]
 
 
 def test_a_told_outcome_stays_told_when_it_is_proposed_again() -> None:
