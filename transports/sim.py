@@ -397,13 +397,20 @@ class SimHost:
         self.listeners[address.port] = listener
         return listener
 
-    async def dial(self, address: Address, timeout_s: float) -> Connection:
+    async def dial(
+        self,
+        address: Address,
+        timeout_s: float,
+        may_dial: Callable[[str], bool] | None = None,
+    ) -> Connection:
         """See ``Transport``. It takes a round trip; on a crashed host it takes for ever."""
         events = self.network.events
         events.note("dial", self.name, address)
         name = self.name if address.host in _LOOPBACK else address.host
         dial = _Dial(self, name, address)
-        if name not in self.network.hosts:
+        if may_dial is not None and not may_dial(address.host):
+            dial.fail("it is an address of this machine or network only")
+        elif name not in self.network.hosts:
             dial.fail("name or service not known")
         else:
             self.network.route(self.name, name).carry(dial.arrive)

@@ -354,7 +354,12 @@ class TcpTransport:
             reason = reason_of(error)
         raise LinkError(func="listen", reason=f"cannot listen on {address}: {reason}")
 
-    async def dial(self, address: Address, timeout_s: float) -> Connection:
+    async def dial(
+        self,
+        address: Address,
+        timeout_s: float,
+        may_dial: Callable[[str], bool] | None = None,
+    ) -> Connection:
         """Connect to ``address``; the addresses of a name are tried in order.
 
         Each has an equal share of the time that is left, so that one behind a silent firewall
@@ -368,6 +373,10 @@ class TcpTransport:
         try:
             async with asyncio.timeout(timeout_s):
                 candidates = await resolve(self.loop, self.executor, address, 0)
+            if may_dial is not None:
+                candidates = [one for one in candidates if may_dial(to_address(one[4]).host)]
+                if not candidates:
+                    reasons["it is an address of this machine or network only"] = None
             for index, resolved in enumerate(candidates):
                 share_s = (deadline - self.loop.time()) / (len(candidates) - index)
                 try:

@@ -50,6 +50,7 @@ _CODES: dict[type[Any], int] = {
     messages.Reported: 20,
     messages.StatusRequest: 21,
     messages.LinksMeasured: 22,
+    messages.AddressProbed: 23,
     messages.Holdings: 12,
     messages.SyncRequest: 13,
     messages.StatesCompared: 14,
@@ -73,6 +74,8 @@ _CODES: dict[type[Any], int] = {
     messages.Repair: 79,
     messages.SyncStarted: 80,
     messages.CompareStates: 81,
+    messages.ProbeAddress: 83,
+    messages.Undialable: 84,
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pccl.protocol import messages as msg
-from pccl.protocol.types import PeerId
+from pccl.protocol.types import Member, PeerId
 
 # -- events ------------------------------------------------------------------------------------
 
@@ -39,7 +39,18 @@ class Tick:
     """Time has passed; the shell sends one every ``Timing.tick_s``."""
 
 
-MasterEvent = ControlOpened | ControlMessage | ControlClosed | Tick
+@dataclass(frozen=True, slots=True)
+class AddressTried:
+    """What became of a ``TryAddress``."""
+
+    peer: PeerId
+    host: str
+    """Where it has answered; empty: nowhere."""
+    reason: str
+    """Why not at the first host."""
+
+
+MasterEvent = ControlOpened | ControlMessage | ControlClosed | AddressTried | Tick
 
 # -- effects -----------------------------------------------------------------------------------
 
@@ -84,4 +95,14 @@ class Forget:
     """The run is over, nobody is a member any more: the next start begins another one."""
 
 
-MasterEffect = Send | CloseControl | Announce | Remember | Forget
+@dataclass(frozen=True, slots=True)
+class TryAddress:
+    """Greet this peer at its port, on one host after the other until it answers."""
+
+    member: Member
+    hosts: tuple[str, ...]
+    seen: str
+    """The host that its connection comes from."""
+
+
+MasterEffect = Send | CloseControl | Announce | Remember | Forget | TryAddress

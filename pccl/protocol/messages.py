@@ -276,6 +276,15 @@ class LinksMeasured:
     links: tuple[MeasuredLink, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class AddressProbed:
+    """Answer to ``ProbeAddress``."""
+
+    peer: PeerId
+    reason: str
+    """Why it cannot be dialled; empty: it can."""
+
+
 # -- master to peer ----------------------------------------------------------------------------
 
 
@@ -303,9 +312,28 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class LinkPlan:
-    """The older peers of the own group (members and pending ones) that this peer shall dial."""
+    """The peers that this one shall have links to, besides the members that its roster names.
 
-    elders: tuple[Member, ...]
+    The older peers of its group, members and pending ones, and the newcomers that cannot dial it.
+    """
+
+    peers: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAddress:
+    """Find out whether this newcomer can be dialled; ``AddressProbed`` is the answer."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Undialable:
+    """Nobody can dial this peer where it says that it can be reached."""
+
+    host: str
+    port: U16
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -504,10 +532,13 @@ PeerMessage = (
     | Holdings
     | LinkReport
     | LinksMeasured
+    | AddressProbed
 )
 MasterMessage = (
     Registered
     | LinkPlan
+    | ProbeAddress
+    | Undialable
     | Resumed
     | Refused
     | Admitted

@@ -20,7 +20,7 @@ from pccl.protocol.peer_join import JoinAttempt
 from pccl.protocol.peer_membership import KnownMembership, Standing
 from pccl.protocol.peer_refusals import OneTimeError, Refusals
 from pccl.protocol.shared_state import NOTHING_EXPECTED
-from pccl.protocol.types import MeasuredLink, PeerId, Roster
+from pccl.protocol.types import PeerId, Roster
 
 
 class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
@@ -293,9 +293,15 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         if self._contact.connected:
             self._send(self._contact.batch(self._roster_version, self.term))
 
-    def _on_link_plan(self, message: msg.LinkPlan) -> None:
-        self._membership.learn_elders(message.elders)
-        self._want_links()
+    def _on_whom_to_dial(self, message: msg.LinkPlan | msg.ProbeAddress | msg.Undialable) -> None:
+        match message:
+            case msg.LinkPlan(peers):
+                self._membership.learn_plan(peers)
+                self._want_links()
+            case msg.ProbeAddress(member):
+                self._effects.append(ev.TryAddress(member))
+            case msg.Undialable():
+                self._effects.append(ev.ReportUndialable(words.undialable(message)))
 
     def _want_links(self) -> None:
         peers = self._membership.want_links(self.peer)
@@ -307,11 +313,13 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         if registered and self._membership.link_changed(peer, why):
             self._send(msg.LinkReport(peer, why is None, why or ""))
 
-    def _on_links_measured(self, links: tuple[MeasuredLink, ...]) -> None:
-        if self.standing in (Standing.PENDING, Standing.MEMBER):
-            news = self._membership.measured(links)
-            if news:
-                self._send(msg.LinksMeasured(news))
+    def _on_measured(self, event: ev.LinksMeasured | ev.AddressTried) -> None:
+        if self.standing not in (Standing.PENDING, Standing.MEMBER):
+            return
+        if isinstance(event, ev.AddressTried):
+            self._send(msg.AddressProbed(event.peer, event.reason))
+        elif news := self._membership.measured(event.links):
+            self._send(msg.LinksMeasured(news))
 
     # -- the end ---------------------------------------------------------------------------------
 

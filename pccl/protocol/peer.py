@@ -136,8 +136,8 @@ class PeerMachine(RoundCaller):
                 self._on_control_closed(reason)
             case ev.LinkChanged(peer, reason):
                 self._on_link_changed(peer, reason)
-            case ev.LinksMeasured(links):
-                self._on_links_measured(links)
+            case ev.LinksMeasured() | ev.AddressTried():
+                self._on_measured(event)
             case ev.ReduceDone(operation, digest):
                 self._on_reduce_done(operation, digest)
             case ev.SyncStarved(operation, reason):
@@ -355,8 +355,8 @@ class PeerMachine(RoundCaller):
         match message:
             case msg.Registered():
                 self._on_registered(message)
-            case msg.LinkPlan():
-                self._on_link_plan(message)
+            case msg.LinkPlan() | msg.ProbeAddress() | msg.Undialable():
+                self._on_whom_to_dial(message)
             case msg.Resumed():
                 self._on_resumed(message)
             case msg.Refused():

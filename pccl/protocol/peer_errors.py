@@ -11,6 +11,19 @@ from pccl.protocol.limits import OPERATIONS_OPEN_MAX
 from pccl.protocol.operation import name_peers
 from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, RemovalCause, Roster, RoundKind
 
+# -- what is no error ----------------------------------------------------------------------------
+
+
+def undialable(told: msg.Undialable) -> str:
+    """Nobody can dial this peer, as its master says."""
+    address = f"[{told.host}]:{told.port}" if ":" in told.host else f"{told.host}:{told.port}"
+    return (
+        f"no one can dial this peer at {address} ({told.reason}); it dials the others, and works "
+        "with all that can be dialled. To reach peers that cannot be dialled either, open that "
+        "port or advertise another address"
+    )
+
+
 # -- calls that can't be made now ----------------------------------------------------------------
 
 

@@ -147,6 +147,14 @@ class LinkChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class AddressTried:
+    """What became of a ``TryAddress``: why it failed, or nothing."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class LinksMeasured:
     """What the links can do, as far as was seen; also those that are what they were."""
 
@@ -242,6 +250,7 @@ PeerEvent = (
     | ControlClosed
     | LinkChanged
     | LinksMeasured
+    | AddressTried
     | ReduceDone
     | SyncStarved
     | StatesCompared
@@ -391,6 +400,20 @@ class ReportWait:
 
 
 @dataclass(frozen=True, slots=True)
+class TryAddress:
+    """Greet a newcomer where it says that it can be reached; ``AddressTried`` is the answer."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class ReportUndialable:
+    """Nobody can dial this peer: people want to know, and what to do about it."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetEarly:
     """Views were closed: forget the frames that are kept for operations which can't come now."""
 
@@ -452,6 +475,8 @@ PeerEffect = (
     | End
     | AskCallers
     | ReportWait
+    | TryAddress
+    | ReportUndialable
     | ForgetEarly
     | Return
     | Raise

@@ -43,7 +43,8 @@ class KnownMembership:
         """Detached calls with an outcome -> the roster version to see with it."""
         self._forgotten = 0
         """The newest of those that no caller will look at."""
-        self._elders: tuple[Member, ...] = ()
+        self._planned: tuple[Member, ...] = ()
+        """Older peers, and newcomers that cannot dial this one."""
         self._links: dict[PeerId, str | None] = {}
         """Peer -> None if the link is up, otherwise why not."""
         self._links_wanted: tuple[Member, ...] = ()
@@ -81,9 +82,9 @@ class KnownMembership:
             floor = max((known for known in self._reported if known <= version), default=0)
             self._reported = {v: known for v, known in self._reported.items() if v >= floor}
 
-    def learn_elders(self, elders: tuple[Member, ...]) -> None:
-        """The older peers of the own group have changed."""
-        self._elders = elders
+    def learn_plan(self, planned: tuple[Member, ...]) -> None:
+        """The peers to have links to besides the members have changed."""
+        self._planned = planned
 
     def see(self, version: int) -> None:
         """Let the caller see the roster ``version`` (or the oldest newer one that is known)."""
@@ -134,7 +135,7 @@ class KnownMembership:
     def want_links(self, own: PeerId) -> tuple[Member, ...] | None:
         """The peers to keep links to, in order of id; None if that has not changed."""
         newest = self.newest
-        wanted = {member.peer: member for member in self._elders}
+        wanted = {member.peer: member for member in self._planned}
         wanted.update({member.peer: member for member in (newest.members if newest else ())})
         wanted.pop(own, None)
         peers = tuple(wanted[peer] for peer in sorted(wanted))

@@ -15,6 +15,7 @@ from pccl.protocol.limits import HOST_CHARACTERS_MAX, PEERS_MAX, REMOVED_KEPT_MA
 from pccl.protocol.link_measures import Choose
 from pccl.protocol.machine import Machine
 from pccl.protocol.master_events import (
+    AddressTried,
     Announce,
     CloseControl,
     ControlClosed,
@@ -24,8 +25,10 @@ from pccl.protocol.master_events import (
     MasterEvent,
     Send,
     Tick,
+    TryAddress,
 )
 from pccl.protocol.membership import Membership, RegisteredPeer
+from pccl.protocol.reachability import Reachability, is_local
 from pccl.protocol.status import Removal, admission_waits_for
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import NS_PER_MS, NS_PER_S, Member, PeerId, RemovalCause
@@ -43,6 +46,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         incumbent: id of this master.
         standbys: where other masters of the run listen.
         choose: finds out which algorithms are the quickest in a ring.
+        tests_addresses: whether newcomers are dialled, to find out if they can be.
     """
 
     def __init__(
@@ -55,6 +59,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         incumbent: bytes,
         standbys: tuple[msg.MasterAddress, ...],
         choose: Choose,
+        *,
+        tests_addresses: bool,
     ) -> None:
         super().__init__("master", now_ns)
         self.timing = timing
@@ -73,6 +79,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         self._began_ns = now_ns
         self._outdated_plans: dict[int, PeerId] = {}
         """Group -> the oldest removed newcomer that younger peers still dial."""
+        self._tests_addresses = tests_addresses
+        self._reachability = Reachability(now_ns)
         self._tick_ns = now_ns
         self._beat_ns = now_ns
 
@@ -143,6 +151,9 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
                     self._on_closed(connection, error.reason)
             case ControlClosed(connection, reason):
                 self._on_closed(connection, reason)
+            case AddressTried(peer, host, reason):
+                self._reachability.tested(peer, None, host, reason)
+                self._tell_undialable()
             case Tick():
                 self._on_tick()
 
@@ -172,6 +183,11 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             case msg.LinksMeasured(links):
                 for link in links:
                     self.membership.note_measure(peer.id, link.peer, link.measure)
+            case msg.AddressProbed(other, reason):
+                newcomer = self.membership.peers.get(other)
+                host = "" if reason or newcomer is None else newcomer.member.host
+                self._reachability.tested(other, peer.id, host, reason)
+                self._tell_undialable()
             case msg.Prefetched():
                 peer.prefetching = False
                 self._admit_into_empty_run()
@@ -199,11 +215,13 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             self._refuse(connection, "this is no host name, or it is too long")
             return
         self._last_peer = PeerId(self._last_peer + 1)
-        host = message.host or self._hosts[connection]
+        seen = self._hosts[connection]
+        host = message.host or seen
         peer = RegisteredPeer(
             id=self._last_peer,
             group=message.group,
-            member=Member(self._last_peer, host, message.port),
+            member=Member(self._last_peer, host, message.port, is_local(host, seen)),
+            seen=seen,
             token=self._random_bytes(16),
             min_peers=message.min_peers,
             prefetching=message.prefetches,
@@ -218,9 +236,42 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             peer,
             msg.Registered(peer.id, self.term, self.run, peer.token, self.incumbent, self.standbys),
         )
-        self._send(peer, msg.LinkPlan(self.membership.elders(peer)))
+        self._send(peer, msg.LinkPlan(self.membership.planned_links(peer)))
         self._announce("registered", peer, f"from {host}:{message.port}")
+        self._test_addresses(peer)
+        self._ask_elders(peer)
         self._admit_into_empty_run()
+
+    # -- who can be dialled --------------------------------------------------------------------
+
+    def _test_addresses(self, newcomer: RegisteredPeer) -> None:
+        """Find out whether a newcomer can be dialled, from here and from another machine."""
+        if not self._tests_addresses:
+            return
+        tester = self.membership.tester_of(newcomer)
+        test = self._reachability.begin(newcomer.member, newcomer.seen, tester, self._now_ns)
+        if test is None:
+            return
+        self._effects.append(TryAddress(test.member, test.hosts, newcomer.seen))
+        if test.tester is not None:
+            self._send(self.membership.peers[test.tester], msg.ProbeAddress(test.member))
+
+    def _tell_undialable(self) -> None:
+        for peer_id, why in self._reachability.news():
+            peer = self.membership.peers[peer_id]
+            member = peer.member
+            self._send(peer, msg.Undialable(member.host, member.port, why))
+            self._announce("undialable", peer, f"at {member.host}:{member.port}, {why}")
+
+    def _ask_elders(self, newcomer: RegisteredPeer) -> None:
+        """Let older peers dial a newcomer that cannot reach them, or has not for a while."""
+        waited_ns = self._now_ns - newcomer.registered_ns
+        waits = waited_ns >= self.timing.ns(self.timing.redial_max_s)
+        for elder in self.membership.elders_without_link(newcomer):
+            failed = self.membership.why_down(newcomer.id, elder.id) is not None
+            asks = waits or failed or self._reachability.why_undialable(elder.id) is not None
+            if asks and self.membership.ask(elder.id, newcomer.id):
+                self._send(elder, msg.LinkPlan(self.membership.planned_links(elder)))
 
     def _resume(self, connection: int, message: msg.Resume) -> None:
         peer = self.membership.peers.get(message.peer)
@@ -252,7 +303,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
     def _welcome_back(self, peer: RegisteredPeer, roster_version: int) -> None:
         """Tell a peer what it has missed; ``roster_version`` is the newest roster it knows."""
         self._send(peer, msg.Resumed(self.term, self.incumbent, self.standbys))
-        self._send(peer, msg.LinkPlan(self.membership.elders(peer)))
+        self._send(peer, msg.LinkPlan(self.membership.planned_links(peer)))
         if not peer.admitted:
             return
         if roster_version == 0:  # it was admitted, but that news was lost
@@ -277,6 +328,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
 
     def _on_link_report(self, peer: RegisteredPeer, other: PeerId, why: str | None) -> None:
         self.membership.report_link(peer.id, other, why, self._now_ns)
+        if why is not None and not peer.admitted:
+            self._ask_elders(peer)
         accused = self.membership.peers.get(other)
         if why is None or accused is None or accused.connection is not None:
             return
@@ -301,7 +354,11 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         """Take peers out of the run in one step, and draw every conclusion from that."""
         for peer in peers:
             self._dismiss(peer, cause, reason)
+        asked = self.membership.stop_asking(peers)
         self.membership.remove(peers)
+        self._reachability.forget(peer.id for peer in peers)
+        for elder in asked:
+            self._send(elder, msg.LinkPlan(self.membership.planned_links(elder)))
         members = [peer for peer in peers if peer.admitted]
         if members:
             self._tell_rosters(self.membership.members())
@@ -345,6 +402,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             self._shift_deadlines(gap_ns)
             return
         self._note_who_is_waited_for()
+        for peer in self.membership.pending():
+            self._ask_elders(peer)
         unlinked = self.membership.unlinked()
         for peer in list(self.membership.peers.values()):
             if peer.connection is not None and not self._acknowledges(peer):
@@ -415,16 +474,23 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         if missing is None:
             peer.pending_ns = now_ns
         elif now_ns - peer.pending_ns >= timing.ns(timing.link_s):
-            neighbour, why = missing
-            elder = min(neighbour, peer.id)  # the younger one dials; it may be gone
-            dialled = self.membership.peers.get(elder, peer).member
-            self._remove(
-                peer,
-                RemovalCause.UNREACHABLE,
-                f"it could not be linked to peer {neighbour}: {why}; peer {dialled.peer} must be "
-                f"reachable at {dialled.host}:{dialled.port}: check what it advertises, and open "
-                "that port",
-            )
+            neighbour, _ = missing
+            self._remove(peer, RemovalCause.UNREACHABLE, self._why_apart(peer, neighbour))
+
+    def _why_apart(self, newcomer: RegisteredPeer, neighbour: PeerId) -> str:
+        """Why a newcomer cannot be linked to one that it needs, and what to do."""
+        other = self.membership.peers[neighbour]
+        tries = [
+            f"peer {one.id} cannot dial peer {target.id} at "
+            f"{target.member.host}:{target.member.port} "
+            f"({self.membership.why_down(one.id, target.id) or 'no answer yet'})"
+            for one, target in ((newcomer, other), (other, newcomer))
+        ]
+        return (
+            f"it could not be linked to peer {neighbour}, and no ring avoids the pair: "
+            f"{', and '.join(tries)}; one of the two must be reachable: check what it advertises, "
+            "and open that port"
+        )
 
     # -- helpers -------------------------------------------------------------------------------
 
@@ -434,7 +500,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         for peer in self.membership.peers.values():
             if peer.group == group:
                 if peer.id > removed:
-                    self._send(peer, msg.LinkPlan(tuple(elders)))
+                    asked = self.membership.asked(peer)
+                    self._send(peer, msg.LinkPlan((*elders, *asked)))
                 elders.append(peer.member)
 
     def _tell_rosters(self, peers: list[RegisteredPeer]) -> None:

@@ -27,6 +27,7 @@ from pccl.protocol.link_measures import Choose, ring_always
 from pccl.protocol.majority import HELD_BACK, Majority
 from pccl.protocol.master_events import CloseControl, Forget, MasterEvent, Remember, Send
 from pccl.protocol.membership import Membership, RegisteredPeer
+from pccl.protocol.reachability import is_local
 from pccl.protocol.recovery import Recovered, Recovery, Report, is_credible
 from pccl.protocol.registrar import Registrar
 from pccl.protocol.shared_state import Elect, elect_nothing
@@ -75,8 +76,20 @@ class Restartable(Registrar):
         standbys: tuple[msg.MasterAddress, ...] = (),
         choose: Choose = ring_always,
         elect: Elect = elect_nothing,
+        *,
+        tests_addresses: bool = False,
     ) -> None:
-        super().__init__(timing, run, term, random_bytes, now_ns, incumbent, standbys, choose)
+        super().__init__(
+            timing,
+            run,
+            term,
+            random_bytes,
+            now_ns,
+            incumbent,
+            standbys,
+            choose,
+            tests_addresses=tests_addresses,
+        )
         self._elect = elect
         self._origin = origin
         self._term_min = term
@@ -497,7 +510,8 @@ class Restartable(Registrar):
     ) -> RegisteredPeer:
         """A peer as the master before knew it; ``member``: as the others see it, if they do."""
         registration, now_ns = header.registration, self._now_ns
-        seen_as = Member(header.peer, registration.host or host, registration.port)
+        at = registration.host or host
+        seen_as = Member(header.peer, at, registration.port, is_local(at, host))
         return RegisteredPeer(
             header.peer, registration.group, member or seen_as, header.token,
             min_peers=registration.min_peers, prefetching=registration.prefetches,

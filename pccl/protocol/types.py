@@ -414,6 +414,8 @@ class Member:
     peer: PeerId
     host: str
     port: int
+    local: bool = False
+    """Whether it may have a loopback or link-local host: its master sees it at such an address."""
 
 
 @dataclass(frozen=True, slots=True)

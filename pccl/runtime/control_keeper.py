@@ -64,6 +64,8 @@ class ControlKeeper:
         self._timer: Timer | None = None
         self._dial_task: asyncio.Task[None] | None = None
         self._stream: ControlStream | None = None
+        self.met_at = ""
+        """The host at which a master was reached last; empty: none was."""
         self._lost_ns = self._said_ns = 0
         """When the connection was lost, and when that was said last; 0: it is there."""
 
@@ -143,6 +145,7 @@ class ControlKeeper:
                 self._lost_ns = self._clock.now_ns()
                 self._feed(ControlClosed(reason))
 
+        self.met_at = connection.remote.host
         self._stream = stream = ControlStream(connection, on_message, on_closed)
         if self._said_ns:
             _log.warning("connected to the master %s again", address)

@@ -7,6 +7,7 @@ the loop; other threads go through ``io_thread``. The same class runs over TCP a
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,9 +15,11 @@ from functools import partial
 
 from pccl.protocol import errors
 from pccl.protocol.eager import EagerBudget
+from pccl.protocol.handshake import Channel, Handshake
 from pccl.protocol.operation import Phase
 from pccl.protocol.peer import PeerMachine, Standing
 from pccl.protocol.peer_events import (
+    AddressTried,
     AskCallers,
     Begin,
     BeginSync,
@@ -41,6 +44,7 @@ from pccl.protocol.peer_events import (
     Raise,
     ReduceDone,
     ReduceResult,
+    ReportUndialable,
     ReportWait,
     Return,
     RoundCall,
@@ -48,9 +52,19 @@ from pccl.protocol.peer_events import (
     SendAcross,
     SetLinks,
     Tick,
+    TryAddress,
 )
 from pccl.protocol.peer_news import PeerNews
-from pccl.protocol.types import SYNC_TAG, Descriptor, OperationId, PeerId, Roster, RoundKind
+from pccl.protocol.reachability import may_be_dialled
+from pccl.protocol.types import (
+    SYNC_TAG,
+    Descriptor,
+    Member,
+    OperationId,
+    PeerId,
+    Roster,
+    RoundKind,
+)
 from pccl.runtime.calls import Call, Calls, fresh
 from pccl.runtime.clock import Clock, Ticker
 from pccl.runtime.control_keeper import ControlKeeper
@@ -62,6 +76,7 @@ from pccl.runtime.link_keeper import LinkKeeper
 from pccl.runtime.link_meter import LinkMeter
 from pccl.runtime.listening import listen
 from pccl.runtime.operand import Operand
+from pccl.runtime.probe import probe
 from pccl.runtime.reduce_many import ReduceMany
 from pccl.runtime.requests import Deadline, PeerOptions, ReduceReport, ReduceRequest
 from pccl.runtime.running_prefetch import PrefetchRequest
@@ -72,6 +87,8 @@ from pccl.runtime.tasks import Tasks
 from pccl.runtime.waiting import log_wait, next_turn
 from pccl.transports.base import Address, Connection, Listener, Transport
 from pccl.transports.link import Link, Links
+
+_log = logging.getLogger("pccl.peer")
 
 
 class PeerEngine:
@@ -162,6 +179,7 @@ class PeerEngine:
             self._on_link_change,
             self._tasks.create,
             self._credentials,
+            self._may_dial,
             options.lanes,
         )
 
@@ -547,6 +565,10 @@ class PeerEngine:
                 self.feed(CallersAsked(query, self._callers_blocked()))
             case ReportWait(text, waited_s):
                 log_wait(text, waited_s)
+            case TryAddress(member):
+                self._tasks.create(self._probe(member))
+            case ReportUndialable(text):
+                _log.warning("%s", text)
             case Return(number, value):
                 call = self.calls.get(number)
                 if isinstance(value, ReduceResult) and call is not None:
@@ -584,6 +606,21 @@ class PeerEngine:
 
     def _accept(self, connection: Connection) -> None:
         self.keeper.accept(connection)
+
+    def _may_dial(self, member: Member, host: str) -> bool:
+        return may_be_dialled(host, local=member.local, by=self._control.met_at)
+
+    async def _probe(self, member: Member) -> None:
+        machine, credentials = self.machine, self._credentials
+
+        def greet() -> Handshake:
+            return credentials.dial(credentials.opening(Channel.PROBE, machine, member.peer))
+
+        patience_ns = self._timing.ns(self._timing.dial_s)
+        address, may_dial = Address(member.host, member.port), partial(self._may_dial, member)
+        reason = await probe(self._transport, self._clock, address, greet, patience_ns, may_dial)
+        if machine is self.machine:
+            self.feed(AddressTried(member.peer, reason))
 
     def _on_link_change(self, peer: PeerId, reason: str | None) -> None:
         if reason is not None:

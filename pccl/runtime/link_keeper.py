@@ -166,6 +166,7 @@ class LinkKeeper:
             down or cannot be made.
         create_task: runs a dial.
         credentials: what we greet with.
+        may_dial: whether a peer may be dialled at an address.
         lanes: how many a link should have; 0: whatever the other side says, or is found by trying.
     """
 
@@ -180,6 +181,7 @@ class LinkKeeper:
         on_change: Callable[[PeerId, str | None], None],
         create_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         credentials: Credentials,
+        may_dial: Callable[[Member, str], bool],
         lanes: int,
     ) -> None:
         self._clock = clock
@@ -189,6 +191,7 @@ class LinkKeeper:
         self._on_change = on_change
         self._create_task = create_task
         self._credentials = credentials
+        self._may_dial = may_dial
         self._lanes = lanes
         self._links = links
         self._frames = frames
@@ -386,7 +389,8 @@ class LinkKeeper:
 
         try:
             address = Address(member.host, member.port)
-            connection = await self._transport.dial(address, patience_s)
+            may_dial = partial(self._may_dial, member)
+            connection = await self._transport.dial(address, patience_s, may_dial)
             if self._is_superfluous(peer, number, redial):
                 connection.abort()  # it has said nothing yet
                 return
@@ -432,6 +436,9 @@ class LinkKeeper:
         return self._credentials.opening(Channel.LANE, self._identity, lanes=self._lanes)
 
     def _on_proven(self, connection: Connection, remote: Opening, deadline_ns: int) -> None:
+        if remote.channel is Channel.PROBE:
+            connection.close()  # it was answered, and that was all
+            return
         if remote.lane and remote.source not in self._wanted:
             # The link to a newcomer has one lane. A member that we do not know yet dials again.
             connection.abort()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import LocalProtocolError
-from pccl.protocol.handshake import NO_RUN, RUN_BYTES, Opening
+from pccl.protocol.handshake import NO_RUN, RUN_BYTES, Channel, Handshake, Opening
 from pccl.protocol.limits import INCUMBENT_BYTES, Timing
 from pccl.protocol.master import MasterMachine
 from pccl.protocol.master_events import (
+    AddressTried,
     Announce,
     CloseControl,
     ControlClosed,
@@ -22,15 +25,19 @@ from pccl.protocol.master_events import (
     Remember,
     Send,
     Tick,
+    TryAddress,
 )
 from pccl.protocol.messages import MasterAddress
+from pccl.protocol.reachability import may_be_dialled
 from pccl.protocol.restart import Origin
 from pccl.protocol.shared_state import Elect
 from pccl.runtime.clock import Clock, Ticker, Timer
 from pccl.runtime.control import ControlStream
 from pccl.runtime.greeting import Credentials, Reception
 from pccl.runtime.master_store import MasterStore, Remembered
+from pccl.runtime.probe import probe
 from pccl.runtime.status_desk import StatusDesk
+from pccl.runtime.tasks import Tasks
 from pccl.state.election import elect
 from pccl.topology.cost_model import choose_algorithms
 from pccl.transports.base import Address, Connection, Listener, Transport
@@ -56,6 +63,7 @@ class MasterServer:
         standbys: where other masters listen, which the peers are told.
         standby: whether it waits for a run whose master is gone.
         elect: finds out which shared state everybody gets.
+        tests_addresses: whether newcomers are dialled, to find out if they can be.
 
     Raises:
         LocalProtocolError: the store can't be read or written.
@@ -73,8 +81,12 @@ class MasterServer:
         standbys: tuple[MasterAddress, ...] = (),
         standby: bool = False,
         elect: Elect = elect,
+        *,
+        tests_addresses: bool = True,
     ) -> None:
         self._elect = elect
+        self._tests_addresses = tests_addresses
+        self._tasks: Tasks | None = None
         self._clock = clock
         self._transport = transport
         self._timing = timing
@@ -136,6 +148,7 @@ class MasterServer:
             standbys,
             choose_algorithms,
             self._elect,
+            tests_addresses=self._tests_addresses,
         )
 
     def _remember(self, remembered: Remembered) -> None:
@@ -164,6 +177,7 @@ class MasterServer:
         Raises:
             LinkError: the address cannot be used.
         """
+        self._tasks = Tasks(asyncio.get_running_loop())
         self._listener = await self._transport.listen(address, self._reception.accept)
         self._ticker.start()
         _log.info("master listens on %s", self._listener.address)
@@ -171,6 +185,8 @@ class MasterServer:
     def close(self) -> None:
         """Stop at once; the peers find out by their lost connections."""
         self._ticker.stop()
+        if self._tasks is not None:
+            self._tasks.abandon()
         if self._listener is not None:
             self._listener.close()
         self._reception.close()
@@ -240,6 +256,30 @@ class MasterServer:
     def _tick(self) -> None:
         self._feed(Tick())
 
+    async def _probe(self, what: TryAddress) -> None:
+        machine, credentials, member = self.machine, self._credentials, what.member
+
+        def greet() -> Handshake:
+            run, term = machine.shown_run, machine.shown_term
+            opening = credentials.masters_opening(run, term)
+            return credentials.dial(replace(opening, channel=Channel.PROBE, target=member.peer))
+
+        def may_dial(found: str) -> bool:
+            return may_be_dialled(found, local=member.local, by=what.seen)
+
+        patience_ns, first = self._timing.ns(self._timing.dial_s), ""
+        for host in what.hosts:
+            address = Address(host, member.port)
+            reason = await probe(
+                self._transport, self._clock, address, greet, patience_ns, may_dial
+            )
+            first = first or reason
+            if not reason:
+                self._feed(AddressTried(member.peer, host, first))
+                return
+        reason = first or "it advertises an address that nobody else can dial"
+        self._feed(AddressTried(member.peer, "", reason))
+
     # -- the machine ---------------------------------------------------------------------------
 
     def _feed(self, event: MasterEvent) -> None:
@@ -270,6 +310,9 @@ class MasterServer:
                 case Remember(run, term, incumbent):
                     self._keep(Remembered(run, term, incumbent))
                     _log.info("coordinates the run %s in term %d", run.hex(), term)
+                case TryAddress():
+                    assert self._tasks is not None, "not started"
+                    self._tasks.create(self._probe(effect))
                 case Forget():
                     self._keep(None)
                     _log.info("no member is left: the run is over")

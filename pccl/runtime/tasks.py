@@ -34,6 +34,11 @@ class Tasks:
             with suppress(asyncio.CancelledError):
                 await task
 
+    def abandon(self) -> None:
+        """Cancel everything; it ends when the loop comes to it."""
+        for task in list(self._open):
+            task.cancel()
+
     def _done(self, task: asyncio.Task[None]) -> None:
         del self._open[task]
         if not task.cancelled() and task.exception() is not None:

@@ -137,9 +137,14 @@ class RecordingTransport:
 
         return await self._inner.listen(address, accept)
 
-    async def dial(self, address: Address, timeout_s: float) -> Connection:
+    async def dial(
+        self,
+        address: Address,
+        timeout_s: float,
+        may_dial: Callable[[str], bool] | None = None,
+    ) -> Connection:
         ledger = self.control if address == self._master else self.lanes
-        return RecordingConnection(await self._inner.dial(address, timeout_s), ledger)
+        return RecordingConnection(await self._inner.dial(address, timeout_s, may_dial), ledger)
 
 
 class Run:

@@ -219,7 +219,7 @@ SAMPLES: dict[type[Any], msg.Message] = {}
 
 
 def _fill_samples() -> None:
-    roster = [7, 2, 1, [[1, "h", 9]], [1], 1, 1, 1, 1, 2, [[[4096, 2]], 3, 1]]
+    roster = [7, 2, 1, [[1, "h", 9, False]], [1], 1, 1, 1, 1, 2, [[[4096, 2]], 3, 1]]
     op = [1, 2, 3, 4, 5]
     registration = [0, "h", 9, 2, 1, True]
     outcome, answer = [op, None, "", [1], 7, 3, ["w", 2, "where"]], [[1, 0], 7, True, "", 4]
@@ -261,7 +261,10 @@ def _fill_samples() -> None:
         msg.Reported: [20],
         msg.Registered: [64, 1, 1, b"run", b"token", b"m", [["h", 9]]],
         msg.Holdings: [12, op, 2, True],
-        msg.LinkPlan: [65, [[1, "h", 9]]],
+        msg.LinkPlan: [65, [[1, "h", 9, True]]],
+        msg.ProbeAddress: [83, [1, "h", 9, False]],
+        msg.Undialable: [84, "h", 9, "the master: connection refused"],
+        msg.AddressProbed: [23, 1, "connection refused"],
         msg.Resumed: [66, 2, b"m", [["h", 9]]],
         msg.Refused: [67, None, "why", 5, 9],
         msg.Admitted: [68, roster, [[1, 0]]],
@@ -329,7 +332,7 @@ def asked(descriptor: list[Any], weight: object = 0.0) -> bytes:
         (pack(71, [1, 2, 3, 4, 5], False, 1.0), "not a list"),
         (pack(67, 99, "why", 0, 0), "not a RemovalCause"),
         (pack(65, "members"), "not a list"),
-        (pack(65, [[1, "h"]]), "Member has 3 fields, not 2"),
+        (pack(65, [[1, "h"]]), "Member has 4 fields, not 2"),
         (pack(10, 1, False, "x" * (TEXT_BYTES_MAX + 1)), "at most 4096"),
         (pack(7, [1, 2, 3, 4, 5], b"x" * (TEXT_BYTES_MAX + 1)), "at most 4096"),
         (pack(4, [], [], [[1, 0]] * (SEQUENCE_ITEMS_MAX + 1), False, 0), "not MessagePack"),

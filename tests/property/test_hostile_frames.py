@@ -143,6 +143,7 @@ class Port:
             lambda peer, reason: None,
             typing.cast("Any", None),
             Credentials(None, lambda count: bytes(count)),
+            lambda member, host: True,
             lanes=0,
         )
         self._keeper.want(tuple(Member(peer, "there", 1) for peer in RING[1:]))

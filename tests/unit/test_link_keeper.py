@@ -108,6 +108,7 @@ class Side:
             self._on_change,
             world.loop.create_task,
             self.credentials,
+            lambda member, host: True,
             lanes,
         )
         self.address = Address(host.name, PORTS[peer])
