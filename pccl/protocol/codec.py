@@ -3,6 +3,9 @@
 After the handshake every message is a u32 length, little-endian, and a MessagePack array ``[code,
 field, ...]``. Decoding accepts exactly what encoding produces: the right number of fields, the
 right types, integers in range, bounded text and lists, nothing behind the end.
+
+The length prefix and the code come first, so a message that is too large for its type, or that the
+sender may not send now, is refused before the rest of it is read.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import enum
 import struct
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeGuard
 
@@ -20,13 +23,15 @@ import msgpack
 from pccl.protocol import messages
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import (
+    BYTE_STRING_MAX,
     CONTROL_MESSAGE_BYTES_MAX,
+    HEARTBEAT_BYTES_MAX,
     SEQUENCE_ITEMS_MAX,
     TEXT_BYTES_MAX,
 )
 from pccl.protocol.messages import Message
 from pccl.protocol.status_report import StatusReport
-from pccl.protocol.types import Below, UpTo
+from pccl.protocol.types import AtMost, Below, UpTo
 
 _LENGTH = struct.Struct("<I")
 _U64 = Below(1 << 64)
@@ -84,7 +89,7 @@ def encode(message: Message) -> bytes:
     """Return the bytes of one message, length prefix included."""
     code, encode_fields = _ENCODERS[type(message)]
     body: bytes = msgpack.packb([code, *encode_fields(message)], use_bin_type=True)
-    assert len(body) <= CONTROL_MESSAGE_BYTES_MAX, "message too large to be accepted"
+    assert len(body) <= BYTES_MAX[type(message)], "message too large to be accepted"
     return _LENGTH.pack(len(body)) + body
 
 
@@ -122,34 +127,63 @@ class StreamDecoder:
     """Takes the bytes of one direction in any split and gives messages.
 
     Memory is bounded by one message: a longer announcement is refused at once.
+
+    Args:
+        bytes_max: how large a message of a type may be now, at most ``BYTES_MAX`` of it; 0: the
+            sender may not send it.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, bytes_max: Callable[[type[Message]], int] = lambda kind: BYTES_MAX[kind]
+    ) -> None:
         self._buffer = bytearray()
+        self._bytes_max = bytes_max
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Message]:
-        """Add bytes; return the messages that are complete now.
+    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Message]:
+        """Add bytes; yield the messages that are complete now.
+
+        What a message changes for the sender holds for the next one already.
 
         Raises:
             RemoteProtocolError: these bytes do not follow the protocol. Close the connection.
         """
         self._buffer += data
-        found: list[Message] = []
-        start = 0
-        while len(self._buffer) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer, start)
-            if length > CONTROL_MESSAGE_BYTES_MAX:
-                raise RemoteProtocolError(
-                    func="control",
-                    reason=f"message of {length} bytes; at most {CONTROL_MESSAGE_BYTES_MAX}",
-                )
-            end = start + _LENGTH.size + length
+        while (length := self._checked_length()) is not None:
+            end = _LENGTH.size + length
             if len(self._buffer) < end:
-                break
-            found.append(decode(bytes(self._buffer[start + _LENGTH.size : end])))
-            start = end
-        del self._buffer[:start]
-        return found
+                return
+            body = bytes(memoryview(self._buffer)[_LENGTH.size : end])
+            del self._buffer[:end]
+            yield decode(body)
+
+    def _checked_length(self) -> int | None:
+        """Length of the message that has begun; None: nothing can be said of it yet."""
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        length: int = _LENGTH.unpack_from(self._buffer)[0]
+        if length > CONTROL_MESSAGE_BYTES_MAX:
+            raise RemoteProtocolError(
+                func="control",
+                reason=f"message of {length} bytes; at most {CONTROL_MESSAGE_BYTES_MAX}",
+            )
+        head = self._buffer[_LENGTH.size : _LENGTH.size + min(length, _HEAD_BYTES_MAX)]
+        if len(head) < min(length, _HEAD_BYTES_MAX):
+            return None
+        kind = _KINDS.get(_code_of(head))
+        if kind is None:
+            raise RemoteProtocolError(func="control", reason="not a control message")
+        allowed = self._bytes_max(kind)
+        if length > allowed:
+            reason = f"{kind.__name__} of {length} bytes; at most {allowed} are allowed now"
+            raise RemoteProtocolError(func="control", reason=reason)
+        return length
+
+
+def _code_of(head: bytes | bytearray) -> int:
+    """The code of a message that begins like this; -1: it is none."""
+    if len(head) >= 2 and head[0] & 0xF0 == 0x90:
+        return head[1]
+    return head[3] if len(head) >= 4 and head[0] == 0xDC else -1
 
 
 # -- dataclasses to plain lists and back -------------------------------------------------------
@@ -162,21 +196,39 @@ def _is_list(value: object) -> TypeGuard[list[Any]]:
 _Encoder = Callable[[Any], Any]
 
 
-def _cut(text: str) -> str:
-    return text.encode("utf-8", "replace")[:TEXT_BYTES_MAX].decode("utf-8", "ignore")
+def _text_encoder(limit: int) -> _Encoder:
+    def cut(text: str) -> str:
+        return text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
+
+    return cut
+
+
+def _bounded(hint: Any) -> tuple[Any, int]:
+    """A text, bytes or list type without its limit, and the limit; other types as they are."""
+    limit = 0
+    if typing.get_origin(hint) is typing.Annotated and hint.__origin__ not in (int, float):
+        hint, annotation = typing.get_args(hint)
+        assert isinstance(annotation, AtMost)
+        limit = annotation.count
+    if hint is str:
+        return hint, limit or TEXT_BYTES_MAX
+    if hint is bytes:
+        return hint, limit or BYTE_STRING_MAX
+    return hint, limit or SEQUENCE_ITEMS_MAX
 
 
 def _encoder_of(hint: Any) -> _Encoder | None:
     """Build what makes of a value of one annotated type what msgpack takes; None: it does."""
     if isinstance(hint, typing.NewType):
         return _encoder_of(hint.__supertype__)
+    hint, limit = _bounded(hint)
     origin = typing.get_origin(hint)
     if origin is tuple:
         return _tuple_encoder(_encoder_of(typing.get_args(hint)[0]))
     if origin is types.UnionType:
         return _optional_encoder(_encoder_of(typing.get_args(hint)[0]))
     if hint is str:
-        return _cut
+        return _text_encoder(limit)
     if isinstance(hint, type) and is_dataclass(hint):
         return _dataclass_encoder(hint)
     return None  # numbers, enums among them, booleans and bytes
@@ -220,6 +272,7 @@ def _decoder_of(hint: Any) -> _Decoder:
     """Build the strict decoder of one annotated type."""
     if isinstance(hint, typing.NewType):
         return _decoder_of(hint.__supertype__)
+    hint, limit = _bounded(hint)
     origin = typing.get_origin(hint)
     if origin is typing.Annotated:
         base, annotation = typing.get_args(hint)
@@ -232,15 +285,19 @@ def _decoder_of(hint: Any) -> _Decoder:
     if origin is tuple:
         item, ellipsis = typing.get_args(hint)
         assert ellipsis is ...
-        return _tuple_decoder(_decoder_of(item))
+        return _tuple_decoder(_decoder_of(item), limit)
     if origin is types.UnionType:
         some, none = typing.get_args(hint)
         assert none is type(None)
         return _optional_decoder(_decoder_of(some))
     if hint is int:
         return _integer_decoder(_U64)
-    if hint is bool or hint is bytes or hint is str:
-        return _exact_decoder(hint)
+    if hint is bool:
+        return _flag_decoder
+    if hint is bytes:
+        return _bytes_decoder(limit)
+    if hint is str:
+        return _text_decoder(limit)
     if issubclass(hint, enum.IntEnum):
         return _enum_decoder(hint)
     assert is_dataclass(hint)
@@ -265,15 +322,33 @@ def _float_decoder(limit: UpTo) -> _Decoder:
     return decode_float
 
 
-def _exact_decoder(kind: type[Any]) -> _Decoder:
-    def decode_exact(value: Any) -> Any:
-        if type(value) is not kind:
-            raise _Invalid(f"{_named(value)} is not {kind.__name__}")
-        if kind is not bool and len(value) > TEXT_BYTES_MAX:
-            raise _Invalid(f"{kind.__name__} of {len(value)}; at most {TEXT_BYTES_MAX}")
+def _flag_decoder(value: Any) -> bool:
+    if type(value) is not bool:
+        raise _Invalid(f"{_named(value)} is not bool")
+    return value
+
+
+def _bytes_decoder(limit: int) -> _Decoder:
+    def decode_bytes(value: Any) -> bytes:
+        if type(value) is not bytes:
+            raise _Invalid(f"{_named(value)} is not bytes")
+        if len(value) > limit:
+            raise _Invalid(f"bytes of {len(value)}; at most {limit}")
         return value
 
-    return decode_exact
+    return decode_bytes
+
+
+def _text_decoder(limit: int) -> _Decoder:
+    def decode_text(value: Any) -> str:
+        if type(value) is not str:
+            raise _Invalid(f"{_named(value)} is not str")
+        nbytes = len(value.encode())
+        if nbytes > limit:
+            raise _Invalid(f"str of {nbytes} bytes; at most {limit}")
+        return value
+
+    return decode_text
 
 
 def _optional_decoder(decode_some: _Decoder) -> _Decoder:
@@ -295,10 +370,12 @@ def _enum_decoder(kind: type[enum.IntEnum]) -> _Decoder:
     return decode_enum
 
 
-def _tuple_decoder(decode_item: _Decoder) -> _Decoder:
+def _tuple_decoder(decode_item: _Decoder, limit: int) -> _Decoder:
     def decode_tuple(value: Any) -> tuple[Any, ...]:
         if not _is_list(value):
             raise _Invalid(f"{_named(value)} is not a list")
+        if len(value) > limit:
+            raise _Invalid(f"list of {len(value)}; at most {limit}")
         return tuple(decode_item(item) for item in value)
 
     return decode_tuple
@@ -317,6 +394,48 @@ def _dataclass_decoder(kind: type[Any]) -> _Decoder:
 
     return decode_dataclass
 
+
+# -- how large a message can be ------------------------------------------------------------------
+
+
+def _sequence_head(count: int) -> int:
+    return 1 if count < 16 else 3 if count < 1 << 16 else 5
+
+
+def _largest(hint: Any) -> int:
+    """Bytes of the longest value of one annotated type."""
+    if isinstance(hint, typing.NewType):
+        return _largest(hint.__supertype__)
+    hint, limit = _bounded(hint)
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        return _sequence_head(limit) + limit * _largest(typing.get_args(hint)[0])
+    if origin is types.UnionType:
+        return _largest(typing.get_args(hint)[0])
+    if hint is str or hint is bytes:
+        return (3 if limit < 1 << 16 else 5) + limit
+    if isinstance(hint, type) and is_dataclass(hint):
+        hints = typing.get_type_hints(hint, include_extras=True)
+        kinds = [hints[field.name] for field in fields(hint)]
+        return _sequence_head(len(kinds)) + sum(map(_largest, kinds))
+    return _NUMBER_BYTES_MAX
+
+
+def _largest_message(kind: type[Any]) -> int:
+    # One byte for the code, and one for a head that is longer with it.
+    return min(_largest(kind) + 2, _NARROWER.get(kind, CONTROL_MESSAGE_BYTES_MAX))
+
+
+_NUMBER_BYTES_MAX = 9
+_NARROWER: dict[type[Any], int] = {messages.Heartbeat: HEARTBEAT_BYTES_MAX}
+"""Types whose senders keep to less than what all their lists together could be."""
+
+_KINDS: dict[int, type[Any]] = {code: kind for kind, code in _CODES.items()}
+_HEAD_BYTES_MAX = 4
+"""A message's code is within so many of its first bytes."""
+
+BYTES_MAX: dict[type[Any], int] = {kind: _largest_message(kind) for kind in _CODES}
+"""How large a message of each type can be, without its length prefix."""
 
 _DECODERS = {code: (kind.__name__, _dataclass_decoder(kind)) for kind, code in _CODES.items()}
 _ENCODERS = {kind: (code, _dataclass_encoder(kind)) for kind, code in _CODES.items()}

@@ -358,7 +358,8 @@ class MasterMachine(RoundMaster):
 
     # -- time ----------------------------------------------------------------------------------
 
-    def _awaited(self) -> set[PeerId]:
+    def awaited(self) -> set[PeerId]:
+        """See ``Registrar``."""
         awaited: set[PeerId] = set()
         members = self.membership.members()
         updating = self._rounds[RoundKind.UPDATE_TOPOLOGY]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.intake import Trust
 from pccl.protocol.limits import HOST_CHARACTERS_MAX, PEERS_MAX, REMOVED_KEPT_MAX, Timing
 from pccl.protocol.link_measures import Choose
 from pccl.protocol.machine import Machine
@@ -28,6 +29,7 @@ from pccl.protocol.master_events import (
 from pccl.protocol.membership import Membership, RegisteredPeer
 from pccl.protocol.status import Removal, admission_waits_for
 from pccl.protocol.status_report import StatusReport
+from pccl.protocol.ticks import Ticks
 from pccl.protocol.types import NS_PER_MS, NS_PER_S, Member, PeerId, RemovalCause
 
 
@@ -73,7 +75,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         self._began_ns = now_ns
         self._outdated_plans: dict[int, PeerId] = {}
         """Group -> the oldest removed newcomer that younger peers still dial."""
-        self._tick_ns = now_ns
+        self._ticks = Ticks(timing.ns(timing.tick_s), now_ns)
         self._beat_ns = now_ns
 
     # -- what rounds and operations have to do with it -------------------------------------------
@@ -115,7 +117,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         """The newest roster to which enough members have consented."""
 
     @abstractmethod
-    def _awaited(self) -> set[PeerId]:
+    def awaited(self) -> set[PeerId]:
         """Whose calls or results others wait for, newcomers among them."""
 
     @abstractmethod
@@ -131,6 +133,13 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
 
     # -- connections ---------------------------------------------------------------------------
 
+    def trust_in(self, connection: int) -> Trust:
+        """What is known of a connection: that decides how much is taken from it."""
+        peer = self._by_connection.get(connection)
+        if peer is None:
+            return Trust.STRANGER
+        return Trust.MEMBER if peer.admitted else Trust.NEWCOMER
+
     def _take(self, event: MasterEvent) -> None:
         match event:
             case ControlOpened(connection, host):
@@ -143,8 +152,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
                     self._on_closed(connection, error.reason)
             case ControlClosed(connection, reason):
                 self._on_closed(connection, reason)
-            case Tick():
-                self._on_tick()
+            case Tick(busy_ns):
+                self._on_tick(busy_ns)
 
     def _on_message(self, connection: int, message: msg.Message) -> None:
         if connection not in self._hosts:
@@ -331,7 +340,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
 
     # -- time ----------------------------------------------------------------------------------
 
-    def _on_tick(self) -> None:
+    def _on_tick(self, busy_ns: int) -> None:
         if self._now_ns - self._beat_ns >= self.timing.ns(self.timing.heartbeat_s):
             self._beat_ns = self._now_ns
             for connection in self._by_connection:
@@ -339,10 +348,10 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             for group, removed in self._outdated_plans.items():
                 self._plan_links_anew(group, removed)
             self._outdated_plans.clear()
-        gap_ns = self._note_tick()
-        if gap_ns:
-            # We slept, not the others: read what has come in meanwhile before judging anybody.
-            self._shift_deadlines(gap_ns)
+        tick = self._ticks.note(self._now_ns, busy_ns)
+        if tick.slept_ns:
+            self._shift_deadlines(tick.slept_ns)
+        if not tick.may_judge:
             return
         self._note_who_is_waited_for()
         unlinked = self.membership.unlinked()
@@ -358,12 +367,6 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
     def _heartbeat(self) -> msg.MasterHeartbeat:
         now_ms = self._now_ns // NS_PER_MS
         return msg.MasterHeartbeat(now_ms, self._settled(), self._ratified())
-
-    def _note_tick(self) -> int:
-        """How long this process slept, if the tick is late; 0 if it is not."""
-        gap_ns = self._now_ns - self._tick_ns
-        self._tick_ns = self._now_ns
-        return gap_ns if gap_ns >= 2 * self.timing.ns(self.timing.tick_s) else 0
 
     def _report_admissions(self) -> None:
         """Tell newcomers what they wait for, after pauses that double."""
@@ -388,7 +391,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
                 peer.waited_for_ns = min(peer.waited_for_ns + gap_ns, self._now_ns)
 
     def _note_who_is_waited_for(self) -> None:
-        awaited = self._awaited()
+        awaited = self.awaited()
         for peer in self.membership.peers.values():
             if peer.id not in awaited:
                 peer.waited_for_ns = None

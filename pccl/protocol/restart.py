@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.handshake import NO_RUN, RUN_BYTES
+from pccl.protocol.intake import Trust
 from pccl.protocol.limits import ID_JUMP_BYTES, PEERS_MAX, TERM_GAP, Timing
 from pccl.protocol.link_measures import Choose, ring_always
 from pccl.protocol.majority import HELD_BACK, Majority
@@ -84,6 +85,8 @@ class Restartable(Registrar):
         """When somebody registered in a run that was begun here."""
         self._waiting: dict[int, msg.Register] = {}
         """Newcomers that have to wait until the run is rebuilt, by connection."""
+        self._reporting: set[int] = set()
+        """Connections of peers that return, until they have said all that they know."""
         self._recovery: Recovery | None = None
         self._has_members = self._is_forgotten = False
         self._majority = Majority()
@@ -201,12 +204,25 @@ class Restartable(Registrar):
 
     # -- connections ---------------------------------------------------------------------------
 
+    def trust_in(self, connection: int) -> Trust:
+        """See ``Registrar``."""
+        if connection not in self._hosts:
+            return Trust.STRANGER  # closed by us
+        if connection in self._reporting:
+            return Trust.RETURNING
+        if self._recovery is not None and self._recovery.report_on(connection) is not None:
+            return Trust.MEMBER
+        return super().trust_in(connection)
+
     def _on_message(self, connection: int, message: msg.Message) -> None:
+        if isinstance(message, msg.Reported):
+            self._reporting.discard(connection)
         match message:
             case _ if connection not in self._hosts:
                 return
             case msg.Return() if connection not in self._by_connection:
                 self._on_return(connection, message)
+                self._reporting.add(connection)
             case msg.KnownRoster() | msg.KnownOutcome() | msg.KnownAnswer() | msg.Reported() if (
                 connection in self._by_connection
             ):
@@ -349,24 +365,25 @@ class Restartable(Registrar):
 
     # -- time ----------------------------------------------------------------------------------
 
-    def _on_tick(self) -> None:
+    def _on_tick(self, busy_ns: int) -> None:
+        self._reporting &= self._hosts.keys()
         if self._recovery is None:
-            super()._on_tick()
+            super()._on_tick(busy_ns)
             if not self._sole and not self._majority.consents(self.membership):
                 lacking_ns = self._majority.lacks_for_ns(self._now_ns)
                 if lacking_ns >= self.timing.ns(self.timing.recovery_s):
                     self._stand_down()
             return
-        gap_ns = self._note_tick()
+        tick = self._ticks.note(self._now_ns, busy_ns)
         if self._now_ns - self._beat_ns >= self.timing.ns(self.timing.heartbeat_s):
             self._beat_ns = self._now_ns
             for connection in self._hosts:
                 if connection in self._waiting or self._recovery.report_on(connection):
                     beat = msg.MasterHeartbeat(self._now_ns // NS_PER_MS)
                     self._effects.append(Send(connection, beat))
-        if gap_ns:
-            self._recovery.shift(gap_ns, self._now_ns)
-        else:
+        if tick.slept_ns:
+            self._recovery.shift(tick.slept_ns, self._now_ns)
+        if tick.may_judge:
             self._recover_if_over()
 
     def _shift_deadlines(self, gap_ns: int) -> None:

@@ -1,7 +1,7 @@
 """Control messages on one connection, after its handshake; the master's and the peers' side use it.
 
-Decodes strictly, and bounds what waits to be sent: whoever does not read its control messages is
-cut off rather than kept in memory.
+Decodes strictly, and bounds both directions: the sender of much is read a part at a time, with a
+turn for everybody else after each; a reader that lets its own messages pile up is cut off.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Callable
 
 from pccl.protocol.codec import StreamDecoder, encode
 from pccl.protocol.errors import PCCLError, RemoteProtocolError
+from pccl.protocol.limits import MESSAGE_COST_BYTES, TURN_BYTES_MAX
 from pccl.protocol.messages import Message
+from pccl.runtime.clock import Clock, Timer
 from pccl.transports.base import Connection
 
 _log = logging.getLogger("pccl.link")
 
-_READ_BYTES = 16 << 10
 UNSENT_BYTES_MAX = 8 << 20
 """Eight of the largest messages: far more than a reader in working order lets pile up."""
 
@@ -28,6 +29,9 @@ class ControlStream:
         connection: it is started here.
         on_message: called with each decoded message.
         on_closed: called once with the reason; not after our own ``close``.
+        clock: time.
+        bytes_max: how large a message of a type may be now.
+        spend: told what was read, in bytes; returns for how long nothing more is to be read.
     """
 
     def __init__(
@@ -35,12 +39,18 @@ class ControlStream:
         connection: Connection,
         on_message: Callable[[Message], None],
         on_closed: Callable[[str], None],
+        clock: Clock,
+        bytes_max: Callable[[type[Message]], int],
+        spend: Callable[[int], int] = lambda cost: 0,
     ) -> None:
         self.connection = connection
         self._on_message = on_message
         self._on_closed: Callable[[str], None] | None = on_closed
-        self._decoder = StreamDecoder()
-        self._buffer = memoryview(bytearray(_READ_BYTES))
+        self._clock = clock
+        self._decoder = StreamDecoder(bytes_max)
+        self._spend = spend
+        self._buffer = memoryview(bytearray(TURN_BYTES_MAX))
+        self._pause: Timer | None = None
         self._unsent = bytearray()
         self._waiting = False
         self._closing = False
@@ -64,8 +74,14 @@ class ControlStream:
         """Close once everything queued is handed to the network; nothing is reported."""
         self._on_closed = None
         self._closing = True
+        self._stop_pause()
         if not self._unsent:
             self.connection.close()
+
+    def _stop_pause(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
 
     def _flush(self) -> None:
         while self._unsent:
@@ -81,6 +97,7 @@ class ControlStream:
     def _end(self, reason: str) -> None:
         report, self._on_closed = self._on_closed, None
         self._closing = True
+        self._stop_pause()
         self._unsent.clear()
         if report is not None:
             report(reason)
@@ -93,10 +110,22 @@ class ControlStream:
 
     def buffer_updated(self, nbytes: int) -> None:
         """See ``Receiver``."""
+        cost = nbytes
         for message in self._decoder.feed(self._buffer[:nbytes]):
             if self._on_closed is None:
                 return
+            cost += MESSAGE_COST_BYTES
             self._on_message(message)
+        wait_ns = self._spend(cost)
+        if (wait_ns or nbytes == TURN_BYTES_MAX) and self._pause is None:
+            # It sends much: it is the turn of others and of the timers.
+            self.connection.pause_reading()
+            when_ns = self._clock.now_ns() + wait_ns
+            self._pause = self._clock.call_at_ns(when_ns, self._go_on)
+
+    def _go_on(self) -> None:
+        self._pause = None
+        self.connection.resume_reading()
 
     def writable(self) -> None:
         """See ``Receiver``."""

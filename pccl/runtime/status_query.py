@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from pccl.protocol.errors import LinkError, NotAdmitted, PCCLError, RemoteProtocolError
 from pccl.protocol.handshake import NONCE_BYTES, Channel, Opening
+from pccl.protocol.intake import masters_bytes_max
 from pccl.protocol.messages import Message, Refused, StatusRequest
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import NS_PER_S
@@ -41,7 +42,7 @@ async def ask_status(
     """
     deadline_ns = clock.now_ns() + round(timeout_s * NS_PER_S)
     connection = await transport.dial(master, timeout_s)
-    query = _Query()
+    query = _Query(clock)
     credentials = Credentials(token, random_bytes)
     handshake = credentials.dial(Opening(Channel.CONTROL, random_bytes(NONCE_BYTES)))
     await introduce(connection, handshake, clock, deadline_ns, query.begin)
@@ -57,13 +58,16 @@ async def ask_status(
 class _Query:
     """One question on one connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self.answer: asyncio.Future[StatusReport] = asyncio.get_running_loop().create_future()
         self._stream: ControlStream | None = None
 
     def begin(self, connection: Connection, remote: Opening) -> None:
         """The handshake is over."""
-        self._stream = ControlStream(connection, self._on_message, self._on_closed)
+        self._stream = ControlStream(
+            connection, self._on_message, self._on_closed, self._clock, masters_bytes_max
+        )
         self._stream.send(StatusRequest())
 
     def fail(self, error: PCCLError) -> None:

@@ -22,7 +22,12 @@ from pccl.protocol.codec import StreamDecoder, encode
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameHeader, FrameKind, encode_header
 from pccl.protocol.handshake import OPENING_BYTES, Channel, Opening
-from pccl.protocol.limits import EARLY_STORE_BYTES_MAX, OPERATIONS_OPEN_MAX, Timing
+from pccl.protocol.limits import (
+    EARLY_STORE_BYTES_MAX,
+    OPERATIONS_OPEN_MAX,
+    PROGRESS_BATCH_MAX,
+    Timing,
+)
 from pccl.protocol.messages import (
     Admitted,
     Heartbeat,
@@ -174,11 +179,14 @@ def test_what_costs_a_member_nothing(run: Run, forged: ForgedMember) -> None:
     """Old news and news of what is not there: ignored, as after a reconnect."""
     unknown = OperationId(1, 0, 1, 12345, 6)
     forged.say(
-        Heartbeat(
-            tuple(Progress(unknown, 1, 2, 3) for _ in range(25_000)),  # almost 1 MiB
-            (unknown, forged.operation(tag=3)),
-            (RoundId(RoundKind.UPDATE_TOPOLOGY, 99),),
-        ),
+        *[
+            Heartbeat(
+                tuple(Progress(unknown, 1, 2, 3) for _ in range(PROGRESS_BATCH_MAX)),
+                (unknown, forged.operation(tag=3)),
+                (RoundId(RoundKind.UPDATE_TOPOLOGY, 99),),
+            )
+            for _ in range(100)  # almost 1 MiB
+        ],
         *[LinkReport(PeerId(peer), peer % 2 == 0, "a reason\n") for peer in range(1000)],
     )
     run.check()

@@ -33,6 +33,7 @@ from pccl.protocol.frame import (
 )
 from pccl.protocol.limits import (
     CONTROL_MESSAGE_BYTES_MAX,
+    PEERS_MAX,
     SEQUENCE_ITEMS_MAX,
     TEXT_BYTES_MAX,
 )
@@ -60,7 +61,10 @@ def values_of(hint: Any) -> SearchStrategy[Any]:
         base, annotation = typing.get_args(hint)
         if base is float:
             return st.floats(0, annotation.largest)
-        return integers_below(annotation.bound)
+        if base is int:
+            return integers_below(annotation.bound)
+        assert annotation.count >= 3
+        return values_of(base)
     if origin is tuple:
         item, _ = typing.get_args(hint)
         return st.lists(values_of(item), max_size=3).map(tuple)
@@ -330,9 +334,12 @@ def asked(descriptor: list[Any], weight: object = 0.0) -> bytes:
         (pack(67, 99, "why", 0, 0), "not a RemovalCause"),
         (pack(65, "members"), "not a list"),
         (pack(65, [[1, "h"]]), "Member has 3 fields, not 2"),
-        (pack(10, 1, False, "x" * (TEXT_BYTES_MAX + 1)), "at most 4096"),
-        (pack(7, [1, 2, 3, 4, 5], b"x" * (TEXT_BYTES_MAX + 1)), "at most 4096"),
+        (pack(67, None, "x" * (TEXT_BYTES_MAX + 1), 0, 0), "str of 4097 bytes; at most 4096"),
+        (pack(67, None, "é" * 2049, 0, 0), "str of 4098 bytes; at most 4096"),
+        (pack(7, [1, 2, 3, 4, 5], b"x" * 65), "bytes of 65; at most 64"),
+        (pack(22, [[1, [1, 1]]] * 65), "list of 65; at most 64"),
         (pack(4, [], [], [[1, 0]] * (SEQUENCE_ITEMS_MAX + 1), False, 0), "not MessagePack"),
+        (pack(4, [], [], [[1, 0]] * 65, False, 0, 0), "list of 65; at most 64"),
         (pack(0), "unknown message code 0"),
         (pack(63), "unknown message code 63"),
         (pack(1 << 63), "unknown message code"),
@@ -388,7 +395,7 @@ def test_a_short_message_does_not_unfold_into_much_memory() -> None:
 def test_an_oversized_length_is_refused_before_anything_is_kept() -> None:
     decoder = StreamDecoder()
     with pytest.raises(RemoteProtocolError, match="1048577 bytes; at most 1048576"):
-        decoder.feed(struct.pack("<I", CONTROL_MESSAGE_BYTES_MAX + 1))
+        list(decoder.feed(struct.pack("<I", CONTROL_MESSAGE_BYTES_MAX + 1)))
 
 
 def test_memory_is_bounded_by_one_message() -> None:
@@ -396,11 +403,12 @@ def test_memory_is_bounded_by_one_message() -> None:
     tracemalloc.start()
     try:
         decoder = StreamDecoder()
-        decoder.feed(struct.pack("<I", CONTROL_MESSAGE_BYTES_MAX))
+        roster = struct.pack("<I", CONTROL_MESSAGE_BYTES_MAX) + b"\x92\x45" + bytes(1 << 10)
+        assert list(decoder.feed(roster)) == []
         for _ in range(CONTROL_MESSAGE_BYTES_MAX // len(chunk) - 1):
-            assert decoder.feed(chunk) == []
+            assert list(decoder.feed(chunk)) == []
         with pytest.raises(RemoteProtocolError):
-            decoder.feed(chunk)
+            list(decoder.feed(chunk))
         assert tracemalloc.get_traced_memory()[1] < 6 * CONTROL_MESSAGE_BYTES_MAX
     finally:
         tracemalloc.stop()
@@ -422,7 +430,7 @@ def test_long_or_odd_text_is_cut_and_never_refused(text: str, length: int) -> No
 
 
 def test_a_large_roster_fits() -> None:
-    members = tuple(Member(PeerId(n), "2001:db8::ffff:ffff:ffff", 65535) for n in range(20_000))
+    members = tuple(Member(PeerId(n), "2001:db8::ffff:ffff:ffff", 65535) for n in range(PEERS_MAX))
     plan = msg.LinkPlan(members)
     assert decode(encode(plan)[4:]) == plan
 
