@@ -41,9 +41,9 @@ CONTROL_MESSAGE_BYTES_MAX = 1 << 20
 """The largest control message is a roster: about 40 bytes a member, so thousands of members fit.
 Most types have a far lower limit: what their fields take at most."""
 
-HEARTBEAT_BYTES_MAX = 128 << 10
-"""Of a heartbeat, which a busy peer sends in several: decoding takes a master some 50 ms, and it
-takes the turn of all others for so long."""
+HEARTBEAT_BYTES_MAX = 40 << 10
+"""Of a heartbeat, which a busy peer sends in several. It is the largest message of a member: others
+wait for some 60 ms until it is decoded."""
 
 NEWCOMER_BYTES_MAX = 4 << 10
 """Of any message of a peer that is registered and not admitted: it has little to say."""
@@ -62,10 +62,10 @@ TURN_BYTES_MAX = 8 << 10
 """Read from one control connection, before all others and the timers have their turn: at most some
 700 messages, about 20 ms."""
 
-PROGRESS_BATCH_MAX = 256
+PROGRESS_BATCH_MAX = 128
 """Operations whose progress one heartbeat reports; more follow in another one."""
 
-FLOWS_MAX = 4096
+FLOWS_MAX = 1024
 """In one heartbeat. Where a mesh whose flows are left out is stuck is not seen."""
 
 LINKS_BATCH_MAX = 64

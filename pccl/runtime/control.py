@@ -74,9 +74,10 @@ class ControlStream:
         """Close once everything queued is handed to the network; nothing is reported."""
         self._on_closed = None
         self._closing = True
-        self._stop_pause()
         if not self._unsent:
+            self._stop_pause()
             self.connection.close()
+        # Otherwise a pause ends in its time: only reading shows that the other side is gone.
 
     def _stop_pause(self) -> None:
         if self._pause is not None:
@@ -92,6 +93,7 @@ class ControlStream:
                 self.connection.notify_writable()
                 return
         if self._closing:
+            self._stop_pause()
             self.connection.close()
 
     def _end(self, reason: str) -> None:
@@ -110,6 +112,8 @@ class ControlStream:
 
     def buffer_updated(self, nbytes: int) -> None:
         """See ``Receiver``."""
+        if self._closing:
+            return
         cost = nbytes
         for message in self._decoder.feed(self._buffer[:nbytes]):
             if self._on_closed is None:

@@ -57,6 +57,7 @@ the 500 seeds must not miss."""
 
 CAUGHT_BY = {
     "ahead_in_unknown_views": 50,
+    "busy_is_asleep": 639,
     "carry_not_restored": 9,
     "commit_before_all_reported": 0,
     "done_ahead_ignored": 7,
