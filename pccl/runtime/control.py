@@ -28,6 +28,7 @@ class ControlStream:
         connection: it is started here.
         on_message: called with each decoded message.
         on_closed: called once with the reason; not after our own ``close``.
+        log: takes the lines about what the other side has done wrong.
     """
 
     def __init__(
@@ -35,10 +36,12 @@ class ControlStream:
         connection: Connection,
         on_message: Callable[[Message], None],
         on_closed: Callable[[str], None],
+        log: Callable[..., None] = _log.log,
     ) -> None:
         self.connection = connection
         self._on_message = on_message
         self._on_closed: Callable[[str], None] | None = on_closed
+        self._log = log
         self._decoder = StreamDecoder()
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._unsent = bytearray()
@@ -53,7 +56,7 @@ class ControlStream:
         self._unsent += encode(message)
         if len(self._unsent) > UNSENT_BYTES_MAX:
             reason = "it does not read its control messages"
-            _log.warning("closed a control connection with %s: %s", self.connection.remote, reason)
+            self._complain(reason)
             self._end(reason)
             self.connection.abort()
             return
@@ -67,6 +70,12 @@ class ControlStream:
         if not self._unsent:
             self.connection.close()
 
+    def abort(self) -> None:
+        """End at once; nothing is reported."""
+        self._on_closed = None
+        self._closing = True
+        self.connection.abort()
+
     def _flush(self) -> None:
         while self._unsent:
             taken = self.connection.send([self._unsent])
@@ -77,6 +86,10 @@ class ControlStream:
                 return
         if self._closing:
             self.connection.close()
+
+    def _complain(self, reason: str) -> None:
+        text = "closed a control connection with %s: %s"
+        self._log(logging.WARNING, text, self.connection.remote, reason)
 
     def _end(self, reason: str) -> None:
         report, self._on_closed = self._on_closed, None
@@ -106,7 +119,5 @@ class ControlStream:
     def connection_lost(self, error: Exception | None) -> None:
         """See ``Receiver``."""
         if isinstance(error, RemoteProtocolError):
-            _log.warning(
-                "closed a control connection with %s: %s", self.connection.remote, error.reason
-            )
+            self._complain(error.reason)
         self._end(error.reason if isinstance(error, PCCLError) else str(error or "closed"))
