@@ -460,11 +460,21 @@ class RoundWaits:
 
 @dataclass(frozen=True, slots=True)
 class OperationWaits:
-    """Whom the peer's request of this operation has been waiting for, and what they do."""
+    """Whom the peer's request of this operation has been waiting for, and what they do.
+
+    Attributes:
+        operation: the one that has waited longest.
+        waited_s: for how long.
+        whom: the members, and what they do.
+        alike: some others that wait for the same members, the oldest first.
+        alike_count: how many others do.
+    """
 
     operation: OperationId
     waited_s: U32
     whom: str
+    alike: tuple[OperationId, ...] = ()
+    alike_count: U32 = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from pccl.protocol.limits import Timing
+from pccl.protocol.lockstep import Wait
 from pccl.protocol.messages import Difference, MasterMessage, Progress
 from pccl.protocol.repair import Tell
 from pccl.protocol.ring_order import Pair
@@ -197,6 +198,11 @@ class Ballot(ABC):
         if self.phase is Phase.REQUESTED:
             return [peer for peer in self._present if not self._has_asked(peer)]
         return [peer for peer in self._present if peer not in self._digests]
+
+    def wait(self) -> Wait:
+        """What waits, and for whose calls."""
+        missing = self.waiting_for() if self.phase is Phase.REQUESTED else ()
+        return Wait(self.operation, self.what, tuple(self.requested_by()), tuple(missing))
 
     def wait_for_start(self) -> list[PeerId]:
         """The members that do nothing before they are told of the start."""

@@ -33,6 +33,7 @@ from pccl.protocol.peer_events import (
 from pccl.protocol.types import OperationId, RoundKind
 from pccl.runtime.carry import Carry
 from pccl.runtime.clock import Clock, Timer
+from pccl.runtime.memory import LentRanges
 from pccl.runtime.operand import Operand
 from pccl.runtime.requests import Deadline, ReduceReport
 from pccl.runtime.state_sync import StateSync
@@ -115,6 +116,8 @@ class Calls:
         self._clock = clock
         self._feed = feed
         self._open: dict[int, Call] = {}
+        self.lent = LentRanges()
+        """Memory of the callers of the open ones."""
         self._launched: dict[int, Call] = {}
         """By ticket."""
         self._last = 0
@@ -302,6 +305,8 @@ class Calls:
         self._last += 1
         number = self._last
         self._open[number] = call
+        if call.operand is not None:
+            self.lent.add(call.operand.ranges)
         call.event = make_event(number)
         if call.began_ns is None:
             call.began_ns = self._clock.now_ns()
@@ -314,7 +319,9 @@ class Calls:
     def _end(self, number: int) -> Call | None:
         call = self._open.pop(number, None)
         if call is not None:
-            call.operand = None
+            if call.operand is not None:
+                self.lent.remove(call.operand.ranges)
+                call.operand = None
             if call.timer is not None:
                 call.timer.cancel()
         return call
