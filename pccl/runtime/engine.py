@@ -61,7 +61,6 @@ from pccl.runtime.hashing import Hasher, InlineHasher
 from pccl.runtime.link_keeper import LinkKeeper
 from pccl.runtime.link_meter import LinkMeter
 from pccl.runtime.listening import listen
-from pccl.runtime.memory import LentRanges
 from pccl.runtime.operand import Operand
 from pccl.runtime.reduce_many import ReduceMany
 from pccl.runtime.requests import Deadline, PeerOptions, ReduceReport, ReduceRequest
@@ -127,8 +126,6 @@ class PeerEngine:
         self.calls = Calls(loop, clock, self.feed)
         """What callers wait for, and what they have launched."""
         self.news = PeerNews()
-        self._lent_for_long = LentRanges()
-        """What calls have that may make further attempts, also between two of them."""
         self._posted: dict[OperationId, int] = {}
         self._callers_blocked = options.callers_blocked or (lambda: len(self.calls) > 0)
         self._has_been_member = False
@@ -288,11 +285,11 @@ class PeerEngine:
         call.residual, call.observable = residual, request.observable
         call.retries = may_retry()
         ranges = request.operand.ranges if request.operand is not None else ()
-        self._lent_for_long.add(ranges)
+        self.calls.held.add(ranges)
         try:
             return await self._reduce_by(call, request, deadline, may_retry)
         finally:
-            self._lent_for_long.remove(ranges)
+            self.calls.held.remove(ranges)
             if call.carry is not None:
                 call.carry.restore()
                 call.carry = None
@@ -416,10 +413,7 @@ class PeerEngine:
     def _check_request(self, request: ReduceRequest) -> None:
         ranges = request.operand.ranges if request.operand is not None else ()
         self._check_attempt(request)
-        if self.calls.lent.clash(ranges) or self._lent_for_long.clash(ranges):
-            raise ValueError(
-                "another collective still uses this memory; wait for it, or pass a copy()"
-            )
+        self.calls.check_free(ranges)
 
     def _check_attempt(self, request: ReduceRequest) -> None:
         """See what may have changed since the attempt before; the memory is still lent for it."""

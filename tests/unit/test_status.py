@@ -9,7 +9,7 @@ import pytest
 
 from pccl.protocol import messages as msg
 from pccl.protocol import status
-from pccl.protocol.codec import decode, encode
+from pccl.protocol.codec import PREFIX_BYTES, decode, encode
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import CONTROL_MESSAGE_BYTES_MAX, HOST_CHARACTERS_MAX, Timing
 from pccl.protocol.master import MasterMachine
@@ -235,7 +235,7 @@ def test_what_is_too_much_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.removal_count, [one.peer for one in found.removals]) == (3, [9, 8])
     (first, _) = found.operations
     assert (first.missing_count, first.missing) == (5, (2, 3))
-    assert decode(encode(found)[4:]) == found
+    assert decode(encode(found)[PREFIX_BYTES:]) == found
 
 
 def test_long_words_are_cut_between_characters() -> None:
