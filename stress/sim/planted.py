@@ -19,12 +19,14 @@ from pccl.collectives.ring import RingSchedule
 from pccl.protocol import messages as msg
 from pccl.protocol.collective_ballot import CollectiveBallot
 from pccl.protocol.eager import EagerBudget
+from pccl.protocol.errors import PCCLError
 from pccl.protocol.kept import Kept
 from pccl.protocol.lockstep import Finding, LockstepWatch, Wait
 from pccl.protocol.operation import Commit, Decision, Phase
 from pccl.protocol.peer import PeerMachine
 from pccl.protocol.peer_membership import KnownMembership
 from pccl.protocol.peer_operations import OpenOperations
+from pccl.protocol.peer_refusals import JointCall, OneTimeError, Refusals
 from pccl.protocol.registrar import Registrar
 from pccl.protocol.shared_state import DIGEST_BYTES, Expected, Offer
 from pccl.protocol.types import Descriptor, OperationId, PeerId
@@ -420,6 +422,21 @@ def _missed_sync_repeated(stack: ExitStack) -> None:
     stack.enter_context(patch.object(PeerMachine, "_require_resync", silent))
 
 
+def _loss_told_to_one_launch(stack: ExitStack) -> None:
+    """The first call after a loss takes it, also one that is launched: others are strangers."""
+    refusal = Refusals.refusal
+
+    def hasty(refusals: Refusals, event: JointCall, peer: PeerId) -> PCCLError | None:
+        error, loss = refusal(refusals, event, peer), refusals.loss
+        if loss is not None and error is loss.error:
+            loss.ends(event.call, detached=False)
+        return error
+
+    once = property(lambda error: not error.is_reported)
+    stack.enter_context(patch.object(Refusals, "refusal", hasty))
+    stack.enter_context(patch.object(OneTimeError, "is_due", once))
+
+
 PLANTED: dict[str, Callable[[ExitStack], None]] = {
     "commit_before_all_reported": _commit_before_all_reported,
     "ahead_in_unknown_views": _ahead_in_unknown_views,
@@ -443,6 +460,7 @@ PLANTED: dict[str, Callable[[ExitStack], None]] = {
     "vote_counted_twice": _vote_counted_twice,
     "resume_token_ignored": _resume_token_ignored,
     "late_tick_judged": _late_tick_judged,
+    "loss_told_to_one_launch": _loss_told_to_one_launch,
     "outcome_not_kept": _outcome_not_kept,
     "unverified_piece_accepted": _unverified_piece_accepted,
     "weights_in_any_order": _weights_in_any_order,

@@ -27,6 +27,7 @@ from pccl.protocol.errors import (
     LockstepError,
     MasterLost,
     NotAdmitted,
+    NotConnected,
     OutcomeUnknown,
     PCCLError,
     Result,
@@ -41,7 +42,7 @@ from pccl.stress.sim.checkers import Checkers, InRun, Violation
 from pccl.stress.sim.faults.base import MS
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import PeerProcess
-from pccl.stress.sim.scenario import Scenario, Slot, Style
+from pccl.stress.sim.scenario import Buckets, Scenario, Slot, Style
 from pccl.stress.sim.state_workload import StateWork
 
 Array = npt.NDArray[Any]
@@ -50,6 +51,7 @@ _VOTE_TAG = 1 << 32
 _BROADCAST_TAG = _VOTE_TAG + 1
 _BARRIER_TAG = _VOTE_TAG + 2
 _DROPPED_TAG = _VOTE_TAG + 3
+_BUCKET_TAG = _VOTE_TAG + 4
 _ATTEMPTS_MAX = 200
 _REJOINS_MAX = 40
 _TURNS_OF_WAITING = 8
@@ -272,6 +274,8 @@ class Workload:
                 await self._reduce_by_handles(slots, inputs)
             case Style.MULTIPLE:
                 await self._reduce_multiple(slots, inputs)
+        if self._scenario.buckets is not None:
+            await self._reduce_buckets(self._scenario.buckets)
         if self._scenario.broadcasts:
             await self._broadcast()
         if self._scenario.barriers:
@@ -400,19 +404,42 @@ class Workload:
             return self._check_succeeded(slot, send, recv, original)
         raise AssertionError(f"{self._who}: {_ATTEMPTS_MAX} attempts without a result")
 
-    async def _reduce_by_handles(self, slots: tuple[Slot, ...], inputs: list[Array]) -> None:
+    async def _reduce_buckets(self, buckets: Buckets) -> None:
+        """As a step of data parallelism does: look at no outcome before all are launched."""
+        tags = range(_BUCKET_TAG, _BUCKET_TAG + buckets.count)
+        slots = tuple(Slot(tag, 100, DataType.FLOAT, ReduceOp.SUM) for tag in tags)
+        await self._reduce_by_handles(slots, [self._input(slot) for slot in slots], buckets)
+
+    async def _compute(self, buckets: Buckets) -> list[PCCLError]:
+        """What comes between two launches; a lost place that a call has told meanwhile."""
+        await self.sleep(buckets.compute_ns)
+        if buckets.asks:
+            try:
+                await self._joint(self._engine.are_peers_pending)
+            except (Evicted, MasterLost, NotConnected) as error:
+                return [error]
+        return []
+
+    async def _reduce_by_handles(
+        self, slots: tuple[Slot, ...], inputs: list[Array], buckets: Buckets | None = None
+    ) -> None:
         engine = self._engine
+        failures: list[PCCLError] = []
         launched: list[tuple[int, Slot, Array, Array, Array]] = []
         again: list[tuple[Slot, Array]] = []
         for slot, original in zip(slots, inputs, strict=True):
             in_place = self._rng.random() < 0.5
             request, send, recv = self._request(slot, original, in_place=in_place)
+            if buckets is not None:
+                failures += await self._compute(buckets)
             try:
                 ticket = engine.launch(request, timeout_s=self._budget_s())
             except TooFewPeers:
                 continue
+            except NotConnected as error:
+                failures.append(error)
+                break
             launched.append((ticket, slot, send, recv, original))
-        failures: list[PCCLError] = []
         for ticket, slot, send, recv, original in launched:
             before = self._engine.roster
             if self._rng.random() < 0.2:
@@ -430,6 +457,8 @@ class Workload:
                 self._check_succeeded(slot, send, recv, original)
             finally:
                 engine.calls.forget(ticket)
+        if self._leaving is None:
+            self._checkers.handles_told(self._who, failures)
         for failure in failures:
             await self._again(failure)
         for slot, original in again:
