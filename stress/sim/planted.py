@@ -23,7 +23,6 @@ from pccl.protocol.errors import PCCLError
 from pccl.protocol.kept import Kept
 from pccl.protocol.lockstep import Finding, LockstepWatch, Wait
 from pccl.protocol.operation import Commit, Decision, Phase
-from pccl.protocol.peer import PeerMachine
 from pccl.protocol.peer_membership import KnownMembership
 from pccl.protocol.peer_operations import OpenOperations
 from pccl.protocol.peer_refusals import JointCall, OneTimeError, Refusals
@@ -413,13 +412,13 @@ def _partly_placed_unnoticed(stack: ExitStack) -> None:
 
 def _missed_sync_repeated(stack: ExitStack) -> None:
     """A synchronization that was left, and committed, is made once more, by one member alone."""
-    require = getattr(PeerMachine, "_require_resync")  # noqa: B009
+    require = Refusals.require_resync
 
-    def silent(machine: PeerMachine, operation: OperationId) -> None:
-        require(machine, operation)
-        setattr(machine, "_sync_missed", False)  # noqa: B010
+    def silent(refusals: Refusals, operation: OperationId) -> None:
+        require(refusals, operation)
+        setattr(refusals, "_sync_missed", False)  # noqa: B010
 
-    stack.enter_context(patch.object(PeerMachine, "_require_resync", silent))
+    stack.enter_context(patch.object(Refusals, "require_resync", silent))
 
 
 def _loss_told_to_one_launch(stack: ExitStack) -> None:

@@ -63,6 +63,7 @@ CAUGHT_BY = {
     "gap_not_bridged": 244,
     "holdings_overstated": 3,
     "late_tick_judged": 130,
+    "loss_told_to_one_launch": 113,
     "lineage_ignored": 30,
     "lost_lane_forgotten": 4,
     "lost_part_kept": 9,
