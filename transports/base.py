@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pccl.protocol.errors import LinkError
+from pccl.protocol.source_shares import PortLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,11 @@ class Listener(Protocol):
 class Transport(Protocol):
     """A host's way into the network."""
 
+    @property
+    def port_limits(self) -> PortLimits:
+        """How many connections of strangers each of its ports has room for."""
+        ...
+
     async def listen(
         self, address: Address, on_connection: Callable[[Connection], None]
     ) -> Listener:
@@ -183,6 +189,7 @@ __all__ = [
     "LinkError",
     "Listener",
     "PathMeasure",
+    "PortLimits",
     "Receiver",
     "Transport",
 ]

@@ -25,7 +25,7 @@ from random import Random
 
 from pccl.protocol.errors import LinkError, LocalProtocolError, RemoteProtocolError
 from pccl.protocol.types import NS_PER_S
-from pccl.transports.base import Address, Connection, Listener, PathMeasure, Receiver
+from pccl.transports.base import Address, Connection, Listener, PathMeasure, PortLimits, Receiver
 from pccl.transports.sim_pipe import Action, Clock, Events, Pipe, Route, Trace
 from pccl.transports.sim_run_queue import RunQueue
 
@@ -363,6 +363,7 @@ class SimHost:
         alive: False once it has crashed.
         gone: the whole host is off, not only the process: nobody answers for it.
         run_queue: when the process gets to run.
+        port_limits: see ``Transport``; may be set before its ports are opened.
     """
 
     def __init__(self, network: SimNetwork, name: str, boots: int) -> None:
@@ -373,6 +374,7 @@ class SimHost:
         self.ends: dict[SimConnection, None] = {}
         self.listeners: dict[int, _SimListener] = {}
         self.run_queue = RunQueue(network.events)
+        self.port_limits = PortLimits()
         self._next_port = _FIRST_PORT + boots % 250 * _PORTS_PER_PROCESS
         self._dials: dict[_Dial, None] = {}
 

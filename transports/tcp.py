@@ -12,7 +12,8 @@ Invariants:
 * An ``OSError`` of the network leaves this module as a LinkError, and nowhere else is one made
   of it.
 * Whatever ends (connection, listener, failed or cancelled dial) gives its descriptor back. Only
-  an orderly close keeps it for a few seconds at most, until the other side has read all.
+  an orderly close keeps it for a few seconds at most, until the other side has read all; and only
+  so many are kept, shared among the addresses that they were connected to.
 * One busy connection or listener does a bounded amount of work per turn of the loop.
 """
 
@@ -23,14 +24,21 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 
 from pccl.protocol.errors import LinkError, LocalProtocolError, RemoteProtocolError
+from pccl.protocol.limits import LOG_INTERVAL_NS
+from pccl.protocol.source_shares import PortLimits, SourceShares
+from pccl.protocol.source_shares import port_limits as derive_port_limits
+from pccl.protocol.types import NS_PER_S
 from pccl.transports.base import Address, Connection, Listener, PathMeasure, Receiver
+from pccl.transports.open_files import claim_descriptors
 from pccl.transports.tcp_socket import (
+    ACCEPTED_INHERIT,
+    RESET_ON_CLOSE,
     Lingering,
     Resolved,
     SocketAddress,
@@ -61,7 +69,6 @@ BACKLOG = 1024
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 _MSG_NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # some programs restore SIGPIPE's default
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 _log = logging.getLogger("pccl.link")
 
@@ -140,7 +147,7 @@ class _TcpConnection:
         except OSError:
             self._sock.close()  # the network was faster
         else:
-            self._transport.linger(self._sock)
+            self._transport.linger(self._sock, self._remote)
 
     def abort(self) -> None:
         self._reset(None)
@@ -220,7 +227,7 @@ class _TcpConnection:
         if self._open:
             self._end(error)
             with contextlib.suppress(OSError):
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
             self._sock.close()
 
     def _end(self, error: Exception | None) -> None:
@@ -253,7 +260,7 @@ class _TcpListener:
         self._address = to_address(sock.getsockname())
         self._open = True
         self._pause: asyncio.TimerHandle | None = None
-        self._complained = False
+        self._complains_again_s = 0.0
         self._loop.add_reader(sock, self._on_readable)
 
     def __repr__(self) -> str:
@@ -286,12 +293,12 @@ class _TcpListener:
             except OSError as error:  # no descriptors or memory left, or the network is down
                 self._back_off(error)
                 return
-            self._complained = False
             self._hand_over(sock, socket_address)
 
     def _hand_over(self, sock: socket.socket, socket_address: SocketAddress) -> None:
         sock.setblocking(False)
-        set_options(sock)
+        if not ACCEPTED_INHERIT:
+            set_options(sock)
         remote = to_address(socket_address)
         try:
             local = to_address(sock.getsockname())
@@ -307,8 +314,8 @@ class _TcpListener:
             self._loop.call_exception_handler({"message": message, "exception": error})
 
     def _back_off(self, error: OSError) -> None:
-        if not self._complained:
-            self._complained = True
+        if self._loop.time() >= self._complains_again_s:
+            self._complains_again_s = self._loop.time() + LOG_INTERVAL_NS / NS_PER_S
             _log.warning("%s cannot accept: %s; will try again", self._address, reason_of(error))
         self._loop.remove_reader(self._sock)
         self._pause = self._loop.call_later(ACCEPT_BACKOFF_S, self._resume)
@@ -325,13 +332,23 @@ class TcpTransport:
     Attributes:
         loop: the loop that everything of this transport lives on.
         executor: where names are looked up, which blocks; None: the loop's own.
+        port_limits: how many connections of strangers each port has room for; None: as many as the
+            system's limit on descriptors leaves, which is raised if that is allowed.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, executor: Executor | None = None) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        executor: Executor | None = None,
+        port_limits: PortLimits | None = None,
+    ) -> None:
         self.loop = loop
         self.executor = executor
+        self.port_limits = port_limits or derive_port_limits(claim_descriptors())
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-        self._lingering: weakref.WeakSet[Lingering] = weakref.WeakSet()
+        self._lingering: weakref.WeakValueDictionary[int, Lingering] = weakref.WeakValueDictionary()
+        self._lingering_shares: SourceShares[int] = SourceShares(self.port_limits.lingering)
+        self._last_lingering = 0
 
     async def listen(
         self, address: Address, on_connection: Callable[[Connection], None]
@@ -389,7 +406,7 @@ class TcpTransport:
         for sock in list(self._sockets):
             if (fd := sock.detach()) >= 0:
                 os.close(fd)
-        for lingering in list(self._lingering):
+        for lingering in list(self._lingering.values()):
             lingering.forget()
 
     def adopt(self, sock: socket.socket, local: Address, remote: Address) -> _TcpConnection:
@@ -398,12 +415,18 @@ class TcpTransport:
         self._sockets.add(sock)
         return _TcpConnection(self, sock, local, remote)
 
-    def linger(self, sock: socket.socket) -> None:
+    def linger(self, sock: socket.socket, remote: Address) -> None:
         """Give the other side time to read what was sent on ``sock``. For this module."""
         if self.loop.is_closed():
             sock.close()
-        else:
-            self._lingering.add(Lingering(self.loop, sock.detach()))
+            return
+        self._last_lingering += 1
+        number, shares = self._last_lingering, self._lingering_shares
+        goes = shares.add(number, remote.host)
+        if goes is not None:
+            self._lingering[goes].reset()
+        on_end = partial(shares.remove, number)
+        self._lingering[number] = Lingering(self.loop, sock.detach(), on_end)
 
     def _bind(self, resolved: Resolved) -> socket.socket:
         sock = socket.socket(resolved[0], socket.SOCK_STREAM)

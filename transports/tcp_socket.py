@@ -16,7 +16,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import cache, partial
 
@@ -53,6 +53,12 @@ _SENDER_LIMITED = 1 if sys.byteorder == "little" else 0x80
 
 _NO_RTT_US = 0xFFFFFFFF
 
+ACCEPTED_INHERIT = sys.platform == "linux"
+"""Whether what a listener accepts has its options: they are set once, not for each."""
+
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+"""The value of SO_LINGER with which a close ends the connection at once, on both sides."""
+
 _DISCARD_BYTES = 256 << 10
 _DISCARDS_PER_TURN = 4
 
@@ -64,17 +70,15 @@ def set_options(sock: socket.socket, *, listener: bool = False) -> None:
     :func:`tune_path`). An option that is missing or refused is no error:
     each makes a connection better, none makes it work.
     """
-    options: list[tuple[int, str, int]]
+    options: list[tuple[int, str, int]] = []
     if listener:
-        options = [
-            # A restarted process gets its port back while old connections are in TIME_WAIT.
-            (socket.SOL_SOCKET, "SO_REUSEADDR", 1),
-        ]
+        # A restarted process gets its port back while old connections are in TIME_WAIT.
+        options.append((socket.SOL_SOCKET, "SO_REUSEADDR", 1))
         if sock.family == socket.AF_INET6:
             # "::" means any address, not any IPv6 address.
             options.append((socket.IPPROTO_IPV6, "IPV6_V6ONLY", 0))
-    else:
-        options = [
+    if not listener or ACCEPTED_INHERIT:
+        options += [
             # Frames are handed over whole: to wait for more to fill a packet only adds delay.
             (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
             # Finds out on an idle connection that the other host is gone or was restarted, and
@@ -202,11 +206,19 @@ class Lingering:
     Were it closed at once, the kernel would answer whatever the other side still sends with a
     reset, which discards our own last bytes. A bare descriptor, not a socket object, so that a
     loop which is thrown away takes it along silently.
+
+    Args:
+        loop: what watches the descriptor.
+        fd: the descriptor, which is closed here.
+        on_end: called when it has been.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, fd: int, on_end: Callable[[], None]
+    ) -> None:
         self._loop = loop
         self._fd = fd
+        self._on_end = on_end
         self._reads_soon = False
         # Only the loop refers to us, and we do not refer to what it holds of us: so that nothing
         # but the loop's end is needed to end us (the timer, therefore, is not cancelled).
@@ -221,6 +233,17 @@ class Lingering:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+            self._on_end()
+
+    def reset(self) -> None:
+        """End at once; the other side has had its time, or its place is needed."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            with socket.socket(fileno=self._fd) as sock:
+                self._fd = -1
+                with contextlib.suppress(OSError):
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            self._on_end()
 
     def _on_readable(self) -> None:
         if not self._reads_soon:
@@ -250,6 +273,8 @@ class Lingering:
 
 
 __all__ = [
+    "ACCEPTED_INHERIT",
+    "RESET_ON_CLOSE",
     "Lingering",
     "Resolved",
     "SocketAddress",

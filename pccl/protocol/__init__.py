@@ -7,6 +7,7 @@ no threads, no randomness of its own.
 * ``errors``: the tree of errors a caller may see.
 * ``limits``: every deadline and every bound, each with its reason.
 * ``handshake``: how every connection begins, and the proof of the run's token.
+* ``source_shares``, ``log_quota``: what strangers get of a port, and of the log.
 * ``frame``: the fixed binary header of the data plane.
 * ``messages``, ``codec``: control messages and their strict MessagePack encoding.
 * ``credible``, ``footprint``: whether a peer may say so, and how much memory it takes.

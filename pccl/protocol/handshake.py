@@ -281,8 +281,9 @@ def _check_dialler(own: Opening, remote: Opening, last_words: bytes) -> None:
     if remote.target != own.source or not own.source:
         reason = f"it came for peer {remote.target}, and this is peer {own.source}"
         raise _refused(reason, last_words)
-    if remote.source == own.source:
-        raise _refused("it says that it is this very peer", last_words)
+    if remote.source in (NOBODY, own.source):
+        name = "nobody" if remote.source == NOBODY else "this very peer"
+        raise _refused(f"it says that it is {name}", last_words)
     if remote.lane >= LANES_MAX:
         raise _refused(f"there is no lane {remote.lane}", last_words)
 

@@ -66,6 +66,27 @@ AUTO_LANES_MAX = 16
 CONTROL_MESSAGE_BYTES_MAX = 1 << 20
 """The largest control message is a roster: about 40 bytes a member, so thousands of members fit."""
 
+UNPROVEN_MAX = 1024
+"""Connections at one port before the end of the handshake; more are reset. So many, because a whole
+run may come back at once. With fewer descriptors there is room for fewer."""
+
+NEWCOMERS_MAX = 1024
+"""At a master: connections that have not said who they are since the handshake. At a peer: links to
+peers that we do not know yet, each of one lane. So many may join together."""
+
+LINGERING_MAX = 256
+"""Closed connections of one process that wait until the other side has read the last words."""
+
+DESCRIPTORS_WANTED = 16384
+"""A process asks the system for so many, if it may: all peers of the largest run and the strangers
+at its port, or a few lanes to each of a thousand peers."""
+
+LOG_LINES_MAX = 10
+"""Of one kind, about strangers, per interval; the others are counted in one line at its end."""
+
+LOG_INTERVAL_NS = 10 * NS_PER_S
+"""So a stranger causes about a line a second at most, however often he comes."""
+
 PEERS_MAX = 3840
 """Registered at one master: a roster of so many, with the longest host names, fits a message."""
 

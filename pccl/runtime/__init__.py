@@ -2,6 +2,7 @@
 
 * ``clock``: the seam through which everything here knows and waits for time.
 * ``greeting``: the handshake that opens every connection, and where strangers wait.
+* ``stranger_log``: the lines that they cause.
 * ``control``: control messages on one connection, for both sides.
 * ``master_server``: ``MasterMachine`` on a transport.
 * ``link_keeper``: keeps the links to other peers, dials and redials.

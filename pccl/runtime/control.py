@@ -30,6 +30,7 @@ class ControlStream:
         on_message: called with each decoded message.
         on_closed: called once with the reason; not after our own ``close``.
         farewell: said before the connection is closed because what came was damaged.
+        log: takes the lines about what the other side has done wrong.
 
     Attributes:
         was_damaged: whether that is why it was closed.
@@ -41,12 +42,14 @@ class ControlStream:
         on_message: Callable[[Message], None],
         on_closed: Callable[[str], None],
         farewell: Message | None = None,
+        log: Callable[..., None] = _log.log,
     ) -> None:
         self.was_damaged = False
         self.connection = connection
         self._on_message = on_message
         self._on_closed: Callable[[str], None] | None = on_closed
         self._farewell = farewell
+        self._log = log
         self._decoder = StreamDecoder()
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._unsent = bytearray()
@@ -61,7 +64,7 @@ class ControlStream:
         self._unsent += encode(message)
         if len(self._unsent) > UNSENT_BYTES_MAX:
             reason = "it does not read its control messages"
-            _log.warning("closed a control connection with %s: %s", self.connection.remote, reason)
+            self._complain(reason)
             self._end(reason)
             self.connection.abort()
             return
@@ -74,6 +77,12 @@ class ControlStream:
         self._closing = True
         if not self._unsent:
             self.connection.close()
+
+    def abort(self) -> None:
+        """End at once; nothing is reported."""
+        self._on_closed = None
+        self._closing = True
+        self.connection.abort()
 
     def _flush(self) -> None:
         while self._unsent:
@@ -88,9 +97,7 @@ class ControlStream:
 
     def _part(self, error: DamagedData) -> None:
         """What comes cannot be trusted any more; what goes can."""
-        _log.warning(
-            "closed a control connection with %s: %s", self.connection.remote, error.reason
-        )
+        self._complain(error.reason)
         self.was_damaged = True
         if self._farewell is not None:
             self.send(self._farewell)
@@ -98,6 +105,10 @@ class ControlStream:
         self.close()
         if report is not None:
             report(error.reason)
+
+    def _complain(self, reason: str) -> None:
+        text = "closed a control connection with %s: %s"
+        self._log(logging.WARNING, text, self.connection.remote, reason)
 
     def _end(self, reason: str) -> None:
         report, self._on_closed = self._on_closed, None
@@ -134,7 +145,5 @@ class ControlStream:
     def connection_lost(self, error: Exception | None) -> None:
         """See ``Receiver``."""
         if isinstance(error, RemoteProtocolError):
-            _log.warning(
-                "closed a control connection with %s: %s", self.connection.remote, error.reason
-            )
+            self._complain(error.reason)
         self._end(error.reason if isinstance(error, PCCLError) else str(error or "closed"))

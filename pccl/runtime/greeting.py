@@ -3,7 +3,8 @@
 A ``Greeting`` is the receiver of a connection while its handshake goes on. It asks the network for
 exactly the bytes of the next step, so that nothing behind the handshake is read before it is over;
 then the connection is handed over as it is. ``introduce`` does the dialling side; a ``Reception``
-holds what was accepted: a bounded number, each for a bounded time, however slowly it drips.
+holds what was accepted: a bounded number, shared fairly among the addresses that they come from,
+each for a bounded time, however slowly it drips.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from pccl.protocol.handshake import (
     Opening,
     derive_key,
 )
+from pccl.protocol.source_shares import SourceShares
 from pccl.protocol.types import NOBODY, PeerId
 from pccl.runtime.clock import Clock
+from pccl.runtime.stranger_log import StrangerLog
 from pccl.transports.base import Connection
 
 _log = logging.getLogger("pccl.link")
@@ -104,6 +107,7 @@ class Greeting:
         on_proven: called when all is said and sent; has to start the connection anew, or end it.
         on_failed: called instead with the reason; the connection is closed, or about to be.
             After ``dismiss`` neither is called.
+        on_opening: called when the other side's opening is here, and is one of ours.
     """
 
     def __init__(
@@ -114,11 +118,14 @@ class Greeting:
         deadline_ns: int,
         on_proven: Callable[[Opening], None],
         on_failed: Callable[[PCCLError], None],
+        on_opening: Callable[[], None] | None = None,
     ) -> None:
         self.connection = connection
         self._handshake = handshake
         self._on_proven = on_proven
         self._on_failed: Callable[[PCCLError], None] | None = on_failed
+        self._on_opening = on_opening
+        self._opening_bytes_missing = OPENING_BYTES
         self._buffer = memoryview(bytearray(OPENING_BYTES))
         self._unsent = handshake.take_output()
         self._refused: HandshakeRefused | None = None
@@ -176,6 +183,10 @@ class Greeting:
             raise RemoteProtocolError(func="handshake", reason="went on without our answer")
         try:
             self._handshake.receive(self._buffer[:nbytes])
+            self._opening_bytes_missing -= nbytes
+            if self._on_opening is not None and self._opening_bytes_missing <= 0:
+                self._on_opening()
+                self._on_opening = None
         except HandshakeRefused as error:
             self._refused = error
             self._unsent += error.last_words
@@ -246,7 +257,7 @@ class Reception:
     Args:
         clock: time.
         patience_ns: how long each may take.
-        strangers_max: how many may wait; for one more, the oldest has to go.
+        unproven_max: how many may wait; for one more, ``SourceShares`` says which has to go.
         credentials: what we greet with.
         identify: gives what we say to whoever has begun.
         on_proven: called with a connection, what its other side has said, and its deadline; has
@@ -257,47 +268,57 @@ class Reception:
         self,
         clock: Clock,
         patience_ns: int,
-        strangers_max: int,
+        unproven_max: int,
         credentials: Credentials,
         identify: Callable[[], Opening],
         on_proven: Callable[[Connection, Opening, int], None],
     ) -> None:
         self._clock = clock
         self._patience_ns = patience_ns
-        self._strangers_max = strangers_max
         self._credentials = credentials
         self._identify = identify
         self._on_proven = on_proven
         self._waiting: dict[Connection, Greeting] = {}
-        """The oldest first."""
+        self._shares: SourceShares[Connection] = SourceShares(unproven_max)
+        self.log = StrangerLog(clock, _log)
+        """For what strangers do at this port, now and later."""
 
     def accept(self, connection: Connection) -> None:
         """Somebody has connected to our port."""
-        if len(self._waiting) >= self._strangers_max:
-            oldest = next(iter(self._waiting))
-            _log.info("closed a connection from %s: too many others came", oldest.remote)
-            self._waiting.pop(oldest).dismiss()
+        goes = self._shares.add(connection, connection.remote.host)
+        if goes is not None:
+            self._waiting.pop(goes).dismiss()
+            reason = "closed a connection from %s: too many others came before it proved itself"
+            self.log.write(logging.INFO, reason, goes.remote)
         deadline_ns = self._clock.now_ns() + self._patience_ns
 
         def proven(remote: Opening) -> None:
             del self._waiting[connection]
+            self._shares.remove(connection)
             self._on_proven(connection, remote, deadline_ns)
 
         def failed(error: PCCLError) -> None:
             greeting = self._waiting.pop(connection, None)
+            self._shares.remove(connection)
             is_ours = isinstance(error, RemoteProtocolError)
             level = logging.WARNING if is_ours else logging.INFO
             if greeting is not None and greeting.was_probe:
                 level = logging.DEBUG  # as `pccl join` does, to find out whether we are there
-            _log.log(level, "closed a connection from %s: %s", connection.remote, error.reason)
+            text = "closed a connection from %s: %s"
+            self.log.write(level, text, connection.remote, error.reason)
+
+        def begun() -> None:
+            self._shares.spoke(connection)
 
         handshake = self._credentials.accept(self._identify)
         self._waiting[connection] = Greeting(
-            connection, handshake, self._clock, deadline_ns, proven, failed
+            connection, handshake, self._clock, deadline_ns, proven, failed, begun
         )
 
     def close(self) -> None:
         """Send everybody away."""
-        for greeting in self._waiting.values():
+        for connection, greeting in self._waiting.items():
+            self._shares.remove(connection)
             greeting.dismiss()
         self._waiting.clear()
+        self.log.close()

@@ -28,6 +28,7 @@ from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.limits import AUTO_LANES_MAX, LANES_MAX, Timing
+from pccl.protocol.source_shares import SourceShares
 from pccl.protocol.types import NS_PER_S, Member, PeerId
 from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.greeting import Credentials, Identity, Reception, introduce
@@ -37,13 +38,6 @@ from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Links
 
 _log = logging.getLogger("pccl.link")
-
-STRANGERS_MAX = 256
-"""Accepted connections before the end of the handshake; more are closed, the oldest first."""
-
-NEWCOMERS_MAX = 1024
-"""Links to peers that we do not know yet, each of one lane; the oldest are closed. So many may join
-together."""
 
 SPARE_NS = 10 * NS_PER_S
 """Lanes that neither side sends on any more are closed after so long: the next try may use them."""
@@ -198,8 +192,15 @@ class LinkKeeper:
         self._wanted: dict[PeerId, Member] = {}
         self._dialling: dict[PeerId, _Dialling] = {}
         patience_ns = timing.ns(timing.dial_s)
+        self._newcomers: SourceShares[PeerId] = SourceShares(transport.port_limits.newcomers)
+        """Links to peers that we do not know yet, each of one lane."""
         self._reception = Reception(
-            clock, patience_ns, STRANGERS_MAX, credentials, self._identify, self._on_proven
+            clock,
+            patience_ns,
+            transport.port_limits.unproven,
+            credentials,
+            self._identify,
+            self._on_proven,
         )
         self._watches: dict[Lane, _Watch] = {}
         self._tuners: dict[PeerId, LaneTuner] = {}
@@ -220,6 +221,7 @@ class LinkKeeper:
             self._frames.forget_peer(peer)
         for peer, member in wanted.items():
             self._wanted[peer] = member
+            self._newcomers.remove(peer)
             self._frames.expect_peer(peer)
             if peer not in self._dialling:
                 self._dialling[peer] = _Dialling(member)
@@ -439,10 +441,12 @@ class LinkKeeper:
             # The link to a newcomer has one lane. A member that we do not know yet dials again.
             connection.abort()
             return
-        newcomers = [link for link in self._links.all() if link.peer not in self._wanted]
-        if len(newcomers) >= NEWCOMERS_MAX and remote.source not in self._wanted:
-            _log.info("closed the link to peer %d: too many newcomers came", newcomers[0].peer)
-            self._links.drop(newcomers[0].peer)
+        if remote.source not in self._wanted and remote.source not in self._newcomers:
+            goes = self._newcomers.add(remote.source, connection.remote.host)
+            if goes is not None:
+                text = "closed the link to peer %d: too many newcomers came"
+                self._reception.log.write(logging.INFO, text, goes)
+                self._links.drop(goes)
         self._yield(remote.source)
         self._attach(connection, remote.source, remote.lane, remote.lanes)
 
@@ -515,7 +519,8 @@ class LinkKeeper:
         """See ``FrameHandler``."""
         reason = error.reason if isinstance(error, PCCLError) else str(error or "closed here")
         if isinstance(error, RemoteProtocolError):
-            _log.warning("closed a lane from %s: %s", lane.connection.remote, reason)
+            text = "closed a lane from %s: %s"
+            self._reception.log.write(logging.WARNING, text, lane.connection.remote, reason)
         link = lane.link
         if not link.remove(lane):
             return  # superseded
@@ -528,6 +533,7 @@ class LinkKeeper:
             self._on_change(peer, reason)
         self._redial(peer, lane.number)
         if not link.up and peer not in self._wanted:
+            self._newcomers.remove(peer)
             self._links.drop(peer)  # a newcomer that never became a member
 
     def _redial(self, peer: PeerId, number: int) -> None:

@@ -31,22 +31,20 @@ from pccl.protocol.master_events import (
 from pccl.protocol.messages import MasterAddress
 from pccl.protocol.restart import Origin
 from pccl.protocol.shared_state import Elect
+from pccl.protocol.source_shares import SourceShares
 from pccl.runtime.clock import Clock, Ticker, Timer
 from pccl.runtime.control import ControlStream
 from pccl.runtime.greeting import Credentials, Reception
 from pccl.runtime.master_store import MasterStore, Remembered
 from pccl.runtime.question import ask_run
 from pccl.runtime.status_desk import StatusDesk
+from pccl.runtime.stranger_log import StrangerLog
 from pccl.runtime.tasks import Tasks
 from pccl.state.election import elect
 from pccl.topology.cost_model import choose_algorithms
 from pccl.transports.base import Address, Connection, Listener, Transport
 
 _log = logging.getLogger("pccl.master")
-
-STRANGERS_MAX = 1024
-"""Connections before the end of the handshake, and again as many that have sent no message since;
-more are closed, the oldest first. So many, because a whole run may come back at once."""
 
 
 class MasterServer:
@@ -95,16 +93,18 @@ class MasterServer:
         self._reception = Reception(
             clock,
             timing.ns(timing.dial_s),
-            STRANGERS_MAX,
+            transport.port_limits.unproven,
             self._credentials,
             self._identify,
             self._on_proven,
         )
+        self._strangers = StrangerLog(clock, _log)
         self._ticker = Ticker(clock, timing.ns(timing.tick_s), self._tick)
         self._listener: Listener | None = None
         self._streams: dict[int, ControlStream] = {}
         self._silent: dict[int, Timer] = {}
-        """Connections that have said nothing yet, the oldest first."""
+        """Connections that have said nothing since their handshake."""
+        self._silent_shares: SourceShares[int] = SourceShares(transport.port_limits.newcomers)
         self._desk = StatusDesk(clock, self._tell_status)
         self._readers: dict[int, Timer] = {}
         """Connections on which a status was sent, until they are cut off."""
@@ -183,6 +183,7 @@ class MasterServer:
         if self._listener is not None:
             self._listener.close()
         self._reception.close()
+        self._strangers.close()
         self._desk.close()
         for timer in (*self._silent.values(), *self._readers.values()):
             timer.cancel()
@@ -224,23 +225,30 @@ class MasterServer:
             self._streams.pop(number, None)
             self._feed(ControlClosed(number, reason, stream.was_damaged))
 
-        stream = self._streams[number] = ControlStream(connection, on_message, on_closed)
-        if len(self._silent) >= STRANGERS_MAX:
-            self._dismiss(next(iter(self._silent)), "too many others came")
+        stream = self._streams[number] = ControlStream(
+            connection, on_message, on_closed, log=self._strangers.write
+        )
+        goes = self._silent_shares.add(number, connection.remote.host)
+        if goes is not None:
+            self._dismiss(goes, "too many others came before it said who it is")
         reason = "it said nothing in time"
         self._silent[number] = self._clock.call_at_ns(deadline_ns, self._dismiss, number, reason)
 
     def _has_spoken(self, number: int) -> None:
         self._desk.forget(number)
+        self._silent_shares.remove(number)
         timer = self._silent.pop(number, None)
         if timer is not None:
             timer.cancel()
 
     def _dismiss(self, number: int, reason: str) -> None:
         self._has_spoken(number)
-        self._streams.pop(number).close()
+        self._streams.pop(number).abort()
         self._feed(ControlClosed(number, reason))
-        _log.info("closed control connection %d: %s", number, reason)
+        self._tell_closed(number, reason)
+
+    def _tell_closed(self, number: int, reason: str) -> None:
+        self._strangers.write(logging.INFO, "closed control connection %d: %s", number, reason)
 
     def _tell_status(self, number: int) -> None:
         self._has_spoken(number)
@@ -297,7 +305,7 @@ class MasterServer:
                     stream = self._streams.pop(connection, None)
                     if stream is not None:
                         stream.close()
-                        _log.info("closed control connection %d: %s", connection, reason)
+                        self._tell_closed(connection, reason)
                 case Remember(run, term, incumbent, coordinated):
                     self._keep(Remembered(run, term, incumbent, coordinated))
                     what = "coordinates" if coordinated else "stands by for"

@@ -126,6 +126,7 @@ class RecordingTransport:
     def __init__(self, inner: Transport, master: Address) -> None:
         self.lanes = Ledger()
         self.control = Ledger()
+        self.port_limits = inner.port_limits
         self._inner = inner
         self._master = master
 

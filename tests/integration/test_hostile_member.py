@@ -40,8 +40,8 @@ from pccl.protocol.messages import (
     RoundRequest,
     Withdraw,
 )
+from pccl.protocol.source_shares import SourceShares
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundId, RoundKind
-from pccl.runtime import link_keeper
 from tests.support.patience import LIMIT_S
 
 if TYPE_CHECKING:
@@ -449,7 +449,8 @@ def test_an_impostor_who_comes_again_and_again(victim: Victim) -> None:
 
 
 def test_newcomers_beyond_number(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_keeper, "NEWCOMERS_MAX", 5)
+    keeper = run.members[0]._session.engine.keeper  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(keeper, "_newcomers", SourceShares[PeerId](5))
     victim = Victim(run)
     with ExitStack() as stack:
         socks = [stack.enter_context(closing(victim.attack(n, b""))) for n in range(100, 110)]

@@ -22,6 +22,7 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_frame, encode_header
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.limits import EARLY_STORE_BYTES_MAX, Timing
+from pccl.protocol.source_shares import PortLimits
 from pccl.protocol.types import Descriptor, Member, OperationId, PeerId, ReduceOp
 from pccl.runtime.data_plane import DataPlane
 from pccl.runtime.greeting import Credentials
@@ -122,6 +123,12 @@ class Identity:
     term: int = 1
 
 
+class FakeNetwork:
+    """Nobody is dialled."""
+
+    port_limits = PortLimits()
+
+
 class Port:
     """Peer 1 of three: its port, its data plane, and one operation in guarded memory."""
 
@@ -136,7 +143,7 @@ class Port:
         )
         self._keeper = LinkKeeper(
             FakeClock(),
-            typing.cast("Any", None),
+            typing.cast("Any", FakeNetwork()),
             Timing(),
             Identity(),
             self.links,

@@ -36,6 +36,7 @@ from pccl.protocol.master_events import (
     Send,
     Tick,
 )
+from pccl.protocol.source_shares import PortLimits
 from pccl.protocol.types import Descriptor, Member, OperationId, PeerId, ReduceOp, Roster, RoundKind
 from pccl.runtime.control import UNSENT_BYTES_MAX
 from pccl.runtime.engine import PeerEngine
@@ -175,6 +176,7 @@ class FakeNetwork:
     def __init__(self) -> None:
         self.accept: Callable[[Connection], None] = lambda connection: None
         self.address = Address("here", 1)
+        self.port_limits = PortLimits()
 
     async def listen(self, address: Address, on_connection: Callable[[Connection], None]) -> Any:
         self.accept = on_connection

@@ -71,7 +71,7 @@ class World:
     """A younger peer that dials an elder one, at whose port there is a reception."""
 
     def __init__(
-        self, seed: int = 0, *, token: bytes | None = TOKEN, strangers_max: int = 8
+        self, seed: int = 0, *, token: bytes | None = TOKEN, unproven_max: int = 8
     ) -> None:
         self.loop = VirtualLoop(limit_ns=600 * NS_PER_S)
         self.network = SimNetwork(self.loop, Random(seed), latency_ns=1_000_000)
@@ -85,7 +85,7 @@ class World:
         self.reception = Reception(
             self.loop,
             PATIENCE_S * NS_PER_S,
-            strangers_max,
+            unproven_max,
             credentials,
             lambda: credentials.opening(Channel.LANE, Elder()),
             lambda connection, remote, _: self.taken.append(
@@ -227,7 +227,7 @@ def _never(connection: Connection, remote: Opening) -> None:
 
 
 def test_the_oldest_stranger_goes_first() -> None:
-    world = World(strangers_max=3)
+    world = World(unproven_max=3)
 
     async def main() -> None:
         strangers: list[Reader] = []
@@ -244,6 +244,36 @@ def test_the_oldest_stranger_goes_first() -> None:
 
     world.run(main())
     assert len(world.taken) == 1
+
+
+@pytest.mark.parametrize("from_same_address", [False, True])
+@pytest.mark.parametrize("says", [b"", b"PCC"], ids=["idle", "begins"])
+def test_a_flood_of_strangers_does_not_push_out_peers_far_away(
+    says: bytes, from_same_address: bool
+) -> None:
+    """At 1,250 dials a second 256 places last 0.2 s; the peers need 0.24 s to prove themselves."""
+    world = World(unproven_max=256)
+    world.network.set_link("young", "elder", latency_ns=60_000_000, bytes_per_s=None)
+    crowd = world.young if from_same_address else world.network.host("crowd")
+    strangers: list[Reader] = []
+    dialling: list[asyncio.Task[None]] = []
+
+    async def come() -> None:
+        strangers.append(Reader(await crowd.dial(PORT, 1.0), says=says))
+
+    async def main() -> None:
+        for number in range(2500):
+            dialling.append(world.loop.create_task(come()))
+            await world.sleep(1 / 1250)
+            if number in (1000, 1200):
+                dialling.append(world.loop.create_task(world.introduce(TOKEN)))
+        for task in dialling:
+            await task
+        await world.sleep(0.1)
+        assert len(world.taken) == 2
+        assert sum(not stranger.lost for stranger in strangers) == 256
+
+    world.run(main())
 
 
 @pytest.mark.parametrize("token", [None, TOKEN], ids=["no token", "token"])

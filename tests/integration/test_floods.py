@@ -1,0 +1,285 @@
+"""Strangers who dial faster than anybody can greet: peers join all the same, and the run goes on.
+
+The strangers dial from a process of their own. This process has the master and the members, so its
+descriptors and its log are theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pccl
+from pccl import Attribute, Timing
+from pccl.protocol.handshake import Channel, Handshake, Opening, Security, derive_key
+from pccl.protocol.limits import LOG_INTERVAL_NS, LOG_LINES_MAX
+from pccl.protocol.types import NS_PER_S, PeerId
+from pccl.transports.tcp import TcpTransport
+from tests.support.patience import LIMIT_S
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="needs /proc, and all of 127.0.0.0/8"
+)
+
+QUICK = Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01)
+TOKEN = secrets.token_urlsafe(24)
+FLOODER = Path(__file__).with_name("flooder.py")
+LANES = 4
+MASTER, PEER = 0, 1
+IDLE, BEGUN = b"", Opening(Channel.CONTROL, bytes(32)).encode()
+"""What the strangers say. An opening without a token is answered, and refused."""
+RATES = {IDLE: 1250, BEGUN: 300}
+"""Dials a second. To refuse one costs more than to let it be idle: not so many, so
+that a slow machine is not saturated."""
+
+
+class FloodedRun:
+    """A master and members in this process, with a token."""
+
+    def __init__(self, closes: ExitStack) -> None:
+        self._closes = closes
+        self.master = closes.enter_context(
+            pccl.MasterNode("127.0.0.1:0", timing=QUICK, token=TOKEN)
+        )
+        self.members = [self._newcomer()]
+        self.members[0].connect()
+
+    def _newcomer(self) -> pccl.Communicator:
+        return self._closes.enter_context(
+            pccl.Communicator(
+                self.master.address, timing=QUICK, token=TOKEN, p2p_connection_pool_size=LANES
+            )
+        )
+
+    def join(self) -> None:
+        newcomer = self._newcomer()
+        joining = threading.Thread(target=newcomer.connect)
+        joining.start()
+        size = len(self.members) + 1
+        grow = [threading.Thread(target=_grow, args=(member, size)) for member in self.members]
+        for thread in grow:
+            thread.start()
+        for thread in (*grow, joining):
+            thread.join(LIMIT_S)
+            assert not thread.is_alive()
+        self.members.append(newcomer)
+
+    def reduce(self) -> None:
+        size = len(self.members)
+        arrays = [np.full(300_000, rank + 1.0, np.float32) for rank in range(size)]
+        calls = [
+            threading.Thread(target=member.all_reduce, args=(array,))
+            for member, array in zip(self.members, arrays, strict=True)
+        ]
+        for call in calls:
+            call.start()
+        for call in calls:
+            call.join(LIMIT_S)
+        assert all((array == size * (size + 1) / 2).all() for array in arrays)
+
+    def lanes(self, number: int) -> int:
+        """How many lanes a member has."""
+        keeper = self.members[number]._session.engine.keeper  # pyright: ignore[reportPrivateUsage]
+        links = keeper._links.all()  # pyright: ignore[reportPrivateUsage]
+        return sum(len(link.lanes) for link in links)
+
+    @property
+    def ports(self) -> list[tuple[str, int]]:
+        """Of the master, and of the first member."""
+        host, _, port = self.master.address.rpartition(":")
+        listener = self.members[0]._session.engine._listener  # pyright: ignore[reportPrivateUsage]
+        assert listener is not None
+        return [(host, int(port)), ("127.0.0.1", listener.address.port)]
+
+
+def _grow(member: pccl.Communicator, size: int) -> None:
+    while member.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < size:
+        member.update_topology()
+
+
+@pytest.fixture
+def run() -> Iterator[FloodedRun]:
+    with ExitStack() as closes:
+        yield FloodedRun(closes)
+
+
+@contextmanager
+def flood(port: tuple[str, int], says: bytes, addresses: int) -> Generator[Callable[[], int]]:
+    """Dial a port from elsewhere; gives what ends it and tells how often it was dialled."""
+    numbers = [str(RATES[says]), str(LIMIT_S), str(addresses), says.hex()]
+    command = [sys.executable, str(FLOODER), port[0], str(port[1]), *numbers]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as flooder:
+        try:
+            assert flooder.stdout is not None
+            assert flooder.stdout.readline() == "dials\n"
+            yield lambda: int(flooder.communicate("", LIMIT_S)[0])
+        finally:
+            flooder.kill()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@contextmanager
+def most_descriptors() -> Generator[Callable[[], int]]:
+    """Count them all the time; gives the most that there were."""
+    most, ended = [descriptors()], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.1):
+            most[0] = max(most[0], descriptors())
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield lambda: most[0]
+    finally:
+        ended.set()
+        watching.join()
+
+
+@pytest.mark.parametrize(
+    ("port", "says", "addresses"),
+    [(MASTER, IDLE, 1), (MASTER, BEGUN, 40), (PEER, IDLE, 40), (PEER, IDLE, 1), (PEER, BEGUN, 1)],
+    ids=["master, idle", "master, refused", "peer, idle", "peer, idle, one address", "refused"],
+)
+def test_peers_join_and_reduce_while_strangers_dial(
+    run: FloodedRun, port: int, says: bytes, addresses: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """1,250 idle dials a second, for two seconds and as long as it takes."""
+    caplog.set_level(logging.INFO, logger="pccl")
+    limits = _transport(run).port_limits
+    before = descriptors()
+    began_s = time.monotonic()
+    with (
+        most_descriptors() as most,
+        flood(run.ports[port], says, addresses) as end,
+    ):
+        run.join()
+        run.join()
+        run.reduce()
+        until(lambda: run.lanes(0) == run.lanes(2) == 2 * LANES)
+        while time.monotonic() < began_s + 2.0:
+            run.reduce()
+        dials = end()
+        run.reduce()
+    assert dials > RATES[says]
+    own = 3 * 2 * 2 * LANES + 50  # both ends of every lane and connection are in this process
+    assert most() - before <= limits.unproven + limits.lingering + own
+    intervals = (time.monotonic() - began_s) * NS_PER_S // LOG_INTERVAL_NS + 1
+    lines = [text for text in caplog.messages if "closed a connection from" in text]
+    assert 0 < len(lines) <= 2 * (LOG_LINES_MAX + 1) * intervals  # of two levels
+
+
+@pytest.mark.parametrize("port", [MASTER, PEER], ids=["master", "peer"])
+@pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"], ids=["own", "the strangers'"])
+def test_a_slow_peer_proves_itself_while_strangers_dial(
+    run: FloodedRun, port: int, source: str
+) -> None:
+    """Its proof needs a second and a half, as if a packet were lost on the way.
+
+    Before, 1,250 strangers a second pushed everybody out of a peer's port after 0.2 s, and out of a
+    master's after 0.8 s.
+    """
+    address = run.ports[port]
+    server = run.master._server  # pyright: ignore[reportPrivateUsage]
+    assert server is not None
+    if port == MASTER:
+        opening = Opening(Channel.CONTROL, bytes(32))
+    else:
+        opening = Opening(
+            Channel.LANE, bytes(32), server.machine.run, 1, PeerId(99), PeerId(1), lanes=LANES
+        )
+    handshake = Handshake.dial(opening, derive_key(TOKEN.encode()))
+    with flood(address, IDLE, 1):
+        time.sleep(1.0)
+        with socket.create_connection(address, LIMIT_S, (source, 0)) as sock:
+            while handshake.remote is None:
+                sock.sendall(handshake.take_output())
+                data = sock.recv(handshake.awaited_bytes)
+                assert data, "closed during the handshake"
+                handshake.receive(data)
+                if handshake.awaited_bytes and handshake.remote is None:
+                    time.sleep(0.75)
+    assert handshake.remote.security == Security.TOKEN
+
+
+def _transport(run: FloodedRun) -> TcpTransport:
+    server = run.master._server  # pyright: ignore[reportPrivateUsage]
+    assert server is not None
+    transport = server._transport  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(transport, TcpTransport)
+    return transport
+
+
+FEW_DESCRIPTORS = """
+import resource, sys, threading
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+import numpy as np, pccl
+with pccl.MasterNode("127.0.0.1:0") as master:
+    print(master.address, flush=True)
+    input()
+    members = []
+    for size in range(1, 4):
+        newcomer = pccl.Communicator(master.address)
+        joining = threading.Thread(target=newcomer.connect)
+        joining.start()
+        def grow(member):
+            while member.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < size:
+                member.update_topology()
+        growing = [threading.Thread(target=grow, args=(member,)) for member in members]
+        for thread in growing: thread.start()
+        for thread in (joining, *growing): thread.join()
+        members.append(newcomer)
+    arrays = [np.ones(1000) for _ in members]
+    calls = [threading.Thread(target=m.all_reduce, args=(a,)) for m, a in zip(members, arrays)]
+    for call in calls: call.start()
+    for call in calls: call.join()
+    open("/dev/null").close()
+    print([float(array[0]) for array in arrays], flush=True)
+    input()
+    for member in members: member.close()
+"""
+
+
+def test_with_few_descriptors_strangers_do_not_use_them_up() -> None:
+    """Before, as many strangers as there are descriptors kept everybody else out."""
+    command = [sys.executable, "-c", FEW_DESCRIPTORS]
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process,
+        ExitStack() as closes,
+    ):
+        closes.callback(process.kill)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        host, _, port = process.stdout.readline().strip().rpartition(":")
+        for _ in range(400):
+            closes.enter_context(socket.create_connection((host, int(port)), LIMIT_S))
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "[3.0, 3.0, 3.0]\n"
+        _, errors = process.communicate("\n", LIMIT_S)
+    assert process.returncode == 0
+    assert "too many open files" not in errors
