@@ -349,12 +349,16 @@ class Lane:
             self._hasher.reset()
             sink = self._sink = self._handler.frame_started(self, header)
         if self._received == self._length:
-            if self._length and self._hasher.intdigest() != self._check and sink.counts():
-                reason = f"{self._length} bytes of payload were damaged on the way"
-                raise DamagedData(func="lane", reason=reason)
+            if self._length:
+                self._verify(sink)
             self._sink = None
             self._received = 0
             sink.complete()
+
+    def _verify(self, sink: Sink) -> None:
+        if self._hasher.intdigest() != self._check and sink.counts():
+            reason = f"{self._length} bytes of payload were damaged on the way"
+            raise DamagedData(func="lane", reason=reason)
 
     def writable(self) -> None:
         """See ``Receiver``."""

@@ -3,8 +3,9 @@
 It behaves as TCP does where it hurts: writes are taken in part, reads come in other portions than
 writes went out, windows fill, connections end in the middle of anything. It shows only what TCP
 shows: inside a connection no byte is lost, doubled or reordered, and what arrives is a prefix of
-what was sent. It does not simulate packets, congestion or a kernel, and all processes share one
-loop (which ``create_future`` and nothing else is asked of; time comes from a ``Clock``).
+what was sent, unless a fault plan adds a :class:`Noise`, which flips bits. It does not simulate
+packets, congestion or a kernel, and all processes share one loop (which ``create_future`` and
+nothing else is asked of; time comes from a ``Clock``).
 
 A :class:`SimNetwork` joins hosts; a :class:`SimHost` is one process and its ``Transport``. Faults
 are methods of whom they befall. How bytes move is told in :mod:`pccl.transports.sim_pipe`.
@@ -22,6 +23,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
+from typing import Protocol
 
 from pccl.protocol.errors import LinkError, LocalProtocolError, RemoteProtocolError
 from pccl.protocol.types import NS_PER_S
@@ -38,6 +40,14 @@ _RESET = "connection reset by peer"
 
 def _report_bug(what: str, error: Exception) -> None:
     asyncio.get_running_loop().call_exception_handler({"message": what, "exception": error})
+
+
+class Noise(Protocol):
+    """Flips bits on the way: the one thing that a faulty network shows beside what TCP does."""
+
+    def changed(self, end: SimConnection, data: memoryview) -> memoryview:
+        """What arrives at ``end`` instead of ``data``: as many bytes, or the same object."""
+        ...
 
 
 class SimConnection:
@@ -77,6 +87,11 @@ class SimConnection:
         self._other, other._other = other, self
         self._out = other._in = Pipe(self._events, self, other, there, back, window)
         self._in = other._out = Pipe(self._events, other, self, back, there, window)
+
+    @property
+    def receiver(self) -> Receiver | None:
+        """Who reads here (for fault plans)."""
+        return self._receiver
 
     @property
     def other(self) -> SimConnection:
@@ -204,6 +219,8 @@ class SimConnection:
         """Bytes have arrived; they are read in as many portions as the receiver's memory makes."""
         if self._open:
             self._events.note("deliver", self, len(data))
+            for noise in list(self._network.noises):
+                data = noise.changed(self, data)
         try:
             while data and self._open:
                 assert self._receiver is not None
@@ -480,6 +497,7 @@ class SimNetwork:
         hosts: by name; of several incarnations the newest.
         window_bytes: see above.
         ends: the live connections' ends, oldest first: what a fault plan chooses from.
+        noises: whatever arrives anywhere goes through these, in order.
     """
 
     def __init__(
@@ -497,6 +515,7 @@ class SimNetwork:
         self.hosts: dict[str, SimHost] = {}
         self.window_bytes = window_bytes
         self.ends: dict[SimConnection, None] = {}
+        self.noises: list[Noise] = []
         self._latency_ns = latency_ns
         self._bytes_per_s = bytes_per_s
         self._routes: dict[tuple[str, str], Route] = {}

@@ -68,7 +68,7 @@ class SeedRange(click.ParamType[range]):
     type=click.Choice(sorted(MIXES)),
     default="default",
     show_default=True,
-    help="What seeds draw: calls of every kind; training with DiLoCo; two masters, both alive.",
+    help="What seeds draw: calls of every kind; training; two masters, both alive; flipped bits.",
 )
 @click.option("--planted", "bug", type=click.Choice(sorted(PLANTED)), help="Run with a known bug.")
 @click.option(

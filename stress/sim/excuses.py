@@ -60,6 +60,7 @@ class Excuses:
         self._now_ns = now_ns
         self._latency_ns = latency_ns
         self._troubles: list[_Trouble] = []
+        self._flips: list[_Trouble] = []
         self._lags_ns: Counter[str] = Counter()
         self._narrow_ns: dict[str, int] = {}
         """For how long the links of a host were slow in one go, at most."""
@@ -92,6 +93,19 @@ class Excuses:
     def slowed(self, host: str, lag_ns: int) -> None:
         """The process there does everything late."""
         self._lags_ns[host] += lag_ns
+
+    def flipped(self, end: SimConnection) -> None:
+        """What has arrived on a connection was damaged: it is closed, and made again at once."""
+        since_ns = self._now_ns()
+        self._flips.append(_Trouble(end.local.host, end.remote.host, since_ns, since_ns))
+
+    def garbled(self, a: str, b: str, duration_ns: int) -> None:
+        """What passes between two hosts is damaged, again and again.
+
+        Longer than a fraction of the time in which connections are to come back, that is silence.
+        """
+        if duration_ns >= self._timing.ns(self._timing.resume_s) // 4:
+            self._note(a, b, duration_ns)
 
     def narrowed(self, a: str, b: str, duration_ns: int) -> None:
         """Little moves between two hosts."""
@@ -154,6 +168,7 @@ class Excuses:
                     or accuser is None
                     or self._any(host, accuser)
                     or self._any(accuser, accuser)
+                    or any(flip.touches(host, accuser) for flip in self._flips)
                 )
                 return (with_master or self.is_master_gone) and lanes
             case RemovalCause.SILENT:

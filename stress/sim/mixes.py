@@ -15,13 +15,17 @@ from pccl.stress.sim.faults import (
     DRAWN,
     DRAWN_OF_MASTERS,
     DRAWN_OF_STATE,
+    Corrupt,
+    CorruptLine,
     FetchInterrupt,
     Interrupt,
     Kill,
     Lies,
     LifePhase,
+    OnWire,
+    flipped_in,
 )
-from pccl.stress.sim.scenario import Scenario, draw, draw_to_train, draw_two_masters
+from pccl.stress.sim.scenario import Scenario, draw, draw_corrupted, draw_to_train, draw_two_masters
 from pccl.stress.sim.stage import CALLER_LEFT, CALLER_LEFT_DIVIDED, in_phase
 
 
@@ -76,6 +80,11 @@ MIXES: dict[str, Mix] = {
         draw_to_train,
         _of_calls_without(Interrupt.kind, FetchInterrupt.kind, Lies.kind),
         seeds_min=500,
+    ),
+    "corruption": Mix(
+        draw_corrupted,
+        (Corrupt.kind, CorruptLine.kind),
+        struck_in=tuple(flipped_in(Corrupt.kind, where) for where in OnWire),
     ),
     "two-masters": Mix(
         draw_two_masters,

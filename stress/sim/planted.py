@@ -16,7 +16,9 @@ from unittest.mock import patch
 from pccl.collectives.received_set import ReceivedSet
 from pccl.collectives.reductions import Reduction
 from pccl.collectives.ring import RingSchedule
+from pccl.protocol import codec
 from pccl.protocol import messages as msg
+from pccl.protocol.checksum import SEAL_BYTES
 from pccl.protocol.collective_ballot import CollectiveBallot
 from pccl.protocol.eager import EagerBudget
 from pccl.protocol.kept import Kept
@@ -39,7 +41,7 @@ from pccl.runtime.transfer import Inlet, Placement, Transfer
 from pccl.state import election
 from pccl.state.digests import PieceMap
 from pccl.stress.sim.planted_training import PLANTED_IN_TRAINING
-from pccl.transports.lane import Lane
+from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Link
 
 
@@ -420,9 +422,36 @@ def _missed_sync_repeated(stack: ExitStack) -> None:
     stack.enter_context(patch.object(Refusals, "require_resync", silent))
 
 
+def _damage_unnoticed(stack: ExitStack) -> None:
+    """The payload of a frame counts, whatever its checksum says."""
+
+    def trust(lane: Lane, sink: Sink) -> None:
+        pass
+
+    stack.enter_context(patch.object(Lane, "_verify", trust))
+
+
+def _damaged_messages_believed(stack: ExitStack) -> None:
+    """A control message is acted on, whatever its checksum says."""
+
+    def trust(sealed: Any, func: str, what: str) -> bytes:
+        return bytes(sealed[:-SEAL_BYTES])
+
+    class Anything(int):
+        __hash__ = int.__hash__
+
+        def __ne__(self, other: object) -> bool:
+            return False
+
+    stack.enter_context(patch.object(codec, "unseal", trust))
+    stack.enter_context(patch.object(codec, "payload_hash", lambda _: Anything()))
+
+
 PLANTED: dict[str, Callable[[ExitStack], None]] = {
     "commit_before_all_reported": _commit_before_all_reported,
     "ahead_in_unknown_views": _ahead_in_unknown_views,
+    "damage_unnoticed": _damage_unnoticed,
+    "damaged_messages_believed": _damaged_messages_believed,
     "done_ahead_ignored": _done_ahead_ignored,
     "no_fencing": _no_fencing,
     "only_the_younger_dials": _only_the_younger_dials,

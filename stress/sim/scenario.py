@@ -17,6 +17,7 @@ from pccl.stress.sim.faults import (
     Lies,
     MasterDeath,
     Takeover,
+    draw_corruption,
     draw_divides,
     draw_faults,
     draw_state_faults,
@@ -304,6 +305,13 @@ def draw_two_masters(seed: int) -> Scenario:
         settles_ns=0,
         standby=True,
     )
+
+
+def draw_corrupted(seed: int) -> Scenario:
+    """Draw the scenario of ``seed`` in which bits flip on the way, beside all other faults."""
+    plain = draw(seed)
+    ground = Ground(plain.peers, plain.stop_ns, plain.latency_ns, plain.timing)
+    return replace(plain, faults=(*plain.faults, *draw_corruption(seed, ground)))
 
 
 def _settling_ns(timing: Timing) -> int:

@@ -260,6 +260,12 @@ class Stage:
             self.struck_in[in_phase(fault.kind, phase)] += 1
         self.struck_ns = self.now_ns()
 
+    def flipped(self, what: str, end: SimConnection) -> None:
+        """Bits of what arrives at ``end`` were changed."""
+        self.struck_in[what] += 1
+        self.struck_ns = self.now_ns()
+        self.excuses.flipped(end)
+
     def divided(self, duration_ns: int) -> None:
         """The first master lives, and some members cannot reach it for so long."""
         self._divided_until_ns = max(self._divided_until_ns, self.now_ns() + duration_ns)

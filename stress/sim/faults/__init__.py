@@ -2,7 +2,8 @@
 
 Each is a frozen dataclass that is drawn from a seed, can be written into a file, and plants itself
 into a run through a :class:`~pccl.stress.sim.stage.Stage`. All are what TCP really shows: inside a
-connection no byte is lost, doubled or reordered.
+connection no byte is lost, doubled or reordered. Flipped bits, which a relay brings about, have a
+mix of their own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pccl.stress.sim.faults.bandwidth import Bandwidth
 from pccl.stress.sim.faults.base import MASTER, Fault, Ground, LifePhase
 from pccl.stress.sim.faults.between import PairHalfOpen, PairReset, PairStall
 from pccl.stress.sim.faults.clock_pause import ClockPause
+from pccl.stress.sim.faults.corrupt import Corrupt, CorruptLine, OnWire, draw_corruption, flipped_in
 from pccl.stress.sim.faults.cut import Cut
 from pccl.stress.sim.faults.delay import Delay
 from pccl.stress.sim.faults.divide import DIVIDED_IN, Divide, MasterCutOff, MasterHalfOpen
@@ -95,7 +97,7 @@ DRAWN_OF_MASTERS: tuple[str, ...] = tuple(fault.kind for fault, _ in _HOW_MANY_O
 
 KINDS: dict[str, type[Fault]] = {
     fault.kind: fault for fault, _ in (*_HOW_MANY, *_HOW_MANY_OF_STATE, *_HOW_MANY_OF_MASTERS)
-}
+} | {fault.kind: fault for fault in (Corrupt, CorruptLine)}
 
 
 def draw_faults(seed: int, ground: Ground) -> tuple[Fault, ...]:
@@ -140,6 +142,8 @@ __all__ = [
     "Bandwidth",
     "BlankMasterRestart",
     "ClockPause",
+    "Corrupt",
+    "CorruptLine",
     "Cut",
     "DeadLane",
     "Delay",
@@ -163,6 +167,7 @@ __all__ = [
     "MasterDeath",
     "MasterHalfOpen",
     "MasterRestart",
+    "OnWire",
     "OneWayPartition",
     "PairHalfOpen",
     "PairReset",
@@ -175,7 +180,9 @@ __all__ = [
     "Slow",
     "Stall",
     "Takeover",
+    "draw_corruption",
     "draw_divides",
     "draw_faults",
     "draw_state_faults",
+    "flipped_in",
 ]
