@@ -202,6 +202,10 @@ class Lane:
         self.received_bytes = 0
         self.payload_bytes = 0
         """Received of what frames carry."""
+        self.intact_bytes = 0
+        """Of payload that was verified."""
+        self.damaged_bytes = 0
+        """Length of the payload that made it end because it was not intact."""
         self.moved_bytes = 0
         """Of segments sent, payload and PONGs received. Questions of the other side show nothing:
         they come although nothing from here may reach it."""
@@ -358,7 +362,9 @@ class Lane:
     def _verify(self, sink: Sink) -> None:
         if self._hasher.intdigest() != self._check and sink.counts():
             reason = f"{self._length} bytes of payload were damaged on the way"
+            self.damaged_bytes = self._length
             raise DamagedData(func="lane", reason=reason)
+        self.intact_bytes += self._length
 
     def writable(self) -> None:
         """See ``Receiver``."""

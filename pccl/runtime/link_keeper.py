@@ -24,10 +24,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+from pccl.protocol.checksum import DamagedData
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.limits import AUTO_LANES_MAX, LANES_MAX, Timing
+from pccl.protocol.link_damage import LinkDamage
 from pccl.protocol.source_shares import SourceShares
 from pccl.protocol.types import NS_PER_S, Member, PeerId
 from pccl.runtime.clock import Clock, Timer
@@ -205,6 +207,10 @@ class LinkKeeper:
         self._watches: dict[Lane, _Watch] = {}
         self._tuners: dict[PeerId, LaneTuner] = {}
         """Of links that are used, if neither side was told how many lanes they should have."""
+        self._damage: dict[PeerId, LinkDamage] = {}
+        """Of links on which frames were damaged."""
+        self._withheld: set[PeerId] = set()
+        """Links of which it was not said that they are up, for that reason."""
         self._looked_ns = clock.now_ns()
         self._closed = False
 
@@ -217,6 +223,8 @@ class LinkKeeper:
             if dialling is not None:
                 dialling.cancel()
             self._tune_no_more(peer)
+            self._damage.pop(peer, None)
+            self._withheld.discard(peer)
             self._links.drop(peer)
             self._frames.forget_peer(peer)
         for peer, member in wanted.items():
@@ -265,6 +273,8 @@ class LinkKeeper:
         for peer, dialling in self._dialling.items():
             if dialling.keeps:
                 self._close_spare(peer, now_ns)
+        for peer, damage in list(self._damage.items()):
+            self._look_at_damage(peer, damage, now_ns)
         for link in self._links.all():
             used = self._frames.uses(link.peer)
             for lane in link.lanes:
@@ -475,8 +485,31 @@ class LinkKeeper:
             superseded.abort()
             self._frames.lane_lost(superseded)
         self._frames.lane_up(peer)
-        if not was_up:
+        damage = self._damage.get(peer)
+        if damage is not None and damage.is_down(now_ns):
+            self._withheld.add(peer)
+        elif not was_up:
             self._on_change(peer, None)
+
+    # -- damage ------------------------------------------------------------------------------------
+
+    def _was_damaged(self, lane: Lane) -> None:
+        peer = lane.link.peer
+        if peer in self._wanted:
+            damage = self._damage.get(peer)
+            if damage is None:
+                patience_ns = self._timing.ns(self._timing.lane_stall_s)
+                damage = self._damage[peer] = LinkDamage(patience_ns)
+            damage.struck(lane.damaged_bytes, self._clock.now_ns())
+
+    def _look_at_damage(self, peer: PeerId, damage: LinkDamage, now_ns: int) -> None:
+        """A tick: a link that has lanes and has proven itself is up."""
+        link = self._links.to(peer)
+        damage.passed(max((lane.intact_bytes for lane in link.lanes), default=0))
+        if peer in self._withheld and not damage.is_down(now_ns):
+            self._withheld.discard(peer)
+            if link.up:
+                self._on_change(peer, None)
 
     # -- how many, if nobody was told --------------------------------------------------------------
 
@@ -525,6 +558,8 @@ class LinkKeeper:
         if not link.remove(lane):
             return  # superseded
         del self._watches[lane]
+        if isinstance(error, DamagedData):
+            self._was_damaged(lane)
         self._frames.lane_lost(lane)
         if self._closed:
             return

@@ -78,7 +78,7 @@ class _Noise:
         kind: str,
         seed: int,
         until_ns: int,
-        hits: Callable[[SimConnection, OnWire, Random], bool],
+        hits: Callable[[SimConnection, OnWire, int, Random], bool],
         *,
         once: bool = False,
     ) -> None:
@@ -98,7 +98,7 @@ class _Noise:
             stage.network.noises.remove(self)
             return data
         where = on_wire(stage, end)
-        if where is None or not self._hits(end, where, self._rng):
+        if where is None or not self._hits(end, where, len(data), self._rng):
             return data
         self._over = self._once
         stage.strikes[self._kind] += self._once
@@ -129,7 +129,7 @@ class Corrupt(TimedFault):
     def _strike(self, stage: Stage) -> None:
         skips = self.skip
 
-        def hits(end: SimConnection, where: OnWire, rng: Random) -> bool:
+        def hits(end: SimConnection, where: OnWire, nbytes: int, rng: Random) -> bool:
             nonlocal skips
             if where is self.where:
                 skips -= 1
@@ -149,6 +149,8 @@ class CorruptLine(TimedFault):
     """None: everybody else."""
     share: float
     """Of the portions that arrive, on old connections and new ones."""
+    bytes_min: int
+    """Shorter ones pass: on many a bad line greetings do, and segments do not."""
     duration_ns: int
     seed: int
 
@@ -158,9 +160,9 @@ class CorruptLine(TimedFault):
         peer, other = ground.pair(rng)
         whom = None if rng.random() < 0.3 else other
         share = rng.choice((0.02, 0.1, 0.5, 1.0))
-        return cls(
-            ground.instant(rng), peer, whom, share, ground.duration(rng), rng.randrange(1 << 32)
-        )
+        bytes_min = rng.choice((0, 0, 150, 400))
+        when_ns, duration_ns = ground.instant(rng), ground.duration(rng)
+        return cls(when_ns, peer, whom, share, bytes_min, duration_ns, rng.randrange(1 << 32))
 
     def _strike(self, stage: Stage) -> None:
         stage.struck(self)
@@ -169,8 +171,9 @@ class CorruptLine(TimedFault):
         for other in others:
             stage.excuses.garbled(one, other, self.duration_ns)
 
-        def hits(end: SimConnection, where: OnWire, rng: Random) -> bool:
-            return (end.local.host, end.remote.host) in pairs and rng.random() < self.share
+        def hits(end: SimConnection, where: OnWire, nbytes: int, rng: Random) -> bool:
+            concerned = nbytes >= self.bytes_min and (end.local.host, end.remote.host) in pairs
+            return concerned and rng.random() < self.share
 
         until_ns = self.when_ns + self.duration_ns
         _Noise(stage, self.kind, self.seed, until_ns, hits)
