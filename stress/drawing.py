@@ -27,6 +27,7 @@ WEIGHTS: Mapping[FaultKind, int] = {
     FaultKind.JOINERS: 6,
     FaultKind.GARBAGE: 5,
     FaultKind.LEAVE: 4,
+    FaultKind.CORRUPT: 5,
 }
 """How often each kind is drawn. A standby is not: it needs a second master from the start."""
 
@@ -155,6 +156,8 @@ class _Drawing:
                 return float(round(10 ** self._between(5.5, 7.0)))
             case FaultKind.DELAY:
                 return round(self._between(0.01, 0.2), 3)
+            case FaultKind.CORRUPT:
+                return round(10 ** self._between(-4.0, -1.0), 6)
             case FaultKind.JOINERS:
                 alive_max = self._plain.peers + SPREAD
                 room = min(alive_max - len(self._alive), PROCESSES_MAX - self._known)

@@ -67,6 +67,8 @@ class FaultKind(StrEnum):
     """``amount`` bytes per second between the two for ``duration_s``."""
     DELAY = "delay"
     """``amount`` seconds more, one way, between the two for ``duration_s``."""
+    CORRUPT = "corrupt"
+    """A share ``amount`` of what passes between the two has a flipped bit, for ``duration_s``."""
     MASTER_RESTART = "master_restart"
     """The master is killed; ``duration_s`` later there is a new one, with its state directory."""
     MASTER_RESTART_BLANK = "master_restart_blank"
@@ -93,6 +95,7 @@ OF_PAIR = frozenset(
         FaultKind.STALL,
         FaultKind.BANDWIDTH,
         FaultKind.DELAY,
+        FaultKind.CORRUPT,
     }
 )
 """Between ``peer`` and ``other``; without ``other``: between ``peer`` and everybody."""
@@ -108,6 +111,7 @@ LASTING = frozenset(
         FaultKind.STALL,
         FaultKind.BANDWIDTH,
         FaultKind.DELAY,
+        FaultKind.CORRUPT,
         FaultKind.MASTER_RESTART,
         FaultKind.MASTER_RESTART_BLANK,
     }
@@ -118,6 +122,7 @@ WITH_AMOUNT: Mapping[FaultKind, tuple[float, float, str]] = {
     FaultKind.SLOW: (0.01, 0.99, "a share of a CPU"),
     FaultKind.BANDWIDTH: (1000.0, 1e11, "bytes per second"),
     FaultKind.DELAY: (0.0001, 30.0, "seconds"),
+    FaultKind.CORRUPT: (1e-7, 1.0, "a share of packets"),
     FaultKind.JOINERS: (1, PEERS_MAX, "a count"),
     FaultKind.GARBAGE: (1, 1000, "a count"),
 }

@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass
 
 SEGMENT_BYTES_MIN = 64 << 10
-SEGMENT_BYTES_MAX = 768 << 10
+SEGMENT_BYTES_MAX = 896 << 10
 """Large enough to make per-segment work in Python and in the kernel small, small enough to stay in
 cache between being received, added, hashed and sent on."""
 

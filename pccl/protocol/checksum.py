@@ -54,8 +54,10 @@ def unseal(sealed: Bytes, func: str, what: str) -> bytes:
     Raises:
         DamagedData: the bytes are not those that were sealed.
     """
-    data = bytes(sealed[:-SEAL_BYTES])
-    if _SEAL.pack(crc32(data)) != sealed[-SEAL_BYTES:]:
+    data = bytes(sealed)
+    (check,) = _SEAL.unpack_from(data, len(data) - SEAL_BYTES)
+    data = data[:-SEAL_BYTES]
+    if crc32(data) != check:
         raise DamagedData(func=func, reason=f"{what} was damaged on the way")
     return data
 

@@ -36,6 +36,7 @@ _LASTING = (
     FaultKind.CLOCK_PAUSE,
     FaultKind.BANDWIDTH,
     FaultKind.DELAY,
+    FaultKind.CORRUPT,
 )
 
 
@@ -250,6 +251,8 @@ class Network:
                 case FaultKind.BANDWIDTH:
                     rate_bps = max(RATE_BPS_MIN, round(fault.amount * 8))
                     spec = replace(spec, rate_bps=min(rate_bps, spec.rate_bps or rate_bps))
+                case FaultKind.CORRUPT:
+                    spec = replace(spec, corrupt=max(spec.corrupt, fault.amount))
                 case _:
                     spec = replace(spec, rtt_s=spec.rtt_s + 2 * fault.amount)
         return _State(spec, frozenset(held))

@@ -82,7 +82,7 @@ class Place(click.ParamType[str]):
     "spec",
     type=Link(),
     required=True,
-    help="Such as rate=200mbit,rtt=80ms,flow=100mbit,jitter=2ms,window=8mib, or part of it.",
+    help="Such as rate=200mbit,rtt=80ms,flow=100mbit,jitter=2ms,window=8mib,corrupt=0.1%, or part.",
 )
 @click.option("--listen", type=Place(), default="127.0.0.1:0", show_default=True)
 @click.option("--per-peer", is_flag=True, help="A link for each peer that dials, not one for all.")

@@ -101,6 +101,7 @@ class Pipe:
         """Which of the relay, the link and the flow itself is stalled in this direction."""
         self.swallows = False
         self.passed_bytes = 0
+        self.flipped_bits = 0
         self.has_read_end = False
         self.has_passed_end = False
         self._payload: deque[memoryview] = deque()
@@ -108,6 +109,13 @@ class Pipe:
     def put(self, data: bytes, now_ns: int) -> None:
         """Bytes were read from the source; there is room for them."""
         self.shaper.offer(self.flow, len(data), now_ns)
+        flips = self.shaper.flips(len(data))
+        if flips:
+            changed = bytearray(data)
+            for bit in flips:
+                changed[bit // 8] ^= 1 << bit % 8
+            self.flipped_bits += len(flips)
+            data = bytes(changed)
         if not self.swallows:
             self._payload.append(memoryview(data))
 

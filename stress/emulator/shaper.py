@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from math import log
 from random import Random
 
-from pccl.stress.emulator.spec import QUEUE_S, LinkSpec
+from pccl.stress.emulator.spec import PACKET_BYTES, QUEUE_S, LinkSpec
 
 NS_PER_S = 1_000_000_000
 
@@ -142,6 +143,9 @@ class Shaper:
         self._delay_ns = max(0, spec.half_rtt_ns - self._overhead_ns)
         self._jitter_ns = round(spec.jitter_s * NS_PER_S)
         self._flight_max_bytes = spec.flight_max_bytes
+        self._corrupt = spec.corrupt
+        self._intact_bytes = 0.0
+        self._draw_intact()
         bps = spec.slowest_bps
         self._chunk_bytes = CHUNK_BYTES_MAX
         self._queue_bytes: int | None = None
@@ -150,6 +154,24 @@ class Shaper:
             self._chunk_bytes = min(max(chunk_bytes, CHUNK_BYTES_MIN), CHUNK_BYTES_MAX)
         if spec.rate_bps is not None:
             self._queue_bytes = int(spec.rate_bps * QUEUE_S / 8)
+
+    def _draw_intact(self) -> None:
+        """How many bytes pass until the next bit flips."""
+        if self._corrupt:
+            # -log(u) is exponential; Random's own methods may differ between versions of Python.
+            spread = -log(1.0 - self._chance.random())
+            self._intact_bytes += spread * PACKET_BYTES / self._corrupt
+
+    def flips(self, nbytes: int) -> list[int]:
+        """Of so many bytes that pass the link now, the numbers of the bits that flip."""
+        found: list[int] = []
+        if not self._corrupt:
+            return found
+        self._intact_bytes -= nbytes
+        while self._intact_bytes < 0:
+            found.append(min(8 * nbytes - 1, int(8 * (nbytes + self._intact_bytes))))
+            self._draw_intact()
+        return found
 
     # -- what happens ----------------------------------------------------------------------------
 

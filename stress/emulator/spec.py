@@ -27,6 +27,9 @@ a careful congestion control fills."""
 WINDOW_SLACK_BYTES = 256 * KIB
 """What the default window allows beyond the product: a few reads of the relay."""
 
+PACKET_BYTES = 1448
+"""Of payload, on most networks: of so many bytes a share ``corrupt`` has a flipped bit."""
+
 UNLIMITED_WINDOW_BYTES = 16 * MIB
 """Default window of a link without any rate: what hosts tuned for long links allow."""
 
@@ -34,7 +37,9 @@ _RATE_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _TIME_UNITS = {"us": Decimal("1e-6"), "ms": Decimal("1e-3"), "s": Decimal(1)}
 _SIZE_UNITS = {"b": 1, "kib": KIB, "mib": MIB, "gib": 1024 * MIB}
 
-_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)([a-z]+)", re.ASCII)
+_SHARE_UNITS = {"%": Decimal("0.01")}
+
+_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)([a-z]+|%)", re.ASCII)
 _NUMBER_CHARACTERS_MAX = 40
 
 
@@ -49,6 +54,8 @@ class LinkSpec:
         jitter_s: each piece is late by up to this, uniformly, on each way; order is kept.
         window_bytes: bytes of one connection in one direction that are sent and not yet
             acknowledged, at most, as by a receive window; None: enough to fill the link.
+        corrupt: the share of packets that arrive with one bit flipped, from 0 to 1: what TCP's
+            checksum lets through, or a box on the way that makes it anew.
 
     Raises:
         ValueError: a value is out of range; the message says what is allowed.
@@ -59,6 +66,7 @@ class LinkSpec:
     flow_bps: int | None = None
     jitter_s: float = 0.0
     window_bytes: int | None = None
+    corrupt: float = 0.0
 
     def __post_init__(self) -> None:
         for name, rate_bps in (("rate", self.rate_bps), ("flow", self.flow_bps)):
@@ -71,6 +79,9 @@ class LinkSpec:
         window_bytes = self.window_bytes
         if window_bytes is not None and not WINDOW_BYTES_MIN <= window_bytes <= WINDOW_BYTES_MAX:
             raise ValueError("window must be between 1kib and 1gib")
+        if not 0 <= self.corrupt <= 1:
+            raise ValueError("corrupt must be between 0% and 100%")
+        object.__setattr__(self, "corrupt", round(self.corrupt, 12))
 
     @staticmethod
     def parse(text: str) -> LinkSpec:
@@ -134,9 +145,10 @@ def _split(name: str, text: str, units: Mapping[str, int | Decimal]) -> tuple[De
     match = _NUMBER.fullmatch(text)
     if match is None or len(text) > _NUMBER_CHARACTERS_MAX or match[2] not in units:
         *first, last = units
+        one_of = f"one of {', '.join(first)} or {last}" if first else last
         raise ValueError(
-            f"{name}={text} is not understood; write a number and its unit, one of "
-            f"{', '.join(first)} or {last}, such as {name}={_FIELDS[name][3]}"
+            f"{name}={text} is not understood; write a number and its unit, {one_of}, "
+            f"such as {name}={_FIELDS[name][3]}"
         )
     return Decimal(match[1]), match[2]
 
@@ -154,6 +166,16 @@ def _parse_size(name: str, text: str) -> int:
 def _parse_time(name: str, text: str) -> float:
     number, unit = _split(name, text, _TIME_UNITS)
     return float(number * _TIME_UNITS[unit])
+
+
+def _parse_share(name: str, text: str) -> float:
+    number, unit = _split(name, text, _SHARE_UNITS)
+    return float(number * _SHARE_UNITS[unit])
+
+
+def _write_share(value: float) -> str:
+    number = f"{Decimal(repr(value)) * 100:f}"
+    return (number.rstrip("0").rstrip(".") if "." in number else number) + "%"
 
 
 def _write_whole(value: int, units: Mapping[str, int]) -> str:
@@ -185,5 +207,6 @@ _FIELDS: dict[str, _Field] = {
     "flow": ("flow_bps", _parse_rate, _write_rate, "100mbit"),
     "jitter": ("jitter_s", _parse_time, _write_time, "2ms"),
     "window": ("window_bytes", _parse_size, _write_size, "8mib"),
+    "corrupt": ("corrupt", _parse_share, _write_share, "0.1%"),
 }
 """As written -> attribute, parser, writer, example."""

@@ -12,6 +12,7 @@ from pccl.stress.sim.faults import (
     Bandwidth,
     BlankMasterRestart,
     ClockPause,
+    CorruptLine,
     Delay,
     Fault,
     Freeze,
@@ -115,6 +116,8 @@ def _convert(entry: Entry, began_ns: int, rng: Random) -> Iterator[Fault]:
             yield Bandwidth(when_ns, peer, other, round(amount), duration_ns)
         case FaultKind.DELAY:
             yield Delay(when_ns, peer, other, _ns(amount), duration_ns)
+        case FaultKind.CORRUPT:
+            yield CorruptLine(when_ns, peer, other, amount, 0, duration_ns, rng.randrange(1 << 32))
         case FaultKind.JOINERS:
             yield Joiners(when_ns, round(amount))
         case FaultKind.GARBAGE:

@@ -203,6 +203,27 @@ def test_jitter_is_between_nothing_and_its_bound() -> None:
     assert max(seen) > 8.8 * MS
 
 
+@pytest.mark.parametrize("portion", [1, 100, 1448, 65_536])
+def test_a_share_of_packets_has_a_flipped_bit(portion: int) -> None:
+    link = Shaper(LinkSpec.parse("corrupt=10%"), Random(7))
+    total = 1448 * 10_000
+    found: list[int] = []
+    for start in range(0, total, portion):
+        bits = link.flips(min(portion, total - start))
+        assert all(0 <= bit < 8 * portion for bit in bits)
+        found += [8 * start + bit for bit in bits]
+    assert 900 <= len(found) <= 1100
+    assert len({bit % 8 for bit in found}) == 8
+    assert max(found) > 0.99 * 8 * total
+
+
+def test_a_link_that_is_mended_flips_nothing() -> None:
+    link = Shaper(LinkSpec.parse("corrupt=100%"), Random(7))
+    assert link.flips(1 << 20)
+    link.change(LinkSpec(), 0)
+    assert link.flips(1 << 20) == []
+
+
 def test_a_shorter_delay_overtakes_nothing() -> None:
     link = shaper("rate=8mbit,rtt=100ms")
     flow = link.add(0)

@@ -15,6 +15,7 @@ SPECS = st.builds(
     flow_bps=RATES,
     jitter_s=TIMES,
     window_bytes=st.none() | st.integers(1024, 1 << 30),
+    corrupt=st.floats(0, 1),
 )
 
 
@@ -30,6 +31,7 @@ SPECS = st.builds(
         ("RATE=0.5Mbit", LinkSpec(rate_bps=500_000)),
         ("jitter=250us,window=64kib", LinkSpec(jitter_s=0.00025, window_bytes=65_536)),
         ("flow=20000bit,window=5000b", LinkSpec(flow_bps=20_000, window_bytes=5_000)),
+        ("corrupt=0.1%", LinkSpec(corrupt=0.001)),
     ],
 )
 def test_text_is_understood(text: str, spec: LinkSpec) -> None:
@@ -53,6 +55,8 @@ def test_text_is_understood(text: str, spec: LinkSpec) -> None:
         ("flow=2000gbit", "flow must be between 1kbit and 1000gbit"),
         ("rtt=61s", "rtt must be between 0ms and 60s"),
         ("jitter=100s", "jitter must be between 0ms and 60s"),
+        ("corrupt=0.1", "corrupt=0.1 is not understood; write a number and its unit, %, such as"),
+        ("corrupt=101%", "corrupt must be between 0% and 100%"),
         ("window=100b", "window must be between 1kib and 1gib"),
         ("rate=" + "9" * 60 + "bit", "is not understood"),
     ],
@@ -76,6 +80,7 @@ def test_times_are_times(time_s: float) -> None:
         (LinkSpec(rate_bps=1_500_000, jitter_s=0.0002), "rate=1500kbit,jitter=200us"),
         (LinkSpec(rtt_s=20.0, window_bytes=1 << 20), "rtt=20s,window=1mib"),
         (LinkSpec(rtt_s=0.0125), "rtt=12.5ms"),
+        (LinkSpec(corrupt=0.000025), "corrupt=0.0025%"),
     ],
 )
 def test_text_is_the_shortest(spec: LinkSpec, text: str) -> None:

@@ -380,6 +380,22 @@ def free_port() -> int:
         return port
 
 
+def test_bits_that_flip_on_the_way_cost_lanes_and_change_nothing(
+    crew_of: Callable[..., Crew], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A relay damages one packet in 500: about 30 of the 15,000 that six reduces take."""
+    crew, listen = crew_of(), f"127.0.0.1:{free_port()}"
+    with RelayThread(listen, LinkSpec(corrupt=0.002)) as relay:
+        crew.run.join(lanes=LANES, listen=listen, advertise=str(relay.address))
+        crew.run.join(lanes=LANES)
+        for number in range(6):
+            crew.reduce_and_check(1 << 19, in_place=bool(number % 2))
+        relay.change(LinkSpec())
+    damaged = [r.message for r in caplog.records if "damaged on the way" in r.message]
+    assert len(damaged) >= 3
+    assert all(line.startswith(("closed a lane", "closed a connection")) for line in damaged)
+
+
 @pytest.mark.parametrize("from_environment", [False, True], ids=["argument", "environment"])
 def test_others_are_told_another_port_than_the_one_that_is_bound(
     crew_of: Callable[..., Crew], monkeypatch: pytest.MonkeyPatch, from_environment: bool
