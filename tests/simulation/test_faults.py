@@ -216,7 +216,8 @@ def test_a_scenario_survives_its_file(tmp_path: Path) -> None:
     kinds: set[str] = set()
     drawn = (draw(seed) for seed in range(150))
     divided = (MIXES["two-masters"].draw(seed) for seed in range(10))
-    for scenario in (*drawn, *divided):
+    damaged = (MIXES["corruption"].draw(seed) for seed in range(10))
+    for scenario in (*drawn, *divided, *damaged):
         kinds |= {fault.kind for fault in scenario.faults}
         path.write_text(to_text(scenario))
         assert load(path) == scenario
@@ -238,6 +239,7 @@ def test_a_timeline_of_the_harness_runs_here_too(tmp_path: Path) -> None:
         {"at_s": 20.0, "kind": "stall", "peer": 2, "duration_s": 1.0},
         {"at_s": 22.0, "kind": "bandwidth", "peer": 2, "duration_s": 1.0, "amount": 50000},
         {"at_s": 24.0, "kind": "delay", "peer": 2, "duration_s": 1.0, "amount": 0.2},
+        {"at_s": 25.2, "kind": "corrupt", "peer": 2, "duration_s": 0.5, "amount": 0.1},
         {"at_s": 26.0, "kind": "master_restart", "duration_s": 0.5},
         {"at_s": 28.0, "kind": "master_restart_blank", "duration_s": 0.5},
         {"at_s": 30.0, "kind": "joiners", "amount": 2},
