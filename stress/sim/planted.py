@@ -444,7 +444,11 @@ def _damaged_messages_believed(stack: ExitStack) -> None:
             return False
 
     stack.enter_context(patch.object(codec, "unseal", trust))
-    stack.enter_context(patch.object(codec, "payload_hash", lambda _: Anything()))
+
+    def fits(*parts: bytes) -> int:
+        return Anything()
+
+    stack.enter_context(patch.object(codec, "payload_hash", fits))
 
 
 PLANTED: dict[str, Callable[[ExitStack], None]] = {

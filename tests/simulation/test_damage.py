@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -131,7 +131,7 @@ class World:
         await self.master.start(MASTER)
         await self.all([engine.connect(min_peers=PEERS) for engine in self.engines])
 
-    async def all(self, works: list[Coroutine[Any, Any, Any]]) -> list[Any]:
+    async def all(self, works: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         tasks = [self.loop.create_task(work) for work in works]
         return [await task for task in tasks]
 

@@ -96,8 +96,10 @@ DRAWN_OF_STATE: tuple[str, ...] = tuple(fault.kind for fault, _ in _HOW_MANY_OF_
 DRAWN_OF_MASTERS: tuple[str, ...] = tuple(fault.kind for fault, _ in _HOW_MANY_OF_MASTERS)
 
 KINDS: dict[str, type[Fault]] = {
-    fault.kind: fault for fault, _ in (*_HOW_MANY, *_HOW_MANY_OF_STATE, *_HOW_MANY_OF_MASTERS)
-} | {fault.kind: fault for fault in (Corrupt, CorruptLine)}
+    **{fault.kind: fault for fault, _ in (*_HOW_MANY, *_HOW_MANY_OF_STATE, *_HOW_MANY_OF_MASTERS)},
+    Corrupt.kind: Corrupt,
+    CorruptLine.kind: CorruptLine,
+}
 
 
 def draw_faults(seed: int, ground: Ground) -> tuple[Fault, ...]:
