@@ -180,6 +180,10 @@ class LaneGroup(Protocol):
         ...
 
 
+_NO_MEMORY = memoryview(b"")
+"""A lane keeps no memory of an operation alive that has ended."""
+
+
 class Lane:
     """One connection that carries frames; the receiver of that connection.
 
@@ -217,8 +221,8 @@ class Lane:
         self._open = True
         self._head = bytearray(HEADER_BYTES)
         self._head_view = memoryview(self._head)
-        self._memory = self._head_view
-        """Where the last read went."""
+        self._memory = _NO_MEMORY
+        """Where payload is being read to, between ``get_buffer`` and ``buffer_updated``."""
         self._sink: Sink | None = None
         self._hasher = PayloadHasher()
         """Of the payload that is arriving."""
@@ -293,7 +297,8 @@ class Lane:
         self.say(FrameHeader(FrameKind.LANES, NO_OPERATION, 0, lanes, 0))
 
     def revoke(self, operation: OperationId) -> None:
-        """Drop the frames of ``operation``; its memory is not read after this."""
+        """Drop the frames of ``operation``; its memory is not read after this, nor kept alive."""
+        self._memory = _NO_MEMORY  # of a read that brought nothing
         self.carried.pop(operation, None)
         for kind in (FrameKind.QUERY, FrameKind.HAVE):
             self._own.pop((kind, operation), None)
@@ -335,7 +340,7 @@ class Lane:
         if sink is not None:
             self.payload_bytes += nbytes
             self.moved_bytes += nbytes
-            memory = self._memory
+            memory, self._memory = self._memory, _NO_MEMORY
             self._hasher.update(memory if len(memory) == nbytes else memory[:nbytes])
         else:
             if self._received < HEADER_BYTES:

@@ -35,7 +35,8 @@ class StandbyWatch:
     """What a standby knows of the run of its masters.
 
     Args:
-        timing: it asks each of them every ``heartbeat_s``.
+        timing: it asks each of them every ``heartbeat_s``, and at every tick while it knows of no
+            run: a master that dies before it has said which one it coordinates has no successor.
         masters: their addresses, for people; the first choice first.
         run: a run that was learnt before a restart; None: none was.
         term: the one that was learnt with it.
@@ -53,12 +54,11 @@ class StandbyWatch:
 
     def due(self, now_ns: int) -> list[int]:
         """Which masters to ask now: each answers, or is given up, before it is asked again."""
+        interval_ns = 0 if self.run is None else self._interval_ns
         numbers: list[int] = []
         for number, source in enumerate(self._sources):
             asked_ns = source.asked_ns
-            if source.is_waiting or (
-                asked_ns is not None and now_ns - asked_ns < self._interval_ns
-            ):
+            if source.is_waiting or (asked_ns is not None and now_ns - asked_ns < interval_ns):
                 continue
             source.asked_ns, source.is_waiting = now_ns, True
             numbers.append(number)

@@ -159,10 +159,11 @@ def test_a_master_comes_back_and_no_call_notices(run: Run, tmp_path: Path, keeps
 def test_a_standby_takes_over(run: Run) -> None:
     address, second = free_address(), free_address()
     master = run.master(address, standby=second)
-    run.master(second, standby_of=address)
+    standby = run.master(second, standby_of=address)
     run.join(address, 3)
     run.start()
     run.goes_on()
+    run.until(lambda: knows_run(standby))  # it asks at every tick until it does
     master.interrupt()
     assert run.goes_on() < BACK_S
     run.stop()
@@ -175,6 +176,12 @@ def test_a_standby_takes_over(run: Run) -> None:
     joining.result()
     assert newcomer.world_size == 4
     newcomer.close()
+
+
+def knows_run(standby: MasterNode) -> bool:
+    """Whether a master has told it which run it coordinates."""
+    server = vars(standby)["_server"]
+    return vars(server.machine)["_watch"].run is not None
 
 
 def _grow(comm: pccl.Communicator, size: int) -> None:

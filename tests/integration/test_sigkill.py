@@ -155,9 +155,9 @@ class Peer:
         transmit = Link.send
         end = 4 * COUNT if step == 3 else 4 * -(-COUNT // 3)
 
-        def send(link: Link, header: FrameHeader, payload: memoryview, number: int) -> None:
+        def send(link: Link, header: FrameHeader, *segment: Any) -> None:
             if not (header.step == step and header.offset + header.length == end):
-                transmit(link, header, payload, number)
+                transmit(link, header, *segment)
 
         mock.patch.object(Link, "send", send).start()
         return {}
