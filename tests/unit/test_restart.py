@@ -13,16 +13,20 @@ from pccl.protocol.limits import TERM_GAP, Timing
 from pccl.protocol.master import MasterMachine
 from pccl.protocol.master_events import (
     Announce,
+    AskMaster,
     CloseControl,
     ControlClosed,
     ControlMessage,
     ControlOpened,
     Forget,
+    MasterAnswered,
     MasterEffect,
     MasterEvent,
+    MasterUnanswered,
     Remember,
     Send,
     Tick,
+    Warn,
 )
 from pccl.protocol.restart import Origin
 from pccl.protocol.status_report import StatusReport
@@ -766,13 +770,199 @@ def test_an_id_that_no_master_gives_out_binds_nobody() -> None:
     assert registered[1].peer == 3 + JUMP + 1  # type: ignore[union-attr]
 
 
-def test_a_stray_return_does_not_bind_a_standby_to_its_run() -> None:
+def learns(master: Master, run: bytes = RUN, *, settled: bool = True) -> list[MasterEffect]:
+    """The master that a standby stands by for has said which run it has."""
+    return master.do(MasterAnswered(0, msg.RunIs(run, 1, settled)))
+
+
+def test_a_standby_takes_up_no_run_that_its_master_has_not_named() -> None:
+    """Nobody who knows the token can invent one for it, or bring one that is long over."""
     master = Master(Origin.STANDBY)
-    master.say(7, run=OTHER_RUN)
-    master.do(ControlClosed(7, "reset"))
-    assert told(master.say(1), msg.Refused) == []
-    master.come(2)
-    assert told(master.come(3), msg.Refused) == []
+    (unknown,) = master.come(7, run=OTHER_RUN, known=(roster(VERSION, VIEW, 7),))
+    assert isinstance(unknown, CloseControl)
+    assert unknown.reason.startswith("it is a standby, and takes up no run before")
+    assert master.wait(12) == [AskMaster(0)]
+    assert learns(master) == [Remember(RUN, 1, NEXT, coordinated=False)]
+    another = "this master coordinates another run"
+    refused = [Send(7, msg.Refused(None, another)), CloseControl(7, another)]
+    assert master.come(7, run=OTHER_RUN, known=(roster(VERSION, VIEW, 7),)) == refused
+    for peer in (1, 2, 3):
+        assert told(master.come(peer), msg.Refused) == []
+    for peer in (1, 2, 3):
+        master.hear(peer, msg.Heartbeat(term=2))
+    assert (master.machine.run, master.machine.term) == (RUN, 2)
+
+
+def test_a_standby_asks_until_it_coordinates_the_run() -> None:
+    master = Master(Origin.STANDBY)
+    assert master.wait(1) == [AskMaster(0)]
+    learns(master)
+    assert master.wait(1) == [AskMaster(0)]
+    for peer in (1, 2, 3):
+        master.come(peer)
+    for peer in (1, 2, 3):
+        master.hear(peer, msg.Heartbeat(term=2))
+    learns(master, OTHER_RUN)
+    assert [e for e in master.wait(4, speaking=(1, 2, 3)) if isinstance(e, AskMaster)] == []
+    assert master.machine.run == RUN
+
+
+def test_a_standby_that_reaches_no_master_says_so_once() -> None:
+    master = Master(Origin.STANDBY)
+    master.wait(0.25)
+    (warning,) = master.do(MasterUnanswered(0, "connection refused"))
+    assert isinstance(warning, Warn)
+    assert warning.text.endswith("which one that is: 10.0.0.9:1: connection refused")
+    assert master.do(MasterUnanswered(0, "connection refused")) == []
+
+
+def test_a_master_names_its_run_and_whether_it_may_yet_give_it_up() -> None:
+    def named(master: Master) -> msg.MasterMessage:
+        master.open(9)
+        ((_, answer),) = sent(master.hear(9, msg.RunQuery()))
+        master.do(ControlClosed(9, "it knows"))
+        return answer
+
+    blank = Master()
+    assert named(blank) == msg.RunIs(OTHER_RUN, 1, False)
+    blank.register(1)
+    blank.wait(5, speaking=(1,))
+    assert named(blank) == msg.RunIs(OTHER_RUN, 1, True)
+    assert named(Master(Origin.RESTARTED, term=4)) == msg.RunIs(RUN, 4, True)
+    idle = Master(Origin.STANDBY)
+    learns(idle)
+    assert named(idle) == msg.RunIs(NO_RUN, 0, False)  # it has heard of it only
+    gives_way = Master()
+    gives_way.come(1)
+    assert named(gives_way) == msg.RunIs(NO_RUN, 0, False)  # members say so, and no master
+
+
+def test_an_older_run_that_too_few_come_from_does_not_end_a_young_one() -> None:
+    """A stale process, or a stranger who knows the token, can't take away what two have begun."""
+    alone = (roster(VERSION, VIEW, 1),)
+    master = Master()
+    master.register(8)
+    master.register(9)
+    assert master.come(1, known=alone) == []
+    assert not master.machine.recovering
+    effects = master.wait(5, speaking=(8, 9))
+    another = "this master coordinates another run"
+    assert (1, msg.Refused(None, another)) in sent(effects)
+    assert master.machine.shown_run == OTHER_RUN
+    assert {8, 9} == set(master.machine._by_connection)  # pyright: ignore[reportPrivateUsage]
+
+
+def test_as_many_of_an_older_run_end_a_young_one() -> None:
+    known = (roster(VERSION, VIEW, 1, 2),)
+    master = Master()
+    master.register(8)
+    master.register(9)
+    assert master.come(1, known=known) == []
+    effects = master.come(2, known=known)
+    assert [e.connection for e in effects if isinstance(e, CloseControl)] == [8, 9]
+    assert Remember(RUN, 2, NEXT) in effects
+
+
+# -- what nobody may claim -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["x" * 254, "x" * 4000, "a\nb"])
+def test_a_return_passes_the_checks_of_a_registration(host: str) -> None:
+    header = msg.Return(ONE, token(1), RUN, 1, msg.Register(0, host, 1), 0, (), MASTER)
+    for origin in (Origin.BLANK, Origin.RESTARTED):
+        master = Master(origin, term=2)
+        master.open(1)
+        reason = "this is no host name, or it is too long"
+        assert master.hear(1, header) == [CloseControl(1, reason)]
+
+
+def test_a_master_that_has_given_out_all_ids_itself_knows_no_others() -> None:
+    master = Master()
+    master.register(1)
+    master.wait(5, speaking=(1,))
+    effects = master.come(4, run=OTHER_RUN, known=())
+    assert CloseControl(4, "the run went on without it") in effects
+    assert list(master.machine.membership.peers) == [ONE]
+
+
+def test_groups_that_share_members_and_views_of_strangers_are_not_taken_up() -> None:
+    def in_group(group: int, version: int, view: int, *peers: int) -> Roster:
+        members = tuple(where(peer) for peer in peers)
+        return Roster(version, group, view, members, (view,), 3, 2, 3)
+
+    master = Master(Origin.RESTARTED, term=2)
+    stale = roster(VERSION - 1, VIEW - 1, 1, 2, 3, 66)
+    later = roster(VERSION, VIEW, 1, 2, 3, views=(VIEW - 1, VIEW))
+    master.say(4, connection=4, known=())
+    master.do(ControlClosed(4, "reset"))
+    for peer in (1, 2, 3):
+        master.come(peer, known=(stale, later))
+    assert master.machine.membership.view(0, VIEW - 1) is None
+    master = Master(Origin.RESTARTED, term=2)
+    liar = msg.Return(THREE, token(3), RUN, 1, msg.Register(5, "", 4003), 7, (), MASTER)
+    master.open(3)
+    known = msg.KnownRoster(in_group(5, VERSION - 2, 2, 3, 1))
+    master.hear(3, liar, known, msg.Reported())
+    for peer in (1, 2):
+        master.come(peer)
+    master.wait(5, speaking=(1, 2, 3))
+    assert [peer.group for peer in master.machine.membership.members()] == [0, 0]
+
+
+def test_ids_that_no_master_gives_out_do_not_drive_later_ones_up() -> None:
+    master = Master(Origin.RESTARTED, term=2)
+    invented = (1 << 62) - 1
+    master.come(invented, connection=14, known=())
+    effects = [e for peer in (1, 2, 3) for e in master.come(peer)]
+    reason = "the run went on without it"
+    assert (14, msg.Refused(RemovalCause.CONTROL_LOST, reason)) in sent(effects)
+    (registered,) = told(master.register(15), msg.Registered)
+    assert registered[1].peer == 3 + JUMP + 1  # type: ignore[union-attr]
+
+
+def test_reports_that_are_not_complete_are_closed_when_the_run_goes_on() -> None:
+    """Nobody would ever hear of that connection again, and it would stay."""
+    known = (roster(VERSION, VIEW, 1, 2),)
+    master = Master(Origin.RESTARTED, term=2)
+    master.say(9, known=())
+    master.come(1, known=known)
+    effects = master.come(2, known=known)
+    assert CloseControl(9, "the run went on before its report was complete") in effects
+    assert set(master.machine._hosts) == {1, 2}  # pyright: ignore[reportPrivateUsage]
+
+
+def test_the_largest_report_has_to_go_if_there_is_no_room_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pccl.protocol.recovery.REPORTS_BYTES_MAX", 40 << 10)
+    known = (roster(VERSION, VIEW, 1, 2, 3),)
+    master = Master(Origin.RESTARTED, term=2)
+    master.come(1, known=known)
+    effects = master.say(3, *[msg.Heartbeat()] * 25, known=known)
+    assert effects == []
+    reason = "its report is the largest, and there is no room for all"
+    assert CloseControl(3, reason) in master.say(2, *[msg.Heartbeat()] * 10, known=known)
+    master.hear(2, msg.Reported())
+    assert set(master.machine._hosts) == {1, 2}  # pyright: ignore[reportPrivateUsage]
+
+
+def test_what_a_crowd_reports_alike_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand members of a full run have all been told the same rosters."""
+    monkeypatch.setattr("pccl.protocol.recovery.REPORTS_BYTES_MAX", 700 << 10)
+    crowd = tuple(range(1, 101))
+    rosters = tuple(roster(VERSION + n, VIEW + n, *crowd) for n in range(20))
+    master = Master(Origin.RESTARTED, term=2)
+    for peer in crowd:  # a roster takes about 17 KiB, all that they tell 34 MiB
+        assert told(master.come(peer, known=rosters), msg.Refused) == []
+    assert len(master.machine.membership.members()) == 100
+
+
+def test_a_roster_is_told_once_and_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl.protocol.recovery.ROSTERS_KEPT_MAX", 2)
+    many = tuple(roster(VERSION + n, VIEW + n, 1) for n in range(3))
+    for known in ((many[0], many[0]), many):
+        master = Master(Origin.RESTARTED, term=2)
+        assert master.say(1, known=known) == [CloseControl(1, "more rosters than a master keeps")]
 
 
 def test_a_run_that_all_have_left_is_not_remembered() -> None:

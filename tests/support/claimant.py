@@ -1,0 +1,100 @@
+"""Somebody who knows the token, and says to a master whatever he likes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from types import TracebackType
+
+from pccl.addresses import parse_address
+from pccl.protocol import messages as msg
+from pccl.protocol.codec import StreamDecoder, encode
+from pccl.protocol.handshake import NONCE_BYTES, Channel, Handshake, Opening, derive_key
+from pccl.protocol.types import Member, PeerId, Roster
+from tests.support.patience import LIMIT_S
+
+MASTER = b"invented"
+"""Id of the master that it says it has followed."""
+
+
+class Claimant:
+    """One control connection, its handshake done.
+
+    Args:
+        address: of a master, ``"host:port"``.
+        token: the run's; None: there is none.
+    """
+
+    def __init__(self, address: str, token: bytes | None = None) -> None:
+        where = parse_address(address)
+        self._socket = socket.create_connection((where.host, where.port), LIMIT_S)
+        opening = Opening(Channel.CONTROL, os.urandom(NONCE_BYTES))
+        handshake = Handshake.dial(opening, None if token is None else derive_key(token))
+        while handshake.remote is None:
+            self._socket.sendall(handshake.take_output())
+            handshake.receive(self._received(handshake.awaited_bytes))
+        self.run = handshake.remote.run
+        """The run that the master says it has."""
+        self._decoder = StreamDecoder()
+
+    def say(self, *messages: msg.Message) -> None:
+        """Send messages."""
+        self._socket.sendall(b"".join(map(encode, messages)))
+
+    def send(self, data: bytes) -> None:
+        """Send what is encoded already."""
+        self._socket.sendall(data)
+
+    def hears(self, kind: type[msg.Message]) -> msg.Message | None:
+        """The next message of a kind; None if the master closes before."""
+        deadline_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline_s:
+            try:
+                data = self._socket.recv(1 << 16)
+            except ConnectionError:
+                return None
+            if not data:
+                return None
+            for message in self._decoder.feed(data):
+                if isinstance(message, kind):
+                    return message
+        raise AssertionError(f"no {kind.__name__} in time")
+
+    def _received(self, nbytes: int) -> bytes:
+        data = b""
+        while len(data) < nbytes:
+            more = self._socket.recv(nbytes - len(data))
+            assert more, "closed during the handshake"
+            data += more
+        return data
+
+    def close(self) -> None:
+        """Go without a word."""
+        self._socket.close()
+
+    def __enter__(self) -> Claimant:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def returning(
+    run: bytes, peer: int, host: str = "", term: int = 1, masters: int = 1, group: int = 0
+) -> msg.Return:
+    """The first word of a peer that comes back."""
+    registration = msg.Register(group, host, 4000, masters=masters)
+    token = peer.to_bytes(16, "little")
+    return msg.Return(PeerId(peer), token, run, term, registration, 0, (), MASTER)
+
+
+def alone(peer: int, version: int = 7) -> msg.KnownRoster:
+    """A roster with one member."""
+    member = Member(PeerId(peer), "127.0.0.1", 4000)
+    return msg.KnownRoster(Roster(version, 0, 4, (member,), (4,), 1, 1, 1), MASTER)
