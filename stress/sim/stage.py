@@ -389,6 +389,8 @@ class Stage:
         """Start a new master on the address of the one that was killed."""
         self.struck_ns = self.now_ns()
         self.excuses.master_restarted()
+        if self.standby is not None:
+            self.excuses.masters_divided()  # some members may have gone to it meanwhile
         if self.checkers.training is not None:
             self.checkers.training.master_restarted()
         if blank:
