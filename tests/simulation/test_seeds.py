@@ -81,7 +81,7 @@ CAUGHT_BY = {
     "starving_forgotten": 789,
     "stock_forgotten": 27,
     "unverified_piece_accepted": 18,
-    "vote_counted_twice": 417,
+    "vote_counted_twice": 733,
     "weights_in_any_order": 10,
     "weights_not_waited_for": 19,
     "world_changes_unseen": 432,
