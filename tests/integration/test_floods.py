@@ -187,7 +187,7 @@ def test_peers_join_and_reduce_while_strangers_dial(
     assert dials > RATES[says]
     own = 3 * 2 * 2 * LANES + 50  # both ends of every lane and connection are in this process
     assert most() - before <= limits.unproven + limits.lingering + own
-    intervals = (time.monotonic() - began_s) * NS_PER_S // LOG_INTERVAL_NS + 1
+    intervals = 1 + (time.monotonic() - began_s) * NS_PER_S // LOG_INTERVAL_NS
     lines = [text for text in caplog.messages if "closed a connection from" in text]
     assert 0 < len(lines) <= 2 * (LOG_LINES_MAX + 1) * intervals  # of two levels
 

@@ -135,7 +135,7 @@ class Two:
         waits_for = master_status(self.second, token=TOKEN).waits_for
         return "0 of ? members of run" in waits_for
 
-    def join(self, size: int) -> None:
+    def admit(self, size: int) -> None:
         for _ in range(size):
             comm = pccl.Communicator(self.first, timing=QUICK, token=TOKEN)
             self._stack.callback(comm.close)
@@ -166,7 +166,7 @@ def two(tmp_path: Path) -> Iterator[Two]:
 
 def test_an_invented_run_does_not_capture_a_standby(two: Two) -> None:
     """Its master dies, and the members come to it: it has kept itself for them."""
-    two.join(2)
+    two.admit(2)
     two.reduce()
     until(two.standby_knows_the_run)
     with Claimant(two.second, TOKEN) as claimant:
@@ -199,7 +199,7 @@ def test_a_standby_that_has_not_reached_its_master_takes_up_nothing_and_says_so(
 
 def test_a_standby_that_is_started_again_remembers_the_run(two: Two) -> None:
     """Also if its master has died meanwhile, and nobody could tell it any more."""
-    two.join(2)
+    two.admit(2)
     two.reduce()
     until(two.standby_knows_the_run)
     two.standby.interrupt()
