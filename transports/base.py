@@ -113,6 +113,17 @@ class Connection(Protocol):
         """
         ...
 
+    def pause_reading(self) -> None:
+        """Read nothing more for now: the receiver is not called before ``resume_reading``.
+
+        What has begun to fail may be noticed only then. Idempotent.
+        """
+        ...
+
+    def resume_reading(self) -> None:
+        """End a pause; what has come meanwhile is read in a later turn of the loop. Idempotent."""
+        ...
+
     def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
         """Hand as much of ``buffers`` as possible to the network; return the bytes taken.
 

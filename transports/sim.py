@@ -69,6 +69,12 @@ class SimConnection:
         self._receiver: Receiver | None = None
         self._open = True
         self._error: LinkError | None = None
+        self._paused = False
+        self._resuming = False
+        self._rest: memoryview | None = None
+        """What was delivered when reading was paused, and is not read."""
+        self._held: list[Action] = []
+        """What its process would do next, if it read."""
         self._other: SimConnection
         self._out: Pipe
         self._in: Pipe
@@ -134,6 +140,25 @@ class SimConnection:
             self._events.soon(partial(self._host.run, lost))
         elif self._open:
             self._in.arm()
+
+    def pause_reading(self) -> None:
+        """See ``Connection``."""
+        self._paused = True
+
+    def resume_reading(self) -> None:
+        """See ``Connection``."""
+        if self._paused:
+            self._paused = False
+            self._resuming = True
+            self._events.soon(partial(self._host.run, self._read_on))
+
+    def _read_on(self) -> None:
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            self.take_delivery(rest)
+        self._resuming = False
+        while self._held and not self._paused:
+            self._held.pop(0)()
 
     def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
         """See ``Connection``."""
@@ -209,11 +234,14 @@ class SimConnection:
     @property
     def is_late(self) -> bool:
         """Its process does not read now; its kernel does."""
-        return self._host.run_queue.is_late
+        return self._paused or self._resuming or self._host.run_queue.is_late
 
     def run(self, action: Action) -> None:
-        """Let its process do something, as soon as it runs."""
-        self._host.run(action)
+        """Let its process do something, as soon as it runs and reads from here."""
+        if self._paused or self._resuming:
+            self._held.append(action)
+        else:
+            self._host.run(action)
 
     def take_delivery(self, data: memoryview) -> None:
         """Bytes have arrived; they are read in as many portions as the receiver's memory makes."""
@@ -223,6 +251,9 @@ class SimConnection:
                 data = noise.changed(self, data)
         try:
             while data and self._open:
+                if self._paused:
+                    self._rest = data
+                    return
                 assert self._receiver is not None
                 buffer = self._receiver.get_buffer()
                 nbytes = min(len(buffer), len(data))

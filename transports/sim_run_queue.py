@@ -23,6 +23,9 @@ class RunQueue:
         self._events = events
         self._stops = 0
         self._lag_ns = 0
+        self._computes = False
+        self._computed_ns = 0
+        self._computed_until_ns = 0
         self._waking = False
         self._draining = False
         self._waiting: deque[tuple[bool, Action]] = deque()  # (whether it is a timer's, what)
@@ -43,19 +46,43 @@ class RunQueue:
             delay_ns = self._events.some(self._lag_ns)
             self._events.at(self._events.now_ns() + delay_ns, self._wake)
 
+    @property
+    def busy_ns(self) -> int:
+        """How long the process has computed: what it is loaded with, nothing else takes time."""
+        now_ns = self._events.now_ns()
+        if self._computes and not self._stops:
+            self._computed_ns += now_ns - self._computed_until_ns
+        self._computed_until_ns = now_ns
+        return self._computed_ns
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether it does not run, or late, and not because it has so much to do."""
+        return bool(self._stops) or (bool(self._lag_ns) and not self._computes)
+
     def stop(self) -> None:
         """Run nothing until :meth:`resume` was called as often."""
+        self._computed_ns = self.busy_ns
         self._stops += 1
 
     def resume(self) -> None:
         """Undo one :meth:`stop`."""
+        self._computed_ns = self.busy_ns
         self._stops -= 1
         if not self._stops and not self._waking:
             self._drain()
 
-    def set_lag(self, lag_ns: int) -> None:
-        """Run whatever comes up to ``lag_ns`` late, together with what came meanwhile."""
+    def set_lag(self, lag_ns: int, *, computes: bool = False) -> None:
+        """Run whatever comes up to ``lag_ns`` late, together with what came meanwhile.
+
+        Args:
+            lag_ns: 0: at once.
+            computes: whether it is late because the process computes all the time; otherwise it is
+                not given a processor.
+        """
+        self._computed_ns = self.busy_ns
         self._lag_ns = lag_ns
+        self._computes = computes
 
     def clear(self) -> None:
         """The process is dead: forget all."""

@@ -89,6 +89,7 @@ class _TcpConnection:
         self._open = True
         self._awaits_writable = False
         self._reads_soon = False
+        self._paused = False
         self._send_failure: LinkError | None = None
 
     def __repr__(self) -> str:
@@ -112,9 +113,22 @@ class _TcpConnection:
     def start(self, receiver: Receiver) -> None:
         if self._open:
             self._receiver = receiver
-            if not self._started:
+            if not self._started and not self._paused:
                 self._loop.add_reader(self._sock, self._on_readable)
         self._started = True
+
+    def pause_reading(self) -> None:
+        if self._open and not self._paused:
+            self._paused = True
+            if self._started:
+                self._loop.remove_reader(self._sock)
+
+    def resume_reading(self) -> None:
+        if self._open and self._paused:
+            self._paused = False
+            if self._started:
+                self._loop.add_reader(self._sock, self._on_readable)
+                self._read_soon()
 
     def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
         if not self._open or self._send_failure is not None:
@@ -166,7 +180,7 @@ class _TcpConnection:
         self._reads_soon = False
         budget = READ_BUDGET_BYTES
         try:
-            while self._open and budget > 0:
+            while self._open and not self._paused and budget > 0:
                 assert self._receiver is not None
                 buffer = self._receiver.get_buffer()
                 assert len(buffer), "memory for a read must not be empty"
@@ -188,7 +202,7 @@ class _TcpConnection:
         except Exception as error:  # noqa: BLE001 - reported below
             self._receiver_failed(error)
         else:
-            if self._open:
+            if self._open and not self._paused:
                 self._read_soon()  # there is more, but it is the others' turn
 
     def _on_writable(self) -> None:

@@ -1,10 +1,13 @@
 """Control messages on the wire: length-prefixed MessagePack, strictly decoded.
 
-After the handshake every message is a prefix of 16 bytes and a MessagePack array ``[code, field,
-...]``. The prefix, little-endian, is the array's length (u32), its XXH3-64 (u64), and the CRC-32 of
-these twelve bytes: a length is verified before it is waited for, and an array before it is looked
-at. Decoding accepts exactly what encoding produces: the right number of fields, the
-right types, integers in range, bounded text and lists, nothing behind the end.
+After the handshake every message is a prefix of 16 bytes and a MessagePack array of its fields. The
+prefix, little-endian, is the type's code (the upper 8 bits of a u32) and the array's length (the
+lower 24), the array's XXH3-64 (u64), and the CRC-32 of these twelve bytes: a length is verified
+before it is waited for, and an array before it is looked at. A message that is too large for its
+type, or that the sender may not send now, is refused before the rest of it is read.
+
+Decoding accepts exactly what encoding produces: the right number of fields, the right types,
+integers in range, bounded text and lists, nothing behind the end.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import enum
 import struct
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeGuard
 
@@ -23,14 +26,17 @@ from pccl.protocol import messages
 from pccl.protocol.checksum import SEAL_BYTES, DamagedData, payload_hash, seal, unseal
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import (
+    BYTE_STRING_MAX,
     CONTROL_MESSAGE_BYTES_MAX,
+    HEARTBEAT_BYTES_MAX,
     SEQUENCE_ITEMS_MAX,
     TEXT_BYTES_MAX,
 )
 from pccl.protocol.messages import Message
 from pccl.protocol.status_report import StatusReport
-from pccl.protocol.types import Below, UpTo
+from pccl.protocol.types import AtMost, Below, UpTo
 
+_LENGTH_BITS = 24
 _PREFIX = struct.Struct("<IQ")
 PREFIX_BYTES = _PREFIX.size + SEAL_BYTES
 _U64 = Below(1 << 64)
@@ -90,22 +96,26 @@ class _Invalid(Exception):
 def encode(message: Message) -> bytes:
     """Return the bytes of one message, prefix included."""
     code, encode_fields = _ENCODERS[type(message)]
-    body: bytes = msgpack.packb([code, *encode_fields(message)], use_bin_type=True)
-    assert len(body) <= CONTROL_MESSAGE_BYTES_MAX, "message too large to be accepted"
-    return frame(body)
+    body: bytes = msgpack.packb(encode_fields(message), use_bin_type=True)
+    assert len(body) <= BYTES_MAX[type(message)], "message too large to be accepted"
+    return frame(code, body)
 
 
-def frame(body: bytes) -> bytes:
+def frame(code: int, body: bytes) -> bytes:
     """Put the prefix in front of a message."""
-    return seal(_PREFIX.pack(len(body), payload_hash(body))) + body
+    word = code << _LENGTH_BITS | len(body)
+    return seal(_PREFIX.pack(word, payload_hash(body))) + body
 
 
-def decode(body: bytes) -> Message:
-    """Decode one message (without its prefix).
+def decode(code: int, body: bytes) -> Message:
+    """Decode one message from its type's code and its fields.
 
     Raises:
         RemoteProtocolError: it is not exactly one well-formed message. Close the connection.
     """
+    name, decode_fields = _DECODERS.get(code, (None, None))
+    if decode_fields is None:
+        raise RemoteProtocolError(func="control", reason=f"unknown message code {code}")
     try:
         value: Any = msgpack.unpackb(
             body,
@@ -117,15 +127,8 @@ def decode(body: bytes) -> Message:
         )
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise RemoteProtocolError(func="control", reason=f"not MessagePack: {error}") from error
-    parts = value if _is_list(value) else []
-    if not parts or type(parts[0]) is not int:
-        raise RemoteProtocolError(func="control", reason="not a control message")
-    decoder = _DECODERS.get(parts[0])
-    if decoder is None:
-        raise RemoteProtocolError(func="control", reason=f"unknown message code {parts[0]}")
-    name, decode_fields = decoder
     try:
-        return typing.cast("Message", decode_fields(parts[1:]))
+        return typing.cast("Message", decode_fields(value))
     except _Invalid as error:
         raise RemoteProtocolError(func="control", reason=f"malformed {name}: {error}") from error
 
@@ -134,13 +137,22 @@ class StreamDecoder:
     """Takes the bytes of one direction in any split and gives messages.
 
     Memory is bounded by one message: a longer announcement is refused at once.
+
+    Args:
+        bytes_max: how large a message of a type may be now, at most ``BYTES_MAX`` of it; 0: the
+            sender may not send it.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, bytes_max: Callable[[type[Message]], int] = lambda kind: BYTES_MAX[kind]
+    ) -> None:
         self._buffer = bytearray()
+        self._bytes_max = bytes_max
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Message]:
-        """Add bytes; return the messages that are complete now.
+    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Message]:
+        """Add bytes; yield the messages that are complete now.
+
+        What a message changes for the sender holds for the next one already.
 
         Raises:
             DamagedData: these bytes were changed on the way. Close the connection; all messages
@@ -148,26 +160,33 @@ class StreamDecoder:
             RemoteProtocolError: these bytes do not follow the protocol. Close the connection.
         """
         self._buffer += data
-        found: list[Message] = []
-        start = 0
-        while len(self._buffer) - start >= PREFIX_BYTES:
-            prefix = self._buffer[start : start + PREFIX_BYTES]
-            length, check = _PREFIX.unpack(unseal(prefix, "control", "the prefix of a message"))
-            if length > CONTROL_MESSAGE_BYTES_MAX:
-                raise RemoteProtocolError(
-                    func="control",
-                    reason=f"message of {length} bytes; at most {CONTROL_MESSAGE_BYTES_MAX}",
-                )
-            end = start + PREFIX_BYTES + length
+        while (begun := self._begun()) is not None:
+            code, length, check = begun
+            end = PREFIX_BYTES + length
             if len(self._buffer) < end:
-                break
-            body = bytes(self._buffer[start + PREFIX_BYTES : end])
+                return
+            body = bytes(memoryview(self._buffer)[PREFIX_BYTES:end])
             if payload_hash(body) != check:
                 raise DamagedData(func="control", reason="a message was damaged on the way")
-            found.append(decode(body))
-            start = end
-        del self._buffer[:start]
-        return found
+            del self._buffer[:end]
+            yield decode(code, body)
+
+    def _begun(self) -> tuple[int, int, int] | None:
+        """Code, length and hash of the message that has begun; None: its prefix is not there."""
+        if len(self._buffer) < PREFIX_BYTES:
+            return None
+        prefix = self._buffer[:PREFIX_BYTES]
+        word, check = _PREFIX.unpack(unseal(prefix, "control", "the prefix of a message"))
+        code, length = word >> _LENGTH_BITS, word & (1 << _LENGTH_BITS) - 1
+        kind = _KINDS.get(code)
+        if kind is None:
+            raise RemoteProtocolError(func="control", reason=f"unknown message code {code}")
+        allowed = self._bytes_max(kind)
+        if length > allowed:
+            most = f"at most {allowed} are allowed now" if allowed else "it may send none now"
+            reason = f"{kind.__name__} of {length} bytes; {most}"
+            raise RemoteProtocolError(func="control", reason=reason)
+        return code, length, check
 
 
 # -- dataclasses to plain lists and back -------------------------------------------------------
@@ -180,21 +199,39 @@ def _is_list(value: object) -> TypeGuard[list[Any]]:
 _Encoder = Callable[[Any], Any]
 
 
-def _cut(text: str) -> str:
-    return text.encode("utf-8", "replace")[:TEXT_BYTES_MAX].decode("utf-8", "ignore")
+def _text_encoder(limit: int) -> _Encoder:
+    def cut(text: str) -> str:
+        return text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
+
+    return cut
+
+
+def _bounded(hint: Any) -> tuple[Any, int]:
+    """A text, bytes or list type without its limit, and the limit; other types as they are."""
+    limit = 0
+    if typing.get_origin(hint) is typing.Annotated and hint.__origin__ not in (int, float):
+        hint, annotation = typing.get_args(hint)
+        assert isinstance(annotation, AtMost)
+        limit = annotation.count
+    if hint is str:
+        return hint, limit or TEXT_BYTES_MAX
+    if hint is bytes:
+        return hint, limit or BYTE_STRING_MAX
+    return hint, limit or SEQUENCE_ITEMS_MAX
 
 
 def _encoder_of(hint: Any) -> _Encoder | None:
     """Build what makes of a value of one annotated type what msgpack takes; None: it does."""
     if isinstance(hint, typing.NewType):
         return _encoder_of(hint.__supertype__)
+    hint, limit = _bounded(hint)
     origin = typing.get_origin(hint)
     if origin is tuple:
         return _tuple_encoder(_encoder_of(typing.get_args(hint)[0]))
     if origin is types.UnionType:
         return _optional_encoder(_encoder_of(typing.get_args(hint)[0]))
     if hint is str:
-        return _cut
+        return _text_encoder(limit)
     if isinstance(hint, type) and is_dataclass(hint):
         return _dataclass_encoder(hint)
     return None  # numbers, enums among them, booleans and bytes
@@ -238,6 +275,7 @@ def _decoder_of(hint: Any) -> _Decoder:
     """Build the strict decoder of one annotated type."""
     if isinstance(hint, typing.NewType):
         return _decoder_of(hint.__supertype__)
+    hint, limit = _bounded(hint)
     origin = typing.get_origin(hint)
     if origin is typing.Annotated:
         base, annotation = typing.get_args(hint)
@@ -250,15 +288,19 @@ def _decoder_of(hint: Any) -> _Decoder:
     if origin is tuple:
         item, ellipsis = typing.get_args(hint)
         assert ellipsis is ...
-        return _tuple_decoder(_decoder_of(item))
+        return _tuple_decoder(_decoder_of(item), limit)
     if origin is types.UnionType:
         some, none = typing.get_args(hint)
         assert none is type(None)
         return _optional_decoder(_decoder_of(some))
     if hint is int:
         return _integer_decoder(_U64)
-    if hint is bool or hint is bytes or hint is str:
-        return _exact_decoder(hint)
+    if hint is bool:
+        return _flag_decoder
+    if hint is bytes:
+        return _bytes_decoder(limit)
+    if hint is str:
+        return _text_decoder(limit)
     if issubclass(hint, enum.IntEnum):
         return _enum_decoder(hint)
     assert is_dataclass(hint)
@@ -283,15 +325,33 @@ def _float_decoder(limit: UpTo) -> _Decoder:
     return decode_float
 
 
-def _exact_decoder(kind: type[Any]) -> _Decoder:
-    def decode_exact(value: Any) -> Any:
-        if type(value) is not kind:
-            raise _Invalid(f"{_named(value)} is not {kind.__name__}")
-        if kind is not bool and len(value) > TEXT_BYTES_MAX:
-            raise _Invalid(f"{kind.__name__} of {len(value)}; at most {TEXT_BYTES_MAX}")
+def _flag_decoder(value: Any) -> bool:
+    if type(value) is not bool:
+        raise _Invalid(f"{_named(value)} is not bool")
+    return value
+
+
+def _bytes_decoder(limit: int) -> _Decoder:
+    def decode_bytes(value: Any) -> bytes:
+        if type(value) is not bytes:
+            raise _Invalid(f"{_named(value)} is not bytes")
+        if len(value) > limit:
+            raise _Invalid(f"bytes of {len(value)}; at most {limit}")
         return value
 
-    return decode_exact
+    return decode_bytes
+
+
+def _text_decoder(limit: int) -> _Decoder:
+    def decode_text(value: Any) -> str:
+        if type(value) is not str:
+            raise _Invalid(f"{_named(value)} is not str")
+        nbytes = len(value.encode())
+        if nbytes > limit:
+            raise _Invalid(f"str of {nbytes} bytes; at most {limit}")
+        return value
+
+    return decode_text
 
 
 def _optional_decoder(decode_some: _Decoder) -> _Decoder:
@@ -313,10 +373,12 @@ def _enum_decoder(kind: type[enum.IntEnum]) -> _Decoder:
     return decode_enum
 
 
-def _tuple_decoder(decode_item: _Decoder) -> _Decoder:
+def _tuple_decoder(decode_item: _Decoder, limit: int) -> _Decoder:
     def decode_tuple(value: Any) -> tuple[Any, ...]:
         if not _is_list(value):
             raise _Invalid(f"{_named(value)} is not a list")
+        if len(value) > limit:
+            raise _Invalid(f"list of {len(value)}; at most {limit}")
         return tuple(decode_item(item) for item in value)
 
     return decode_tuple
@@ -335,6 +397,45 @@ def _dataclass_decoder(kind: type[Any]) -> _Decoder:
 
     return decode_dataclass
 
+
+# -- how large a message can be ------------------------------------------------------------------
+
+
+def _sequence_head(count: int) -> int:
+    return 1 if count < 16 else 3 if count < 1 << 16 else 5
+
+
+def _largest(hint: Any) -> int:
+    """Bytes of the longest value of one annotated type."""
+    if isinstance(hint, typing.NewType):
+        return _largest(hint.__supertype__)
+    hint, limit = _bounded(hint)
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        return _sequence_head(limit) + limit * _largest(typing.get_args(hint)[0])
+    if origin is types.UnionType:
+        return _largest(typing.get_args(hint)[0])
+    if hint is str or hint is bytes:
+        return (3 if limit < 1 << 16 else 5) + limit
+    if isinstance(hint, type) and is_dataclass(hint):
+        hints = typing.get_type_hints(hint, include_extras=True)
+        kinds = [hints[field.name] for field in fields(hint)]
+        return _sequence_head(len(kinds)) + sum(map(_largest, kinds))
+    return _NUMBER_BYTES_MAX
+
+
+def _largest_message(kind: type[Any]) -> int:
+    return min(_largest(kind), _NARROWER.get(kind, CONTROL_MESSAGE_BYTES_MAX))
+
+
+_NUMBER_BYTES_MAX = 9
+_NARROWER: dict[type[Any], int] = {messages.Heartbeat: HEARTBEAT_BYTES_MAX}
+"""Types whose senders keep to less than what all their lists together could be."""
+
+_KINDS: dict[int, type[Any]] = {code: kind for kind, code in _CODES.items()}
+
+BYTES_MAX: dict[type[Any], int] = {kind: _largest_message(kind) for kind in _CODES}
+"""How large a message of each type can be, without its prefix."""
 
 _DECODERS = {code: (kind.__name__, _dataclass_decoder(kind)) for kind, code in _CODES.items()}
 _ENCODERS = {kind: (code, _dataclass_encoder(kind)) for kind, code in _CODES.items()}

@@ -37,6 +37,7 @@ class CollectiveBallot(Ballot):
         super().__init__(operation, members, opener, now_ns, inherited=inherited)
         self.repair: RingRepair | None = None
         """Since a member was lost while data moved."""
+        self._what = ""
         self._descriptors: dict[PeerId, Descriptor] = {}
         self._weights: dict[PeerId, float] = {}
         """Of a weighted average; also of members that were lost since."""
@@ -139,8 +140,10 @@ class CollectiveBallot(Ballot):
     @property
     def what(self) -> str:
         """How its callers know it."""
-        asked = next(iter(self._descriptors.values()), None)
-        return f"tag {self.operation.tag}" + (f" ({asked})" if asked else "")
+        if self._descriptors and not self._what:  # asked for at every tick
+            asked = next(iter(self._descriptors.values()))
+            self._what = f"tag {self.operation.tag} ({asked})"
+        return self._what or f"tag {self.operation.tag}"
 
     def started(self) -> OperationStarted:
         """What a member is told of the start that has missed it."""

@@ -64,7 +64,44 @@ AUTO_LANES_MAX = 16
 """Lanes that one side opens of its own accord: who needs more has a strange line, and says so."""
 
 CONTROL_MESSAGE_BYTES_MAX = 1 << 20
-"""The largest control message is a roster: about 40 bytes a member, so thousands of members fit."""
+"""The largest control message is a roster: about 40 bytes a member, so thousands of members fit.
+Most types have a far lower limit: what their fields take at most."""
+
+HEARTBEAT_BYTES_MAX = 40 << 10
+"""Of a heartbeat, which a busy peer sends in several. It is the largest message of a member: others
+wait for some 60 ms until it is decoded."""
+
+NEWCOMER_BYTES_MAX = 4 << 10
+"""Of any message of a peer that is registered and not admitted: it has little to say."""
+
+NEWCOMERS_BYTES_PER_S = 2 << 20
+"""What all newcomers and strangers together may cost a master, ``MESSAGE_COST_BYTES`` of each
+message included: about half a processor. A thousand that join at once send a tenth of it."""
+
+NEWCOMERS_BURST_BYTES = 1 << 20
+"""Beyond that, after a pause: a crowd that joins is not slowed down."""
+
+MESSAGE_COST_BYTES = 64
+"""What decoding and handling the shortest message costs, in bytes of a long one."""
+
+TURN_BYTES_MAX = 8 << 10
+"""Read from one control connection, before all others and the timers have their turn: at most some
+700 messages, about 20 ms."""
+
+PROGRESS_BATCH_MAX = 128
+"""Operations whose progress one heartbeat reports; more follow in another one."""
+
+FLOWS_MAX = 1024
+"""In one heartbeat. Where a mesh whose flows are left out is stuck is not seen."""
+
+LINKS_BATCH_MAX = 64
+"""Measured links that one message reports; a newcomer's must fit its limit."""
+
+STANDBYS_MAX = 16
+"""Masters' addresses that a master tells."""
+
+BYTE_STRING_MAX = 64
+"""Ids, tokens and digests: the longest have 32 bytes."""
 
 UNPROVEN_MAX = 1024
 """Connections at one port before the end of the handshake; more are reset. So many, because a whole
@@ -97,7 +134,8 @@ HOST_CHARACTERS_MAX = 253
 """A host name can't be longer (RFC 1035)."""
 
 SEQUENCE_ITEMS_MAX = 65536
-"""Items in any list of a message; keeps a short message from unfolding into much memory."""
+"""Items in a list that has no limit of its own; keeps a short message from unfolding into much
+memory."""
 
 EARLY_STORE_BYTES_MAX = 256 << 10
 """Per link. Only what small operations send ahead is early; senders keep account of it."""

@@ -369,7 +369,8 @@ class MasterMachine(RoundMaster):
 
     # -- time ----------------------------------------------------------------------------------
 
-    def _awaited(self) -> set[PeerId]:
+    def awaited(self) -> set[PeerId]:
+        """See ``Registrar``."""
         awaited: set[PeerId] = set()
         members = self.membership.members()
         updating = self._rounds[RoundKind.UPDATE_TOPOLOGY]
@@ -379,7 +380,8 @@ class MasterMachine(RoundMaster):
         if self.membership.admissible():  # newcomers that lack nothing but that round
             awaited.update(peer.id for peer in members if peer.id not in updating)
         for ballot in self._ballots.values():
-            awaited.update(ballot.waiting_for())
+            if ballot.has_company:
+                awaited.update(ballot.waiting_for())
         return awaited
 
     def _shift_deadlines(self, gap_ns: int) -> None:

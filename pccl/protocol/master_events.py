@@ -40,6 +40,9 @@ class ControlClosed:
 class Tick:
     """Time has passed; the shell sends one every ``Timing.tick_s``."""
 
+    busy_ns: int = 0
+    """Processor time of the I/O thread since the tick before."""
+
 
 @dataclass(frozen=True, slots=True)
 class MasterAnswered:

@@ -11,10 +11,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from pccl.protocol.limits import (
+    ACKNOWLEDGED_BATCH_MAX,
+    FLOWS_MAX,
+    HOST_CHARACTERS_MAX,
+    LINKS_BATCH_MAX,
+    PEERS_MAX,
+    PROGRESS_BATCH_MAX,
+    STANDBYS_MAX,
+)
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Elected, Expected, Offer
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import (
     AbortCause,
+    AtMost,
     Below,
     Descriptor,
     MeasuredLink,
@@ -30,6 +40,8 @@ from pccl.protocol.types import (
 
 U16 = Annotated[int, Below(1 << 16)]
 U32 = Annotated[int, Below(1 << 32)]
+HostName = Annotated[str, AtMost(HOST_CHARACTERS_MAX)]
+Peers = Annotated[tuple[PeerId, ...], AtMost(PEERS_MAX)]
 
 # -- peer to master ----------------------------------------------------------------------------
 
@@ -43,7 +55,7 @@ class Register:
     """
 
     group: U32
-    host: str
+    host: HostName
     port: U16
     min_peers: U16 = 1
     masters: U16 = 1
@@ -72,6 +84,9 @@ class RoundCount:
     n: int
 
 
+RoundCounts = Annotated[tuple[RoundCount, ...], AtMost(len(RoundKind))]
+
+
 @dataclass(frozen=True, slots=True)
 class Return:
     """First message to a master of another incarnation than the one that the peer has followed.
@@ -88,7 +103,7 @@ class Return:
     """As it came, or would come, as a newcomer."""
     roster_version: int
     """The newest roster it knows; 0: it has not been admitted, as far as it knows."""
-    rounds: tuple[RoundCount, ...]
+    rounds: RoundCounts
     incumbent: bytes
     """Id of the master that it has followed."""
     ratified: int = field(default=0, compare=False)
@@ -162,7 +177,7 @@ class Progress:
     received_bytes: int
     """Also of segments that have arrived in part: on a slow link one may take long. In a
     synchronization also of maps of pieces."""
-    flows: tuple[Flow, ...] = ()
+    flows: Annotated[tuple[Flow, ...], AtMost(FLOWS_MAX)] = ()
     """In a mesh or a star: which of them are whose."""
 
 
@@ -170,9 +185,9 @@ class Progress:
 class Heartbeat:
     """A sign of life, with progress, and with the outcomes and answers that have arrived."""
 
-    progress: tuple[Progress, ...] = ()
-    operations: tuple[OperationId, ...] = ()
-    rounds: tuple[RoundId, ...] = ()
+    progress: Annotated[tuple[Progress, ...], AtMost(PROGRESS_BATCH_MAX)] = ()
+    operations: Annotated[tuple[OperationId, ...], AtMost(ACKNOWLEDGED_BATCH_MAX)] = ()
+    rounds: Annotated[tuple[RoundId, ...], AtMost(ACKNOWLEDGED_BATCH_MAX)] = ()
     blocked: bool = False
     """Whether all callers are inside calls that wait for other members."""
     roster_version: int = 0
@@ -286,7 +301,7 @@ class LinkReport:
 class LinksMeasured:
     """What links can do, of those that have changed much since they were reported last."""
 
-    links: tuple[MeasuredLink, ...]
+    links: Annotated[tuple[MeasuredLink, ...], AtMost(LINKS_BATCH_MAX)]
 
 
 # -- master to peer ----------------------------------------------------------------------------
@@ -296,8 +311,11 @@ class LinksMeasured:
 class MasterAddress:
     """Where another master of the run listens."""
 
-    host: str
+    host: HostName
     port: U16
+
+
+Masters = Annotated[tuple[MasterAddress, ...], AtMost(STANDBYS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +328,7 @@ class Registered:
     token: bytes
     incumbent: bytes = b""
     """Id of the master."""
-    standbys: tuple[MasterAddress, ...] = ()
+    standbys: Masters = ()
     """Where to look for a master if this one is gone."""
 
 
@@ -318,7 +336,7 @@ class Registered:
 class LinkPlan:
     """The older peers of the own group (members and pending ones) that this peer shall dial."""
 
-    elders: tuple[Member, ...]
+    elders: Annotated[tuple[Member, ...], AtMost(PEERS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +345,7 @@ class Resumed:
 
     term: U32
     incumbent: bytes = b""
-    standbys: tuple[MasterAddress, ...] = ()
+    standbys: Masters = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +368,7 @@ class Admitted:
     """The newcomer is a member from this roster on."""
 
     roster: Roster
-    rounds: tuple[RoundCount, ...]
+    rounds: RoundCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +400,7 @@ class OperationStarted:
     operation: OperationId
     resumed: bool = False
     """Whether all resume the same attempt: what is left of it counts."""
-    weights: tuple[Weight, ...] = ()
+    weights: Annotated[tuple[Weight, ...], AtMost(PEERS_MAX)] = ()
     """Of a weighted average those of all members, in ring order."""
 
 
@@ -409,7 +427,7 @@ class OperationEnded:
     operation: OperationId
     abort: AbortCause | None
     reason: str
-    contributors: tuple[PeerId, ...]
+    contributors: Peers
     roster_version: int
     """The caller sees this membership when his call returns."""
     sequence: int = field(default=0, compare=False)
@@ -437,7 +455,7 @@ class HoldingsQuery:
     """Members of the operation's ring are lost, some right before you: can it go on for you?"""
 
     operation: OperationId
-    lost: tuple[PeerId, ...]
+    lost: Peers
     """All of them, in ring order."""
 
 
@@ -446,7 +464,7 @@ class Repair:
     """The operation goes on without these members: send across the gap behind you."""
 
     operation: OperationId
-    lost: tuple[PeerId, ...]
+    lost: Peers
 
 
 @dataclass(frozen=True, slots=True)

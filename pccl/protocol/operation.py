@@ -198,6 +198,11 @@ class Ballot(ABC):
             return [peer for peer in self._present if not self._has_asked(peer)]
         return [peer for peer in self._present if peer not in self._digests]
 
+    @property
+    def has_company(self) -> bool:
+        """Whether several members are in it; one alone waits for nobody but itself."""
+        return len(self._present) > 1
+
     def wait_for_start(self) -> list[PeerId]:
         """The members that do nothing before they are told of the start."""
         return list(self._present)

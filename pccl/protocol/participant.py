@@ -13,7 +13,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol import peer_errors as words
 from pccl.protocol import peer_events as ev
 from pccl.protocol.handshake import RUN_BYTES
-from pccl.protocol.limits import Timing
+from pccl.protocol.limits import LINKS_BATCH_MAX, Timing
 from pccl.protocol.machine import Machine
 from pccl.protocol.peer_contact import MasterContact
 from pccl.protocol.peer_join import JoinAttempt
@@ -242,8 +242,7 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
 
     def _on_known_again(self) -> None:
         """Repeat what a master has to know that has not seen this connection before."""
-        if measured := self._membership.all_measured():
-            self._send(msg.LinksMeasured(measured))
+        self._tell_measured(self._membership.all_measured())
         for report in self._membership.link_reports():
             self._send(report)
         if self._has_prefetched and self.standing is Standing.PENDING:
@@ -251,16 +250,17 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         self._repeat_requests()
 
     def _watch_master(
-        self, progress: tuple[msg.Progress, ...], *, blocked: bool, waits: bool
+        self, progress: tuple[msg.Progress, ...], busy_ns: int, *, blocked: bool, waits: bool
     ) -> None:
         """A tick: send a sign of life; judge the master's silence if something ``waits`` for it."""
         due = self._contact.is_beat_due(self._now_ns, blocked=blocked)
         if due and self._contact.connected and self._token:
             version = self._roster_version
             now_ns, term = self._now_ns, self.term
-            self._send(self._contact.beat(progress, now_ns, version, term, blocked=blocked))
-        if self._contact.is_tick_late(self._now_ns):
-            return  # we slept, not the master: read what has come in meanwhile before judging it
+            for beat in self._contact.beat(progress, now_ns, version, term, blocked=blocked):
+                self._send(beat)
+        if not self._contact.may_judge(self._now_ns, busy_ns):
+            return
         if self._token and not (self._contact.connected and self._contact.resumed):
             reason = self._why_closed
             if self._contact.connected:
@@ -291,7 +291,8 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
     def _acknowledge_roster(self) -> None:
         """Say at once which master is followed, and what has come: a majority has to."""
         if self._contact.connected:
-            self._send(self._contact.batch(self._roster_version, self.term))
+            for batch in self._contact.batch(self._roster_version, self.term):
+                self._send(batch)
 
     def _on_link_plan(self, message: msg.LinkPlan) -> None:
         self._membership.learn_elders(message.elders)
@@ -309,9 +310,11 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
 
     def _on_links_measured(self, links: tuple[MeasuredLink, ...]) -> None:
         if self.standing in (Standing.PENDING, Standing.MEMBER):
-            news = self._membership.measured(links)
-            if news:
-                self._send(msg.LinksMeasured(news))
+            self._tell_measured(self._membership.measured(links))
+
+    def _tell_measured(self, links: tuple[MeasuredLink, ...]) -> None:
+        for start in range(0, len(links), LINKS_BATCH_MAX):
+            self._send(msg.LinksMeasured(links[start : start + LINKS_BATCH_MAX]))
 
     # -- the end ---------------------------------------------------------------------------------
 

@@ -155,8 +155,8 @@ class PeerMachine(RoundCaller):
             case ev.LeftAdmitted():
                 if self.standing is Standing.MEMBER:
                     self._lose(words.left_join("the caller left"), goodbye=True)
-            case ev.Tick(progress, blocked):
-                self._on_tick(progress, self._is_blocked(blocked))
+            case ev.Tick(progress, blocked, busy_ns):
+                self._on_tick(progress, self._is_blocked(blocked), busy_ns)
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -573,10 +573,10 @@ class PeerMachine(RoundCaller):
 
     # -- time ----------------------------------------------------------------------------------
 
-    def _on_tick(self, progress: tuple[msg.Progress, ...], blocked: bool) -> None:
+    def _on_tick(self, progress: tuple[msg.Progress, ...], blocked: bool, busy_ns: int) -> None:
         if self._takes_part:
             waits = len(self._operations) > 0 or len(self._rounds) > 0
-            self._watch_master(progress, blocked=blocked, waits=waits)
+            self._watch_master(progress, busy_ns, blocked=blocked, waits=waits)
 
     # -- helpers -------------------------------------------------------------------------------
 

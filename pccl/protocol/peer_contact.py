@@ -1,13 +1,14 @@
 """One peer's contact with the master: is it connected, when was the master heard, what it is owed.
 
-State only. Deadlines count from the last word of the master; a tick that comes late moves them,
-because then it was this process that slept.
+State only. Deadlines count from the last word of the master, without the time in which this process
+slept.
 """
 
 from __future__ import annotations
 
 from pccl.protocol import messages as msg
-from pccl.protocol.limits import ACKNOWLEDGED_BATCH_MAX, Timing
+from pccl.protocol.limits import ACKNOWLEDGED_BATCH_MAX, PROGRESS_BATCH_MAX, Timing
+from pccl.protocol.ticks import Ticks
 from pccl.protocol.types import NS_PER_MS, OperationId, RoundId
 
 
@@ -32,7 +33,7 @@ class MasterContact:
         """The master's clock less ours; None: it has not told on this connection."""
         self._timing = timing
         self._beat_ns = now_ns
-        self._tick_ns = now_ns
+        self._ticks = Ticks(timing.ns(timing.tick_s), now_ns)
         self._redial_ns = timing.ns(timing.redial_min_s)
         self._operations: list[OperationId] = []
         self._rounds: list[RoundId] = []
@@ -98,16 +99,18 @@ class MasterContact:
         self._redial_ns = min(2 * delay_ns, self._timing.ns(self._timing.redial_max_s))
         return delay_ns
 
-    def is_tick_late(self, now_ns: int) -> bool:
-        """A tick has come; if it is late, shift the deadlines by the gap."""
-        gap_ns = now_ns - self._tick_ns
-        self._tick_ns = now_ns
-        late = gap_ns >= 2 * self._timing.ns(self._timing.tick_s)
-        if late:
-            self.heard_ns = min(self.heard_ns + gap_ns, now_ns)
-            self._served_ns = min(self._served_ns + gap_ns, now_ns)
-            self._opened_ns = min(self._opened_ns + gap_ns, now_ns)
-        return late
+    def may_judge(self, now_ns: int, busy_ns: int) -> bool:
+        """A tick has come: shift the deadlines if this process slept.
+
+        Returns:
+            False if the master may have spoken, and this process has not read it yet.
+        """
+        tick = self._ticks.note(now_ns, busy_ns)
+        if tick.slept_ns:
+            self.heard_ns = min(self.heard_ns + tick.slept_ns, now_ns)
+            self._served_ns = min(self._served_ns + tick.slept_ns, now_ns)
+            self._opened_ns = min(self._opened_ns + tick.slept_ns, now_ns)
+        return tick.may_judge
 
     def is_beat_due(self, now_ns: int, *, blocked: bool) -> bool:
         """Whether it is time for a sign of life, or there is news about the callers."""
@@ -135,16 +138,29 @@ class MasterContact:
         term: int,
         *,
         blocked: bool,
-    ) -> msg.Heartbeat:
-        """The sign of life to send now."""
+    ) -> list[msg.Heartbeat]:
+        """The sign of life to send now; several if it has much to say."""
         self._beat_ns = now_ns
         self._blocked = blocked
         return self.batch(roster_version, term, progress)
 
     def batch(
         self, roster_version: int, term: int, progress: tuple[msg.Progress, ...] = ()
-    ) -> msg.Heartbeat:
+    ) -> list[msg.Heartbeat]:
         """All acknowledgements so far, ahead of the next sign of life (which is sent as well)."""
         operations, self._operations = tuple(self._operations), []
         rounds, self._rounds = tuple(self._rounds), []
-        return msg.Heartbeat(progress, operations, rounds, self._blocked, roster_version, term)
+        size, acknowledged = PROGRESS_BATCH_MAX, ACKNOWLEDGED_BATCH_MAX
+        longest = max(len(operations), len(rounds))
+        count = max(1, -(-len(progress) // size), -(-longest // acknowledged))
+        return [
+            msg.Heartbeat(
+                progress[i * size : (i + 1) * size],
+                operations[i * acknowledged : (i + 1) * acknowledged],
+                rounds[i * acknowledged : (i + 1) * acknowledged],
+                self._blocked,
+                roster_version,
+                term,
+            )
+            for i in range(count)
+        ]

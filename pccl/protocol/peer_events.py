@@ -225,6 +225,8 @@ class Tick:
     progress: tuple[msg.Progress, ...] = ()
     blocked: bool = False
     """Whether all callers are inside calls."""
+    busy_ns: int = 0
+    """Processor time of the I/O thread since the tick before."""
 
 
 PeerEvent = (

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pccl.protocol import messages as msg
 from pccl.protocol.credible import registration_flaw
 from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.intake import Trust
 from pccl.protocol.limits import PEERS_MAX, REMOVED_KEPT_MAX, RESUME_TOKEN_BYTES, Timing
 from pccl.protocol.link_measures import Choose
 from pccl.protocol.machine import Machine
@@ -31,6 +32,7 @@ from pccl.protocol.master_events import (
 from pccl.protocol.membership import Membership, RegisteredPeer
 from pccl.protocol.status import Removal, admission_waits_for
 from pccl.protocol.status_report import StatusReport
+from pccl.protocol.ticks import Ticks
 from pccl.protocol.types import NS_PER_MS, NS_PER_S, Member, PeerId, RemovalCause
 
 
@@ -77,7 +79,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         self._outdated_plans: dict[int, PeerId] = {}
         """Group -> the oldest newcomer that was removed, or has come back, and that younger peers
         have not been told of."""
-        self._tick_ns = now_ns
+        self._ticks = Ticks(timing.ns(timing.tick_s), now_ns)
         self._beat_ns = now_ns
 
     # -- what rounds and operations have to do with it -------------------------------------------
@@ -119,7 +121,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         """The newest roster to which enough members have consented."""
 
     @abstractmethod
-    def _awaited(self) -> set[PeerId]:
+    def awaited(self) -> set[PeerId]:
         """Whose calls or results others wait for, newcomers among them."""
 
     @abstractmethod
@@ -143,6 +145,13 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
 
     # -- connections ---------------------------------------------------------------------------
 
+    def trust_in(self, connection: int) -> Trust:
+        """What is known of a connection: that decides how much is taken from it."""
+        peer = self._by_connection.get(connection)
+        if peer is None:
+            return Trust.STRANGER
+        return Trust.MEMBER if peer.admitted else Trust.NEWCOMER
+
     def _take(self, event: MasterEvent) -> None:
         match event:
             case ControlOpened(connection, host):
@@ -155,8 +164,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
                     self._on_closed(connection, error.reason)
             case ControlClosed(connection, reason, damaged):
                 self._on_closed(connection, reason, damaged=damaged)
-            case Tick():
-                self._on_tick()
+            case Tick(busy_ns):
+                self._on_tick(busy_ns)
             case MasterAnswered(master, answer):
                 self._on_master_answered(master, answer)
             case MasterUnanswered(master, reason):
@@ -350,7 +359,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
 
     # -- time ----------------------------------------------------------------------------------
 
-    def _on_tick(self) -> None:
+    def _on_tick(self, busy_ns: int) -> None:
         if self._now_ns - self._beat_ns >= self.timing.ns(self.timing.heartbeat_s):
             self._beat_ns = self._now_ns
             for connection in self._by_connection:
@@ -358,10 +367,10 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             for group, removed in self._outdated_plans.items():
                 self._plan_links_anew(group, removed)
             self._outdated_plans.clear()
-        gap_ns = self._note_tick()
-        if gap_ns:
-            # We slept, not the others: read what has come in meanwhile before judging anybody.
-            self._shift_deadlines(gap_ns)
+        tick = self._ticks.note(self._now_ns, busy_ns)
+        if tick.slept_ns:
+            self._shift_deadlines(tick.slept_ns)
+        if not tick.may_judge:
             return
         self._note_who_is_waited_for()
         unlinked = self.membership.unlinked()
@@ -377,12 +386,6 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
     def _heartbeat(self) -> msg.MasterHeartbeat:
         now_ms = self._now_ns // NS_PER_MS
         return msg.MasterHeartbeat(now_ms, self._settled(), self._ratified())
-
-    def _note_tick(self) -> int:
-        """How long this process slept, if the tick is late; 0 if it is not."""
-        gap_ns = self._now_ns - self._tick_ns
-        self._tick_ns = self._now_ns
-        return gap_ns if gap_ns >= 2 * self.timing.ns(self.timing.tick_s) else 0
 
     def _report_admissions(self) -> None:
         """Tell newcomers what they wait for, after pauses that double."""
@@ -407,7 +410,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
                 peer.waited_for_ns = min(peer.waited_for_ns + gap_ns, self._now_ns)
 
     def _note_who_is_waited_for(self) -> None:
-        awaited = self._awaited()
+        awaited = self.awaited()
         for peer in self.membership.peers.values():
             if peer.id not in awaited:
                 peer.waited_for_ns = None

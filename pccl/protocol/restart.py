@@ -24,22 +24,21 @@ from pccl.protocol import messages as msg
 from pccl.protocol.credible import check_return, registration_flaw
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.handshake import NO_RUN
+from pccl.protocol.intake import Trust
 from pccl.protocol.limits import ID_JUMP_BYTES, ID_JUMP_MAX, PEERS_MAX, TERM_GAP, Timing
 from pccl.protocol.link_measures import Choose, ring_always
-from pccl.protocol.majority import HELD_BACK, Majority
+from pccl.protocol.majority import Majority
 from pccl.protocol.master_events import (
     AskMaster,
     CloseControl,
-    Forget,
-    MasterEvent,
     Remember,
     Send,
     Warn,
 )
-from pccl.protocol.membership import Membership, RegisteredPeer
+from pccl.protocol.membership import Membership
 from pccl.protocol.origin import Origin
+from pccl.protocol.ratifying import Ratifying
 from pccl.protocol.recovery import Recovered, Recovery, Report
-from pccl.protocol.registrar import Registrar
 from pccl.protocol.revival import revive, revive_all
 from pccl.protocol.shared_state import Elect, elect_nothing
 from pccl.protocol.standby import StandbyWatch
@@ -49,7 +48,7 @@ from pccl.protocol.types import NS_PER_MS, PeerId, RemovalCause, RoundKind
 _ANOTHER_RUN = "this master coordinates another run"
 
 
-class Restartable(Registrar):
+class Restartable(Ratifying):
     """What a master is to the peers of its run, and of a run that it takes up.
 
     Args:
@@ -80,7 +79,8 @@ class Restartable(Registrar):
         elect: Elect = elect_nothing,
         stands_by_for: Sequence[str] = (),
     ) -> None:
-        super().__init__(timing, run, term, random_bytes, now_ns, incumbent, standbys, choose)
+        sole = not standbys and origin is not Origin.STANDBY
+        super().__init__(timing, run, term, random_bytes, now_ns, incumbent, standbys, choose, sole)
         self._elect = elect
         self._origin = origin
         self._term_min = term
@@ -88,16 +88,14 @@ class Restartable(Registrar):
         """When somebody registered in a run that was begun here."""
         self._waiting: dict[int, msg.Register] = {}
         """Newcomers that have to wait until the run is rebuilt, by connection."""
+        self._reporting: set[int] = set()
+        """Connections of peers that return, until they have said all that they know."""
         self._recovery: Recovery | None = None
         self._older: Recovery | None = None
         """What members of an older run report while the one begun here is young, and goes on."""
-        self._has_members = self._is_forgotten = False
-        self._majority = Majority()
         self._asked_term: int | None = None
         """The term in which it will go on, once enough of the members follow it."""
         self._asked_ns = now_ns
-        self._sole = not standbys and origin is not Origin.STANDBY
-        """Whether nobody else can coordinate the run."""
         known = None if run == NO_RUN else run
         self._watch = StandbyWatch(timing, stands_by_for, known, term - 1)
         if origin is not Origin.BLANK:
@@ -152,53 +150,6 @@ class Restartable(Registrar):
     def _take_up(self, recovered: Recovered) -> None:
         """Forget everything about rounds and operations but what is recovered."""
 
-    # -- the majority --------------------------------------------------------------------------
-
-    def _ratified(self) -> int:
-        return self.membership.version if self._sole else self._majority.ratified
-
-    def _take(self, event: MasterEvent) -> None:
-        super()._take(event)
-        if not self._sole and self._recovery is None and self._majority.consents(self.membership):
-            for peer, message in self._majority.settle(self.membership):
-                known = self.membership.peers.get(peer)
-                if known is not None:
-                    super()._send(known, message)
-        self._note_end()
-
-    def _note_end(self) -> None:
-        """If nobody is a member any more, there is nothing to take up after a restart.
-
-        Where another master may have them, only if they have said goodbye.
-        """
-        has_members = bool(self.membership.members())
-        if self._recovery is not None or has_members == self._has_members:
-            return
-        if has_members and self._is_forgotten:
-            self._is_forgotten = False
-            self._effects.append(Remember(self.run, self.term, self.incumbent))
-        elif not has_members and (self._sole or self._majority.consents(self.membership)):
-            self._is_forgotten = True
-            self._effects.append(Forget())
-        self._has_members = has_members
-
-    def _send(self, peer: RegisteredPeer, message: msg.MasterMessage) -> None:
-        held = not self._sole and isinstance(message, HELD_BACK)
-        if held and not self._majority.consents(self.membership):
-            self._majority.hold(peer.id, message)
-        else:
-            super()._send(peer, message)
-
-    def _dismiss(self, peer: RegisteredPeer, cause: RemovalCause, reason: str) -> None:
-        if cause is RemovalCause.GOODBYE:
-            self._majority.leave(peer.id)
-        super()._dismiss(peer, cause, reason)
-
-    def _note_registration(self, registration: msg.Register) -> None:
-        if registration.masters > 1 and self._sole:
-            self._sole = False
-            self._majority.settle(self.membership)
-
     def _stand_down(self) -> None:
         """A majority is gone, to another master perhaps: start over, and see who returns."""
         for connection in list(self._hosts):
@@ -212,7 +163,19 @@ class Restartable(Registrar):
 
     # -- connections ---------------------------------------------------------------------------
 
+    def trust_in(self, connection: int) -> Trust:
+        """See ``Registrar``."""
+        if connection not in self._hosts:
+            return Trust.STRANGER  # closed by us
+        if connection in self._reporting:
+            return Trust.RETURNING
+        if self._recovery is not None and self._recovery.report_on(connection) is not None:
+            return Trust.MEMBER
+        return super().trust_in(connection)
+
     def _on_message(self, connection: int, message: msg.Message) -> None:
+        if isinstance(message, msg.Reported):
+            self._reporting.discard(connection)
         match message:
             case _ if connection not in self._hosts:
                 return
@@ -220,6 +183,7 @@ class Restartable(Registrar):
                 self._effects.append(Send(connection, self._run_is()))
             case msg.Return() if connection not in self._by_connection:
                 self._on_return(connection, message)
+                self._reporting.add(connection)
             case msg.KnownRoster() | msg.KnownOutcome() | msg.KnownAnswer() | msg.Reported() if (
                 connection in self._by_connection
             ):
@@ -429,9 +393,10 @@ class Restartable(Registrar):
 
     # -- time ----------------------------------------------------------------------------------
 
-    def _on_tick(self) -> None:
+    def _on_tick(self, busy_ns: int) -> None:
+        self._reporting &= self._hosts.keys()
         if self._recovery is None:
-            super()._on_tick()
+            super()._on_tick(busy_ns)
             if self._older is not None and not self._is_young:
                 for connection in self._older.connections():
                     self._refuse(connection, _ANOTHER_RUN)
@@ -441,7 +406,7 @@ class Restartable(Registrar):
                 if lacking_ns >= self.timing.ns(self.timing.recovery_s):
                     self._stand_down()
             return
-        gap_ns = self._note_tick()
+        tick = self._ticks.note(self._now_ns, busy_ns)
         if self._now_ns - self._beat_ns >= self.timing.ns(self.timing.heartbeat_s):
             self._beat_ns = self._now_ns
             for connection in self._hosts:
@@ -451,9 +416,9 @@ class Restartable(Registrar):
         if self._is_idle:
             self._effects += [AskMaster(number) for number in self._watch.due(self._now_ns)]
         self._recovery.look_again()
-        if gap_ns:
-            self._recovery.shift(gap_ns, self._now_ns)
-        else:
+        if tick.slept_ns:
+            self._recovery.shift(tick.slept_ns, self._now_ns)
+        if tick.may_judge:
             self._recover_if_over()
 
     def _shift_deadlines(self, gap_ns: int) -> None:

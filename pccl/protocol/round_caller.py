@@ -130,4 +130,5 @@ class RoundCaller(Participant):
     def _acknowledge(self, final: OperationId | RoundId) -> None:
         self._contact.acknowledge(final)
         if self._contact.is_batch_full() and self._contact.connected:
-            self._send(self._contact.batch(self._roster_version, self.term))
+            for batch in self._contact.batch(self._roster_version, self.term):
+                self._send(batch)

@@ -35,6 +35,13 @@ class UpTo:
     largest: float
 
 
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """Annotation of a text, a byte string or a list: so many bytes (of UTF-8) or items."""
+
+    count: int
+
+
 WEIGHT_MAX = 1e300
 """The sum of as many as there can be members is finite."""
 
@@ -277,7 +284,7 @@ class AlgorithmStep:
 class AlgorithmTable:
     """What AUTO means in one view: made by the master, the same for all members, never changed."""
 
-    steps: tuple[AlgorithmStep, ...] = ()
+    steps: Annotated[tuple[AlgorithmStep, ...], AtMost(ALGORITHM_STEPS_MAX)] = ()
     """The smallest tensors first."""
     beyond: Algorithm = Algorithm.RING
     """For all larger ones."""

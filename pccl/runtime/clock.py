@@ -28,6 +28,14 @@ class Clock(Protocol):
         ...
 
 
+class ThreadClock(Clock, Protocol):
+    """A clock that also knows how much of the time a thread has computed."""
+
+    def busy_ns(self) -> int:
+        """Processor time that the calling thread has used, from an arbitrary start."""
+        ...
+
+
 class LoopClock:
     """The real clock on an asyncio loop."""
 
@@ -38,6 +46,10 @@ class LoopClock:
         """The present."""
         return time.monotonic_ns()
 
+    def busy_ns(self) -> int:
+        """Processor time that the calling thread has used."""
+        return time.thread_time_ns()
+
     def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> Timer:
         """Call back at ``when_ns``."""
         delay_s = max(0, when_ns - time.monotonic_ns()) / 1e9
@@ -45,17 +57,27 @@ class LoopClock:
 
 
 class Ticker:
-    """Calls back every ``interval_ns`` until it is stopped."""
+    """Calls back every ``interval_ns`` until it is stopped.
 
-    def __init__(self, clock: Clock, interval_ns: int, callback: Callable[[], None]) -> None:
+    Args:
+        clock: time.
+        interval_ns: from one call to the next.
+        callback: called with the processor time of the thread since the call before.
+    """
+
+    def __init__(
+        self, clock: ThreadClock, interval_ns: int, callback: Callable[[int], None]
+    ) -> None:
         self._clock = clock
         self._interval_ns = interval_ns
         self._callback = callback
         self._timer: Timer | None = None
+        self._busy_ns = 0
 
     def start(self) -> None:
         """Begin; the first call comes after one interval."""
         if self._timer is None:
+            self._busy_ns = self._clock.busy_ns()
             self._arm()
 
     def stop(self) -> None:
@@ -70,4 +92,5 @@ class Ticker:
 
     def _fire(self) -> None:
         self._arm()
-        self._callback()
+        before_ns, self._busy_ns = self._busy_ns, self._clock.busy_ns()
+        self._callback(self._busy_ns - before_ns)

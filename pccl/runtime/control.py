@@ -1,7 +1,7 @@
 """Control messages on one connection, after its handshake; the master's and the peers' side use it.
 
-Decodes strictly, and bounds what waits to be sent: whoever does not read its control messages is
-cut off rather than kept in memory.
+Decodes strictly, and bounds both directions: the sender of much is read a part at a time, with a
+turn for everybody else after each; a reader that lets its own messages pile up is cut off.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Callable
 from pccl.protocol.checksum import DamagedData
 from pccl.protocol.codec import StreamDecoder, encode
 from pccl.protocol.errors import PCCLError, RemoteProtocolError
+from pccl.protocol.limits import MESSAGE_COST_BYTES, TURN_BYTES_MAX
 from pccl.protocol.messages import Message
+from pccl.runtime.clock import Clock, Timer
 from pccl.transports.base import Connection
 
 _log = logging.getLogger("pccl.link")
 
-_READ_BYTES = 16 << 10
 UNSENT_BYTES_MAX = 8 << 20
 """Eight of the largest messages: far more than a reader in working order lets pile up."""
 
@@ -29,6 +30,9 @@ class ControlStream:
         connection: it is started here.
         on_message: called with each decoded message.
         on_closed: called once with the reason; not after our own ``close``.
+        clock: time.
+        bytes_max: how large a message of a type may be now.
+        spend: told what was read, in bytes; returns for how long nothing more is to be read.
         farewell: said before the connection is closed because what came was damaged.
         log: takes the lines about what the other side has done wrong.
 
@@ -41,6 +45,10 @@ class ControlStream:
         connection: Connection,
         on_message: Callable[[Message], None],
         on_closed: Callable[[str], None],
+        clock: Clock,
+        bytes_max: Callable[[type[Message]], int],
+        *,
+        spend: Callable[[int], int] = lambda cost: 0,
         farewell: Message | None = None,
         log: Callable[..., None] = _log.log,
     ) -> None:
@@ -50,8 +58,11 @@ class ControlStream:
         self._on_closed: Callable[[str], None] | None = on_closed
         self._farewell = farewell
         self._log = log
-        self._decoder = StreamDecoder()
-        self._buffer = memoryview(bytearray(_READ_BYTES))
+        self._clock = clock
+        self._decoder = StreamDecoder(bytes_max)
+        self._spend = spend
+        self._buffer = memoryview(bytearray(TURN_BYTES_MAX))
+        self._pause: Timer | None = None
         self._unsent = bytearray()
         self._waiting = False
         self._closing = False
@@ -76,7 +87,14 @@ class ControlStream:
         self._on_closed = None
         self._closing = True
         if not self._unsent:
+            self._stop_pause()
             self.connection.close()
+        # Otherwise a pause ends in its time: only reading shows that the other side is gone.
+
+    def _stop_pause(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
 
     def abort(self) -> None:
         """End at once; nothing is reported."""
@@ -93,6 +111,7 @@ class ControlStream:
                 self.connection.notify_writable()
                 return
         if self._closing:
+            self._stop_pause()
             self.connection.close()
 
     def _part(self, error: DamagedData) -> None:
@@ -113,6 +132,7 @@ class ControlStream:
     def _end(self, reason: str) -> None:
         report, self._on_closed = self._on_closed, None
         self._closing = True
+        self._stop_pause()
         self._unsent.clear()
         if report is not None:
             report(reason)
@@ -127,15 +147,26 @@ class ControlStream:
         """See ``Receiver``."""
         if self._on_closed is None:
             return
+        cost = nbytes
         try:
-            messages = self._decoder.feed(self._buffer[:nbytes])
+            for message in self._decoder.feed(self._buffer[:nbytes]):
+                cost += MESSAGE_COST_BYTES
+                self._on_message(message)
+                if self._on_closed is None:
+                    return
         except DamagedData as error:
             self._part(error)
             return
-        for message in messages:
-            if self._on_closed is None:
-                return
-            self._on_message(message)
+        wait_ns = self._spend(cost)
+        if (wait_ns or nbytes == TURN_BYTES_MAX) and self._pause is None:
+            # It sends much: it is the turn of others and of the timers.
+            self.connection.pause_reading()
+            when_ns = self._clock.now_ns() + wait_ns
+            self._pause = self._clock.call_at_ns(when_ns, self._go_on)
+
+    def _go_on(self) -> None:
+        self._pause = None
+        self.connection.resume_reading()
 
     def writable(self) -> None:
         """See ``Receiver``."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from pccl.protocol.errors import LinkError, RemoteProtocolError
 from pccl.protocol.handshake import AnotherRun, Channel, HandshakeRefused, Opening
+from pccl.protocol.intake import masters_bytes_max
 from pccl.protocol.messages import Damaged, MasterAddress, Message, Refused, Registered, Resumed
 from pccl.protocol.peer_events import ControlClosed, ControlMessage, ControlOpened, PeerEvent
 from pccl.protocol.types import NS_PER_S
@@ -143,7 +144,14 @@ class ControlKeeper:
                 self._lost_ns = self._clock.now_ns()
                 self._feed(ControlClosed(reason))
 
-        self._stream = stream = ControlStream(connection, on_message, on_closed, Damaged())
+        self._stream = stream = ControlStream(
+            connection,
+            on_message,
+            on_closed,
+            self._clock,
+            masters_bytes_max,
+            farewell=Damaged(),
+        )
         if self._said_ns:
             _log.warning("connected to the master %s again", address)
         self._lost_ns = self._said_ns = 0

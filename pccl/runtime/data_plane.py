@@ -25,6 +25,7 @@ from pccl.protocol.eager import fingerprint
 from pccl.protocol.early_store import EarlyStore
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.limits import FLOWS_MAX
 from pccl.protocol.messages import Progress
 from pccl.protocol.types import Collective, Descriptor, OperationId, PeerId, Quantization, ReduceOp
 from pccl.runtime.buffers import Buffers
@@ -39,9 +40,6 @@ from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Link
 
 _log = logging.getLogger("pccl.link")
-
-FLOWS_MAX = 4096
-"""In one report. Where a mesh whose flows are left out is stuck is not seen."""
 
 CODECS_MAX = 64
 """Kept for the next operation of the same kind."""

@@ -52,7 +52,7 @@ from pccl.protocol.peer_events import (
 from pccl.protocol.peer_news import PeerNews
 from pccl.protocol.types import SYNC_TAG, Descriptor, OperationId, PeerId, Roster, RoundKind
 from pccl.runtime.calls import Call, Calls, fresh
-from pccl.runtime.clock import Clock, Ticker
+from pccl.runtime.clock import ThreadClock, Ticker
 from pccl.runtime.control_keeper import ControlKeeper
 from pccl.runtime.data_plane import DataPlane
 from pccl.runtime.frame_router import FrameRouter
@@ -92,7 +92,7 @@ class PeerEngine:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        clock: Clock,
+        clock: ThreadClock,
         transport: Transport,
         master: Address,
         group: int,
@@ -570,15 +570,15 @@ class PeerEngine:
         if call is not None:
             call.take_back(transfer)
 
-    def _tick(self) -> None:
+    def _tick(self, busy_ns: int) -> None:
         if self._broken is not None:
             return
-        self.keeper.replace_stalled_lanes()
+        self.keeper.replace_stalled_lanes(busy_ns)
         if measured := self._meter.look():
             self.feed(LinksMeasured(measured))
         self._state.tick()
         progress = (*self.data_plane.progress(), *self.exchange.progress())
-        self.feed(Tick(progress, self._callers_blocked()))
+        self.feed(Tick(progress, self._callers_blocked(), busy_ns))
 
     # -- the data plane --------------------------------------------------------------------------
 

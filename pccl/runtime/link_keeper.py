@@ -31,6 +31,7 @@ from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.limits import AUTO_LANES_MAX, LANES_MAX, Timing
 from pccl.protocol.link_damage import LinkDamage
 from pccl.protocol.source_shares import SourceShares
+from pccl.protocol.ticks import Ticks
 from pccl.protocol.types import NS_PER_S, Member, PeerId
 from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.greeting import Credentials, Identity, Reception, introduce
@@ -211,7 +212,7 @@ class LinkKeeper:
         """Of links on which frames were damaged."""
         self._withheld: set[PeerId] = set()
         """Links of which it was not said that they are up, for that reason."""
-        self._looked_ns = clock.now_ns()
+        self._ticks = Ticks(timing.ns(timing.tick_s), clock.now_ns())
         self._closed = False
 
     def want(self, members: tuple[Member, ...]) -> None:
@@ -257,7 +258,7 @@ class LinkKeeper:
         else:
             self._reception.accept(connection)
 
-    def replace_stalled_lanes(self) -> None:
+    def replace_stalled_lanes(self, busy_ns: int) -> None:
         """Abort lanes that owe progress and make none; called at every tick.
 
         A lane owes progress while it has something to send, a frame that began to arrive, or a
@@ -265,10 +266,12 @@ class LinkKeeper:
         also have been handed to a connection that is dead: so it is asked for a sign of life first.
         On a slow line that question waits behind a long queue in the kernel; so whoever receives
         gives a sign of life unasked.
+
+        Args:
+            busy_ns: processor time of this thread since the call before.
         """
         now_ns = self._clock.now_ns()
-        late = now_ns - self._looked_ns >= 2 * self._timing.ns(self._timing.tick_s)
-        self._looked_ns = now_ns
+        tick = self._ticks.note(now_ns, busy_ns)
         stall_ns = self._timing.ns(self._timing.lane_stall_s)
         for peer, dialling in self._dialling.items():
             if dialling.keeps:
@@ -280,10 +283,10 @@ class LinkKeeper:
             for lane in link.lanes:
                 watch = self._watches[lane]
                 owes = used or lane.backlog_bytes or lane.receiving
-                if late or watch.moved_bytes != lane.moved_bytes or not owes:
+                if tick.slept_ns or watch.moved_bytes != lane.moved_bytes or not owes:
                     watch.moved_bytes, watch.since_ns = lane.moved_bytes, now_ns
                     watch.pinged = False
-                elif now_ns - watch.since_ns >= stall_ns:
+                elif tick.may_judge and now_ns - watch.since_ns >= stall_ns:
                     _log.warning("lane %d to peer %d stalls; replacing it", lane.number, link.peer)
                     lane.abort()
                 elif now_ns - watch.since_ns >= stall_ns // 2 and not watch.pinged:

@@ -6,11 +6,18 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import LocalProtocolError, PCCLError
 from pccl.protocol.handshake import NO_RUN, RUN_BYTES, Opening
-from pccl.protocol.limits import INCUMBENT_BYTES, Timing
+from pccl.protocol.intake import Allowance, Trust, peers_bytes_max
+from pccl.protocol.limits import (
+    INCUMBENT_BYTES,
+    NEWCOMERS_BURST_BYTES,
+    NEWCOMERS_BYTES_PER_S,
+    Timing,
+)
 from pccl.protocol.master import MasterMachine
 from pccl.protocol.master_events import (
     Announce,
@@ -32,7 +39,7 @@ from pccl.protocol.messages import MasterAddress
 from pccl.protocol.restart import Origin
 from pccl.protocol.shared_state import Elect
 from pccl.protocol.source_shares import SourceShares
-from pccl.runtime.clock import Clock, Ticker, Timer
+from pccl.runtime.clock import ThreadClock, Ticker, Timer
 from pccl.runtime.control import ControlStream
 from pccl.runtime.greeting import Credentials, Reception
 from pccl.runtime.master_store import MasterStore, Remembered
@@ -68,7 +75,7 @@ class MasterServer:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: ThreadClock,
         transport: Transport,
         timing: Timing,
         random_bytes: Callable[[int], bytes],
@@ -108,6 +115,7 @@ class MasterServer:
         self._desk = StatusDesk(clock, self._tell_status)
         self._readers: dict[int, Timer] = {}
         """Connections on which a status was sent, until they are cut off."""
+        self._newcomers = Allowance(NEWCOMERS_BYTES_PER_S, NEWCOMERS_BURST_BYTES, clock.now_ns())
         self._last_connection = 0
         self._events: deque[MasterEvent] = deque()
         self._busy = False
@@ -226,13 +234,27 @@ class MasterServer:
             self._feed(ControlClosed(number, reason, stream.was_damaged))
 
         stream = self._streams[number] = ControlStream(
-            connection, on_message, on_closed, log=self._strangers.write
+            connection,
+            on_message,
+            on_closed,
+            self._clock,
+            partial(self._bytes_max, number),
+            spend=partial(self._spend, number),
+            log=self._strangers.write,
         )
         goes = self._silent_shares.add(number, connection.remote.host)
         if goes is not None:
             self._dismiss(goes, "too many others came before it said who it is")
         reason = "it said nothing in time"
         self._silent[number] = self._clock.call_at_ns(deadline_ns, self._dismiss, number, reason)
+
+    def _bytes_max(self, number: int, kind: type[msg.Message]) -> int:
+        return peers_bytes_max(self.machine.trust_in(number), kind)
+
+    def _spend(self, number: int, cost_bytes: int) -> int:
+        if self.machine.trust_in(number) > Trust.NEWCOMER:
+            return 0
+        return self._newcomers.spend(cost_bytes, self._clock.now_ns())
 
     def _has_spoken(self, number: int) -> None:
         self._desk.forget(number)
@@ -263,8 +285,8 @@ class MasterServer:
         del self._readers[number]
         reader.abort()
 
-    def _tick(self) -> None:
-        self._feed(Tick())
+    def _tick(self, busy_ns: int) -> None:
+        self._feed(Tick(busy_ns))
 
     # -- other masters -------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from pccl.protocol.errors import LinkError, NotAdmitted, PCCLError, RemoteProtocolError
 from pccl.protocol.handshake import Opening
+from pccl.protocol.intake import masters_bytes_max
 from pccl.protocol.messages import Message, Refused, RunIs, RunQuery, StatusRequest
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import NS_PER_S
@@ -35,28 +36,30 @@ async def ask_status(
         NotAdmitted: a master is there that gives no status; the reason says why.
         RemoteProtocolError: what is there is no master of our version, or has another token.
     """
-    question = _Question(StatusRequest(), StatusReport, "status")
-    return await question.ask(clock, transport, master, credentials, timeout_s)
+    question = _Question(clock, StatusRequest(), StatusReport, "status")
+    return await question.ask(transport, master, credentials, timeout_s)
 
 
 async def ask_run(
     clock: Clock, transport: Transport, master: Address, credentials: Credentials, timeout_s: float
 ) -> RunIs:
     """Ask which run a master has. Arguments and errors: see ``ask_status``."""
-    question = _Question(RunQuery(), RunIs, "run")
-    return await question.ask(clock, transport, master, credentials, timeout_s)
+    question = _Question(clock, RunQuery(), RunIs, "run")
+    return await question.ask(transport, master, credentials, timeout_s)
 
 
 class _Question(Generic[_Answer]):
     """One question on one connection.
 
     Args:
+        clock: time.
         words: what is sent.
         kind: of the answer.
         name: of what is asked for, for people.
     """
 
-    def __init__(self, words: Message, kind: type[_Answer], name: str) -> None:
+    def __init__(self, clock: Clock, words: Message, kind: type[_Answer], name: str) -> None:
+        self._clock = clock
         self._words = words
         self._kind: type[_Answer] = kind
         self._name = name
@@ -64,14 +67,10 @@ class _Question(Generic[_Answer]):
         self._stream: ControlStream | None = None
 
     async def ask(
-        self,
-        clock: Clock,
-        transport: Transport,
-        master: Address,
-        credentials: Credentials,
-        timeout_s: float,
+        self, transport: Transport, master: Address, credentials: Credentials, timeout_s: float
     ) -> _Answer:
         """Connect, ask, and leave."""
+        clock = self._clock
         deadline_ns = clock.now_ns() + round(timeout_s * NS_PER_S)
         connection = await transport.dial(master, timeout_s)
         handshake = credentials.dial(credentials.strangers_opening())
@@ -87,7 +86,9 @@ class _Question(Generic[_Answer]):
 
     def _begin(self, connection: Connection, remote: Opening) -> None:
         """The handshake is over."""
-        self._stream = ControlStream(connection, self._on_message, self._on_closed)
+        self._stream = ControlStream(
+            connection, self._on_message, self._on_closed, self._clock, masters_bytes_max
+        )
         self._stream.send(self._words)
 
     def _fail(self, error: PCCLError) -> None:

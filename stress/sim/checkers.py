@@ -360,6 +360,10 @@ class Checkers:
             raise Violation(f"peer {peer} ({address.host}) was removed without a cause: {why}")
         self.done["removed alive"] += 1
 
+    def not_removed(self, peer: PeerId, waited_s: float) -> None:
+        """A busy master lets others wait for a silent peer for longer than the deadline."""
+        raise Violation(f"peer {peer} is silent and awaited for {waited_s:.1f} s, and a member")
+
     def may_raise(self, host: str, error: PCCLError) -> None:
         """The process there has lost its place, or found none."""
         if isinstance(error, MasterLost) and not self._excuses.lost_master(host):

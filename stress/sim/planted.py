@@ -29,6 +29,7 @@ from pccl.protocol.peer_operations import OpenOperations
 from pccl.protocol.peer_refusals import Refusals
 from pccl.protocol.registrar import Registrar
 from pccl.protocol.shared_state import DIGEST_BYTES, Expected, Offer
+from pccl.protocol.ticks import Ticks, Wakefulness
 from pccl.protocol.types import Descriptor, OperationId, PeerId
 from pccl.runtime.carry import Carry
 from pccl.runtime.chain_transfer import ChainTransfer
@@ -232,12 +233,23 @@ def _resume_token_ignored(stack: ExitStack) -> None:
 
 
 def _late_tick_judged(stack: ExitStack) -> None:
-    """A master that slept shifts no deadline, and judges at once."""
+    """A process that slept shifts no deadline, and judges at once."""
 
-    def note(registrar: Registrar) -> int:
-        return 0
+    def note(ticks: Ticks, now_ns: int, busy_ns: int) -> Wakefulness:
+        return Wakefulness(0, may_judge=True)
 
-    stack.enter_context(patch.object(Registrar, "_note_tick", note))
+    stack.enter_context(patch.object(Ticks, "note", note))
+
+
+def _busy_is_asleep(stack: ExitStack) -> None:
+    """A process that was busy takes the time for sleep, and judges nobody as long as it is."""
+    note = Ticks.note
+
+    def drowsy(ticks: Ticks, now_ns: int, busy_ns: int) -> Wakefulness:
+        awake = note(ticks, now_ns, 0)
+        return Wakefulness(awake.slept_ns, may_judge=not awake.slept_ns)
+
+    stack.enter_context(patch.object(Ticks, "note", drowsy))
 
 
 def _outcome_not_kept(stack: ExitStack) -> None:
@@ -476,6 +488,7 @@ PLANTED: dict[str, Callable[[ExitStack], None]] = {
     "vote_counted_twice": _vote_counted_twice,
     "resume_token_ignored": _resume_token_ignored,
     "late_tick_judged": _late_tick_judged,
+    "busy_is_asleep": _busy_is_asleep,
     "outcome_not_kept": _outcome_not_kept,
     "unverified_piece_accepted": _unverified_piece_accepted,
     "weights_in_any_order": _weights_in_any_order,

@@ -73,6 +73,10 @@ class ProcessClock:
         """The present."""
         return self._loop.now_ns() - self.missed_ns
 
+    def busy_ns(self) -> int:
+        """Processor time that the process has used."""
+        return self.host.run_queue.busy_ns
+
     def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> Timer:
         """Call back at ``when_ns``, or as soon as the process runs then."""
         return _ProcessTimer(self, when_ns, partial(callback, *args))
@@ -152,6 +156,8 @@ class MasterProcess:
         self._trace = trace
         self._checkers = checkers
         self.clock = ProcessClock(loop, host)
+        self.heard_ns: dict[int, int] = {}
+        """Connection -> when it has brought the last message."""
         standbys = tuple(MasterAddress(other.host, other.port) for other in others)
         self.server = MasterServer(
             self.clock,
@@ -192,6 +198,8 @@ class MasterProcess:
         self._trace.note(self._loop.now_ns(), self.host.name, repr(event))
         machine = self.server.machine
         machine.check()
+        if isinstance(event, MasterHears):
+            self.heard_ns[event.connection] = self._loop.now_ns()
         if isinstance(event, MasterHears) and isinstance(event.message, OperationRequest):
             asked = event.message
             sent = [effect.message for effect in effects if isinstance(effect, MasterSend)]

@@ -105,6 +105,8 @@ class RecordingConnection:
         self.measure = connection.measure
         self.notify_writable = connection.notify_writable
         self.close = connection.close
+        self.pause_reading = connection.pause_reading
+        self.resume_reading = connection.resume_reading
         self.abort = connection.abort
 
     def start(self, receiver: Receiver) -> None:

@@ -148,6 +148,11 @@ class Process:
         assert found.si_code == os.CLD_STOPPED
         return time.monotonic()
 
+    def stop(self) -> float:
+        """Return when it has stopped."""
+        self._process.send_signal(signal.SIGSTOP)
+        return self.wait_frozen()
+
     def thaw(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 

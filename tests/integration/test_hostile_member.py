@@ -23,7 +23,12 @@ from pccl.protocol.codec import StreamDecoder, encode
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_header
 from pccl.protocol.handshake import OPENING_BYTES, Channel, Opening
-from pccl.protocol.limits import EARLY_STORE_BYTES_MAX, OPERATIONS_OPEN_MAX, Timing
+from pccl.protocol.limits import (
+    EARLY_STORE_BYTES_MAX,
+    OPERATIONS_OPEN_MAX,
+    PROGRESS_BATCH_MAX,
+    Timing,
+)
 from pccl.protocol.messages import (
     Admitted,
     Heartbeat,
@@ -166,7 +171,7 @@ def test_misdeeds_of_a_member(
 
 
 def test_garbage_of_a_member(run: Run, forged: ForgedMember) -> None:
-    send(forged.sock, codec.frame(b"\xc1" * (1 << 20)))
+    send(forged.sock, codec.frame(4, b"\xc1" * (32 << 10)))
     assert is_closed(forged.sock)
     run.check()
 
@@ -175,11 +180,14 @@ def test_what_costs_a_member_nothing(run: Run, forged: ForgedMember) -> None:
     """Old news and news of what is not there: ignored, as after a reconnect."""
     unknown = OperationId(1, 0, 1, 12345, 6)
     forged.say(
-        Heartbeat(
-            tuple(Progress(unknown, 1, 2, 3) for _ in range(25_000)),  # almost 1 MiB
-            (unknown, forged.operation(tag=3)),
-            (RoundId(RoundKind.UPDATE_TOPOLOGY, 99),),
-        ),
+        *[
+            Heartbeat(
+                tuple(Progress(unknown, 1, 2, 3) for _ in range(PROGRESS_BATCH_MAX)),
+                (unknown, forged.operation(tag=3)),
+                (RoundId(RoundKind.UPDATE_TOPOLOGY, 99),),
+            )
+            for _ in range(100)  # almost 1 MiB
+        ],
         *[LinkReport(PeerId(peer), peer % 2 == 0, "a reason\n") for peer in range(1000)],
     )
     run.check()

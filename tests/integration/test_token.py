@@ -237,7 +237,7 @@ def first_message(sock: socket.socket) -> Message:
     while not found:
         data = sock.recv(1 << 10)
         assert data
-        found = decoder.feed(data)
+        found += decoder.feed(data)
     return found[0]
 
 

@@ -252,6 +252,51 @@ def test_memory_is_asked_for_before_every_read(net: Net) -> None:
     net.run(main())
 
 
+def test_a_pause_holds_back_what_arrives_and_the_end(net: Net) -> None:
+    async def main() -> None:
+        a, b, listener = await net.link()
+        rng = Random(5)
+        data = rng.randbytes(100_000)
+        b.memory = lambda: rng.choice([1, 1000, 70_000])
+        b.connection.pause_reading()
+        b.connection.pause_reading()
+        sending = net.loop.create_task(a.send_all(data, rng))
+        await net.settle()
+        assert b.received == b""
+        for _ in range(20):
+            b.connection.resume_reading()
+            b.connection.pause_reading()
+            await net.settle()
+            assert not b.lost
+        b.connection.resume_reading()
+        assert await b.until_received(len(data)) == data
+        await sending
+        b.connection.pause_reading()
+        a.close()
+        await net.settle()
+        b.connection.resume_reading()
+        assert isinstance(await b.until_lost(), LinkError)
+        await done(a, b, listener=listener)
+
+    net.run(main())
+
+
+def test_a_connection_is_paused_from_within_a_read(net: Net) -> None:
+    async def main() -> None:
+        a, b, listener = await net.link()
+        b.memory = lambda: 10
+        b.on_bytes = b.connection.pause_reading
+        a.send(bytes(range(30)))
+        for count in (10, 20, 30):
+            await b.until_received(count)
+            await net.settle()
+            assert bytes(b.received) == bytes(range(count))
+            b.connection.resume_reading()
+        await done(a, b, listener=listener)
+
+    net.run(main())
+
+
 def test_send_takes_what_fits_and_writable_comes_once(net: Net) -> None:
     async def main() -> None:
         a, b, listener = await net.link()

@@ -52,6 +52,9 @@ class FakeClock:
     def now_ns(self) -> int:
         return 0
 
+    def busy_ns(self) -> int:
+        return 0
+
     def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> FakeTimer:
         return FakeTimer()
 
@@ -83,6 +86,12 @@ class Wire:
         return len(data)
 
     def notify_writable(self) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
         pass
 
     def close(self) -> None:

@@ -68,6 +68,9 @@ class FakeClock:
     def now_ns(self) -> int:
         return self.time_ns
 
+    def busy_ns(self) -> int:
+        return 0
+
     def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> FakeTimer:
         return FakeTimer()
 
@@ -98,6 +101,12 @@ class Wire:
         return len(data)
 
     def notify_writable(self) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
         pass
 
     def close(self) -> None:
@@ -140,6 +149,8 @@ def draw(rng: Random, hint: Any) -> Any:
         base, annotation = typing.get_args(hint)
         if base is float:
             return rng.choice((0.0, 1.0, 2.5, annotation.largest))
+        if base is not int:
+            return draw(rng, base)
         return rng.choice((0, 1, 2, 3, annotation.bound - 1))
     if origin is tuple:
         return tuple(draw(rng, typing.get_args(hint)[0]) for _ in range(rng.randrange(4)))
@@ -160,6 +171,9 @@ def draw(rng: Random, hint: Any) -> Any:
 
 
 FROM_PEERS = typing.get_args(msg.PeerMessage)
+REPORTS = (msg.KnownRoster, msg.KnownOutcome, msg.KnownAnswer, msg.Reported)
+FROM_MEMBERS = tuple(kind for kind in FROM_PEERS if kind not in REPORTS)
+"""Reports that are sent at another time cost the connection: most examples do without."""
 FROM_MASTERS = typing.get_args(msg.MasterMessage)
 
 
@@ -222,7 +236,7 @@ def report(rng: Random) -> list[msg.Message]:
     run = rng.choice((RUN, RUN, RUN, OURS, bytes(16), b"invented by him!"))
     term = rng.choice((1, 1, 2, (1 << 31) - 1, (1 << 32) - 1))
     rounds = tuple(draw(rng, msg.RoundCount) for _ in range(rng.randrange(3)))
-    token = rng.choice((b"token", b"token", bytes(16), bytes(4000)))
+    token = rng.choice((b"token", b"token", bytes(16), bytes(64)))
     header = msg.Return(peer, token, run, term, registration, 1, rounds, b"", rng.choice(NUMBERS))
     words: list[msg.Message] = [header]
     for _ in range(rng.randrange(4)):
@@ -259,7 +273,8 @@ def test_any_messages_to_a_master(seed: int) -> None:
             wire.feed(b"".join(map(encode, first)), rng)
             wires.append(wire)
         wire = rng.choice(wires)
-        words = [encode(draw(rng, rng.choice(FROM_PEERS))) for _ in range(rng.randrange(1, 4))]
+        kinds = FROM_PEERS if rng.random() < 0.1 else FROM_MEMBERS
+        words = [encode(draw(rng, rng.choice(kinds))) for _ in range(rng.randrange(1, 4))]
         wire.feed(spoil_some(rng, b"".join(words)), rng)
         if others and rng.random() < 0.2:
             said = msg.RunIs(rng.choice((RUN, RUN, OURS, bytes(16))), 1, rng.random() < 0.7)
@@ -268,7 +283,7 @@ def test_any_messages_to_a_master(seed: int) -> None:
         if rng.random() < 0.2:
             for _ in range(rng.choice((1, 1, 25))):
                 clock.time_ns += 240_000_000
-                server._tick()  # pyright: ignore[reportPrivateUsage]
+                server._tick(rng.choice((0, 240_000_000)))  # pyright: ignore[reportPrivateUsage]
         server.machine.check()
         for stream in server._streams.values():  # pyright: ignore[reportPrivateUsage]
             assert len(stream._unsent) <= UNSENT_BYTES_MAX  # pyright: ignore[reportPrivateUsage]
@@ -352,7 +367,7 @@ def test_the_fullest_roster_fits_a_message() -> None:
     members = tuple(Member(PeerId(last - n), "x" * 253, 65535) for n in range(PEERS_MAX))
     roster = Roster(last, last, last, members, (last,) * 16, PEERS_MAX, 1, PEERS_MAX)
     message = msg.Admitted(roster, tuple(msg.RoundCount(kind, last) for kind in RoundKind))
-    assert StreamDecoder().feed(encode(message)) == [message]
+    assert list(StreamDecoder().feed(encode(message))) == [message]
 
 
 def crowd(size: int) -> MasterMachine:

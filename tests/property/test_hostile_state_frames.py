@@ -71,6 +71,12 @@ class Wire:
             self.sent += buffer
         return len(self.sent) - before
 
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
     def notify_writable(self) -> None:
         pass
 

@@ -225,10 +225,10 @@ def test_each_lane_is_cut_at_every_event(peers: int, lanes: int, ragged: bool) -
                 again.append(sum(report.tx_bytes for report in reports) - undisturbed)
 
     World(peers, lanes, ragged=ragged).run(work)
-    assert partly.count(True) > 10
-    assert partly.count(False) > 10
-    assert sum(1 for nbytes in again if nbytes) > 10  # it did matter
-    assert sum(1 for nbytes in again if not nbytes) > 10  # what had arrived was not repeated
+    assert partly.count(True) > 5
+    assert partly.count(False) > 5
+    assert sum(1 for nbytes in again if nbytes) > 5  # it did matter
+    assert sum(1 for nbytes in again if not nbytes) > 5  # what had arrived was not repeated
 
 
 @pytest.mark.parametrize(("peers", "lanes"), [(2, 3), (3, 3)])

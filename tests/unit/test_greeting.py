@@ -348,6 +348,12 @@ class StubConnection:
         self.sent += b"".join(buffers)
         return len(self.sent) - before
 
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
     def notify_writable(self) -> None:
         raise AssertionError("there is always room")
 

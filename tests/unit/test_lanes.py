@@ -58,6 +58,12 @@ class FakeConnection:
         self.room -= taken
         return taken
 
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
     def notify_writable(self) -> None:
         self.wants_room = True
 

@@ -119,9 +119,9 @@ class Side:
         """The process is not given the processor: no tick comes for a while."""
         self._wakes_ns = self.world.now_ns + duration_ns
 
-    def _tick(self) -> None:
+    def _tick(self, busy_ns: int) -> None:
         if self.world.now_ns >= self._wakes_ns:
-            self.keeper.replace_stalled_lanes()
+            self.keeper.replace_stalled_lanes(busy_ns)
 
     def _on_change(self, peer: PeerId, reason: str | None) -> None:
         assert peer == self.other

@@ -918,6 +918,27 @@ def test_a_silent_peer_is_removed_when_it_is_awaited_and_only_after_the_deadline
     assert (1, msg.RoundClosed(RoundId(UPDATE, 1), 3, False)) in sent(effects)
 
 
+def test_a_busy_master_removes_a_silent_member_as_soon_as_an_idle_one() -> None:
+    """Somebody sends it so much that all of its ticks are late; it does not sleep."""
+    master = Master(2)
+    master.hear(1, msg.RoundRequest(RoundId(UPDATE, 1)))
+    removed_s = None
+    for tick in range(1, 60):
+        master.now_ns += SECOND
+        master.hear(1, msg.Heartbeat())
+        if removals(master.do(Tick(busy_ns=SECOND - 1000))):
+            removed_s = tick
+            break
+    assert removed_s == 12, "awaited since the second tick, which is the first that is judged"
+
+
+def test_a_silent_member_that_is_alone_keeps_its_place() -> None:
+    """Its own operation goes on when it wakes; nobody else is there to wait for it."""
+    master = Master(1)
+    master.start(1, what=operation(view=1))
+    assert removals(master.wait(3600)) == []
+
+
 def test_a_silent_member_is_removed_when_only_a_newcomer_waits() -> None:
     master = Master(1)
     master.wait(30)

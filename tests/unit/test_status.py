@@ -235,7 +235,7 @@ def test_what_is_too_much_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.removal_count, [one.peer for one in found.removals]) == (3, [9, 8])
     (first, _) = found.operations
     assert (first.missing_count, first.missing) == (5, (2, 3))
-    assert decode(encode(found)[PREFIX_BYTES:]) == found
+    assert decode(encode(found)[3], encode(found)[PREFIX_BYTES:]) == found
 
 
 def test_long_words_are_cut_between_characters() -> None:

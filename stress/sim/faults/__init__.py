@@ -25,6 +25,7 @@ from pccl.stress.sim.faults.interrupt import Interrupt
 from pccl.stress.sim.faults.joiners import Joiners
 from pccl.stress.sim.faults.kill import Kill, Restart
 from pccl.stress.sim.faults.leave import Leave
+from pccl.stress.sim.faults.load import Load
 from pccl.stress.sim.faults.master import (
     BlankMasterRestart,
     MasterDeath,
@@ -68,6 +69,7 @@ _HOW_MANY: tuple[tuple[type[Fault], tuple[int, ...]], ...] = (
     (OneWayPartition, (0,) * 8 + (1, 2)),
     (Freeze, (0,) * 5 + (1, 2)),
     (ClockPause, (0,) * 9 + (1, 2)),
+    (Load, (0,) * 10 + (1,)),
     (MasterDeath, (0,) * 24 + (1,)),
     (MasterRestart, (0,) * 10 + (1, 2)),
     (BlankMasterRestart, (0,) * 10 + (1, 2)),
@@ -165,6 +167,7 @@ __all__ = [
     "Leave",
     "Lies",
     "LifePhase",
+    "Load",
     "MasterCutOff",
     "MasterDeath",
     "MasterHalfOpen",

@@ -1,0 +1,102 @@
+"""``Ratifying``: a registrar that moves its run only with the consent that this needs.
+
+Where nobody else can coordinate the run, that is nobody's. Otherwise it is a majority's
+(:mod:`pccl.protocol.majority`): what moves the run is held back until it is there.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+from pccl.protocol import messages as msg
+from pccl.protocol.limits import Timing
+from pccl.protocol.link_measures import Choose
+from pccl.protocol.majority import HELD_BACK, Majority
+from pccl.protocol.master_events import Forget, MasterEvent, Remember
+from pccl.protocol.membership import RegisteredPeer
+from pccl.protocol.registrar import Registrar
+from pccl.protocol.types import RemovalCause
+
+
+class Ratifying(Registrar):
+    """What a master is to the peers of its run, however many masters there are.
+
+    Args:
+        timing: deadlines.
+        run: the run's id, 16 bytes.
+        term: number of this incarnation.
+        random_bytes: source of resume tokens; must be unpredictable outside simulation.
+        now_ns: the present.
+        incumbent: id of this master.
+        standbys: where other masters of the run listen.
+        choose: finds out which algorithms are the quickest in a ring.
+        sole: whether nobody else can coordinate the run.
+    """
+
+    def __init__(
+        self,
+        timing: Timing,
+        run: bytes,
+        term: int,
+        random_bytes: Callable[[int], bytes],
+        now_ns: int,
+        incumbent: bytes,
+        standbys: tuple[msg.MasterAddress, ...],
+        choose: Choose,
+        sole: bool,
+    ) -> None:
+        super().__init__(timing, run, term, random_bytes, now_ns, incumbent, standbys, choose)
+        self._sole: bool = sole
+        self._majority = Majority()
+        self._has_members = self._is_forgotten = False
+
+    @property
+    @abstractmethod
+    def recovering(self) -> bool:
+        """Whether it waits for members to return."""
+
+    def _ratified(self) -> int:
+        return self.membership.version if self._sole else self._majority.ratified
+
+    def _take(self, event: MasterEvent) -> None:
+        super()._take(event)
+        if not self._sole and not self.recovering and self._majority.consents(self.membership):
+            for peer, message in self._majority.settle(self.membership):
+                known = self.membership.peers.get(peer)
+                if known is not None:
+                    super()._send(known, message)
+        self._note_end()
+
+    def _note_end(self) -> None:
+        """If nobody is a member any more, there is nothing to take up after a restart.
+
+        Where another master may have them, only if they have said goodbye.
+        """
+        has_members = bool(self.membership.members())
+        if self.recovering or has_members == self._has_members:
+            return
+        if has_members and self._is_forgotten:
+            self._is_forgotten = False
+            self._effects.append(Remember(self.run, self.term, self.incumbent))
+        elif not has_members and (self._sole or self._majority.consents(self.membership)):
+            self._is_forgotten = True
+            self._effects.append(Forget())
+        self._has_members = has_members
+
+    def _send(self, peer: RegisteredPeer, message: msg.MasterMessage) -> None:
+        held = not self._sole and isinstance(message, HELD_BACK)
+        if held and not self._majority.consents(self.membership):
+            self._majority.hold(peer.id, message)
+        else:
+            super()._send(peer, message)
+
+    def _dismiss(self, peer: RegisteredPeer, cause: RemovalCause, reason: str) -> None:
+        if cause is RemovalCause.GOODBYE:
+            self._majority.leave(peer.id)
+        super()._dismiss(peer, cause, reason)
+
+    def _note_registration(self, registration: msg.Register) -> None:
+        if registration.masters > 1 and self._sole:
+            self._sole = False
+            self._majority.settle(self.membership)

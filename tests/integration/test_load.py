@@ -1,0 +1,236 @@
+"""A connection that sends as much as it may: survivors of a stopped peer go on all the same.
+
+The master lives in the test's process; members and attackers are processes of their own. This file
+is also the attackers' program.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from pccl.protocol import messages as msg
+from pccl.protocol.codec import StreamDecoder, encode, frame
+from pccl.protocol.data_type import DataType
+from pccl.protocol.handshake import OPENING_BYTES, Channel, Opening
+from pccl.protocol.limits import (
+    FLOWS_MAX,
+    HEARTBEAT_BYTES_MAX,
+    LINKS_BATCH_MAX,
+    NEWCOMER_BYTES_MAX,
+    OPERATIONS_OPEN_MAX,
+)
+from pccl.protocol.types import (
+    Descriptor,
+    LinkMeasure,
+    MeasuredLink,
+    OperationId,
+    PeerId,
+    ReduceOp,
+    RoundId,
+    RoundKind,
+)
+
+GROUP = 7
+"""Of the attacker: nobody else is in it."""
+
+# -- the attackers' program ------------------------------------------------------------------------
+
+
+def heartbeat(nbytes: int) -> bytes:
+    """One of at most so many bytes, and as much to decode as they can hold."""
+    flow, room = msg.Flow(PeerId(1), 1, 1), (nbytes - 300) // 4  # such a flow has four bytes
+    counts = [min(FLOWS_MAX, room - start) for start in range(0, room, FLOWS_MAX)]
+    operation = OperationId(1, 0, 1, 1, 1)
+    return encode(
+        msg.Heartbeat(tuple(msg.Progress(operation, 1, 2, 3, (flow,) * n) for n in counts))
+    )
+
+
+class Attacker:
+    """One connection to a master, registered, that never says anything of use."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.sock = socket.create_connection((host, int(port)), 60.0)
+        self._decoder = StreamDecoder()
+        self._heard: list[msg.Message] = []
+        self.sock.sendall(Opening(Channel.CONTROL, bytes(32)).encode())
+        assert len(self.sock.recv(OPENING_BYTES, socket.MSG_WAITALL)) == OPENING_BYTES
+        self.sock.sendall(encode(msg.Register(GROUP, "", 1)))
+        self.hear(msg.Registered)
+
+    def hear(self, kind: type[msg.Message]) -> msg.Message:
+        while True:
+            while self._heard:
+                message = self._heard.pop(0)
+                if isinstance(message, kind):
+                    return message
+            data = self.sock.recv(1 << 16)
+            if not data:
+                raise ConnectionError("closed")
+            self._heard += self._decoder.feed(data)
+
+    def flood(self, words: Iterator[bytes]) -> int:
+        """Send until the connection is closed; return how many bytes went out."""
+        threading.Thread(target=self._read, daemon=True).start()
+        sent = 0
+        with suppress(OSError):
+            for word in words:
+                self.sock.sendall(word)
+                sent += len(word)
+        return sent
+
+    def _read(self) -> None:
+        with suppress(OSError):
+            while self.sock.recv(1 << 16):
+                pass
+
+
+def operations(view: int) -> Iterator[bytes]:
+    """As many as may be open, then signs of life."""
+    descriptor = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
+    for tag in range(OPERATIONS_OPEN_MAX):
+        operation = OperationId(1, GROUP, view, tag, 0)
+        yield encode(msg.OperationRequest(operation, descriptor))
+    yield from itertools.repeat(heartbeat(HEARTBEAT_BYTES_MAX))
+
+
+def words_of(kind: str, view: int) -> Iterator[bytes]:
+    links = tuple(
+        MeasuredLink(PeerId(n), LinkMeasure(1, 1))
+        for n in range(1 << 40, (1 << 40) + LINKS_BATCH_MAX)
+    )
+    match kind:
+        case "a mebibyte":  # what nobody may send
+            progress = b"\x95\x95\x01\x00\x01\x01\x01\x01\x02\x03\x90"
+            large = b"\x96\xdd" + (90_000).to_bytes(4, "big") + progress * 90_000
+            large += b"\x90\x90\xc2\x00\x00"
+            return itertools.repeat(frame(4, large))
+        case "long heartbeats":
+            return itertools.repeat(heartbeat(NEWCOMER_BYTES_MAX))
+        case "short heartbeats":
+            return itertools.repeat(encode(msg.Heartbeat()) * 100)
+        case "link reports":
+            return itertools.repeat(encode(msg.LinkReport(PeerId(1), up=False, reason="")) * 100)
+        case "measured links":
+            return itertools.repeat(encode(msg.LinksMeasured(links)))
+        case "member: heartbeats":
+            return itertools.repeat(heartbeat(HEARTBEAT_BYTES_MAX))
+        case "member: operations":
+            return operations(view)
+        case "member: rounds":
+            asked = RoundId(RoundKind.PEERS_PENDING, 0)
+            return itertools.repeat(encode(msg.RoundRequest(asked)) * 100)
+        case _:
+            raise ValueError(kind)
+
+
+def attack(address: str, kind: str) -> None:
+    """Register, say so, and flood; again and again, if the master closes the connection."""
+    while True:
+        attacker = Attacker(address)
+        print(json.dumps("registered"), flush=True)  # noqa: T201
+        view = 0
+        if kind.startswith("member"):
+            admitted = attacker.hear(msg.Admitted)
+            assert isinstance(admitted, msg.Admitted)
+            view = admitted.roster.view
+            print(json.dumps("admitted"), flush=True)  # noqa: T201
+        attacker.flood(words_of(kind, view))
+
+
+if __name__ == "__main__":
+    attack(sys.argv[1], sys.argv[2])
+else:
+    import pytest
+
+    from tests.integration.test_frozen import QUICK, Crew
+    from tests.support.patience import LIMIT_S, patient
+
+    SLACK_S = patient(2.0)
+    LOADS = (
+        *("a mebibyte", "long heartbeats", "short heartbeats", "link reports", "measured links"),
+        *("member: heartbeats", "member: operations", "member: rounds"),
+    )
+
+    class Attack:
+        """An attacker's process."""
+
+        def __init__(self, address: str, kind: str) -> None:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.integration.test_load", address, kind],
+                cwd=Path(__file__).parents[2],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            self.said: queue.SimpleQueue[str] = queue.SimpleQueue()
+            self._reader = threading.Thread(target=self._read, daemon=True)
+            self._reader.start()
+
+        def _read(self) -> None:
+            assert self.process.stdout is not None
+            for line in self.process.stdout:
+                self.said.put(json.loads(line))
+
+        def end(self) -> None:
+            self.process.kill()
+            self.process.wait()
+            self._reader.join()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+
+    @pytest.fixture
+    def crew() -> Iterator[Crew]:
+        made = Crew("quick")
+        yield made
+        made.close()
+
+    @pytest.fixture
+    def attack_on(crew: Crew) -> Iterator[Callable[[str], Attack]]:
+        attacks: list[Attack] = []
+
+        def begin(kind: str) -> Attack:
+            attacks.append(Attack(crew.address, kind))
+            assert attacks[-1].said.get(timeout=LIMIT_S) == "registered"
+            return attacks[-1]
+
+        yield begin
+        for one in attacks:
+            one.end()
+
+    @pytest.mark.parametrize("kind", LOADS)
+    def test_survivors_go_on_whatever_one_connection_sends(
+        crew: Crew, attack_on: Callable[[str], Attack], kind: str
+    ) -> None:
+        crew.connect(3)
+        attacker = attack_on(kind)
+        if kind.startswith("member"):
+            for peer in crew.peers:
+                peer.tell("rejoin")  # an update, which admits it
+            for peer in crew.peers:
+                peer.answer()
+            assert attacker.said.get(timeout=LIMIT_S) == "admitted"
+        time.sleep(1.0)  # the load has begun
+        victim = crew.peers[1]
+        stopped_s = victim.stop()
+        survivors = [peer for peer in crew.peers if peer is not victim]
+        for peer in survivors:
+            peer.tell("reduce", 1000)
+        for peer in survivors:
+            came_s, told = peer.answer()
+            print(f"{kind}: a result {came_s - stopped_s:.2f} s after the stop")  # noqa: T201
+            assert told["exact"]
+            assert victim.id not in told["contributors"]
+            assert came_s - stopped_s < QUICK.deadline_s + SLACK_S
+        assert (victim.id, "SILENT") in crew.removals()
+        victim.thaw()

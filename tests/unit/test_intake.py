@@ -1,0 +1,143 @@
+"""What is taken from whom: sizes by type and by what is known of the sender, and an allowance."""
+
+from __future__ import annotations
+
+import struct
+import typing
+from typing import Any
+
+import pytest
+
+from pccl.protocol import messages as msg
+from pccl.protocol.checksum import seal
+from pccl.protocol.codec import BYTES_MAX, StreamDecoder, encode
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.intake import Allowance, Trust, masters_bytes_max, peers_bytes_max
+from pccl.protocol.limits import (
+    ACKNOWLEDGED_BATCH_MAX,
+    CONTROL_MESSAGE_BYTES_MAX,
+    FLOWS_MAX,
+    LINKS_BATCH_MAX,
+    NEWCOMER_BYTES_MAX,
+    PROGRESS_BATCH_MAX,
+)
+from pccl.protocol.types import (
+    LinkMeasure,
+    MeasuredLink,
+    OperationId,
+    PeerId,
+    RoundId,
+    RoundKind,
+)
+
+FROM_PEERS: tuple[type[Any], ...] = typing.get_args(msg.PeerMessage)
+FROM_MASTERS: tuple[type[Any], ...] = typing.get_args(msg.MasterMessage)
+LAST = (1 << 64) - 1
+U32 = (1 << 32) - 1
+OPERATION = OperationId(LAST, LAST, LAST, LAST, LAST)
+
+
+def test_what_a_stranger_may_send() -> None:
+    allowed = {kind.__name__: peers_bytes_max(Trust.STRANGER, kind) for kind in FROM_PEERS}
+    assert {name for name, size in allowed.items() if size} == {
+        *("Register", "Resume", "Return", "StatusRequest", "RunQuery", "Goodbye"),
+        "Damaged",
+    }
+    assert max(allowed.values()) < 1024
+
+
+def test_a_newcomer_sends_little() -> None:
+    sizes = [peers_bytes_max(Trust.NEWCOMER, kind) for kind in FROM_PEERS]
+    assert max(sizes) == NEWCOMER_BYTES_MAX == 4096
+    links = (MeasuredLink(PeerId(LAST), LinkMeasure(LAST, LAST)),) * LINKS_BATCH_MAX
+    assert len(encode(msg.LinksMeasured(links))) < NEWCOMER_BYTES_MAX
+
+
+@pytest.mark.parametrize("kind", [msg.KnownRoster, msg.KnownOutcome, msg.KnownAnswer, msg.Reported])
+def test_only_a_returning_peer_reports(kind: type[Any]) -> None:
+    allowed = [peers_bytes_max(trust, kind) for trust in Trust]
+    assert allowed == [0, 0, BYTES_MAX[kind], 0]
+
+
+def test_nothing_that_a_member_sends_is_larger_than_a_heartbeat() -> None:
+    sizes = {kind: peers_bytes_max(Trust.MEMBER, kind) for kind in FROM_PEERS}
+    assert max(sizes.values()) == sizes[msg.Heartbeat] == 40 << 10
+
+
+def test_the_fullest_heartbeat_of_a_peer_fits() -> None:
+    flow = msg.Flow(PeerId(LAST), U32, U32)
+    progress = msg.Progress(OPERATION, U32, U32, LAST)
+    heartbeat = msg.Heartbeat(
+        (
+            msg.Progress(OPERATION, U32, U32, LAST, (flow,) * FLOWS_MAX),
+            *(progress,) * (PROGRESS_BATCH_MAX - 1),
+        ),
+        (OPERATION,) * ACKNOWLEDGED_BATCH_MAX,
+        (RoundId(RoundKind.UPDATE_TOPOLOGY, LAST),) * ACKNOWLEDGED_BATCH_MAX,
+        blocked=True,
+        roster_version=LAST,
+        term=U32,
+    )
+    assert len(encode(heartbeat)) < BYTES_MAX[msg.Heartbeat]
+
+
+@pytest.mark.parametrize("trust", Trust)
+def test_nobody_takes_the_other_sides_part(trust: Trust) -> None:
+    assert not any(peers_bytes_max(trust, kind) for kind in FROM_MASTERS)
+    assert not any(masters_bytes_max(kind) for kind in FROM_PEERS)
+    assert all(masters_bytes_max(kind) for kind in FROM_MASTERS)
+
+
+# -- before a message is read ----------------------------------------------------------------------
+
+
+def begin(length: int, code: int) -> bytes:
+    """The prefix of a message of which nothing else has come."""
+    return seal(struct.pack("<IQ", code << 24 | length, 0))
+
+
+@pytest.mark.parametrize(
+    ("trust", "beginning", "says"),
+    [
+        (Trust.STRANGER, begin(303, 1), "Register of 303 bytes; at most 302"),
+        (Trust.STRANGER, begin(100, 4), "Heartbeat of 100 bytes; it may send none now"),
+        (Trust.NEWCOMER, begin(4097, 4), "Heartbeat of 4097 bytes; at most 4096"),
+        (Trust.MEMBER, begin(40961, 4), "Heartbeat of 40961 bytes; at most 40960"),
+        (Trust.MEMBER, begin(1 << 20, 17), "KnownRoster of 1048576 bytes; it may send none now"),
+        (Trust.MEMBER, begin(99, 69), "RosterChanged of 99 bytes; it may send none now"),
+        (Trust.MEMBER, begin(99, 63), "unknown message code 63"),
+    ],
+)
+def test_a_message_is_refused_by_its_prefix(trust: Trust, beginning: bytes, says: str) -> None:
+    decoder = StreamDecoder(lambda kind: peers_bytes_max(trust, kind))
+    assert list(decoder.feed(beginning[:-1])) == []
+    with pytest.raises(RemoteProtocolError, match=says):
+        list(decoder.feed(beginning[-1:]))
+
+
+def test_what_a_message_changes_holds_for_the_next_one() -> None:
+    trust = Trust.STRANGER
+    decoder = StreamDecoder(lambda kind: peers_bytes_max(trust, kind))
+    wire = encode(msg.Register(0, "", 1)) + encode(msg.Heartbeat())
+    found = decoder.feed(wire)
+    assert next(found) == msg.Register(0, "", 1)
+    trust = Trust.NEWCOMER
+    assert list(found) == [msg.Heartbeat()]
+
+
+@pytest.mark.parametrize("kind", [*FROM_PEERS, *FROM_MASTERS])
+def test_every_type_has_a_limit(kind: type[Any]) -> None:
+    assert 1 <= BYTES_MAX[kind] <= CONTROL_MESSAGE_BYTES_MAX
+
+
+# -- allowance -------------------------------------------------------------------------------------
+
+
+def test_an_allowance_grows_with_the_time_up_to_a_burst() -> None:
+    second = 10**9
+    allowance = Allowance(1000, 500, 0)
+    assert allowance.spend(500, 0) == 0
+    assert allowance.spend(100, 0) == second // 10
+    assert allowance.spend(100, 0) == second // 5
+    assert allowance.spend(0, second // 5) == 0
+    assert allowance.spend(1500, 100 * second) == second, "no more than the burst was saved"
