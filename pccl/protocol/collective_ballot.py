@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from pccl.protocol.limits import Timing
+from pccl.protocol.lockstep import Wait
 from pccl.protocol.messages import MasterMessage, OperationStarted
 from pccl.protocol.operation import Abort, Ballot, Decision, Phase, Stall, Start, name_peers
 from pccl.protocol.repair import RingRepair
@@ -45,6 +46,8 @@ class CollectiveBallot(Ballot):
         """The earlier attempts that they resume; None: somebody resumes none."""
         self._eager: dict[PeerId, None] = {}
         """Those who do not wait for the start."""
+        self._wait: tuple[tuple[Phase, int, int], Wait] | None = None
+        """What waits, and what it was found from: phase, how many have asked, how many are left."""
         self._untold = False
         """Whether they have yet to be told of it."""
 
@@ -144,6 +147,13 @@ class CollectiveBallot(Ballot):
             asked = next(iter(self._descriptors.values()))
             self._what = f"tag {self.operation.tag} ({asked})"
         return self._what or f"tag {self.operation.tag}"
+
+    def wait(self) -> Wait:
+        """See ``Ballot``. Kept: the master asks of every open one at every tick."""
+        known = (self.phase, len(self._descriptors), len(self._present))
+        if self._wait is None or self._wait[0] != known:
+            self._wait = known, super().wait()
+        return self._wait[1]
 
     def started(self) -> OperationStarted:
         """What a member is told of the start that has missed it."""

@@ -23,7 +23,6 @@ State only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from zlib import crc32
 
@@ -44,13 +43,6 @@ def fingerprint(descriptor: Descriptor) -> int:
     return crc32(encode(OperationRequest(NO_OPERATION, descriptor))) or 1
 
 
-@dataclass(slots=True)
-class _Debt:
-    nbytes: int
-    closed_by_view: int | None = None
-    """The newest view when its own was known to be closed."""
-
-
 class EagerBudget:
     """What one member may send ahead, and has.
 
@@ -69,7 +61,10 @@ class EagerBudget:
         self._tensor_bytes_max = tensor_bytes_max
         self._segment_bytes = segment_bytes or EAGER_SEGMENT_BYTES
         self._free = bytes_max
-        self._debts: dict[OperationId, _Debt] = {}
+        self._debts: dict[int, dict[int, dict[int, int]]] = {}
+        """View -> tag -> number of an operation -> what it costs."""
+        self._closed: dict[int, int] = {}
+        """View of debts -> the newest view when that one was known to be closed."""
         self._entered: dict[int, None] = {}
         """Views in which all members have asked for something."""
 
@@ -96,24 +91,25 @@ class EagerBudget:
         if cost > self._free:
             return False
         self._free -= cost
-        self._debts[operation] = _Debt(cost)
+        self._debts.setdefault(operation.view, {}).setdefault(operation.tag, {})[operation.n] = cost
         return True
 
     def all_asked(self, operation: OperationId) -> None:
         """Every member of its view is known to have asked for this one."""
         self._entered[operation.view] = None
-        for known in [known for known in self._debts if self._is_paid(known, operation)]:
-            self._free += self._debts.pop(known).nbytes
+        of_view = self._debts.get(operation.view, {})
+        alike = of_view.get(operation.tag, {})
+        for n in [n for n in alike if n <= operation.n]:
+            self._free += alike.pop(n)
+        if not alike:
+            of_view.pop(operation.tag, None)
+        for view in [view for view, by in self._closed.items() if operation.view >= by]:
+            del self._closed[view]
+            self._free += sum(sum(costs.values()) for costs in self._debts.pop(view).values())
 
     def close_views(self, open_views: tuple[int, ...], newest: int) -> None:
         """These views are open, and no others; nobody enters ``newest`` without knowing that."""
         self._entered = {view: None for view in self._entered if view in open_views}
-        for operation, debt in self._debts.items():
-            if operation.view not in open_views and debt.closed_by_view is None:
-                debt.closed_by_view = newest
-
-    def _is_paid(self, known: OperationId, by: OperationId) -> bool:
-        closed_by = self._debts[known].closed_by_view
-        if closed_by is not None and by.view >= closed_by:
-            return True
-        return (known.view, known.tag) == (by.view, by.tag) and known.n <= by.n
+        for view in self._debts:
+            if view not in open_views:
+                self._closed.setdefault(view, newest)

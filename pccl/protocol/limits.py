@@ -163,6 +163,9 @@ REMOVED_KEPT_MAX = 4096
 JOIN_REASONS_MAX = 3
 """Different reasons that a failed ``connect`` names, the last ones."""
 
+WAITS_NAMED_MAX = 64
+"""Operations that are named in one report of a long wait; the others are counted."""
+
 MISSED_KEPT_MAX = 16
 """Mismatches per view and tag that a late caller is still told."""
 

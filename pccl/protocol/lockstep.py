@@ -15,7 +15,7 @@ Pure state: :class:`~pccl.protocol.master.MasterMachine` carries out what is fou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -40,11 +40,19 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class LongWait:
-    """Tell those who have requested it whom they wait for."""
+    """Tell the members that have requested it whom they wait for.
+
+    Attributes:
+        wait: the one that has waited longest, of all with the same requests and the same missing.
+        waited_s: for how long.
+        whom: the missing members, and what they are in.
+        others: the others of those, in the order in which they were requested.
+    """
 
     wait: Wait
     waited_s: int
     whom: str
+    others: tuple[Wait, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +86,6 @@ class _Case:
     confirmed: set[PeerId] = field(default_factory=set[PeerId])
 
 
-@dataclass(slots=True)
-class _Watched:
-    since_ns: int
-    next_report_ns: int
-
-
 class LockstepWatch:
     """Looks at all waits from time to time.
 
@@ -95,14 +97,17 @@ class LockstepWatch:
     def __init__(self, timing: Timing) -> None:
         self._hold_ns = timing.ns(timing.lockstep_s)
         self._report_ns = timing.ns(timing.waiting_report_s)
-        self._watched: dict[RoundId | OperationId, _Watched] = {}
+        self._since_ns: dict[RoundId | OperationId, int] = {}
+        """When each wait for calls was first seen."""
+        self._next_report_ns: dict[_Alike, int] = {}
         self._case: _Case | None = None
         self._last_query = 0
 
     def look(self, waits: Sequence[Wait], blocked: Iterable[PeerId], now_ns: int) -> list[Finding]:
         """What is to be done about all present ``waits``."""
-        findings: list[Finding] = list(self._reports(waits, now_ns))
-        stuck = stuck_members(blocked, waits)
+        alike = _alike(waits)
+        findings: list[Finding] = list(self._reports(waits, alike, now_ns))
+        stuck = stuck_members(blocked, [same[0] for same in alike.values()])
         involved = tuple(w for w in waits if any(peer in stuck for peer in w.requested))
         case = self._case
         if not stuck:
@@ -118,8 +123,7 @@ class LockstepWatch:
 
     def since_ns(self, subject: RoundId | OperationId) -> int | None:
         """When this was first seen to wait for calls; None: it does not, or was not seen yet."""
-        known = self._watched.get(subject)
-        return known.since_ns if known is not None else None
+        return self._since_ns.get(subject)
 
     def answered(self, peer: PeerId, query: int, *, blocked: bool) -> None:
         """A member that was asked is still blocked, or it has been released meanwhile."""
@@ -140,25 +144,45 @@ class LockstepWatch:
         silent = tuple(peer for peer in case.stuck if peer not in case.confirmed)
         return AskBlocked(case.query, silent)
 
-    def _reports(self, waits: Sequence[Wait], now_ns: int) -> Iterable[LongWait]:
-        watched: dict[RoundId | OperationId, _Watched] = {}
+    def _reports(
+        self, waits: Sequence[Wait], alike: Mapping[_Alike, Sequence[Wait]], now_ns: int
+    ) -> Iterable[LongWait]:
+        """One report of all waits that are alike: of 10,000 open tags nobody reads 10,000 lines."""
+        before = self._since_ns
+        self._since_ns = {
+            wait.subject: before.get(wait.subject, now_ns) for wait in waits if wait.missing
+        }
+        told, self._next_report_ns = self._next_report_ns, {}
 
         @cache
         def calls_of(peer: PeerId) -> str:
             return _calls_of(peer, waits)
 
-        for wait in waits:
-            if not wait.missing:
+        for key, same in alike.items():
+            if not same[0].missing:
                 continue
-            known = self._watched.get(wait.subject)
-            known = known or _Watched(now_ns, now_ns + self._report_ns)
-            watched[wait.subject] = known
-            if now_ns >= known.next_report_ns:
-                waited_ns = now_ns - known.since_ns
-                known.next_report_ns = now_ns + waited_ns
-                whom = ", ".join(f"peer {p} (in {calls_of(p) or 'no call'})" for p in wait.missing)
-                yield LongWait(wait, waited_ns // NS_PER_S, whom)
-        self._watched = watched
+            eldest = same[0]  # they are in the order in which they were requested
+            since_ns = self._since_ns[eldest.subject]
+            self._next_report_ns[key] = next_ns = told.get(key, 0)
+            if now_ns >= max(next_ns, since_ns + self._report_ns):
+                self._next_report_ns[key] = now_ns + (now_ns - since_ns)
+                whom = ", ".join(
+                    f"peer {p} (in {calls_of(p) or 'no call'})" for p in eldest.missing
+                )
+                yield LongWait(eldest, (now_ns - since_ns) // NS_PER_S, whom, tuple(same[1:]))
+
+
+_Alike = tuple[bool, tuple[PeerId, ...], tuple[PeerId, ...]]
+"""Whether it is a round, who has requested it, and who is missing."""
+
+
+def _alike(waits: Sequence[Wait]) -> dict[_Alike, list[Wait]]:
+    """The waits, those together of which nobody can be told apart by who does what."""
+    found: dict[_Alike, list[Wait]] = {}
+    for wait in waits:
+        key = (isinstance(wait.subject, RoundId), wait.requested, wait.missing)
+        found.setdefault(key, []).append(wait)
+    return found
 
 
 def stuck_members(blocked: Iterable[PeerId], waits: Sequence[Wait]) -> tuple[PeerId, ...]:

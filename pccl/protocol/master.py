@@ -22,7 +22,12 @@ from pccl.protocol.collective_ballot import CollectiveBallot
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.history import InvariantViolation
 from pccl.protocol.kept import Kept, affordable
-from pccl.protocol.limits import OPERATIONS_OPEN_MAX, OWED_MAX, TAGS_PER_VIEW_MAX
+from pccl.protocol.limits import (
+    OPERATIONS_OPEN_MAX,
+    OWED_MAX,
+    TAGS_PER_VIEW_MAX,
+    WAITS_NAMED_MAX,
+)
 from pccl.protocol.lockstep import AskBlocked, Finding, LockstepWatch, LongWait, Stuck, Wait
 from pccl.protocol.master_rounds import RoundMaster
 from pccl.protocol.membership import Membership, RegisteredPeer
@@ -380,6 +385,8 @@ class MasterMachine(RoundMaster):
         if self.membership.admissible():  # newcomers that lack nothing but that round
             awaited.update(peer.id for peer in members if peer.id not in updating)
         for ballot in self._ballots.values():
+            if len(awaited) == len(members):
+                break  # all of them are
             if ballot.has_company:
                 awaited.update(ballot.waiting_for())
         return awaited
@@ -393,6 +400,8 @@ class MasterMachine(RoundMaster):
         for group in sorted({ballot.operation.group for ballot in self._ballots.values()}):
             self._mend_ring(group)
         for ballot in list(self._ballots.values()):
+            if ballot.phase is Phase.REQUESTED and isinstance(ballot, CollectiveBallot):
+                continue  # of many that wait for calls each would cost something at every tick
             if ballot.operation in self._ballots:
                 self._decide(ballot, ballot.look(self.timing, self._now_ns))
             self._judge_progress(ballot)
@@ -427,23 +436,21 @@ class MasterMachine(RoundMaster):
                 round_id = RoundId(kind, self._round_counts[kind])
                 missing = tuple(peer for peer in members if peer not in requested)
                 waits.append(Wait(round_id, kind.call_name, tuple(requested), missing))
-        for operation, ballot in self._ballots.items():
-            missing = tuple(ballot.waiting_for()) if ballot.phase is Phase.REQUESTED else ()
-            waits.append(Wait(operation, ballot.what, tuple(ballot.requested_by()), missing))
-        return waits
+        return [*waits, *(ballot.wait() for ballot in self._ballots.values())]
 
     def _carry_out(self, finding: Finding) -> None:
         peers = self.membership.peers
         match finding:
-            case LongWait(wait, waited_s, whom):
+            case LongWait(wait, waited_s, whom, others):
                 subject = wait.subject
+                if isinstance(subject, RoundId):
+                    told: msg.MasterMessage = msg.RoundWaits(subject, waited_s, whom)
+                else:
+                    named = [one.subject for one in others[:WAITS_NAMED_MAX]]
+                    alike = tuple(one for one in named if isinstance(one, OperationId))
+                    told = msg.OperationWaits(subject, waited_s, whom, alike, len(others))
                 for peer in wait.requested:
-                    self._send(
-                        peers[peer],
-                        msg.RoundWaits(subject, waited_s, whom)
-                        if isinstance(subject, RoundId)
-                        else msg.OperationWaits(subject, waited_s, whom),
-                    )
+                    self._send(peers[peer], told)
             case AskBlocked(query, asked):
                 for peer in asked:
                     self._send(peers[peer], msg.BlockedQuery(query))
@@ -506,8 +513,10 @@ class MasterMachine(RoundMaster):
                 self._decide(ballot, ballot.close_view(reason))
 
     def _judge_progress(self, ballot: Ballot) -> None:
+        if ballot.phase is not Phase.STARTED:
+            return
         stalled_ns = self._now_ns - ballot.progress_ns
-        if ballot.phase is not Phase.STARTED or stalled_ns < self.timing.ns(self.timing.progress_s):
+        if stalled_ns < self.timing.ns(self.timing.progress_s):
             return
         window_ns = max(stalled_ns // 2, 2 * self.timing.ns(self.timing.heartbeat_s))
         stall = ballot.stall(self._now_ns - window_ns)

@@ -19,6 +19,7 @@ from pccl.protocol.limits import (
     PEERS_MAX,
     PROGRESS_BATCH_MAX,
     STANDBYS_MAX,
+    WAITS_NAMED_MAX,
 )
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Elected, Expected, Offer
 from pccl.protocol.status_report import StatusReport
@@ -478,11 +479,21 @@ class RoundWaits:
 
 @dataclass(frozen=True, slots=True)
 class OperationWaits:
-    """Whom the peer's request of this operation has been waiting for, and what they do."""
+    """Whom the peer's request of this operation has been waiting for, and what they do.
+
+    Attributes:
+        operation: the one that has waited longest.
+        waited_s: for how long.
+        whom: the members, and what they do.
+        alike: some others that wait for the same members, the oldest first.
+        alike_count: how many others do.
+    """
 
     operation: OperationId
     waited_s: U32
     whom: str
+    alike: Annotated[tuple[OperationId, ...], AtMost(WAITS_NAMED_MAX)] = ()
+    alike_count: U32 = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from pccl.protocol.limits import Timing
+from pccl.protocol.lockstep import Wait
 from pccl.protocol.messages import Difference, MasterMessage, Progress
 from pccl.protocol.repair import Tell
 from pccl.protocol.ring_order import Pair
@@ -202,6 +203,11 @@ class Ballot(ABC):
     def has_company(self) -> bool:
         """Whether several members are in it; one alone waits for nobody but itself."""
         return len(self._present) > 1
+
+    def wait(self) -> Wait:
+        """What waits, and for whose calls."""
+        missing = self.waiting_for() if self.phase is Phase.REQUESTED else ()
+        return Wait(self.operation, self.what, tuple(self.requested_by()), tuple(missing))
 
     def wait_for_start(self) -> list[PeerId]:
         """The members that do nothing before they are told of the start."""

@@ -183,11 +183,16 @@ class OpenOperations:
         known = self.get(message.operation)
         if known is None or known.call is None:
             return ""
-        known.waits_for = message.whom
+        for operation in (known, *map(self.get, message.alike)):
+            if operation is not None and operation.phase is Phase.REQUESTED:
+                operation.waits_for = message.whom
         what = f"tag {known.id.tag} ({known.descriptor})"
         if known.offer is not None:
             what = known.offer.purpose.call_name
-        return f"{what} waits for {message.whom}"
+        if not message.alike_count:
+            return f"{what} waits for {message.whom}"
+        more = f"{message.alike_count} other{'s' if message.alike_count > 1 else ''}"
+        return f"{what} and {more} wait for {message.whom}"
 
     def enter(self, operation: OpenOperation, phase: Phase) -> None:
         """Change the phase.

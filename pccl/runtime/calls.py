@@ -8,7 +8,7 @@ by which its outcome is asked for later, and it is kept until nobody can ask any
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +33,7 @@ from pccl.protocol.peer_events import (
 from pccl.protocol.types import OperationId, RoundKind
 from pccl.runtime.carry import Carry
 from pccl.runtime.clock import Clock, Timer
+from pccl.runtime.memory import LentRanges, Range
 from pccl.runtime.operand import Operand
 from pccl.runtime.requests import Deadline, ReduceReport
 from pccl.runtime.state_sync import StateSync
@@ -115,6 +116,10 @@ class Calls:
         self._clock = clock
         self._feed = feed
         self._open: dict[int, Call] = {}
+        self._lent = LentRanges()
+        """Memory of the callers of the open ones."""
+        self.held = LentRanges()
+        """Memory of those that may make further attempts, also between two of them."""
         self._launched: dict[int, Call] = {}
         """By ticket."""
         self._last = 0
@@ -139,6 +144,17 @@ class Calls:
             if call.operand is operand:
                 return number, call.operation
         return 0, None
+
+    def check_free(self, ranges: Sequence[Range]) -> None:
+        """See that no collective uses this memory.
+
+        Raises:
+            ValueError: one does.
+        """
+        if self._lent.clash(ranges) or self.held.clash(ranges):
+            raise ValueError(
+                "another collective still uses this memory; wait for it, or pass a copy()"
+            )
 
     def new(self, operand: Operand | None = None) -> Call:
         """A call that has not begun, with the memory that its caller lends."""
@@ -302,6 +318,8 @@ class Calls:
         self._last += 1
         number = self._last
         self._open[number] = call
+        if call.operand is not None:
+            self._lent.add(call.operand.ranges)
         call.event = make_event(number)
         if call.began_ns is None:
             call.began_ns = self._clock.now_ns()
@@ -314,7 +332,9 @@ class Calls:
     def _end(self, number: int) -> Call | None:
         call = self._open.pop(number, None)
         if call is not None:
-            call.operand = None
+            if call.operand is not None:
+                self._lent.remove(call.operand.ranges)
+                call.operand = None
             if call.timer is not None:
                 call.timer.cancel()
         return call

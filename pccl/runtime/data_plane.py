@@ -184,6 +184,8 @@ class DataPlane:
         self._on_done = on_done
         self._segment_bytes = segment_bytes
         self._early: dict[PeerId, EarlyStore] = {}
+        self._started: dict[OperationId, Transfer] = {}
+        """Those that all members are known to have asked for."""
         self._unstarted: dict[OperationId, int] = {}
         """Posted operations of which it is not known that all have asked for the same -> the
         fingerprint of what was asked for here."""
@@ -310,6 +312,7 @@ class DataPlane:
             transfer.what = self._unstarted[operation]
         else:
             del self._unstarted[operation]
+            self._started[operation] = transfer
         if not transfer.begun:
             transfer.begin(resumed=resumed, weights=weights)
 
@@ -347,6 +350,7 @@ class DataPlane:
         """
         transfer = self.transfers.pop(operation)
         self._unstarted.pop(operation, None)
+        self._started.pop(operation, None)
         transfer.end(committed=committed, keep=keep)
         return transfer
 
@@ -374,17 +378,13 @@ class DataPlane:
 
     def uses(self, peer: PeerId) -> bool:
         """Whether a started transfer lacks segments from ``peer``, or sends some there."""
-        return any(
-            t.lacks_from(peer) or t.sends_to(peer)
-            for t in self.transfers.values()
-            if t.operation not in self._unstarted
-        )
+        return any(t.lacks_from(peer) or t.sends_to(peer) for t in self._started.values())
 
     def progress(self) -> tuple[Progress, ...]:
-        """How far the posted operations are; of so many flows that a report stays small."""
+        """How far the started operations are; of so many flows that a report stays small."""
         reports: list[Progress] = []
         room = FLOWS_MAX
-        for transfer in self.transfers.values():
+        for transfer in self._started.values():
             progress = transfer.progress
             room -= len(progress.flows)
             reports.append(progress if room >= 0 else replace(progress, flows=()))

@@ -126,8 +126,6 @@ class PeerEngine:
         self.calls = Calls(loop, clock, self.feed)
         """What callers wait for, and what they have launched."""
         self.news = PeerNews()
-        self._lent_for_long: list[Operand] = []
-        """What calls have that may make further attempts, also between two of them."""
         self._posted: dict[OperationId, int] = {}
         self._callers_blocked = options.callers_blocked or (lambda: len(self.calls) > 0)
         self._has_been_member = False
@@ -286,12 +284,12 @@ class PeerEngine:
         call = self.calls.new(request.operand)
         call.residual, call.observable = residual, request.observable
         call.retries = may_retry()
-        if request.operand is not None:
-            self._lent_for_long.append(request.operand)
+        ranges = request.operand.ranges if request.operand is not None else ()
+        self.calls.held.add(ranges)
         try:
             return await self._reduce_by(call, request, deadline, may_retry)
         finally:
-            self._lent_for_long = [o for o in self._lent_for_long if o is not request.operand]
+            self.calls.held.remove(ranges)
             if call.carry is not None:
                 call.carry.restore()
                 call.carry = None
@@ -307,7 +305,7 @@ class PeerEngine:
     ) -> ReduceReport:
         failures = 0
         while True:
-            self._check_request(request)
+            self._check_attempt(request)
             resumes = call.carry.operation if call.carry is not None else None
             peer = self.machine.peer
             try:
@@ -413,15 +411,15 @@ class PeerEngine:
         return Deadline(self._clock.now_ns() + self._timing.ns(timeout_s), timeout_s)
 
     def _check_request(self, request: ReduceRequest) -> None:
+        ranges = request.operand.ranges if request.operand is not None else ()
+        self._check_attempt(request)
+        self.calls.check_free(ranges)
+
+    def _check_attempt(self, request: ReduceRequest) -> None:
+        """See what may have changed since the attempt before; the memory is still lent for it."""
         operand, root = request.operand, request.descriptor.root
         if operand is not None:
-            lent = [call.operand for call in self.calls if call.operand is not None]
-            lent += [other for other in self._lent_for_long if other is not operand]
             self._state.check_apart(operand)
-            if any(operand.collides_with(other) for other in lent):
-                raise ValueError(
-                    "another collective still uses this memory; wait for it, or pass a copy()"
-                )
         if self.roster is not None and root >= len(self.roster.members):
             last = len(self.roster.members) - 1
             raise ValueError(f"root must be a rank of the group, from 0 to {last}, not {root}")

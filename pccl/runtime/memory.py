@@ -11,8 +11,8 @@ Many small parts cost more one by one than what is in them, so such ranges are t
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator, Sequence
 from ctypes import addressof, c_char
 from functools import cached_property, partial
 from itertools import accumulate
@@ -160,6 +160,47 @@ def ranges_of(memory: Memory, name: str, *, written: bool) -> list[Range]:
         (start, start + part.nbytes, written, name)
         for start, part in zip(memory.addresses, memory.parts, strict=True)
     ]
+
+
+class LentRanges:
+    """Ranges that are in use, of which new ones are asked whether they may be used besides.
+
+    What is only read may overlap, so ranges are no set of intervals that follow each other. A range
+    overlaps as many of them as begin before its end, less those that end before its beginning.
+    """
+
+    def __init__(self) -> None:
+        self._all: tuple[list[int], list[int]] = ([], [])
+        """First bytes, and the bytes behind; each ascending."""
+        self._written: tuple[list[int], list[int]] = ([], [])
+
+    def __len__(self) -> int:
+        return len(self._all[0])
+
+    def add(self, ranges: Iterable[Range]) -> None:
+        """These are in use from now on."""
+        for ends, place in self._places(ranges):
+            insort(ends, place)
+
+    def remove(self, ranges: Iterable[Range]) -> None:
+        """These, which were added, are no longer in use."""
+        for ends, place in self._places(ranges):
+            del ends[bisect_left(ends, place)]
+
+    def clash(self, ranges: Iterable[Range]) -> bool:
+        """Whether one of the two would write what the other one uses."""
+        for start, stop, written, _ in ranges:
+            starts, stops = self._all if written else self._written
+            if start < stop and bisect_left(starts, stop) > bisect_right(stops, start):
+                return True
+        return False
+
+    def _places(self, ranges: Iterable[Range]) -> Iterator[tuple[list[int], int]]:
+        for start, stop, written, _ in ranges:
+            for starts, stops in (self._all, self._written)[: 1 + written]:
+                if start < stop:
+                    yield starts, start
+                    yield stops, stop
 
 
 def clash(ranges: Iterable[Range]) -> tuple[str, str] | None:

@@ -87,10 +87,6 @@ class Operand:
         if self.overwritten[0]:
             self.put_back(0, self.source.nbytes)
 
-    def collides_with(self, other: Operand) -> bool:
-        """Whether one of the two would write what the other one uses."""
-        return clash((*self.ranges, *other.ranges)) is not None
-
 
 def _only(memory: Memory) -> Array:
     (part,) = memory.parts

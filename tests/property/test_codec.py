@@ -289,7 +289,7 @@ def _fill_samples() -> None:
         msg.OperationEnded: [72, *outcome],
         msg.MasterHeartbeat: [73, 9, 5, 6],
         msg.RoundWaits: [74, [1, 0], 5, "peer 2"],
-        msg.OperationWaits: [75, op, 5, "peer 2"],
+        msg.OperationWaits: [75, op, 5, "peer 2", [op], 2],
         msg.BlockedQuery: [76, 3],
         msg.AdmissionWaits: [77, 5, "company"],
         StatusReport: [

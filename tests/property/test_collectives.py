@@ -383,7 +383,7 @@ def test_progress_shows_who_owes_what(
     for _ in range(moment):
         if not ring.step():
             break
-    progress = [plane.progress()[0] for plane in ring.planes]
+    progress = [mine.progress for plane in ring.planes for mine in plane.transfers.values()]
     for rank, mine in enumerate(progress):
         travelling = sum(frame.target == rank for frame in ring.frames)
         assert progress[rank - 1].ready - mine.received == travelling

@@ -408,6 +408,8 @@ def test_of_another_descriptor_nothing_is_taken() -> None:
     for header in (data(0, 16), data(0, 24), data(1, 0), data(1, 8)):
         bench.frame(lane, replace(header, what=other), ints(7, 7))
     assert bench.done == []
+    assert bench.plane.progress() == ()  # it is not known to have started
+    bench.plane.begin(OPERATION)
     assert bench.plane.progress() == (Progress(OPERATION, 0, 2, 0),)
     assert not bench.link.closed  # the master tells everybody who has asked for what
 

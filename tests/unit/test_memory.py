@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl.runtime.memory import PART_BYTES_MIN, Memory, Range, clash, cut
+from pccl.runtime.memory import PART_BYTES_MIN, LentRanges, Memory, Range, clash, cut
 
 Array = npt.NDArray[Any]
 
@@ -122,3 +122,24 @@ CLASHES: dict[str, tuple[list[Range], tuple[str, str] | None]] = {
 def test_clash(ranges: list[Range], found: tuple[str, str] | None) -> None:
     assert clash(ranges) == found
     assert clash(reversed(ranges)) == found
+
+
+RANGES = st.tuples(st.integers(0, 20), st.integers(0, 6), st.booleans()).map(
+    lambda drawn: (drawn[0], drawn[0] + drawn[1], drawn[2], "")
+)
+
+
+@given(st.lists(st.tuples(RANGES, st.booleans()), max_size=12), RANGES)
+def test_what_is_lent_clashes_as_two_ranges_do(
+    calls: list[tuple[Range, bool]], wanted: Range
+) -> None:
+    """Calls come if their memory is free, and some of them end, in any order."""
+    lent, here = LentRanges(), list[Range]()
+    for mine, ends in calls:
+        if not lent.clash([mine]):
+            lent.add([mine])
+            here.append(mine)
+        if ends and here:
+            lent.remove([here.pop(len(here) // 2)])
+    assert len(lent) == sum(start < stop for start, stop, _, _ in here)
+    assert lent.clash([wanted]) == any(clash([wanted, theirs]) is not None for theirs in here)

@@ -14,6 +14,7 @@ from pccl.arguments import list_request
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import Algorithm, ReduceOp
 from pccl.runtime.operand import borrow, borrow_many
+from tests.unit.test_operand import collide
 
 torch = pytest.importorskip("torch")
 
@@ -93,12 +94,12 @@ def test_inputs_may_overlap_and_results_may_not() -> None:
 def test_collisions_with_other_calls() -> None:
     values, other = np.ones(8, np.float32), np.ones(8, np.float32)
     mine = borrow_many([values[:3], values[5:]])
-    assert not mine.collides_with(borrow(values[3:5]))
-    assert mine.collides_with(borrow(values[4:6]))
-    assert mine.collides_with(borrow_many([other, values[2:4]]))
+    assert not collide(mine, borrow(values[3:5]))
+    assert collide(mine, borrow(values[4:6]))
+    assert collide(mine, borrow_many([other, values[2:4]]))
     reading = borrow_many([values], [other])
-    assert reading.collides_with(mine)
-    assert not reading.collides_with(borrow_many([values[2:]], ones(6)))
+    assert collide(reading, mine)
+    assert not collide(reading, borrow_many([values[2:]], ones(6)))
 
 
 @pytest.mark.parametrize(

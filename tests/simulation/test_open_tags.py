@@ -1,0 +1,102 @@
+"""Many open tags: the work grows with their number, not its square, and one line counts them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from random import Random
+from types import FrameType
+
+import numpy as np
+import pytest
+
+from pccl.protocol.data_type import DataType
+from pccl.protocol.limits import Timing
+from pccl.protocol.types import Descriptor, ReduceOp
+from pccl.runtime.engine import PeerEngine
+from pccl.runtime.master_server import MasterServer
+from pccl.runtime.operand import borrow
+from pccl.runtime.requests import PeerOptions, ReduceRequest
+from pccl.stress.sim.loop import VirtualLoop
+from pccl.stress.sim.process import MASTER_ADDRESS, ProcessClock
+from pccl.transports.base import Address
+from pccl.transports.sim import SimNetwork
+
+TIMING = Timing()
+SUM_OF_4 = Descriptor(DataType.FLOAT, ReduceOp.SUM, 4)
+LATE_S = 45
+"""So much later the second peer calls: the first one waits through reports at 5, 10, 20, 40 s."""
+
+
+def reduce_in_opposite_order(count: int) -> None:
+    """Two peers; the second one calls for the same tags later, the last one first."""
+    loop = VirtualLoop(limit_ns=10**12)
+    network = SimNetwork(loop, Random(1), None, latency_ns=1_000_000, ragged=False)
+    arrays = [[np.full(4, 1.0, np.float32) for _ in range(count)] for _ in range(2)]
+
+    async def take_part(engine: PeerEngine, index: int) -> None:
+        await engine.connect(min_peers=2)
+        woken = loop.create_future()
+        loop.call_at_ns((1 + index * LATE_S) * 10**9, woken.set_result, None)
+        await woken
+        tags = range(count) if index == 0 else reversed(range(count))
+        tickets = [
+            engine.launch(ReduceRequest(borrow(arrays[index][tag]), SUM_OF_4, tag)) for tag in tags
+        ]
+        for ticket in tickets:
+            await engine.finish(ticket)
+            engine.calls.forget(ticket)
+
+    async def main() -> None:
+        host = network.host("master")
+        clock = ProcessClock(loop, host)
+        master = MasterServer(clock, host, TIMING, Random(2).randbytes)
+        await master.start(MASTER_ADDRESS)
+        engines: list[PeerEngine] = []
+        for index in range(2):
+            host = network.host(f"peer{index}")
+            options = PeerOptions(TIMING, Address("", 0), random_bytes=Random(index).randbytes)
+            clock = ProcessClock(loop, host)
+            engines.append(PeerEngine(loop, clock, host, MASTER_ADDRESS, 0, options))
+        for task in [loop.create_task(take_part(engine, n)) for n, engine in enumerate(engines)]:
+            await task
+        for engine in engines:
+            await engine.close()
+        master.close()
+
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
+    assert all(array.tolist() == [2.0] * 4 for mine in arrays for array in mine)
+
+
+def python_calls_of(count: int) -> int:
+    """How many Python functions the library calls for so many tags, in virtual time."""
+    calls = 0
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call" and "pccl" in frame.f_code.co_filename
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        reduce_in_opposite_order(count)
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def test_the_work_does_not_grow_with_the_square_of_the_open_tags() -> None:
+    few, many = python_calls_of(100), python_calls_of(400)
+    assert many < 5 * few
+
+
+def test_one_line_counts_what_waits(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "pccl"):
+        reduce_in_opposite_order(300)
+    waits = "tag 0 (SUM of 4 x float32) and 299 others wait for peer 2 (in no call)"
+    assert [one.getMessage() for one in caplog.records] == [
+        f"{waits} (for {seconds} s)" for seconds in (10, 20, 40)
+    ]
