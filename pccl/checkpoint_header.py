@@ -21,6 +21,7 @@ from blake3 import blake3
 
 from pccl.checks import REVISION_MAX
 from pccl.protocol.data_type import DataType
+from pccl.protocol.limits import BYTE_STRING_MAX
 from pccl.protocol.shared_state import DIGEST_BYTES, Lineage
 from pccl.protocol.types import OperationId
 from pccl.state.digests import content_digest
@@ -49,6 +50,9 @@ _LABELS = {
     DataType.FLOAT: "F32",
     DataType.DOUBLE: "F64",
 }
+_NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
+"""What comes of reading JSON that is anything else than what is written."""
+
 _DTYPES = {label: dtype for dtype, label in _LABELS.items()}
 
 
@@ -191,7 +195,7 @@ def checkpoint_of(header: bytes) -> Checkpoint:
         raise ValueError("its header was altered since it was written")
     try:
         return _parse(json.loads(header[LENGTH.size :]))
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except _NONSENSE as error:
         raise ValueError(f"its header makes no sense ({error})") from error
 
 
@@ -208,6 +212,10 @@ def _parse(said: Any) -> Checkpoint:
     if "pccl.run" in metadata:
         term, group, view, tag, n = map(int, json.loads(metadata["pccl.operation"]))
         run = bytes.fromhex(metadata["pccl.run"])
+        if not all(0 <= one < 1 << 32 for one in (term, group, view, n)) or not 0 <= tag < 1 << 64:
+            raise ValueError("there is no such operation")
+        if len(run) > BYTE_STRING_MAX:
+            raise ValueError(f"the id of a run has {len(run)} bytes")
         lineage = Lineage(run, OperationId(term, group, view, tag, n))
     may_differ = set(json.loads(metadata["pccl.allow_content_inequality"]))
     tensors: list[CheckpointTensor] = []

@@ -105,7 +105,7 @@ def decode(line: str) -> Event | None:
         if "contributors" in values:
             values["contributors"] = tuple(values["contributors"])
         return kind(**values)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from binascii import crc_hqx
+from typing import Any
 from zlib import crc32
 
 import xxhash
@@ -60,6 +61,17 @@ def unseal(sealed: Bytes, func: str, what: str) -> bytes:
     if crc32(data) != check:
         raise DamagedData(func=func, reason=f"{what} was damaged on the way")
     return data
+
+
+def unpack_sealed(form: struct.Struct, sealed: Bytes, func: str, what: str) -> tuple[Any, ...]:
+    """The fields of a sealed record.
+
+    Raises:
+        DamagedData: the bytes are not those that were sealed, or not as many.
+    """
+    if len(sealed) != form.size + SEAL_BYTES:
+        raise DamagedData(func=func, reason=f"{what} has {len(sealed)} bytes")
+    return form.unpack(unseal(sealed, func, what))
 
 
 def short_check(data: bytes) -> int:

@@ -24,7 +24,7 @@ import enum
 import struct
 from dataclasses import dataclass, field
 
-from pccl.protocol.checksum import SEAL_BYTES, payload_hash, seal, unseal
+from pccl.protocol.checksum import SEAL_BYTES, payload_hash, seal, unpack_sealed
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.types import OperationId
 
@@ -126,7 +126,7 @@ def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
     (
         kind, flags, step, length, term, group, view, n,
         tag, offset, check, what,
-    ) = _HEADER.unpack(unseal(data, "lane", "the header of a frame"))  # fmt: skip
+    ) = unpack_sealed(_HEADER, data, "lane", "the header of a frame")  # fmt: skip
     known = _KINDS.get(kind)
     if known is None or flags:
         raise RemoteProtocolError(func="lane", reason=f"not a frame header (kind {kind})")

@@ -39,7 +39,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.hmac import HMAC
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from pccl.protocol.checksum import SEAL_BYTES, DamagedData, seal, short_check, unseal
+from pccl.protocol.checksum import SEAL_BYTES, DamagedData, seal, short_check, unpack_sealed, unseal
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import LANES_MAX, PROTOCOL_VERSION
 from pccl.protocol.types import NOBODY, PeerId
@@ -139,7 +139,7 @@ class Opening:
         (
             _, version, _, security, channel, lane, lanes, reserved, term, run, source, target,
             nonce,
-        ) = _OPENING.unpack(unseal(data, "handshake", "the opening"))  # fmt: skip
+        ) = unpack_sealed(_OPENING, data, "handshake", "the opening")  # fmt: skip
         if channel not in _CHANNELS or reserved:
             raise RemoteProtocolError(func="handshake", reason="malformed opening")
         return Opening(

@@ -155,7 +155,7 @@ def decode(line: str) -> Event | None:
         if "contributors" in given:
             given["contributors"] = tuple(given["contributors"])
         return kind(**{each.name: given[each.name] for each in fields(kind)})
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -145,14 +145,6 @@ def test_any_split_of_the_bytes_gives_the_same_messages(
     assert found == messages
 
 
-@settings(max_examples=30)
-@given(st.lists(MESSAGES, min_size=1, max_size=3))
-def test_byte_by_byte(messages: list[msg.Message]) -> None:
-    wire = b"".join(encode(message) for message in messages)
-    decoder = StreamDecoder()
-    assert [m for byte in wire for m in decoder.feed(bytes([byte]))] == messages
-
-
 CODES = st.sampled_from([*range(1, 25), *range(64, 84)])
 
 
@@ -168,13 +160,6 @@ def feed_expecting_only_protocol_errors(data: bytes, step: int) -> list[msg.Mess
     assert refusal.reason
     assert len(refusal.reason) < 2000
     return found
-
-
-@settings(max_examples=300)
-@given(CODES, st.binary(max_size=200), st.integers(1, 200))
-def test_garbage_does_no_harm(code: int, data: bytes, step: int) -> None:
-    feed_expecting_only_protocol_errors(data, step)
-    feed_expecting_only_protocol_errors(frame(code, data), step)
 
 
 @settings(max_examples=300)
@@ -502,17 +487,6 @@ def test_a_frame_carries_the_hash_of_its_payload() -> None:
     data = encode_frame(header, b"hello")
     assert decode_header(data[:HEADER_BYTES]).check == xxhash.xxh3_64_intdigest(b"hello")
     assert data[HEADER_BYTES:] == b"hello"
-
-
-@settings(max_examples=300)
-@given(st.binary(min_size=52, max_size=52))
-def test_garbage_for_a_header(garbage: bytes) -> None:
-    data = seal(garbage)
-    try:
-        header = decode_header(data)
-    except RemoteProtocolError:
-        return
-    assert encode_header(header, header.check) == data
 
 
 @settings(max_examples=300)

@@ -176,7 +176,7 @@ def decode(line: str) -> Report | None:
         for side in values.keys() & {"ours", "theirs"}:
             values[side] = _timed(values[side])
         return kind(**values)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
