@@ -36,7 +36,7 @@ class Communicator(CommunicatorBase):
 
     ``timeout_s`` is the budget of a whole call, in seconds; None: as long as the run lives. When
     it runs out, the call raises DeadlineExceeded, or OutcomeUnknown if this peer had finished its
-    part of a reduce; either way the buffers are what they were.
+    part of a reduce, or if the run has a standby master; either way the buffers are what they were.
 
     All joint calls may raise these, besides what they list:
 

@@ -12,6 +12,7 @@ no threads, no randomness of its own.
 * ``messages``, ``codec``: control messages and their strict MessagePack encoding.
 * ``credible``, ``footprint``: whether a peer may say so, and how much memory it takes.
 * ``recovery``, ``restart``, ``standby``: how a master takes up a run, and which one.
+* ``majority``, ``proposals``: what of several masters' words counts, and when it is told.
 * ``operation``: the life cycle of one collective.
 * ``master``: ``MasterMachine``, which admits, decides and removes.
 * ``peer``: ``PeerMachine``, which turns calls into requests and decisions into results.

@@ -86,6 +86,7 @@ _CODES: dict[type[Any], int] = {
     messages.SyncStarted: 80,
     messages.CompareStates: 81,
     messages.RunIs: 83,
+    messages.Proposed: 84,
 }
 
 

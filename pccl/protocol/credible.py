@@ -19,6 +19,7 @@ from pccl.protocol.limits import (
     RESUME_TOKEN_BYTES,
     TERM_MAX,
 )
+from pccl.protocol.shared_state import Expected
 from pccl.protocol.types import OperationId, PeerId, Roster, RoundKind
 
 
@@ -50,15 +51,20 @@ def check_return(header: msg.Return) -> None:
 
 def _has_credible_numbers(header: msg.Return) -> bool:
     numbers = (header.peer, header.roster_version, header.ratified, *(c.n for c in header.rounds))
-    synced = header.expected.lineage
-    if synced is not None:
-        operation = synced.operation
-        if operation.group != header.registration.group or operation.term > header.term:
-            return False
-        if len(synced.run) != RUN_BYTES:
-            return False
-        numbers += (operation.view, operation.n)
+    if not _is_credible_state(header.expected, header.registration.group, header.term):
+        return False
     return header.peer > 0 and header.term < TERM_MAX and max(numbers) < REPORTED_MAX
+
+
+def _is_credible_state(expected: Expected, group: int, term: int) -> bool:
+    """Whether a master of that term may expect this of a group's shared state."""
+    synced = expected.lineage
+    if synced is None:
+        return True
+    operation = synced.operation
+    is_theirs = operation.group == group and operation.term <= term
+    in_range = max(operation.view, operation.n) < REPORTED_MAX
+    return is_theirs and in_range and len(synced.run) == RUN_BYTES
 
 
 def check_roster(roster: Roster, peer: PeerId, group: int) -> None:
@@ -87,13 +93,19 @@ def check_roster(roster: Roster, peer: PeerId, group: int) -> None:
         raise RemoteProtocolError(reason="a roster that no master makes")
 
 
-def check_outcome(outcome: msg.OperationEnded, group: int) -> None:
-    """Check an outcome that a peer of ``group`` says it was told.
+def check_known_outcome(known: msg.KnownOutcome, header: msg.Return) -> None:
+    """Check an outcome that a returning peer says it was told, or that was proposed to it.
+
+    Peers are told outcomes of their own group; proposals go to all members of the run.
 
     Raises:
         RemoteProtocolError: no master tells it that.
     """
+    outcome = known.outcome
+    group = header.registration.group if known.told else outcome.operation.group
     _check_operation(outcome.operation, group)
+    if not _is_credible_state(known.expected, group, header.term):
+        raise RemoteProtocolError(reason="an outcome with a state that no master expects")
     if len(outcome.contributors) > PEERS_MAX:
         raise RemoteProtocolError(reason="an outcome that no master announces")
     _check_numbers(outcome.sequence, outcome.roster_version)

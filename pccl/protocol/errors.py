@@ -8,7 +8,7 @@ It lives here so that every room may speak of it without depending on the API.
     │   └── DescriptorMismatch members asked for different things; inputs are intact, fix the call
     ├── LockstepError          members waited for different things, for ever; mend the program
     ├── DeadlineExceeded       the caller's own time budget ran out (also a TimeoutError)
-    ├── OutcomeUnknown         the call was left after this peer had finished its part
+    ├── OutcomeUnknown         the call was left, and the others may have committed it
     ├── ResyncRequired         ... and it was committed without this peer taking the result
     ├── StateMismatch          shared states differ that must not; nothing was changed
     ├── StateUnavailable       nobody has a shared state to go on with; nothing was changed
@@ -118,7 +118,11 @@ class DeadlineExceeded(PCCLError, TimeoutError):
 
 
 class OutcomeUnknown(PCCLError):
-    """The call was left after this peer had finished; the others may have committed it."""
+    """The call was left, and the others may have committed it.
+
+    This peer had finished its part, or the run has a standby master, which may come to an outcome
+    before a majority has heard of the withdrawal.
+    """
 
     default_result = Result.RANK_CONNECTION_LOST
 

@@ -62,6 +62,9 @@ class Kept(Generic[_Key, _Message]):
     def __contains__(self, key: _Key) -> bool:
         return key in self._kept
 
+    def __iter__(self) -> Iterator[_Message]:
+        return iter([message for message, _ in self._kept.values()])
+
     def keep(self, key: _Key, message: _Message, peers: list[PeerId]) -> None:
         """Keep ``message`` for these peers."""
         if peers:

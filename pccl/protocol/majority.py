@@ -7,6 +7,9 @@ master's term: from then on they take nothing from a master of a lower one, and 
 a member in common. A change that was told and not acknowledged by enough may count all the same, as
 far as anybody else knows; so whoever takes over needs a majority of each of these as well.
 
+The same holds for finals that another master could contradict while the membership stays as it is:
+they are told once such a majority has also stored them (:mod:`pccl.protocol.proposals`).
+
 With exactly half of the members the incumbent may go on, the master that told them of that
 membership. So a run of two survives the loss of one member, or of its master, but not of both at
 once; and a run of one ends with its member, for he may be with the other master. Goodbyes are no
@@ -23,6 +26,7 @@ from dataclasses import dataclass
 
 from pccl.protocol import messages as msg
 from pccl.protocol.membership import Membership
+from pccl.protocol.proposals import Proposals
 from pccl.protocol.types import PeerId
 
 HELD_BACK = (msg.OperationStarted, msg.SyncStarted, msg.OperationEnded, msg.RoundClosed)
@@ -62,19 +66,25 @@ class Majority:
         bases: all of which have to consent to the next change.
     """
 
-    def __init__(self, bases: Sequence[Basis] = ()) -> None:
+    def __init__(self, bases: Sequence[Basis] = (), ratified: int = 0) -> None:
         self._bases = tuple(bases)
-        self._held: list[tuple[PeerId, msg.MasterMessage]] = []
+        self._held: dict[tuple[PeerId, msg.MasterMessage], None] = {}
+        """In order; what is asked for again is held once."""
         self._lacking_since_ns: int | None = None
-        self.ratified = 0
+        self.proposals = Proposals()
+        """What they have to store before it is told."""
+        self.ratified = ratified
         """The newest roster that had consent."""
 
     def consents(self, membership: Membership) -> bool:
-        """Whether enough of them are connected and have acknowledged the present membership."""
+        """Whether enough are connected, know the present membership, and have stored proposals."""
+        proposed = self.proposals.last
         agreed = [
             peer.id
             for peer in membership.peers.values()
-            if peer.connection is not None and peer.seen_version >= membership.version
+            if peer.connection is not None
+            and peer.seen_version >= membership.version
+            and peer.stored_place >= proposed
         ]
         return all(basis.consents(agreed) for basis in self._bases)
 
@@ -84,7 +94,7 @@ class Majority:
 
     def hold(self, peer: PeerId, message: msg.MasterMessage) -> None:
         """Keep a message until there is consent."""
-        self._held.append((peer, message))
+        self._held[peer, message] = None
 
     def settle(self, membership: Membership) -> list[tuple[PeerId, msg.MasterMessage]]:
         """There is consent: the present members are asked from now on. Returns what was held."""
@@ -92,7 +102,7 @@ class Majority:
         self._bases = (Basis(members, len(members), is_ours=True),)
         self._lacking_since_ns = None
         self.ratified = membership.version
-        held, self._held = self._held, []
+        held, self._held = list(self._held), {}
         return held
 
     def lacks_for_ns(self, now_ns: int) -> int:

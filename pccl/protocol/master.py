@@ -7,7 +7,8 @@ Invariants:
 
 * An operation starts when every member of its view has asked for the same thing, and its outcome
   (:class:`~pccl.protocol.operation.Ballot`) is announced once, to every member that is left.
-* Outcomes and round answers are kept until everyone concerned has acknowledged them.
+* Outcomes and round answers are kept until everyone concerned has acknowledged them. With a
+  standby, one that another master could contradict is told after a majority has stored it.
 * A member is removed for one of the causes in :class:`~pccl.protocol.types.RemovalCause` only.
 * Membership changes reach a peer before anything that was decided because of them.
 """
@@ -89,8 +90,8 @@ class MasterMachine(RoundMaster):
         self._expected.update(recovered.expected)
         self._round_counts = dict(recovered.counts)
         told = {
-            report.peer: {o.sequence for o in report.outcomes}
-            | {a.sequence for a in report.answers}
+            report.peer: {o.outcome.sequence for o in report.outcomes if o.told}
+            | {a.answer.sequence for a in report.answers if a.told}
             for report in recovered.returned
         }
         sizes = Counter(peer.group for peer in self.membership.members())
@@ -100,6 +101,8 @@ class MasterMachine(RoundMaster):
             members = [peer.id for peer in self.membership.members(operation.group)]
             lacking = [peer for peer in members if outcome.sequence not in told.get(peer, ())]
             self._outcomes.keep(operation, outcome, lacking)
+            if lacking:
+                self._propose(outcome, recovered.states[operation], sends=False)
             if self.membership.ring(operation.group, operation.view) is not None:
                 tag = (operation.group, operation.view, operation.tag)
                 self._next_n[tag] = max(self._next_n.get(tag, 0), operation.n + 1)
@@ -109,6 +112,8 @@ class MasterMachine(RoundMaster):
         ):
             lacking = [peer for peer in members if answer.sequence not in told.get(peer, ())]
             self._answers.keep(round_id, answer, lacking)
+            if lacking:
+                self._propose(answer, sends=False)
         taken = {
             (report.peer, count.kind): count.n
             for report in recovered.returned
@@ -178,14 +183,19 @@ class MasterMachine(RoundMaster):
         peer.blocked = message.blocked
         if message.term == self.term:
             peer.seen_version = max(peer.seen_version, message.roster_version)
+            peer.stored_place = max(peer.stored_place, message.proposed)
         for progress in message.progress:
             ballot = self._ballots.get(progress.operation)
             if ballot is not None and peer.id in ballot.survivors:
                 ballot.report(peer.id, progress, self._now_ns)
         for operation in message.operations:
             self._outcomes.acknowledge(operation, peer.id)
+            if operation not in self._outcomes:
+                self._majority.proposals.settle(operation)
         for round_id in message.rounds:
             self._answers.acknowledge(round_id, peer.id)
+            if round_id not in self._answers:
+                self._majority.proposals.settle(round_id)
 
     # -- operations ----------------------------------------------------------------------------
 
@@ -324,6 +334,7 @@ class MasterMachine(RoundMaster):
         if self.membership.ring(operation.group, operation.view) is not None:
             self._next_n[operation.group, operation.view, operation.tag] = operation.n + 1
         committed = isinstance(decision, Commit)
+        expected: Expected | None = None
         if committed and isinstance(ballot, SyncBallot):
             expected = ballot.expected_after(self.run)
             if expected is not None:
@@ -341,8 +352,30 @@ class MasterMachine(RoundMaster):
             decision.difference if isinstance(decision, Abort) else None,
         )
         self._outcomes.keep(ballot.operation, ended, [peer.id for peer in concerned])
+        if concerned and not self._would_follow(ballot, decision):
+            self._propose(ended, expected or NOTHING_EXPECTED)
         for peer in concerned:
             self._send(peer, ended)
+
+    def _would_follow(self, ballot: Ballot, decision: Commit | Abort) -> bool:
+        """Whether any master that a majority follows comes to this outcome by itself.
+
+        What all members of a view have reported done stays done. In a view that is closed for a
+        majority nothing is committed that was not proposed before.
+        """
+        if isinstance(decision, Abort):
+            return self.membership.ring(ballot.operation.group, ballot.operation.view) is None
+        is_whole = len(ballot.survivors) == len(ballot.members)
+        return is_whole and isinstance(ballot, CollectiveBallot)
+
+    def _tell_rosters(self, peers: list[RegisteredPeer]) -> None:
+        """Before a view is closed for them, members hear what was committed in it."""
+        for outcome in self._outcomes:
+            operation = outcome.operation
+            is_open = self.membership.ring(operation.group, operation.view) is not None
+            if outcome.abort is None and not is_open and operation not in self._majority.proposals:
+                self._propose(outcome)
+        super()._tell_rosters(peers)
 
     def _repeat_start(self, peer: RegisteredPeer, ballot: CollectiveBallot) -> None:
         if ballot.phase is Phase.STARTED:
@@ -362,6 +395,8 @@ class MasterMachine(RoundMaster):
             self._answers.forget(peer)
             for requested in self._rounds.values():
                 requested.pop(peer, None)
+        for proposed in self._majority.proposals.after(0):
+            self._settle_if_forgotten(proposed)
         for ballot in list(self._ballots.values()):
             lost = [peer for peer in ballot.survivors if peer in gone]
             if lost:
@@ -371,6 +406,13 @@ class MasterMachine(RoundMaster):
                 self._close_round_if_complete(kind)
         for peer in gone:
             del self._opened[peer]
+
+    def _settle_if_forgotten(self, proposed: msg.Proposed) -> None:
+        outcome, answer = proposed.outcome, proposed.answer
+        if outcome is not None and outcome.operation not in self._outcomes:
+            self._majority.proposals.settle(outcome.operation)
+        if answer is not None and answer.round not in self._answers:
+            self._majority.proposals.settle(answer.round)
 
     # -- time ----------------------------------------------------------------------------------
 

@@ -89,6 +89,8 @@ class RoundMaster(Restartable):
         version, sequence = self.membership.version, self._next_sequence()
         answer = msg.RoundClosed(round_id, version, pending, lockstep, sequence)
         self._answers.keep(round_id, answer, [peer.id for peer in members])
+        if lockstep:
+            self._propose(answer)
         for peer in members:
             self._send(peer, answer)
 
@@ -130,4 +132,4 @@ class RoundMaster(Restartable):
 
     def _admission(self, peer: RegisteredPeer) -> msg.Admitted:
         counts = tuple(msg.RoundCount(kind, n) for kind, n in self._round_counts.items())
-        return msg.Admitted(self.membership.roster(peer.group), counts)
+        return msg.Admitted(self.membership.roster(peer.group), counts, self._ratified())

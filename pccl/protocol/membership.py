@@ -47,6 +47,10 @@ class RegisteredPeer:
     """Since when somebody waits for it, if somebody does."""
     seen_version: int = 0
     """The newest roster that it has acknowledged."""
+    sent_place: int = 0
+    """Up to where it was sent what was proposed, on the present connection."""
+    stored_place: int = 0
+    """Up to where it has stored that."""
     pending_ns: int = 0
     """Since when it waits to be linked (a newcomer)."""
     registered_ns: int = 0

@@ -21,7 +21,7 @@ from pccl.protocol.limits import (
     STANDBYS_MAX,
     WAITS_NAMED_MAX,
 )
-from pccl.protocol.shared_state import NOTHING_EXPECTED, Elected, Expected, Offer
+from pccl.protocol.shared_state import NOTHING_EXPECTED, Difference, Elected, Expected, Offer
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import (
     AbortCause,
@@ -195,6 +195,8 @@ class Heartbeat:
     """The newest roster that has arrived."""
     term: U32 = field(default=0, compare=False)
     """The one that the peer follows: it takes nothing from a master of a lower one any more."""
+    proposed: int = field(default=0, compare=False)
+    """The last place in that term up to which it has stored all that was ``Proposed``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,18 +226,6 @@ class SyncRequest:
 
     operation: OperationId
     offer: Offer
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Where two shared states differ first."""
-
-    tensor: str
-    """Its name; empty: that could not be found out."""
-    piece: int | None
-    """Of the tensor; None: it is not of the same kind on both sides, or missing on one."""
-    text: str
-    """For people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +360,9 @@ class Admitted:
 
     roster: Roster
     rounds: RoundCounts
+    ratified: int = field(default=0, compare=False)
+    """The newest roster of which the master knows that a majority of the members before it had it.
+    Without that, whoever is admitted into a run that has lost its majority takes it for whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,16 +432,36 @@ class OperationEnded:
 
 @dataclass(frozen=True, slots=True)
 class KnownOutcome:
-    """An outcome that the master of before has told."""
+    """An outcome that the master of before has told, or has proposed."""
 
     outcome: OperationEnded
+    told: bool = True
+    expected: Expected = NOTHING_EXPECTED
+    """Of one that was proposed: see ``Proposed``."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownAnswer:
-    """An answer that the master of before has told."""
+    """An answer that the master of before has told, or has proposed."""
 
     answer: RoundClosed
+    told: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """Store this outcome or answer (one of them), and say so at once; nobody acts on it yet.
+
+    It is told once a majority has stored it. Until it is settled, a member reports it to any other
+    master.
+    """
+
+    place: int
+    """Among everything that was proposed in this term."""
+    outcome: OperationEnded | None
+    answer: RoundClosed | None
+    expected: Expected = NOTHING_EXPECTED
+    """Of the shared state of the outcome's group, if that commits a synchronization."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -572,6 +585,7 @@ MasterMessage = (
     | SyncStarted
     | CompareStates
     | OperationEnded
+    | Proposed
     | HoldingsQuery
     | Repair
     | RoundWaits

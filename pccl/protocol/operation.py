@@ -24,9 +24,10 @@ from dataclasses import dataclass
 
 from pccl.protocol.limits import Timing
 from pccl.protocol.lockstep import Wait
-from pccl.protocol.messages import Difference, MasterMessage, Progress
+from pccl.protocol.messages import MasterMessage, Progress
 from pccl.protocol.repair import Tell
 from pccl.protocol.ring_order import Pair
+from pccl.protocol.shared_state import Difference
 from pccl.protocol.types import AbortCause, OperationId, PeerId, RemovalCause
 
 

@@ -161,6 +161,7 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         if self.standing is not Standing.PENDING or self._join is None:
             return  # told twice
         self._on_roster(message.roster)
+        self._membership.ratify(message.ratified)
         self.standing = Standing.MEMBER
         self._membership.see(message.roster.version)
         self._begin_membership(message.rounds, rejoins=self._join.rejoins)
@@ -233,6 +234,8 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         another = message.incumbent != self._incumbent
         if not self._token or message.term < self.term + another:
             raise errors.RemoteProtocolError(func="control", reason="a master of the past")
+        if (message.term, message.incumbent) != (self.term, self._incumbent):
+            self._contact.follows_another()
         self.term, self._incumbent = message.term, message.incumbent
         self._has_standby |= bool(message.standbys)
         self._contact.served(self._now_ns)

@@ -303,14 +303,16 @@ class PeerMachine(RoundCaller):
 
     def _leave_operation(self, event: ev.LeaveCall, operation: OpenOperation) -> None:
         done = operation.phase is Phase.DONE
-        self._operations.leave(operation, None if done else event.reason)
+        in_doubt = done or self._has_standby
+        self._operations.leave(operation, None if done else event.reason, in_doubt=in_doubt)
         if done:
             self._effects.append(ev.Detach(operation.id))
             self._raise(event.call, words.left_done_operation(event.reason, operation.id))
-        else:
-            self._effects.append(ev.End(operation.id, committed=False))
-            self._send(msg.Withdraw(operation.id, event.reason))
-            self._raise(event.call, words.left_operation(event.reason, operation.waits_for))
+            return
+        self._effects.append(ev.End(operation.id, committed=False))
+        self._send(msg.Withdraw(operation.id, event.reason))
+        left = words.left_operation_in_doubt if self._has_standby else words.left_operation
+        self._raise(event.call, left(event.reason, operation.waits_for))
 
     def _may_call(self, event: JointCall) -> bool:
         error = self._refusal(event)
@@ -318,8 +320,8 @@ class PeerMachine(RoundCaller):
             self._raise(event.call, error)
             return False
         in_doubt = self._operations.in_doubt()
-        for operation in in_doubt:
-            self._send(msg.OutcomeQuery(operation))
+        for operation in (o for o in in_doubt if o.withdrawn is None):  # others are answered anyway
+            self._send(msg.OutcomeQuery(operation.id))
         if in_doubt:
             self._deferred.append(event)
         return not in_doubt
@@ -381,6 +383,8 @@ class PeerMachine(RoundCaller):
                 self._on_repair(message)
             case msg.OperationEnded():
                 self._on_ended(message)
+            case msg.Proposed():
+                self._on_proposed(message)
             case msg.RoundWaits():
                 self._report_wait(self._rounds.note_wait(message), message.waited_s)
             case msg.OperationWaits():
@@ -519,9 +523,11 @@ class PeerMachine(RoundCaller):
 
     def _on_ended(self, message: msg.OperationEnded) -> None:
         ended = message.operation
+        posted = self._operations.get(ended)
+        if message.abort is None and posted is not None and posted.phase is not Phase.DONE:
+            raise errors.RemoteProtocolError(func="control", reason="a commit of what is not done")
         might_come = self.may_come(ended)
-        self._membership.ratify(message.roster_version)
-        self._finals.see(message)
+        self._see_final(message)
         if ended.group == self.group:
             newest = self.newest
             if newest is not None and ended.view in newest.open_views:
@@ -577,12 +583,6 @@ class PeerMachine(RoundCaller):
         if self._takes_part:
             waits = len(self._operations) > 0 or len(self._rounds) > 0
             self._watch_master(progress, busy_ns, blocked=blocked, waits=waits)
-
-    # -- helpers -------------------------------------------------------------------------------
-
-    def _report_wait(self, text: str, waited_s: int) -> None:
-        if text:
-            self._effects.append(ev.ReportWait(text, waited_s))
 
     def check(self) -> None:
         """Assert what must always hold (tests and the simulator call this after every event).

@@ -39,6 +39,8 @@ class MasterContact:
         self._rounds: list[RoundId] = []
         self._blocked = False
         """What the master was told last."""
+        self._stored_place = 0
+        """Up to where everything is stored here that the master followed has proposed."""
 
     def opened(self, now_ns: int) -> None:
         """There is a connection. That is no word from the master: it may be frozen behind it."""
@@ -126,6 +128,14 @@ class MasterContact:
         else:
             self._operations.append(final)
 
+    def stored(self, place: int) -> None:
+        """Everything that the master has proposed is stored here up to ``place``."""
+        self._stored_place = max(self._stored_place, place)
+
+    def follows_another(self) -> None:
+        """Another master is followed, or the same one in another term: nothing of it is stored."""
+        self._stored_place = 0
+
     def is_batch_full(self) -> bool:
         """Whether there is so much to acknowledge that it should not wait."""
         return len(self._operations) + len(self._rounds) >= ACKNOWLEDGED_BATCH_MAX
@@ -161,6 +171,7 @@ class MasterContact:
                 self._blocked,
                 roster_version,
                 term,
+                self._stored_place,
             )
             for i in range(count)
         ]

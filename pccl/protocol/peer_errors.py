@@ -91,6 +91,16 @@ def left_operation(why: str, waits_for: str) -> errors.DeadlineExceeded:
     return errors.DeadlineExceeded(reason=f"{left(why, waits_for).reason}; {told}")
 
 
+def left_operation_in_doubt(why: str, waits_for: str) -> errors.OutcomeUnknown:
+    """The same where another master may take up the run before this one has heard of it."""
+    reason = (
+        f"{left(why, waits_for).reason}; the operation is withdrawn, and the input is what it was. "
+        "The run has a standby master: a majority of the members has to confirm that nobody gets a "
+        "result, and the next joint call waits for that"
+    )
+    return errors.OutcomeUnknown(reason=reason)
+
+
 def left_done_operation(why: str, operation: OperationId) -> errors.OutcomeUnknown:
     """The same for one that was done here: the others may get its result."""
     reason = (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
-from pccl.protocol.shared_state import Elected, Offer
+from pccl.protocol.shared_state import Difference, Elected, Offer
 from pccl.protocol.types import (
     NOBODY,
     Algorithm,
@@ -174,7 +174,7 @@ class StatesCompared:
     """What ``CompareSync`` has come to."""
 
     operation: OperationId
-    difference: msg.Difference
+    difference: Difference
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class PeerNews:
     def _texts(self, event: PeerEvent, effects: Sequence[PeerEffect]) -> list[str]:
         texts: list[str] = []
         match event:
-            case ControlMessage(msg.RosterChanged(roster) | msg.Admitted(roster)):
+            case ControlMessage(msg.RosterChanged(roster) | msg.Admitted(roster=roster)):
                 gone = sorted(set(self._members) - set(roster.ring))
                 self._members = roster.ring
                 if gone and isinstance(event.message, msg.RosterChanged):

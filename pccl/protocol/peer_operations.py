@@ -42,6 +42,8 @@ class OpenOperation:
     phase: Phase = Phase.REQUESTED
     digest: bytes = b""
     withdrawn: str | None = None
+    in_doubt: bool = False
+    """Whether the caller has left, and the next call has to wait for the outcome."""
     starved: str | None = None
     """Of a synchronization: why it has to be tried again, though its caller stays."""
     attempt: int = 0
@@ -92,11 +94,6 @@ class OpenOperation:
         begun = self.eager or self.phase in (Phase.STARTED, Phase.DONE)
         return begun and self.withdrawn is None
 
-    @property
-    def in_doubt(self) -> bool:
-        """Whether the caller left after it was done here: the others may commit it."""
-        return self.call is None and self.withdrawn is None
-
 
 class OpenOperations:
     """All open operations of one peer, in the order in which they were posted."""
@@ -132,9 +129,9 @@ class OpenOperations:
         """Whether an operation of that tag is open for a caller."""
         return tag in self._by_tag
 
-    def in_doubt(self) -> list[OperationId]:
+    def in_doubt(self) -> list[OpenOperation]:
         """What callers have left that the others may commit."""
-        return [known.id for known in self._left.values() if known.in_doubt]
+        return [known for known in self._left.values() if known.in_doubt]
 
     def next_n(self, view: int, tag: int) -> int:
         """Number of the next operation of ``tag`` in ``view``."""
@@ -147,12 +144,15 @@ class OpenOperations:
         assert operation.call is not None
         self._by_call[operation.call] = self._by_tag[operation.id.tag] = operation
 
-    def leave(self, operation: OpenOperation, withdrawn: str | None) -> None:
-        """The caller of an operation leaves; ``withdrawn``: why, if it is not done here."""
+    def leave(self, operation: OpenOperation, withdrawn: str | None, *, in_doubt: bool) -> None:
+        """The caller of an operation leaves; ``withdrawn``: why, if it is not done here.
+
+        ``in_doubt``: the others may commit it all the same.
+        """
         assert operation.call is not None
         self._forget_caller(operation)
         self._left[operation.id] = operation
-        operation.call, operation.withdrawn = None, withdrawn
+        operation.call, operation.withdrawn, operation.in_doubt = None, withdrawn, in_doubt
 
     def forget(self, call: int) -> None:
         """Nobody will look at the outcome of a detached call."""

@@ -1,7 +1,8 @@
 """``Ratifying``: a registrar that moves its run only with the consent that this needs.
 
 Where nobody else can coordinate the run, that is nobody's. Otherwise it is a majority's
-(:mod:`pccl.protocol.majority`): what moves the run is held back until it is there.
+(:mod:`pccl.protocol.majority`): what moves the run is held back until it is there, and a final that
+another master could contradict until a majority has stored it (:mod:`pccl.protocol.proposals`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pccl.protocol.majority import HELD_BACK, Majority
 from pccl.protocol.master_events import Forget, MasterEvent, Remember
 from pccl.protocol.membership import RegisteredPeer
 from pccl.protocol.registrar import Registrar
+from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected
 from pccl.protocol.types import RemovalCause
 
 
@@ -56,6 +58,27 @@ class Ratifying(Registrar):
     def recovering(self) -> bool:
         """Whether it waits for members to return."""
 
+    def _propose(
+        self,
+        final: msg.OperationEnded | msg.RoundClosed,
+        expected: Expected = NOTHING_EXPECTED,
+        *,
+        sends: bool = True,
+    ) -> None:
+        """Let a majority store a final that another master could contradict, before it is told.
+
+        A sole master tells it at once. Without ``sends``, members get it when they are resumed.
+        """
+        if not self._sole:
+            self._majority.proposals.add(final, expected)
+            for peer in self.membership.members() if sends else ():
+                self._send_proposals(peer)
+
+    def _send_proposals(self, peer: RegisteredPeer) -> None:
+        for proposed in self._majority.proposals.after(peer.sent_place):
+            super()._send(peer, proposed)
+            peer.sent_place = proposed.place
+
     def _ratified(self) -> int:
         return self.membership.version if self._sole else self._majority.ratified
 
@@ -85,11 +108,17 @@ class Ratifying(Registrar):
         self._has_members = has_members
 
     def _send(self, peer: RegisteredPeer, message: msg.MasterMessage) -> None:
+        if isinstance(message, msg.Admitted):  # before any roster, so that it knows both
+            self._send_proposals(peer)
         held = not self._sole and isinstance(message, HELD_BACK)
         if held and not self._majority.consents(self.membership):
             self._majority.hold(peer.id, message)
         else:
             super()._send(peer, message)
+        if isinstance(message, msg.Resumed):
+            peer.sent_place = peer.stored_place
+            if peer.admitted:
+                self._send_proposals(peer)
 
     def _dismiss(self, peer: RegisteredPeer, cause: RemovalCause, reason: str) -> None:
         if cause is RemovalCause.GOODBYE:

@@ -3,7 +3,8 @@
 A master's state is soft: everything that it has told anybody is known to somebody. Of rosters the
 newest one counts, because every change was told before anything that was decided because of it; who
 is not in the newest one of his group was removed. Outcomes and answers that anybody has seen are
-adopted. What was decided and reached nobody who came back may be decided anew.
+adopted; so are those that were proposed to anybody (:mod:`pccl.protocol.proposals`). What was
+decided and reached nobody who came back may be decided anew.
 
 Pure state: :class:`~pccl.protocol.restart.Restartable` collects and carries out.
 """
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pccl.protocol import messages as msg
-from pccl.protocol.credible import check_answer, check_outcome, check_roster
+from pccl.protocol.credible import check_answer, check_known_outcome, check_roster
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.footprint import footprint
 from pccl.protocol.limits import (
@@ -48,8 +49,8 @@ class Report:
     """Where it comes from."""
     connection: int | None
     rosters: dict[int, Roster] = field(default_factory=dict[int, Roster])
-    outcomes: list[msg.OperationEnded] = field(default_factory=list[msg.OperationEnded])
-    answers: list[msg.RoundClosed] = field(default_factory=list[msg.RoundClosed])
+    outcomes: list[msg.KnownOutcome] = field(default_factory=list[msg.KnownOutcome])
+    answers: list[msg.KnownAnswer] = field(default_factory=list[msg.KnownAnswer])
     links: dict[PeerId, str | None] = field(default_factory=dict[PeerId, str | None])
     """Other peer -> why the link to it is down; None: it is up."""
     requests: list[msg.Message] = field(default_factory=list[msg.Message])
@@ -82,14 +83,14 @@ class Report:
         """
         nbytes = footprint(message)
         match message:
-            case msg.KnownOutcome(outcome) if not self.complete:
-                check_outcome(outcome, self.header.registration.group)
+            case msg.KnownOutcome() if not self.complete:
+                check_known_outcome(message, self.header)
                 nbytes = max(nbytes, REQUEST_BYTES_MIN)
-                self.outcomes.append(outcome)
+                self.outcomes.append(message)
             case msg.KnownAnswer(answer) if not self.complete:
                 check_answer(answer)
                 nbytes = max(nbytes, REQUEST_BYTES_MIN)
-                self.answers.append(answer)
+                self.answers.append(message)
             case msg.LinkReport(other, up, reason):
                 nbytes = _LINK_BYTES + len(reason) if other not in self.links else len(reason)
                 self.links[other] = None if up else reason
@@ -147,6 +148,7 @@ class Recovered:
         counts: how many rounds of each kind were closed.
         sequence: the highest place of anything decided.
         expected: what is known of each group's shared state.
+        states: what each of the outcomes makes of that.
     """
 
     term: int
@@ -161,6 +163,7 @@ class Recovered:
     counts: dict[RoundKind, int]
     sequence: int
     expected: dict[int, Expected]
+    states: dict[OperationId, Expected]
     left: set[PeerId]
     """Who came back and said goodbye."""
 
@@ -393,15 +396,18 @@ class Recovery:
         """The memberships that have to consent to a successor, as far as anybody knows.
 
         The last one to which a majority is known to have consented, and all that were told since.
+        None, if nobody who has come knows that one: he was admitted after it, and cannot tell who
+        has to consent.
         """
         known: dict[int, list[tuple[Roster, bytes]]] = {}
-        ratified = 0
         for report in self._reports.values():
             if report.complete:
-                ratified = max(ratified, report.header.ratified)
                 for version, roster in report.rosters.items():
                     known.setdefault(version, []).append((roster, report.tellers[version]))
+        ratified = self.ratified
         floor = max((version for version in known if version <= ratified), default=0)
+        if ratified and not floor:
+            return []
         return [
             Basis(
                 frozenset(peer for roster, _ in told for peer in roster.ring),
@@ -411,6 +417,12 @@ class Recovery:
             for version, told in sorted(known.items())
             if version >= floor
         ]
+
+    @property
+    def ratified(self) -> int:
+        """The newest roster of which anybody knows that a majority had it."""
+        reports = (report for report in self._reports.values() if report.complete)
+        return max((report.header.ratified for report in reports), default=0)
 
     def has_promises(self) -> bool:
         """Whether enough of the members follow the master that asks."""
@@ -451,11 +463,15 @@ class Recovery:
         newcomers = [r for r in newcomers if r.peer in given][: PEERS_MAX - len(members)]
         returned = [r for r in reports if _is_member(r, members)]
         known = {report.peer for report in (*returned, *newcomers)}
-        outcomes = {o.operation: o for report in reports for o in report.outcomes}
-        answers = {a.round: a for report in reports for a in report.answers}
+        returned = [r for r in returned if r.promised or not promised]
+        # Of others the last master may never have heard, and have decided without them.
+        heard = returned if promised else reports
+        finals = sorted((o for report in heard for o in report.outcomes), key=_age)
+        outcomes = {o.outcome.operation: o.outcome for o in finals}
+        answers = {a.answer.round: a.answer for report in heard for a in report.answers}
         decided = [
-            *(o.sequence for o in outcomes.values()),
-            *(a.sequence for a in answers.values()),
+            *(o.outcome.sequence for report in reports for o in report.outcomes),
+            *(a.answer.sequence for report in reports for a in report.answers),
         ]
         newest = self._newest_known
         version = newest.version if newest is not None else 0
@@ -464,14 +480,15 @@ class Recovery:
             last_peer=max(given, default=PeerId(0)),
             membership=RecoveredMembership(version, groups),
             members=dict(sorted(members.items())),
-            returned=[r for r in returned if r.promised or not promised],
+            returned=returned,
             newcomers=newcomers,
             strangers=[r for r in reports if r.peer not in known],
             outcomes=dict(sorted(outcomes.items(), key=lambda item: item[1].sequence)),
             answers=dict(sorted(answers.items(), key=lambda item: item[1].sequence)),
             counts={kind: _count(kind, reports, told) for kind in RoundKind},
             sequence=max(decided, default=0),
-            expected=_expected(reports),
+            expected=_expected(reports, finals),
+            states={o.outcome.operation: o.expected for o in finals},
             left=set(self._left),
         )
 
@@ -543,11 +560,16 @@ def _is_member(report: Report, members: dict[PeerId, tuple[int, Member]]) -> boo
     return known is not None and (known[0], known[1].port) == (said.group, said.port)
 
 
-def _expected(reports: list[Report]) -> dict[int, Expected]:
+def _age(known: msg.KnownOutcome) -> tuple[int, tuple[int, int, int]]:
+    """Later masters have higher rosters; of two reports of one outcome the one that says more."""
+    return known.outcome.roster_version, _place(known.expected)
+
+
+def _expected(reports: list[Report], finals: Iterable[msg.KnownOutcome]) -> dict[int, Expected]:
     """By group: after the last synchronization that anybody knows to be committed."""
     known: dict[int, Expected] = {}
-    for report in reports:
-        group, expected = report.header.registration.group, report.header.expected
+    said = [(report.header.registration.group, report.header.expected) for report in reports]
+    for group, expected in [*said, *((o.outcome.operation.group, o.expected) for o in finals)]:
         before = known.get(group, NOTHING_EXPECTED)
         if _place(expected) > _place(before):
             known[group] = expected
@@ -570,6 +592,7 @@ def _in_order(reports: list[Report]) -> Iterator[Roster]:
 def _count(kind: RoundKind, reports: list[Report], rosters: list[Roster]) -> int:
     """Rosters come before answers, so an admission may be known of whose round is not."""
     counts = [c.n for report in reports for c in report.header.rounds if c.kind is kind]
-    answers = [a.round.n + 1 for report in reports for a in report.answers if a.round.kind is kind]
+    known = [a.answer.round for report in reports for a in report.answers]
+    answers = [answered.n + 1 for answered in known if answered.kind is kind]
     updates = [r.updates for r in rosters if kind is RoundKind.UPDATE_TOPOLOGY]
     return max((*counts, *answers, *updates), default=0)

@@ -30,6 +30,7 @@ from pccl.protocol.master_events import (
     Tick,
 )
 from pccl.protocol.membership import Membership, RegisteredPeer
+from pccl.protocol.recovery import Report
 from pccl.protocol.status import Removal, admission_waits_for
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.ticks import Ticks
@@ -317,6 +318,34 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         """What shows, with a lost control connection, that a peer is gone."""
         since_ns = self._now_ns - self.timing.ns(self.timing.resume_s)
         return self.membership.link_trouble(peer.id, since_ns)
+
+    def _replay(self, report: Report) -> None:
+        """Deal with what a peer wants, as if it had come just now.
+
+        That removes nobody: the missing are removed together, when everybody has been heard.
+        """
+        peer = self.membership.peers.get(report.peer)
+        if peer is None:
+            return  # another one's request has cost it its place
+        for other, why_down in report.links.items():
+            self.membership.report_link(peer.id, other, why_down, self._now_ns)
+        for message in report.requests:
+            try:
+                match message:
+                    case msg.LinksMeasured(links):
+                        for link in links:
+                            self.membership.note_measure(peer.id, link.peer, link.measure)
+                    case msg.Prefetched():
+                        peer.prefetching = False
+                    case _:
+                        self._on_request(peer, message)
+            except RemoteProtocolError as error:
+                if peer.connection is not None:
+                    self._effects.append(CloseControl(peer.connection, error.reason))
+                    self._on_closed(peer.connection, error.reason)
+                return
+            if peer.id not in self.membership.peers:
+                return
 
     # -- removal -------------------------------------------------------------------------------
 

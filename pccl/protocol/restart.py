@@ -12,7 +12,9 @@ many as there are in the new one, they come first: the new run is given up.
 A standby takes up the run that its master has named, and no other (:mod:`pccl.protocol.standby`).
 
 Where a run has more than one master, none moves it without a majority of its members
-(:mod:`pccl.protocol.majority`). Who has lost it starts over and waits for the members to return.
+(:mod:`pccl.protocol.majority`), nor tells a final that another one could contradict before a
+majority has stored it (:mod:`pccl.protocol.proposals`). A master that has lost the majority starts
+over and waits for the members to return.
 """
 
 from __future__ import annotations
@@ -482,7 +484,7 @@ class Restartable(Ratifying):
     def _rebuild(self, run: bytes, recovered: Recovered) -> None:
         """Go on with the run: whoever is missing is removed when all others have been heard."""
         assert self._recovery is not None
-        bases = self._recovery.bases()
+        bases, ratified = self._recovery.bases(), self._recovery.ratified
         connections = self._recovery.connections()
         self._recovery = None
         self._origin = Origin.RESTARTED
@@ -501,7 +503,7 @@ class Restartable(Ratifying):
         self.membership.updates = recovered.counts[RoundKind.UPDATE_TOPOLOGY]
         self.membership.restore(recovered.membership, peers, shared=not self._sole)
         self._by_connection = {p.connection: p for p in peers if p.connection is not None}
-        self._majority = Majority(bases)
+        self._majority = Majority(bases, ratified)
         self._outdated_plans.clear()
         self._take_up(recovered)
         for report in reports.values():
@@ -529,34 +531,6 @@ class Restartable(Ratifying):
         for connection, message in waiting.items():
             if connection in self._hosts:
                 self._register(connection, message)
-
-    def _replay(self, report: Report) -> None:
-        """Deal with what a peer wants, as if it had come just now.
-
-        That removes nobody: the missing are removed together, when everybody has been heard.
-        """
-        peer = self.membership.peers.get(report.peer)
-        if peer is None:
-            return  # another one's request has cost it its place
-        for other, why_down in report.links.items():
-            self.membership.report_link(peer.id, other, why_down, self._now_ns)
-        for message in report.requests:
-            try:
-                match message:
-                    case msg.LinksMeasured(links):
-                        for link in links:
-                            self.membership.note_measure(peer.id, link.peer, link.measure)
-                    case msg.Prefetched():
-                        peer.prefetching = False
-                    case _:
-                        self._on_request(peer, message)
-            except RemoteProtocolError as error:
-                if peer.connection is not None:
-                    self._effects.append(CloseControl(peer.connection, error.reason))
-                    self._on_closed(peer.connection, error.reason)
-                return
-            if peer.id not in self.membership.peers:
-                return
 
 
 __all__ = ["Origin", "Restartable"]

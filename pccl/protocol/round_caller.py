@@ -99,8 +99,7 @@ class RoundCaller(Participant):
             self._admission_unused = kind is RoundKind.UPDATE_TOPOLOGY
 
     def _on_round_closed(self, message: msg.RoundClosed) -> None:
-        self._membership.ratify(message.roster_version)
-        self._finals.see(message)
+        self._see_final(message)
         current = self._rounds.answer(message)
         if current is None:
             self._rounds.skip(message.round)
@@ -130,5 +129,26 @@ class RoundCaller(Participant):
     def _acknowledge(self, final: OperationId | RoundId) -> None:
         self._contact.acknowledge(final)
         if self._contact.is_batch_full() and self._contact.connected:
-            for batch in self._contact.batch(self._roster_version, self.term):
-                self._send(batch)
+            self._send_batch()
+
+    def _send_batch(self) -> None:
+        for batch in self._contact.batch(self._roster_version, self.term):
+            self._send(batch)
+
+    def _see_final(self, final: msg.OperationEnded | msg.RoundClosed) -> None:
+        self._membership.ratify(final.roster_version)
+        self._finals.see(final)
+
+    def _on_proposed(self, message: msg.Proposed) -> None:
+        """Store what may become an outcome, or an answer, and say so: a majority has to."""
+        final = message.outcome or message.answer
+        if final is None or (message.outcome and message.answer):
+            raise errors.RemoteProtocolError(func="control", reason="it proposes not one thing")
+        self._finals.store(final, message.expected)
+        self._contact.stored(message.place)
+        if self._contact.connected:
+            self._send_batch()
+
+    def _report_wait(self, text: str, waited_s: int) -> None:
+        if text:
+            self._effects.append(ev.ReportWait(text, waited_s))

@@ -184,3 +184,15 @@ def elect_nothing(
 ) -> Verdict:
     """The election of a master that knows nothing of shared state."""
     return Unavailable("this master synchronizes no shared state")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two shared states differ first."""
+
+    tensor: str
+    """Its name; empty: that could not be found out."""
+    piece: int | None
+    """Of the tensor; None: it is not of the same kind on both sides, or missing on one."""
+    text: str
+    """For people."""

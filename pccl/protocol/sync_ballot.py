@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from pccl.protocol.limits import Timing
-from pccl.protocol.messages import CompareStates, Difference, MasterMessage, SyncStarted
+from pccl.protocol.messages import CompareStates, MasterMessage, SyncStarted
 from pccl.protocol.operation import Abort, Ballot, Decision, Expel, Phase, name_peers
 from pccl.protocol.repair import Tell
 from pccl.protocol.shared_state import (
     Differ,
+    Difference,
     Elect,
     Elected,
     Expected,

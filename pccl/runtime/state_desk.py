@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
-from pccl.protocol.messages import Difference
 from pccl.protocol.peer import PeerMachine
 from pccl.protocol.peer_events import (
     BeginSync,
@@ -22,7 +21,7 @@ from pccl.protocol.peer_events import (
     StatesCompared,
     SyncStarved,
 )
-from pccl.protocol.shared_state import Elected
+from pccl.protocol.shared_state import Difference, Elected
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.calls import Call, Calls
 from pccl.runtime.hashing import Hasher

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pccl.protocol.frame import FrameHeader, FrameKind
-from pccl.protocol.messages import Difference, Progress
-from pccl.protocol.shared_state import Elected
+from pccl.protocol.messages import Progress
+from pccl.protocol.shared_state import Difference, Elected
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.exhibit import Exhibit, idle_operation
 from pccl.runtime.prefetch import Prefetch

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
-from pccl.protocol.messages import Difference
-from pccl.protocol.shared_state import DIGEST_BYTES
+from pccl.protocol.shared_state import DIGEST_BYTES, Difference
 from pccl.protocol.types import PeerId
 from pccl.runtime.state_memory import StateMemory
 from pccl.runtime.state_post import StatePost

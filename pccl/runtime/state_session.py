@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
-from pccl.protocol.messages import Difference, Progress
-from pccl.protocol.shared_state import Elected
+from pccl.protocol.messages import Progress
+from pccl.protocol.shared_state import Difference, Elected
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.state_giver import QUEUED_PIECES_MAX, StateGiver
 from pccl.runtime.state_intake import Drain, PieceIntake, Whole, check_length

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
-from pccl.protocol.messages import Difference
+from pccl.protocol.shared_state import Difference
 from pccl.state.digests import PieceMap
 from pccl.state.layout import Layout
 

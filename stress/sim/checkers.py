@@ -354,7 +354,8 @@ class Checkers:
         if self.believes(address) != (run, peer):
             return  # killed, gone by itself, or it has another id by now: nobody has lost a place
         cause = RemovalCause[why.split(":")[0]]
-        if cause is RemovalCause.SILENT and "awaited" in why and not self.waits(address):
+        waits = self.waits(address) or self._excuses.were_masters_divided
+        if cause is RemovalCause.SILENT and "awaited" in why and not waits:
             raise Violation(f"peer {peer} ({address.host}) was removed, and nobody waited: {why}")
         if not self._excuses.removal(address.host, cause, why, partial(self._host_of, run)):
             raise Violation(f"peer {peer} ({address.host}) was removed without a cause: {why}")

@@ -162,9 +162,11 @@ class Excuses:
                 return with_master or self.is_master_gone or self._masters_divided
             case RemovalCause.CONNECTIONS_LOST:
                 accuser = self._accuser(why, host_of)
-                # A restarted master plans links anew, and some are given up for a moment.
+                # A restarted master plans links anew, and some are given up for a moment. Members
+                # of one of two masters drop those whom it has removed.
                 lanes = (
                     self._links_planned_anew
+                    or self._masters_divided
                     or accuser is None
                     or self._any(host, accuser)
                     or self._any(accuser, accuser)
@@ -185,7 +187,7 @@ class Excuses:
                 pair = _PAIR.search(why)
                 ends = [host_of(int(number)) for number in pair.groups()] if pair else []
                 a, b = (end or host for end in ends) if pair else (host, host)
-                return host in (a, b) and self._any(a, b)
+                return host in (a, b) and (self._any(a, b) or self._masters_divided)
             case RemovalCause.UNREACHABLE:
                 # Its neighbour may be dead, and the master not have heard of that.
                 neighbour = self._accuser(why, host_of)
@@ -199,6 +201,11 @@ class Excuses:
         if self.is_master_gone or self._master_blank or self._masters_died:
             return True
         return self._stood_still(host, MASTER_NAME, self._timing.master_lost_s)
+
+    @property
+    def were_masters_divided(self) -> bool:
+        """Whether the first master may wait on behalf of members that have moved to the standby."""
+        return self._masters_divided
 
     @property
     def was_master_restarted(self) -> bool:

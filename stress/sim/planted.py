@@ -27,7 +27,9 @@ from pccl.protocol.operation import Commit, Decision, Phase
 from pccl.protocol.peer_membership import KnownMembership
 from pccl.protocol.peer_operations import OpenOperations
 from pccl.protocol.peer_refusals import Refusals
+from pccl.protocol.recovery import Recovery
 from pccl.protocol.registrar import Registrar
+from pccl.protocol.restart import Restartable
 from pccl.protocol.shared_state import DIGEST_BYTES, Expected, Offer
 from pccl.protocol.ticks import Ticks, Wakefulness
 from pccl.protocol.types import Descriptor, OperationId, PeerId
@@ -463,8 +465,24 @@ def _damaged_messages_believed(stack: ExitStack) -> None:
     stack.enter_context(patch.object(codec, "payload_hash", fits))
 
 
+def _abort_told_at_once(stack: ExitStack) -> None:
+    """A master with a standby tells every outcome before anybody has stored it."""
+
+    def propose(master: Restartable, *final: object, sends: bool = True) -> None:
+        return
+
+    stack.enter_context(patch.object(Restartable, "_propose", propose))
+
+
+def _newcomers_speak_for_all(stack: ExitStack) -> None:
+    """A master takes the oldest roster that it hears of for one that a majority had."""
+    stack.enter_context(patch.object(Recovery, "ratified", property(lambda recovery: 0)))
+
+
 PLANTED: dict[str, Callable[[ExitStack], None]] = {
     "commit_before_all_reported": _commit_before_all_reported,
+    "abort_told_at_once": _abort_told_at_once,
+    "newcomers_speak_for_all": _newcomers_speak_for_all,
     "ahead_in_unknown_views": _ahead_in_unknown_views,
     "damage_unnoticed": _damage_unnoticed,
     "damaged_messages_believed": _damaged_messages_believed,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import Timing
 from pccl.protocol.master_events import Announce, MasterEvent
 from pccl.protocol.master_events import ControlMessage as MasterHears
@@ -41,7 +42,7 @@ from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import Remembered
 from pccl.runtime.requests import PeerOptions
 from pccl.state.election import elect
-from pccl.stress.sim.checkers import Checkers, InRun
+from pccl.stress.sim.checkers import Checkers, InRun, Violation
 from pccl.stress.sim.faults.base import LifePhase
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.trace import Trace
@@ -53,6 +54,9 @@ Array = npt.NDArray[Any]
 
 MASTER_ADDRESS = Address("master", 48148)
 STANDBY_ADDRESS = Address("standby", 48148)
+
+_OUTDATED = "a master of the past"
+"""What an honest master may be: it does not know that the peer follows another one."""
 
 _NO_OPERATION = OperationId(0, 0, 0, 0, 0)
 
@@ -234,7 +238,12 @@ class _RecordingEngine(PeerEngine):
             assert lender is not None
             operand = lender.operand
             self.inputs[event.call] = operand.source.copy() if operand is not None else None
-        super()._step(event)
+        try:
+            super()._step(event)
+        except RemoteProtocolError as error:
+            if error.reason != _OUTDATED:
+                raise Violation(f"a master has said what none may: {error.reason}") from error
+            raise
         for call in [call for call in self.inputs if self.calls.get(call) is None]:
             del self.inputs[call]
 

@@ -248,6 +248,11 @@ class StateCheckers:
             self._done["prefetched"] += report.rx_bytes < differing
             if report.rx_bytes <= differing:
                 return
+        if report.attempts > 1 and report.rx_bytes < differing:
+            # A piece whose sender has gone while it came counts for nobody, and is there all the
+            # same if it was read into the tensor itself: the next attempt finds it.
+            self._done["found in place"] += 1
+            return
         if report.rx_bytes != differing:
             raise Violation(
                 f"{who}: {differing} bytes were to be fetched in {report.operation}, and "

@@ -51,6 +51,10 @@ _BROADCAST_TAG = _VOTE_TAG + 1
 _BARRIER_TAG = _VOTE_TAG + 2
 _DROPPED_TAG = _VOTE_TAG + 3
 _ATTEMPTS_MAX = 200
+_HASTY_MAX = 20
+_PAUSE_NS = NS_PER_S // 4
+"""After so many failures in a row a caller waits so long each time, and has no time limit any more:
+faults may last a minute, and of many members one would always leave."""
 _REJOINS_MAX = 40
 _TURNS_OF_WAITING = 8
 """Iterations between the end of the busy part of a run and its end, about."""
@@ -91,6 +95,7 @@ class Workload:
         self._loop = loop
         self._rng = Random(f"{scenario.seed}/{process.name}")
         self._iteration = 0
+        self._is_hasty = True
         self._calls: dict[asyncio.Task[Any], bool] = {}
         """Those that the process is in -> whether the scenario has interrupted them."""
         self._leaving: asyncio.Task[None] | None = None
@@ -347,18 +352,24 @@ class Workload:
             del self._calls[task]
 
     def _budget_s(self) -> float | None:
-        if self._rng.random() >= self._scenario.impatience:
+        if not self._is_hasty or self._rng.random() >= self._scenario.impatience:
             return None
         return self._rng.randint(1, 8) * self._scenario.latency_ns / NS_PER_S
 
     async def _joint(self, make: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
         """Make a joint call of the run; repeat it when it was left."""
-        for _ in range(_ATTEMPTS_MAX):
+        for attempt in range(_ATTEMPTS_MAX):
+            await self._pause(attempt)
             try:
                 return await self._call(make(timeout_s=self._budget_s()))
             except (DeadlineExceeded, Interrupted) as error:
                 self._checkers.done[type(error).__name__] += 1
         raise AssertionError(f"{self._process.name}: {_ATTEMPTS_MAX} attempts of a joint call")
+
+    async def _pause(self, attempt: int) -> None:
+        self._is_hasty = attempt <= _HASTY_MAX
+        if not self._is_hasty:
+            await self.sleep(_PAUSE_NS)
 
     async def _again(self, error: BaseException) -> None:
         """A collective has failed: get ready to repeat it, or give up.
@@ -383,7 +394,8 @@ class Workload:
     async def _reduce(self, slot: Slot, original: Array) -> Array | None:
         """Reduce until it succeeds; None if this peer is alone."""
         in_place = self._rng.random() < 0.5
-        for _ in range(_ATTEMPTS_MAX):
+        for attempt in range(_ATTEMPTS_MAX):
+            await self._pause(attempt)
             request, send, recv = self._request(slot, original, in_place=in_place)
             retry = self._scenario.retries
             try:
@@ -446,7 +458,8 @@ class Workload:
     async def _reduce_multiple(self, slots: tuple[Slot, ...], inputs: list[Array]) -> None:
         waiting = list(zip(slots, inputs, strict=True))
         max_in_flight = 1 + self._scenario.seed % 3
-        for _ in range(_ATTEMPTS_MAX):
+        for attempt in range(_ATTEMPTS_MAX):
+            await self._pause(attempt)
             made = [self._request(s, x, in_place=self._rng.random() < 0.5) for s, x in waiting]
             requests = [request for request, _, _ in made]
             budget_s = self._budget_s()
@@ -500,7 +513,8 @@ class Workload:
     async def _broadcast(self) -> None:
         slot = Slot(_BROADCAST_TAG, self._scenario.slots[0].count, DataType.FLOAT, ReduceOp.SUM)
         original = self._input(slot)
-        for _ in range(_ATTEMPTS_MAX):
+        for attempt in range(_ATTEMPTS_MAX):
+            await self._pause(attempt)
             root = self._iteration_of_all() % self._world_size
             buffer = original.copy()
             descriptor = Descriptor.broadcast(slot.data_type, slot.count, root)
@@ -526,7 +540,8 @@ class Workload:
         return roster.view if roster is not None else 0
 
     async def _barrier(self) -> None:
-        for _ in range(_ATTEMPTS_MAX):
+        for attempt in range(_ATTEMPTS_MAX):
+            await self._pause(attempt)
             try:
                 report = await self._call(
                     self._engine.barrier(_BARRIER_TAG, timeout_s=self._budget_s())

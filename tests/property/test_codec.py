@@ -228,7 +228,7 @@ def _fill_samples() -> None:
         msg.Register: [1, *registration],
         msg.Resume: [2, 1, b"t", 0, b"m"],
         msg.Goodbye: [3],
-        msg.Heartbeat: [4, [[op, 1, 2, 1 << 40, [[3, 1, 2]]]], [op], [[1, 0]], True, 7, 2],
+        msg.Heartbeat: [4, [[op, 1, 2, 1 << 40, [[3, 1, 2]]]], [op], [[1, 0]], True, 7, 2, 5],
         msg.RoundRequest: [5, [1, 0]],
         msg.OperationRequest: [
             6,
@@ -257,8 +257,8 @@ def _fill_samples() -> None:
         msg.StatusRequest: [21],
         msg.Return: [16, 1, b"t", b"run", 1, registration, 7, [[1, 3]], b"m", 6, [7, lineage]],
         msg.KnownRoster: [17, roster, b"m"],
-        msg.KnownOutcome: [18, outcome],
-        msg.KnownAnswer: [19, answer],
+        msg.KnownOutcome: [18, outcome, False, [7, lineage]],
+        msg.KnownAnswer: [19, answer, False],
         msg.Reported: [20],
         msg.RunQuery: [23],
         msg.RunIs: [83, b"run", 7, True],
@@ -267,7 +267,7 @@ def _fill_samples() -> None:
         msg.LinkPlan: [65, [[1, "h", 9]]],
         msg.Resumed: [66, 2, b"m", [["h", 9]]],
         msg.Refused: [67, None, "why", 5, 9],
-        msg.Admitted: [68, roster, [[1, 0]]],
+        msg.Admitted: [68, roster, [[1, 0]], 7],
         msg.RosterChanged: [69, roster],
         msg.RoundClosed: [70, *answer],
         msg.OperationStarted: [71, op, True, [0.0, 2.5]],
@@ -289,6 +289,7 @@ def _fill_samples() -> None:
         ],
         msg.HoldingsQuery: [78, op, [3, 9]],
         msg.Repair: [79, op, [3]],
+        msg.Proposed: [84, 5, outcome, None, [7, lineage]],
     }
     for kind, body in bodies.items():
         SAMPLES[kind] = decode(*pack(*body))
@@ -338,7 +339,7 @@ def asked(descriptor: list[Any], weight: object = 0.0) -> tuple[int, bytes]:
         (pack(7, [1, 2, 3, 4, 5], b"x" * 65), "bytes of 65; at most 64"),
         (pack(22, [[1, [1, 1]]] * 65), "list of 65; at most 64"),
         (pack(4, [], [], [[1, 0]] * (SEQUENCE_ITEMS_MAX + 1), False, 0), "not MessagePack"),
-        (pack(4, [], [], [[1, 0]] * 65, False, 0, 0), "list of 65; at most 64"),
+        (pack(4, [], [], [[1, 0]] * 65, False, 0, 0, 0), "list of 65; at most 64"),
         (pack(0), "unknown message code 0"),
         (pack(63), "unknown message code 63"),
         (pack(255), "unknown message code 255"),

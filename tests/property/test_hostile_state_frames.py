@@ -25,8 +25,7 @@ from pccl.protocol.frame import (
     encode_frame,
     encode_header,
 )
-from pccl.protocol.messages import Difference
-from pccl.protocol.shared_state import DIGEST_BYTES, Elected
+from pccl.protocol.shared_state import DIGEST_BYTES, Difference, Elected
 from pccl.protocol.types import SYNC_TAG, OperationId, PeerId
 from pccl.runtime.state_exchange import KINDS, StateExchange
 from pccl.runtime.state_giver import QUEUED_PIECES_MAX

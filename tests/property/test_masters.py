@@ -1,14 +1,18 @@
 """Two masters, the members of one run, and a network that is cut in any way: one run stays one.
 
 The real machines on both sides, connections as queues. Masters are cut off from some members, die
-and come back with their state; members hop between them in the middle of anything. Whatever is
-decided must be decided once, and of two rings in which anything happens one contains the other.
+and come back with their state; members hop between them in the middle of anything. In unruly runs a
+master need not hear that a member has gone to the other one, callers leave, and results differ.
+Whatever is decided must be decided once, and of two rings in which anything happens one contains
+the other.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from random import Random
 
@@ -20,12 +24,13 @@ from pccl.protocol import master_events as me
 from pccl.protocol import messages as msg
 from pccl.protocol import peer_events as pe
 from pccl.protocol.data_type import DataType
-from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.errors import RemoteProtocolError, ResyncRequired
 from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.limits import Timing
 from pccl.protocol.majority import HELD_BACK
 from pccl.protocol.master import MasterMachine
 from pccl.protocol.peer import PeerMachine, Standing
+from pccl.protocol.peer_operations import OpenOperation
 from pccl.protocol.restart import Origin
 from pccl.protocol.types import (
     AbortCause,
@@ -73,13 +78,20 @@ class Member:
         self.applied: list[OperationId] = []
         self.steps = 0
         self.calls = count(2)
+        self.inside: int | None = None
+        """The call that its caller is in."""
+
+    def open(self) -> tuple[OpenOperation, ...]:
+        return self.machine.open_operations
 
 
 class World:
     """Masters 0 and 1 (the standby), members, and who reaches whom."""
 
-    def __init__(self, seed: int, size: int) -> None:
+    def __init__(self, seed: int, size: int, *, unruly: bool = False) -> None:
         self.rng = Random(seed)
+        self.unruly = unruly
+        self.moods = Random(f"{seed}/unruly")
         self.now_ns = 0
         self.numbers = count(1)
         self.tokens = count(1)
@@ -96,6 +108,7 @@ class World:
         self.answers: dict[RoundId, tuple[bool, str]] = {}
         self.rings: dict[frozenset[PeerId], str] = {}
         self.commits = 0
+        self.raised: Counter[str] = Counter()
         self.members = [Member(number, 0) for number in range(size)]
         for member in self.members:
             join = pe.JoinCall(1, 0, "", 4000 + member.number, 5, min_peers=size, masters=2)
@@ -142,8 +155,13 @@ class World:
                     self.commits += 1
             case pe.Return(call):
                 member.steps += call > 1
+                member.inside = None
                 self.call(member)
-            case pe.Raise():
+            case pe.Raise(_, error):
+                member.inside = None
+                self.raised[type(error).__name__] += 1
+                if isinstance(error, ResyncRequired):  # nothing is shared here: that is done
+                    getattr(member.machine, "_refusals").synchronized()  # noqa: B009
                 self.call(member)
             case pe.AskCallers(query):
                 self.tell(member, pe.CallersAsked(query, False))
@@ -158,6 +176,7 @@ class World:
             event: pe.PeerEvent = pe.RoundCall(next(member.calls), RoundKind.PEERS_PENDING)
         else:
             event = pe.ReduceCall(next(member.calls), 5, SUM)
+            member.inside = event.call
         self.tell(member, event)
 
     def hang_up(self, member: Member) -> None:
@@ -219,9 +238,12 @@ class World:
                 if ring is not None:  # it was held back, and the view has been closed since
                     self.moves(frozenset(ring), f"{master.incumbent!r} in term {master.term}")
             case msg.OperationEnded(operation, abort, _, contributors):
-                outcome = (abort, contributors)
-                if abort is not AbortCause.VIEW_CLOSED:
-                    assert self.outcomes.setdefault(operation, outcome) == outcome, operation
+                known = self.outcomes.setdefault(operation, (abort, contributors))
+                assert (known[0] is None, known[1]) == (abort is None, contributors), (
+                    f"{operation} has ended with {known}, and with {abort}, {contributors}"
+                )
+                if AbortCause.VIEW_CLOSED not in (abort, known[0]):  # it comes with another cause
+                    assert abort is known[0], operation
             case msg.RoundClosed(round_id, _, pending, lockstep):
                 answer = (pending, lockstep)
                 assert self.answers.setdefault(round_id, answer) == answer
@@ -319,7 +341,10 @@ class World:
             if member.working and self.rng.random() < 0.7:
                 operation = next(iter(member.working))
                 del member.working[operation]
-                self.tell(member, pe.ReduceDone(operation, b"the same for all"))
+                digest = b"the same for all"
+                if self.unruly and self.moods.random() < 0.03:
+                    digest = b"its own"
+                self.tell(member, pe.ReduceDone(operation, digest))
 
     def fault(self) -> None:
         rng = self.rng
@@ -348,6 +373,27 @@ class World:
             self.kill(index)
             self.restart(index)
 
+    def hop_some_half_open(self) -> None:
+        index = self.moods.randrange(2)
+        mine = [line for line in self.lines.values() if line.master == index and line.at_peer]
+        self.hop_half_open([line for line in mine if self.moods.random() < 0.6])
+
+    def hop_half_open(self, lines: list[Line]) -> None:
+        """Members lose a master, and find the other one; that master hears nothing of it."""
+        self.reach = [list(reach) for reach in self.reach]
+        for line in lines:
+            self.reach[line.master][line.peer] = False
+            self.reach[1 - line.master][line.peer] = True
+            member = self.members[line.peer]
+            line.at_peer = False
+            line.to_peer.clear()
+            member.line = None
+            self.tell(member, pe.ControlClosed("timed out"))
+
+    def leave(self, member: Member) -> None:
+        if member.inside is not None:
+            self.tell(member, pe.LeaveCall(member.inside, "its time is over"))
+
     def heal(self) -> None:
         for index in (0, 1):
             self.reach[index] = [True] * len(self.members)
@@ -373,6 +419,10 @@ class World:
         for _ in range(steps):
             if rng.random() < 0.12:
                 self.fault()
+            if self.unruly and self.moods.random() < 0.06:
+                self.hop_some_half_open()
+            if self.unruly and self.moods.random() < 0.25:
+                self.leave(self.moods.choice(self.members))
             if rng.random() < 0.5:
                 for _ in range(rng.randrange(12)):
                     lines = self.busy()
@@ -386,6 +436,118 @@ class World:
             else:
                 self.pass_time(0)
 
+    # -- scripts -------------------------------------------------------------------------------
+
+    def all_work(self) -> OperationId:
+        """All members have begun the same operation."""
+        self.deliver_all()
+        (operation,) = {one for member in self.members for one in member.working}
+        assert all(operation in member.working for member in self.members)
+        return operation
+
+    def finish(self, *members: Member) -> None:
+        for member in members:
+            (operation,) = member.working
+            del member.working[operation]
+            self.tell(member, pe.ReduceDone(operation, b"the same for all"))
+
+    def lines_of(self, *members: Member) -> list[Line]:
+        return [member.line for member in members if member.line is not None]
+
+    def deliver_to(self, *members: Member, until: Callable[[], bool]) -> None:
+        """Let messages go both ways between these members and their masters, until something."""
+        numbers = {member.number for member in members}
+        while not until():
+            self.deliver(next(line for line in self.busy() if line.peer in numbers))
+
+    def wait(self, steps: int) -> None:
+        for _ in range(steps):
+            self.pass_time()
+            self.deliver_all()
+
+
+def test_an_abort_that_no_majority_has_stored_is_not_told() -> None:
+    """1 and 2 are done and follow the standby, unknown to the first master, when 3 withdraws."""
+    world = World(0, 3)
+    one, two, three = world.members
+    operation = world.all_work()
+    world.finish(one, two)
+    world.deliver_all()
+    world.hop_half_open(world.lines_of(one, two))
+    world.leave(three)
+    world.deliver_all()
+    assert operation not in world.outcomes
+    assert world.raised == {"OutcomeUnknown": 1}
+    world.wait(40)
+    assert world.outcomes[operation] == (None, (1, 2, 3))
+    assert one.applied[0] == two.applied[0] == operation
+    assert three.applied == []
+    assert world.raised["Evicted"] == 1
+
+
+def test_results_that_differ_are_told_once_a_majority_has_stored_that() -> None:
+    world = World(0, 3)
+    one, two, three = world.members
+    operation = world.all_work()
+    world.finish(one, two)
+    world.deliver_all()
+    world.hop_half_open(world.lines_of(one, two))
+    world.tell(three, pe.ReduceDone(operation, b"another"))
+    world.deliver_all()
+    assert operation not in world.outcomes
+    world.wait(40)
+    assert world.outcomes[operation] == (None, (1, 2, 3))
+
+
+def test_a_standby_adopts_the_abort_that_a_majority_has_stored() -> None:
+    """Of those that come to it one has stored it, and was not told."""
+    world = World(0, 3)
+    one, two, three = world.members
+    operation = world.all_work()
+    world.finish(one, two)
+    world.deliver_all()
+    world.leave(three)
+    world.deliver_to(one, three, until=lambda: operation in world.outcomes)
+    assert world.outcomes[operation] == (AbortCause.WITHDRAWN, ())
+    world.hop_half_open(world.lines_of(one, two))
+    assert operation in {known.id for known in one.open()}
+    world.wait(40)
+    assert world.outcomes[operation] == (AbortCause.WITHDRAWN, ())
+    assert operation not in {known.id for member in world.members for known in member.open()}
+    assert operation not in (*one.applied, *two.applied, *three.applied)
+
+
+def test_whoever_hears_that_a_view_is_closed_knows_what_was_committed_in_it() -> None:
+    """1 alone is told of the commit, then 5 is lost; 2, 3 and 4 hear of that, and go."""
+    world = World(0, 5)
+    one, two, three, four, five = world.members
+    operation = world.all_work()
+    world.finish(two, three, four, five)
+    world.deliver_all()
+    world.reach = [[True, True, True, True, False] for _ in world.reach]
+    world.cut(*world.lines_of(five))
+    for _ in range(3):
+        world.pass_time()
+    world.hop_half_open(world.lines_of(two, three, four))
+    world.reach = [[True, True, True, True, False], [False] * 5]  # they come back
+    world.finish(one)
+    world.deliver_to(one, until=lambda: operation in one.applied)
+    before = one.machine.newest
+    assert before is not None
+    world.pass_time()  # 5 is removed
+
+    def knows(member: Member) -> bool:
+        newest = member.machine.newest
+        return newest is not None and newest.version > before.version
+
+    for member in (two, three, four):
+        world.deliver_to(member, until=partial(knows, member))
+        world.hop_half_open(world.lines_of(member))
+        assert member.applied == []
+    world.wait(40)
+    assert world.outcomes[operation] == (None, (1, 2, 3, 4, 5))
+    assert [m.applied[0] for m in (two, three, four)] == [operation] * 3
+
 
 @settings(max_examples=20)
 @given(SEEDS, st.integers(2, 7))
@@ -393,9 +555,22 @@ def test_two_masters_never_both_move_a_run(seed: int, size: int) -> None:
     World(seed, size).live(40)
 
 
+@settings(max_examples=30)
+@given(SEEDS, st.integers(2, 7))
+def test_half_open_masters_and_leaving_callers_see_one_outcome(seed: int, size: int) -> None:
+    World(seed, size, unruly=True).live(40)
+
+
 @pytest.mark.parametrize(("seed", "size"), [(3, 5), (46, 6), (53, 7), (82, 6)])
 def test_splits_that_were_found_once(seed: int, size: int) -> None:
     World(seed, size).live(60)
+
+
+@pytest.mark.parametrize(
+    ("seed", "size"), [(1, 3), (81, 5), (111, 5), (191, 7), (233, 7), (386, 4)]
+)
+def test_half_open_hops_that_gave_two_outcomes_once(seed: int, size: int) -> None:
+    World(seed, size, unruly=True).live(60)
 
 
 def test_when_all_is_healed_the_run_goes_on() -> None:

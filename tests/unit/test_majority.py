@@ -341,3 +341,147 @@ def test_who_comes_back_without_having_followed_is_not_counted() -> None:
     other = msg.Resume(PeerId(3), bytes([3] * 16), 99, FIRST)
     master.do(ControlOpened(14, "10.0.0.3"))
     assert master.hear(14, other) == [CloseControl(14, "it follows another master in this term")]
+
+
+# -- what a majority has to store before it is told ----------------------------------------------
+
+
+OPERATION = OperationId(1, 0, 1, 5, 0)
+
+
+def started(members: int, *, group_of_last: int = 0) -> Master:
+    """An operation of all members (of group 0) has begun."""
+    master = Master(Origin.BLANK, FIRST)
+    for peer in range(1, members + 1):
+        group = group_of_last if peer == members else 0
+        master.do(ControlOpened(peer, f"10.0.0.{peer}"))
+        master.hear(peer, msg.Register(group, "", 4000 + peer, members, 2))
+        for elder in range(1, peer):
+            master.hear(peer, msg.LinkReport(PeerId(elder), True, ""))
+    for peer in range(1, members + 1):
+        master.acknowledge(peer)
+    ring = master.machine.membership.ring(0, 1)
+    assert ring is not None
+    for peer in ring:
+        master.hear(peer, msg.OperationRequest(OPERATION, SUM))
+    return master
+
+
+def proposed(effects: list[MasterEffect]) -> list[tuple[int, msg.Proposed]]:
+    sends = [e for e in effects if isinstance(e, Send)]
+    return [(e.connection, e.message) for e in sends if isinstance(e.message, msg.Proposed)]
+
+
+def store(master: Master, connection: int, place: int) -> list[MasterEffect]:
+    """What a peer says that has stored everything up to there."""
+    version, term = master.machine.membership.version, master.machine.term
+    beat = msg.Heartbeat(roster_version=version, term=term, proposed=place)
+    return master.hear(connection, beat)
+
+
+def test_an_abort_is_proposed_to_all_and_told_when_a_majority_has_stored_it() -> None:
+    master = started(3)
+    effects = master.hear(3, msg.Withdraw(OPERATION, "it is late"))
+    asked = proposed(effects)
+    assert [connection for connection, _ in asked] == [1, 2, 3]
+    assert {(m.place, m.outcome.abort.name) for _, m in asked if m.outcome and m.outcome.abort} == {
+        (1, "WITHDRAWN")
+    }
+    assert moving(effects) == []
+    assert moving(store(master, 3, 1)) == []
+    told = store(master, 1, 1)
+    assert moving(told) == [(peer, "OperationEnded") for peer in (1, 2, 3)]
+
+
+def test_members_of_other_groups_store_it_too() -> None:
+    """A majority of the run need not contain anybody of the group."""
+    master = started(3, group_of_last=1)
+    effects = master.hear(1, msg.Withdraw(OPERATION, "it is late"))
+    assert [connection for connection, _ in proposed(effects)] == [1, 2, 3]
+    store(master, 3, 1)
+    assert moving(store(master, 2, 1)) == [(1, "OperationEnded"), (2, "OperationEnded")]
+
+
+def test_a_commit_that_all_members_have_reported_done_needs_no_proposal() -> None:
+    master = started(3)
+    effects = [
+        e for peer in (1, 2, 3) for e in master.hear(peer, msg.OperationDone(OPERATION, b"same"))
+    ]
+    assert proposed(effects) == []
+    assert moving(effects) == [(peer, "OperationEnded") for peer in (1, 2, 3)]
+
+
+def test_a_commit_after_a_loss_is_proposed() -> None:
+    master = started(4)
+    for peer in (1, 2, 3):
+        master.hear(peer, msg.OperationDone(OPERATION, b"same"))
+    effects = master.do(ControlClosed(4, "reset")) + master.hear(
+        1, msg.LinkReport(PeerId(4), False, "reset")
+    )
+    assert [m.outcome.contributors for _, m in proposed(effects) if m.outcome] == [(1, 2, 3, 4)] * 3
+    assert moving(effects) == []
+    master.acknowledge(1)  # the roster alone is not enough
+    master.acknowledge(2)
+    assert moving(master.acknowledge(3)) == []
+    assert moving(store(master, 1, 1)) == []
+    told = store(master, 2, 1)  # with exactly half of those before, the incumbent goes on
+    assert moving(told) == [(peer, "OperationEnded") for peer in (1, 2, 3)]
+
+
+def test_what_is_asked_for_again_is_told_once() -> None:
+    master = started(3)
+    master.hear(3, msg.Withdraw(OPERATION, "it is late"))
+    for _ in range(3):
+        master.hear(3, msg.Withdraw(OPERATION, "it is late"), msg.OutcomeQuery(OPERATION))
+    store(master, 1, 1)
+    told = store(master, 2, 1)
+    assert moving(told).count((3, "OperationEnded")) == 1
+
+
+def test_whoever_is_resumed_or_admitted_gets_proposals_before_rosters() -> None:
+    master = started(3)
+    master.hear(3, msg.Withdraw(OPERATION, "it is late"))
+    master.do(ControlClosed(2, "reset"))
+    master.do(ControlOpened(12, "10.0.0.2"))
+    token = master.machine.membership.peers[PeerId(2)].token
+    effects = master.hear(12, msg.Resume(PeerId(2), token, 0, FIRST))
+    kinds = [type(e.message).__name__ for e in effects if isinstance(e, Send)]
+    assert kinds.index("Proposed") < kinds.index("Admitted")
+    master.do(ControlOpened(4, "10.0.0.4"))
+    master.hear(4, msg.Register(0, "", 4004, 1, 2))
+    for elder in (1, 2, 3):
+        master.hear(4, msg.LinkReport(PeerId(elder), True, ""))
+    update = msg.RoundRequest(RoundId(RoundKind.UPDATE_TOPOLOGY, 0))
+    effects = master.hear(1, update) + master.hear(12, update) + master.hear(3, update)
+    to_newcomer = [e.message for e in effects if isinstance(e, Send) and e.connection == 4]
+    kinds = [type(message).__name__ for message in to_newcomer]
+    assert kinds == ["Proposed", "Admitted"]
+
+
+def test_what_everybody_has_acknowledged_is_not_proposed_any_more() -> None:
+    master = started(3)
+    master.hear(3, msg.Withdraw(OPERATION, "it is late"))
+    for peer in (1, 2):
+        store(master, peer, 1)
+    for peer in (1, 2, 3):
+        master.hear(peer, msg.Heartbeat(operations=(OPERATION,)))
+    master.do(ControlClosed(3, "reset"))
+    master.do(ControlOpened(13, "10.0.0.3"))
+    token = master.machine.membership.peers[PeerId(3)].token
+    version = master.machine.membership.version
+    assert proposed(master.hear(13, msg.Resume(PeerId(3), token, version, FIRST))) == []
+
+
+def test_without_a_standby_an_abort_is_told_at_once() -> None:
+    master = Master(Origin.BLANK, FIRST)
+    master.machine = MasterMachine(Timing(), RUN, 1, bytes, 0, Origin.BLANK, FIRST)
+    for peer in (1, 2):
+        master.do(ControlOpened(peer, f"10.0.0.{peer}"))
+        master.hear(peer, msg.Register(0, "", 4000 + peer, 2))
+        for elder in range(1, peer):
+            master.hear(peer, msg.LinkReport(PeerId(elder), True, ""))
+    for peer in (1, 2):
+        master.hear(peer, msg.OperationRequest(OPERATION, SUM))
+    effects = master.hear(2, msg.Withdraw(OPERATION, "it is late"))
+    assert proposed(effects) == []
+    assert moving(effects) == [(1, "OperationEnded"), (2, "OperationEnded")]

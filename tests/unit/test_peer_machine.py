@@ -9,7 +9,6 @@ import pytest
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
-from pccl.protocol.history import InvariantViolation
 from pccl.protocol.limits import Timing
 from pccl.protocol.operation import Phase
 from pccl.protocol.peer import PeerMachine, Standing
@@ -747,11 +746,11 @@ def test_no_second_try_in_a_closed_view() -> None:
     )  # fmt: skip
 
 
-def test_commit_before_done_is_a_bug_that_tells_its_story() -> None:
+def test_a_commit_of_what_is_not_done_costs_the_master_its_connection() -> None:
     peer = running()
-    with pytest.raises(InvariantViolation, match="cannot go from started to committed") as caught:
+    with pytest.raises(errors.RemoteProtocolError, match="a commit of what is not done"):
         peer.hear(ended(operation()))
-    assert "OperationStarted" in str(caught.value)
+    assert peer.machine.phase_of(operation()) is Phase.STARTED
 
 
 # -- detached operations -----------------------------------------------------------------------
@@ -1649,3 +1648,69 @@ def test_an_update_while_another_one_joins_again() -> None:
     peer.do(JoinCall(1, 0, "", 4002, 5, rejoins=True))
     assert isinstance(only_error(peer.do(RoundCall(2, UPDATE))), errors.PendingOperations)
     assert isinstance(only_error(peer.do(RoundCall(3, PENDING))), errors.NotConnected)
+
+
+# -- a run with a standby ------------------------------------------------------------------------
+
+
+def running_with_standby() -> Peer:
+    peer = running()
+    address = msg.MasterAddress("b", 2)
+    peer.hear(msg.Resumed(1, b"", (address,)))
+    return peer
+
+
+def test_with_a_standby_a_caller_that_leaves_early_does_not_know_the_outcome() -> None:
+    peer = running_with_standby()
+    effects = peer.do(LeaveCall(9, "its time is over"))
+    assert End(operation(), False) in effects
+    assert Send(msg.Withdraw(operation(), "its time is over")) in effects
+    error = only_error(effects)
+    assert isinstance(error, errors.OutcomeUnknown)
+    assert "a majority of the members has to confirm" in error.reason
+    # The next call waits for the outcome, and then takes the next number.
+    assert peer.do(ReduceCall(10, 5, SUM)) == []
+    told = peer.hear(ended(operation(), AbortCause.WITHDRAWN, "peer 2 withdrew"))
+    asked = [e.message for e in told if isinstance(e, Send)]
+    assert asked == [msg.OperationRequest(operation(1), SUM)]
+
+
+def test_what_is_proposed_is_stored_at_once_and_is_nobodys_outcome() -> None:
+    peer = running_with_standby()
+    outcome = replace(ended(operation(), AbortCause.WITHDRAWN, "peer 1 withdrew"), sequence=4)
+    effects = peer.hear(msg.Proposed(3, outcome, None))
+    assert [beat.proposed for beat in beats(effects)] == [3]
+    assert not [e for e in effects if isinstance(e, End | Raise | Return)]
+    assert peer.machine.phase_of(operation()) is Phase.STARTED
+    peer.do(ControlClosed("reset"))
+    words = [e.message for e in peer.do(ControlOpened(RUN, 2)) if isinstance(e, Send)]
+    assert msg.KnownOutcome(outcome, told=False) in words
+
+
+def beats(effects: list[PeerEffect]) -> list[msg.Heartbeat]:
+    words = [effect.message for effect in effects if isinstance(effect, Send)]
+    return [word for word in words if isinstance(word, msg.Heartbeat)]
+
+
+def test_what_another_term_has_proposed_does_not_count_in_this_one() -> None:
+    peer = running_with_standby()
+    outcome = replace(ended(operation(), AbortCause.WITHDRAWN, "peer 1 withdrew"), sequence=4)
+    peer.hear(msg.Proposed(3, outcome, None))
+    effects = peer.hear(msg.Resumed(2, b"another"))
+    assert [(beat.term, beat.proposed) for beat in beats(effects)] == [(2, 0)]
+
+
+def test_a_told_outcome_stays_told_when_it_is_proposed_again() -> None:
+    peer = running_with_standby()
+    outcome = replace(ended(operation(), AbortCause.WITHDRAWN, "peer 1 withdrew"), sequence=4)
+    peer.hear(outcome)
+    peer.hear(msg.Proposed(3, outcome, None))
+    peer.do(ControlClosed("reset"))
+    words = [e.message for e in peer.do(ControlOpened(RUN, 2)) if isinstance(e, Send)]
+    assert msg.KnownOutcome(outcome) in words
+
+
+def test_a_proposal_of_nothing_costs_the_master_its_connection() -> None:
+    peer = running_with_standby()
+    with pytest.raises(errors.RemoteProtocolError, match="proposes not one thing"):
+        peer.hear(msg.Proposed(3, None, None))

@@ -39,6 +39,7 @@ from pccl.protocol.peer_events import (
     SyncStarved,
 )
 from pccl.protocol.shared_state import (
+    Difference,
     Elected,
     Expected,
     Lineage,
@@ -166,7 +167,7 @@ def test_comparing() -> None:
     peer.do(SyncCall(9, OFFER))
     question = msg.CompareStates(sync_operation(), PeerId(1))
     assert peer.hear(question) == [CompareSync(sync_operation(), PeerId(1))]
-    difference = msg.Difference("w", 2, "they differ")
+    difference = Difference("w", 2, "they differ")
     assert peer.do(StatesCompared(sync_operation(), difference)) == [
         Send(msg.StatesCompared(sync_operation(), difference))
     ]

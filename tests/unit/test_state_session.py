@@ -8,8 +8,7 @@ import numpy as np
 
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameHeader, FrameKind
-from pccl.protocol.messages import Difference
-from pccl.protocol.shared_state import DIGEST_BYTES, Elected
+from pccl.protocol.shared_state import DIGEST_BYTES, Difference, Elected
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.hashing import hash_here
 from pccl.runtime.results import Loose

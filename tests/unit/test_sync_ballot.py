@@ -19,11 +19,12 @@ from pccl.protocol.master_events import (
     Send,
     Tick,
 )
-from pccl.protocol.messages import CompareStates, Difference, Progress, SyncStarted
+from pccl.protocol.messages import CompareStates, Progress, SyncStarted
 from pccl.protocol.operation import Abort, Commit, Decision, Expel, Phase
 from pccl.protocol.repair import Tell
 from pccl.protocol.shared_state import (
     NOTHING_EXPECTED,
+    Difference,
     Elected,
     Expected,
     Lineage,

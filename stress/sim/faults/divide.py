@@ -1,8 +1,8 @@
 """The first master lives and is cut off from some members, in a phase of what they do together.
 
 They look for another master, and their standby may take up the run while the first one still has
-the other members. One member may lag: nothing more reaches it from the others, so that it is not
-done when they are, and its caller leaves.
+the other members. One member may lag: what the others send reaches it late, and after the cut not
+at all, so that it is not done when they are; and its caller leaves.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pccl.stress.sim.faults.phase_watch import PhaseWatch
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
+    from pccl.transports.sim_pipe import Route
 
 DIVIDED_IN = (
     LifePhase.ROUND,
@@ -45,7 +46,11 @@ class Divide(Fault):
     """Which time it enters the phase (from 0)."""
     cut: tuple[int, ...]
     lagging: int | None
-    """The member that nothing reaches any more from the others; None: all go on."""
+    """The member that hears the others late, and then not at all; None: all go on."""
+    late_ns: int
+    """How much later than the others it hears them."""
+    leaves_after_ns: int
+    """When its caller leaves, after the cut."""
     duration_ns: int
 
     @classmethod
@@ -57,18 +62,23 @@ class Divide(Fault):
             left = 1
         timing = ground.timing
         takeover_s = timing.dial_s + timing.recovery_s + timing.resume_s
+        longest_ns = round(timing.dial_s * NS_PER_S / 16)
         lasts_s = takeover_s * rng.choice((0.2, 0.8, 1.2, 1.2, 2.5, 2.5))
         return cls(
             trigger=order[-1],
-            phase=rng.choice((*DIVIDED_IN, LifePhase.GATHER, LifePhase.DONE)),
+            phase=rng.choice((*DIVIDED_IN, LifePhase.DONE, LifePhase.DONE)),
             occurrence=rng.choice((0, 0, 1, 2, 4)),
             cut=tuple(sorted(order[left:])),
             lagging=order[0] if rng.random() < 0.7 else None,
+            late_ns=min(rng.randint(1, 4) * ground.latency_ns, longest_ns),
+            leaves_after_ns=rng.randint(1, 8) * ground.latency_ns,
             duration_ns=round(lasts_s * NS_PER_S),
         )
 
     def plant(self, stage: Stage) -> None:
         """Wait for the phase."""
+        for route in self._routes_to_lagging(stage):
+            route.extra_ns += self.late_ns
         PhaseWatch(
             stage, self.trigger, self.phase, self.occurrence, lambda seat: self._strike(stage)
         )
@@ -84,11 +94,30 @@ class Divide(Fault):
             self._cut(stage, name)
             stage.network.stall(name, MASTER_NAME, self.duration_ns)
         if self.lagging is not None:
-            lagging = stage.name(self.lagging)
-            for other in stage.names():
-                if other.startswith("p") and other != lagging:
-                    stage.excuses.silenced(other, lagging, self.duration_ns)
-                    stage.network.stall(other, lagging, self.duration_ns, one_way=True)
+            for other in self._others(stage):
+                stage.excuses.silenced(other, stage.name(self.lagging), self.duration_ns)
+            for route in self._routes_to_lagging(stage):
+                route.gate.shut(self.duration_ns)
+                stage.at(stage.now_ns() + self.duration_ns, self._hasten, route)
+            stage.at(stage.now_ns() + self.leaves_after_ns, self._leave, stage, self.lagging)
+
+    def _hasten(self, route: Route) -> None:
+        route.extra_ns -= self.late_ns
+
+    def _leave(self, stage: Stage, index: int) -> None:
+        seat = stage.seats[index]
+        if seat.alive and not seat.is_over:
+            seat.process.host.run(seat.workload.interrupt)
+
+    def _others(self, stage: Stage) -> list[str]:
+        """The hosts of the members at the start, the lagging one aside."""
+        return [stage.name(i) for i in range(stage.scenario.peers) if i != self.lagging]
+
+    def _routes_to_lagging(self, stage: Stage) -> list[Route]:
+        if self.lagging is None:
+            return []
+        lagging = stage.name(self.lagging)
+        return [stage.network.route(other, lagging) for other in self._others(stage)]
 
     @abstractmethod
     def _cut(self, stage: Stage, name: str) -> None:
