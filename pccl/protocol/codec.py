@@ -7,7 +7,8 @@ before it is waited for, and an array before it is looked at. A message that is 
 type, or that the sender may not send now, is refused before the rest of it is read.
 
 Decoding accepts exactly what encoding produces: the right number of fields, the right types,
-integers in range, bounded text and lists, nothing behind the end.
+integers in range, bounded text and lists, nothing behind the end. In texts, what is not printable
+is replaced here, once for all fields, so that nobody writes lines into the logs of others.
 """
 
 from __future__ import annotations
@@ -193,6 +194,16 @@ class StreamDecoder:
 # -- dataclasses to plain lists and back -------------------------------------------------------
 
 
+def printable(text: str) -> str:
+    """A text of others as it may be logged or shown: in one line, in its order, without escapes.
+
+    Whatever is not printable (line breaks, control characters, changes of direction) is replaced.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def _is_list(value: object) -> TypeGuard[list[Any]]:
     return type(value) is list
 
@@ -344,13 +355,15 @@ def _bytes_decoder(limit: int) -> _Decoder:
 
 
 def _text_decoder(limit: int) -> _Decoder:
+    cut = _text_encoder(limit)
+
     def decode_text(value: Any) -> str:
         if type(value) is not str:
             raise _Invalid(f"{_named(value)} is not str")
         nbytes = len(value.encode())
         if nbytes > limit:
             raise _Invalid(f"str of {nbytes} bytes; at most {limit}")
-        return value
+        return value if value.isprintable() else cut(printable(value))
 
     return decode_text
 

@@ -25,7 +25,8 @@ from pccl.protocol.types import OperationId, PeerId, Roster, RoundKind
 
 def is_host(host: str) -> bool:
     """Whether it may be a host name, or be missing."""
-    return len(host.encode()) <= HOST_CHARACTERS_MAX and host.isprintable()
+    replaced = "\N{REPLACEMENT CHARACTER}" in host  # it was not printable when it came
+    return len(host.encode()) <= HOST_CHARACTERS_MAX and host.isprintable() and not replaced
 
 
 def registration_flaw(registration: msg.Register) -> str:

@@ -10,6 +10,7 @@ import tracemalloc
 import types
 import typing
 import zlib
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -82,7 +83,8 @@ def values_of(hint: Any) -> SearchStrategy[Any]:
     if hint is bytes:
         return st.binary(max_size=40)
     if hint is str:
-        return st.text(st.characters(codec="utf-8"), max_size=40)
+        printable = st.characters(codec="utf-8", exclude_categories=["C", "Z"])
+        return st.text(printable | st.just(" "), max_size=40)
     if issubclass(hint, enum.Enum):
         return st.sampled_from(hint)
     assert is_dataclass(hint)
@@ -289,7 +291,7 @@ def _fill_samples() -> None:
         ],
         msg.HoldingsQuery: [78, op, [3, 9]],
         msg.Repair: [79, op, [3]],
-        msg.Proposed: [84, 5, outcome, None, [7, lineage]],
+        msg.Proposed: [84, 5, outcome, answer, [7, lineage]],
     }
     for kind, body in bodies.items():
         SAMPLES[kind] = decode(*pack(*body))
@@ -417,11 +419,51 @@ def test_long_or_odd_text_is_cut_and_never_refused(text: str, length: int) -> No
     assert isinstance(message, msg.LinkReport)
     assert len(message.reason.encode()) <= TEXT_BYTES_MAX
     kept = reason.encode("utf-8", "replace").decode()
+    if not kept.isprintable():
+        assert message.reason.isprintable()
+        return
     assert kept.startswith(message.reason)
     assert (
         len(kept.encode()) - len(message.reason.encode()) < 4
         or len(message.reason.encode()) > TEXT_BYTES_MAX - 4
     )
+
+
+def texts_in(hint: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where texts are in the plain lists of a type: indexes of fields, 0 into tuples."""
+    if isinstance(hint, typing.NewType):
+        hint = hint.__supertype__
+    if typing.get_origin(hint) is typing.Annotated:
+        hint = typing.get_args(hint)[0]
+    if hint is str:
+        yield path
+    elif typing.get_origin(hint) is tuple:
+        yield from texts_in(typing.get_args(hint)[0], (*path, 0))
+    elif typing.get_origin(hint) is types.UnionType:
+        yield from texts_in(typing.get_args(hint)[0], path)
+    elif is_dataclass(hint):
+        hints = typing.get_type_hints(hint, include_extras=True)
+        for index, one in enumerate(fields(hint)):
+            yield from texts_in(hints[one.name], (*path, index))
+
+
+TEXTS = [(kind, path) for kind in MESSAGE_TYPES for path in texts_in(kind)]
+NASTY = "a\r\nb\x1b[2J\x9b\u202ec\u2028\u2066d\ud7ff\0e"
+
+
+@pytest.mark.parametrize(("kind", "path"), TEXTS, ids=lambda one: getattr(one, "__name__", None))
+def test_no_text_of_others_breaks_a_line(kind: type[Any], path: tuple[int, ...]) -> None:
+    code, body = taken(encode(SAMPLES[kind]))
+    parts: list[Any] = msgpack.unpackb(body)
+    inside: Any = parts
+    for index in path[:-1]:
+        inside = inside[index]
+    inside[path[-1]] = NASTY
+    again: list[Any] = msgpack.unpackb(taken(encode(decode(*pack(code, *parts))))[1])
+    found: Any = again
+    for index in path:
+        found = found[index]
+    assert found == "a??b?[2J??c??d??e".replace("?", "\N{REPLACEMENT CHARACTER}")
 
 
 def test_a_large_roster_fits() -> None:
