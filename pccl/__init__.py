@@ -70,6 +70,7 @@ __all__ = [
     "SharedStateSyncInfo",
     "SharedStateSyncStrategy",
     "TensorInfo",
+    "cuda",
 ]
 
 _NAMES_OF_HOMES = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import weakref
+import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
@@ -17,15 +18,23 @@ from pccl.errors import PCCLError, named
 from pccl.protocol.limits import Timing
 from pccl.protocol.messages import MasterAddress
 from pccl.runtime.clock import LoopClock
-from pccl.runtime.io_thread import IOThread
+from pccl.runtime.io_thread import INTERRUPT_POLL_S, IOThread
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import DirectoryStore
 
 _log = logging.getLogger("pccl.master")
 
+_serving: set[MasterNode] = set()
+"""Those that run: they serve on when their program drops them, and when its last line is done."""
+_some_ended = threading.Condition()
+
 
 class MasterNode:
     """Coordinates one run. It never sees tensor data.
+
+    After :meth:`run` it serves until :meth:`interrupt`, the end of its ``with`` block, or Ctrl-C,
+    whether or not anybody keeps the object: the end of the interpreter waits for it. If the program
+    ends with an exception, so does the master.
 
     Args:
         listen_address: ``"host:port"``; port 0 takes any free one (see ``address``).
@@ -68,7 +77,6 @@ class MasterNode:
         self._timing = check_timing(timing)
         self._token = resolve_token(token)
         self._server: MasterServer | None = None
-        self._finalizer: weakref.finalize[..., MasterNode] | None = None
         self._leave: Callable[[], None]
 
     @property
@@ -77,14 +85,14 @@ class MasterNode:
         return str(self._server.address if self._server is not None else self._listen)
 
     def run(self) -> None:
-        """Start to serve; returns at once.
+        """Start to serve; returns at once. The process does not end before the master does.
 
         Raises:
             LinkError: the address cannot be used (is another master running there?).
             LocalProtocolError: the state cannot be read or kept.
             PCCLError: it runs already.
         """
-        if self._finalizer is not None and self._finalizer.alive:
+        if self in _serving:
             raise PCCLError(4, "MasterNode.run", "this master runs already")
         user = object()
         leave: Callable[[], None] | None = None
@@ -104,9 +112,10 @@ class MasterNode:
             )
             leave = self._leave = partial(io.leave, user, partial(_stop, server))
             io.submit(lambda: server.start(self._listen)).wait()
-            self._finalizer = weakref.finalize(self, leave)
             self._server = server
+            _serving.add(self)
         except BaseException as error:
+            _serving.discard(self)
             if leave is not None:
                 leave()
             IOThread.give_up(user)
@@ -122,13 +131,17 @@ class MasterNode:
 
     def interrupt(self) -> None:
         """Stop to serve; idempotent. Peers that are still in the run lose their master."""
-        if self._finalizer is None:
+        if self not in _serving:
             return
         try:
-            self._finalizer()
-        except BaseException:  # Ctrl-C, and the finalizer does nothing if it is called again
+            self._leave()
+        except BaseException:  # Ctrl-C
             self._leave()
             raise
+        finally:
+            with _some_ended:
+                _serving.discard(self)
+                _some_ended.notify_all()
 
     def __enter__(self) -> MasterNode:
         self.run()
@@ -147,3 +160,29 @@ async def _stop(server: MasterServer) -> None:
     server.close()
     for _ in range(2):  # let the transport report the ends of what was closed
         await asyncio.sleep(0)
+
+
+def _serve_on() -> None:
+    """The program's last line is done: wait until all masters have ended."""
+    if hasattr(sys, "last_type"):  # it has failed, or Ctrl-C was meant for all of it
+        _end_all()
+    for node in _serving:
+        _log.warning("the master at %s serves on; Ctrl-C ends it", node.address)
+    try:
+        with _some_ended:
+            while _serving:
+                _some_ended.wait(INTERRUPT_POLL_S)
+    except KeyboardInterrupt:
+        _end_all()
+
+
+def _end_all() -> None:
+    for node in list(_serving):
+        node.interrupt()
+
+
+# Not ``atexit``: its functions run when no thread can be started any more, and a master that looks
+# up a name needs one. The standard library's thread pools end in the same way.
+threading._register_atexit(_serve_on)  # type: ignore[attr-defined]
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_serving.clear)  # a child has no threads: nothing serves

@@ -53,7 +53,7 @@ class PCCLError(Exception):
 
     Attributes:
         result: the status code, as scripts written for PCCL check it.
-        func: name of the call that failed.
+        func: name of the call that failed; scripts written for PCCL make it as ``func_name``.
         reason: what happened, to whom, and what to do.
         completed_tags: of a call that reduces several tensors, the tags whose tensors are reduced;
             those of the others are what they were.
@@ -63,8 +63,14 @@ class PCCLError(Exception):
     completed_tags: tuple[int, ...] = ()
 
     def __init__(
-        self, result: Result | int | None = None, func: str = "", reason: str = ""
+        self,
+        result: Result | int | None = None,
+        func: str = "",
+        reason: str = "",
+        *,
+        func_name: str = "",
     ) -> None:
+        func = func or func_name
         self.result = self.default_result if result is None else Result(result)
         self.func = func
         self.reason = reason

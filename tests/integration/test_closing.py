@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -245,14 +246,19 @@ def test_master_is_interrupted_twice_and_runs_again() -> None:
     master.interrupt()
 
 
-def test_master_is_collected_without_interrupt() -> None:
+def test_a_master_that_nobody_keeps_serves_on() -> None:
     master = pccl.MasterNode("127.0.0.1:0")
     master.run()
-    address = master.address
+    address, kept = master.address, weakref.ref(master)
     del master
     gc.collect()
-    with pccl.MasterNode(address):
-        pass
+    connected(address).close()
+    again = kept()
+    assert again is not None
+    again.interrupt()
+    del again
+    gc.collect()
+    assert kept() is None
 
 
 # -- the interpreter -----------------------------------------------------------------------------
@@ -263,6 +269,7 @@ import numpy as np
 import pccl, pccl.aio
 master = pccl.MasterNode("127.0.0.1:0")
 master.run()
+threading._register_atexit(master.interrupt)  # or the interpreter would wait for it
 """
 
 ENDINGS = {

@@ -313,6 +313,7 @@ PROGRAMS = {
         second.all_reduce(np.ones(5), tag=1)
         assert handle.wait()[0]
         reduce(first, second, 3)
+        master.interrupt()
     """,
     "a process that is spawned": """
         with pccl.MasterNode("127.0.0.1:0") as master:

@@ -24,7 +24,7 @@ NAMES = {
     "AsyncReduceHandle", "Attribute", "Communicator", "DataType", "DistributionHint", "MasterNode",
     "PCCLError", "QuantizationAlgorithm", "QuantizationOptions", "ReduceDescriptor", "ReduceInfo",
     "ReduceOp", "ReduceOpDescriptor", "ReduceOperandDescriptor", "SharedState",
-    "SharedStateSyncInfo", "SharedStateSyncStrategy", "TensorInfo",
+    "SharedStateSyncInfo", "SharedStateSyncStrategy", "TensorInfo", "cuda",
 }  # fmt: skip
 
 ENUMS: dict[str, dict[str, int]] = {
