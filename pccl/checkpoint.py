@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -50,8 +51,8 @@ def write(
 ) -> Checkpoint:
     """Write a state to ``path``: afterwards the whole new file is there, or what was there before.
 
-    Takes memory for one piece. A process that is killed meanwhile leaves a file whose name starts
-    with a dot and ends with ``.tmp``.
+    A file that is replaced keeps its mode. Takes memory for one piece. A process that is killed
+    meanwhile leaves a file whose name starts with a dot and ends with ``.tmp``.
 
     Args:
         path: what it replaces, if there is a file.
@@ -81,6 +82,8 @@ def write(
     temporary = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.tmp")
     try:
         with FileIO(temporary, "x") as file:
+            with suppress(FileNotFoundError):
+                os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
             _write_all(file, header_of(Checkpoint(revision, lineage, tuple(tensors))))
             for index in order:
                 digest = _write_tensor(file, memory.views[index])

@@ -21,10 +21,12 @@ the variable.
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from pccl.addresses import Advertised, parse_advertised, parse_masters
 from pccl.checks import LANES_MAX, MIN_PEERS_MAX, PEER_GROUP_MAX, check_range
+from pccl.guessing import GUESS_BITS_MIN, guess_bits
 from pccl.transports.base import Address
 
 MASTER = "PCCL_MASTER"
@@ -39,7 +41,7 @@ DRAIN = "PCCL_DRAIN"
 PROGRESS = "PCCL_PROGRESS"
 
 SECRET_BYTES_MIN = 16
-"""Whoever listens in can try secrets at leisure; one of 16 random characters can't be found."""
+"""Shorter ones are too easy to guess, whatever they are made of (:mod:`pccl.guessing`)."""
 
 SECRET_BYTES_MAX = 4096
 """No secret is longer: a longer file is the wrong file."""
@@ -132,7 +134,8 @@ def resolve_token(token: str | bytes | None) -> bytes | None:
 
     Raises:
         TypeError: neither str nor bytes.
-        ValueError: too short, too long, or a file that cannot be read.
+        ValueError: too short, too long, easy to guess, or a file that cannot be read, or that other
+            users of the machine can read.
     """
     if token is not None:
         return _secret("token", token)
@@ -151,13 +154,20 @@ def read_token_file(path: str | os.PathLike[str], name: str = "token file") -> b
         name: what a mistake is blamed on.
 
     Raises:
-        ValueError: it cannot be read, or holds no secret.
+        ValueError: it cannot be read, holds no good secret, or other users may read or change it.
     """
     try:
         with Path(path).open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
             content = file.read(SECRET_BYTES_MAX + 1)
     except OSError as error:
         raise ValueError(f"{name}: cannot read {os.fspath(path)!r}: {error.strerror}") from error
+    if os.name == "posix" and stat.S_ISREG(mode) and mode & 0o077:
+        raise ValueError(
+            f"{name}: other users may read or change {os.fspath(path)!r} (mode "
+            f"{stat.S_IMODE(mode):o}); chmod 600 {os.fspath(path)}, and if they may have read it, "
+            "make another secret"
+        )
     return _secret(f"{name} {os.fspath(path)!r}", content)
 
 
@@ -172,6 +182,11 @@ def _secret(name: str, token: str | bytes) -> bytes:
         )
     if len(secret) > SECRET_BYTES_MAX:
         raise ValueError(f"{name}: longer than {SECRET_BYTES_MAX} bytes; is it the right one?")
+    if guess_bits(secret) < GUESS_BITS_MIN:
+        raise ValueError(
+            f"{name}: this secret is too easy to guess from what anybody on the way can hear; "
+            "`pccl master --token auto` makes a good one, and six random words are one, too"
+        )
     return secret
 
 

@@ -22,12 +22,13 @@ import pccl
 from pccl.cli.bench.agreement import gather, share
 from pccl.cli.bench.command import bench
 from tests.support.patience import LONG_LIMIT_S
+from tests.support.secret_files import keep
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "pccl.cli.main", "bench")
 """Far more than it takes; a machine that is busy with other things must not fail the test."""
 
-SECRET = "0123456789abcdef"
+SECRET = "b7Qz-Tr4k_Wm9x-Jp2v"
 SMALL = ("--size", "4KiB,64KiB", "--rounds", "2", "--warmup", "0")
 ENDLESS = ("--size", "1MiB", "--rounds", "1000")
 NOWHERE = "127.0.0.1:1"
@@ -36,7 +37,7 @@ NOWHERE = "127.0.0.1:1"
 @pytest.fixture
 def master(tmp_path: Path) -> Iterator[str]:
     """A master that wants the token in the file ``token``."""
-    (tmp_path / "token").write_text(SECRET)
+    keep(tmp_path / "token", SECRET)
     with pccl.MasterNode("127.0.0.1:0", token=SECRET) as node:
         yield node.address
 
@@ -134,7 +135,7 @@ def test_peers_tell_each_other_what_they_know(master: str) -> None:
 @pytest.mark.parametrize("for_whom", ["master", "peers"])
 def test_ctrl_c_while_waiting(tmp_path: Path, master: str, for_whom: str) -> None:
     where = NOWHERE if for_whom == "master" else master
-    (tmp_path / "token").write_text(SECRET)
+    keep(tmp_path / "token", SECRET)
     with host(tmp_path, where) as alone:
         line_with(alone, "waiting ")
         alone.send_signal(signal.SIGINT)
@@ -153,7 +154,7 @@ def test_too_few_peers(tmp_path: Path, master: str) -> None:
 
 
 def test_no_master(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text(SECRET)
+    keep(tmp_path / "token", SECRET)
     with host(tmp_path, NOWHERE, "--timeout", "0.1") as alone:
         out, said = alone.communicate(timeout=LONG_LIMIT_S)
     assert (alone.returncode, out) == (1, "")
@@ -162,7 +163,7 @@ def test_no_master(tmp_path: Path) -> None:
 
 
 def test_a_wrong_token(tmp_path: Path, master: str) -> None:
-    (tmp_path / "token").write_text("another secret that it is not")
+    keep(tmp_path / "token", "another secret that it is not")
     with host(tmp_path, master) as alone:
         out, said = alone.communicate(timeout=LONG_LIMIT_S)
     assert (alone.returncode, out) == (1, "")
@@ -229,7 +230,7 @@ def test_options_are_checked_first(options: list[str], words: str) -> None:
 
 
 def test_a_token_that_is_none_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("short")
+    keep(tmp_path / "token", "short")
     options = ["--master", NOWHERE, "--token", str(tmp_path / "token")]
     found = CliRunner().invoke(bench, options)
     assert found.exit_code == 2

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.patience import LIMIT_S
+from tests.support.secret_files import keep
 
 ROOT = Path(__file__).resolve().parents[2]
-SECRET = "0123456789abcdef"
+SECRET = "b7Qz-Tr4k_Wm9x-Jp2v"
 
 SHOW = """
 import json, os, sys
@@ -65,7 +66,7 @@ only_v4 = pytest.mark.parametrize("port", ["127.0.0.1"], indirect=True)
 def test_waits_for_a_late_master(port: tuple[socket.socket, str], tmp_path: Path) -> None:
     listener, address = port
     token = tmp_path / "token"
-    token.write_text(SECRET)
+    keep(token, SECRET)
     relative = os.path.relpath(token, ROOT)
     options = ("--group", "3", "--advertise", "198.51.100.7:5000-5009", "--token", relative)
     join = start(

@@ -15,6 +15,7 @@ import pytest
 import pccl
 from pccl.errors import NotAdmitted
 from tests.support.patience import LIMIT_S
+from tests.support.secret_files import keep
 
 ROOT = Path(__file__).resolve().parents[2]
 PCCL = (sys.executable, "-m", "pccl.cli.main")
@@ -173,7 +174,7 @@ def test_a_token_that_the_master_makes() -> None:
 @pytest.mark.parametrize("way", ["option", "PCCL_TOKEN", "PCCL_TOKEN_FILE"])
 def test_a_token_that_there_is(way: str, tmp_path: Path) -> None:
     file = tmp_path / "token"
-    file.write_text(f"  {TOKEN}\n")
+    keep(file, f"  {TOKEN}\n")
     options: tuple[str, ...] = ()
     environment = {"PCCL_TOKEN": TOKEN}
     if way == "option":
@@ -205,7 +206,7 @@ def test_what_is_no_secret_is_refused(
 ) -> None:
     file = tmp_path / "token"
     if content is not None:
-        file.write_text(content)
+        keep(file, content)
     if way == "option":
         run = run_pccl("master", "--listen", "127.0.0.1:0", "--token", str(file))
     else:

@@ -28,11 +28,12 @@ from pccl.protocol.codec import encode
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.messages import StatusRequest
 from tests.support.patience import LIMIT_S
+from tests.support.secret_files import keep
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
 
-TOKEN = "0123456789abcdef"
+TOKEN = "b7Qz-Tr4k_Wm9x-Jp2v"
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -246,7 +247,7 @@ def test_mistakes_are_one_line(arguments: list[str], status: int, says: str) -> 
 
 def test_a_wrong_token_is_one_line_too(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
-    secret.write_text(TOKEN)
+    keep(secret, TOKEN)
     with pccl.MasterNode("127.0.0.1:0", token=TOKEN) as master:
         good = pccl_status(master.address, "--token", str(secret))
         assert (good.returncode, good.stderr) == (0, "")

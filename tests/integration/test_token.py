@@ -29,6 +29,7 @@ from pccl.protocol.handshake import (
 from pccl.protocol.messages import Message, Register, Registered, Resume
 from pccl.protocol.types import PeerId
 from tests.support.patience import LIMIT_S, patient
+from tests.support.secret_files import keep
 
 TOKEN = "the token of these tests"
 OTHER = "the token of somebody else"
@@ -146,7 +147,7 @@ def test_two_peers_that_have_it_reduce() -> None:
 def test_from_the_environment_and_from_a_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    keep(tmp_path / "token", f"{TOKEN}\n")
     monkeypatch.setenv("PCCL_TOKEN", TOKEN)
     with master_of(None) as node:
         monkeypatch.delenv("PCCL_TOKEN")

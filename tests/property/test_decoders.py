@@ -63,6 +63,7 @@ from pccl.stress.chaos import events
 from pccl.stress.emulator.spec import LinkSpec
 from pccl.stress.timeline import Fault, FaultKind, Timeline, TimelineError
 from tests.property import test_codec, test_hostile_frames
+from tests.support.secret_files import keep
 
 T = TypeVar("T")
 
@@ -274,7 +275,7 @@ def in_file(name: str, read: Callable[[Path], T]) -> Callable[[bytes], T]:
     """Reads bytes from a file that holds them."""
 
     def take(data: bytes) -> T:
-        (FILES / name).write_bytes(data)
+        keep(FILES / name, data)
         return read(FILES / name)
 
     return take
@@ -478,7 +479,7 @@ DECODERS: dict[str, Decoder] = {
         bend=bend_json,
     ),
     "pccl/config.py read_token_file": Decoder(
-        in_file("token", read_token_file), ValueError, (b"0123456789abcdef0123456789abcdef\n",)
+        in_file("token", read_token_file), ValueError, (b"b7Qz-Tr4k_Wm9x-Jp2v_0f-Ny1c\n",)
     ),
     "pccl/addresses.py parse_address": Decoder(
         text_of(parse_address), ValueError, (b"127.0.0.1:48148", b"[::1]:9", b"localhost:1")

@@ -80,6 +80,17 @@ def test_a_state_comes_back_as_it_was(saved: Path) -> None:
     assert state.memory.stale == {0, 1, 2, 3, 4}
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o664])
+def test_a_file_that_is_replaced_keeps_its_mode(saved: Path, mode: int) -> None:
+    saved.chmod(mode)
+    SharedState.load(saved).save(saved)
+    assert saved.stat().st_mode & 0o777 == mode
+    link = saved.with_name("link")
+    link.symlink_to(saved)
+    SharedState.load(saved).save(link)
+    assert saved.stat().st_mode & 0o777 == mode
+
+
 def test_a_state_that_was_never_synchronized_has_no_lineage(tmp_path: Path) -> None:
     path = tmp_path / "new"
     state_of({"a": np.ones(1)}, revision=2**64 - 1).save(str(path))

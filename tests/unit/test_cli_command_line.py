@@ -9,6 +9,7 @@ import pytest
 
 from pccl.cli import main
 from pccl.cli.command_line import Seconds
+from tests.support.secret_files import keep
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = "for example: pccl launch -n 4 -- python train.py"
@@ -75,7 +76,7 @@ def test_a_switch_that_is_wrong_is_refused_before_anything_starts(
 
 def test_a_token_file_without_a_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "token"
-    file.write_text("short\n")
+    keep(file, "short\n")
     line = complaint(["join", "host:1", "--token", str(file), "--", "true"], capsys)
     assert "--token" in line
     assert "too short" in line

@@ -20,8 +20,9 @@ from pccl.config import (
     resolve_token,
 )
 from pccl.transports.base import Address
+from tests.support.secret_files import keep
 
-SECRET = "correct horse battery"
+SECRET = "correct horse battery staple cloud"
 PLAIN = ("MASTER", "GROUP", "LANES", "MIN_PEERS", "ADVERTISE", "LISTEN")
 VARIABLES = (*PLAIN, "TOKEN", "TOKEN_FILE")
 
@@ -256,16 +257,16 @@ def test_mistakes_name_the_variable(
 
 def test_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert resolve_token(f" {SECRET}\n") == SECRET.encode()
-    assert resolve_token(b"\x00" * 16) == b"\x00" * 16
+    assert resolve_token(bytes(range(240, 256))) == bytes(range(240, 256))
     path = tmp_path / "token"
-    path.write_text("fifteen letters\n")
+    keep(path, "fifteen letters\n")
     monkeypatch.setenv("PCCL_TOKEN_FILE", str(path))
     with pytest.raises(ValueError, match=r"PCCL_TOKEN_FILE .*token': .* 15 characters"):
         resolve_token(None)
     path.write_text("x" * 4097)
     with pytest.raises(ValueError, match="longer than 4096 bytes"):
         resolve_token(None)
-    path.write_text(f"{SECRET} in a file\n")
+    keep(path, f"{SECRET} in a file\n")
     assert resolve_token(None) == f"{SECRET} in a file".encode()
     monkeypatch.setenv("PCCL_TOKEN", SECRET)
     assert resolve_token(None) == SECRET.encode()
