@@ -196,22 +196,41 @@ def test_handles(
     assert (array == 2.0).all()
 
 
-def test_nothing_is_written_after_it(new_run: Callable[..., Run]) -> None:
-    """At whatever moment it comes, the array is either reduced or untouched, and stays so."""
+def test_nothing_is_written_after_it(
+    new_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At whatever moment it comes, the array is either reduced or untouched, and stays so.
+
+    Not before the call has begun: then the other member waits for one that was never made.
+    """
     run = new_run(2)
     first, second = run.members
     size = 2_000_000
     main = threading.get_ident()
+    begun = threading.Event()
+    reduce = PeerEngine.reduce
+
+    async def telling(engine: PeerEngine, *args: Any, **options: Any) -> Any:
+        if engine is engine_of(first):
+            begun.set()
+        return await reduce(engine, *args, **options)
+
+    def interrupt_later(delay_s: float) -> None:
+        assert begun.wait(LIMIT_S)
+        time.sleep(delay_s)
+        interrupt(main)
+
+    monkeypatch.setattr(PeerEngine, "reduce", telling)
     for delay_s in (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016):
         array = np.ones(size, np.float32)
         theirs = run.start(second.all_reduce, np.ones(size, np.float32))
         run.until(lambda: run.requests == 1)
-        timer = threading.Timer(delay_s, interrupt, [main])
+        begun.clear()
+        sending = run.start(interrupt_later, delay_s)
         interrupted = False
         try:
-            timer.start()
             first.all_reduce(array)
-            timer.join()
+            sending.result(LIMIT_S)
             time.sleep(LIMIT_S)  # if it comes after the call, it comes here
         except KeyboardInterrupt:
             interrupted = True
