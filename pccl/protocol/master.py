@@ -16,7 +16,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from pccl.protocol import messages as msg
 from pccl.protocol.collective_ballot import CollectiveBallot
@@ -44,7 +44,7 @@ from pccl.protocol.operation import (
 )
 from pccl.protocol.recovery import Recovered
 from pccl.protocol.repair import Tell
-from pccl.protocol.ring_order import Pair, arrange, broken_neighbours
+from pccl.protocol.ring_order import apart, arrange, broken_neighbours, lacking
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected, Offer
 from pccl.protocol.status import RunState, report
 from pccl.protocol.status_report import StatusReport
@@ -523,17 +523,17 @@ class MasterMachine(RoundMaster):
             pairs = ballot.separated(broken) if broken else []
             if pairs and ballot.is_forced and not ballot.follows_ring:
                 # Another view would not help: nobody chooses what the caller has named.
-                reason = f"{_apart(pairs[0], broken)}; leave algorithm out, or name the ring"
+                reason = f"{apart(pairs[0], broken)}; leave algorithm out, or name the ring"
                 self._decide(ballot, ballot.cannot_talk(reason))
         started = [ballot for ballot in started if ballot.operation in self._ballots]
         pairs = [pair for ballot in started for pair in ballot.separated(broken)] if broken else []
         if not pairs:
             return
-        why = _apart(pairs[0], broken)
+        why = apart(pairs[0], broken)
         order, left_out = arrange(self.membership.order(group), broken)
         if left_out:
             peers = [self.membership.peers[peer] for peer in left_out]
-            reason = f"{why}, and no order of the ring avoids that"
+            reason = f"{lacking(left_out, broken)}, and no order of the ring avoids that"
             self._remove_all(peers, RemovalCause.LINK_BROKEN, reason)
         closed: list[int] = []
         across = any(
@@ -593,8 +593,3 @@ class MasterMachine(RoundMaster):
         for kind, requested in self._rounds.items():
             if requested and all(peer in requested for peer in members):
                 raise InvariantViolation(f"round {kind.name} should be closed", self.history)
-
-
-def _apart(pair: Pair, broken: Mapping[Pair, str]) -> str:
-    one, other = sorted(pair)
-    return f"peers {one} and {other} cannot talk to each other ({broken[pair]})"

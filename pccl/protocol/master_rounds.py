@@ -120,7 +120,7 @@ class RoundMaster(Restartable):
             self._tell_rosters(self.membership.members())
 
     def _admit_into_empty_run(self) -> None:
-        if self.membership.members():
+        if self.membership.members() or not self._has_consent:
             return
         # Nobody is left who could call: the rounds that were open have no scope any more.
         for kind in RoundKind:

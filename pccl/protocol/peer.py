@@ -31,7 +31,6 @@ from pccl.protocol.operation import Phase
 from pccl.protocol.peer_membership import Standing
 from pccl.protocol.peer_operations import MISSED_CAUSES, OpenOperation, OpenOperations
 from pccl.protocol.peer_refusals import JointCall, OneTimeError
-from pccl.protocol.repair import Gap, find_gaps
 from pccl.protocol.round_caller import RoundCaller
 from pccl.protocol.shared_state import Elected, Lineage, expected_after
 from pccl.protocol.types import (
@@ -40,7 +39,6 @@ from pccl.protocol.types import (
     Collective,
     Descriptor,
     OperationId,
-    PeerId,
     Roster,
     RoundKind,
 )
@@ -68,8 +66,6 @@ class PeerMachine(RoundCaller):
         super().__init__(timing, now_ns, former_loss)
         self._eager = eager or EagerBudget()
         self._operations = OpenOperations(self.history)
-        self._deferred: list[JointCall] = []
-        """Calls that wait for the outcome of an operation that the caller had left."""
 
     def phase_of(self, operation: OperationId) -> Phase | None:
         """Where an operation is in its life; None once it has ended or if it never was."""
@@ -164,24 +160,6 @@ class PeerMachine(RoundCaller):
     def _is_busy(self) -> bool:
         return self._membership.has_unclaimed or self._operations.have_callers
 
-    def _has_caught_up(self, event: JointCall) -> bool:
-        """See what the others see, or defer the call until that can be.
-
-        The caller may have left a round that the others have had, or will have, with him; their
-        collectives would wait for each other in different views.
-        """
-        left = self._rounds.get(RoundKind.OPTIMIZE_TOPOLOGY)
-        if left is not None and left.call is None and left.answer is not None:
-            self._membership.follow(left.answer.roster_version)  # the next call gets the answer
-        left = self._rounds.get(RoundKind.UPDATE_TOPOLOGY)
-        if left is None or left.call is not None:
-            return True
-        if left.answer is None:
-            self._deferred.append(event)
-            return False
-        self._take_answer(left, left.answer)
-        return True
-
     def _on_reduce_call(self, event: ev.ReduceCall) -> None:
         if not self._may_call(event):
             return
@@ -206,7 +184,7 @@ class PeerMachine(RoundCaller):
             self._membership.show(event.call, missed.roster_version, detached=event.detached)
             self._raise(event.call, words.aborted(missed, attempt=0))
         else:
-            self._request(event, self.seen)
+            self._open(self._opened(event, self.seen))
 
     def _on_sync_call(self, event: ev.SyncCall) -> None:
         """Whoever is left, or alone, does it all the same; members that are lost don't matter."""
@@ -243,12 +221,12 @@ class PeerMachine(RoundCaller):
             operation = self._next_operation(roster, event.tag)
             self._effects.append(ev.Return(event.call, ev.ReduceResult(operation, (self.peer,))))
 
-    def _request(self, event: ev.ReduceCall, roster: Roster) -> None:
+    def _opened(self, event: ev.ReduceCall, roster: Roster) -> OpenOperation:
         operation = self._next_operation(roster, event.tag)
         what, call = event.descriptor.settled(roster.algorithms), event.call
         opened = OpenOperation(operation, what, roster.ring, call, event.detached)
         opened.resumes, opened.weight = event.resumes, event.weight
-        self._open(opened)
+        return opened
 
     def _next_operation(self, roster: Roster, tag: int) -> OperationId:
         n = self._operations.next_n(roster.view, tag)
@@ -284,11 +262,9 @@ class PeerMachine(RoundCaller):
         if operation is not None:
             self._leave_operation(event, operation)
             return
-        for deferred in self._deferred:
-            if deferred.call == event.call:
-                self._deferred.remove(deferred)
-                self._raise(event.call, words.left(event.reason))
-                return
+        if self._deferred.leave(event.call, event.reason):
+            self._raise(event.call, words.left(event.reason))
+            return
         for current in self._rounds:
             if current.call == event.call:
                 current.call = None
@@ -323,7 +299,7 @@ class PeerMachine(RoundCaller):
         for operation in (o for o in in_doubt if o.withdrawn is None):  # others are answered anyway
             self._send(msg.OutcomeQuery(operation.id))
         if in_doubt:
-            self._deferred.append(event)
+            self._deferred.add(event)
         return not in_doubt
 
     def _refusal(self, event: JointCall) -> errors.PCCLError | None:
@@ -339,15 +315,40 @@ class PeerMachine(RoundCaller):
         return words.not_a_member(None)
 
     def _retry_deferred(self) -> None:
-        deferred, self._deferred = self._deferred, []
-        for event in deferred:
+        for event in self._deferred.take():
             match event:
                 case ev.RoundCall():
                     self._on_round_call(event)
                 case ev.ReduceCall():
-                    self._on_reduce_call(event)
+                    why_left = self._deferred.why_left(event)
+                    if why_left is None:
+                        self._on_reduce_call(event)
+                    else:
+                        self._withdraw_unasked(event, why_left)
                 case ev.SyncCall():
                     self._on_sync_call(event)
+
+    def _withdraw_unasked(self, event: ev.ReduceCall, reason: str) -> None:
+        """Whoever has asked for an operation that was left here must not wait for it for ever.
+
+        It can't be committed without this peer, so nothing has to wait for its outcome.
+        """
+        if self._operations.in_doubt():
+            self._deferred.add(event)
+            return
+        if not self._has_caught_up(event):
+            return
+        roster, newest = self.seen, self.newest
+        assert roster is not None
+        assert newest is not None
+        is_open = roster.view in newest.open_views and len(roster.members) > 1
+        if not is_open or self._operations.is_tag_in_use(event.tag):
+            return
+        if self._operations.take_missed(roster.view, event.tag) is None:
+            unasked = self._opened(event, roster)
+            self._operations.open(unasked)
+            self._operations.leave(unasked, reason, in_doubt=False)
+            self._send(msg.Withdraw(unasked.id, reason))
 
     # -- what the master says -------------------------------------------------------------------
 
@@ -502,24 +503,17 @@ class PeerMachine(RoundCaller):
 
     def _on_holdings_query(self, message: msg.HoldingsQuery) -> None:
         operation, lost = message.operation, len(message.lost)
-        for gap in self._gaps(operation, message.lost):
+        for gap in self._operations.gaps(operation, message.lost):
             if gap.downstream == self.peer:
                 self._effects.append(ev.CloseGap(operation, lost, gap.upstream, gap.size))
                 return
         self._send(msg.Holdings(operation, lost, complete=False))
 
     def _on_repair(self, message: msg.Repair) -> None:
-        for gap in self._gaps(message.operation, message.lost):
+        for gap in self._operations.gaps(message.operation, message.lost):
             if gap.upstream == self.peer:
                 effect = ev.SendAcross(message.operation, gap.downstream, gap.size)
                 self._effects.append(effect)
-
-    def _gaps(self, operation_id: OperationId, lost: tuple[PeerId, ...]) -> list[Gap]:
-        """The gaps in the ring of an operation that moves data here."""
-        operation = self._operations.get(operation_id)
-        if operation is None or not operation.moves_data or not operation.descriptor.is_repairable:
-            return []
-        return find_gaps(operation.ring, lost)
 
     def _on_ended(self, message: msg.OperationEnded) -> None:
         ended = message.operation

@@ -18,6 +18,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.history import History, InvariantViolation
 from pccl.protocol.limits import MISSED_KEPT_MAX
 from pccl.protocol.operation import TRANSITIONS, Phase
+from pccl.protocol.repair import Gap, find_gaps
 from pccl.protocol.shared_state import Elected, Offer, SyncPurpose
 from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId
 
@@ -177,6 +178,13 @@ class OpenOperations:
         """Take the oldest outcome that is kept for the callers of ``tag``."""
         kept = self._missed.get((view, tag))
         return kept.pop(0) if kept else None
+
+    def gaps(self, operation: OperationId, lost: tuple[PeerId, ...]) -> list[Gap]:
+        """The gaps in the ring of an operation that moves data here."""
+        known = self._open.get(operation)
+        if known is None or not known.moves_data or not known.descriptor.is_repairable:
+            return []
+        return find_gaps(known.ring, lost)
 
     def note_wait(self, message: msg.OperationWaits) -> str:
         """Remember whom an operation waits for; return what to report, if there is a caller."""

@@ -79,12 +79,17 @@ class Ratifying(Registrar):
             super()._send(peer, proposed)
             peer.sent_place = proposed.place
 
+    @property
+    def _has_consent(self) -> bool:
+        """Whether the run may move as its membership is."""
+        return self._sole or self._majority.consents(self.membership)
+
     def _ratified(self) -> int:
         return self.membership.version if self._sole else self._majority.ratified
 
     def _take(self, event: MasterEvent) -> None:
         super()._take(event)
-        if not self._sole and not self.recovering and self._majority.consents(self.membership):
+        if not self._sole and not self.recovering and self._has_consent:
             for peer, message in self._majority.settle(self.membership):
                 known = self.membership.peers.get(peer)
                 if known is not None:
@@ -102,7 +107,7 @@ class Ratifying(Registrar):
         if has_members and self._is_forgotten:
             self._is_forgotten = False
             self._effects.append(Remember(self.run, self.term, self.incumbent))
-        elif not has_members and (self._sole or self._majority.consents(self.membership)):
+        elif not has_members and self._has_consent:
             self._is_forgotten = True
             self._effects.append(Forget())
         self._has_members = has_members
@@ -110,8 +115,7 @@ class Ratifying(Registrar):
     def _send(self, peer: RegisteredPeer, message: msg.MasterMessage) -> None:
         if isinstance(message, msg.Admitted):  # before any roster, so that it knows both
             self._send_proposals(peer)
-        held = not self._sole and isinstance(message, HELD_BACK)
-        if held and not self._majority.consents(self.membership):
+        if isinstance(message, HELD_BACK) and not self._has_consent:
             self._majority.hold(peer.id, message)
         else:
             super()._send(peer, message)

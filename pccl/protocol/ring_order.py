@@ -8,7 +8,7 @@ is bounded, and begins with what is there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, islice
 
 from pccl.protocol.types import PeerId
@@ -20,6 +20,21 @@ _STEPS_MAX = 20_000
 
 _SETS_MAX = 500
 """Sets of members that are tried to be left out, the smallest first."""
+
+_NAMED_MAX = 3
+"""Links in one reason."""
+
+
+def apart(pair: Pair, broken: Mapping[Pair, str]) -> str:
+    """That two cannot talk, and why, for people."""
+    one, other = sorted(pair)
+    return f"peers {one} and {other} cannot talk to each other ({broken[pair]})"
+
+
+def lacking(left_out: Iterable[PeerId], broken: Mapping[Pair, str]) -> str:
+    """Of each who is left out a link that it lacks, for people; of many only of the first few."""
+    theirs = (min((p for p in broken if peer in p), key=sorted) for peer in left_out)
+    return "; ".join(apart(pair, broken) for pair in list(dict.fromkeys(theirs))[:_NAMED_MAX])
 
 
 def arrange(ring: Sequence[PeerId], broken: Collection[Pair]) -> tuple[list[PeerId], list[PeerId]]:

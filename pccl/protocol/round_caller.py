@@ -14,8 +14,10 @@ from pccl.protocol import peer_errors as words
 from pccl.protocol import peer_events as ev
 from pccl.protocol.limits import Timing
 from pccl.protocol.participant import Participant
+from pccl.protocol.peer_deferred import DeferredCalls
 from pccl.protocol.peer_finals import SeenFinals
 from pccl.protocol.peer_membership import Standing
+from pccl.protocol.peer_refusals import JointCall
 from pccl.protocol.peer_rounds import OpenRound, OpenRounds
 from pccl.protocol.types import OperationId, RoundId, RoundKind
 
@@ -37,6 +39,7 @@ class RoundCaller(Participant):
         self._admission_unused = False
         """Whether the round that admitted this peer satisfies the next ``update_topology``."""
         self._finals = SeenFinals()
+        self._deferred = DeferredCalls()
 
     @property
     def in_round(self) -> bool:
@@ -55,14 +58,28 @@ class RoundCaller(Participant):
         """Whether the call can be made now; otherwise it was answered, or is kept for later."""
 
     @abstractmethod
-    def _has_caught_up(self, event: ev.RoundCall) -> bool:
-        """Whether the caller sees what the others see; otherwise the call is kept for later."""
-
-    @abstractmethod
     def _retry_deferred(self) -> None:
         """Make the calls that were kept for later."""
 
     # -- rounds ------------------------------------------------------------------------------------
+
+    def _has_caught_up(self, event: JointCall) -> bool:
+        """See what the others see, or defer the call until that can be.
+
+        The caller may have left a round that the others have had, or will have, with him; their
+        collectives would wait for each other in different views.
+        """
+        left = self._rounds.get(RoundKind.OPTIMIZE_TOPOLOGY)
+        if left is not None and left.call is None and left.answer is not None:
+            self._membership.follow(left.answer.roster_version)  # the next call gets the answer
+        left = self._rounds.get(RoundKind.UPDATE_TOPOLOGY)
+        if left is None or left.call is not None:
+            return True
+        if left.answer is None:
+            self._deferred.add(event)
+            return False
+        self._take_answer(left, left.answer)
+        return True
 
     def _on_round_call(self, event: ev.RoundCall) -> None:
         if not self._may_call(event):

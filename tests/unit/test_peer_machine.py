@@ -1119,6 +1119,47 @@ def test_leave_after_done_then_committed() -> None:
         assert isinstance(only_error(effects), errors.ResyncRequired)
 
 
+def test_a_handle_that_is_left_before_it_could_be_asked_for_is_withdrawn_for_all() -> None:
+    """Others have asked for it, and wait; its caller believes that it has failed."""
+    peer = running(done=True)
+    peer.do(LeaveCall(9, "Ctrl-C"))
+    peer.do(ReduceCall(10, 6, SUM, True))
+    gave_up = only_error(peer.do(LeaveCall(10, "no more time")))
+    assert isinstance(gave_up, errors.DeadlineExceeded)
+    assert peer.do(ReduceCall(11, 6, SUM)) == [Send(msg.OutcomeQuery(operation()))]
+    unasked, again = operation(0, tag=6), operation(1, tag=6)
+    assert peer.hear(ended(operation(), AbortCause.WITHDRAWN, "peer 1 withdrew: x")) == [
+        End(operation(), False),
+        Send(msg.Withdraw(unasked, "no more time")),
+        Post(11, again, SUM, (PeerId(1), ME)),
+        Send(msg.OperationRequest(again, SUM)),
+    ]
+    assert peer.hear(ended(unasked, AbortCause.WITHDRAWN, "peer 2 withdrew: no more time")) == []
+    assert peer.machine.phase_of(again) is Phase.REQUESTED
+
+
+def test_what_the_others_have_given_up_is_not_asked_for_to_withdraw_it() -> None:
+    peer = running(done=True)
+    peer.do(LeaveCall(9, "Ctrl-C"))
+    peer.do(ReduceCall(10, 6, SUM, True))
+    peer.do(LeaveCall(10, "no more time"))
+    missed = ended(operation(0, tag=6), AbortCause.WITHDRAWN, "peer 1 withdrew: y")
+    assert peer.hear(missed) == [ForgetEarly()]
+    assert peer.hear(ended(operation(), AbortCause.WITHDRAWN, "peer 1 withdrew: x")) == [
+        End(operation(), False)
+    ]
+
+
+def test_a_place_that_is_lost_is_not_told_to_a_deferred_call_that_was_left() -> None:
+    peer = running(done=True)
+    peer.do(LeaveCall(9, "Ctrl-C"))
+    peer.do(ReduceCall(10, 6, SUM))
+    peer.do(LeaveCall(10, "no more time"))
+    effects = peer.hear(msg.Refused(RemovalCause.SILENT, "silent"))
+    assert [effect for effect in effects if isinstance(effect, Raise)] == []
+    assert isinstance(only_error(peer.do(RoundCall(11, UPDATE))), errors.Evicted)
+
+
 def test_leave_after_done_then_aborted() -> None:
     peer = running(done=True)
     peer.do(LeaveCall(9, "Ctrl-C"))

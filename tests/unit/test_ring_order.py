@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pccl.protocol.ring_order import Pair, arrange, broken_neighbours
+from pccl.protocol.ring_order import Pair, arrange, broken_neighbours, lacking
 from pccl.protocol.types import PeerId
 
 
@@ -96,3 +96,15 @@ def test_a_network_in_two_halves_keeps_one_of_them_without_a_long_search() -> No
     order, left_out = arrange(ring, broken)
     assert (len(order), len(left_out)) == (20, 20)
     assert works(tuple(order), broken)
+
+
+def test_whoever_is_left_out_reads_which_link_it_lacks() -> None:
+    """Not another one's: it could do nothing about that."""
+    links = pairs((1, 3), (3, 4), (4, 6), (5, 6))
+    broken = {pair: f"reset {min(pair)}" for pair in links}
+    assert lacking([PeerId(4)], broken) == "peers 3 and 4 cannot talk to each other (reset 3)"
+    assert lacking([PeerId(3), PeerId(6)], broken) == (
+        "peers 1 and 3 cannot talk to each other (reset 1); "
+        "peers 4 and 6 cannot talk to each other (reset 4)"
+    )
+    assert lacking([PeerId(p) for p in (1, 3, 4, 5, 6)], broken).count("cannot talk") == 3

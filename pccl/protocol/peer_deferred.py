@@ -1,0 +1,54 @@
+"""The calls of one peer that wait for the outcome of something that its caller has left.
+
+State only: :class:`~pccl.protocol.peer.PeerMachine` decides what has to wait, and for how long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pccl.protocol.peer_events import ReduceCall
+from pccl.protocol.peer_refusals import JointCall
+
+
+class DeferredCalls:
+    """In the order in which they were made."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, JointCall] = {}
+        self._left: dict[int, str] = {}
+        """Collectives that the caller has left as well -> why; others may wait for them."""
+
+    def __iter__(self) -> Iterator[JointCall]:
+        """Those that have a caller."""
+        return (event for call, event in self._calls.items() if call not in self._left)
+
+    def add(self, event: JointCall) -> None:
+        """It has to wait, perhaps once more."""
+        self._calls[event.call] = event
+
+    def leave(self, call: int, reason: str) -> bool:
+        """A caller leaves; return whether it is one of these."""
+        known = self._calls.get(call)
+        if isinstance(known, ReduceCall):
+            self._left[call] = reason
+        elif known is not None:
+            del self._calls[call]
+        return known is not None
+
+    def why_left(self, event: ReduceCall) -> str | None:
+        """Why the caller of one of these has left; None if it waits."""
+        return self._left.get(event.call)
+
+    def take(self) -> Iterator[JointCall]:
+        """Take all out, to try them again; who left one is known until the next is tried."""
+        taken, self._calls = self._calls, {}
+        for call, event in taken.items():
+            yield event
+            if call not in self._calls:
+                self._left.pop(call, None)
+
+    def clear(self) -> None:
+        """This peer is no longer a part of the run."""
+        self._calls.clear()
+        self._left.clear()
