@@ -6,6 +6,7 @@
 * Inputs are intact after every failure, and separate inputs always.
 * Nothing is written into a buffer after its call has returned.
 * Living members have a link to each other when they leave a run whose faults are over.
+* Whoever was inside hears that the place in the run is lost, from every call and handle.
 * Nobody is removed without a cause: nobody who is alive, unless something was done to him.
 """
 
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pccl.protocol.errors import MasterLost, PCCLError
+from pccl.protocol.errors import Evicted, MasterLost, NotConnected, PCCLError
 from pccl.protocol.peer_events import ReduceResult
 from pccl.protocol.types import SYNC_TAG, Algorithm, OperationId, PeerId, RemovalCause
 from pccl.stress.sim.excuses import Excuses
@@ -374,6 +375,19 @@ class Checkers:
     def nobody_to_join(self) -> bool:
         """Whether there may be no master any more that admits anybody."""
         return self._excuses.may_stay_without_master
+
+    def handles_told(self, who: str, failures: list[PCCLError]) -> None:
+        """These are the failures of calls and handles of one step, in that order.
+
+        A lost place ends all that were open, and all that was launched before a caller was told.
+        """
+        losses = {type(error) for error in failures if isinstance(error, Evicted | MasterLost)}
+        if len(losses) > 1:
+            raise Violation(f"{who} lost its place in two ways: {failures}")
+        if losses and len(failures) > 1:
+            self.done["handles told of a loss"] += 1
+        if any(isinstance(error, NotConnected) for error in failures) and not losses:
+            raise Violation(f"{who} was not told how it has lost its place: {failures}")
 
     def _host_of(self, run: bytes, peer: int) -> str | None:
         address = self._addresses.get((run, PeerId(peer)))

@@ -68,6 +68,7 @@ class Excuses:
         self._master_blank = False
         self._masters_died = False
         self._masters_divided = False
+        self._majority_died = False
         self.is_master_gone = False
         """Whether there will be none any more."""
 
@@ -119,6 +120,10 @@ class Excuses:
     def master_died(self) -> None:
         """The standby has to take over, and waits for ever if too few members are left."""
         self._masters_died = True
+
+    def majority_died(self) -> None:
+        """Half of the members or more are dead at once, and there is a standby: nobody goes on."""
+        self._majority_died = True
 
     def masters_divided(self) -> None:
         """Members may move to the standby, and the first master keep the others for a while.
@@ -184,10 +189,11 @@ class Excuses:
             case RemovalCause.NO_PROGRESS:
                 return self._stood_still(host, None, timing.progress_s / 3)
             case RemovalCause.LINK_BROKEN:
-                pair = _PAIR.search(why)
-                ends = [host_of(int(number)) for number in pair.groups()] if pair else []
-                a, b = (end or host for end in ends) if pair else (host, host)
-                return host in (a, b) and (self._any(a, b) or self._masters_divided)
+                named = ({host_of(int(number)) for number in pair} for pair in _PAIR.findall(why))
+                other = next((ends - {host} for ends in named if host in ends), {None}).pop()
+                if other is None:
+                    return False  # nobody says whom it could not talk to
+                return self._any(host, other) or self._masters_divided
             case RemovalCause.UNREACHABLE:
                 # Its neighbour may be dead, and the master not have heard of that.
                 neighbour = self._accuser(why, host_of)
@@ -198,7 +204,7 @@ class Excuses:
 
     def lost_master(self, host: str) -> bool:
         """Whether the process on ``host`` may say that it has lost its master."""
-        if self.is_master_gone or self._master_blank or self._masters_died:
+        if self._master_blank or self.may_stay_without_master:
             return True
         return self._stood_still(host, MASTER_NAME, self._timing.master_lost_s)
 
@@ -215,12 +221,12 @@ class Excuses:
     @property
     def may_lack_majority(self) -> bool:
         """Whether a master with a standby may have to begin a term with whoever is left."""
-        return self._masters_died
+        return self._masters_died or self._majority_died
 
     @property
     def may_stay_without_master(self) -> bool:
         """Whether it may be in vain to look for one again."""
-        return self.is_master_gone or self._masters_died
+        return self.is_master_gone or self.may_lack_majority
 
     def _any(self, a: str, b: str) -> bool:
         return any(trouble.touches(a, b) for trouble in self._troubles)

@@ -21,12 +21,14 @@ from pccl.protocol import messages as msg
 from pccl.protocol.checksum import SEAL_BYTES
 from pccl.protocol.collective_ballot import CollectiveBallot
 from pccl.protocol.eager import EagerBudget
+from pccl.protocol.errors import PCCLError
 from pccl.protocol.kept import Kept
 from pccl.protocol.lockstep import Finding, LockstepWatch, Wait
+from pccl.protocol.master_rounds import RoundMaster
 from pccl.protocol.operation import Commit, Decision, Phase
 from pccl.protocol.peer_membership import KnownMembership
 from pccl.protocol.peer_operations import OpenOperations
-from pccl.protocol.peer_refusals import Refusals
+from pccl.protocol.peer_refusals import JointCall, OneTimeError, Refusals
 from pccl.protocol.recovery import Recovery
 from pccl.protocol.registrar import Registrar
 from pccl.protocol.restart import Restartable
@@ -475,8 +477,33 @@ def _abort_told_at_once(stack: ExitStack) -> None:
 
 
 def _newcomers_speak_for_all(stack: ExitStack) -> None:
-    """A master takes the oldest roster that it hears of for one that a majority had."""
+    """A master takes the oldest roster that it hears of for one that a majority had.
+
+    And it admits newcomers into a run without members, wherever those may have gone.
+    """
+    admit = getattr(RoundMaster, "_admit_into_empty_run")  # noqa: B009
+
+    def hasty(master: RoundMaster) -> None:
+        with patch.object(type(master), "_has_consent", True):
+            admit(master)
+
     stack.enter_context(patch.object(Recovery, "ratified", property(lambda recovery: 0)))
+    stack.enter_context(patch.object(RoundMaster, "_admit_into_empty_run", hasty))
+
+
+def _loss_told_to_one_launch(stack: ExitStack) -> None:
+    """The first call after a loss takes it, also one that is launched: others are strangers."""
+    refusal = Refusals.refusal
+
+    def hasty(refusals: Refusals, event: JointCall, peer: PeerId) -> PCCLError | None:
+        error, loss = refusal(refusals, event, peer), refusals.loss
+        if loss is not None and error is loss.error:
+            loss.ends(event.call, detached=False)
+        return error
+
+    once = property(lambda error: not error.is_reported)
+    stack.enter_context(patch.object(Refusals, "refusal", hasty))
+    stack.enter_context(patch.object(OneTimeError, "is_due", once))
 
 
 PLANTED: dict[str, Callable[[ExitStack], None]] = {
@@ -507,6 +534,7 @@ PLANTED: dict[str, Callable[[ExitStack], None]] = {
     "resume_token_ignored": _resume_token_ignored,
     "late_tick_judged": _late_tick_judged,
     "busy_is_asleep": _busy_is_asleep,
+    "loss_told_to_one_launch": _loss_told_to_one_launch,
     "outcome_not_kept": _outcome_not_kept,
     "unverified_piece_accepted": _unverified_piece_accepted,
     "weights_in_any_order": _weights_in_any_order,

@@ -45,6 +45,7 @@ from pccl.state.election import elect
 from pccl.stress.sim.checkers import Checkers, InRun, Violation
 from pccl.stress.sim.faults.base import LifePhase
 from pccl.stress.sim.loop import VirtualLoop
+from pccl.stress.sim.told_losses import ToldLosses
 from pccl.stress.sim.trace import Trace
 from pccl.transports.base import Address
 from pccl.transports.link import Link
@@ -274,6 +275,7 @@ class PeerProcess:
         """Tag -> the last operation that was committed for a caller here, and its run."""
         self.posted_sync = InRun(b"", _NO_OPERATION)
         """The last operation that it has lent its shared state to."""
+        self._losses = ToldLosses(self.name)
         self._loop = loop
         self._trace = trace
         self._checkers = checkers
@@ -340,6 +342,7 @@ class PeerProcess:
             return
         self._trace.note(self._loop.now_ns(), self.name, repr(event))
         self.engine.machine.check()
+        self._losses.saw(self.engine, event, effects)
         if isinstance(event, ControlMessage) and isinstance(event.message, OperationEnded):
             ended = event.message
             outcome = (ended.abort is None, ended.contributors)

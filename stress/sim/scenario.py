@@ -8,10 +8,19 @@ from random import Random
 
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
-from pccl.protocol.types import NS_PER_S, UNQUANTIZED, Algorithm, Quantization, ReduceOp, WireFormat
+from pccl.protocol.types import (
+    NS_PER_S,
+    UNQUANTIZED,
+    Algorithm,
+    Descriptor,
+    Quantization,
+    ReduceOp,
+    WireFormat,
+)
 from pccl.stress.sim.faults import (
     Fault,
     FetchInterrupt,
+    Freeze,
     Ground,
     Interrupt,
     Lies,
@@ -51,6 +60,18 @@ class Slot:
     quantization: Quantization = UNQUANTIZED
     weighted: bool = False
 
+    def descriptor(self) -> Descriptor:
+        """What is asked of the collective."""
+        return Descriptor(
+            self.data_type,
+            self.op,
+            self.count,
+            quantization=self.quantization,
+            algorithm=self.algorithm,
+            forced=self.algorithm is not Algorithm.AUTO,
+            weighted=self.weighted,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
@@ -58,6 +79,17 @@ class Mistake:
 
     culprit: int
     iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Reduces that each iteration launches while it computes, before it waits for any of them."""
+
+    count: int
+    compute_ns: int
+    """Between two launches."""
+    asks: bool
+    """Whether all ask between two launches if anybody is pending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +145,8 @@ class Scenario:
     """The shared state that members synchronize in each iteration; None: there is none."""
     training: Training | None = None
     """What processes train, instead of everything else that they do; None: nothing."""
+    buckets: Buckets | None = None
+    """What each iteration launches besides; None: nothing."""
 
     @property
     def token(self) -> bytes | None:
@@ -164,6 +198,8 @@ _NOT_FOR_TRAINERS = (Interrupt, FetchInterrupt, Lies)
 _NOT_FOR_TWO_MASTERS = (MasterDeath, Takeover)
 """Both are to live."""
 _MEMBERS_OF_TWO_MASTERS_MAX = 7
+_STEPS = 0.15
+"""The share of runs whose iterations launch reduces while they compute."""
 _LONGER = 4
 """A round is several calls: a run in which processes train is longer by this factor."""
 
@@ -230,6 +266,8 @@ def draw(seed: int) -> Scenario:
         faults = (*scenario.faults, *draw_state_faults(seed, ground))
         # After a mistake of one, those who vote would wait for newcomers, who synchronize.
         scenario = replace(scenario, syncs=syncs, faults=faults, mistake=None)
+    if peers not in _CROWDS:
+        scenario = _with_buckets(scenario)
     if rng.random() < 0.03 or any(fault.needs_standby for fault in scenario.faults):
         scenario = replace(scenario, standby=True)
     if peers in _CROWDS:  # some of so many would always be impatient
@@ -274,6 +312,7 @@ def draw_to_train(seed: int) -> Scenario:
         drops=False,
         standby=plain.standby or any(fault.needs_standby for fault in faults),
         syncs=None,
+        buckets=None,
         training=draw_training(seed, plain.latency_ns),
     )
 
@@ -326,6 +365,22 @@ def _draw_slot(rng: Random, tag: int, peers: int) -> Slot:
         data_type=rng.choice(tuple(DataType)),
         op=rng.choice(tuple(ReduceOp)),
     )
+
+
+def _with_buckets(scenario: Scenario) -> Scenario:
+    """In some, peers compute between launches, and one is stopped for longer than the deadline."""
+    rng = Random(f"{scenario.seed}/buckets")
+    if rng.random() >= _STEPS:
+        return scenario
+    compute_ns = rng.choice((scenario.latency_ns, NS_PER_S // 4, NS_PER_S, NS_PER_S))
+    # Elsewhere not all ask: a culprit, or who is alone in a group, waits in another call.
+    asks = rng.random() < 0.3 and scenario.mistake is None and scenario.groups == 1
+    buckets = Buckets(rng.randint(3, 6), compute_ns, asks)
+    step_ns = buckets.count * compute_ns  # so long it may take until the others wait
+    when_ns = rng.randrange(scenario.stop_ns + 2 * step_ns)
+    duration_ns = round(NS_PER_S * (scenario.timing.deadline_s + rng.uniform(1, 5))) + step_ns
+    stop = Freeze(when_ns, rng.randrange(scenario.peers), duration_ns)
+    return replace(scenario, buckets=buckets, faults=(*scenario.faults, stop))
 
 
 def _draw_weighted(rng: Random, slot: Slot) -> Slot:

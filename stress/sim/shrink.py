@@ -102,6 +102,7 @@ def _plainer(scenario: Scenario) -> Iterator[Scenario]:
         replace(scenario, barriers=False),
         replace(scenario, optimizes=False),
         replace(scenario, drops=False),
+        replace(scenario, buckets=None),
         replace(scenario, asks_pending=False),
         replace(scenario, secured=False),
         replace(scenario, min_peers=1),

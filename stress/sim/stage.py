@@ -26,7 +26,7 @@ from pccl.protocol.peer_events import (
     Send,
     SyncCall,
 )
-from pccl.protocol.types import PeerId
+from pccl.protocol.types import PeerId, Roster
 from pccl.runtime.requests import PeerOptions
 from pccl.stress.sim.application import Application
 from pccl.stress.sim.checkers import Checkers, InRun
@@ -346,7 +346,12 @@ class Stage:
 
         process = seat.process
         seat.task = self._loop.create_task(work(seat.workload))
-        seat.task.add_done_callback(lambda task: self._on_done(process, task))
+        seat.task.add_done_callback(partial(self._ended, process))
+
+    def _ended(self, process: PeerProcess, task: asyncio.Task[None]) -> None:
+        if not self.master.host.alive:  # nobody has heard its goodbye
+            self._note_majority(process.engine.roster)
+        self._on_done(process, task)
 
     def kill(self, seat: Seat) -> bool:
         """Kill the process of a seat, unless it has ended; return whether it lived."""
@@ -354,9 +359,20 @@ class Stage:
             return False
         self.kills[seat.process.life_phase().value] += 1
         self.struck_ns = self.now_ns()
+        roster = seat.process.engine.roster
         seat.process.kill()
         seat.task.cancel()
+        self._note_majority(roster)
         return True
+
+    def _note_majority(self, roster: Roster | None) -> None:
+        """One of these members has gone without a word to a master."""
+        if self.standby is None or roster is None:
+            return
+        seats = (seat for seat in self.seats if seat.alive and not seat.is_over)
+        living = {seat.process.peer for seat in seats}
+        if 2 * len(living.intersection(roster.ring)) <= roster.global_world_size:
+            self.excuses.majority_died()
 
     def restart(self, seat: Seat) -> None:
         """Start a new process on the machine of one that was killed."""

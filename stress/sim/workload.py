@@ -27,21 +27,23 @@ from pccl.protocol.errors import (
     LockstepError,
     MasterLost,
     NotAdmitted,
+    NotConnected,
     OutcomeUnknown,
     PCCLError,
     Result,
     ResyncRequired,
     TooFewPeers,
 )
-from pccl.protocol.types import NS_PER_S, Algorithm, Descriptor, ReduceOp
+from pccl.protocol.types import NS_PER_S, Descriptor, ReduceOp
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.operand import borrow
 from pccl.runtime.requests import ReduceRequest
 from pccl.stress.sim.checkers import Checkers, InRun, Violation
 from pccl.stress.sim.faults.base import MS
+from pccl.stress.sim.inputs import draw_input, draw_weight
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import PeerProcess
-from pccl.stress.sim.scenario import Scenario, Slot, Style
+from pccl.stress.sim.scenario import Buckets, Scenario, Slot, Style
 from pccl.stress.sim.state_workload import StateWork
 
 Array = npt.NDArray[Any]
@@ -50,6 +52,7 @@ _VOTE_TAG = 1 << 32
 _BROADCAST_TAG = _VOTE_TAG + 1
 _BARRIER_TAG = _VOTE_TAG + 2
 _DROPPED_TAG = _VOTE_TAG + 3
+_BUCKET_TAG = _VOTE_TAG + 4
 _ATTEMPTS_MAX = 200
 _HASTY_MAX = 20
 _PAUSE_NS = NS_PER_S // 4
@@ -277,6 +280,8 @@ class Workload:
                 await self._reduce_by_handles(slots, inputs)
             case Style.MULTIPLE:
                 await self._reduce_multiple(slots, inputs)
+        if self._scenario.buckets is not None:
+            await self._reduce_buckets(self._scenario.buckets)
         if self._scenario.broadcasts:
             await self._broadcast()
         if self._scenario.barriers:
@@ -294,19 +299,7 @@ class Workload:
             raise
 
     def _input(self, slot: Slot) -> Array:
-        """Values of very different magnitude, so that the order of additions shows."""
-        rng = np.random.default_rng(
-            [self._scenario.seed, int(self._process.peer), self._iteration, slot.tag]
-        )
-        dtype = slot.data_type.to_numpy_dtype()
-        if np.issubdtype(dtype, np.integer):
-            info = np.iinfo(dtype)
-            return rng.integers(info.min // 2, info.max // 2, slot.count, dtype=dtype)
-        if slot.quantization.active:
-            return rng.standard_normal(slot.count).astype(dtype)
-        scale = 10.0 ** rng.integers(-6, 7, slot.count)
-        with np.errstate(over="ignore"):  # some do not fit into float16: then they are infinite
-            return (rng.standard_normal(slot.count) * scale).astype(dtype)
+        return draw_input(slot, self._scenario.seed, self._process.peer, self._iteration)
 
     def _request(
         self, slot: Slot, original: Array, *, in_place: bool
@@ -314,23 +307,9 @@ class Workload:
         """A request on fresh copies of ``original``, with its two buffers."""
         send = original.copy()
         recv = send if in_place else np.full_like(send, 7)
-        descriptor = Descriptor(
-            slot.data_type,
-            slot.op,
-            slot.count,
-            quantization=slot.quantization,
-            algorithm=slot.algorithm,
-            forced=slot.algorithm is not Algorithm.AUTO,
-            weighted=slot.weighted,
-        )
-        weight = self._weight(slot) if slot.weighted else 0.0
-        return ReduceRequest(borrow(send, recv), descriptor, slot.tag, weight=weight), send, recv
-
-    def _weight(self, slot: Slot) -> float:
-        """Of the input of this iteration: often of one size, sometimes nothing or very much."""
-        what = (self._scenario.seed, self._process.peer, self._iteration, slot.tag)
-        rng = Random("/".join(map(str, what)))
-        return rng.choice((0.0, 1.0, rng.uniform(0.5, 1), rng.uniform(0.5, 1), rng.uniform(0, 9e5)))
+        weight = draw_weight(slot, self._scenario.seed, self._process.peer, self._iteration)
+        request = ReduceRequest(borrow(send, recv), slot.descriptor(), slot.tag, weight=weight)
+        return request, send, recv
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -412,19 +391,42 @@ class Workload:
             return self._check_succeeded(slot, send, recv, original)
         raise AssertionError(f"{self._who}: {_ATTEMPTS_MAX} attempts without a result")
 
-    async def _reduce_by_handles(self, slots: tuple[Slot, ...], inputs: list[Array]) -> None:
+    async def _reduce_buckets(self, buckets: Buckets) -> None:
+        """As a step of data parallelism does: look at no outcome before all are launched."""
+        tags = range(_BUCKET_TAG, _BUCKET_TAG + buckets.count)
+        slots = tuple(Slot(tag, 100, DataType.FLOAT, ReduceOp.SUM) for tag in tags)
+        await self._reduce_by_handles(slots, [self._input(slot) for slot in slots], buckets)
+
+    async def _compute(self, buckets: Buckets) -> list[PCCLError]:
+        """What comes between two launches; a lost place that a call has told meanwhile."""
+        await self.sleep(buckets.compute_ns)
+        if buckets.asks:
+            try:
+                await self._joint(self._engine.are_peers_pending)
+            except (Evicted, MasterLost, NotConnected) as error:
+                return [error]
+        return []
+
+    async def _reduce_by_handles(
+        self, slots: tuple[Slot, ...], inputs: list[Array], buckets: Buckets | None = None
+    ) -> None:
         engine = self._engine
+        failures: list[PCCLError] = []
         launched: list[tuple[int, Slot, Array, Array, Array]] = []
         again: list[tuple[Slot, Array]] = []
         for slot, original in zip(slots, inputs, strict=True):
             in_place = self._rng.random() < 0.5
             request, send, recv = self._request(slot, original, in_place=in_place)
+            if buckets is not None:
+                failures += await self._compute(buckets)
             try:
                 ticket = engine.launch(request, timeout_s=self._budget_s())
             except TooFewPeers:
                 continue
+            except NotConnected as error:
+                failures.append(error)
+                break
             launched.append((ticket, slot, send, recv, original))
-        failures: list[PCCLError] = []
         for ticket, slot, send, recv, original in launched:
             before = self._engine.roster
             if self._rng.random() < 0.2:
@@ -442,6 +444,8 @@ class Workload:
                 self._check_succeeded(slot, send, recv, original)
             finally:
                 engine.calls.forget(ticket)
+        if self._leaving is None:
+            self._checkers.handles_told(self._who, failures)
         for failure in failures:
             await self._again(failure)
         for slot, original in again:

@@ -181,7 +181,9 @@ class Process:
     def until(self, condition: Callable[[Process], bool]) -> None:
         """Take in what it says until the condition holds."""
         while not condition(self):
-            said: dict[str, Any] = json.loads(self._lines.get(timeout=LONG_LIMIT_S))
+            line = self._lines.get(timeout=LONG_LIMIT_S)
+            assert line, "it has ended"
+            said: dict[str, Any] = json.loads(line)
             if "step" in said:
                 self.steps[said["step"]] = (tuple(said["contributors"]), said["digest"])
             elif "weights" in said:
@@ -207,6 +209,7 @@ class Process:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self._lines.put(line)
+        self._lines.put("")
 
     def close(self) -> None:
         self.process.kill()
