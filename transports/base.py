@@ -185,8 +185,18 @@ class Transport(Protocol):
         """
         ...
 
-    async def dial(self, address: Address, timeout_s: float) -> Connection:
+    async def dial(
+        self,
+        address: Address,
+        timeout_s: float,
+        may_dial: Callable[[str], bool] = lambda _: True,
+    ) -> Connection:
         """Connect to ``address``.
+
+        Args:
+            address: of the other side; a name is looked up.
+            timeout_s: how long that may take.
+            may_dial: whether an address that was found may be dialled.
 
         Raises:
             LinkError: nobody there, no way, or no answer within ``timeout_s``.

@@ -1,11 +1,10 @@
 """An in-memory network in virtual time: many hosts in one process, everything from one seed.
 
 It behaves as TCP does where it hurts: writes are taken in part, reads come in other portions than
-writes went out, windows fill, connections end in the middle of anything. It shows only what TCP
-shows: inside a connection no byte is lost, doubled or reordered, and what arrives is a prefix of
-what was sent, unless a fault plan adds a :class:`Noise`, which flips bits. It does not simulate
-packets, congestion or a kernel, and all processes share one loop (which ``create_future`` and
-nothing else is asked of; time comes from a ``Clock``).
+writes went out, windows fill, connections end in the middle of anything. Inside a connection no
+byte is lost, doubled or reordered, and what arrives is a prefix of what was sent, unless a fault
+plan adds a :class:`Noise`, which flips bits. It does not simulate packets, congestion or a kernel.
+All processes share one loop (of which only ``create_future`` is used; a ``Clock`` tells the time).
 
 A :class:`SimNetwork` joins hosts; a :class:`SimHost` is one process and its ``Transport``. Faults
 are methods of whom they befall. How bytes move is told in :mod:`pccl.transports.sim_pipe`.
@@ -78,8 +77,7 @@ class SimConnection:
         self._other: SimConnection
         self._out: Pipe
         self._in: Pipe
-        host.ends[self] = None
-        host.network.ends[self] = None
+        host.ends[self] = host.network.ends[self] = None
 
     def __repr__(self) -> str:
         return f"{self._local}>{self._remote}"
@@ -361,9 +359,10 @@ class _Dial:
         if self.answer.done() or not self._host.alive or target.gone:
             return
         back = network.route(self._name, self._host.name)
-        listener = target.listeners.get(self._remote.port)
+        listener = None if self._name in network.shut else target.listeners.get(self._remote.port)
         if listener is None:
-            back.carry(partial(self.fail, "connection refused"))
+            if network.shut.get(self._name, True):
+                back.carry(partial(self.fail, "connection refused"))
             return
         mine = Address(self._host.name, self._host.take_port())
         self._connection = SimConnection(self._host, mine, self._remote)
@@ -443,17 +442,19 @@ class SimHost:
         if reason is not None:
             raise LinkError(func="listen", reason=f"cannot listen on {address}: {reason}")
         address = Address(address.host, address.port or self.take_port())
-        listener = _SimListener(self, address, on_connection)
-        self.listeners[address.port] = listener
+        self.listeners[address.port] = listener = _SimListener(self, address, on_connection)
         return listener
 
-    async def dial(self, address: Address, timeout_s: float) -> Connection:
+    async def dial(
+        self, address: Address, timeout_s: float, may_dial: Callable[[str], bool] = lambda _: True
+    ) -> Connection:
         """See ``Transport``. It takes a round trip; on a crashed host it takes for ever."""
-        events = self.network.events
-        events.note("dial", self.name, address)
+        (events := self.network.events).note("dial", self.name, address)
         name = self.name if address.host in _LOOPBACK else address.host
         dial = _Dial(self, name, address)
-        if name not in self.network.hosts:
+        if not may_dial(address.host):
+            dial.fail("it is an address of its own machine or network only")
+        elif name not in self.network.hosts:
             dial.fail("name or service not known")
         else:
             self.network.route(self.name, name).carry(dial.arrive)
@@ -529,6 +530,7 @@ class SimNetwork:
         window_bytes: see above.
         ends: the live connections' ends, oldest first: what a fault plan chooses from.
         noises: whatever arrives anywhere goes through these, in order.
+        shut: hosts that nobody can dial, by name: whether they refuse that, or do not answer.
     """
 
     def __init__(
@@ -547,6 +549,7 @@ class SimNetwork:
         self.window_bytes = window_bytes
         self.ends: dict[SimConnection, None] = {}
         self.noises: list[Noise] = []
+        self.shut: dict[str, bool] = {}
         self._latency_ns = latency_ns
         self._bytes_per_s = bytes_per_s
         self._routes: dict[tuple[str, str], Route] = {}

@@ -34,7 +34,13 @@ from pccl.protocol.limits import LOG_INTERVAL_NS
 from pccl.protocol.source_shares import PortLimits, SourceShares
 from pccl.protocol.source_shares import port_limits as derive_port_limits
 from pccl.protocol.types import NS_PER_S
-from pccl.transports.base import Address, Connection, Listener, PathMeasure, Receiver
+from pccl.transports.base import (
+    Address,
+    Connection,
+    Listener,
+    PathMeasure,
+    Receiver,
+)
 from pccl.transports.open_files import claim_descriptors
 from pccl.transports.tcp_socket import (
     ACCEPTED_INHERIT,
@@ -385,7 +391,9 @@ class TcpTransport:
             reason = reason_of(error)
         raise LinkError(func="listen", reason=f"cannot listen on {address}: {reason}")
 
-    async def dial(self, address: Address, timeout_s: float) -> Connection:
+    async def dial(
+        self, address: Address, timeout_s: float, may_dial: Callable[[str], bool] = lambda _: True
+    ) -> Connection:
         """Connect to ``address``; the addresses of a name are tried in order.
 
         Each has an equal share of the time that is left, so that one behind a silent firewall
@@ -399,6 +407,9 @@ class TcpTransport:
         try:
             async with asyncio.timeout(timeout_s):
                 candidates = await resolve(self.loop, self.executor, address, 0)
+            candidates = [one for one in candidates if may_dial(to_address(one[4]).host)]
+            if not candidates:
+                reasons["it is an address of its own machine or network only"] = None
             for index, resolved in enumerate(candidates):
                 share_s = (deadline - self.loop.time()) / (len(candidates) - index)
                 try:

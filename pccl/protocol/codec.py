@@ -63,6 +63,7 @@ _CODES: dict[type[Any], int] = {
     messages.LinksMeasured: 22,
     messages.RunQuery: 23,
     messages.Damaged: 24,
+    messages.AddressProbed: 25,
     messages.Holdings: 12,
     messages.SyncRequest: 13,
     messages.StatesCompared: 14,
@@ -88,6 +89,9 @@ _CODES: dict[type[Any], int] = {
     messages.CompareStates: 81,
     messages.RunIs: 83,
     messages.Proposed: 84,
+    messages.ProbeAddress: 85,
+    messages.DialNewcomers: 87,
+    messages.Undialable: 86,
 }
 
 

@@ -80,6 +80,8 @@ class Channel(enum.IntEnum):
     """Messages between a peer (the dialler) and the master."""
     LANE = 2
     """Frames between two peers."""
+    PROBE = 3
+    """Nothing: a master, or a peer for it, finds out whether a peer can be dialled."""
 
 
 class HandshakeRefused(RemoteProtocolError):
@@ -211,8 +213,10 @@ def _dial(own: Opening, key: bytes | None) -> _Exchange:
             raise _refused("whoever answers there does not know the token: is the address right?")
     if own.channel is Channel.CONTROL:
         _check_master(own, remote)
-    else:
+    elif own.channel is Channel.LANE:
         _check_dialled(own, remote)
+    else:
+        _check_probed(own, remote)
     return b"", remote
 
 
@@ -223,6 +227,8 @@ def _accept(identify: Callable[[], Opening], key: bytes | None) -> _Exchange:
     _check_version(prefix, own.encode())
     received = prefix + (yield b"", OPENING_BYTES - PREFIX_BYTES)
     remote = Opening.decode(received)
+    if remote.channel is Channel.PROBE and own.channel is Channel.LANE:
+        own = replace(own, channel=Channel.PROBE)
     sent = replace(own, target=remote.source, lane=remote.lane).encode()
     if remote.channel is not own.channel:
         raise _refused(f"it came for a {remote.channel.name.lower()} connection", sent)
@@ -286,6 +292,12 @@ def _check_dialler(own: Opening, remote: Opening, last_words: bytes) -> None:
         raise _refused(f"it says that it is {name}", last_words)
     if remote.lane >= LANES_MAX:
         raise _refused(f"there is no lane {remote.lane}", last_words)
+
+
+def _check_probed(own: Opening, remote: Opening) -> None:
+    """A peer has answered, which perhaps has not heard yet who it is."""
+    if remote.run not in (NO_RUN, own.run) or remote.source not in (NOBODY, own.target):
+        raise _refused(f"another one answered instead of peer {own.target}")
 
 
 def _check_run(own: Opening, remote: Opening, last_words: bytes = b"") -> None:

@@ -57,6 +57,13 @@ REPORTED_MAX = 1 << 62
 TERM_MAX = 1 << 31
 """Of terms in a report, likewise."""
 
+TESTS_AT_ONCE_MAX = 64
+"""Newcomers whose addresses a master tests at once: a crowd that joins together, and no more, for
+each test makes up to three dials to wherever a token holder says."""
+
+TESTS_PER_S = 8
+"""And from then on: nobody can make a master or a member dial others more often than this."""
+
 LANES_MAX = 256
 """Lanes of one link; each costs two descriptors and their buffers in the kernel."""
 

@@ -430,7 +430,8 @@ class MasterMachine(RoundMaster):
             if len(awaited) == len(members):
                 break  # all of them are
             if ballot.has_company:
-                awaited.update(ballot.waiting_for())
+                still_ns = self._now_ns - self.timing.ns(self.timing.progress_s) // 4
+                awaited.update(ballot.awaited(still_ns))
         return awaited
 
     def _shift_deadlines(self, gap_ns: int) -> None:

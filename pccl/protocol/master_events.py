@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pccl.protocol import messages as msg
+from pccl.protocol.reachability import AddressTried, TryAddress
 from pccl.protocol.types import PeerId
 
 # -- events ------------------------------------------------------------------------------------
@@ -61,7 +62,13 @@ class MasterUnanswered:
 
 
 MasterEvent = (
-    ControlOpened | ControlMessage | ControlClosed | Tick | MasterAnswered | MasterUnanswered
+    ControlOpened
+    | ControlMessage
+    | ControlClosed
+    | Tick
+    | MasterAnswered
+    | MasterUnanswered
+    | AddressTried
 )
 
 # -- effects -----------------------------------------------------------------------------------
@@ -127,4 +134,4 @@ class Forget:
     """The run is over, nobody is a member any more: the next start begins another one."""
 
 
-MasterEffect = Send | CloseControl | Announce | Remember | Forget | AskMaster | Warn
+MasterEffect = Send | CloseControl | Announce | Remember | Forget | AskMaster | Warn | TryAddress

@@ -1,7 +1,7 @@
 """Who is in the run: registered peers, groups, views, rosters, and who may be admitted.
 
 State only: it sends nothing and decides no operation. Peers have ids in order of registration.
-Newcomers are appended to the ring of their group.
+Newcomers are appended to the ring of their group, or put between two peers that they have links to.
 
 * Admission opens a new view of the newcomer's group and leaves the previous one open.
 * Losing a member closes every open view of its group that contains it and opens a successor.
@@ -54,6 +54,10 @@ class RegisteredPeer:
     pending_ns: int = 0
     """Since when it waits to be linked (a newcomer)."""
     registered_ns: int = 0
+    seen: str = ""
+    """The host that its connection came from when it registered; empty: it returned."""
+    untested: bool = False
+    """Whether it is still to be found out if it can be dialled (a newcomer)."""
     waits_told_s: int = 0
     """How long it had waited for its admission when it was told for what, the last time."""
 
@@ -80,6 +84,29 @@ class _Link:
     why_down: str | None
     """None: it is up."""
     since_ns: int
+
+
+@dataclass(slots=True)
+class _Seating:
+    """Where newcomers would get their places, if they were admitted now.
+
+    Attributes:
+        rings: by group, with them.
+        ready: those that have a place and are connected, in the order in which they got it.
+        missing: of the others, which link they lack, and why.
+    """
+
+    rings: dict[int, list[PeerId]] = field(default_factory=dict[int, list[PeerId]])
+    ready: list[RegisteredPeer] = field(default_factory=list[RegisteredPeer])
+    missing: dict[PeerId, tuple[PeerId, str]] = field(
+        default_factory=dict[PeerId, tuple[PeerId, str]]
+    )
+
+    def place(self, peer: RegisteredPeer, rank: int) -> None:
+        """A newcomer could have this rank, and has it if it is connected."""
+        if peer.connection is not None:
+            self.ready.append(peer)
+            self.rings[peer.group].insert(rank, peer.id)
 
 
 @dataclass(slots=True)
@@ -147,6 +174,8 @@ class Membership:
         self._groups: dict[int, _Group] = {}
         self._links: dict[tuple[PeerId, PeerId], _Link] = {}
         """(reporter, other) -> what the reporter says of their link."""
+        self._asked: dict[PeerId, set[PeerId]] = {}
+        """Elder -> the newcomers that it dials, since they cannot reach it."""
         self._choose = choose
         self._measures = LinkMeasures()
 
@@ -166,6 +195,27 @@ class Membership:
             p.member for p in self.peers.values() if p.group == peer.group and p.id < peer.id
         )
 
+    def asked(self, elder: PeerId) -> tuple[Member, ...]:
+        """The peers that ``elder`` dials, since they could not reach it when they came.
+
+        Also those that were admitted meanwhile: it may not have heard of that.
+        """
+        return tuple(self.peers[peer].member for peer in sorted(self._asked.get(elder, ())))
+
+    def ask(self, elder: PeerId, newcomer: PeerId) -> bool:
+        """An elder shall dial a newcomer; return False if it does already."""
+        asked = self._asked.setdefault(elder, set())
+        if newcomer in asked:
+            return False
+        asked.add(newcomer)
+        return True
+
+    def tester_of(self, newcomer: RegisteredPeer) -> PeerId | None:
+        """The member that tests a newcomer's address: the youngest, if possible far away."""
+        members = [peer.id for peer in self.members() if peer.connection is not None]
+        far = [peer for peer in members if self.peers[peer].seen not in ("", newcomer.seen)]
+        return max(far or members, default=None)
+
     # -- links ---------------------------------------------------------------------------------
 
     def report_link(
@@ -180,6 +230,11 @@ class Membership:
         else:
             since_ns = known.since_ns
         self._links[reporter, other] = _Link(down_reason, since_ns)
+
+    def why_down(self, reporter: PeerId, other: PeerId) -> str | None:
+        """Why ``reporter`` has no link to ``other``; None: it has one, or has said nothing."""
+        link = self._links.get((reporter, other))
+        return None if link is None else link.why_down
 
     def note_measure(self, reporter: PeerId, other: PeerId, measure: LinkMeasure) -> None:
         """``reporter`` has measured its link to ``other``; only within a group that is of use."""
@@ -252,7 +307,7 @@ class Membership:
         """The newcomers that are linked to their future neighbours, and enough for each other."""
         wanted = self.pending()
         while True:
-            ready, _ = self._linked(wanted)
+            ready = self._seat(wanted).ready
             size = len(self.members()) + len(ready)
             too_few = {peer.id for peer in ready if peer.min_peers > size}
             if not too_few:
@@ -261,39 +316,49 @@ class Membership:
 
     def unlinked(self) -> dict[PeerId, tuple[PeerId, str]]:
         """The newcomers that can't be admitted for want of a link: to whom, and why."""
-        _, missing = self._linked(self.pending())
+        missing = self._seat(self.pending()).missing
         for peer in self.admissible():
             missing.pop(peer.id, None)
         return missing
 
-    def _linked(
-        self, newcomers: list[RegisteredPeer]
-    ) -> tuple[list[RegisteredPeer], dict[PeerId, tuple[PeerId, str]]]:
-        """Who of them fits into the rings, one behind the other, and what the others lack."""
-        rings: dict[int, list[PeerId]] = {}
-        ready: list[RegisteredPeer] = []
-        unlinked: dict[PeerId, tuple[PeerId, str]] = {}
-        for peer in newcomers:
-            ring = rings.get(peer.group)
-            if ring is None:
-                ring = rings[peer.group] = self.order(peer.group)
-            if peer.prefetching and self.order(peer.group):  # nobody has anything otherwise
-                continue
-            missing = self._missing_link(ring, peer.id)
-            if missing is not None:
-                unlinked[peer.id] = missing
-            elif peer.connection is not None:
-                ready.append(peer)
-                ring.append(peer.id)
-        return ready, unlinked
+    def _seat(self, newcomers: list[RegisteredPeer]) -> _Seating:
+        """Who of them fits into the rings, and what the others lack.
 
-    def _missing_link(self, ring: list[PeerId], peer: PeerId) -> tuple[PeerId, str] | None:
-        for neighbour in (ring[-1], ring[0]) if ring else ():
-            mine, theirs = self._links.get((peer, neighbour)), self._links.get((neighbour, peer))
-            if any(link is not None and link.why_down is None for link in (mine, theirs)):
+        First they stand one behind the other. Whoever cannot, because both sides of a link have
+        tried it in vain, gets a place between two others. If no more than half cannot be dialled,
+        there is one: two that can be dialled follow each other somewhere in the ring.
+        """
+        seating = _Seating()
+        late: list[RegisteredPeer] = []
+        for peer in newcomers:
+            ring = seating.rings.setdefault(peer.group, self.order(peer.group))
+            if peer.untested or (peer.prefetching and self.order(peer.group)):
+                continue  # where nobody is, nobody has a state to fetch
+            ends = dict.fromkeys((ring[-1], ring[0]) if ring else ())
+            lacking = [end for end in ends if not self._are_linked(peer.id, end)]
+            if not lacking:
+                seating.place(peer, len(ring))
                 continue
-            return neighbour, mine.why_down or "" if mine else "not connected yet"
-        return None
+            mine = self._links.get((peer.id, lacking[0]))
+            why = mine.why_down or "" if mine else "not connected yet"
+            seating.missing[peer.id] = lacking[0], why
+            if any(self._have_given_up(peer.id, end) for end in lacking):
+                late.append(peer)
+        for peer in late:
+            ring = seating.rings[peer.group]
+            for place in range(len(ring) - 1, 0, -1):
+                if all(self._are_linked(peer.id, beside) for beside in ring[place - 1 : place + 1]):
+                    del seating.missing[peer.id]
+                    seating.place(peer, place)
+                    break
+        return seating
+
+    def _are_linked(self, one: PeerId, other: PeerId) -> bool:
+        links = (self._links.get((one, other)), self._links.get((other, one)))
+        return any(link is not None and link.why_down is None for link in links)
+
+    def _have_given_up(self, one: PeerId, other: PeerId) -> bool:
+        return None not in (self.why_down(one, other), self.why_down(other, one))
 
     def sort_peers(self) -> None:
         """Put the peers in order of id: one has come back that was not the last to come."""
@@ -309,11 +374,14 @@ class Membership:
         Of the views that admissions left behind, each group keeps the last one open, and those
         that are ``busy``: (group, number) of views with undecided operations.
         """
+        rings = self._seat(newcomers).rings
         for peer in newcomers:
             peer.admitted = True
-            state = self._groups.setdefault(peer.group, _Group())
-            state.order.append(peer.id)
-            state.seniority.append(peer.id)
+            self._groups.setdefault(peer.group, _Group()).seniority.append(peer.id)
+        for group in dict.fromkeys(peer.group for peer in newcomers):
+            ring = rings.get(group) or self.order(group)
+            late = [p.id for p in newcomers if p.group == group and p.id not in ring]
+            self._groups[group].arrange([*ring, *late])
         for group in sorted({*renew, *(peer.group for peer in newcomers)}):
             self._open_view(group)
             open_views = self._groups[group].open_views
@@ -321,6 +389,15 @@ class Membership:
                 if (group, number) not in busy:
                     del open_views[number]
         self._publish()
+
+    def stop_asking(self, gone: Sequence[RegisteredPeer]) -> list[RegisteredPeer]:
+        """These peers are about to be removed; return the others that dial one of them."""
+        lost = {peer.id for peer in gone}
+        elders = [elder for elder, asked in self._asked.items() if asked & lost]
+        self._asked = {
+            elder: asked - lost for elder, asked in self._asked.items() if elder not in lost
+        }
+        return [self.peers[elder] for elder in elders if elder not in lost]
 
     def remove(self, peers: Sequence[RegisteredPeer]) -> set[tuple[int, int]]:
         """Forget them; return the views that are closed by that: (group, number)."""

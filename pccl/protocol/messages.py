@@ -15,12 +15,18 @@ from pccl.protocol.limits import (
     ACKNOWLEDGED_BATCH_MAX,
     FLOWS_MAX,
     HOST_CHARACTERS_MAX,
-    LINKS_BATCH_MAX,
     PEERS_MAX,
     PROGRESS_BATCH_MAX,
     STANDBYS_MAX,
     WAITS_NAMED_MAX,
 )
+from pccl.protocol.link_messages import AddressProbed as AddressProbed
+from pccl.protocol.link_messages import DialNewcomers as DialNewcomers
+from pccl.protocol.link_messages import LinkPlan as LinkPlan
+from pccl.protocol.link_messages import LinkReport as LinkReport
+from pccl.protocol.link_messages import LinksMeasured as LinksMeasured
+from pccl.protocol.link_messages import ProbeAddress as ProbeAddress
+from pccl.protocol.link_messages import Undialable as Undialable
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Difference, Elected, Expected, Offer
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import (
@@ -28,8 +34,6 @@ from pccl.protocol.types import (
     AtMost,
     Below,
     Descriptor,
-    MeasuredLink,
-    Member,
     OperationId,
     PeerId,
     RemovalCause,
@@ -279,22 +283,6 @@ class Holdings:
     now on."""
 
 
-@dataclass(frozen=True, slots=True)
-class LinkReport:
-    """The state of the link to another peer has changed."""
-
-    peer: PeerId
-    up: bool
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class LinksMeasured:
-    """What links can do, of those that have changed much since they were reported last."""
-
-    links: Annotated[tuple[MeasuredLink, ...], AtMost(LINKS_BATCH_MAX)]
-
-
 # -- master to peer ----------------------------------------------------------------------------
 
 
@@ -321,13 +309,6 @@ class Registered:
     """Id of the master."""
     standbys: Masters = ()
     """Where to look for a master if this one is gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkPlan:
-    """The older peers of the own group (members and pending ones) that this peer shall dial."""
-
-    elders: Annotated[tuple[Member, ...], AtMost(PEERS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -572,10 +553,14 @@ PeerMessage = (
     | Holdings
     | LinkReport
     | LinksMeasured
+    | AddressProbed
 )
 MasterMessage = (
     Registered
     | LinkPlan
+    | DialNewcomers
+    | ProbeAddress
+    | Undialable
     | Resumed
     | Refused
     | Admitted

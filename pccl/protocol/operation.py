@@ -200,6 +200,10 @@ class Ballot(ABC):
             return [peer for peer in self._present if not self._has_asked(peer)]
         return [peer for peer in self._present if peer not in self._digests]
 
+    def awaited(self, still_ns: int) -> list[PeerId]:
+        """Without whom it cannot go on; nothing moves if nothing has since ``still_ns``."""
+        return self.waiting_for()
+
     @property
     def has_company(self) -> bool:
         """Whether several members are in it; one alone waits for nobody but itself."""

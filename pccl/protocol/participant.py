@@ -19,6 +19,7 @@ from pccl.protocol.peer_contact import MasterContact
 from pccl.protocol.peer_join import JoinAttempt
 from pccl.protocol.peer_membership import KnownMembership, Standing
 from pccl.protocol.peer_refusals import OneTimeError, Refusals
+from pccl.protocol.reachability import AddressTried, TryAddress
 from pccl.protocol.shared_state import NOTHING_EXPECTED
 from pccl.protocol.types import MeasuredLink, PeerId, Roster
 
@@ -238,6 +239,7 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
             self._contact.follows_another()
         self.term, self._incumbent = message.term, message.incumbent
         self._has_standby |= bool(message.standbys)
+        self._membership.learn_newcomers(())  # it will say which
         self._contact.served(self._now_ns)
         if self._has_standby:
             self._acknowledge_roster()
@@ -297,9 +299,20 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
             for batch in self._contact.batch(self._roster_version, self.term):
                 self._send(batch)
 
-    def _on_link_plan(self, message: msg.LinkPlan) -> None:
-        self._membership.learn_elders(message.elders)
-        self._want_links()
+    def _on_whom_to_dial(
+        self, message: msg.LinkPlan | msg.DialNewcomers | msg.ProbeAddress | msg.Undialable
+    ) -> None:
+        match message:
+            case msg.LinkPlan(elders):
+                self._membership.learn_elders(elders)
+                self._want_links()
+            case msg.DialNewcomers(newcomers):
+                self._membership.learn_newcomers(newcomers)
+                self._want_links()
+            case msg.ProbeAddress(member, seen):
+                self._effects.append(TryAddress(member, (member.host,), seen))
+            case msg.Undialable():
+                self._effects.append(ev.ReportUndialable(words.undialable(message.reason)))
 
     def _want_links(self) -> None:
         peers = self._membership.want_links(self.peer)
@@ -311,9 +324,13 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         if registered and self._membership.link_changed(peer, why):
             self._send(msg.LinkReport(peer, why is None, why or ""))
 
-    def _on_links_measured(self, links: tuple[MeasuredLink, ...]) -> None:
-        if self.standing in (Standing.PENDING, Standing.MEMBER):
-            self._tell_measured(self._membership.measured(links))
+    def _on_measured(self, event: ev.LinksMeasured | AddressTried) -> None:
+        if self.standing not in (Standing.PENDING, Standing.MEMBER):
+            return
+        if isinstance(event, AddressTried):
+            self._send(msg.AddressProbed(event.peer, event.reason))
+        else:
+            self._tell_measured(self._membership.measured(event.links))
 
     def _tell_measured(self, links: tuple[MeasuredLink, ...]) -> None:
         for start in range(0, len(links), LINKS_BATCH_MAX):

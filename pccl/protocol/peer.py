@@ -31,6 +31,7 @@ from pccl.protocol.operation import Phase
 from pccl.protocol.peer_membership import Standing
 from pccl.protocol.peer_operations import MISSED_CAUSES, OpenOperation, OpenOperations
 from pccl.protocol.peer_refusals import JointCall, OneTimeError
+from pccl.protocol.reachability import AddressTried
 from pccl.protocol.round_caller import RoundCaller
 from pccl.protocol.shared_state import Elected, Lineage, expected_after
 from pccl.protocol.types import (
@@ -132,8 +133,8 @@ class PeerMachine(RoundCaller):
                 self._on_control_closed(reason)
             case ev.LinkChanged(peer, reason):
                 self._on_link_changed(peer, reason)
-            case ev.LinksMeasured(links):
-                self._on_links_measured(links)
+            case ev.LinksMeasured() | AddressTried():
+                self._on_measured(event)
             case ev.ReduceDone(operation, digest):
                 self._on_reduce_done(operation, digest)
             case ev.SyncStarved(operation, reason):
@@ -358,8 +359,8 @@ class PeerMachine(RoundCaller):
         match message:
             case msg.Registered():
                 self._on_registered(message)
-            case msg.LinkPlan():
-                self._on_link_plan(message)
+            case msg.LinkPlan() | msg.DialNewcomers() | msg.ProbeAddress() | msg.Undialable():
+                self._on_whom_to_dial(message)
             case msg.Resumed():
                 self._on_resumed(message)
             case msg.Refused():

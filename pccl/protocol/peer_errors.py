@@ -11,6 +11,18 @@ from pccl.protocol.limits import OPERATIONS_OPEN_MAX
 from pccl.protocol.operation import name_peers
 from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, RemovalCause, Roster, RoundKind
 
+# -- what is no error ----------------------------------------------------------------------------
+
+
+def undialable(reason: str) -> str:
+    """Nobody can dial this peer, as its master says."""
+    return (
+        f"no one can dial this peer {reason}: it dials the others, and works with all that can be "
+        "dialled. To work with peers that can't be dialled either, open that port, or advertise "
+        "another address"
+    )
+
+
 # -- calls that can't be made now ----------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
+from pccl.protocol.reachability import AddressTried, TryAddress
 from pccl.protocol.shared_state import Difference, Elected, Offer
 from pccl.protocol.types import (
     NOBODY,
@@ -244,6 +245,7 @@ PeerEvent = (
     | ControlClosed
     | LinkChanged
     | LinksMeasured
+    | AddressTried
     | ReduceDone
     | SyncStarved
     | StatesCompared
@@ -393,6 +395,13 @@ class ReportWait:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportUndialable:
+    """Nobody can dial this peer: people want to know, and what to do about it."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetEarly:
     """Views were closed: forget the frames that are kept for operations which can't come now."""
 
@@ -454,6 +463,8 @@ PeerEffect = (
     | End
     | AskCallers
     | ReportWait
+    | TryAddress
+    | ReportUndialable
     | ForgetEarly
     | Return
     | Raise

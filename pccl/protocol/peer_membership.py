@@ -45,6 +45,8 @@ class KnownMembership:
         self._forgotten = 0
         """The newest of those that no caller will look at."""
         self._elders: tuple[Member, ...] = ()
+        self._newcomers: tuple[Member, ...] = ()
+        """Those that cannot dial this peer."""
         self._links: dict[PeerId, str | None] = {}
         """Peer -> None if the link is up, otherwise why not."""
         self._links_wanted: tuple[Member, ...] = ()
@@ -86,6 +88,10 @@ class KnownMembership:
     def learn_elders(self, elders: tuple[Member, ...]) -> None:
         """The older peers of the own group have changed."""
         self._elders = elders
+
+    def learn_newcomers(self, newcomers: tuple[Member, ...]) -> None:
+        """The newcomers that cannot dial this peer have changed."""
+        self._newcomers = newcomers
 
     def see(self, version: int) -> None:
         """Let the caller see the roster ``version`` (or the oldest newer one that is known)."""
@@ -136,7 +142,7 @@ class KnownMembership:
     def want_links(self, own: PeerId) -> tuple[Member, ...] | None:
         """The peers to keep links to, in order of id; None if that has not changed."""
         newest = self.newest
-        wanted = {member.peer: member for member in self._elders}
+        wanted = {member.peer: member for member in (*self._elders, *self._newcomers)}
         wanted.update({member.peer: member for member in (newest.members if newest else ())})
         wanted.pop(own, None)
         peers = tuple(wanted[peer] for peer in sorted(wanted))

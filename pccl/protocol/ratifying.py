@@ -34,6 +34,7 @@ class Ratifying(Registrar):
         standbys: where other masters of the run listen.
         choose: finds out which algorithms are the quickest in a ring.
         sole: whether nobody else can coordinate the run.
+        tests_addresses: whether newcomers are dialled, to find out if they can be.
     """
 
     def __init__(
@@ -47,8 +48,20 @@ class Ratifying(Registrar):
         standbys: tuple[msg.MasterAddress, ...],
         choose: Choose,
         sole: bool,
+        *,
+        tests_addresses: bool = False,
     ) -> None:
-        super().__init__(timing, run, term, random_bytes, now_ns, incumbent, standbys, choose)
+        super().__init__(
+            timing,
+            run,
+            term,
+            random_bytes,
+            now_ns,
+            incumbent,
+            standbys,
+            choose,
+            tests_addresses=tests_addresses,
+        )
         self._sole: bool = sole
         self._majority = Majority()
         self._has_members = self._is_forgotten = False

@@ -182,24 +182,27 @@ class Recovery:
         run: the run's id; None: whichever the first one to return belongs to.
         incumbent: id of the master that asks.
         now_ns: the present.
+        ratified: the newest roster that a majority had under this master; 0: it knows of none.
     """
 
-    def __init__(self, timing: Timing, run: bytes | None, incumbent: bytes, now_ns: int) -> None:
+    def __init__(
+        self, timing: Timing, run: bytes | None, incumbent: bytes, now_ns: int, ratified: int = 0
+    ) -> None:
         self.run = self._given_run = run
         self._patience_ns = timing.ns(timing.recovery_s)
-        self._incumbent = incumbent
+        self._incumbent, self._ratified_here = incumbent, ratified
         self._since_ns = now_ns
         self._reports: dict[PeerId, Report] = {}
         self._by_connection: dict[int, Report] = {}
-        self._left: set[PeerId] = set()
+        self._said_goodbye: set[tuple[bytes, PeerId]] = set()
+        """By run: a standby may hear members of several."""
         self._rosters: dict[tuple[Roster, int], _SharedRoster] = {}
         """What all reports hold of rosters: equal ones once."""
         self._nbytes = 0
         """About how much memory all reports take."""
         self._newest_known: Roster | None = None
         """Of the complete reports."""
-        self._came = 0
-        """Complete reports of peers that were members."""
+        self._came = 0  # complete reports of peers that were members
         self._is_whole: bool | None = None
         """Whether all members are back; None: that has to be found out."""
         self._looks = 0
@@ -331,11 +334,14 @@ class Recovery:
 
     def leave(self, connection: int) -> None:
         """A peer that had returned leaves for good."""
-        report = self._by_connection[connection]
-        self._drop(report)
-        if len(self._left) < PEERS_MAX:
-            self._left.add(report.peer)
+        self._drop(report := self._by_connection[connection])
+        if len(self._said_goodbye) < PEERS_MAX:
+            self._said_goodbye.add((report.header.run, report.peer))
         self._is_whole = None
+
+    @property
+    def _left(self) -> set[PeerId]:
+        return {peer for run, peer in self._said_goodbye if run == self.run}
 
     def shift(self, gap_ns: int, now_ns: int) -> None:
         """This process slept: everybody has so much more time."""
@@ -396,8 +402,7 @@ class Recovery:
         """The memberships that have to consent to a successor, as far as anybody knows.
 
         The last one to which a majority is known to have consented, and all that were told since.
-        None, if nobody who has come knows that one: he was admitted after it, and cannot tell who
-        has to consent.
+        None, if nobody who has come knows that one: those who do may have gone on without them.
         """
         known: dict[int, list[tuple[Roster, bytes]]] = {}
         for report in self._reports.values():
@@ -405,8 +410,7 @@ class Recovery:
                 for version, roster in report.rosters.items():
                     known.setdefault(version, []).append((roster, report.tellers[version]))
         ratified = self.ratified
-        floor = max((version for version in known if version <= ratified), default=0)
-        if ratified and not floor:
+        if ratified and ratified not in known:
             return []
         return [
             Basis(
@@ -415,14 +419,14 @@ class Recovery:
                 is_ours=any(teller == self._incumbent for _, teller in told),
             ).without(self._left)
             for version, told in sorted(known.items())
-            if version >= floor
+            if version >= ratified
         ]
 
     @property
     def ratified(self) -> int:
         """The newest roster of which anybody knows that a majority had it."""
-        reports = (report for report in self._reports.values() if report.complete)
-        return max((report.header.ratified for report in reports), default=0)
+        told = (r.header.ratified for r in self._reports.values() if r.complete)
+        return max(self._ratified_here, *told, 0)
 
     def has_promises(self) -> bool:
         """Whether enough of the members follow the master that asks."""
@@ -439,8 +443,7 @@ class Recovery:
     @property
     def world_size(self) -> int:
         """How many members the run had, as far as anybody knows."""
-        newest = self._newest_known
-        return newest.global_world_size if newest is not None else 0
+        return self._newest_known.global_world_size if self._newest_known is not None else 0
 
     def has_majority(self) -> bool:
         """Whether no other master can have as many of the last members as this one."""
@@ -473,8 +476,7 @@ class Recovery:
             *(o.outcome.sequence for report in reports for o in report.outcomes),
             *(a.answer.sequence for report in reports for a in report.answers),
         ]
-        newest = self._newest_known
-        version = newest.version if newest is not None else 0
+        version = self._newest_known.version if self._newest_known is not None else 0
         return Recovered(
             term=max((report.header.term for report in reports), default=0),
             last_peer=max(given, default=PeerId(0)),
@@ -489,7 +491,7 @@ class Recovery:
             sequence=max(decided, default=0),
             expected=_expected(reports, finals),
             states={o.outcome.operation: o.expected for o in finals},
-            left=set(self._left),
+            left=self._left,
         )
 
     def _groups(self, reports: list[Report]) -> dict[int, RecoveredGroup]:

@@ -30,6 +30,7 @@ from pccl.protocol.master_events import (
     Tick,
 )
 from pccl.protocol.membership import Membership, RegisteredPeer
+from pccl.protocol.reachability import AddressTried, Reachability
 from pccl.protocol.recovery import Report
 from pccl.protocol.status import Removal, admission_waits_for
 from pccl.protocol.status_report import StatusReport
@@ -49,6 +50,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         incumbent: id of this master.
         standbys: where other masters of the run listen.
         choose: finds out which algorithms are the quickest in a ring.
+        tests_addresses: whether newcomers are dialled, to find out if they can be.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         incumbent: bytes,
         standbys: tuple[msg.MasterAddress, ...],
         choose: Choose,
+        *,
+        tests_addresses: bool = False,
     ) -> None:
         super().__init__("master", now_ns)
         self.timing = timing
@@ -81,6 +85,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         """Group -> the oldest newcomer that was removed, or has come back, and that younger peers
         have not been told of."""
         self._ticks = Ticks(timing.ns(timing.tick_s), now_ns)
+        self._reachability: Reachability | None = Reachability(now_ns) if tests_addresses else None
         self._beat_ns = now_ns
 
     # -- what rounds and operations have to do with it -------------------------------------------
@@ -171,6 +176,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
                 self._on_master_answered(master, answer)
             case MasterUnanswered(master, reason):
                 self._on_master_unanswered(master, reason)
+            case AddressTried(peer, host, reason):
+                self._on_tested(peer, None, host, reason)
 
     def _on_message(self, connection: int, message: msg.Message) -> None:
         if connection not in self._hosts:
@@ -198,6 +205,10 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             case msg.LinksMeasured(links):
                 for link in links:
                     self.membership.note_measure(peer.id, link.peer, link.measure)
+            case msg.AddressProbed(other, reason):
+                newcomer = self.membership.peers.get(other)
+                host = "" if reason or newcomer is None else newcomer.member.host
+                self._on_tested(other, peer.id, host, reason)
             case msg.Prefetched():
                 peer.prefetching = False
                 self._admit_into_empty_run()
@@ -227,12 +238,14 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             self._refuse(connection, flaw)
             return
         self._last_peer = PeerId(self._last_peer + 1)
-        host = message.host or self._hosts[connection]
+        seen = self._hosts[connection]
+        host = message.host or seen
         peer = RegisteredPeer(
             id=self._last_peer,
             group=message.group,
             member=Member(self._last_peer, host, message.port),
             token=self._random_bytes(RESUME_TOKEN_BYTES),
+            seen=seen,
             min_peers=message.min_peers,
             prefetching=message.prefetches,
             connection=connection,
@@ -248,7 +261,52 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         )
         self._send(peer, msg.LinkPlan(self.membership.elders(peer)))
         self._announce("registered", peer, f"from {host}:{message.port}")
+        self._test_addresses(peer)
+        for other in list(self.membership.peers.values()):
+            if self._reachability is not None and self._reachability.why_undialable(other.id):
+                self._ask(other, peer)
         self._admit_into_empty_run()
+
+    # -- who can be dialled --------------------------------------------------------------------
+
+    def _test_addresses(self, newcomer: RegisteredPeer) -> None:
+        """Find out whether a newcomer can be dialled, from here and from another machine."""
+        if self._reachability is None:
+            return
+        tester = self.membership.tester_of(newcomer)
+        test = self._reachability.begin(newcomer.member, newcomer.seen, tester, self._now_ns)
+        if test is None:
+            return
+        newcomer.untested = True
+        self._effects.append(test)
+        if tester is not None:
+            probe = msg.ProbeAddress(newcomer.member, newcomer.seen)
+            self._send(self.membership.peers[tester], probe)
+
+    def _on_tested(self, tested: PeerId, by: PeerId | None, host: str, reason: str) -> None:
+        if self._reachability is None:
+            return
+        self._reachability.tested(tested, by, host, reason)
+        for undialable, why in self._reachability.news():
+            peer = self.membership.peers[undialable]
+            reason = f"at {peer.member.host}:{peer.member.port} ({why})"
+            self._send(peer, msg.Undialable(reason))
+            self._announce("undialable", peer, reason)
+        if tested in self.membership.peers:
+            self._wait_for_tests(self.membership.peers[tested])
+
+    def _wait_for_tests(self, newcomer: RegisteredPeer) -> None:
+        """A newcomer is not admitted before it is tested, but for long enough it was waited."""
+        if newcomer.untested and self._reachability is not None:
+            in_time = self._now_ns - newcomer.registered_ns < self.timing.ns(self.timing.dial_s)
+            newcomer.untested = in_time and self._reachability.awaits(newcomer.id)
+            if not newcomer.untested:
+                self._admit_into_empty_run()
+
+    def _ask(self, elder: RegisteredPeer, newcomer: RegisteredPeer) -> None:
+        """Let an older peer dial a newcomer that cannot reach it."""
+        if elder.group == newcomer.group and self.membership.ask(elder.id, newcomer.id):
+            self._send(elder, msg.DialNewcomers(self.membership.asked(elder.id)))
 
     def _resume(self, connection: int, message: msg.Resume) -> None:
         peer = self.membership.peers.get(message.peer)
@@ -281,6 +339,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         """Tell a peer what it has missed; ``roster_version`` is the newest roster it knows."""
         self._send(peer, msg.Resumed(self.term, self.incumbent, self.standbys))
         self._send(peer, msg.LinkPlan(self.membership.elders(peer)))
+        if asked := self.membership.asked(peer.id):
+            self._send(peer, msg.DialNewcomers(asked))
         if not peer.admitted:
             return
         if roster_version == 0:  # it was admitted, but that news was lost
@@ -304,7 +364,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         self._hosts.pop(connection, None)
 
     def _on_link_report(self, peer: RegisteredPeer, other: PeerId, why: str | None) -> None:
-        self.membership.report_link(peer.id, other, why, self._now_ns)
+        self._note_link(peer, other, why)
         accused = self.membership.peers.get(other)
         if why is None or accused is None or accused.connection is not None:
             return
@@ -313,6 +373,14 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         trouble = self._link_trouble(accused)
         if trouble is not None:
             self._remove(accused, RemovalCause.CONNECTIONS_LOST, trouble)
+
+    def _note_link(self, peer: RegisteredPeer, other: PeerId, why: str | None) -> None:
+        self.membership.report_link(peer.id, other, why, self._now_ns)
+        elder = self.membership.peers.get(other)
+        if why is None or elder is None or other > peer.id:
+            return
+        if not (peer.admitted and elder.admitted):  # members know each other, and both dial
+            self._ask(elder, peer)
 
     def _link_trouble(self, peer: RegisteredPeer) -> str | None:
         """What shows, with a lost control connection, that a peer is gone."""
@@ -328,7 +396,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         if peer is None:
             return  # another one's request has cost it its place
         for other, why_down in report.links.items():
-            self.membership.report_link(peer.id, other, why_down, self._now_ns)
+            self._note_link(peer, other, why_down)
         for message in report.requests:
             try:
                 match message:
@@ -359,7 +427,12 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         """Take peers out of the run in one step, and draw every conclusion from that."""
         for peer in peers:
             self._dismiss(peer, cause, reason)
+        asked = self.membership.stop_asking(peers)
         self.membership.remove(peers)
+        if self._reachability is not None:
+            self._reachability.forget(peer.id for peer in peers)
+        for elder in asked:
+            self._send(elder, msg.DialNewcomers(self.membership.asked(elder.id)))
         members = [peer for peer in peers if peer.admitted]
         if members:
             self._tell_rosters(self.membership.members())
@@ -402,6 +475,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         if not tick.may_judge:
             return
         self._note_who_is_waited_for()
+        for peer in self.membership.pending():
+            self._wait_for_tests(peer)
         unlinked = self.membership.unlinked()
         for peer in list(self.membership.peers.values()):
             if peer.connection is not None and not self._acknowledges(peer):
@@ -466,16 +541,24 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         if missing is None:
             peer.pending_ns = now_ns
         elif now_ns - peer.pending_ns >= timing.ns(timing.link_s):
-            neighbour, why = missing
-            elder = min(neighbour, peer.id)  # the younger one dials; it may be gone
-            dialled = self.membership.peers.get(elder, peer).member
-            self._remove(
-                peer,
-                RemovalCause.UNREACHABLE,
-                f"it could not be linked to peer {neighbour}: {why}; peer {dialled.peer} must be "
-                f"reachable at {dialled.host}:{dialled.port}: check what it advertises, and open "
-                "that port",
-            )
+            neighbour, _ = missing
+            if neighbour in self.membership.peers:  # otherwise it was removed just now
+                self._remove(peer, RemovalCause.UNREACHABLE, self._why_apart(peer, neighbour))
+
+    def _why_apart(self, newcomer: RegisteredPeer, neighbour: PeerId) -> str:
+        """Why a newcomer cannot be linked to one that it needs, and what to do."""
+        other = self.membership.peers[neighbour]
+        tries = [
+            f"peer {one.id} cannot dial peer {target.id} at "
+            f"{target.member.host}:{target.member.port} "
+            f"({self.membership.why_down(one.id, target.id) or 'no answer yet'})"
+            for one, target in ((newcomer, other), (other, newcomer))
+        ]
+        return (
+            f"it could not be linked to peer {neighbour}, and no ring avoids the pair: "
+            f"{', and '.join(tries)}; one of the two must be reachable: check what it advertises, "
+            "and open that port"
+        )
 
     # -- helpers -------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ from pccl.protocol.master_events import (
 from pccl.protocol.membership import Membership
 from pccl.protocol.origin import Origin
 from pccl.protocol.ratifying import Ratifying
+from pccl.protocol.reachability import Reachability
 from pccl.protocol.recovery import Recovered, Recovery, Report
 from pccl.protocol.revival import revive, revive_all
 from pccl.protocol.shared_state import Elect, elect_nothing
@@ -65,6 +66,7 @@ class Restartable(Ratifying):
         choose: finds out which algorithms are the quickest in a ring.
         elect: finds out which shared state everybody gets.
         stands_by_for: of a standby, the masters whose run it takes up, as people know them.
+        tests_addresses: whether newcomers are dialled, to find out if they can be.
     """
 
     def __init__(
@@ -80,9 +82,22 @@ class Restartable(Ratifying):
         choose: Choose = ring_always,
         elect: Elect = elect_nothing,
         stands_by_for: Sequence[str] = (),
+        *,
+        tests_addresses: bool = False,
     ) -> None:
         sole = not standbys and origin is not Origin.STANDBY
-        super().__init__(timing, run, term, random_bytes, now_ns, incumbent, standbys, choose, sole)
+        super().__init__(
+            timing,
+            run,
+            term,
+            random_bytes,
+            now_ns,
+            incumbent,
+            standbys,
+            choose,
+            sole,
+            tests_addresses=tests_addresses,
+        )
         self._elect = elect
         self._origin = origin
         self._term_min = term
@@ -316,7 +331,8 @@ class Restartable(Ratifying):
 
     def _begin_recovery(self, run: bytes | None) -> Recovery:
         self._asked_term = None
-        self._recovery = Recovery(self.timing, run, self.incumbent, self._now_ns)
+        ratified = self._majority.ratified if run is not None else 0
+        self._recovery = Recovery(self.timing, run, self.incumbent, self._now_ns, ratified)
         return self._recovery
 
     def _collect(self, recovery: Recovery, connection: int, message: msg.Message) -> None:
@@ -500,6 +516,8 @@ class Restartable(Ratifying):
         reports = {r.peer: r for r in (*recovered.returned, *recovered.newcomers)}
         peers = revive_all(recovered, self._now_ns)
         self.membership = Membership(self.term, self._choose)
+        if self._reachability is not None:  # ids may mean others from now on
+            self._reachability = Reachability(self._now_ns)
         self.membership.updates = recovered.counts[RoundKind.UPDATE_TOPOLOGY]
         self.membership.restore(recovered.membership, peers, shared=not self._sole)
         self._by_connection = {p.connection: p for p in peers if p.connection is not None}

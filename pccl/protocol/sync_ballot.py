@@ -164,6 +164,14 @@ class SyncBallot(Ballot):
             return outcome
         return self._go_on()
 
+    def awaited(self, still_ns: int) -> list[PeerId]:
+        """See ``Ballot``: those who fetch wait for their sources, too, if nothing comes."""
+        waiting = self.waiting_for()
+        if self._elected is None or self.progress_ns > still_ns:
+            return waiting
+        sources = {*self._elected.sources, *self._elected.extra_sources}
+        return [peer for peer in self._present if peer in waiting or peer in sources]
+
     # -- time --------------------------------------------------------------------------------------
 
     def look(self, timing: Timing, now_ns: int) -> Decision | None:

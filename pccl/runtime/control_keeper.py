@@ -11,14 +11,16 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from pccl.protocol.errors import LinkError, RemoteProtocolError
-from pccl.protocol.handshake import AnotherRun, Channel, HandshakeRefused, Opening
+from pccl.protocol.handshake import AnotherRun, Channel, Handshake, HandshakeRefused, Opening
 from pccl.protocol.intake import masters_bytes_max
 from pccl.protocol.messages import Damaged, MasterAddress, Message, Refused, Registered, Resumed
 from pccl.protocol.peer_events import ControlClosed, ControlMessage, ControlOpened, PeerEvent
+from pccl.protocol.reachability import TryAddress
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.control import ControlStream
 from pccl.runtime.greeting import Credentials, Identity, introduce
+from pccl.runtime.probe import probe
 from pccl.transports.base import Address, Connection, Transport
 
 _log = logging.getLogger("pccl.peer")
@@ -65,6 +67,8 @@ class ControlKeeper:
         self._timer: Timer | None = None
         self._dial_task: asyncio.Task[None] | None = None
         self._stream: ControlStream | None = None
+        self.met_at = ""
+        """The host at which a master was reached last; empty: none was."""
         self._lost_ns = self._said_ns = 0
         """When the connection was lost, and when that was said last; 0: it is there."""
 
@@ -82,6 +86,19 @@ class ControlKeeper:
     def dial(self, delay_ns: int) -> None:
         """Try once to connect, after a delay."""
         self._timer = self._clock.call_at_ns(self._clock.now_ns() + delay_ns, self._dial)
+
+    def probe(self, test: TryAddress) -> None:
+        """Dial a newcomer on the master's behalf, and feed what came of it."""
+        self._create_task(self._probe(test))
+
+    async def _probe(self, test: TryAddress) -> None:
+        def greet() -> Handshake:
+            own = self._credentials.opening(Channel.PROBE, self._identify(), test.member.peer)
+            return self._credentials.dial(own)
+
+        patience_ns = round(self._dial_s * NS_PER_S)
+        how = self._transport, self._clock, test, greet, patience_ns, self.met_at
+        self._feed(await probe(*how))
 
     def send(self, message: Message) -> None:
         """Send on the connection, if there is one."""
@@ -144,6 +161,7 @@ class ControlKeeper:
                 self._lost_ns = self._clock.now_ns()
                 self._feed(ControlClosed(reason))
 
+        self.met_at = connection.remote.host
         self._stream = stream = ControlStream(
             connection,
             on_message,

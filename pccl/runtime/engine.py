@@ -41,6 +41,7 @@ from pccl.protocol.peer_events import (
     Raise,
     ReduceDone,
     ReduceResult,
+    ReportUndialable,
     ReportWait,
     Return,
     RoundCall,
@@ -50,6 +51,7 @@ from pccl.protocol.peer_events import (
     Tick,
 )
 from pccl.protocol.peer_news import PeerNews
+from pccl.protocol.reachability import TryAddress
 from pccl.protocol.types import SYNC_TAG, Descriptor, OperationId, PeerId, Roster, RoundKind
 from pccl.runtime.calls import Call, Calls, fresh
 from pccl.runtime.clock import ThreadClock, Ticker
@@ -69,8 +71,8 @@ from pccl.runtime.state_desk import StateDesk
 from pccl.runtime.state_exchange import StateExchange
 from pccl.runtime.state_sync import SyncReport, SyncRequest
 from pccl.runtime.tasks import Tasks
-from pccl.runtime.waiting import log_wait, next_turn
-from pccl.transports.base import Address, Connection, Listener, Transport
+from pccl.runtime.waiting import log_wait, log_warning, next_turn
+from pccl.transports.base import Address, Listener, Transport
 from pccl.transports.link import Link, Links
 
 
@@ -226,7 +228,9 @@ class PeerEngine:
         prefetches: bool = False,
     ) -> None:
         if self._listener is None:
-            self._listener = await listen(self._transport, self._options, self._accept)
+            self._listener = await listen(
+                self._transport, self._options, lambda connection: self.keeper.accept(connection)
+            )
             self._ticker.start()
         host = self._options.advertise_host
         port = self._options.advertise_port or self._listener.address.port
@@ -411,9 +415,8 @@ class PeerEngine:
         return Deadline(self._clock.now_ns() + self._timing.ns(timeout_s), timeout_s)
 
     def _check_request(self, request: ReduceRequest) -> None:
-        ranges = request.operand.ranges if request.operand is not None else ()
         self._check_attempt(request)
-        self.calls.check_free(ranges)
+        self.calls.check_free(request.operand.ranges if request.operand is not None else ())
 
     def _check_attempt(self, request: ReduceRequest) -> None:
         """See what may have changed since the attempt before; the memory is still lent for it."""
@@ -545,6 +548,10 @@ class PeerEngine:
                 self.feed(CallersAsked(query, self._callers_blocked()))
             case ReportWait(text, waited_s):
                 log_wait(text, waited_s)
+            case TryAddress():
+                self._control.probe(effect)
+            case ReportUndialable(text):
+                log_warning(text)
             case Return(number, value):
                 call = self.calls.get(number)
                 if isinstance(value, ReduceResult) and call is not None:
@@ -577,11 +584,6 @@ class PeerEngine:
         self._state.tick()
         progress = (*self.data_plane.progress(), *self.exchange.progress())
         self.feed(Tick(progress, self._callers_blocked(), busy_ns))
-
-    # -- the data plane --------------------------------------------------------------------------
-
-    def _accept(self, connection: Connection) -> None:
-        self.keeper.accept(connection)
 
     def _on_link_change(self, peer: PeerId, reason: str | None) -> None:
         if reason is not None:

@@ -30,6 +30,10 @@ class FrameRouter:
         """There is one more lane to ``peer``."""
         self._data_plane.lane_up(peer)
 
+    def lane_failed(self, peer: PeerId) -> None:
+        """See ``Frames``."""
+        self._exchange.lane_failed(peer)
+
     def lane_lost(self, lane: Lane) -> None:
         """The lane is gone, and what it carried perhaps with it."""
         self._data_plane.lane_lost(lane)

@@ -57,6 +57,9 @@ class Frames(Protocol):
         """There is one more lane to ``peer``."""
         ...
 
+    def lane_failed(self, peer: PeerId) -> None:
+        """A lane broke before it was up here; the other side may have used it already."""
+
     def lane_lost(self, lane: Lane) -> None:
         """The lane is gone, and what it carried perhaps with it."""
         ...
@@ -390,6 +393,7 @@ class LinkKeeper:
 
     async def _dial_once(self, member: Member, number: int, redial: _Redial) -> None:
         peer, patience_s = member.peer, self._timing.dial_s
+        connection: Connection | None = None
 
         def take(connection: Connection, remote: Opening) -> None:
             redial.task = None
@@ -417,6 +421,8 @@ class LinkKeeper:
             await introduce(connection, handshake, self._clock, deadline_ns, take)
         except (LinkError, RemoteProtocolError) as error:
             redial.task = None
+            if connection is not None and isinstance(error, LinkError):
+                self._frames.lane_failed(peer)
             if isinstance(error, RemoteProtocolError):
                 _log.info("closed a connection to peer %d: %s", peer, error.reason)
             if self._is_superfluous(peer, number, redial):
@@ -450,6 +456,9 @@ class LinkKeeper:
         return self._credentials.opening(Channel.LANE, self._identity, lanes=self._lanes)
 
     def _on_proven(self, connection: Connection, remote: Opening, deadline_ns: int) -> None:
+        if remote.channel is Channel.PROBE:
+            connection.close()  # it was answered, and that was all
+            return
         if remote.lane and remote.source not in self._wanted:
             # The link to a newcomer has one lane. A member that we do not know yet dials again.
             connection.abort()

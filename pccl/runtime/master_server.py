@@ -6,11 +6,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import LocalProtocolError, PCCLError
-from pccl.protocol.handshake import NO_RUN, RUN_BYTES, Opening
+from pccl.protocol.handshake import NO_RUN, RUN_BYTES, Channel, Handshake, Opening
 from pccl.protocol.intake import Allowance, Trust, peers_bytes_max
 from pccl.protocol.limits import (
     INCUMBENT_BYTES,
@@ -36,6 +37,7 @@ from pccl.protocol.master_events import (
     Warn,
 )
 from pccl.protocol.messages import MasterAddress
+from pccl.protocol.reachability import TryAddress
 from pccl.protocol.restart import Origin
 from pccl.protocol.shared_state import Elect
 from pccl.protocol.source_shares import SourceShares
@@ -43,6 +45,7 @@ from pccl.runtime.clock import ThreadClock, Ticker, Timer
 from pccl.runtime.control import ControlStream
 from pccl.runtime.greeting import Credentials, Reception
 from pccl.runtime.master_store import MasterStore, Remembered
+from pccl.runtime.probe import probe
 from pccl.runtime.question import ask_run
 from pccl.runtime.status_desk import StatusDesk
 from pccl.runtime.stranger_log import StrangerLog
@@ -68,6 +71,7 @@ class MasterServer:
         standbys: where other masters listen, which the peers are told.
         standby_of: the masters whose run it takes up when they are gone; none: it is no standby.
         elect: finds out which shared state everybody gets.
+        tests_addresses: whether newcomers are dialled, to find out if they can be.
 
     Raises:
         LocalProtocolError: the store can't be read or written.
@@ -85,8 +89,11 @@ class MasterServer:
         standbys: tuple[MasterAddress, ...] = (),
         standby_of: Sequence[Address] = (),
         elect: Elect = elect,
+        *,
+        tests_addresses: bool = True,
     ) -> None:
         self._elect = elect
+        self._tests_addresses = tests_addresses
         self._clock = clock
         self._transport = transport
         self._timing = timing
@@ -150,6 +157,7 @@ class MasterServer:
             choose_algorithms,
             self._elect,
             tuple(str(address) for address in self._standby_of),
+            tests_addresses=self._tests_addresses,
         )
 
     def _remember(self, remembered: Remembered) -> None:
@@ -301,6 +309,17 @@ class MasterServer:
         else:
             self._feed(MasterAnswered(master, answer))
 
+    async def _probe(self, test: TryAddress) -> None:
+        machine, credentials = self.machine, self._credentials
+
+        def greet() -> Handshake:
+            opening = credentials.masters_opening(machine.run, machine.term)
+            target = test.member.peer
+            return credentials.dial(replace(opening, channel=Channel.PROBE, target=target))
+
+        patience_ns = self._timing.ns(self._timing.dial_s)
+        self._feed(await probe(self._transport, self._clock, test, greet, patience_ns, test.seen))
+
     # -- the machine ---------------------------------------------------------------------------
 
     def _feed(self, event: MasterEvent) -> None:
@@ -337,6 +356,9 @@ class MasterServer:
                     self._tasks.create(self._ask(master))
                 case Warn(text):
                     _log.warning("%s", text)
+                case TryAddress():
+                    assert self._tasks is not None, "not started"
+                    self._tasks.create(self._probe(effect))
                 case Forget():
                     self._keep(None)
                     _log.info("no member is left: the run is over")

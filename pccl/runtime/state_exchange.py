@@ -195,8 +195,12 @@ class StateExchange:
 
     def lane_lost(self, lane: Lane) -> None:
         """A lane is gone, with what was on it."""
+        self.lane_failed(lane.link.peer)
+
+    def lane_failed(self, peer: PeerId) -> None:
+        """What a peer has sent on a lane may be lost, though there was none here."""
         for part in self._parts():
-            part.lost_lane(lane.link.peer)
+            part.lost_lane(peer)
 
     def link_changed(self, peer: PeerId, *, up: bool) -> None:
         """The link to a peer has come up, or is down."""

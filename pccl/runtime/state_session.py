@@ -481,8 +481,9 @@ class StateSession:
         """If nobody gives what is missing: give up, or wait a while for somebody who may."""
         now_ns = self._now_ns()
         if not self._starves:
-            self._starving_since_ns = None
-            return
+            if self.fetch is not None or self._is_done:
+                self._starving_since_ns = None
+            return  # a map that was asked for is none yet: who asks each other in turn gets none
         if self._starving_since_ns is None:
             self._starving_since_ns = now_ns
         if self._has_hope and now_ns - self._starving_since_ns < self._stall_ns:

@@ -48,3 +48,8 @@ def log_wait(text: str, waited_s: int) -> None:
     """Somebody has been waiting for others for a while."""
     level = logging.WARNING if waited_s >= LONG_WAIT_S else logging.DEBUG
     _log.log(level, "%s (for %d s)", text, waited_s)
+
+
+def log_warning(text: str) -> None:
+    """People want to know this, and what to do about it."""
+    _log.warning("%s", text)

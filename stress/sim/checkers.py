@@ -362,6 +362,18 @@ class Checkers:
             raise Violation(f"peer {peer} ({address.host}) was removed without a cause: {why}")
         self.done["removed alive"] += 1
 
+    def undialable(self, run: bytes, peer: PeerId, why: str) -> None:
+        """The master of a run says that nobody can dial a peer."""
+        address = self._addresses[run, peer]
+        if self.believes(address) == (run, peer) and not self._excuses.undialable(address.host):
+            raise Violation(f"peer {peer} ({address.host}) can be dialled, and is told: {why}")
+        self.done["undialable"] += 1
+
+    def removed_together(self, lost: int, left: int) -> None:
+        """A master that has a standby has removed so many at once that had not said goodbye."""
+        if lost >= left and lost:
+            self._excuses.majority_died()
+
     def not_removed(self, peer: PeerId, waited_s: float) -> None:
         """A busy master lets others wait for a silent peer for longer than the deadline."""
         raise Violation(f"peer {peer} is silent and awaited for {waited_s:.1f} s, and a member")

@@ -69,6 +69,7 @@ class Excuses:
         self._masters_died = False
         self._masters_divided = False
         self._majority_died = False
+        self._shut: set[str] = set()
         self.is_master_gone = False
         """Whether there will be none any more."""
 
@@ -94,6 +95,14 @@ class Excuses:
     def slowed(self, host: str, lag_ns: int) -> None:
         """The process there does everything late."""
         self._lags_ns[host] += lag_ns
+
+    def shut(self, host: str) -> None:
+        """Nobody can dial this host: two such never have a link."""
+        self._shut.add(host)
+
+    def are_apart(self, *hosts: str | None) -> bool:
+        """Whether neither of two hosts can dial the other."""
+        return self._shut.issuperset(hosts)
 
     def flipped(self, end: SimConnection) -> None:
         """What has arrived on a connection was damaged: it is closed, and made again at once."""
@@ -193,13 +202,18 @@ class Excuses:
                 other = next((ends - {host} for ends in named if host in ends), {None}).pop()
                 if other is None:
                     return False  # nobody says whom it could not talk to
-                return self._any(host, other) or self._masters_divided
+                touched = self._any(host, other) or self.are_apart(host, other)
+                return touched or self._masters_divided
             case RemovalCause.UNREACHABLE:
                 # Its neighbour may be dead, and the master not have heard of that.
                 neighbour = self._accuser(why, host_of)
-                return self._stood_still(host, neighbour, timing.link_s / 2) or (
-                    neighbour is not None
-                    and self._stood_still(neighbour, MASTER_NAME, timing.link_s / 2)
+                return (
+                    self.are_apart(host, neighbour)
+                    or self._stood_still(host, neighbour, timing.link_s / 2)
+                    or (
+                        neighbour is not None
+                        and self._stood_still(neighbour, MASTER_NAME, timing.link_s / 2)
+                    )
                 )
 
     def lost_master(self, host: str) -> bool:
@@ -207,6 +221,20 @@ class Excuses:
         if self._master_blank or self.may_stay_without_master:
             return True
         return self._stood_still(host, MASTER_NAME, self._timing.master_lost_s)
+
+    def was_cut_off(self, host: str) -> bool:
+        """Whether anything befell the connection of a host with the master."""
+        return self._any(host, MASTER_NAME)
+
+    @property
+    def until_ns(self) -> int:
+        """When everything is over that has been done so far; it may lie ahead."""
+        return max((trouble.until_ns for trouble in self._troubles), default=0)
+
+    def undialable(self, host: str) -> bool:
+        """Whether dials of this host may have failed."""
+        troubled = self._troubles or self._flips or self._lags_ns or self._narrow_ns
+        return host in self._shut or bool(troubled)
 
     @property
     def were_masters_divided(self) -> bool:

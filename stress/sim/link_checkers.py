@@ -27,6 +27,7 @@ class LinkCheckers:
         now_ns: the present.
         quiet_since_ns: when the last fault was over, which may lie ahead.
         processes: all that there are, dead ones too.
+        are_apart: whether neither of two hosts can ever dial the other.
     """
 
     def __init__(
@@ -36,11 +37,13 @@ class LinkCheckers:
         now_ns: Callable[[], int],
         quiet_since_ns: Callable[[], int],
         processes: Callable[[], Iterable[PeerProcess]],
+        are_apart: Callable[[str, str], bool],
     ) -> None:
         self._done = done
         self._now_ns = now_ns
         self._quiet_since_ns = quiet_since_ns
         self._processes = processes
+        self._are_apart = are_apart
         self._bound_ns = timing.ns(2 * timing.dial_s + 4 * timing.redial_max_s)
         """A dial into nothing that began before the faults were over ends, and then another one,
         whose greeting is lost with a connection that was already dead."""
@@ -71,7 +74,10 @@ class LinkCheckers:
         return [
             other
             for other in self._processes()
-            if other is not process and _knows(process, other) and _knows(other, process)
+            if other is not process
+            and _knows(process, other)
+            and _knows(other, process)
+            and not self._are_apart(process.host.name, other.host.name)
         ]
 
 

@@ -156,6 +156,15 @@ def _only_the_younger_dials(stack: ExitStack) -> None:
     stack.enter_context(patch.object(LinkKeeper, "_bring_up", idle))
 
 
+def _elders_are_not_asked(stack: ExitStack) -> None:
+    """A newcomer that cannot dial an older peer waits until it is refused: nobody dials it."""
+
+    def ignore(registrar: Registrar, elder: object, newcomer: object) -> None:
+        return
+
+    stack.enter_context(patch.object(Registrar, "_ask", ignore))
+
+
 def _world_changes_unseen(stack: ExitStack) -> None:
     """The outcome of a launched reduce changes the world before its caller looks at it."""
 
@@ -516,6 +525,7 @@ PLANTED: dict[str, Callable[[ExitStack], None]] = {
     "done_ahead_ignored": _done_ahead_ignored,
     "no_fencing": _no_fencing,
     "only_the_younger_dials": _only_the_younger_dials,
+    "elders_are_not_asked": _elders_are_not_asked,
     "no_restore_after_completion": _no_restore_after_completion,
     "carry_not_restored": _carry_not_restored,
     "gap_not_bridged": _gap_not_bridged,

@@ -214,6 +214,10 @@ class MasterProcess:
                 self._checkers.resumed(
                     InRun(machine.run, asked.operation), InRun(machine.run, asked.resumes)
                 )
+        if machine.standbys:
+            gone = [e for e in effects if isinstance(e, Announce) and e.what == "removed"]
+            lost = [effect for effect in gone if not effect.text.startswith("GOODBYE")]
+            self._checkers.removed_together(len(lost), len(machine.membership.members()))
         for effect in effects:
             if isinstance(effect, MasterSend) and isinstance(effect.message, HoldingsQuery):
                 self._checkers.was_interrupted(InRun(machine.run, effect.message.operation))
@@ -225,6 +229,8 @@ class MasterProcess:
                 self._checkers.admitted(machine.run, effect.peer, size)
             elif isinstance(effect, Announce) and effect.what == "removed":
                 self._checkers.removed(machine.run, effect.peer, effect.text)
+            elif isinstance(effect, Announce) and effect.what == "undialable":
+                self._checkers.undialable(machine.run, effect.peer, effect.text)
 
 
 class _RecordingEngine(PeerEngine):

@@ -26,6 +26,7 @@ from pccl.stress.sim.faults import (
     Lies,
     MasterDeath,
     Takeover,
+    Undialable,
     draw_corruption,
     draw_divides,
     draw_faults,
@@ -268,6 +269,10 @@ def draw(seed: int) -> Scenario:
         scenario = replace(scenario, syncs=syncs, faults=faults, mistake=None)
     if peers not in _CROWDS:
         scenario = _with_buckets(scenario)
+    shut = [len(fault.peers) for fault in scenario.faults if isinstance(fault, Undialable)]
+    if max(shut, default=0) > 1:  # a pair of them has no link, whatever a caller names
+        slots = tuple(replace(slot, algorithm=Algorithm.AUTO) for slot in scenario.slots)
+        scenario = replace(scenario, slots=slots)
     if rng.random() < 0.03 or any(fault.needs_standby for fault in scenario.faults):
         scenario = replace(scenario, standby=True)
     if peers in _CROWDS:  # some of so many would always be impatient

@@ -141,6 +141,7 @@ class Stage:
             loop.now_ns,
             self._quiet_since_ns,
             lambda: (seat.process for seat in self.seats),
+            excuses.are_apart,
         ).check
         if scenario.standby and not all(fault.keeps_majority for fault in scenario.faults):
             excuses.master_died()
@@ -349,8 +350,8 @@ class Stage:
         seat.task.add_done_callback(partial(self._ended, process))
 
     def _ended(self, process: PeerProcess, task: asyncio.Task[None]) -> None:
-        if not self.master.host.alive:  # nobody has heard its goodbye
-            self._note_majority(process.engine.roster)
+        if not self.master.host.alive or self.excuses.was_cut_off(process.name):
+            self._note_majority(process.engine.roster)  # nobody may have heard its goodbye
         self._on_done(process, task)
 
     def kill(self, seat: Seat) -> bool:
@@ -496,7 +497,8 @@ class Stage:
 
     def _quiet_since_ns(self) -> int:
         """When the last fault was over, or will be."""
-        return max([self.struck_ns, *(fault.ends_ns for fault in self.scenario.faults)])
+        planned = (fault.ends_ns for fault in self.scenario.faults)
+        return max(self.struck_ns, self.excuses.until_ns, *planned, 0)
 
     def _believes(self, address: Address) -> tuple[bytes, PeerId] | None:
         for seat in self.seats:

@@ -354,7 +354,7 @@ class _Life:
                 await self._connect()
                 return self._members()
             case Update():
-                await self._engine.update_topology()
+                await self._engine.update_topology(timeout_s=self._patience_s)
                 return self._members()
             case Sync():
                 return await self._sync()
@@ -371,16 +371,19 @@ class _Life:
     async def _connect(self) -> None:
         memory = self._outer.memory
         prefetch = PrefetchRequest(memory, Stock(memory, 1 << 20), on_reduction=self._replay)
-        patience_s = _PATIENCE_S if self._scenario.standby else None
         for _ in range(_REFUSALS_MAX):
             try:
                 await self._engine.connect(
-                    100, min_peers=1, timeout_s=patience_s, prefetch=prefetch
+                    100, min_peers=1, timeout_s=self._patience_s, prefetch=prefetch
                 )
             except NotAdmitted:  # somebody that it can't reach now, perhaps
                 continue
             return
         raise AssertionError(f"{self._who}: refused {_REFUSALS_MAX} times")
+
+    @property
+    def _patience_s(self) -> float | None:
+        return _PATIENCE_S if self._scenario.standby else None
 
     def _replay(self, seen: ObservedReduction) -> None:
         self._checkers.done["training replay"] += 1

@@ -435,6 +435,8 @@ class Workload:
                 raise Violation(f"{self._who}: the world changed before a handle was waited for")
             try:
                 await self._finish(ticket)
+            except TooFewPeers:  # it had to wait, and the others have gone meanwhile
+                self._check_failed(send, recv, original)
             except PCCLError as error:
                 self._check_failed(send, recv, original)
                 again.append((slot, original))

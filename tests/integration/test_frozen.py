@@ -15,7 +15,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -32,6 +31,7 @@ import pccl
 from pccl.errors import Evicted
 from pccl.runtime.transfer import Transfer
 from tests.support.patience import LIMIT_S, patient
+from tests.support.ports import free_port
 
 PROMISE_S = 3.0
 """From the freeze to the survivors' result, with a deadline of two seconds."""
@@ -229,12 +229,6 @@ class Crew:
         ids = sorted(peer.id for peer in self.peers)
         assert [sorted(one["contributors"]) for one in told] == [ids] * len(self.peers)
         assert all(one["exact"] for one in told)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pccl.protocol.types import PeerId
 from pccl.stress.emulator import LinkSpec, RelayThread
 from pccl.transports.lane import Lane
 from pccl.transports.link import Link
+from tests.support.ports import free_port
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Array, Run
@@ -371,13 +372,6 @@ if sys.platform == "linux":  # elsewhere a machine has no second loopback addres
 
 
 # -- behind a relay --------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    """A port that was free just now."""
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port: int = one.getsockname()[1]
-        return port
 
 
 def test_bits_that_flip_on_the_way_cost_lanes_and_change_nothing(

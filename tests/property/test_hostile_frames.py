@@ -156,7 +156,7 @@ class Port:
             Timing(),
             Identity(),
             self.links,
-            self.plane,
+            typing.cast("Any", self.plane),
             lambda peer, reason: None,
             typing.cast("Any", None),
             Credentials(None, lambda count: bytes(count)),

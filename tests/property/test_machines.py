@@ -19,6 +19,7 @@ from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
 from pccl.protocol.master import MasterMachine
 from pccl.protocol.peer import PeerMachine, Standing
+from pccl.protocol.reachability import TryAddress
 from pccl.protocol.types import (
     AbortCause,
     Descriptor,
@@ -161,7 +162,14 @@ class MasterWitness:
                     assert int(text.removeprefix("world size ")) >= self.min_peers[peer]
                     self.members.add(peer)
                     self.new_members.add(peer)
-                case me.Announce() | me.Remember() | me.Forget() | me.AskMaster() | me.Warn():
+                case (
+                    me.Announce()
+                    | me.Remember()
+                    | me.Forget()
+                    | me.AskMaster()
+                    | me.Warn()
+                    | TryAddress()
+                ):
                     pass
                 case me.CloseControl(connection):
                     self._on_close(connection)
@@ -691,6 +699,8 @@ class Process:
                 assert not (committed and not posted.done)
             case pe.CloseGap():
                 self.gaps.append(effect)
+            case TryAddress() | pe.ReportUndialable():
+                pass
             case pe.AskCallers() | pe.ReportWait() | pe.ForgetEarly() | pe.SendAcross():
                 self._take_note(effect)
             case pe.Return() | pe.Raise():
@@ -774,6 +784,8 @@ class World:
                     self.wires.remove(by_number[number])
                 case me.Announce() | me.Remember() | me.Forget() | me.AskMaster() | me.Warn():
                     pass
+                case TryAddress():
+                    raise AssertionError("this master tests no addresses")
 
     # -- single steps ------------------------------------------------------------------------
 

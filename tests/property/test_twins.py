@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -190,7 +191,7 @@ class DumbMembership:
         return [(n, r) for g, n, r in self.views if g == group and (g, n) not in self.closed]
 
     def admit(self, peers: list[PeerId], busy: set[tuple[int, int]]) -> None:
-        self.admitted += peers
+        _, _, self.admitted = self.lined_up(peers, set(peers))
         for group in {self.groups[peer] for peer in peers}:
             self.open_view(group)
             still_open = [number for number, _ in self.open_views(group)]
@@ -216,12 +217,16 @@ class DumbMembership:
         last = {(reporter, target): up for reporter, target, up in self.links}
         return last.get((one, other), False) or last.get((other, one), False)
 
+    def tried_in_vain(self, one: PeerId, other: PeerId) -> bool:
+        last = {(reporter, target): up for reporter, target, up in self.links}
+        return last.get((one, other)) is last.get((other, one)) is False
+
     def admissible(self, connected: set[PeerId]) -> list[PeerId]:
         """Leave out those for whom there are too few, until there are enough for all others."""
         left_out: set[PeerId] = set()
         while True:
             newcomers = sorted(set(self.groups) - set(self.admitted) - left_out)
-            ready, _ = self.lined_up(newcomers, connected)
+            ready, _, _ = self.lined_up(newcomers, connected)
             size = len(self.admitted) + len(ready)
             dissatisfied = [peer for peer in ready if self.min_peers[peer] > size]
             if not dissatisfied:
@@ -230,23 +235,38 @@ class DumbMembership:
 
     def lined_up(
         self, newcomers: list[PeerId], connected: set[PeerId]
-    ) -> tuple[list[PeerId], dict[PeerId, PeerId]]:
-        """Who can take a place behind those before, and to whom the others lack a link."""
+    ) -> tuple[list[PeerId], dict[PeerId, PeerId], list[PeerId]]:
+        """Who can take a place, to whom the others lack a link, and the order of all then.
+
+        A place is behind those before; of those that can't be linked there, between two others.
+        """
         ready: list[PeerId] = []
         lacking: dict[PeerId, PeerId] = {}
+        order = list(self.admitted)
+        late: list[PeerId] = []
         for peer in newcomers:
-            group = self.groups[peer]
-            ring = self.ring(group) + [p for p in ready if self.groups[p] == group]
+            ring = [p for p in order if self.groups[p] == self.groups[peer]]
             strangers = [p for p in ring[-1:] + ring[:1] if not self.linked(peer, p)]
             if strangers:
                 lacking[peer] = strangers[0]
+                if any(self.tried_in_vain(peer, p) for p in strangers):
+                    late.append(peer)
             elif peer in connected:
                 ready.append(peer)
-        return ready, lacking
+                order.append(peer)
+        for peer in late:
+            ring = [p for p in order if self.groups[p] == self.groups[peer]]
+            places = [b for a, b in pairwise(ring) if self.linked(peer, a) and self.linked(peer, b)]
+            if places:
+                del lacking[peer]
+                if peer in connected:
+                    ready.append(peer)
+                    order.insert(order.index(places[-1]), peer)
+        return ready, lacking, order
 
     def unlinked(self, connected: set[PeerId]) -> dict[PeerId, PeerId]:
         newcomers = sorted(set(self.groups) - set(self.admitted))
-        _, lacking = self.lined_up(newcomers, connected)
+        _, lacking, _ = self.lined_up(newcomers, connected)
         may_come = self.admissible(connected)
         return {peer: other for peer, other in lacking.items() if peer not in may_come}
 

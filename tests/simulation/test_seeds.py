@@ -56,37 +56,38 @@ WORKLOADS = (
 the 500 seeds must not miss."""
 
 CAUGHT_BY = {
-    "ahead_in_unknown_views": 50,
-    "busy_is_asleep": 1486,
+    "ahead_in_unknown_views": 19,
+    "busy_is_asleep": 749,
     "carry_not_restored": 9,
     "commit_before_all_reported": 0,
-    "done_ahead_ignored": 7,
-    "gap_not_bridged": 170,
+    "done_ahead_ignored": 4,
+    "elders_are_not_asked": 170,
+    "gap_not_bridged": 37,
     "holdings_overstated": 3,
-    "late_tick_judged": 130,
+    "late_tick_judged": 213,
     "lineage_ignored": 44,
     "loss_told_to_one_launch": 113,
     "lost_lane_forgotten": 75,
     "lost_part_kept": 9,
     "missed_sync_repeated": 10,
-    "mistakes_undiagnosed": 93,
-    "no_fencing": 27,
+    "mistakes_undiagnosed": 227,
+    "no_fencing": 0,
     "only_the_younger_dials": 152,
     "no_restore_after_completion": 37,
-    "nothing_for_others_after_leaving": 1800,
-    "outcome_not_kept": 0,
+    "nothing_for_others_after_leaving": 300,
+    "outcome_not_kept": 7,
     "outdated_elected": 18,
-    "partial_taken_for_final": 646,
+    "partial_taken_for_final": 199,
     "partly_sent_forgotten": 75,
     "second_copy_added": 0,
-    "staging_skipped": 33,
+    "staging_skipped": 6,
     "starving_forgotten": 789,
     "stock_forgotten": 27,
     "unverified_piece_accepted": 18,
     "vote_counted_twice": 733,
     "weights_in_any_order": 10,
     "weights_not_waited_for": 19,
-    "world_changes_unseen": 908,
+    "world_changes_unseen": 101,
     "write_after_return": 0,
 }
 """A seed that shows each planted bug; ``--planted NAME --first`` searches for others.
@@ -99,7 +100,7 @@ CAUGHT_IN_MIX = {
     "abort_told_at_once": ("two-masters", 27),
     "damage_unnoticed": ("corruption", 20),
     "damaged_messages_believed": ("corruption", 2),
-    "newcomers_speak_for_all": ("two-masters", 934),
+    "newcomers_speak_for_all": ("two-masters", 282),
 }
 """Likewise of other mixes: the library before a majority stored what is told, before it verified
 what it reads, and before newcomers knew that there was a majority before them."""
@@ -153,6 +154,8 @@ def test_a_seed_gives_the_same_trace_under_any_hash_seed() -> None:
         4059,  # members left between an admission and the word of it
         4871,  # a delay that was longer than the deadline of a dial
         6544,  # evicted while one of several tensors had failed already: the caller was not told
+        4048,  # two that lacked a map of the state asked each other for it, again and again
+        6903,  # members waited for a link that was stalled for as long as they waited
         701719,  # only the elder had lost the link, and it never dialled: a mesh failed for ever
     ],
 )
@@ -169,6 +172,7 @@ def test_what_has_failed_once(seed: int) -> None:
         490,  # a piece was read into its place while its sender went
         934,  # a newcomer of a run without majority took it for whole, and a second one went on
         1582,  # likewise: each of two masters had one member
+        4380,  # who had said goodbye in one run was missing in the next one
         1722,  # of many members with little time one always left
     ],
 )

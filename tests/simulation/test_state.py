@@ -126,7 +126,7 @@ def test_a_liar_is_seen_through(maps: bool) -> None:
 
 
 def test_nobody_is_removed_for_the_lies_of_his_only_source() -> None:
-    verdict = run(Lies(0, 0, False, 1.0, 2 * NS_PER_S), peers=2, late_peers=0)
+    verdict = run(Lies(0, 1, False, 1.0, 2 * NS_PER_S), peers=2, late_peers=0)
     assert verdict.done["StateUnavailable"] > 0
     assert verdict.done["sync fetched"] > 0
     assert "removed alive" not in verdict.done

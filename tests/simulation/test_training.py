@@ -19,10 +19,10 @@ SEEDS = range(14)
 
 CAUGHT_BY = {
     "contributors_kept_back": 609,
-    "doubt_taken_for_applied": 26,
+    "doubt_taken_for_applied": 45,
     "doubt_taken_for_lost": 290,
     "flights_forgotten": 26,
-    "residual_advances_always": 6,
+    "residual_advances_always": 7,
     "residual_stays": 7,
 }
 """A seed that shows each planted bug."""
@@ -98,6 +98,7 @@ def test_a_death_in_every_phase(mode: Mode, phase: LifePhase) -> None:
         596,  # who had all of the work was frozen, and the run began anew with a newcomer
         602,  # all members had left, and who had replayed their rounds lost to who had nothing
         698,  # the second of two restarted masters gave out lower ids, and refused a newcomer
+        85,  # a run that had lost its last member waited for a majority, and a newcomer for it
         993,  # the last member was killed while its control connection was half open
     ],
 )
@@ -138,7 +139,7 @@ def test_who_hears_late_of_the_beginning_of_a_run_has_not_begun_it_anew() -> Non
 
 def test_a_round_that_one_has_opened_is_called_off_by_most() -> None:
     """They come back with what all had before the one opened the round: only that is taken back."""
-    scenario = all_but_one_frozen(4, 2.5)
+    scenario = all_but_one_frozen(4, 2.7)
     verdict = run_scenario(scenario)
     assert verdict.violation is None
     assert verdict.done["round called off"] == 1
@@ -161,8 +162,8 @@ def test_who_missed_a_round_does_not_take_it_back() -> None:
         min_peers=2,
         step_ns=19_336_171,
     )
-    most = [Freeze(2060 * MS, peer, 6940 * MS) for peer in (0, 1, 2)]
-    rest = [Freeze(4540 * MS, peer, 4460 * MS) for peer in (3, 4)]
+    most = [Freeze(2180 * MS, peer, 6820 * MS) for peer in (0, 1, 2)]
+    rest = [Freeze(4660 * MS, peer, 4340 * MS) for peer in (3, 4)]
     scenario = replace(
         drawn,
         peers=5,
@@ -172,7 +173,7 @@ def test_who_missed_a_round_does_not_take_it_back() -> None:
         faults=(*most, *rest),
         timing=TIMINGS["quick"],
         standby=False,
-        stop_ns=4640 * MS,
+        stop_ns=4760 * MS,
         settles_ns=20_000 * MS,
     )
     verdict = run_scenario(scenario)
@@ -187,7 +188,7 @@ def test_who_missed_a_round_does_not_take_it_back() -> None:
 
 def test_the_work_of_a_run_is_waited_for() -> None:
     """One that held it is killed while it is asked for it, the other one before."""
-    verdict = run_training_seed(59)
+    verdict = run_training_seed(19)
     assert verdict.done["waits for a holder"] > 0
     assert verdict.done["run given up"] == 0
 

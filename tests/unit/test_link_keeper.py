@@ -57,6 +57,9 @@ class Frames:
     def lane_up(self, peer: PeerId) -> None:
         self.came.append(peer)
 
+    def lane_failed(self, peer: PeerId) -> None:
+        pass
+
     def lane_lost(self, lane: Lane) -> None:
         self.lost.append(lane)
 

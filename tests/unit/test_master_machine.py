@@ -215,13 +215,16 @@ def test_a_newcomer_that_cannot_be_linked_is_refused_and_members_carry_on() -> N
     assert effects[-1] == Send(2, msg.RoundClosed(RoundId(UPDATE, 1), 2, False))
     assert master.wait(9.75, speaking=(1, 2, 3)) == []
     reason = (
-        "it could not be linked to peer 2: connection refused; peer 2 must be reachable at "
-        "10.0.0.2:4002: check what it advertises, and open that port"
+        "it could not be linked to peer 2, and no ring avoids the pair: peer 3 cannot dial peer 2 "
+        "at 10.0.0.2:4002 (connection refused), and peer 2 cannot dial peer 3 at 10.0.0.3:4003 (no "
+        "answer yet); one of the two must be reachable: check what it advertises, and open that "
+        "port"
     )
     assert master.wait(0.25, speaking=(1, 2, 3)) == [
         Announce("removed", THREE, 0, f"UNREACHABLE: {reason}"),
         Send(3, master.refused(RemovalCause.UNREACHABLE, reason)),
         CloseControl(3, reason),
+        Send(2, msg.DialNewcomers(())),
     ]
     master.start(1, 2)
 
@@ -404,7 +407,7 @@ def test_a_gang_that_cannot_be_linked_is_told() -> None:
     (removal,) = removals(effects)
     assert removal[0] == 2
     assert removal[1].startswith(
-        "UNREACHABLE: it could not be linked to peer 1: connection refused"
+        "UNREACHABLE: it could not be linked to peer 1, and no ring avoids the pair: "
     )
     assert master.wait(60, speaking=(1,)) == []  # the other one may wait on
 

@@ -43,6 +43,7 @@ from pccl.stress.sim.faults.state import (
     FetchStall,
     Lies,
 )
+from pccl.stress.sim.faults.undialable import Undialable
 
 _CALM = 0.35
 """The share of runs in which nobody who lives may lose his place."""
@@ -73,8 +74,9 @@ _HOW_MANY: tuple[tuple[type[Fault], tuple[int, ...]], ...] = (
     (MasterDeath, (0,) * 24 + (1,)),
     (MasterRestart, (0,) * 10 + (1, 2)),
     (BlankMasterRestart, (0,) * 10 + (1, 2)),
-    (Takeover, (0,) * 24 + (1,)),
+    (Takeover, (0,) * 9 + (1,)),
     (SilentLoss, (0,) * 6 + (1, 2)),
+    (Undialable, (0,) * 12 + (1,)),
 )
 """From which counts the seed draws, by kind."""
 
@@ -185,6 +187,7 @@ __all__ = [
     "Slow",
     "Stall",
     "Takeover",
+    "Undialable",
     "draw_corruption",
     "draw_divides",
     "draw_faults",

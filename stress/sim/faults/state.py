@@ -49,6 +49,7 @@ class Lies(TimedFault):
 
     def _strike(self, stage: Stage) -> None:
         stage.struck(self)
+        stage.checkers.done["liar"] += 1
         kind = FrameKind.MAP if self.maps else FrameKind.PIECE
         rng = Random(f"{stage.scenario.seed}/lies of {self.peer}/{self.when_ns}")
         stage.seats[self.peer].lips.liar = Liar(rng, kind, self.probability)

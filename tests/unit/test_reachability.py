@@ -1,0 +1,262 @@
+"""Newcomers' addresses are tested, and whoever can be dialled is dialled."""
+
+from __future__ import annotations
+
+import pytest
+
+from pccl.protocol import messages as msg
+from pccl.protocol.limits import TESTS_AT_ONCE_MAX, TESTS_PER_S, Timing
+from pccl.protocol.master import MasterMachine
+from pccl.protocol.master_events import (
+    Announce,
+    ControlMessage,
+    ControlOpened,
+    MasterEffect,
+    MasterEvent,
+    Send,
+    Tick,
+)
+from pccl.protocol.reachability import AddressTried, Reachability, TryAddress, may_be_dialled
+from pccl.protocol.types import Member, PeerId, RoundId, RoundKind
+
+SECOND = 1_000_000_000
+UPDATE = RoundKind.UPDATE_TOPOLOGY
+
+
+def at(peer: int) -> Member:
+    return Member(PeerId(peer), f"10.0.0.{peer}", 4000)
+
+
+class Master:
+    """Peer n speaks on connection n, from the host 10.0.0.n."""
+
+    def __init__(self) -> None:
+        self.machine = MasterMachine(
+            Timing(), b"run", 1, lambda size: bytes(size), 0, tests_addresses=True
+        )
+        self.now_ns = 0
+
+    def do(self, event: MasterEvent) -> list[MasterEffect]:
+        effects = self.machine.handle(event, self.now_ns)
+        self.machine.check()
+        return effects
+
+    def hear(self, peer: int, message: msg.Message) -> list[MasterEffect]:
+        return self.do(ControlMessage(peer, message))
+
+    def register(self, peer: int, host: str = "") -> list[MasterEffect]:
+        self.do(ControlOpened(peer, f"10.0.0.{peer}"))
+        return self.hear(peer, msg.Register(0, host, 4000, 1))
+
+    def linked(self, peer: int, *others: int) -> None:
+        for other in others:
+            self.hear(peer, msg.LinkReport(PeerId(other), True, ""))
+
+    def answered(self, peer: int, reason: str = "") -> list[MasterEffect]:
+        """The master's own test has ended."""
+        host = "" if reason else f"10.0.0.{peer}"
+        return self.do(AddressTried(PeerId(peer), host, reason))
+
+    def update(self, *peers: int, n: int) -> list[MasterEffect]:
+        effects: list[MasterEffect] = []
+        for peer in peers:
+            effects = self.hear(peer, msg.RoundRequest(RoundId(UPDATE, n)))
+        return effects
+
+    def admit(self, peer: int, reason: str = "") -> list[MasterEffect]:
+        """Of peers 1 to n the next one becomes a member; all before it have links to it."""
+        self.register(peer)
+        self.linked(peer, *range(1, peer))
+        for other in self.machine.membership.members():
+            self.hear(other.id, msg.AddressProbed(PeerId(peer), reason))
+        effects = self.answered(peer, reason)
+        if peer > 1:
+            self.update(*range(1, peer), n=peer - 2)
+        assert self.ring() == list(range(1, peer + 1))
+        return effects
+
+    def ring(self) -> list[int]:
+        return [int(peer) for peer in self.machine.membership.order(0)]
+
+    def tick(self, seconds: float) -> list[MasterEffect]:
+        effects: list[MasterEffect] = []
+        for _ in range(round(4 * seconds)):
+            self.now_ns += SECOND // 4
+            for peer in self.machine.membership.peers.values():
+                if peer.connection is not None:
+                    effects += self.hear(peer.connection, msg.Heartbeat())
+            effects += self.do(Tick())
+        return effects
+
+
+def told(effects: list[MasterEffect], kind: type[msg.Message]) -> list[tuple[int, msg.Message]]:
+    return [
+        (e.connection, e.message)
+        for e in effects
+        if isinstance(e, Send) and isinstance(e.message, kind)
+    ]
+
+
+def test_a_newcomer_is_dialled_at_what_it_declares_and_at_where_it_was_seen() -> None:
+    master = Master()
+    tries = [e for e in master.register(1, "example.org") if isinstance(e, TryAddress)]
+    declared = Member(PeerId(1), "example.org", 4000)
+    assert tries == [TryAddress(declared, ("example.org", "10.0.0.1"), "10.0.0.1")]
+
+
+def test_nobody_is_admitted_before_the_test() -> None:
+    master = Master()
+    assert not told(master.register(1), msg.Admitted)
+    assert [where for where, _ in told(master.answered(1), msg.Admitted)] == [1]
+
+
+def test_a_member_tests_as_well() -> None:
+    """A master in the newcomer's own network proves nothing."""
+    master = Master()
+    master.admit(1)
+    assert told(master.register(2), msg.ProbeAddress) == [(1, msg.ProbeAddress(at(2), "10.0.0.2"))]
+    master.linked(2, 1)
+    master.answered(2)
+    assert master.update(1, n=0)[-1] == Send(1, msg.RoundClosed(RoundId(UPDATE, 0), 1, False))
+    effects = master.hear(1, msg.AddressProbed(PeerId(2), "no answer in time"))
+    text = "at 10.0.0.2:4000 (peer 1: no answer in time)"
+    assert effects == [
+        Send(2, msg.Undialable(text)),
+        Announce("undialable", PeerId(2), 0, text),
+    ]
+    assert [where for where, _ in told(master.update(1, n=1), msg.Admitted)] == [2]
+
+
+def test_a_test_that_never_ends_keeps_nobody_out() -> None:
+    master = Master()
+    master.register(1)
+    assert not told(master.tick(Timing().dial_s - 0.25), msg.Admitted)
+    assert told(master.tick(0.25), msg.Admitted)
+
+
+def test_a_peer_that_answers_elsewhere_reads_where() -> None:
+    master = Master()
+    master.register(1, "example.org")
+    effects = master.do(AddressTried(PeerId(1), "10.0.0.1", "connection refused"))
+    text = "at example.org:4000 (the master: connection refused; it answers at 10.0.0.1)"
+    assert told(effects, msg.Undialable) == [(1, msg.Undialable(text))]
+
+
+def test_who_cannot_be_dialled_dials_every_newcomer() -> None:
+    master = Master()
+    master.admit(1, "connection refused")
+    master.admit(2)
+    effects = master.register(3)
+    assert told(effects, msg.DialNewcomers) == [(1, msg.DialNewcomers((at(2), at(3))))]
+
+
+def test_who_was_not_reached_dials() -> None:
+    """A test may say that it can be reached, from where the testers are."""
+    master = Master()
+    master.admit(1)
+    master.admit(2)
+    master.register(3)
+    failed = msg.LinkReport(PeerId(2), False, "no answer in time")
+    assert told(master.hear(3, failed), msg.DialNewcomers) == [(2, msg.DialNewcomers((at(3),)))]
+    assert told(master.hear(3, failed), msg.DialNewcomers) == []  # it does already
+    assert told(master.hear(3, msg.Goodbye()), msg.DialNewcomers) == [(2, msg.DialNewcomers(()))]
+
+
+def test_a_pair_that_cannot_talk_is_apart_in_the_ring() -> None:
+    master = Master()
+    for peer in (1, 2, 3):
+        master.admit(peer)
+    master.register(4)
+    master.answered(4)
+    master.hear(3, msg.AddressProbed(PeerId(4), ""))
+    master.linked(4, 2, 3)
+    master.hear(4, msg.LinkReport(PeerId(1), False, "x"))
+    master.update(1, 2, 3, n=2)
+    assert master.ring() == [1, 2, 3]  # the other side has not tried yet
+    master.hear(1, msg.LinkReport(PeerId(4), False, "y"))
+    master.update(1, 2, 3, n=3)
+    assert master.ring() == [1, 2, 4, 3]
+
+
+def test_where_no_ring_avoids_a_pair_it_is_named() -> None:
+    master = Master()
+    for peer in (1, 2):
+        master.admit(peer)
+    master.register(3)
+    master.linked(3, 2)
+    master.hear(3, msg.LinkReport(PeerId(1), False, "connection refused"))
+    master.hear(1, msg.LinkReport(PeerId(3), False, "no answer in time"))
+    (_, refused), *_ = told(master.tick(Timing().link_s + Timing().dial_s), msg.Refused)
+    assert isinstance(refused, msg.Refused)
+    assert refused.reason == (
+        "it could not be linked to peer 1, and no ring avoids the pair: peer 3 cannot dial peer 1 "
+        "at 10.0.0.1:4000 (connection refused), and peer 1 cannot dial peer 3 at 10.0.0.3:4000 (no "
+        "answer in time); one of the two must be reachable: check what it advertises, and open "
+        "that port"
+    )
+    assert master.ring() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("host", "seen", "by", "may"),
+    [
+        ("198.51.100.7", "198.51.100.7", "203.0.113.9", True),
+        ("example.org", "198.51.100.7", "203.0.113.9", True),
+        ("10.1.2.3", "198.51.100.7", "203.0.113.9", True),  # one network for all, perhaps
+        ("127.0.0.1", "198.51.100.7", "203.0.113.9", False),
+        ("127.8.9.1", "198.51.100.7", "127.0.0.1", False),
+        ("localhost", "198.51.100.7", "203.0.113.9", False),
+        ("::1", "198.51.100.7", "203.0.113.9", False),
+        ("::ffff:127.0.0.1", "198.51.100.7", "203.0.113.9", False),
+        ("0.0.0.0", "198.51.100.7", "203.0.113.9", False),
+        ("169.254.169.254", "198.51.100.7", "203.0.113.9", False),
+        ("fe80::1%eth0", "198.51.100.7", "203.0.113.9", False),
+        ("224.0.0.1", "127.0.0.1", "127.0.0.1", False),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.1", "127.0.0.1", "203.0.113.9", False),  # the master's own machine, not ours
+        ("169.254.0.9", "169.254.0.9", "169.254.0.1", True),
+    ],
+)
+def test_loopback_and_link_local_addresses_only_for_who_is_as_near(
+    host: str, seen: str, by: str, may: bool
+) -> None:
+    assert may_be_dialled(host, seen=seen, by=by) is may
+
+
+def test_an_address_that_must_not_be_dialled_is_not_even_tried() -> None:
+    reachability = Reachability(0)
+    member = Member(PeerId(1), "127.0.0.1", 22)
+    test = reachability.begin(member, "198.51.100.7", None, 0)
+    assert test == TryAddress(member, ("198.51.100.7",), "198.51.100.7")
+
+
+def test_tests_are_few() -> None:
+    reachability = Reachability(0)
+    begun = [reachability.begin(at(n), f"10.0.0.{n}", None, 0) for n in range(1, 200)]
+    assert [test is not None for test in begun].count(True) == TESTS_AT_ONCE_MAX
+    later = [reachability.begin(at(n), f"10.0.0.{n}", None, SECOND) for n in range(1, 200)]
+    assert [test is not None for test in later].count(True) == TESTS_PER_S
+    much_later = [reachability.begin(at(n), "x", None, 10**6 * SECOND) for n in range(1, 200)]
+    assert [test is not None for test in much_later].count(True) == TESTS_AT_ONCE_MAX
+
+
+def test_answers_of_whoever_was_not_asked_change_nothing() -> None:
+    reachability = Reachability(0)
+    reachability.begin(at(1), "10.0.0.1", PeerId(2), 0)
+    reachability.tested(PeerId(1), PeerId(3), "", "a lie")
+    reachability.tested(PeerId(9), PeerId(2), "", "of somebody else")
+    assert reachability.awaits(PeerId(1))
+    reachability.tested(PeerId(1), PeerId(2), "10.0.0.1", "")
+    reachability.tested(PeerId(1), PeerId(2), "", "another answer")
+    reachability.tested(PeerId(1), None, "10.0.0.1", "")
+    assert reachability.why_undialable(PeerId(1)) is None
+    assert not reachability.awaits(PeerId(1))
+
+
+def test_a_tester_that_is_gone_is_not_waited_for() -> None:
+    reachability = Reachability(0)
+    reachability.begin(at(1), "10.0.0.1", PeerId(2), 0)
+    reachability.tested(PeerId(1), None, "10.0.0.1", "")
+    assert reachability.awaits(PeerId(1))
+    reachability.forget([PeerId(2)])
+    assert not reachability.awaits(PeerId(1))

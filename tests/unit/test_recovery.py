@@ -1,0 +1,74 @@
+"""What the reports of returning members show, and what they do not."""
+
+from __future__ import annotations
+
+from pccl.protocol import messages as msg
+from pccl.protocol.limits import Timing
+from pccl.protocol.recovery import Recovery
+from pccl.protocol.types import Member, PeerId, Roster
+
+RUN, OTHER_RUN = b"the run of these", b"quite other runs"
+FIRST, STANDBY = b"master A", b"master B"
+TERM_TWO = 1 << 32
+"""Rosters of the second term have higher numbers."""
+
+
+def roster(version: int, *peers: int) -> Roster:
+    members = tuple(Member(PeerId(peer), f"10.0.0.{peer}", 4000) for peer in peers)
+    size = len(peers)
+    return Roster(version, 0, 1, members, (1,), size, 1, size)
+
+
+def come(
+    recovery: Recovery, peer: int, *known: Roster, run: bytes = RUN, ratified: int = 0
+) -> None:
+    registration = msg.Register(0, "", 4000, 1, 2)
+    newest = max((one.version for one in known), default=0)
+    header = msg.Return(PeerId(peer), bytes(16), run, 1, registration, newest, (), FIRST, ratified)
+    recovery.begins(peer, f"10.0.0.{peer}", header, 0)
+    report = recovery.report_on(peer)
+    assert report is not None
+    for one in known:
+        recovery.take(report, msg.KnownRoster(one, FIRST))
+    recovery.take(report, msg.Reported())
+
+
+def test_a_goodbye_counts_in_its_own_run_only() -> None:
+    """Peer 2 of one run has left; peer 2 of the next one is somebody else, and is missing."""
+    recovery = Recovery(Timing(), None, STANDBY, 0)
+    come(recovery, 1, roster(2, 1, 2), run=OTHER_RUN)
+    come(recovery, 2, roster(2, 1, 2), run=OTHER_RUN)
+    recovery.leave(1)
+    recovery.leave(2)
+    recovery.learn(RUN)  # its master has said so
+    come(recovery, 3, roster(7, 1, 2, 3))
+    assert recovery.result().left == set()
+    (basis,) = recovery.bases()
+    assert basis.size == 3
+
+
+def test_goodbyes_make_the_majority_smaller() -> None:
+    recovery = Recovery(Timing(), None, STANDBY, 0)
+    for peer in (1, 2, 3, 4):
+        come(recovery, peer, roster(7, 1, 2, 3, 4, 5))
+    for peer in (3, 4):
+        recovery.leave(peer)
+    assert recovery.has_majority()
+
+
+def test_members_that_a_majority_has_left_behind_are_none_though_the_others_are_gone() -> None:
+    """They knew rosters of the first master; under this one a majority went on without them."""
+    recovery = Recovery(Timing(), RUN, STANDBY, 0, ratified=TERM_TWO + 4)
+    for peer in (1, 3):
+        come(recovery, peer, roster(2, 1, 2, 3, 4, 5), roster(4, 1, 3, 4), ratified=2)
+    assert recovery.bases() == []
+    assert not recovery.has_majority()
+
+
+def test_nor_if_another_one_tells_of_it() -> None:
+    recovery = Recovery(Timing(), RUN, STANDBY, 0)
+    for peer in (1, 3):
+        come(recovery, peer, roster(2, 1, 2, 3, 4, 5), roster(4, 1, 3, 4), ratified=2)
+    assert recovery.has_majority() is False  # two of five, though they are two of three later
+    come(recovery, 7, roster(TERM_TWO + 5, 2, 7), ratified=TERM_TWO + 4)
+    assert recovery.bases() == []
