@@ -57,7 +57,7 @@ class LineView:
 
     def trouble(self, text: str) -> None:
         """Print one line."""
-        click.echo(f"trouble: {_clean(text)}")
+        click.echo(f"trouble: {text}")
 
     def close(self) -> None:
         """Nothing is open."""
@@ -78,7 +78,7 @@ class TableView:
     def trouble(self, text: str) -> None:
         """Keep what is known, and say that it is old."""
         old = [] if self._shown is None else [self._shown]
-        self._put(Group(Text(f"{_clean(text)}; below, what it said last", style="red"), *old), old)
+        self._put(Group(Text(f"{text}; below, what it said last", style="red"), *old), old)
 
     def close(self) -> None:
         """Stop to exchange, and leave the last status on the terminal."""
@@ -178,14 +178,14 @@ def _member(member: MemberStatus) -> tuple[str, str, str]:
     state = _connection(member.connected, member.silent_ms)
     if member.awaited_ms is not None:
         state += f", awaited for {_seconds(member.awaited_ms)}"
-    return where, state, _clean(member.calls)
+    return where, state, member.calls
 
 
 def _newcomer(newcomer: NewcomerStatus) -> tuple[str, str, str]:
     where = f"group {newcomer.group}, {_address(newcomer.host, newcomer.port)}"
     state = _connection(newcomer.connected, newcomer.silent_ms)
     state += f", here for {_seconds(newcomer.waiting_ms)}"
-    return where, state, _clean(newcomer.waits_for)
+    return where, state, newcomer.waits_for
 
 
 def _group(group: GroupStatus) -> tuple[str, str]:
@@ -213,7 +213,7 @@ def _operation(operation: OperationStatus) -> tuple[str, str, str, str, str]:
         data = f"{least:.1f} to {most:.1f} MiB received, {data}"
     return (
         f"group {operation.operation.group}, view {operation.operation.view}",
-        _clean(operation.what),
+        operation.what,
         f"{phase}, open for {_seconds(operation.open_ms)}",
         f"{there} of {operation.member_count} {made}, {missing} missing",
         data,
@@ -225,7 +225,7 @@ def _removal(removal: RemovalStatus) -> tuple[str, str, str, str]:
         f"peer {removal.peer} of group {removal.group}",
         f"{_seconds(removal.ago_ms)} ago",
         removal.cause.name,
-        _clean(removal.reason),
+        removal.reason,
     )
 
 
@@ -235,7 +235,7 @@ def _connection(connected: bool, silent_ms: int) -> str:
 
 
 def _address(host: str, port: int) -> str:
-    host = _clean(host)
+    host = host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -256,7 +256,3 @@ def _seconds(duration_ms: int) -> str:
 
 def _left_out(what: str, count: int, shown: int) -> Iterable[str]:
     return [f"... and {count - shown} more {what}"] if count > shown else []
-
-
-def _clean(text: str) -> str:
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

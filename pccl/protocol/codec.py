@@ -35,6 +35,7 @@ from pccl.protocol.limits import (
 )
 from pccl.protocol.messages import Message
 from pccl.protocol.status_report import StatusReport
+from pccl.protocol.texts import printable
 from pccl.protocol.types import AtMost, Below, UpTo
 
 _LENGTH_BITS = 24
@@ -196,16 +197,6 @@ class StreamDecoder:
 
 
 # -- dataclasses to plain lists and back -------------------------------------------------------
-
-
-def printable(text: str) -> str:
-    """A text of others as it may be logged or shown: in one line, in its order, without escapes.
-
-    Whatever is not printable (line breaks, control characters, changes of direction) is replaced.
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _is_list(value: object) -> TypeGuard[list[Any]]:

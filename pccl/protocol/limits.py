@@ -134,6 +134,10 @@ LOG_INTERVAL_NS = 10 * NS_PER_S
 PEERS_MAX = 3840
 """Registered at one master: a roster of so many, with the longest host names, fits a message."""
 
+REASON_BYTES_MAX = 256
+"""Of what members say why they leave, or why a link is down, and of outcomes that quote it: a
+master keeps many."""
+
 TEXT_BYTES_MAX = 4096
 """Reasons. Nobody reads more."""
 

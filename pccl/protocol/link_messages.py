@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from pccl.protocol.limits import HOST_CHARACTERS_MAX, LINKS_BATCH_MAX, PEERS_MAX
+from pccl.protocol.limits import HOST_CHARACTERS_MAX, LINKS_BATCH_MAX, PEERS_MAX, REASON_BYTES_MAX
 from pccl.protocol.types import AtMost, MeasuredLink, Member, PeerId
 
 # -- peer to master ----------------------------------------------------------------------------
@@ -20,7 +20,7 @@ class LinkReport:
 
     peer: PeerId
     up: bool
-    reason: str
+    reason: Annotated[str, AtMost(REASON_BYTES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class AddressProbed:
     """Answer to ``ProbeAddress``."""
 
     peer: PeerId
-    reason: str
+    reason: Annotated[str, AtMost(REASON_BYTES_MAX)]
     """Why it cannot be dialled; empty: it can."""
 
 

@@ -345,7 +345,7 @@ class MasterMachine(RoundMaster):
         ended = msg.OperationEnded(
             ballot.operation,
             None if isinstance(decision, Commit) else decision.cause,
-            "" if isinstance(decision, Commit) else decision.reason,
+            "" if isinstance(decision, Commit) else decision.told_reason,
             ballot.contributors if committed else (),
             self.membership.version,
             self._next_sequence(),

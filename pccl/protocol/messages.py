@@ -17,6 +17,7 @@ from pccl.protocol.limits import (
     HOST_CHARACTERS_MAX,
     PEERS_MAX,
     PROGRESS_BATCH_MAX,
+    REASON_BYTES_MAX,
     STANDBYS_MAX,
     WAITS_NAMED_MAX,
 )
@@ -253,7 +254,7 @@ class Withdraw:
     """The peer's caller left before the operation was done."""
 
     operation: OperationId
-    reason: str
+    reason: Annotated[str, AtMost(REASON_BYTES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from pccl.protocol.limits import Timing
+from pccl.protocol.limits import REASON_BYTES_MAX, Timing
 from pccl.protocol.lockstep import Wait
 from pccl.protocol.messages import MasterMessage, Progress
 from pccl.protocol.repair import Tell
 from pccl.protocol.ring_order import Pair
 from pccl.protocol.shared_state import Difference
-from pccl.protocol.types import AbortCause, OperationId, PeerId, RemovalCause
+from pccl.protocol.texts import shortened
+from pccl.protocol.types import QUOTES_MEMBERS, AbortCause, OperationId, PeerId, RemovalCause
 
 
 class Phase(enum.Enum):
@@ -78,6 +79,12 @@ class Abort:
     reason: str
     difference: Difference | None = None
     """Of states that must not differ."""
+
+    @property
+    def told_reason(self) -> str:
+        """What members are told; what members have said is cut, since a master keeps it."""
+        cuts = self.cause in QUOTES_MEMBERS
+        return shortened(self.reason, REASON_BYTES_MAX) if cuts else self.reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -383,7 +383,12 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             self._ask(elder, peer)
 
     def _link_trouble(self, peer: RegisteredPeer) -> str | None:
-        """What shows, with a lost control connection, that a peer is gone."""
+        """What shows, with a lost control connection, that a peer is gone.
+
+        That others can't reach it shows nothing of who can't be dialled anyway.
+        """
+        if self._reachability is not None and self._reachability.why_undialable(peer.id):
+            return None
         since_ns = self._now_ns - self.timing.ns(self.timing.resume_s)
         return self.membership.link_trouble(peer.id, since_ns)
 

@@ -112,6 +112,9 @@ class Restartable(Ratifying):
         """What members of an older run report while the one begun here is young, and goes on."""
         self._asked_term: int | None = None
         """The term in which it will go on, once enough of the members follow it."""
+        self._asked_in_vain = False
+        """Whether some that seemed enough were not: next time all of them are heard first. Who is
+        asked again and again believes that he has a master."""
         self._asked_ns = now_ns
         known = None if run == NO_RUN else run
         self._watch = StandbyWatch(timing, stands_by_for, known, term - 1)
@@ -330,7 +333,7 @@ class Restartable(Ratifying):
         self._recover_if_over()
 
     def _begin_recovery(self, run: bytes | None) -> Recovery:
-        self._asked_term = None
+        self._asked_term, self._asked_in_vain = None, False
         ratified = self._majority.ratified if run is not None else 0
         self._recovery = Recovery(self.timing, run, self.incumbent, self._now_ns, ratified)
         return self._recovery
@@ -452,9 +455,10 @@ class Restartable(Ratifying):
         if self._sole:
             self._rebuild(recovery.run, recovery.result())
         elif self._asked_term is None:
-            if recovery.has_majority():
+            is_late = recovery.is_late(self._now_ns)
+            if recovery.has_majority() and (is_late or not self._asked_in_vain):
                 self._ask_for_promises(recovery)
-            elif recovery.is_late(self._now_ns):
+            elif is_late:
                 self._begin_anew(recovery)
         else:
             asked_ns = self._now_ns - self._asked_ns
@@ -488,6 +492,7 @@ class Restartable(Ratifying):
         if self._asked_term is not None:
             self._term_min = self._asked_term + 1
             self._asked_term = None
+            self._asked_in_vain = True
         reason = recovery.shortage()
         for connection in recovery.begin_anew(self._now_ns):
             self._close(connection, reason)

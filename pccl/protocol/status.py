@@ -22,6 +22,7 @@ from pccl.protocol.status_report import (
     RoundStatus,
     StatusReport,
 )
+from pccl.protocol.texts import shortened
 from pccl.protocol.types import NS_PER_MS, OperationId, PeerId, RemovalCause, RoundId
 
 MEMBERS_SHOWN_MAX = 1024
@@ -142,7 +143,7 @@ def _members(
                 peer.connection is not None,
                 _ms(now_ns - peer.heard_ns),
                 awaited_ms,
-                _cut(calls.get(peer.id, "")),
+                shortened(calls.get(peer.id, ""), TEXT_CHARACTERS_MAX),
             )
         )
     return tuple(found)
@@ -168,7 +169,7 @@ def _newcomers(
                 peer.connection is not None,
                 _ms(now_ns - peer.heard_ns),
                 _ms(now_ns - peer.registered_ns),
-                _cut(waits_for),
+                shortened(waits_for, TEXT_CHARACTERS_MAX),
             )
         )
     return tuple(found)
@@ -211,7 +212,7 @@ def _operation(ballot: Ballot, now_ns: int) -> OperationStatus:
     moved = [ballot.received_bytes(peer) for peer in missing]
     return OperationStatus(
         operation=ballot.operation,
-        what=_cut(ballot.what),
+        what=shortened(ballot.what, TEXT_CHARACTERS_MAX),
         started=ballot.phase is Phase.STARTED,
         open_ms=_ms(now_ns - ballot.opened_ns),
         still_ms=_ms(now_ns - ballot.progress_ns),
@@ -228,16 +229,9 @@ def _removal(removal: Removal, now_ns: int) -> RemovalStatus:
         removal.peer,
         removal.group,
         removal.cause,
-        _cut(removal.reason, REASON_CHARACTERS_MAX),
+        shortened(removal.reason, REASON_CHARACTERS_MAX),
         removal.ago_ms(now_ns),
     )
-
-
-def _cut(text: str, characters_max: int = TEXT_CHARACTERS_MAX) -> str:
-    """``text``, or its beginning; never more bytes than ``characters_max`` says characters."""
-    if len(text.encode()) <= characters_max:
-        return text
-    return text.encode()[: characters_max - 3].decode(errors="ignore") + "..."
 
 
 def _ms(duration_ns: int) -> int:

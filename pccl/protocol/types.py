@@ -166,6 +166,12 @@ class AbortCause(enum.IntEnum):
     """Nobody has a shared state that the group could go on with."""
 
 
+QUOTES_MEMBERS = (
+    AbortCause.MEMBER_LOST, AbortCause.VIEW_CLOSED, AbortCause.WITHDRAWN, AbortCause.LINK_BROKEN
+)  # fmt: skip
+"""Their reasons quote what members have said."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class RoundId:
     """One joint decision: the n-th of its kind in the run (n counts up from 0)."""

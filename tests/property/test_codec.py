@@ -38,6 +38,7 @@ from pccl.protocol.frame import (
 from pccl.protocol.limits import (
     CONTROL_MESSAGE_BYTES_MAX,
     PEERS_MAX,
+    REASON_BYTES_MAX,
     SEQUENCE_ITEMS_MAX,
     TEXT_BYTES_MAX,
 )
@@ -416,12 +417,12 @@ def test_memory_is_bounded_by_one_message() -> None:
 
 
 @settings(max_examples=50)
-@given(st.text(max_size=20), st.integers(0, 3 * TEXT_BYTES_MAX))
+@given(st.text(max_size=20), st.integers(0, 3 * REASON_BYTES_MAX))
 def test_long_or_odd_text_is_cut_and_never_refused(text: str, length: int) -> None:
     reason = (text or "x") * (length // max(len(text), 1) + 1)
     message = decode(*taken(encode(msg.LinkReport(PeerId(1), False, reason))))
     assert isinstance(message, msg.LinkReport)
-    assert len(message.reason.encode()) <= TEXT_BYTES_MAX
+    assert len(message.reason.encode()) <= REASON_BYTES_MAX
     kept = reason.encode("utf-8", "replace").decode()
     if not kept.isprintable():
         assert message.reason.isprintable()
@@ -429,7 +430,7 @@ def test_long_or_odd_text_is_cut_and_never_refused(text: str, length: int) -> No
     assert kept.startswith(message.reason)
     assert (
         len(kept.encode()) - len(message.reason.encode()) < 4
-        or len(message.reason.encode()) > TEXT_BYTES_MAX - 4
+        or len(message.reason.encode()) > REASON_BYTES_MAX - 4
     )
 
 

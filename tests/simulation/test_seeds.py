@@ -53,7 +53,7 @@ WORKLOADS = (
     "wrong piece",
 )
 """What calls of every kind have come to, and operations that lost a member while data moved: what
-the 500 seeds must not miss."""
+the 700 seeds must not miss."""
 
 CAUGHT_BY = {
     "ahead_in_unknown_views": 19,
@@ -64,7 +64,7 @@ CAUGHT_BY = {
     "elders_are_not_asked": 170,
     "gap_not_bridged": 37,
     "holdings_overstated": 3,
-    "late_tick_judged": 213,
+    "late_tick_judged": 130,
     "lineage_ignored": 44,
     "loss_told_to_one_launch": 113,
     "lost_lane_forgotten": 75,
@@ -100,7 +100,7 @@ CAUGHT_IN_MIX = {
     "abort_told_at_once": ("two-masters", 27),
     "damage_unnoticed": ("corruption", 20),
     "damaged_messages_believed": ("corruption", 2),
-    "newcomers_speak_for_all": ("two-masters", 282),
+    "newcomers_speak_for_all": ("two-masters", 1443),
 }
 """Likewise of other mixes: the library before a majority stored what is told, before it verified
 what it reads, and before newcomers knew that there was a majority before them."""
@@ -123,10 +123,10 @@ def simulate(*arguments: str, **environment: str) -> dict[str, Any]:
 
 
 def test_no_seed_breaks_a_promise_and_everything_is_hit() -> None:
-    result = simulate("--seeds", "0:500")
+    result = simulate("--seeds", "0:700")
     assert result["violations"] == {}
     assert result["missed"] == []
-    assert result["seeds"] == 500
+    assert result["seeds"] == 700
     hits = {phase: result["kills"][phase] for phase in PHASES}
     assert all(count >= 20 for count in hits.values()), hits
     strikes = {kind: result["faults"].get(kind, 0) for kind in MIXES["default"].faults}
@@ -170,6 +170,7 @@ def test_what_has_failed_once(seed: int) -> None:
         147,  # a handle was left before it could be asked for, and the others waited for its caller
         340,  # members of one master drop those whom it has removed; the other one sees lost links
         490,  # a piece was read into its place while its sender went
+        557,  # that others could not reach it told against a member that nobody can dial
         934,  # a newcomer of a run without majority took it for whole, and a second one went on
         1582,  # likewise: each of two masters had one member
         4380,  # who had said goodbye in one run was missing in the next one

@@ -386,6 +386,18 @@ def test_a_master_that_slept_gives_newcomers_their_time() -> None:
     assert isinstance(made.look(TIMING, 55 * SECOND), Expel)
 
 
+def test_sources_are_awaited_while_nothing_comes_from_them() -> None:
+    """One that stands still is removed at the deadline, before those who wait for its pieces."""
+    made, decision = ballot(offer(), offer(b"y", **NEW), offer(b"z", **NEW))
+    assert told(decision).sources == (A,)
+    made.done(A, b"x", 0)
+    made.progress_ns = 100
+    assert made.awaited(99) == [B, C]
+    assert made.awaited(100) == [A, B, C]
+    made.done(B, b"x", 150)
+    assert made.awaited(120) == [C]
+
+
 def test_members_of_old_may_take_as_long_as_they_move() -> None:
     made, _ = ballot(offer(), offer(), offer(b"z"))
     made.done(A, b"x", 0)
