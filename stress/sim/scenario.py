@@ -295,7 +295,12 @@ def draw_to_train(seed: int) -> Scenario:
     stop_ns = max(plain.stop_ns, 12 * plain.latency_ns) * _LONGER
     ground = Ground(peers, stop_ns, plain.latency_ns, plain.timing)
     drawn = (*draw_faults(seed, ground), *draw_state_faults(seed, ground))
-    faults = tuple(one for one in drawn if not isinstance(one, _NOT_FOR_TRAINERS))
+    faults = tuple(
+        # All are to train together: two that cannot be dialled may never meet.
+        replace(one, peers=one.peers[:1]) if isinstance(one, Undialable) else one
+        for one in drawn
+        if not isinstance(one, _NOT_FOR_TRAINERS)
+    )
     return replace(
         plain,
         peers=peers,
