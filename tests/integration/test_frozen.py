@@ -70,7 +70,7 @@ class Peer:
         return {"contributors": info.contributors, "exact": exact, "attempts": info.attempts}
 
     def grow(self, size: int) -> dict[str, Any]:
-        while self.comm.world_size < size:
+        while self.comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < size:
             self.comm.update_topology()
         return {"peer": self.comm.peer_id}
 

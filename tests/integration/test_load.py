@@ -215,11 +215,10 @@ else:
         crew.connect(3)
         attacker = attack_on(kind)
         if kind.startswith("member"):
-            while attacker.said.empty():
-                for peer in crew.peers:
-                    peer.tell("rejoin")  # an update, which admits it once its address was tested
-                for peer in crew.peers:
-                    peer.answer()
+            for peer in crew.peers:
+                peer.tell("grow", len(crew.peers) + 1)
+            for peer in crew.peers:
+                peer.answer()
             assert attacker.said.get(timeout=LIMIT_S) == "admitted"
         time.sleep(1.0)  # the load has begun
         victim = crew.peers[1]
