@@ -280,8 +280,8 @@ class Conductor:
         self._said_s = now_s
         if why:
             _log.warning(
-                "DiLoCo waits for somebody who has the run's outer parameters: %s. If the others "
-                "have finished and left, start another master",
+                "DiLoCo waits for the run's outer parameters: %s. If all peers that had them have "
+                "left for good, start another master",
                 why,
             )
         else:

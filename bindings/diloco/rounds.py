@@ -28,8 +28,12 @@ WAITS_MAX = 1200
 somebody who has what it had got to, before that ends their training."""
 
 LOSSES_MAX = 3
-"""Times in a row that the master is lost, or refuses a replica that was cut off, or that the shared
-state can't be had of those who have it, before that ends the training."""
+"""Times in a row that the master is lost, or refuses a replica that was cut off, before that ends
+the training."""
+
+STARVED_MAX = 40
+"""Times in a row that no source gives the shared state, before that ends the training. Each time is
+three attempts of some seconds, so a link that is down for five minutes ends nothing."""
 
 
 # -- what is to be done --------------------------------------------------------------------------
@@ -348,24 +352,22 @@ class Rounds:
 
     def _sync(self) -> Steps:
         """Synchronize; return False if it is to be given up."""
-        failures = waits = 0
+        waits = starved = 0
         while True:
             try:
                 members: Members = yield Sync()
-            except StateUnavailable as error:  # who has it is out of reach, perhaps not for long
-                if error.is_for_all:  # who comes back has to be admitted, by all
+            except StateUnavailable as error:  # its holders are out of reach, perhaps not for long
+                if error.is_for_all:
                     waits += 1
-                    if waits > WAITS_MAX:
-                        raise
-                    if (yield Pause(PAUSE_S, error.reason)):
-                        return False
-                    if not (yield from self._gather(Update())):
-                        return False
-                    continue
-                failures += 1
-                if failures == LOSSES_MAX:
+                else:
+                    starved += 1
+                if waits > WAITS_MAX or starved == STARVED_MAX:
                     raise
-                yield Pause(PAUSE_S)
+                if (yield Pause(PAUSE_S, error.reason)):
+                    return False
+                # A holder that comes back has to be admitted, by all.
+                if error.is_for_all and not (yield from self._gather(Update())):
+                    return False
             else:
                 break
         self._synced = frozenset(members.ids)

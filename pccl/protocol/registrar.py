@@ -262,9 +262,10 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         self._send(peer, msg.LinkPlan(self.membership.elders(peer)))
         self._announce("registered", peer, f"from {host}:{message.port}")
         self._test_addresses(peer)
-        for other in list(self.membership.peers.values()):
-            if self._reachability is not None and self._reachability.why_undialable(other.id):
-                self._ask(other, peer)
+        if self._reachability is not None:
+            for member in list(self.membership.members()):
+                if self._reachability.why_undialable(member.id):
+                    self._ask(member, peer)
         self._admit_into_empty_run()
 
     # -- who can be dialled --------------------------------------------------------------------

@@ -62,6 +62,11 @@ class Run:
         """How many peers there are, admitted or not."""
         return len(self._machine.membership.peers)
 
+    @property
+    def registered_ever(self) -> int:
+        """How many peers there have been, the removed ones included."""
+        return self._machine._last_peer  # pyright: ignore[reportPrivateUsage]
+
     def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + LIMIT_S
         while not condition():

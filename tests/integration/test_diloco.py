@@ -313,7 +313,7 @@ def test_a_newcomer_does_not_begin_a_run_anew(
     newcomer, holder = make_model(seed=1), make_model(seed=2)
     late = peers.make(1, newcomer, sync_every=1)
     joins = peers.start(late.join)
-    peers.until(lambda: "waits for somebody who has the run's outer parameters" in caplog.text)
+    peers.until(lambda: "waits for the run's outer parameters" in caplog.text)
     assert "nobody offers contents with revision" in caplog.text
     assert not joins.done()
     holder.load_state_dict(first.state_dict())
@@ -333,7 +333,7 @@ def test_whoever_waits_for_the_work_of_a_run_can_be_closed(
     peers.train(0, 3, sync_every=1)
     late = peers.make(1, make_model(), sync_every=1)
     joins = peers.start(late.join)
-    peers.until(lambda: "waits for somebody" in caplog.text)
+    peers.until(lambda: "waits for the run's" in caplog.text)
     late.close()
     with pytest.raises(PCCLError):
         joins.result(LIMIT_S)

@@ -273,7 +273,7 @@ def test_from_some_at_once(sources: int) -> None:
         assert {answer["digest"] for answer in answers} == {swarm.digest}
         assert answers[-1]["rx"] == SIZE
         assert all(answer["tx"] > 0 for answer in answers[:-1])
-        assert sum(answer["tx"] for answer in answers) <= SIZE + 16 * PIECE_BYTES  # the end game
+        assert sum(answer["tx"] for answer in answers) <= SIZE + SIZE // 8  # the end game
     finally:
         swarm.close()
 
@@ -318,7 +318,7 @@ def test_one_is_stopped(swarm: Swarm) -> None:
     assert {answer["attempts"] for answer in answers} == {1}
     late = victim.answer()
     assert late["digest"] == swarm.digest
-    assert sum(answer["tx"] for answer in answers) <= SIZE + 16 * PIECE_BYTES
+    assert sum(answer["tx"] for answer in answers) <= SIZE + SIZE // 8
     for process in swarm.processes:
         process.tell("sync")
     assert [process.answer()["rx"] for process in swarm.processes] == [0, 0, 0, 0]

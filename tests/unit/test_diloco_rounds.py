@@ -469,17 +469,26 @@ def test_three_refusals_in_a_row_end_it() -> None:
 def test_a_state_that_nobody_gives_now_is_asked_for_again() -> None:
     script = Script()
     assert script.send(members(MINE, 5)) == Sync()
-    assert script.throw(StateUnavailable()) == Pause(0.5)
-    assert script.answer(False, StateUnavailable()) == Pause(0.5)
-    assert script.send(False) == Sync()
+    for _ in range(39):
+        assert script.throw(StateUnavailable(reason="no link")) == Pause(0.5, "no link")
+        assert script.send(False) == Sync()
     assert script.send(members(MINE, 5)) == Take()
 
 
-def test_a_state_that_nobody_gives_three_times_ends_it() -> None:
+def test_a_state_that_no_source_gives_forty_times_ends_it() -> None:
     script = Script()
-    script.answer(members(MINE, 5), StateUnavailable(), False, StateUnavailable(), False)
+    script.send(members(MINE, 5))
+    for _ in range(39):
+        script.answer(StateUnavailable(), False)
     with pytest.raises(StateUnavailable):
         script.throw(StateUnavailable())
+
+
+def test_a_replica_that_lacks_the_state_may_give_up() -> None:
+    script = Script()
+    script.answer(members(MINE, 5), StateUnavailable())
+    assert script.send(True) == Take()
+    assert script.send(None) is None
 
 
 def nobody_has_it() -> StateUnavailable:

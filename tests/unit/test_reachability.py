@@ -150,6 +150,19 @@ def test_who_cannot_be_dialled_dials_every_newcomer() -> None:
     assert told(effects, msg.DialNewcomers) == [(1, msg.DialNewcomers((at(2), at(3))))]
 
 
+def test_newcomers_that_nobody_can_dial_cost_the_next_ones_nothing() -> None:
+    """A thousand of them would otherwise be told of each one that comes, with all before it."""
+    master = Master()
+    master.admit(1)
+    for newcomer in (2, 3):
+        master.register(newcomer)
+        master.do(AddressTried(PeerId(newcomer), "", "connection refused"))
+        master.hear(1, msg.AddressProbed(PeerId(newcomer), "connection refused"))
+    assert told(master.register(4), msg.DialNewcomers) == []
+    failed = msg.LinkReport(PeerId(2), False, "connection refused")
+    assert told(master.hear(4, failed), msg.DialNewcomers) == [(2, msg.DialNewcomers((at(4),)))]
+
+
 def test_who_was_not_reached_dials() -> None:
     """A test may say that it can be reached, from where the testers are."""
     master = Master()
