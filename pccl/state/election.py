@@ -14,12 +14,13 @@
 4. **Lost revision.** If no valid contents are offered, the call fails and changes nothing. With
    ``resume="highest"`` the highest revision on offer is valid instead, of any lineage; contents
    that lack something committed count only if there are no others. ``resume="advanced"`` is the
-   same, with two differences. Revision 0 does not count in a group that has synchronized a higher
-   one. And before anything else the highest revision above the expected one counts that comes
-   from the group's last synchronization and is *in reach*: its holder has got further since, in a
-   call that others missed. A revision is in reach if it is above the expected one by no more than
-   the collectives that the master has seen the group commit since, or if more than half of the
-   members have come at least as far. Of revisions out of reach one member's word is not enough.
+   same, with two differences. Revision 0, a beginning, counts only if nothing else is offered, and
+   not at all in a group that has synchronized a higher one. And before anything else the highest
+   revision above the expected one counts that comes from the group's last synchronization and is
+   *in reach*: its holder has got further since, in a call that others missed. A revision is in
+   reach if it is above the expected one by no more than the collectives that the master has seen
+   the group commit since, or if more than half of the members have come at least as far. Of
+   revisions out of reach one member's word is not enough.
 5. **Election.** RECEIVE_ONLY members offer nothing. Of the contents with a valid holder, those that
    most members offer win; votes of outdated holders count. Of equals, those win whose first valid
    holder comes first in the ring.
@@ -40,6 +41,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from pccl.protocol.operation import name_peers
 from pccl.protocol.shared_state import (
@@ -159,15 +161,16 @@ def _footing(
     resume = next(iter(standing.values())).resume
     if resume is Resume.NEVER:
         return None
-    advanced = resume is Resume.ADVANCED
-    least = 1 if advanced and expected.revision > 1 else 0
-    tops = (reach, REVISION_MAX) if advanced and expected.revision else (REVISION_MAX,)
-    for stock in (fresh, list(standing.values())):
-        for top in tops:
-            pool = [offer for offer in stock if least <= offer.revision <= top]
-            if pool:
-                return _highest(members, pool)
-    return None
+    stocks = (fresh, list(standing.values()))
+    ranges = [(0, REVISION_MAX)]
+    if resume is Resume.ADVANCED and expected.revision:
+        ranges = [(1, reach), (1, REVISION_MAX)]
+    for stock, (least, most) in product(stocks, ranges):
+        pool = [offer for offer in stock if least <= offer.revision <= most]
+        if pool:
+            return _highest(members, pool)
+    # Only beginnings are left.
+    return _highest(members, standing.values()) if expected.revision == 1 else None
 
 
 def _reach(members: _Members, expected: Expected, commits: int) -> int:

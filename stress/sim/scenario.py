@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -264,7 +265,8 @@ def draw(seed: int) -> Scenario:
     syncs = draw_syncs(seed) if peers not in _CROWDS else None
     if syncs is not None:
         ground = Ground(peers, stop_ns, latency_ns, timing)
-        faults = (*scenario.faults, *draw_state_faults(seed, ground))
+        # What members may hold differently comes from one of them, which all have to reach.
+        faults = (*_one_shut(scenario.faults), *draw_state_faults(seed, ground))
         # After a mistake of one, those who vote would wait for newcomers, who synchronize.
         scenario = replace(scenario, syncs=syncs, faults=faults, mistake=None)
     if peers not in _CROWDS:
@@ -284,6 +286,13 @@ def draw(seed: int) -> Scenario:
     return scenario if plain else replace(scenario, mistake=None)
 
 
+def _one_shut(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    """The faults, with at most one process that nobody can dial."""
+    return tuple(
+        replace(one, peers=one.peers[:1]) if isinstance(one, Undialable) else one for one in faults
+    )
+
+
 def draw_to_train(seed: int) -> Scenario:
     """Draw the scenario of ``seed`` in which processes train.
 
@@ -295,12 +304,8 @@ def draw_to_train(seed: int) -> Scenario:
     stop_ns = max(plain.stop_ns, 12 * plain.latency_ns) * _LONGER
     ground = Ground(peers, stop_ns, plain.latency_ns, plain.timing)
     drawn = (*draw_faults(seed, ground), *draw_state_faults(seed, ground))
-    faults = tuple(
-        # All are to train together: two that cannot be dialled may never meet.
-        replace(one, peers=one.peers[:1]) if isinstance(one, Undialable) else one
-        for one in drawn
-        if not isinstance(one, _NOT_FOR_TRAINERS)
-    )
+    # All are to train together: two that cannot be dialled may never meet.
+    faults = _one_shut(one for one in drawn if not isinstance(one, _NOT_FOR_TRAINERS))
     return replace(
         plain,
         peers=peers,

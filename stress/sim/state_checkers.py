@@ -335,8 +335,9 @@ def _winner(offers: list[Offer], expected: Expected, commits: int) -> tuple[int,
         if (expected.revision or not pool) and offers[0].resume is Resume.NEVER:
             return None
         pool = pool or standing
-        if expected.revision > 1 and offers[0].resume is Resume.ADVANCED:
-            begun = [offer for offer in standing if offer.revision]
+        if expected.revision and offers[0].resume is Resume.ADVANCED:
+            begun = [offer for offer in standing if offer.revision or expected.revision == 1]
+            begun = [offer for offer in begun if offer.revision] or begun
             pool = [offer for offer in begun if not offer.stale] or begun
             pool = [o for o in pool if _is_in_reach(o, offers, expected, commits)] or pool
         top = max((offer.revision for offer in pool), default=None)

@@ -99,6 +99,7 @@ def test_a_death_in_every_phase(mode: Mode, phase: LifePhase) -> None:
         602,  # all members had left, and who had replayed their rounds lost to who had nothing
         698,  # the second of two restarted masters gave out lower ids, and refused a newcomer
         85,  # a run that had lost its last member waited for a majority, and a newcomer for it
+        1564,  # one run had only begun, and its beginning won over what another run had trained
         993,  # the last member was killed while its control connection was half open
     ],
 )

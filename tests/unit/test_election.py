@@ -328,6 +328,16 @@ def test_among_what_survivors_bring_one_liar_does_not_count_first() -> None:
     assert elected(liar, expected=AT_5).revision == 1 << 40
 
 
+def test_a_beginning_does_not_win_over_what_members_of_another_run_bring() -> None:
+    """The run had only begun, and whoever began it is gone."""
+    begun = Expected(1, AT_5.lineage)
+    newcomer = replace(AT, revision=0, lineage=None, resume=Resume.ADVANCED, content=b"n")
+    trained = replace(newcomer, revision=9, lineage=OLD, content=b"t")
+    verdict = elected(newcomer, trained, expected=begun)
+    assert (verdict.revision, verdict.content, verdict.outdated) == (9, b"t", (11,))
+    assert elected(newcomer, expected=begun).revision == 0
+
+
 def test_highest_changes_nothing_while_the_revision_is_there() -> None:
     ahead, there = replace(AT, revision=9, content=b"x"), AT
     offers = [replace(o, resume=Resume.HIGHEST) for o in (ahead, ahead, there)]
