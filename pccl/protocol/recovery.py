@@ -433,8 +433,8 @@ class Recovery:
         return self._is_enough([r.peer for r in self.complete_reports() if r.promised])
 
     def all_promised(self) -> bool:
-        """Whether nobody is left to wait for."""
-        return all(report.promised for report in self.complete_reports())
+        """Whether nobody is left to wait for; a peer whose connection was lost may come back."""
+        return all(report.promised for report in self._reports.values())
 
     def _is_enough(self, peers: list[PeerId]) -> bool:
         bases = self.bases()

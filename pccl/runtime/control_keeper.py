@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from pccl.protocol.checksum import DamagedData
 from pccl.protocol.errors import LinkError, RemoteProtocolError
 from pccl.protocol.handshake import AnotherRun, Channel, Handshake, HandshakeRefused, Opening
 from pccl.protocol.intake import masters_bytes_max
@@ -67,6 +68,8 @@ class ControlKeeper:
         self._timer: Timer | None = None
         self._dial_task: asyncio.Task[None] | None = None
         self._stream: ControlStream | None = None
+        self._is_damaged = False
+        """Whether the last greeting was damaged on the way, and no other one right before it."""
         self.met_at = ""
         """The host at which a master was reached last; empty: none was."""
         self._lost_ns = self._said_ns = 0
@@ -133,7 +136,9 @@ class ControlKeeper:
             # A newcomer is told at once what to mend. A member tries on until its master counts as
             # lost: whoever answers instead has proven nothing, unless he knows the token.
             for_good = AnotherRun if own.peer else HandshakeRefused
-            self._failures += 1
+            # One damaged greeting says nothing of the master that it was for: dial that one again.
+            self._is_damaged = isinstance(error, DamagedData) and not self._is_damaged
+            self._failures += not self._is_damaged
             self._say_lost(error.reason)
             if isinstance(error, for_good) and self._all_had_their_turn:
                 self._feed(ControlMessage(Refused(None, error.reason)))

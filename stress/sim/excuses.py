@@ -203,7 +203,9 @@ class Excuses:
                 if other is None:
                     return False  # nobody says whom it could not talk to
                 touched = self._any(host, other) or self.are_apart(host, other)
-                return touched or self._masters_divided
+                # After the second damaged lane in a row a link counts as down.
+                flips = sum(flip.touches(host, other) for flip in self._flips)
+                return touched or flips > 1 or self._masters_divided
             case RemovalCause.UNREACHABLE:
                 # Its neighbour may be dead, and the master not have heard of that.
                 neighbour = self._accuser(why, host_of)

@@ -292,10 +292,14 @@ class Workload:
         try:
             for task in tasks:
                 await task
-        except BaseException:
+        except BaseException as error:
             for task in tasks:
                 task.cancel()
                 task.add_done_callback(_retrieve)
+            # One that had repeated its call, after another one was told of the loss.
+            told = error.__cause__ if isinstance(error, NotConnected) else None
+            if isinstance(told, Evicted | MasterLost):
+                raise told from None
             raise
 
     def _input(self, slot: Slot) -> Array:

@@ -181,6 +181,19 @@ def test_what_has_failed_once_with_two_masters(seed: int) -> None:
     assert run_scenario(MIXES["two-masters"].draw(seed)).violation is None
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        365,  # a connection was damaged before its member had promised, and nobody waited for it
+        758,  # four flips hit one link in a row, which is a link that is down
+        854,  # of two tasks one repeated its call after the other one had heard of the loss
+        1814,  # two flips sent a member to the standby of a master that lived
+    ],
+)
+def test_what_has_failed_once_with_flipped_bits(seed: int) -> None:
+    assert run_scenario(MIXES["corruption"].draw(seed)).violation is None
+
+
 def test_two_masters_never_tell_two_outcomes() -> None:
     result = simulate("--mix", "two-masters", "--seeds", "0:200")
     assert result["violations"] == {}

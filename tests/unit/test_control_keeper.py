@@ -16,7 +16,7 @@ from pccl.runtime.greeting import Credentials
 from pccl.runtime.master_server import MasterServer
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address
-from pccl.transports.sim import SimNetwork
+from pccl.transports.sim import SimConnection, SimNetwork
 
 TIMING = Timing()
 FIRST, SECOND, THIRD = (Address(f"master{n}", 48000 + n) for n in (1, 2, 3))
@@ -108,6 +108,36 @@ def test_the_masters_are_tried_in_order_and_then_again() -> None:
     assert world.keeper.masters_count == 3
     turns = [world.attempt() for _ in range(5)]
     assert turns == [FIRST, SECOND, THIRD, FIRST, SECOND]
+    world.close()
+
+
+class Flips:
+    """Flips a bit of what arrives at the peer, so often."""
+
+    def __init__(self, network: SimNetwork, times: int) -> None:
+        self.left = times
+        network.noises.append(self)
+
+    def changed(self, end: SimConnection, data: memoryview) -> memoryview:
+        if not self.left or end.local.host != "peer":
+            return data
+        self.left -= 1
+        damaged = bytearray(data)
+        damaged[len(data) // 2] ^= 1
+        return memoryview(damaged)
+
+
+def test_after_a_damaged_greeting_the_same_master_is_tried_once_more() -> None:
+    world = World(FIRST, SECOND)
+    world.serve(FIRST)
+    flips = Flips(world.network, 2)
+    turns = [world.attempt() for _ in range(2)]
+    assert (turns, flips.left) == ([FIRST, FIRST], 0)
+    assert world.keeper.address == SECOND  # a line that damages everything is no reason to stay
+    world.attempt()
+    Flips(world.network, 1)
+    assert world.attempt() == FIRST
+    assert isinstance(world.register(), msg.Registered)
     world.close()
 
 

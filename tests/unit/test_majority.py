@@ -326,6 +326,29 @@ def test_who_breaks_off_before_it_has_promised_has_said_nothing() -> None:
     assert Send(1, msg.Resumed(3, NEXT, (STANDBY,))) in effects  # in a term of its own
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_member_that_loses_its_connection_before_it_promises_is_waited_for(
+    comes_back: bool,
+) -> None:
+    whole = roster(VERSION, VIEW, 1, 2, 3)
+    master = standby()
+    for peer in (1, 2, 3):
+        master.come(peer, whole)
+    master.do(ControlClosed(3, "a message was damaged on the way", damaged=True))
+    for peer in (1, 2):
+        master.promise(peer, 2)
+    assert master.machine.recovering
+    if comes_back:
+        master.come(3, whole, connection=13)
+        assert master.machine.recovering
+        master.promise(13, 2)
+    else:
+        master.wait(2.25, speaking=(1, 2))
+    assert not master.machine.recovering
+    there = [PeerId(peer) for peer in ((1, 2, 3) if comes_back else (1, 2))]
+    assert [peer.id for peer in master.machine.membership.members()] == there
+
+
 def test_who_comes_back_without_having_followed_is_not_counted() -> None:
     whole = roster(VERSION, VIEW, 1, 2, 3)
     master = standby()
