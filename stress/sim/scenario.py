@@ -274,7 +274,8 @@ def draw(seed: int) -> Scenario:
     shut = [len(fault.peers) for fault in scenario.faults if isinstance(fault, Undialable)]
     if max(shut, default=0) > 1:  # a pair of them has no link, whatever a caller names
         slots = tuple(replace(slot, algorithm=Algorithm.AUTO) for slot in scenario.slots)
-        scenario = replace(scenario, slots=slots)
+        # Nor is there a ring once more than half of those that are left are such.
+        scenario = replace(scenario, slots=slots, settles_ns=0)
     if rng.random() < 0.03 or any(fault.needs_standby for fault in scenario.faults):
         scenario = replace(scenario, standby=True)
     if peers in _CROWDS:  # some of so many would always be impatient
