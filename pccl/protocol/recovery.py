@@ -497,15 +497,21 @@ class Recovery:
     def _groups(self, reports: list[Report]) -> dict[int, RecoveredGroup]:
         """Of each group what is known; the newest first, and none that does not fit beside it.
 
-        No master makes a peer a member of two groups, or has more than so many members.
+        No master makes a peer a member of two groups, or has more than so many members. Every
+        roster says how many groups there are: one that has lost all members has no newer roster.
         """
         known: dict[int, RecoveredGroup] = {}
         for roster in _in_order(reports):
             known.setdefault(roster.group, RecoveredGroup({}, {})).rosters[roster.version] = roster
         groups: dict[int, RecoveredGroup] = {}
         taken: set[PeerId] = set()
+        groups_max = 0
         for number, group in sorted(known.items(), key=lambda item: -max(item[1].rosters)):
             newest = group.rosters[max(group.rosters)]
+            if not groups:
+                groups_max = newest.peer_groups
+            elif len(groups) == groups_max:
+                break
             ring = set(newest.ring)
             if len(taken) + len(ring) > PEERS_MAX or not ring.isdisjoint(taken):
                 continue

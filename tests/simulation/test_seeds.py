@@ -175,6 +175,8 @@ def test_what_has_failed_once(seed: int) -> None:
         1582,  # likewise: each of two masters had one member
         4380,  # who had said goodbye in one run was missing in the next one
         1722,  # of many members with little time one always left
+        2916,  # all members of a group were removed, and one of them came back as if it were not
+        3895,  # likewise
     ],
 )
 def test_what_has_failed_once_with_two_masters(seed: int) -> None:

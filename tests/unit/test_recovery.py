@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
 from pccl.protocol.recovery import Recovery
@@ -22,7 +24,8 @@ def roster(version: int, *peers: int) -> Roster:
 def come(
     recovery: Recovery, peer: int, *known: Roster, run: bytes = RUN, ratified: int = 0
 ) -> None:
-    registration = msg.Register(0, "", 4000, 1, 2)
+    group = known[0].group if known else 0
+    registration = msg.Register(group, "", 4000, 1, 2)
     newest = max((one.version for one in known), default=0)
     header = msg.Return(PeerId(peer), bytes(16), run, 1, registration, newest, (), FIRST, ratified)
     recovery.begins(peer, f"10.0.0.{peer}", header, 0)
@@ -63,6 +66,24 @@ def test_members_that_a_majority_has_left_behind_are_none_though_the_others_are_
         come(recovery, peer, roster(2, 1, 2, 3, 4, 5), roster(4, 1, 3, 4), ratified=2)
     assert recovery.bases() == []
     assert not recovery.has_majority()
+
+
+def test_a_group_that_has_lost_all_members_is_none_though_one_of_them_is_back() -> None:
+    """Peer 3 of group 0 was removed, peer 1 has left: there was nobody to tell in their group."""
+    recovery = Recovery(Timing(), RUN, STANDBY, 0)
+    before = replace(roster(4, 1, 3), global_world_size=4, peer_groups=2)
+    now = replace(roster(5, 4, 6), group=1)
+    come(recovery, 3, before)
+    come(recovery, 4, now)
+    come(recovery, 6, now)
+    result = recovery.result()
+    assert list(result.members) == [PeerId(4), PeerId(6)]
+    assert [report.peer for report in result.returned] == [PeerId(4), PeerId(6)]
+    still = replace(now, global_world_size=4, peer_groups=2)
+    recovery = Recovery(Timing(), RUN, STANDBY, 0)
+    come(recovery, 3, before)
+    come(recovery, 4, still)
+    assert set(recovery.result().members) == {PeerId(peer) for peer in (1, 3, 4, 6)}
 
 
 def test_nor_if_another_one_tells_of_it() -> None:
