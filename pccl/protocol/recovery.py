@@ -11,7 +11,7 @@ Pure state: :class:`~pccl.protocol.restart.Restartable` collects and carries out
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pccl.protocol import messages as msg
@@ -501,7 +501,8 @@ class Recovery:
         roster says how many groups there are: one that has lost all members has no newer roster.
         """
         known: dict[int, RecoveredGroup] = {}
-        for roster in _in_order(reports):
+        told = [roster for report in reports for roster in report.rosters.values()]
+        for roster in sorted(told, key=lambda roster: roster.version):
             known.setdefault(roster.group, RecoveredGroup({}, {})).rosters[roster.version] = roster
         groups: dict[int, RecoveredGroup] = {}
         taken: set[PeerId] = set()
@@ -570,7 +571,7 @@ def _is_member(report: Report, members: dict[PeerId, tuple[int, Member]]) -> boo
 
 def _age(known: msg.KnownOutcome) -> tuple[int, tuple[int, int, int]]:
     """Later masters have higher rosters; of two reports of one outcome the one that says more."""
-    return known.outcome.roster_version, _place(known.expected)
+    return known.outcome.roster_version, known.expected.place
 
 
 def _expected(reports: list[Report], finals: Iterable[msg.KnownOutcome]) -> dict[int, Expected]:
@@ -579,22 +580,9 @@ def _expected(reports: list[Report], finals: Iterable[msg.KnownOutcome]) -> dict
     said = [(report.header.registration.group, report.header.expected) for report in reports]
     for group, expected in [*said, *((o.outcome.operation.group, o.expected) for o in finals)]:
         before = known.get(group, NOTHING_EXPECTED)
-        if _place(expected) > _place(before):
+        if expected.place > before.place:
             known[group] = expected
     return known
-
-
-def _place(expected: Expected) -> tuple[int, int, int]:
-    """Later synchronizations of a group have the larger one."""
-    if expected.lineage is None:
-        return (0, 0, 0)
-    operation = expected.lineage.operation
-    return (operation.term, operation.view, operation.n + 1)
-
-
-def _in_order(reports: list[Report]) -> Iterator[Roster]:
-    rosters = [roster for report in reports for roster in report.rosters.values()]
-    yield from sorted(rosters, key=lambda roster: roster.version)
 
 
 def _count(kind: RoundKind, reports: list[Report], rosters: list[Roster]) -> int:

@@ -104,6 +104,14 @@ class Expected:
     lineage: Lineage | None = None
     """Of the last one."""
 
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """The order of a group's synchronizations: later ones have the larger place."""
+        if self.lineage is None:
+            return (0, 0, 0)
+        operation = self.lineage.operation
+        return (operation.term, operation.view, operation.n + 1)
+
 
 NOTHING_EXPECTED = Expected()
 

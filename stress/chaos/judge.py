@@ -15,7 +15,7 @@ from typing import Any
 
 from pccl.stress.chaos.record import Findings, Life, Record, Removal
 from pccl.stress.chaos.settings import blame_s
-from pccl.stress.timeline import MASTER, OF_MASTER, FaultKind
+from pccl.stress.timeline import MASTER, OF_MASTER, OF_PAIR, FaultKind
 
 GROWTH_BYTES_MAX = 32 << 20
 """Resident memory of one process may differ by this much between the beginning and the end: tensors
@@ -177,6 +177,9 @@ def _is_explained(record: Record, removal: Removal) -> bool:
         if fault.kind in (FaultKind.GARBAGE, FaultKind.JOINERS, *OF_MASTER):
             continue  # nobody may be removed for these
         if fault.concerns(removal.index):
+            return True
+        # Of two members that cannot talk either may have to go, also the one at the far end.
+        if fault.kind in OF_PAIR and "LINK_BROKEN" in removal.text:
             return True
     return False
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -136,6 +137,14 @@ def test_a_removal_needs_a_fault_of_that_peer(
     run.fault(118.0, kind, **about)
     run.add(MASTER, REMOVED)
     assert run.report()["false_removals"] == (0 if explained else 1)
+
+
+@pytest.mark.parametrize(("kind", "count"), [(FaultKind.CORRUPT, 0), (FaultKind.FREEZE, 1)])
+def test_of_two_that_cannot_talk_either_may_go(kind: FaultKind, count: int) -> None:
+    run = Run()
+    run.fault(118.0, kind, peer=0, duration_s=3.0, amount=0.03 if count == 0 else 0.0)
+    run.add(MASTER, replace(REMOVED, text="LINK_BROKEN: peers 1 and 2 cannot talk"))
+    assert run.report()["false_removals"] == count
 
 
 def test_an_id_that_is_given_anew_says_nothing_of_who_had_it_before() -> None:
