@@ -289,16 +289,16 @@ class Calls:
 
     def resolve(self, number: int, value: ReduceResult | SyncResult | bool | None) -> None:
         """A call returns."""
-        call = self._end(number)
-        if call is not None and not call.future.done():
+        call = self._answered(number)
+        if call is not None:
             result = call.report(value) if isinstance(value, ReduceResult) else value
             call.future.set_result(result)
             self._forget_again(number, call)
 
     def reject(self, number: int, error: errors.PCCLError) -> None:
         """A call raises."""
-        call = self._end(number)
-        if call is not None and not call.future.done():
+        call = self._answered(number)
+        if call is not None:
             # A copy: the machine's story keeps the error, and must not keep the frames it went
             # through, with all that they hold.
             call.future.set_exception(fresh(error))
@@ -308,6 +308,18 @@ class Calls:
         """Every open call raises."""
         for number in list(self._open):
             self.reject(number, error)
+
+    def _answered(self, number: int) -> Call | None:
+        """The call that ends; None: it has ended before.
+
+        Its caller may have been cancelled in this moment, without having run since: it finds the
+        answer when it runs, and tells that it has left without noticing it.
+        """
+        call = self._end(number)
+        if call is not None and call.future.cancelled():
+            call.future = self._loop.create_future()
+            call.future.add_done_callback(lambda future: future.exception())
+        return call if call is not None and not call.future.done() else None
 
     def _forget_again(self, number: int, call: Call) -> None:
         """An outcome that nobody will ask for has come, and must not wait for anybody."""

@@ -126,7 +126,7 @@ class Workload:
         for attempt in range(_REJOINS_MAX):
             try:
                 if rejoins:
-                    await self._joint(self._engine.update_topology)
+                    await self._joint(self._engine.update_topology, self._patience_s)
                 else:
                     await self._connect(attempt)
                 await self._work(rejoined=rejoins)
@@ -180,8 +180,12 @@ class Workload:
                 seen = roster.global_world_size if roster is not None else 0
                 self._checkers.joined(self._who, process.run, process.peer, seen, wanted)
                 return
-        patience_s = _PATIENCE_S if self._scenario.standby else None
-        await self._join(100, min_peers=1, timeout_s=patience_s)
+        await self._join(100, min_peers=1, timeout_s=self._patience_s)
+
+    @property
+    def _patience_s(self) -> float | None:
+        """How long to try to get into a run, which may lack its majority for ever."""
+        return _PATIENCE_S if self._scenario.standby else None
 
     async def _join(self, attempts: int, *, min_peers: int, timeout_s: float | None) -> None:
         connect = partial(self._engine.connect, attempts, min_peers=min_peers, timeout_s=timeout_s)
@@ -339,14 +343,23 @@ class Workload:
             return None
         return self._rng.randint(1, 8) * self._scenario.latency_ns / NS_PER_S
 
-    async def _joint(self, make: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
-        """Make a joint call of the run; repeat it when it was left."""
+    async def _joint(
+        self, make: Callable[..., Coroutine[Any, Any, Any]], patience_s: float | None = None
+    ) -> Any:
+        """Make a joint call of the run; repeat it when it was left, as long as patience lasts."""
+        began_ns = self._loop.now_ns()
         for attempt in range(_ATTEMPTS_MAX):
             await self._pause(attempt)
+            budget_s = self._budget_s()
             try:
-                return await self._call(make(timeout_s=self._budget_s()))
+                return await self._call(
+                    make(timeout_s=patience_s if budget_s is None else budget_s)
+                )
             except (DeadlineExceeded, Interrupted) as error:
                 self._checkers.done[type(error).__name__] += 1
+                spent_s = (self._loop.now_ns() - began_ns) / NS_PER_S
+                if patience_s is not None and spent_s >= patience_s:
+                    raise DeadlineExceeded from error
         raise AssertionError(f"{self._process.name}: {_ATTEMPTS_MAX} attempts of a joint call")
 
     async def _pause(self, attempt: int) -> None:

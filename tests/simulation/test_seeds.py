@@ -177,6 +177,8 @@ def test_what_has_failed_once(seed: int) -> None:
         1722,  # of many members with little time one always left
         2916,  # all members of a group were removed, and one of them came back as if it were not
         3895,  # likewise
+        3795,  # a round was answered while its caller was cancelled, and the answer was lost
+        4343,  # a newcomer tried for longer to join a run without a majority than anybody waits
     ],
 )
 def test_what_has_failed_once_with_two_masters(seed: int) -> None:

@@ -214,32 +214,37 @@ def join_event(*, rejoins: bool) -> Callable[[int], PeerEvent]:
     ],
     ids=["update", "pending", "optimize", "join", "rejoin", "reduce"],
 )
-@pytest.mark.parametrize("answered", [False, True])
+@pytest.mark.parametrize("answered", ["never", "before", "while it leaves"])
 def test_leaving_before_and_after_the_answer(
     bench: Bench,
     make_event: Callable[[int], PeerEvent],
     value: ReduceResult | None,
     told: PeerEvent,
-    answered: bool,
+    answered: str,
 ) -> None:
     async def story() -> None:
         waiting = bench.wait(make_event)
         await asyncio.sleep(0)
-        if answered:
+        if answered == "before":
             bench.calls.resolve(1, value)
         waiting.cancel()
+        if answered == "while it leaves":
+            bench.calls.resolve(1, value)
         with pytest.raises(asyncio.CancelledError):
             await waiting
 
     bench.run(story())
-    assert bench.told[1:] == [told if answered else LeaveCall(1, LEFT)]
+    assert bench.told[1:] == [LeaveCall(1, LEFT) if answered == "never" else told]
     assert len(bench.calls) == 0
 
 
-def test_leaving_after_a_failure(bench: Bench) -> None:
+@pytest.mark.parametrize("leaves_first", [False, True])
+def test_leaving_after_a_failure(bench: Bench, leaves_first: bool) -> None:
     async def story() -> None:
         waiting = bench.wait(reduce_event)
         await asyncio.sleep(0)
+        if leaves_first:
+            waiting.cancel()
         bench.calls.reject(1, errors.CollectiveAborted(reason="peer 3 lost"))
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
