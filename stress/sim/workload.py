@@ -300,10 +300,8 @@ class Workload:
             for task in tasks:
                 task.cancel()
                 task.add_done_callback(_retrieve)
-            # One that had repeated its call, after another one was told of the loss.
-            told = error.__cause__ if isinstance(error, NotConnected) else None
-            if isinstance(told, Evicted | MasterLost):
-                raise told from None
+            if isinstance(error, NotConnected) and error.__cause__ is not None:
+                raise error.__cause__ from None  # another one was told of the loss before
             raise
 
     def _input(self, slot: Slot) -> Array:
@@ -350,15 +348,13 @@ class Workload:
         began_ns = self._loop.now_ns()
         for attempt in range(_ATTEMPTS_MAX):
             await self._pause(attempt)
-            budget_s = self._budget_s()
+            budget_s = self._budget_s() or patience_s
             try:
-                return await self._call(
-                    make(timeout_s=patience_s if budget_s is None else budget_s)
-                )
+                return await self._call(make(timeout_s=budget_s))
             except (DeadlineExceeded, Interrupted) as error:
                 self._checkers.done[type(error).__name__] += 1
-                spent_s = (self._loop.now_ns() - began_ns) / NS_PER_S
-                if patience_s is not None and spent_s >= patience_s:
+                spent_ns = self._loop.now_ns() - began_ns
+                if patience_s is not None and spent_ns >= patience_s * NS_PER_S:
                     raise DeadlineExceeded from error
         raise AssertionError(f"{self._process.name}: {_ATTEMPTS_MAX} attempts of a joint call")
 
