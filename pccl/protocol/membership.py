@@ -122,6 +122,26 @@ class RecoveredGroup:
     views: dict[int, View]
 
 
+def newest_first(
+    known: dict[int, RecoveredGroup], ratified: int
+) -> list[tuple[int, RecoveredGroup]]:
+    """The groups that returning peers know, by number, without those that are gone.
+
+    Every change is told to all groups. So where the rosters of all groups are known of one version,
+    a group of which only older ones are known had lost all its members by then. Versions above
+    ``ratified`` say nothing of that: they had no consequences, and the members of the groups before
+    are still needed for consent.
+    """
+    told: dict[int, list[Roster]] = {}
+    for group in known.values():
+        for version, roster in group.rosters.items():
+            told.setdefault(version, []).append(roster)
+    whole = [v for v, rosters in told.items() if len(rosters) >= rosters[0].peer_groups]
+    since = max((version for version in whole if version <= ratified), default=0)
+    order = sorted(known.items(), key=lambda item: -max(item[1].rosters))
+    return [(number, group) for number, group in order if max(group.rosters) >= since]
+
+
 @dataclass(slots=True)
 class RecoveredMembership:
     """What is known of the membership under the masters before.

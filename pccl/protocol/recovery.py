@@ -29,7 +29,7 @@ from pccl.protocol.limits import (
     Timing,
 )
 from pccl.protocol.majority import Basis
-from pccl.protocol.membership import RecoveredGroup, RecoveredMembership, View
+from pccl.protocol.membership import RecoveredGroup, RecoveredMembership, View, newest_first
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected
 from pccl.protocol.types import Member, OperationId, PeerId, Roster, RoundId, RoundKind
 
@@ -497,8 +497,7 @@ class Recovery:
     def _groups(self, reports: list[Report]) -> dict[int, RecoveredGroup]:
         """Of each group what is known; the newest first, and none that does not fit beside it.
 
-        No master makes a peer a member of two groups, or has more than so many members. Every
-        roster says how many groups there are: one that has lost all members has no newer roster.
+        No master makes a peer a member of two groups, or has more than so many members.
         """
         known: dict[int, RecoveredGroup] = {}
         told = [roster for report in reports for roster in report.rosters.values()]
@@ -506,13 +505,8 @@ class Recovery:
             known.setdefault(roster.group, RecoveredGroup({}, {})).rosters[roster.version] = roster
         groups: dict[int, RecoveredGroup] = {}
         taken: set[PeerId] = set()
-        groups_max = 0
-        for number, group in sorted(known.items(), key=lambda item: -max(item[1].rosters)):
+        for number, group in newest_first(known, self.ratified):
             newest = group.rosters[max(group.rosters)]
-            if not groups:
-                groups_max = newest.peer_groups
-            elif len(groups) == groups_max:
-                break
             ring = set(newest.ring)
             if len(taken) + len(ring) > PEERS_MAX or not ring.isdisjoint(taken):
                 continue

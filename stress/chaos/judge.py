@@ -6,6 +6,7 @@ It sees the record only, and none of the code that it judges.
 from __future__ import annotations
 
 import bisect
+import re
 import signal
 import statistics
 from collections import Counter
@@ -16,6 +17,9 @@ from typing import Any
 from pccl.stress.chaos.record import Findings, Life, Record, Removal
 from pccl.stress.chaos.settings import blame_s
 from pccl.stress.timeline import MASTER, OF_MASTER, OF_PAIR, FaultKind
+
+_APART = re.compile(r"LINK_BROKEN: peers (\d+) and (\d+) ")
+"""Two members that cannot talk, by their ids."""
 
 GROWTH_BYTES_MAX = 32 << 20
 """Resident memory of one process may differ by this much between the beginning and the end: tensors
@@ -179,7 +183,9 @@ def _is_explained(record: Record, removal: Removal) -> bool:
         if fault.concerns(removal.index):
             return True
         # Of two members that cannot talk either may have to go, also the one at the far end.
-        if fault.kind in OF_PAIR and "LINK_BROKEN" in removal.text:
+        pair = _APART.search(removal.text)
+        ends = {record.indices.get(int(number)) for number in pair.groups()} if pair else ()
+        if fault.kind in OF_PAIR and fault.other is None and fault.peer in ends:
             return True
     return False
 

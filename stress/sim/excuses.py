@@ -204,8 +204,10 @@ class Excuses:
                     return False  # nobody says whom it could not talk to
                 touched = self._any(host, other) or self.are_apart(host, other)
                 # After the second damaged lane in a row a link counts as down.
-                flips = sum(flip.touches(host, other) for flip in self._flips)
-                return touched or flips > 1 or self._masters_divided
+                since_ns = self._now_ns() - timing.ns(timing.link_s)
+                late = [flip for flip in self._flips if flip.since_ns >= since_ns]
+                damaged = sum(flip.touches(host, other) for flip in late) > 1
+                return touched or damaged or self._masters_divided
             case RemovalCause.UNREACHABLE:
                 # Its neighbour may be dead, and the master not have heard of that.
                 neighbour = self._accuser(why, host_of)

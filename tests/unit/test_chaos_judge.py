@@ -139,11 +139,20 @@ def test_a_removal_needs_a_fault_of_that_peer(
     assert run.report()["false_removals"] == (0 if explained else 1)
 
 
-@pytest.mark.parametrize(("kind", "count"), [(FaultKind.CORRUPT, 0), (FaultKind.FREEZE, 1)])
-def test_of_two_that_cannot_talk_either_may_go(kind: FaultKind, count: int) -> None:
+@pytest.mark.parametrize(
+    ("about", "pair", "count"),
+    [
+        ({"peer": 0}, "1 and 2", 0),
+        ({"peer": 0}, "2 and 3", 1),  # none of the two was concerned
+        ({"peer": 0, "other": 2}, "1 and 2", 1),  # another link than the damaged one
+    ],
+)
+def test_of_two_that_cannot_talk_either_may_go(
+    about: dict[str, Any], pair: str, count: int
+) -> None:
     run = Run()
-    run.fault(118.0, kind, peer=0, duration_s=3.0, amount=0.03 if count == 0 else 0.0)
-    run.add(MASTER, replace(REMOVED, text="LINK_BROKEN: peers 1 and 2 cannot talk"))
+    run.fault(118.0, FaultKind.CORRUPT, duration_s=3.0, amount=0.03, **about)
+    run.add(MASTER, replace(REMOVED, text=f"LINK_BROKEN: peers {pair} cannot talk to each other"))
     assert run.report()["false_removals"] == count
 
 

@@ -329,7 +329,7 @@ def test_among_what_survivors_bring_one_liar_does_not_count_first() -> None:
 
 
 def test_a_beginning_does_not_win_over_what_members_of_another_run_bring() -> None:
-    """The run had only begun, and whoever began it is gone."""
+    """The run had only begun, and its only member is gone."""
     begun = Expected(1, AT_5.lineage)
     newcomer = replace(AT, revision=0, lineage=None, resume=Resume.ADVANCED, content=b"n")
     trained = replace(newcomer, revision=9, lineage=OLD, content=b"t")

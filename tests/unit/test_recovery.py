@@ -73,17 +73,21 @@ def test_a_group_that_has_lost_all_members_is_none_though_one_of_them_is_back() 
     recovery = Recovery(Timing(), RUN, STANDBY, 0)
     before = replace(roster(4, 1, 3), global_world_size=4, peer_groups=2)
     now = replace(roster(5, 4, 6), group=1)
-    come(recovery, 3, before)
-    come(recovery, 4, now)
-    come(recovery, 6, now)
+    for peer, newest in ((3, before), (4, now), (6, now)):
+        come(recovery, peer, newest, ratified=5 if peer == 4 else 0)
     result = recovery.result()
     assert list(result.members) == [PeerId(4), PeerId(6)]
     assert [report.peer for report in result.returned] == [PeerId(4), PeerId(6)]
+    everybody = {PeerId(peer) for peer in (1, 3, 4, 6)}
+    recovery = Recovery(Timing(), RUN, STANDBY, 0)
+    for peer, newest in ((3, before), (4, now)):  # nobody knows that a majority had the newest
+        come(recovery, peer, newest, ratified=4)
+    assert set(recovery.result().members) == everybody
     still = replace(now, global_world_size=4, peer_groups=2)
     recovery = Recovery(Timing(), RUN, STANDBY, 0)
-    come(recovery, 3, before)
-    come(recovery, 4, still)
-    assert set(recovery.result().members) == {PeerId(peer) for peer in (1, 3, 4, 6)}
+    for peer, newest in ((3, before), (4, still)):  # group 0 has not heard of it
+        come(recovery, peer, newest, ratified=5)
+    assert set(recovery.result().members) == everybody
 
 
 def test_nor_if_another_one_tells_of_it() -> None:
