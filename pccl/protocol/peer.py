@@ -167,25 +167,25 @@ class PeerMachine(RoundCaller):
         if not self._has_caught_up(event):
             return
         self._admission_unused = False
-        assert self.seen is not None
+        roster, newest = self._deferred.seen_at(event.call) or self.seen, self.newest
+        assert roster is not None
+        assert newest is not None
         if self._operations.is_tag_in_use(event.tag):
             self._raise(event.call, words.tag_in_use(event.tag))
             return
         if len(self._operations) >= OPERATIONS_OPEN_MAX:
             self._raise(event.call, words.too_many_open())
             return
-        newest = self.newest
-        assert newest is not None
-        if self.seen.view not in newest.open_views:
-            self._raise(event.call, words.lost_before(self.seen, newest))
+        if roster.view not in newest.open_views:
+            self._raise(event.call, words.lost_before(roster, newest))
             self._membership.show(event.call, newest.version, detached=event.detached)
-        elif len(self.seen.members) < 2:
-            self._reduce_alone(event, self.seen)
-        elif (missed := self._operations.take_missed(self.seen.view, event.tag)) is not None:
+        elif len(roster.members) < 2:
+            self._reduce_alone(event, roster)
+        elif (missed := self._operations.take_missed(roster.view, event.tag)) is not None:
             self._membership.show(event.call, missed.roster_version, detached=event.detached)
             self._raise(event.call, words.aborted(missed, attempt=0))
         else:
-            self._open(self._opened(event, self.seen))
+            self._open(self._opened(event, roster))
 
     def _on_sync_call(self, event: ev.SyncCall) -> None:
         """Whoever is left, or alone, does it all the same; members that are lost don't matter."""
@@ -300,7 +300,7 @@ class PeerMachine(RoundCaller):
         for operation in (o for o in in_doubt if o.withdrawn is None):  # others are answered anyway
             self._send(msg.OutcomeQuery(operation.id))
         if in_doubt:
-            self._deferred.add(event)
+            self._deferred.add(event, self.seen)
         return not in_doubt
 
     def _refusal(self, event: JointCall) -> errors.PCCLError | None:
@@ -339,7 +339,7 @@ class PeerMachine(RoundCaller):
             return
         if not self._has_caught_up(event):
             return
-        roster, newest = self.seen, self.newest
+        roster, newest = self._deferred.seen_at(event.call) or self.seen, self.newest
         assert roster is not None
         assert newest is not None
         is_open = roster.view in newest.open_views and len(roster.members) > 1

@@ -72,6 +72,7 @@ class RoundCaller(Participant):
         left = self._rounds.get(RoundKind.OPTIMIZE_TOPOLOGY)
         if left is not None and left.call is None and left.answer is not None:
             self._membership.follow(left.answer.roster_version)  # the next call gets the answer
+            self._deferred.see_anew()
         left = self._rounds.get(RoundKind.UPDATE_TOPOLOGY)
         if left is None or left.call is not None:
             return True
@@ -79,6 +80,7 @@ class RoundCaller(Participant):
             self._deferred.add(event)
             return False
         self._take_answer(left, left.answer)
+        self._deferred.see_anew()
         return True
 
     def _on_round_call(self, event: ev.RoundCall) -> None:

@@ -179,6 +179,7 @@ def test_what_has_failed_once(seed: int) -> None:
         3895,  # likewise
         3795,  # a round was answered while its caller was cancelled, and the answer was lost
         4343,  # a newcomer tried for longer to join a run without a majority than anybody waits
+        3317,  # a handle waited for an outcome, and was then asked for in a later view
     ],
 )
 def test_what_has_failed_once_with_two_masters(seed: int) -> None:

@@ -1150,6 +1150,79 @@ def test_what_the_others_have_given_up_is_not_asked_for_to_withdraw_it() -> None
     ]
 
 
+def launched_after_one_in_doubt(*, leaves: bool = False) -> Peer:
+    """Of three handles the second was left when it was done here, so the third has to wait."""
+    peer = launched()
+    peer.do(ReduceCall(10, 6, SUM, True))
+    peer.hear(msg.OperationStarted(operation(tag=6)))
+    peer.do(ReduceDone(operation(tag=6), b"digest"))
+    peer.do(LeaveCall(10, "no more time"))
+    assert peer.do(ReduceCall(11, 7, SUM, True)) == [Send(msg.OutcomeQuery(operation(tag=6)))]
+    if leaves:
+        peer.do(LeaveCall(11, "no more time"))
+    return peer
+
+
+def test_a_handle_that_had_to_wait_is_none_of_a_later_view() -> None:
+    """The others have launched it when he did; it would wait for calls that nobody makes."""
+    peer = launched_after_one_in_doubt()
+    peer.hear(msg.RosterChanged(AFTER))
+    peer.hear(ended(operation(), AbortCause.MEMBER_LOST, "peer 3 lost", version=2))
+    peer.do(Claim(9))
+    assert peer.machine.seen == AFTER
+    effects = peer.hear(ended(operation(tag=6), AbortCause.MEMBER_LOST, "peer 3 lost", version=2))
+    error = only_error(effects)
+    assert effects == [End(operation(tag=6), False), Raise(11, error)]
+    assert isinstance(error, errors.CollectiveAborted)
+    assert "the run lost peer 3 before this call" in error.reason
+    assert peer.do(ReduceCall(12, 7, SUM))[0] == Post(
+        12, operation(view=2, tag=7), SUM, (PeerId(1), ME)
+    )
+
+
+def test_a_handle_that_had_to_wait_is_of_the_view_that_its_caller_saw() -> None:
+    peer = launched_after_one_in_doubt()
+    fourth = Member(PeerId(4), "10.0.0.4", 4004)
+    newer = roster(2, 2, ELDER, ME_MEMBER, YOUNGER, fourth, views=(1, 2))
+    peer.hear(msg.RosterChanged(newer))
+    peer.hear(ended(operation(), AbortCause.WITHDRAWN, "peer 1 withdrew: x", version=2))
+    peer.do(Claim(9))
+    assert peer.machine.seen == newer
+    withdrawn = ended(operation(tag=6), AbortCause.WITHDRAWN, "peer 1 withdrew: x", version=2)
+    assert peer.hear(withdrawn) == [
+        End(operation(tag=6), False),
+        Post(11, operation(tag=7), SUM, (PeerId(1), ME, PeerId(3))),
+        Send(msg.OperationRequest(operation(tag=7), SUM)),
+    ]
+
+
+def test_a_handle_that_was_left_while_it_waited_is_withdrawn_from_no_later_view() -> None:
+    peer = launched_after_one_in_doubt(leaves=True)
+    peer.hear(msg.RosterChanged(AFTER))
+    peer.hear(ended(operation(), AbortCause.MEMBER_LOST, "peer 3 lost", version=2))
+    peer.do(Claim(9))
+    lost = ended(operation(tag=6), AbortCause.MEMBER_LOST, "peer 3 lost", version=2)
+    assert peer.hear(lost) == [End(operation(tag=6), False)]
+
+
+def test_calls_that_had_to_wait_see_what_a_round_has_brought_that_was_left_before() -> None:
+    peer = member()
+    peer.do(RoundCall(8, UPDATE))
+    peer.do(ReduceCall(9, 5, SUM))  # of another thread
+    peer.hear(msg.OperationStarted(operation()))
+    peer.do(ReduceDone(operation(), b"digest"))
+    peer.do(LeaveCall(8, "no more time"))
+    peer.do(LeaveCall(9, "no more time"))
+    for call in (10, 11):
+        peer.do(ReduceCall(call, call, SUM))
+    withdrawn = ended(operation(), AbortCause.WITHDRAWN, "peer 1 withdrew: x")
+    assert peer.hear(withdrawn) == [End(operation(), False)]
+    peer.hear(msg.RosterChanged(roster(3, 2, ELDER, ME_MEMBER, YOUNGER, views=(1, 2))))
+    effects = peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 3, True))
+    posted = [effect.operation for effect in effects if isinstance(effect, Post)]
+    assert posted == [operation(view=2, tag=10), operation(view=2, tag=11)]
+
+
 def test_a_place_that_is_lost_is_not_told_to_a_deferred_call_that_was_left() -> None:
     peer = running(done=True)
     peer.do(LeaveCall(9, "Ctrl-C"))
