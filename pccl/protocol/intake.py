@@ -36,6 +36,8 @@ _OPENERS = (
     msg.Damaged,
 )
 _REPORT = (msg.KnownRoster, msg.KnownOutcome, msg.KnownAnswer, msg.Reported)
+_MEMBERS_SAY = (*_REPORT, msg.AddressProbed)
+"""What a newcomer has no part in."""
 _PEERS_SAY = frozenset(msg.PeerMessage.__args__)
 _MASTERS_SAY = frozenset(msg.MasterMessage.__args__)
 
@@ -49,7 +51,9 @@ def peers_bytes_max(trust: Trust, kind: type[msg.Message]) -> int:
             allowed = kind in _OPENERS
         case Trust.RETURNING:
             allowed = True
-        case Trust.NEWCOMER | Trust.MEMBER:
+        case Trust.NEWCOMER:
+            allowed = kind not in _MEMBERS_SAY
+        case Trust.MEMBER:
             allowed = kind not in _REPORT
     narrow = trust in (Trust.STRANGER, Trust.NEWCOMER)
     return allowed * (min(BYTES_MAX[kind], NEWCOMER_BYTES_MAX) if narrow else BYTES_MAX[kind])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 from pccl.protocol.types import NS_PER_S
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 TERM_GAP = 1 << 20
 """Ids of peers, numbers of views and roster versions jump by so much when a master is restarted:
@@ -63,6 +63,22 @@ each test makes up to three dials to wherever a token holder says."""
 
 TESTS_PER_S = 8
 """And from then on: nobody can make a master or a member dial others more often than this."""
+
+ASKED_MAX = 256
+"""Newcomers that one peer dials because they cannot reach it: a message of 80 KiB at most, and one
+a heartbeat."""
+
+ASKED_UNPROVEN_MAX = 16
+"""Of them, those that nobody has reached where they say that they are: dialled again every two
+seconds, they make no more dials than the tests of addresses."""
+
+PENDING_MAX = 1024
+"""Newcomers that wait to be admitted, shared among their sources: each dials all that came before
+it, so they cost their square."""
+
+SEATED_AT_ONCE_MAX = 128
+"""Newcomers of a run without members that are looked at with every word of one of them; of more it
+is found out at each tick who can be admitted."""
 
 LANES_MAX = 256
 """Lanes of one link; each costs two descriptors and their buffers in the kernel."""

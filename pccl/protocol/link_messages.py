@@ -44,9 +44,15 @@ class AddressProbed:
 
 @dataclass(frozen=True, slots=True)
 class LinkPlan:
-    """The older peers of the own group (members and pending ones) that this peer shall dial."""
+    """How the older peers of the own group, members and pending ones, have changed.
+
+    After ``Registered`` and ``Resumed`` they are told anew.
+    """
 
     elders: Annotated[tuple[Member, ...], AtMost(PEERS_MAX)]
+    """This peer shall dial them, too."""
+    gone: Annotated[tuple[PeerId, ...], AtMost(PEERS_MAX)] = ()
+    """They are there no more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from abc import abstractmethod
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.kept import Kept
+from pccl.protocol.limits import SEATED_AT_ONCE_MAX
 from pccl.protocol.membership import RegisteredPeer
 from pccl.protocol.restart import Restartable
 from pccl.protocol.types import PeerId, RoundId, RoundKind
@@ -99,6 +100,7 @@ class RoundMaster(Restartable):
         if not newcomers and not renew:
             return
         informed = self.membership.members()
+        self._note_masters(newcomers)
         self.membership.admit(newcomers, renew, self._busy_views())
         self._forget_numbers()
         self._tell_rosters(informed)
@@ -119,8 +121,10 @@ class RoundMaster(Restartable):
             self._forget_numbers()
             self._tell_rosters(self.membership.members())
 
-    def _admit_into_empty_run(self) -> None:
+    def _admit_into_empty_run(self, *, at_tick: bool = False) -> None:
         if self.membership.members() or not self._has_consent:
+            return
+        if len(self.membership.peers) > SEATED_AT_ONCE_MAX and not at_tick:
             return
         # Nobody is left who could call: the rounds that were open have no scope any more.
         for kind in RoundKind:

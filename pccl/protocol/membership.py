@@ -12,13 +12,18 @@ Newcomers are appended to the ring of their group, or put between two peers that
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pccl.protocol.limits import ROSTERS_KEPT_MAX, TERM_GAP
+from pccl.protocol.limits import PENDING_MAX, ROSTERS_KEPT_MAX, TERM_GAP
 from pccl.protocol.link_measures import Choose, LinkMeasures, ring_always
 from pccl.protocol.ring_order import Pair
+from pccl.protocol.source_shares import source_of
 from pccl.protocol.types import AlgorithmTable, LinkMeasure, Member, PeerId, Roster
+
+_SEATINGS_MAX = 8
+"""Each may leave too few for one that wants more; from then on all such have to wait."""
 
 
 @dataclass(slots=True)
@@ -31,6 +36,8 @@ class RegisteredPeer:
     token: bytes
     min_peers: int = 1
     """It wants to be admitted into no smaller run (itself included)."""
+    masters: int = 1
+    """Of how many it knows the address."""
     prefetching: bool = False
     """Whether it fetches what its group holds, and does not want to be admitted before."""
     admitted: bool = False
@@ -122,6 +129,16 @@ class RecoveredGroup:
     views: dict[int, View]
 
 
+def _enough(newcomers: list[RegisteredPeer], members: int) -> list[RegisteredPeer]:
+    """Those of them that could be enough for each other, with so many members."""
+    count = len(newcomers)
+    for peer in sorted(newcomers, key=lambda peer: -peer.min_peers):
+        if peer.min_peers <= members + count:
+            break
+        count -= 1
+    return [peer for peer in newcomers if peer.min_peers <= members + count]
+
+
 def newest_first(
     known: dict[int, RecoveredGroup], ratified: int
 ) -> list[tuple[int, RecoveredGroup]]:
@@ -194,8 +211,6 @@ class Membership:
         self._groups: dict[int, _Group] = {}
         self._links: dict[tuple[PeerId, PeerId], _Link] = {}
         """(reporter, other) -> what the reporter says of their link."""
-        self._asked: dict[PeerId, set[PeerId]] = {}
-        """Elder -> the newcomers that it dials, since they cannot reach it."""
         self._choose = choose
         self._measures = LinkMeasures()
 
@@ -214,21 +229,6 @@ class Membership:
         return tuple(
             p.member for p in self.peers.values() if p.group == peer.group and p.id < peer.id
         )
-
-    def asked(self, elder: PeerId) -> tuple[Member, ...]:
-        """The peers that ``elder`` dials, since they could not reach it when they came.
-
-        Also those that were admitted meanwhile: it may not have heard of that.
-        """
-        return tuple(self.peers[peer].member for peer in sorted(self._asked.get(elder, ())))
-
-    def ask(self, elder: PeerId, newcomer: PeerId) -> bool:
-        """An elder shall dial a newcomer; return False if it does already."""
-        asked = self._asked.setdefault(elder, set())
-        if newcomer in asked:
-            return False
-        asked.add(newcomer)
-        return True
 
     def tester_of(self, newcomer: RegisteredPeer) -> PeerId | None:
         """The member that tests a newcomer's address: the youngest, if possible far away."""
@@ -325,17 +325,20 @@ class Membership:
 
     def admissible(self) -> list[RegisteredPeer]:
         """The newcomers that are linked to their future neighbours, and enough for each other."""
-        wanted = self.pending()
-        while True:
+        members, wanted = len(self.members()), self.pending()
+        for _ in range(_SEATINGS_MAX):
+            wanted = _enough(wanted, members)
             ready = self._seat(wanted).ready
-            size = len(self.members()) + len(ready)
-            too_few = {peer.id for peer in ready if peer.min_peers > size}
+            too_few = {peer.id for peer in ready if peer.min_peers > members + len(ready)}
             if not too_few:
                 return ready
             wanted = [peer for peer in wanted if peer.id not in too_few]
+        return self._seat([peer for peer in wanted if peer.min_peers <= members + 1]).ready
 
     def unlinked(self) -> dict[PeerId, tuple[PeerId, str]]:
         """The newcomers that can't be admitted for want of a link: to whom, and why."""
+        if not self.pending():
+            return {}
         missing = self._seat(self.pending()).missing
         for peer in self.admissible():
             missing.pop(peer.id, None)
@@ -350,9 +353,12 @@ class Membership:
         """
         seating = _Seating()
         late: list[RegisteredPeer] = []
+        peopled = {group for group, state in self._groups.items() if state.order}
         for peer in newcomers:
-            ring = seating.rings.setdefault(peer.group, self.order(peer.group))
-            if peer.untested or (peer.prefetching and self.order(peer.group)):
+            ring = seating.rings.get(peer.group)
+            if ring is None:
+                ring = seating.rings[peer.group] = self.order(peer.group)
+            if peer.untested or (peer.prefetching and peer.group in peopled):
                 continue  # where nobody is, nobody has a state to fetch
             ends = dict.fromkeys((ring[-1], ring[0]) if ring else ())
             lacking = [end for end in ends if not self._are_linked(peer.id, end)]
@@ -379,6 +385,32 @@ class Membership:
 
     def _have_given_up(self, one: PeerId, other: PeerId) -> bool:
         return None not in (self.why_down(one, other), self.why_down(other, one))
+
+    def why_apart(self, newcomer: RegisteredPeer, neighbour: PeerId) -> str:
+        """Why a newcomer cannot be linked to one that it needs, and what to do."""
+        other = self.peers[neighbour]
+        tries = [
+            f"peer {one.id} cannot dial peer {target.id} at "
+            f"{target.member.host}:{target.member.port} "
+            f"({self.why_down(one.id, target.id) or 'no answer yet'})"
+            for one, target in ((newcomer, other), (other, newcomer))
+        ]
+        return (
+            f"it could not be linked to peer {neighbour}, and no ring avoids the pair: "
+            f"{', and '.join(tries)}; one of the two must be reachable: check what it advertises, "
+            "and open that port"
+        )
+
+    def crowded_out(self, host: str) -> RegisteredPeer | None:
+        """Who has to go if one more newcomer comes from ``host``; None: there is room.
+
+        It is the one that has waited for longest, of those that come from where most do.
+        """
+        pending = self.pending()
+        if len(pending) < PENDING_MAX:
+            return None
+        counts = Counter([source_of(host), *(source_of(peer.seen) for peer in pending)])
+        return max(pending, key=lambda peer: (counts[source_of(peer.seen)], -peer.id))
 
     def sort_peers(self) -> None:
         """Put the peers in order of id: one has come back that was not the last to come."""
@@ -409,15 +441,6 @@ class Membership:
                 if (group, number) not in busy:
                     del open_views[number]
         self._publish()
-
-    def stop_asking(self, gone: Sequence[RegisteredPeer]) -> list[RegisteredPeer]:
-        """These peers are about to be removed; return the others that dial one of them."""
-        lost = {peer.id for peer in gone}
-        elders = [elder for elder, asked in self._asked.items() if asked & lost]
-        self._asked = {
-            elder: asked - lost for elder, asked in self._asked.items() if elder not in lost
-        }
-        return [self.peers[elder] for elder in elders if elder not in lost]
 
     def remove(self, peers: Sequence[RegisteredPeer]) -> set[tuple[int, int]]:
         """Forget them; return the views that are closed by that: (group, number)."""

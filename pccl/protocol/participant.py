@@ -239,7 +239,7 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
             self._contact.follows_another()
         self.term, self._incumbent = message.term, message.incumbent
         self._has_standby |= bool(message.standbys)
-        self._membership.learn_newcomers(())  # it will say which
+        self._membership.forget_plans()  # it will say which
         self._contact.served(self._now_ns)
         if self._has_standby:
             self._acknowledge_roster()
@@ -303,8 +303,8 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         self, message: msg.LinkPlan | msg.DialNewcomers | msg.ProbeAddress | msg.Undialable
     ) -> None:
         match message:
-            case msg.LinkPlan(elders):
-                self._membership.learn_elders(elders)
+            case msg.LinkPlan(elders, gone):
+                self._membership.learn_elders(elders, gone)
                 self._want_links()
             case msg.DialNewcomers(newcomers):
                 self._membership.learn_newcomers(newcomers)
@@ -327,10 +327,10 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
     def _on_measured(self, event: ev.LinksMeasured | AddressTried) -> None:
         if self.standing not in (Standing.PENDING, Standing.MEMBER):
             return
-        if isinstance(event, AddressTried):
-            self._send(msg.AddressProbed(event.peer, event.reason))
-        else:
+        if not isinstance(event, AddressTried):
             self._tell_measured(self._membership.measured(event.links))
+        elif self.standing is Standing.MEMBER:  # only those are asked
+            self._send(msg.AddressProbed(event.peer, event.reason))
 
     def _tell_measured(self, links: tuple[MeasuredLink, ...]) -> None:
         for start in range(0, len(links), LINKS_BATCH_MAX):

@@ -8,6 +8,7 @@ same call.
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection, Iterable
 
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import ROSTERS_KEPT_MAX
@@ -44,7 +45,7 @@ class KnownMembership:
         """Detached calls with an outcome -> the roster version to see with it."""
         self._forgotten = 0
         """The newest of those that no caller will look at."""
-        self._elders: tuple[Member, ...] = ()
+        self._elders: dict[PeerId, Member] = {}
         self._newcomers: tuple[Member, ...] = ()
         """Those that cannot dial this peer."""
         self._links: dict[PeerId, str | None] = {}
@@ -74,6 +75,8 @@ class KnownMembership:
         newest = self.newest
         if newest is not None and roster.version <= newest.version:
             return False
+        if newest is not None:
+            self.learn_elders((), set(newest.ring).difference(roster.ring))
         self._rosters[roster.version] = roster
         self._reported[roster.version] = (roster, incumbent)
         return True
@@ -85,13 +88,20 @@ class KnownMembership:
             floor = max((known for known in self._reported if known <= version), default=0)
             self._reported = {v: known for v, known in self._reported.items() if v >= floor}
 
-    def learn_elders(self, elders: tuple[Member, ...]) -> None:
-        """The older peers of the own group have changed."""
-        self._elders = elders
+    def learn_elders(self, came: Iterable[Member], gone: Collection[PeerId]) -> None:
+        """Older peers of the own group have come, and others are gone."""
+        self._elders.update({member.peer: member for member in came})
+        for peer in gone:
+            self._elders.pop(peer, None)
 
     def learn_newcomers(self, newcomers: tuple[Member, ...]) -> None:
         """The newcomers that cannot dial this peer have changed."""
         self._newcomers = newcomers
+
+    def forget_plans(self) -> None:
+        """Whom to dial besides the members will be told anew."""
+        self._elders.clear()
+        self._newcomers = ()
 
     def see(self, version: int) -> None:
         """Let the caller see the roster ``version`` (or the oldest newer one that is known)."""
@@ -142,7 +152,7 @@ class KnownMembership:
     def want_links(self, own: PeerId) -> tuple[Member, ...] | None:
         """The peers to keep links to, in order of id; None if that has not changed."""
         newest = self.newest
-        wanted = {member.peer: member for member in (*self._elders, *self._newcomers)}
+        wanted = {member.peer: member for member in (*self._elders.values(), *self._newcomers)}
         wanted.update({member.peer: member for member in (newest.members if newest else ())})
         wanted.pop(own, None)
         peers = tuple(wanted[peer] for peer in sorted(wanted))

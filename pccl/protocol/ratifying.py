@@ -142,7 +142,8 @@ class Ratifying(Registrar):
             self._majority.leave(peer.id)
         super()._dismiss(peer, cause, reason)
 
-    def _note_registration(self, registration: msg.Register) -> None:
-        if registration.masters > 1 and self._sole:
+    def _note_masters(self, newcomers: list[RegisteredPeer]) -> None:
+        """These are about to become members: whether they know of another master."""
+        if self._sole and any(peer.masters > 1 for peer in newcomers):
             self._sole = False
             self._majority.settle(self.membership)

@@ -59,6 +59,16 @@ def may_be_dialled(host: str, *, seen: str, by: str) -> bool:
     return near or not _is_link_local(host)
 
 
+def dialled_at(declared: str, seen: str) -> str:
+    """The host at which others dial a peer: what it declares, unless nobody may dial that.
+
+    Args:
+        declared: empty if it declares none.
+        seen: the host that the master sees it at.
+    """
+    return declared if declared and may_be_dialled(declared, seen=seen, by=seen) else seen
+
+
 @dataclass(frozen=True, slots=True)
 class TryAddress:
     """An effect: greet this peer at its port, on one host after the other until it answers."""
@@ -104,6 +114,8 @@ class Reachability:
 
     def __init__(self, now_ns: int) -> None:
         self._tested: dict[PeerId, _Tested] = {}
+        self._tests_by: dict[PeerId, set[PeerId]] = {}
+        """Member -> whom it was asked to test."""
         self._allowance_ns = TESTS_AT_ONCE_MAX * NS_PER_S // TESTS_PER_S
         """Time that tests may still take, at a second for so many a second."""
         self._allowed_ns = now_ns
@@ -119,13 +131,8 @@ class Reachability:
             tester: a member that can test it; None: there is none.
             now_ns: the present.
         """
-        price_ns = NS_PER_S // TESTS_PER_S
-        gained_ns = max(0, now_ns - self._allowed_ns)
-        self._allowed_ns = now_ns
-        self._allowance_ns = min(self._allowance_ns + gained_ns, TESTS_AT_ONCE_MAX * price_ns)
-        if self._allowance_ns < price_ns:
+        if not self.may_dial(now_ns):
             return None
-        self._allowance_ns -= price_ns
         hosts = tuple(
             host
             for host in dict.fromkeys((member.host, seen))
@@ -134,10 +141,21 @@ class Reachability:
         known = self._tested[member.peer] = _Tested(member, {None})
         if tester is not None:
             known.awaited.add(tester)
+            self._tests_by.setdefault(tester, set()).add(member.peer)
         return TryAddress(member, hosts, seen)
 
-    def tested(self, peer: PeerId, by: PeerId | None, host: str, reason: str) -> None:
-        """A test has ended.
+    def may_dial(self, now_ns: int) -> bool:
+        """Whether somebody may be dialled whom nobody has reached yet; each time costs one."""
+        price_ns = NS_PER_S // TESTS_PER_S
+        gained_ns = max(0, now_ns - self._allowed_ns)
+        self._allowed_ns = now_ns
+        self._allowance_ns = min(self._allowance_ns + gained_ns, TESTS_AT_ONCE_MAX * price_ns)
+        may = self._allowance_ns >= price_ns
+        self._allowance_ns -= may * price_ns
+        return may
+
+    def tested(self, peer: PeerId, by: PeerId | None, host: str, reason: str) -> bool:
+        """A test has ended; return whether it is one that was awaited.
 
         Args:
             peer: whose address it was.
@@ -147,12 +165,19 @@ class Reachability:
         """
         known = self._tested.get(peer)
         if known is None or by not in known.awaited:
-            return
+            return False
         known.awaited.remove(by)
+        if by is not None:
+            self._tests_by[by].discard(peer)
         answered = host == known.member.host
         known.answers[by] = "" if answered else reason or "it did not answer there"
         if not answered and by is None:
             known.reached_at = host
+        return True
+
+    def was_reached(self, peer: PeerId) -> bool:
+        """Whether it has answered somebody at the host that it declares."""
+        return peer in self._tested and "" in self._tested[peer].answers.values()
 
     def awaits(self, peer: PeerId) -> bool:
         """Whether a test of its addresses goes on."""
@@ -170,21 +195,18 @@ class Reachability:
         who = "the master" if by is None else f"peer {by}"
         return f"{who}: {answers[by]}" if answers[by] else None
 
-    def news(self) -> list[tuple[PeerId, str]]:
-        """The peers that nobody can dial and that have not been told, and what to tell them."""
-        found: list[tuple[PeerId, str]] = []
-        for peer, known in self._tested.items():
-            why = self.why_undialable(peer)
-            if why is not None and not known.awaited and not known.told:
-                known.told = True
-                hint = f"; it answers at {known.reached_at}" if known.reached_at else ""
-                found.append((peer, why + hint))
-        return found
+    def news_of(self, peer: PeerId) -> str:
+        """What a peer is told that nobody can dial; empty: somebody can, or it knows."""
+        known, why = self._tested[peer], self.why_undialable(peer)
+        if why is None or known.awaited or known.told:
+            return ""
+        known.told = True
+        return why + (f"; it answers at {known.reached_at}" if known.reached_at else "")
 
     def forget(self, gone: Iterable[PeerId]) -> None:
         """These peers are gone, and test nothing any more."""
-        lost = set(gone)
-        for peer in lost:
+        for peer in gone:
             self._tested.pop(peer, None)
-        for known in self._tested.values():
-            known.awaited -= lost
+            for tested in self._tests_by.pop(peer, ()):
+                if tested in self._tested:
+                    self._tested[tested].awaited.discard(peer)

@@ -11,9 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 from pccl.protocol import messages as msg
 from pccl.protocol.credible import registration_flaw
+from pccl.protocol.dial_plans import DialPlans
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.intake import Trust
-from pccl.protocol.limits import PEERS_MAX, REMOVED_KEPT_MAX, RESUME_TOKEN_BYTES, Timing
+from pccl.protocol.limits import (
+    PEERS_MAX,
+    PENDING_MAX,
+    REMOVED_KEPT_MAX,
+    RESUME_TOKEN_BYTES,
+    Timing,
+)
 from pccl.protocol.link_measures import Choose
 from pccl.protocol.machine import Machine
 from pccl.protocol.master_events import (
@@ -30,7 +37,7 @@ from pccl.protocol.master_events import (
     Tick,
 )
 from pccl.protocol.membership import Membership, RegisteredPeer
-from pccl.protocol.reachability import AddressTried, Reachability
+from pccl.protocol.reachability import AddressTried, Reachability, dialled_at
 from pccl.protocol.recovery import Report
 from pccl.protocol.status import Removal, admission_waits_for
 from pccl.protocol.status_report import StatusReport
@@ -81,9 +88,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         self._last_peer = PeerId(0)
         self._removed: dict[PeerId, Removal] = {}
         self._began_ns = now_ns
-        self._outdated_plans: dict[int, PeerId] = {}
-        """Group -> the oldest newcomer that was removed, or has come back, and that younger peers
-        have not been told of."""
+        self._plans = DialPlans(self.membership)
         self._ticks = Ticks(timing.ns(timing.tick_s), now_ns)
         self._reachability: Reachability | None = Reachability(now_ns) if tests_addresses else None
         self._beat_ns = now_ns
@@ -99,7 +104,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         """What a newcomer is told when it becomes a member."""
 
     @abstractmethod
-    def _admit_into_empty_run(self) -> None:
+    def _admit_into_empty_run(self, *, at_tick: bool = False) -> None:
         """Something may have changed for the newcomers of a run without members."""
 
     @abstractmethod
@@ -239,7 +244,10 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             return
         self._last_peer = PeerId(self._last_peer + 1)
         seen = self._hosts[connection]
-        host = message.host or seen
+        crowded = self.membership.crowded_out(seen)
+        if crowded is not None:
+            self._remove(crowded, RemovalCause.CROWDED_OUT, f"{PENDING_MAX} newcomers wait")
+        host = dialled_at(message.host, seen)
         peer = RegisteredPeer(
             id=self._last_peer,
             group=message.group,
@@ -247,6 +255,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             token=self._random_bytes(RESUME_TOKEN_BYTES),
             seen=seen,
             min_peers=message.min_peers,
+            masters=message.masters,
             prefetching=message.prefetches,
             connection=connection,
             heard_ns=self._now_ns,
@@ -262,10 +271,6 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         self._send(peer, msg.LinkPlan(self.membership.elders(peer)))
         self._announce("registered", peer, f"from {host}:{message.port}")
         self._test_addresses(peer)
-        if self._reachability is not None:
-            for member in list(self.membership.members()):
-                if self._reachability.why_undialable(member.id):
-                    self._ask(member, peer)
         self._admit_into_empty_run()
 
     # -- who can be dialled --------------------------------------------------------------------
@@ -287,14 +292,19 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
     def _on_tested(self, tested: PeerId, by: PeerId | None, host: str, reason: str) -> None:
         if self._reachability is None:
             return
-        self._reachability.tested(tested, by, host, reason)
-        for undialable, why in self._reachability.news():
-            peer = self.membership.peers[undialable]
+        if not self._reachability.tested(tested, by, host, reason):
+            return
+        peer = self.membership.peers[tested]
+        why = self._reachability.news_of(tested)
+        if why:
             reason = f"at {peer.member.host}:{peer.member.port} ({why})"
             self._send(peer, msg.Undialable(reason))
             self._announce("undialable", peer, reason)
-        if tested in self.membership.peers:
-            self._wait_for_tests(self.membership.peers[tested])
+        if self._reachability.was_reached(tested):
+            for member in self.membership.members(peer.group):
+                if member.id < tested and self._reachability.why_undialable(member.id):
+                    self._ask(member, peer)
+        self._wait_for_tests(peer)
 
     def _wait_for_tests(self, newcomer: RegisteredPeer) -> None:
         """A newcomer is not admitted before it is tested, but for long enough it was waited."""
@@ -305,9 +315,23 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
                 self._admit_into_empty_run()
 
     def _ask(self, elder: RegisteredPeer, newcomer: RegisteredPeer) -> None:
-        """Let an older peer dial a newcomer that cannot reach it."""
-        if elder.group == newcomer.group and self.membership.ask(elder.id, newcomer.id):
-            self._send(elder, msg.DialNewcomers(self.membership.asked(elder.id)))
+        """Let an older peer dial a newcomer that cannot reach it, if it may."""
+        known = self._reachability
+        proven = known is None or known.was_reached(newcomer.id)
+        if elder.group != newcomer.group:
+            return
+        if not self._plans.has_room(elder.id, newcomer.id, proven=proven):
+            return
+        if known is not None and not proven and not known.may_dial(self._now_ns):
+            return  # if it needs that link, it is asked again at the next tick
+        if self._plans.ask(elder.id, newcomer.id, proven=proven):
+            self._send(elder, msg.DialNewcomers(self._plans.asked(elder.id)))
+
+    def _ask_again(self, newcomer: RegisteredPeer, neighbour: PeerId) -> None:
+        """A tick: a newcomer still lacks a link; the elder dials it if it may be asked now."""
+        elder, why = self.membership.peers.get(neighbour), self.membership.why_down
+        if elder is not None and elder.id < newcomer.id and why(newcomer.id, neighbour) is not None:
+            self._ask(elder, newcomer)
 
     def _resume(self, connection: int, message: msg.Resume) -> None:
         peer = self.membership.peers.get(message.peer)
@@ -340,7 +364,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         """Tell a peer what it has missed; ``roster_version`` is the newest roster it knows."""
         self._send(peer, msg.Resumed(self.term, self.incumbent, self.standbys))
         self._send(peer, msg.LinkPlan(self.membership.elders(peer)))
-        if asked := self.membership.asked(peer.id):
+        if asked := self._plans.asked(peer.id):
             self._send(peer, msg.DialNewcomers(asked))
         if not peer.admitted:
             return
@@ -433,20 +457,12 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         """Take peers out of the run in one step, and draw every conclusion from that."""
         for peer in peers:
             self._dismiss(peer, cause, reason)
-        asked = self.membership.stop_asking(peers)
+        self._plans.remove(peers)
         self.membership.remove(peers)
         if self._reachability is not None:
             self._reachability.forget(peer.id for peer in peers)
-        for elder in asked:
-            self._send(elder, msg.DialNewcomers(self.membership.asked(elder.id)))
-        members = [peer for peer in peers if peer.admitted]
-        if members:
+        if any(peer.admitted for peer in peers):
             self._tell_rosters(self.membership.members())
-        for peer in members:
-            self._plan_links_anew(peer.group, peer.id)
-        for peer in peers:
-            if not peer.admitted:
-                self._plan_links_later(peer.group, peer.id)
         self._draw_conclusions(peers, f"{cause.name.lower()}, {reason}")
         self._admit_into_empty_run()
 
@@ -472,9 +488,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             self._beat_ns = self._now_ns
             for connection in self._by_connection:
                 self._effects.append(Send(connection, self._heartbeat()))
-            for group, removed in self._outdated_plans.items():
-                self._plan_links_anew(group, removed)
-            self._outdated_plans.clear()
+            for peer, plan in self._plans.beat():
+                self._send(peer, plan)
         tick = self._ticks.note(self._now_ns, busy_ns)
         if tick.slept_ns:
             self._shift_deadlines(tick.slept_ns)
@@ -483,11 +498,14 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         self._note_who_is_waited_for()
         for peer in self.membership.pending():
             self._wait_for_tests(peer)
+        self._admit_into_empty_run(at_tick=True)
         unlinked = self.membership.unlinked()
         for peer in list(self.membership.peers.values()):
             if peer.connection is not None and not self._acknowledges(peer):
                 self._effects.append(CloseControl(peer.connection, "it acknowledges nothing"))
                 self._on_closed(peer.connection, "it acknowledges nothing")
+            if peer.id in unlinked:
+                self._ask_again(peer, unlinked[peer.id][0])
             if peer.id in self.membership.peers:
                 self._judge(peer, unlinked.get(peer.id))
         self._judge_waits()
@@ -549,37 +567,11 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         elif now_ns - peer.pending_ns >= timing.ns(timing.link_s):
             neighbour, _ = missing
             if neighbour in self.membership.peers:  # otherwise it was removed just now
-                self._remove(peer, RemovalCause.UNREACHABLE, self._why_apart(peer, neighbour))
-
-    def _why_apart(self, newcomer: RegisteredPeer, neighbour: PeerId) -> str:
-        """Why a newcomer cannot be linked to one that it needs, and what to do."""
-        other = self.membership.peers[neighbour]
-        tries = [
-            f"peer {one.id} cannot dial peer {target.id} at "
-            f"{target.member.host}:{target.member.port} "
-            f"({self.membership.why_down(one.id, target.id) or 'no answer yet'})"
-            for one, target in ((newcomer, other), (other, newcomer))
-        ]
-        return (
-            f"it could not be linked to peer {neighbour}, and no ring avoids the pair: "
-            f"{', and '.join(tries)}; one of the two must be reachable: check what it advertises, "
-            "and open that port"
-        )
+                self._remove(
+                    peer, RemovalCause.UNREACHABLE, self.membership.why_apart(peer, neighbour)
+                )
 
     # -- helpers -------------------------------------------------------------------------------
-
-    def _plan_links_anew(self, group: int, removed: PeerId) -> None:
-        """Tell the peers that are younger than a removed one whom to dial."""
-        elders: list[Member] = []
-        for peer in self.membership.peers.values():
-            if peer.group == group:
-                if peer.id > removed:
-                    self._send(peer, msg.LinkPlan(tuple(elders)))
-                elders.append(peer.member)
-
-    def _plan_links_later(self, group: int, changed: PeerId) -> None:
-        """Likewise, once for all newcomers that come or go one by one."""
-        self._outdated_plans[group] = min(self._outdated_plans.get(group, changed), changed)
 
     def _tell_rosters(self, peers: list[RegisteredPeer]) -> None:
         for peer in peers:

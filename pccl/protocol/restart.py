@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 
 from pccl.protocol import messages as msg
 from pccl.protocol.credible import check_return, registration_flaw
+from pccl.protocol.dial_plans import DialPlans
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.intake import Trust
@@ -225,7 +226,6 @@ class Restartable(Ratifying):
     def _register(self, connection: int, message: msg.Register) -> None:
         if self._first_peer_ns is None:
             self._first_peer_ns = self._now_ns
-        self._note_registration(message)
         super()._register(connection, message)
 
     def _is_known(self, connection: int) -> bool:
@@ -297,7 +297,7 @@ class Restartable(Ratifying):
             self.membership.sort_peers()
             self._by_connection[connection] = peer
             self._welcome_back(peer, 0)
-            self._plan_links_later(peer.group, peer.id)  # younger ones have to dial it
+            self._plans.came_back(peer)
             self._admit_into_empty_run()
 
     def _may_have_id(self, header: msg.Return) -> bool:
@@ -527,7 +527,7 @@ class Restartable(Ratifying):
         self.membership.restore(recovered.membership, peers, shared=not self._sole)
         self._by_connection = {p.connection: p for p in peers if p.connection is not None}
         self._majority = Majority(bases, ratified)
-        self._outdated_plans.clear()
+        self._plans = DialPlans(self.membership)
         self._take_up(recovered)
         for report in reports.values():
             peer = self.membership.peers[report.peer]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pccl.protocol import messages as msg
 from pccl.protocol.membership import RegisteredPeer
+from pccl.protocol.reachability import dialled_at
 from pccl.protocol.recovery import Recovered
 from pccl.protocol.types import Member, PeerId
 
@@ -21,10 +22,11 @@ def revive(
         now_ns: the present.
     """
     registration = header.registration
-    seen_as = Member(header.peer, registration.host or host, registration.port)
+    seen_as = Member(header.peer, dialled_at(registration.host, host), registration.port)
     return RegisteredPeer(
         header.peer, registration.group, member or seen_as, header.token,
-        min_peers=registration.min_peers, prefetching=registration.prefetches,
+        min_peers=registration.min_peers, masters=registration.masters,
+        prefetching=registration.prefetches,
         admitted=member is not None, connection=connection,
         control_lost_ns=None if connection is not None else now_ns,
         heard_ns=now_ns, pending_ns=now_ns, registered_ns=now_ns,

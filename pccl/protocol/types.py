@@ -146,6 +146,8 @@ class RemovalCause(enum.IntEnum):
     """Its shared state conflicts with what the majority of its group has."""
     TOO_SLOW = 9
     """A newcomer that kept the others waiting for its first synchronization."""
+    CROWDED_OUT = 10
+    """A newcomer that had to go because too many wait, most of them from where it comes from."""
 
 
 class AbortCause(enum.IntEnum):

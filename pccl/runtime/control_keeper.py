@@ -16,7 +16,7 @@ from pccl.protocol.handshake import AnotherRun, Channel, Handshake, HandshakeRef
 from pccl.protocol.intake import masters_bytes_max
 from pccl.protocol.messages import Damaged, MasterAddress, Message, Refused, Registered, Resumed
 from pccl.protocol.peer_events import ControlClosed, ControlMessage, ControlOpened, PeerEvent
-from pccl.protocol.reachability import TryAddress
+from pccl.protocol.reachability import TryAddress, may_be_dialled
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.control import ControlStream
@@ -89,6 +89,10 @@ class ControlKeeper:
     def dial(self, delay_ns: int) -> None:
         """Try once to connect, after a delay."""
         self._timer = self._clock.call_at_ns(self._clock.now_ns() + delay_ns, self._dial)
+
+    def may_dial(self, found: str) -> bool:
+        """Whether a peer of the run may be dialled at an address."""
+        return may_be_dialled(found, seen=found, by=self.met_at)
 
     def probe(self, test: TryAddress) -> None:
         """Dial a newcomer on the master's behalf, and feed what came of it."""

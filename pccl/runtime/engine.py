@@ -126,7 +126,6 @@ class PeerEngine:
         )
         self._ticker = Ticker(clock, self._timing.ns(self._timing.tick_s), self._tick)
         self.calls = Calls(loop, clock, self.feed)
-        """What callers wait for, and what they have launched."""
         self.news = PeerNews()
         self._posted: dict[OperationId, int] = {}
         self._callers_blocked = options.callers_blocked or (lambda: len(self.calls) > 0)
@@ -163,6 +162,7 @@ class PeerEngine:
             self._tasks.create,
             self._credentials,
             options.lanes,
+            self._control.may_dial,
         )
 
     @property

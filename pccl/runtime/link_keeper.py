@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -33,7 +33,8 @@ from pccl.protocol.link_damage import LinkDamage
 from pccl.protocol.source_shares import SourceShares
 from pccl.protocol.ticks import Ticks
 from pccl.protocol.types import NS_PER_S, Member, PeerId
-from pccl.runtime.clock import Clock, Timer
+from pccl.runtime.clock import Clock
+from pccl.runtime.dialling import Dialling, Redial
 from pccl.runtime.greeting import Credentials, Identity, Reception, introduce
 from pccl.runtime.lane_tuner import LaneTuner
 from pccl.transports.base import Address, Connection, Transport
@@ -44,6 +45,10 @@ _log = logging.getLogger("pccl.link")
 
 SPARE_NS = 10 * NS_PER_S
 """Lanes that neither side sends on any more are closed after so long: the next try may use them."""
+
+
+_UNMET_FACTOR = 4
+"""So much longer may the pauses get between dials to a peer that there was no link to yet."""
 
 
 class Frames(Protocol):
@@ -111,50 +116,6 @@ class _Watch:
     """Of payload, that the other side has been told of."""
 
 
-@dataclass(slots=True)
-class _Redial:
-    """A lane that we keep by dialling."""
-
-    backoff_ns: int
-    up_since_ns: int = 0
-    """When the lane last came up."""
-    task: asyncio.Task[None] | None = None
-    timer: Timer | None = None
-
-    @property
-    def under_way(self) -> bool:
-        """Whether the lane is being dialled, or will be."""
-        return self.task is not None or self.timer is not None
-
-
-@dataclass(slots=True)
-class _Dialling:
-    """A peer that we want a link to."""
-
-    member: Member
-    keeps: bool = False
-    """Whether this side keeps the link: dials its lanes, and dials them again."""
-    lanes: dict[int, _Redial] = field(default_factory=dict[int, "_Redial"])
-    """By number: those that we keep; of a link that the other side keeps, the dial in reserve."""
-    used: bool = False
-    asked: int = 0
-    """How many lanes the other side would like to send on, if neither was told a number."""
-    spare_since_ns: int | None = None
-    """Since when there are more lanes than wanted."""
-
-    def cancel(self) -> None:
-        for number in list(self.lanes):
-            self.give_up(number)
-
-    def give_up(self, number: int) -> None:
-        """Keep this lane no longer."""
-        redial = self.lanes.pop(number)
-        if redial.task is not None:
-            redial.task.cancel()
-        if redial.timer is not None:
-            redial.timer.cancel()
-
-
 class LinkKeeper:
     """All links of one peer; the frame handler of all its lanes.
 
@@ -170,6 +131,7 @@ class LinkKeeper:
         create_task: runs a dial.
         credentials: what we greet with.
         lanes: how many a link should have; 0: whatever the other side says, or is found by trying.
+        may_dial: whether a peer may be dialled at an address that its host name stands for.
     """
 
     def __init__(
@@ -184,6 +146,7 @@ class LinkKeeper:
         create_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         credentials: Credentials,
         lanes: int,
+        may_dial: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._clock = clock
         self._transport = transport
@@ -193,10 +156,11 @@ class LinkKeeper:
         self._create_task = create_task
         self._credentials = credentials
         self._lanes = lanes
+        self._may_dial = may_dial
         self._links = links
         self._frames = frames
         self._wanted: dict[PeerId, Member] = {}
-        self._dialling: dict[PeerId, _Dialling] = {}
+        self._dialling: dict[PeerId, Dialling] = {}
         patience_ns = timing.ns(timing.dial_s)
         self._newcomers: SourceShares[PeerId] = SourceShares(transport.port_limits.newcomers)
         """Links to peers that we do not know yet, each of one lane."""
@@ -236,7 +200,7 @@ class LinkKeeper:
             self._newcomers.remove(peer)
             self._frames.expect_peer(peer)
             if peer not in self._dialling:
-                self._dialling[peer] = _Dialling(member)
+                self._dialling[peer] = Dialling(member, was_up=self._links.to(peer).up)
                 if not self._links.to(peer).up:
                     self._bring_up(peer)
 
@@ -338,7 +302,7 @@ class LinkKeeper:
         if dialling.keeps:
             self._widen(peer)
         elif 0 not in dialling.lanes:
-            dialling.lanes[0] = _Redial(self._timing.ns(self._timing.redial_max_s))
+            dialling.lanes[0] = Redial(self._timing.ns(self._timing.redial_max_s))
             self._dial_later(peer, 0)
 
     def _yield(self, peer: PeerId) -> None:
@@ -360,7 +324,7 @@ class LinkKeeper:
         width = self._width(peer) if link.up else 1  # the first one finds out
         for number in range(width):
             if number not in dialling.lanes:
-                dialling.lanes[number] = _Redial(self._first_backoff_ns)
+                dialling.lanes[number] = Redial(self._first_backoff_ns)
                 self._dial(peer, number)
 
     def _close_spare(self, peer: PeerId, now_ns: int) -> None:
@@ -391,7 +355,7 @@ class LinkKeeper:
         elif redial.task is None:
             redial.task = self._create_task(self._dial_once(dialling.member, number, redial))
 
-    async def _dial_once(self, member: Member, number: int, redial: _Redial) -> None:
+    async def _dial_once(self, member: Member, number: int, redial: Redial) -> None:
         peer, patience_s = member.peer, self._timing.dial_s
         connection: Connection | None = None
 
@@ -408,7 +372,7 @@ class LinkKeeper:
 
         try:
             address = Address(member.host, member.port)
-            connection = await self._transport.dial(address, patience_s)
+            connection = await self._transport.dial(address, patience_s, self._may_dial)
             if self._is_superfluous(peer, number, redial):
                 connection.abort()  # it has said nothing yet
                 return
@@ -431,7 +395,7 @@ class LinkKeeper:
                 self._on_change(peer, error.reason)
             self._dial_later(peer, number)
 
-    def _is_superfluous(self, peer: PeerId, number: int, redial: _Redial) -> bool:
+    def _is_superfluous(self, peer: PeerId, number: int, redial: Redial) -> bool:
         """Whether the other side has dialled meanwhile; the dial of ours is forgotten then."""
         dialling = self._dialling.get(peer)
         if dialling is None or dialling.lanes.get(number) is not redial:
@@ -446,9 +410,13 @@ class LinkKeeper:
         if dialling is None or dialling.lanes[number].under_way:
             return
         redial = dialling.lanes[number]
-        when_ns = self._clock.now_ns() + redial.backoff_ns
+        longest_ns = self._timing.ns(self._timing.redial_max_s)
+        if not dialling.was_up:  # on its word alone that it is there
+            longest_ns *= _UNMET_FACTOR
+        pause_ns = min(redial.backoff_ns, longest_ns)
+        when_ns = self._clock.now_ns() + pause_ns
         redial.timer = self._clock.call_at_ns(when_ns, self._dial, peer, number)
-        redial.backoff_ns = min(2 * redial.backoff_ns, self._timing.ns(self._timing.redial_max_s))
+        redial.backoff_ns = 2 * pause_ns
 
     # -- lanes ---------------------------------------------------------------------------------
 
@@ -496,6 +464,8 @@ class LinkKeeper:
             del self._watches[superseded]
             superseded.abort()
             self._frames.lane_lost(superseded)
+        if peer in self._dialling:
+            self._dialling[peer].was_up = True
         self._frames.lane_up(peer)
         damage = self._damage.get(peer)
         if damage is not None and damage.is_down(now_ns):

@@ -191,6 +191,8 @@ class Excuses:
                 return self._stood_still(host, MASTER_NAME, timing.deadline_s, master=False)
             case RemovalCause.STATE_CONFLICT:
                 return False  # they all have the same, or take what they get
+            case RemovalCause.CROWDED_OUT:
+                return False  # never so many
             case RemovalCause.TOO_SLOW:
                 narrow_s = self._narrow_ns.get(host, 0) / NS_PER_S
                 long = narrow_s >= timing.hold_s / 3

@@ -24,7 +24,7 @@ from pccl.protocol.codec import StreamDecoder, encode
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import PCCLError, RemoteProtocolError
 from pccl.protocol.handshake import Channel, Opening
-from pccl.protocol.limits import PEERS_MAX, Timing
+from pccl.protocol.limits import PEERS_MAX, PENDING_MAX, Timing
 from pccl.protocol.lockstep import LockstepWatch, LongWait, Wait
 from pccl.protocol.master import MasterMachine
 from pccl.protocol.master_events import (
@@ -36,8 +36,18 @@ from pccl.protocol.master_events import (
     Send,
     Tick,
 )
+from pccl.protocol.membership import Membership, RegisteredPeer
 from pccl.protocol.source_shares import PortLimits
-from pccl.protocol.types import Descriptor, Member, OperationId, PeerId, ReduceOp, Roster, RoundKind
+from pccl.protocol.types import (
+    Descriptor,
+    Member,
+    OperationId,
+    PeerId,
+    ReduceOp,
+    RemovalCause,
+    Roster,
+    RoundKind,
+)
 from pccl.runtime.control import UNSENT_BYTES_MAX
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
@@ -378,17 +388,67 @@ def crowd(size: int) -> MasterMachine:
     return machine
 
 
-def plans(effects: list[Any]) -> int:
-    sent = [effect for effect in effects if isinstance(effect, Send)]
-    return sum(isinstance(effect.message, msg.LinkPlan) for effect in sent)
+def messages(effects: list[Any]) -> list[msg.Message]:
+    return [effect.message for effect in effects if isinstance(effect, Send)]
 
 
-def test_newcomers_who_leave_one_by_one_cost_one_plan_for_each_who_stays() -> None:
-    machine, now_ns = crowd(100), 250_000_000
+def test_newcomers_who_leave_one_by_one_cost_a_word_for_each_who_stays() -> None:
+    machine, quarter_ns = crowd(100), 250_000_000
     for number in range(50, 80):
-        assert plans(machine.handle(ControlMessage(number, msg.Goodbye()), 0)) == 0
-    seen = [plans(machine.handle(Tick(), tick * now_ns)) for tick in range(1, 9)]
-    assert sum(seen) == 20  # the younger ones
+        assert messages(machine.handle(ControlMessage(number, msg.Goodbye()), 0)) == []
+    said = [m for tick in range(1, 9) for m in messages(machine.handle(Tick(), tick * quarter_ns))]
+    gone = tuple(PeerId(number + 1) for number in range(50, 80))
+    plans = [m for m in said if isinstance(m, msg.LinkPlan)]
+    assert plans == [msg.LinkPlan((), gone)] * 20  # the younger ones
+
+
+def test_of_a_crowd_that_waits_the_oldest_from_where_most_come_goes() -> None:
+    machine, last = crowd(1 + PENDING_MAX), 1 + PENDING_MAX  # the first one is a member
+    machine.handle(ControlOpened(last, "elsewhere"), 0)
+    effects = machine.handle(ControlMessage(last, msg.Register(0, "", 1)), 0)
+    refused = [m for m in messages(effects) if isinstance(m, msg.Refused)]
+    assert [m.cause for m in refused] == [RemovalCause.CROWDED_OUT]
+    peers = list(machine.membership.peers)
+    assert (peers[:2], peers[-1], len(peers)) == ([1, 3], PENDING_MAX + 2, PENDING_MAX + 1)
+
+
+def test_newcomers_that_wait_for_more_than_ever_come_are_not_seated_again_and_again() -> None:
+    """Each word of one of them cost as much as all of them."""
+    membership, seated = Membership(1), 0
+    for number in range(1, 301):
+        member = Member(PeerId(number), "h", 1)
+        few = RegisteredPeer(PeerId(number), 0, member, b"", 60000 - number, connection=number)
+        membership.peers[few.id] = few
+    seat = membership._seat
+
+    def count(newcomers: list[RegisteredPeer]) -> Any:
+        nonlocal seated
+        seated += len(newcomers)
+        return seat(newcomers)
+
+    membership._seat = count  # type: ignore[method-assign]
+    assert membership.admissible() == []
+    assert seated == 0
+
+
+def test_newcomers_of_whom_each_wants_one_more_than_there_are_cost_a_few_seatings() -> None:
+    membership, seatings = Membership(1), 0
+    for number in range(1, 301):
+        member = Member(PeerId(number), "h", 1)
+        peer = RegisteredPeer(PeerId(number), 0, member, b"", number, connection=number)
+        membership.peers[peer.id] = peer
+    for number in range(1, 300):  # only some have the links that all of them need
+        membership.report_link(PeerId(number), PeerId(number + 1), None, 0)
+    seat = membership._seat
+
+    def count(newcomers: list[RegisteredPeer]) -> Any:
+        nonlocal seatings
+        seatings += 1
+        return seat(newcomers)
+
+    membership._seat = count  # type: ignore[method-assign]
+    assert [peer.id for peer in membership.admissible()] == [1, 2]
+    assert seatings < 12
 
 
 @pytest.mark.parametrize("host", ["\U0001f600" * 64, "a" * 254, "a\nb", "\0"])

@@ -490,7 +490,7 @@ def test_a_member_that_is_lost_is_not_blamed() -> None:
     master.hear(2, msg.Goodbye())
     del master.blocked[2]
     master.sent.clear()
-    assert master.wait(3) == []
+    assert master.wait(3) == [(3, msg.LinkPlan((), (PeerId(2),)))]
 
 
 def test_hostile_replies() -> None:

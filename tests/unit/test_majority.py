@@ -54,13 +54,19 @@ def roster(version: int, view: int, *peers: int) -> Roster:
 class Master:
     """A machine and its clock. Peer n speaks on connection n, unless it is said otherwise."""
 
-    def __init__(self, origin: Origin, incumbent: bytes, term: int = 1) -> None:
+    def __init__(
+        self,
+        origin: Origin,
+        incumbent: bytes,
+        term: int = 1,
+        standbys: tuple[msg.MasterAddress, ...] = (STANDBY,),
+    ) -> None:
         numbers = count(1)
         run = RUN  # a standby has learnt it
         self.now_ns = 0
         self.machine = MasterMachine(
             Timing(), run, term, lambda size: bytes([next(numbers)] * size), 0,
-            origin, incumbent, (STANDBY,),
+            origin, incumbent, standbys,
         )  # fmt: skip
 
     def do(self, event: MasterEvent) -> list[MasterEffect]:
@@ -508,3 +514,17 @@ def test_without_a_standby_an_abort_is_told_at_once() -> None:
     effects = master.hear(2, msg.Withdraw(OPERATION, "it is late"))
     assert proposed(effects) == []
     assert moving(effects) == [(1, "OperationEnded"), (2, "OperationEnded")]
+
+
+def test_a_newcomer_that_says_it_knows_another_master_ends_nothing() -> None:
+    """Where the operator has named no standby, members alone may say that there is one."""
+    master = Master(Origin.BLANK, FIRST, standbys=())
+    for peer, masters in ((1, 1), (2, 5)):
+        master.do(ControlOpened(peer, f"10.0.0.{peer}"))
+        master.hear(peer, msg.Register(0, "", 4000 + peer, 1, masters))
+    asked = msg.RoundRequest(RoundId(RoundKind.PEERS_PENDING, 0))
+    assert moving(master.hear(1, asked)) == [(1, "RoundClosed")]  # without any acknowledgement
+    master.hear(2, msg.LinkReport(PeerId(1), True, ""))
+    asked = msg.RoundRequest(RoundId(RoundKind.UPDATE_TOPOLOGY, 0))
+    assert moving(master.hear(1, asked)) == []
+    assert moving(master.acknowledge(1)) == [(1, "RoundClosed")]

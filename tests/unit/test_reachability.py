@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pccl.protocol import messages as msg
-from pccl.protocol.limits import TESTS_AT_ONCE_MAX, TESTS_PER_S, Timing
+from pccl.protocol.limits import ASKED_UNPROVEN_MAX, TESTS_AT_ONCE_MAX, TESTS_PER_S, Timing
 from pccl.protocol.master import MasterMachine
 from pccl.protocol.master_events import (
     Announce,
@@ -145,9 +145,10 @@ def test_a_peer_that_answers_elsewhere_reads_where() -> None:
 def test_who_cannot_be_dialled_dials_every_newcomer() -> None:
     master = Master()
     master.admit(1, "connection refused")
-    master.admit(2)
-    effects = master.register(3)
-    assert told(effects, msg.DialNewcomers) == [(1, msg.DialNewcomers((at(2), at(3))))]
+    assert told(master.admit(2), msg.DialNewcomers) == []  # it was told when the member had tried
+    assert told(master.register(3), msg.DialNewcomers) == []
+    assert told(master.answered(3), msg.DialNewcomers) == []  # once a heartbeat
+    assert told(master.tick(1), msg.DialNewcomers) == [(1, msg.DialNewcomers((at(2), at(3))))]
 
 
 def test_newcomers_that_nobody_can_dial_cost_the_next_ones_nothing() -> None:
@@ -172,7 +173,49 @@ def test_who_was_not_reached_dials() -> None:
     failed = msg.LinkReport(PeerId(2), False, "no answer in time")
     assert told(master.hear(3, failed), msg.DialNewcomers) == [(2, msg.DialNewcomers((at(3),)))]
     assert told(master.hear(3, failed), msg.DialNewcomers) == []  # it does already
-    assert told(master.hear(3, msg.Goodbye()), msg.DialNewcomers) == [(2, msg.DialNewcomers(()))]
+    assert told(master.hear(3, msg.Goodbye()), msg.DialNewcomers) == []
+    assert told(master.tick(1), msg.DialNewcomers) == [(2, msg.DialNewcomers(()))]
+
+
+FAILED_TWO = msg.LinkReport(PeerId(2), False, "no answer in time")
+
+
+def test_on_the_word_of_newcomers_few_are_dialled() -> None:
+    """Each says that an elder cannot be reached, and where the elder shall dial it."""
+    master = Master()
+    master.admit(1)
+    master.admit(2)
+    many = range(3, 3 + TESTS_AT_ONCE_MAX)
+    for peer in many:
+        master.register(peer)
+        master.do(AddressTried(PeerId(peer), "", "connection refused"))
+        master.hear(peer, FAILED_TWO)
+    ((_, asked),) = told(master.tick(1), msg.DialNewcomers)
+    assert isinstance(asked, msg.DialNewcomers)
+    assert len(asked.newcomers) == ASKED_UNPROVEN_MAX
+    assert told(master.tick(5), msg.DialNewcomers) == []
+
+
+def test_whom_somebody_has_reached_is_dialled_on_its_word() -> None:
+    master = Master()
+    master.admit(1)
+    master.admit(2)
+    last = 3 + 2 * ASKED_UNPROVEN_MAX
+    for peer in range(3, last):
+        master.register(peer)
+        master.answered(peer)
+        master.hear(peer, FAILED_TWO)
+    ((_, asked),) = told(master.tick(1), msg.DialNewcomers)
+    assert asked == msg.DialNewcomers(tuple(at(peer) for peer in range(3, last)))
+
+
+def test_loopback_is_no_address_of_a_peer_from_elsewhere() -> None:
+    """Everybody would dial himself, at whatever port a token holder says."""
+    master = Master()
+    master.register(1, "127.0.0.1")
+    master.register(2, "169.254.169.254")
+    hosts = [peer.member.host for peer in master.machine.membership.peers.values()]
+    assert hosts == ["10.0.0.1", "10.0.0.2"]
 
 
 def test_a_pair_that_cannot_talk_is_apart_in_the_ring() -> None:
