@@ -20,10 +20,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import cache, partial
 
+from pccl.protocol.limits import LINGER_S
 from pccl.transports.base import Address, PathMeasure
-
-LINGER_S = 5.0
-"""How long a closed connection's descriptor waits for the other side to read the rest."""
 
 SILENCE_MAX_S = 30
 """How long the other side's kernel may acknowledge nothing before the connection is given up. It

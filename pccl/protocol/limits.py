@@ -137,6 +137,9 @@ peers that we do not know yet, each of one lane. So many may join together."""
 LINGERING_MAX = 256
 """Closed connections of one process that wait until the other side has read the last words."""
 
+LINGER_S = 5.0
+"""How long a closed connection waits for the other side to read the rest."""
+
 DESCRIPTORS_WANTED = 16384
 """A process asks the system for so many, if it may: all peers of the largest run and the strangers
 at its port, or a few lanes to each of a thousand peers."""

@@ -1,7 +1,8 @@
 """Control messages on one connection, after its handshake; the master's and the peers' side use it.
 
 Decodes strictly, and bounds both directions: the sender of much is read a part at a time, with a
-turn for everybody else after each; a reader that lets its own messages pile up is cut off.
+turn for everybody else after each; a reader that lets its own messages pile up is cut off. So is
+one that does not read the rest of a closed connection in time.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from collections.abc import Callable
 from pccl.protocol.checksum import DamagedData
 from pccl.protocol.codec import StreamDecoder, encode
 from pccl.protocol.errors import PCCLError, RemoteProtocolError
-from pccl.protocol.limits import MESSAGE_COST_BYTES, TURN_BYTES_MAX
+from pccl.protocol.limits import LINGER_S, MESSAGE_COST_BYTES, TURN_BYTES_MAX
 from pccl.protocol.messages import Message
+from pccl.protocol.types import NS_PER_S
 from pccl.runtime.clock import Clock, Timer
 from pccl.transports.base import Connection
 
@@ -63,6 +65,8 @@ class ControlStream:
         self._spend = spend
         self._buffer = memoryview(bytearray(TURN_BYTES_MAX))
         self._pause: Timer | None = None
+        self._cut_off: Timer | None = None
+        """Runs from ``close`` until everything queued is handed to the network."""
         self._unsent = bytearray()
         self._waiting = False
         self._closing = False
@@ -83,18 +87,25 @@ class ControlStream:
             self._flush()
 
     def close(self) -> None:
-        """Close once everything queued is handed to the network; nothing is reported."""
+        """Close once everything queued is handed to the network; nothing is reported.
+
+        The other side has ``LINGER_S`` to read it.
+        """
         self._on_closed = None
         self._closing = True
         if not self._unsent:
-            self._stop_pause()
+            self._stop_timers()
             self.connection.close()
-        # Otherwise a pause ends in its time: only reading shows that the other side is gone.
+        elif self._cut_off is None:
+            # A pause ends in its time: only reading shows that the other side is gone.
+            when_ns = self._clock.now_ns() + round(LINGER_S * NS_PER_S)
+            self._cut_off = self._clock.call_at_ns(when_ns, self.connection.abort)
 
-    def _stop_pause(self) -> None:
-        if self._pause is not None:
-            self._pause.cancel()
-            self._pause = None
+    def _stop_timers(self) -> None:
+        for timer in (self._pause, self._cut_off):
+            if timer is not None:
+                timer.cancel()
+        self._pause = self._cut_off = None
 
     def abort(self) -> None:
         """End at once; nothing is reported."""
@@ -111,7 +122,7 @@ class ControlStream:
                 self.connection.notify_writable()
                 return
         if self._closing:
-            self._stop_pause()
+            self._stop_timers()
             self.connection.close()
 
     def _part(self, error: DamagedData) -> None:
@@ -132,7 +143,7 @@ class ControlStream:
     def _end(self, reason: str) -> None:
         report, self._on_closed = self._on_closed, None
         self._closing = True
-        self._stop_pause()
+        self._stop_timers()
         self._unsent.clear()
         if report is not None:
             report(reason)

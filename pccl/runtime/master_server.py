@@ -120,8 +120,6 @@ class MasterServer:
         """Connections that have said nothing since their handshake."""
         self._silent_shares: SourceShares[int] = SourceShares(transport.port_limits.newcomers)
         self._desk = StatusDesk(clock, self._tell_status)
-        self._readers: dict[int, Timer] = {}
-        """Connections on which a status was sent, until they are cut off."""
         self._newcomers = Allowance(NEWCOMERS_BYTES_PER_S, NEWCOMERS_BURST_BYTES, clock.now_ns())
         self._last_connection = 0
         self._events: deque[MasterEvent] = deque()
@@ -201,10 +199,9 @@ class MasterServer:
         self._reception.close()
         self._strangers.close()
         self._desk.close()
-        for timer in (*self._silent.values(), *self._readers.values()):
+        for timer in self._silent.values():
             timer.cancel()
         self._silent.clear()
-        self._readers.clear()
         for stream in list(self._streams.values()):
             stream.close()
         self._streams.clear()
@@ -282,16 +279,7 @@ class MasterServer:
 
     def _tell_status(self, number: int) -> None:
         self._has_spoken(number)
-        reader = self._streams[number].connection
         self._feed(ControlMessage(number, msg.StatusRequest()))
-        patience_ns = self._timing.ns(self._timing.dial_s)
-        when_ns = self._clock.now_ns() + patience_ns
-        self._readers[number] = self._clock.call_at_ns(when_ns, self._cut_off, number, reader)
-
-    def _cut_off(self, number: int, reader: Connection) -> None:
-        """Whoever has asked for a status has had time enough to read it."""
-        del self._readers[number]
-        reader.abort()
 
     def _tick(self, busy_ns: int) -> None:
         self._feed(Tick(busy_ns))
