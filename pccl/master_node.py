@@ -166,7 +166,7 @@ def _serve_on() -> None:
     """The program's last line is done: wait until all masters have ended."""
     if hasattr(sys, "last_type"):  # it has failed, or Ctrl-C was meant for all of it
         _end_all()
-    for node in _serving:
+    for node in list(_serving):  # another thread may end one
         _log.warning("the master at %s serves on; Ctrl-C ends it", node.address)
     try:
         with _some_ended:

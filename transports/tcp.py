@@ -30,7 +30,7 @@ from concurrent.futures import Executor
 from functools import partial
 
 from pccl.protocol.errors import LinkError, LocalProtocolError, RemoteProtocolError
-from pccl.protocol.limits import LOG_INTERVAL_NS
+from pccl.protocol.log_quota import LogQuota
 from pccl.protocol.source_shares import PortLimits, SourceShares
 from pccl.protocol.source_shares import port_limits as derive_port_limits
 from pccl.protocol.types import NS_PER_S
@@ -280,7 +280,7 @@ class _TcpListener:
         self._address = to_address(sock.getsockname())
         self._open = True
         self._pause: asyncio.TimerHandle | None = None
-        self._complains_again_s = 0.0
+        self._complaints = LogQuota(lines_max=1)
         self._loop.add_reader(sock, self._on_readable)
 
     def __repr__(self) -> str:
@@ -334,8 +334,11 @@ class _TcpListener:
             self._loop.call_exception_handler({"message": message, "exception": error})
 
     def _back_off(self, error: OSError) -> None:
-        if self._loop.time() >= self._complains_again_s:
-            self._complains_again_s = self._loop.time() + LOG_INTERVAL_NS / NS_PER_S
+        now_ns = round(self._loop.time() * NS_PER_S)
+        due_ns = self._complaints.due_ns
+        if due_ns is not None and now_ns >= due_ns:
+            self._complaints.take_count()  # the listener complains again: no line has to count them
+        if self._complaints.admit(now_ns):
             _log.warning("%s cannot accept: %s; will try again", self._address, reason_of(error))
         self._loop.remove_reader(self._sock)
         self._pause = self._loop.call_later(ACCEPT_BACKOFF_S, self._resume)
