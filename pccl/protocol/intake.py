@@ -7,10 +7,11 @@ of it is pure: kinds, sizes and the time go in, a number comes out.
 from __future__ import annotations
 
 import enum
+import heapq
 
 from pccl.protocol import messages as msg
 from pccl.protocol.codec import BYTES_MAX
-from pccl.protocol.limits import NEWCOMER_BYTES_MAX
+from pccl.protocol.limits import NEWCOMER_BYTES_MAX, NEWCOMERS_SOURCES_MAX
 from pccl.protocol.types import NS_PER_S
 
 
@@ -21,9 +22,11 @@ class Trust(enum.IntEnum):
     """It has not said who it is."""
     NEWCOMER = 1
     """A peer that is registered and not admitted."""
-    RETURNING = 2
-    """It says what it knows of a run that this master takes up, or has taken up."""
-    MEMBER = 3
+    LATE = 2
+    """It returned to a run that goes on. What it says of the run is read, and ignored."""
+    RETURNING = 3
+    """It says what it knows of a run that this master may take up."""
+    MEMBER = 4
 
 
 _OPENERS = (
@@ -49,7 +52,7 @@ def peers_bytes_max(trust: Trust, kind: type[msg.Message]) -> int:
     match trust:
         case Trust.STRANGER:
             allowed = kind in _OPENERS
-        case Trust.RETURNING:
+        case Trust.LATE | Trust.RETURNING:
             allowed = True
         case Trust.NEWCOMER:
             allowed = kind not in _MEMBERS_SAY
@@ -57,6 +60,11 @@ def peers_bytes_max(trust: Trust, kind: type[msg.Message]) -> int:
             allowed = kind not in _REPORT
     narrow = trust in (Trust.STRANGER, Trust.NEWCOMER)
     return allowed * (min(BYTES_MAX[kind], NEWCOMER_BYTES_MAX) if narrow else BYTES_MAX[kind])
+
+
+def is_charged(trust: Trust) -> bool:
+    """Whether what a connection sends is charged to the allowance of newcomers."""
+    return trust in (Trust.STRANGER, Trust.NEWCOMER, Trust.LATE)
 
 
 def masters_bytes_max(kind: type[msg.Message]) -> int:
@@ -83,3 +91,73 @@ class Allowance:
         begins_ns = max(self._spent_until_ns, now_ns - self._burst_ns)
         self._spent_until_ns = begins_ns + cost_bytes * NS_PER_S // self._bytes_per_s
         return max(0, self._spent_until_ns - now_ns)
+
+
+class SharedAllowance:
+    """An allowance that is shared equally among the sources that need it.
+
+    It holds back nobody while the total is within the allowance. Beyond, it holds back the sources
+    that have had more than their share, so one source's load does not delay another source.
+
+    Each source has an account of what it has cost. The accounts are settled together, at an equal
+    part of the rate each; a source whose account is settled is forgotten.
+
+    Args:
+        bytes_per_s: at which it grows, for all sources together.
+        burst_bytes: beyond which it does not.
+        now_ns: the present.
+        sources_max: how many sources have an account of their own; further ones share one.
+    """
+
+    def __init__(
+        self,
+        bytes_per_s: int,
+        burst_bytes: int,
+        now_ns: int,
+        sources_max: int = NEWCOMERS_SOURCES_MAX,
+    ) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._burst_ns = burst_bytes * NS_PER_S // bytes_per_s
+        self._total = Allowance(bytes_per_s, burst_bytes, now_ns)
+        self._sources_max = sources_max
+        self._accounts: dict[str, int] = {}
+        """Source -> up to where its account has to be settled, in time at the full rate."""
+        self._next: list[tuple[int, str]] = []
+        """A heap with one entry for each account; an account may have grown since."""
+        self._settled_ns = 0
+        """Up to where the accounts are settled."""
+        self._now_ns = now_ns
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def spend(self, source: str, cost_bytes: int, now_ns: int) -> int:
+        """Something was read; return for how long nothing more of this connection should be."""
+        self._settle(now_ns)
+        if source not in self._accounts and len(self._accounts) >= self._sources_max:
+            source = ""
+        begins_ns = self._accounts.get(source, self._settled_ns)
+        if source not in self._accounts:
+            heapq.heappush(self._next, (begins_ns, source))
+        ends_ns = begins_ns + cost_bytes * NS_PER_S // self._bytes_per_s
+        self._accounts[source] = ends_ns
+        own_ns = (ends_ns - self._settled_ns) * len(self._accounts) - self._burst_ns
+        return max(0, min(own_ns, self._total.spend(cost_bytes, now_ns)))
+
+    def _settle(self, now_ns: int) -> None:
+        """Settle what the time since the last call is enough for."""
+        while self._accounts:
+            step_ns = (now_ns - self._now_ns) // len(self._accounts)
+            first_ns, source = self._next[0]
+            if first_ns > self._settled_ns + step_ns:
+                self._settled_ns += step_ns
+                self._now_ns += step_ns * len(self._accounts)
+                return
+            if self._accounts[source] > first_ns:  # it has grown
+                heapq.heapreplace(self._next, (self._accounts[source], source))
+                continue
+            self._now_ns += max(0, first_ns - self._settled_ns) * len(self._accounts)
+            self._settled_ns = max(self._settled_ns, first_ns)
+            heapq.heappop(self._next)
+            del self._accounts[source]
+        self._now_ns = now_ns

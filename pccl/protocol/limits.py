@@ -104,6 +104,9 @@ message included: about half a processor. A thousand that join at once send a te
 NEWCOMERS_BURST_BYTES = 1 << 20
 """Beyond that, after a pause: a crowd that joins is not slowed down."""
 
+NEWCOMERS_SOURCES_MAX = 1024
+"""Sources of newcomers of whose load a master keeps account; further ones share an account."""
+
 MESSAGE_COST_BYTES = 64
 """What decoding and handling the shortest message costs, in bytes of a long one."""
 

@@ -28,6 +28,14 @@ class ControlMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class ControlPaused:
+    """The shell reads nothing more from the connection until then; the present ends a pause."""
+
+    connection: int
+    until_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class ControlClosed:
     """The connection is gone, whoever closed it."""
 
@@ -64,6 +72,7 @@ class MasterUnanswered:
 MasterEvent = (
     ControlOpened
     | ControlMessage
+    | ControlPaused
     | ControlClosed
     | Tick
     | MasterAnswered

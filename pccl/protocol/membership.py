@@ -46,6 +46,8 @@ class RegisteredPeer:
     connection: int | None = None
     heard_ns: int = 0
     """When it was last heard of."""
+    held_until_ns: int = 0
+    """Until when the master reads nothing from it, and so can't hear of it or of its links."""
     control_lost_ns: int | None = None
     """When its control connection was lost, if it is."""
     control_damaged: bool = False

@@ -29,6 +29,7 @@ from pccl.protocol.master_events import (
     ControlClosed,
     ControlMessage,
     ControlOpened,
+    ControlPaused,
     MasterAnswered,
     MasterEffect,
     MasterEvent,
@@ -173,6 +174,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
                 except RemoteProtocolError as error:
                     self._effects.append(CloseControl(connection, error.reason))
                     self._on_closed(connection, error.reason)
+            case ControlPaused(connection, until_ns) if connection in self._by_connection:
+                self._by_connection[connection].held_until_ns = until_ns
             case ControlClosed(connection, reason, damaged):
                 self._on_closed(connection, reason, damaged=damaged)
             case Tick(busy_ns):
@@ -552,7 +555,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             if now_ns - peer.control_lost_ns >= timing.ns(timing.resume_s):
                 self._remove(peer, RemovalCause.CONTROL_LOST, "its connection was not resumed")
             return
-        silent_since = peer.heard_ns
+        silent_since = max(peer.heard_ns, peer.held_until_ns)
         if peer.admitted:
             if peer.waited_for_ns is None:
                 return
@@ -564,7 +567,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             return
         if missing is None:
             peer.pending_ns = now_ns
-        elif now_ns - peer.pending_ns >= timing.ns(timing.link_s):
+        elif now_ns - max(peer.pending_ns, peer.held_until_ns) >= timing.ns(timing.link_s):
             neighbour, _ = missing
             if neighbour in self.membership.peers:  # otherwise it was removed just now
                 self._remove(

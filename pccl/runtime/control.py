@@ -101,6 +101,14 @@ class ControlStream:
             when_ns = self._clock.now_ns() + round(LINGER_S * NS_PER_S)
             self._cut_off = self._clock.call_at_ns(when_ns, self.connection.abort)
 
+    def read_on(self) -> bool:
+        """End a pause before its time; return whether there was one."""
+        if self._pause is None:
+            return False
+        self._pause.cancel()
+        self._go_on()
+        return True
+
     def _stop_timers(self) -> None:
         for timer in (self._pause, self._cut_off):
             if timer is not None:

@@ -12,7 +12,7 @@ from functools import partial
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import LocalProtocolError, PCCLError
 from pccl.protocol.handshake import NO_RUN, RUN_BYTES, Channel, Handshake, Opening
-from pccl.protocol.intake import Allowance, Trust, peers_bytes_max
+from pccl.protocol.intake import SharedAllowance, is_charged, peers_bytes_max
 from pccl.protocol.limits import (
     INCUMBENT_BYTES,
     NEWCOMERS_BURST_BYTES,
@@ -27,6 +27,7 @@ from pccl.protocol.master_events import (
     ControlClosed,
     ControlMessage,
     ControlOpened,
+    ControlPaused,
     Forget,
     MasterAnswered,
     MasterEvent,
@@ -40,7 +41,7 @@ from pccl.protocol.messages import MasterAddress
 from pccl.protocol.reachability import TryAddress
 from pccl.protocol.restart import Origin
 from pccl.protocol.shared_state import Elect
-from pccl.protocol.source_shares import SourceShares
+from pccl.protocol.source_shares import SourceShares, source_of
 from pccl.runtime.clock import ThreadClock, Ticker, Timer
 from pccl.runtime.control import ControlStream
 from pccl.runtime.greeting import Credentials, Reception
@@ -120,7 +121,8 @@ class MasterServer:
         """Connections that have said nothing since their handshake."""
         self._silent_shares: SourceShares[int] = SourceShares(transport.port_limits.newcomers)
         self._desk = StatusDesk(clock, self._tell_status)
-        self._newcomers = Allowance(NEWCOMERS_BYTES_PER_S, NEWCOMERS_BURST_BYTES, clock.now_ns())
+        rate, burst = NEWCOMERS_BYTES_PER_S, NEWCOMERS_BURST_BYTES
+        self._newcomers = SharedAllowance(rate, burst, clock.now_ns())
         self._last_connection = 0
         self._events: deque[MasterEvent] = deque()
         self._busy = False
@@ -244,7 +246,7 @@ class MasterServer:
             on_closed,
             self._clock,
             partial(self._bytes_max, number),
-            spend=partial(self._spend, number),
+            spend=partial(self._spend, number, source_of(connection.remote.host)),
             log=self._strangers.write,
         )
         goes = self._silent_shares.add(number, connection.remote.host)
@@ -256,10 +258,14 @@ class MasterServer:
     def _bytes_max(self, number: int, kind: type[msg.Message]) -> int:
         return peers_bytes_max(self.machine.trust_in(number), kind)
 
-    def _spend(self, number: int, cost_bytes: int) -> int:
-        if self.machine.trust_in(number) > Trust.NEWCOMER:
+    def _spend(self, number: int, source: str, cost_bytes: int) -> int:
+        if not is_charged(self.machine.trust_in(number)):
             return 0
-        return self._newcomers.spend(cost_bytes, self._clock.now_ns())
+        now_ns = self._clock.now_ns()
+        wait_ns = self._newcomers.spend(source, cost_bytes, now_ns)
+        if wait_ns:
+            self._feed(ControlPaused(number, now_ns + wait_ns))
+        return wait_ns
 
     def _has_spoken(self, number: int) -> None:
         self._desk.forget(number)
@@ -329,6 +335,8 @@ class MasterServer:
                     stream = self._streams.get(connection)
                     if stream is not None:
                         stream.send(message)
+                        if isinstance(message, msg.Admitted) and stream.read_on():
+                            self._feed(ControlPaused(connection, self._clock.now_ns()))
                 case CloseControl(connection, reason):
                     self._has_spoken(connection)
                     stream = self._streams.pop(connection, None)

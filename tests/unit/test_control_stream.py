@@ -134,3 +134,21 @@ def test_an_open_stream_has_time(world: World) -> None:
     world.stream.send(WORDS)
     world.sleep_ns(10 * LINGER_NS)
     assert world.remote.ended == ""
+
+
+def test_a_pause_ends_in_its_time_or_earlier(world: World) -> None:
+    world.wait_ns = 100
+    world.remote.says(msg.MasterHeartbeat())
+    assert world.remote.paused
+    world.sleep_ns(99)
+    assert world.remote.paused
+    world.sleep_ns(1)
+    assert not world.remote.paused
+    assert not world.stream.read_on()
+    world.remote.says(msg.MasterHeartbeat())
+    assert world.stream.read_on()
+    assert not world.remote.paused
+    world.remote.says(msg.MasterHeartbeat())
+    world.sleep_ns(99)
+    assert world.remote.paused, "the timer of the pause before has been cancelled"
+    assert len(world.heard) == 3

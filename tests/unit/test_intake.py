@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import struct
 import typing
 from typing import Any
@@ -12,7 +13,14 @@ from pccl.protocol import messages as msg
 from pccl.protocol.checksum import seal
 from pccl.protocol.codec import BYTES_MAX, StreamDecoder, encode
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.intake import Allowance, Trust, masters_bytes_max, peers_bytes_max
+from pccl.protocol.intake import (
+    Allowance,
+    SharedAllowance,
+    Trust,
+    is_charged,
+    masters_bytes_max,
+    peers_bytes_max,
+)
 from pccl.protocol.limits import (
     ACKNOWLEDGED_BATCH_MAX,
     CONTROL_MESSAGE_BYTES_MAX,
@@ -56,7 +64,11 @@ def test_a_newcomer_sends_little() -> None:
 @pytest.mark.parametrize("kind", [msg.KnownRoster, msg.KnownOutcome, msg.KnownAnswer, msg.Reported])
 def test_only_a_returning_peer_reports(kind: type[Any]) -> None:
     allowed = [peers_bytes_max(trust, kind) for trust in Trust]
-    assert allowed == [0, 0, BYTES_MAX[kind], 0]
+    assert allowed == [0, 0, BYTES_MAX[kind], BYTES_MAX[kind], 0]
+
+
+def test_what_a_run_that_goes_on_needs_not_is_charged() -> None:
+    assert [is_charged(trust) for trust in Trust] == [True, True, True, False, False]
 
 
 def test_nothing_that_a_member_sends_is_larger_than_a_heartbeat() -> None:
@@ -141,3 +153,73 @@ def test_an_allowance_grows_with_the_time_up_to_a_burst() -> None:
     assert allowance.spend(100, 0) == second // 5
     assert allowance.spend(0, second // 5) == 0
     assert allowance.spend(1500, 100 * second) == second, "no more than the burst was saved"
+
+
+SECOND = 10**9
+TURN = 100
+"""Bytes that one connection sends before it is held back, with a rate of 1000 a second."""
+
+
+def test_one_source_has_the_whole_allowance_if_no_other_needs_it() -> None:
+    shared, alone = SharedAllowance(1000, 500, 0), Allowance(1000, 500, 0)
+    for cost, now_ns in ((500, 0), (100, 0), (100, 7), (0, SECOND), (1500, 100 * SECOND)):
+        assert shared.spend("a", cost, now_ns) == alone.spend(cost, now_ns)
+
+
+def test_a_crowd_from_many_sources_within_the_allowance_waits_for_nothing() -> None:
+    shared = SharedAllowance(1000, 500, 0)
+    assert not any(shared.spend(f"host {n}", 1, 0) for n in range(400))
+    assert shared.spend("a crowd behind one address", 100, 0) == 0
+
+
+def flood(shared: SharedAllowance, connections: dict[str, str], until_ns: int) -> dict[str, int]:
+    """Connections (of a source each) that send as much as they may; give what each source sent."""
+    sent = dict.fromkeys(connections.values(), 0)
+    due = [(0, name) for name in connections]
+    while due[0][0] < until_ns:
+        now_ns, name = heapq.heappop(due)
+        source = connections[name]
+        sent[source] += TURN
+        heapq.heappush(due, (now_ns + max(1, shared.spend(source, TURN, now_ns)), name))
+    return sent
+
+
+@pytest.mark.parametrize("connections", [1, 30])
+def test_one_sources_load_does_not_hold_back_another_source(connections: int) -> None:
+    shared = SharedAllowance(1000, 500, 0)
+    flood(shared, {f"{n}": "flooder" for n in range(connections)}, 10 * SECOND)
+    assert shared.spend("flooder", TURN, 10 * SECOND) > 0
+    assert [shared.spend("honest", 20, (10 + n) * SECOND) for n in range(5)] == [0] * 5
+
+
+@pytest.mark.parametrize("sources", [1, 2, 7, 50])
+def test_all_sources_together_stay_within_the_allowance_and_have_equal_parts(sources: int) -> None:
+    shared = SharedAllowance(1000, 500, 0)
+    connections = {f"{n}": f"source {n % sources}" for n in range(100)}
+    sent = flood(shared, connections, 200 * SECOND)
+    total = sum(sent.values())
+    bursts = 2 * 500  # of the total, and of the accounts together
+    assert total < 200 * 1000 + bursts + len(connections) * TURN
+    assert total > 200 * 1000 * 0.9
+    assert max(sent.values()) - min(sent.values()) < 0.1 * total / sources + 10 * TURN
+
+
+def test_accounts_are_bounded_and_forgotten_when_they_are_settled() -> None:
+    shared = SharedAllowance(1000, 500, 0, sources_max=3)
+    for n in range(100):
+        shared.spend(f"source {n}", TURN, 0)
+    assert len(shared) == 4  # and the one that is shared by all others
+    assert shared.spend("another", TURN, 0) > 0
+    assert shared.spend("source 1", 0, 0) < shared.spend("another", 0, 0)
+    shared.spend("", 0, 1000 * SECOND)
+    assert len(shared) == 1
+
+
+def test_time_in_small_steps_settles_as_much_as_in_a_large_one() -> None:
+    small, large = SharedAllowance(1000, 500, 0), SharedAllowance(1000, 500, 0)
+    for shared in (small, large):
+        for n in range(7):
+            shared.spend(f"{n}", 1000 + n, 0)
+    for now_ns in range(0, 10_000, 3):
+        small.spend("0", 0, now_ns)
+    assert small.spend("0", 0, 10_000) == large.spend("0", 0, 10_000)

@@ -16,6 +16,7 @@ from pccl.protocol.master_events import (
     ControlClosed,
     ControlMessage,
     ControlOpened,
+    ControlPaused,
     MasterEffect,
     MasterEvent,
     Send,
@@ -918,6 +919,23 @@ def test_a_silent_peer_is_removed_when_it_is_awaited_and_only_after_the_deadline
     assert (2, master.refused(RemovalCause.SILENT, reason)) in sent(effects)
     assert CloseControl(2, reason) in effects
     assert (1, msg.RoundClosed(RoundId(UPDATE, 1), 3, False)) in sent(effects)
+
+
+def test_a_newcomer_that_is_held_back_is_not_silent() -> None:
+    master = Master(2)
+    master.register(3)
+    master.do(ControlPaused(3, 30 * SECOND))
+    assert removals(master.wait(39.75, speaking=(1, 2))) == [], "nor does it lack a link"
+    assert removals(master.wait(0.25, speaking=(1, 2))) == [(3, "SILENT: silent for 40.0 s")]
+
+
+def test_a_member_whose_pause_is_over_is_silent_from_then_on() -> None:
+    master = Master(2)
+    master.hear(1, msg.OperationRequest(operation(), SUM))
+    master.do(ControlPaused(2, 30 * SECOND))
+    master.do(ControlPaused(2, master.now_ns))
+    effects = master.wait(10.25, speaking=(1,))
+    assert removals(effects) == [(2, "SILENT: silent for 10.2 s while awaited")]
 
 
 def test_a_busy_master_removes_a_silent_member_as_soon_as_an_idle_one() -> None:

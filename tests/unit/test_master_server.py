@@ -1,0 +1,187 @@
+"""A master on a simulated network, and newcomers that know the token and send without end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from pccl.protocol import messages as msg
+from pccl.protocol.codec import encode
+from pccl.protocol.intake import masters_bytes_max
+from pccl.protocol.limits import (
+    MESSAGE_COST_BYTES,
+    NEWCOMERS_BURST_BYTES,
+    NEWCOMERS_BYTES_PER_S,
+    Timing,
+)
+from pccl.protocol.master_events import ControlMessage, ControlPaused, MasterEvent
+from pccl.protocol.types import NS_PER_S, PeerId
+from pccl.runtime.control import UNSENT_BYTES_MAX, ControlStream
+from pccl.runtime.greeting import Credentials, introduce
+from pccl.runtime.master_server import MasterServer
+from pccl.stress.sim.loop import VirtualLoop
+from pccl.transports.base import Address, Connection
+from pccl.transports.sim import SimNetwork
+
+TIMING = Timing(recovery_s=1.0)
+ADDRESS = Address("master", 48000)
+CHEAP = msg.LinkReport(PeerId(999), False, "x" * 200)
+"""What a newcomer may say as often as it likes."""
+
+
+class Client:
+    """One control connection to the master."""
+
+    def __init__(self, world: World, host: str) -> None:
+        self.heard: list[msg.Message] = []
+        self.lost = ""
+        self._world = world
+        world.loop.run_until_complete(self._dial(host))
+
+    async def _dial(self, host: str) -> None:
+        network, loop = self._world.network, self._world.loop
+        transport = network.hosts.get(host) or network.host(host)
+        credentials = Credentials(None, Random(1).randbytes)
+        connection = await transport.dial(ADDRESS, TIMING.dial_s)
+        handshake = credentials.dial(credentials.strangers_opening())
+        await introduce(connection, handshake, loop, loop.now_ns() + NS_PER_S, self._take)
+
+    def _take(self, connection: Connection, remote: object) -> None:
+        self.stream = ControlStream(
+            connection, self.heard.append, self._on_lost, self._world.loop, masters_bytes_max
+        )
+
+    def _on_lost(self, reason: str) -> None:
+        self.lost = reason
+
+    def say(self, *messages: msg.Message) -> None:
+        for message in messages:
+            self.stream.send(message)
+
+    def flood(self, message: msg.Message) -> None:
+        """Say it as often as the connection holds."""
+        for _ in range((UNSENT_BYTES_MAX >> 1) // len(encode(message))):
+            self.say(message)
+
+    def hears(self, kind: type[msg.Message]) -> bool:
+        return any(isinstance(message, kind) for message in self.heard)
+
+
+class World:
+    """A master, and time."""
+
+    def __init__(self) -> None:
+        self.loop = VirtualLoop(limit_ns=600 * NS_PER_S)
+        self.network = SimNetwork(self.loop, Random(0), ragged=False)
+        self.paused: dict[int, int] = {}
+        """Connection -> until when the machine was told that it is paused."""
+        self.cost_bytes: dict[int, int] = {}
+        """Connection -> what its messages would be charged."""
+        self.server = MasterServer(
+            self.loop, self.network.host(ADDRESS.host), TIMING, Random(2).randbytes,
+            self._observe, tests_addresses=False,
+        )  # fmt: skip
+        self.loop.run_until_complete(self.server.start(ADDRESS))
+
+    def _observe(self, event: MasterEvent, effects: list[object]) -> None:
+        match event:
+            case ControlPaused(connection, until_ns):
+                self.paused[connection] = until_ns
+            case ControlMessage(connection, message):
+                cost = len(encode(message)) + MESSAGE_COST_BYTES
+                self.cost_bytes[connection] = self.cost_bytes.get(connection, 0) + cost
+            case _:
+                pass
+
+    def run(self, seconds: float) -> None:
+        async def sleep() -> None:
+            woken = self.loop.create_future()
+            self.loop.call_later(seconds, woken.set_result, None)
+            await woken
+
+        self.loop.run_until_complete(sleep())
+
+    def register(self, host: str) -> Client:
+        client = Client(self, host)
+        client.say(msg.Register(0, "", 4000))
+        self.run(0.1)
+        return client
+
+    def flooders(self, host: str, count: int) -> list[Client]:
+        clients = [self.register(host) for _ in range(count)]
+        for client in clients:
+            client.flood(CHEAP)
+        return clients
+
+    def close(self) -> None:
+        self.server.close()
+        self.run(10.0)
+        self.loop.close()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+def admitted(client: Client) -> bool:
+    return client.hears(msg.Admitted)
+
+
+def test_a_load_holds_back_its_own_source_only(world: World) -> None:
+    first = world.register("first")
+    assert admitted(first)
+    world.flooders("flooder", 3)
+    honest = world.register("honest")  # connections are numbered: 5
+    for _ in range(50):
+        honest.say(msg.Heartbeat())
+        world.run(0.1)
+    assert set(world.paused) == {2, 3, 4}
+    assert sum(world.cost_bytes[n] for n in (2, 3, 4)) < (
+        6 * NEWCOMERS_BYTES_PER_S + 2 * NEWCOMERS_BURST_BYTES
+    )
+    assert not honest.lost
+
+
+def test_a_newcomer_held_back_with_its_source_is_not_silent(world: World) -> None:
+    """Its heartbeats wait in the network, behind those that its master does not read."""
+    deadline_ns = TIMING.ns(TIMING.deadline_s)
+    assert admitted(world.register("first"))
+    newcomer = world.register("crowd")
+    # As if its source had sent for a quarter of an hour what is read in a second.
+    for _ in range(15 * 60):
+        world.server._newcomers.spend(  # pyright: ignore[reportPrivateUsage]
+            "crowd", NEWCOMERS_BYTES_PER_S // 10, world.loop.now_ns()
+        )
+    newcomer.say(msg.Heartbeat())
+    world.run(0.1)
+    (until_ns,) = world.paused.values()
+    assert until_ns - world.loop.now_ns() > 2 * deadline_ns
+    for _ in range(20):
+        newcomer.say(msg.Heartbeat())
+        world.run(1.0)
+    assert not newcomer.lost
+    assert not newcomer.hears(msg.Refused)
+
+
+def test_the_pause_of_a_newcomer_ends_with_its_admission(world: World) -> None:
+    first, newcomer = world.register("first"), world.register("crowd")
+    newcomer.say(msg.LinkReport(PeerId(1), True, ""))
+    world.run(0.1)
+    world.server._newcomers.spend(  # pyright: ignore[reportPrivateUsage]
+        "crowd", 100 * NEWCOMERS_BYTES_PER_S, world.loop.now_ns()
+    )
+    newcomer.say(msg.Heartbeat())
+    world.run(0.1)
+    assert world.paused[2] > world.loop.now_ns()
+    first.say(msg.RoundRequest(msg.RoundId(msg.RoundKind.UPDATE_TOPOLOGY, 0)))
+    world.run(0.1)
+    assert admitted(newcomer)
+    assert world.paused[2] <= world.loop.now_ns(), "the machine knows that it is read again"
+    newcomer.say(msg.Goodbye())
+    world.run(0.1)
+    assert [peer.id for peer in world.server.machine.membership.members()] == [1]
