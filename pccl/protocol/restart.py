@@ -189,7 +189,7 @@ class Restartable(Ratifying):
         if connection not in self._hosts:
             return Trust.STRANGER  # closed by us
         if connection in self._reporting:
-            return Trust.RETURNING
+            return Trust.LATE if connection in self._by_connection else Trust.RETURNING
         if self._recovery is not None and self._recovery.report_on(connection) is not None:
             return Trust.MEMBER
         return super().trust_in(connection)

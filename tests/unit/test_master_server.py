@@ -9,11 +9,12 @@ import pytest
 
 from pccl.protocol import messages as msg
 from pccl.protocol.codec import encode
-from pccl.protocol.intake import masters_bytes_max
+from pccl.protocol.intake import Trust, masters_bytes_max
 from pccl.protocol.limits import (
     MESSAGE_COST_BYTES,
     NEWCOMERS_BURST_BYTES,
     NEWCOMERS_BYTES_PER_S,
+    TURN_BYTES_MAX,
     Timing,
 )
 from pccl.protocol.master_events import ControlMessage, ControlPaused, MasterEvent
@@ -24,6 +25,7 @@ from pccl.runtime.master_server import MasterServer
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
 from pccl.transports.sim import SimNetwork
+from tests.support.claimant import alone, returning
 
 TIMING = Timing(recovery_s=1.0)
 ADDRESS = Address("master", 48000)
@@ -185,3 +187,23 @@ def test_the_pause_of_a_newcomer_ends_with_its_admission(world: World) -> None:
     newcomer.say(msg.Goodbye())
     world.run(0.1)
     assert [peer.id for peer in world.server.machine.membership.members()] == [1]
+
+
+def test_a_late_return_costs_no_more_than_a_newcomer(world: World) -> None:
+    """It reports without end, and never says that it has said all."""
+    run = b"the run of these"
+    early, late = Client(world, "early"), Client(world, "late")
+    early.say(returning(run, 1), alone(1), msg.Reported())
+    world.run(2.0)
+    machine = world.server.machine
+    assert (machine.run, machine.recovering) == (run, False)
+    late.say(returning(run, 2))
+    world.run(0.1)
+    assert machine.trust_in(2) is Trust.LATE
+    late.flood(alone(2))
+    began = world.cost_bytes[2]
+    world.run(2.0)
+    most = 2 * NEWCOMERS_BYTES_PER_S + NEWCOMERS_BURST_BYTES + 2 * TURN_BYTES_MAX
+    assert 0 < world.cost_bytes[2] - began < most
+    assert world.paused[2] > world.loop.now_ns()
+    assert not late.lost

@@ -9,6 +9,7 @@ import pytest
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
 from pccl.protocol.handshake import NO_RUN
+from pccl.protocol.intake import Trust
 from pccl.protocol.limits import TERM_GAP, Timing
 from pccl.protocol.master import MasterMachine
 from pccl.protocol.master_events import (
@@ -531,6 +532,26 @@ def test_who_comes_too_late_is_told_so() -> None:
         Send(3, msg.Refused(RemovalCause.CONTROL_LOST, why, 5000, 5000)),
         CloseControl(3, why),
     ]
+
+
+@pytest.mark.parametrize("peer", [3, 2], ids=["a newcomer", "a member"])
+def test_a_late_return_is_charged_until_all_is_said(peer: int) -> None:
+    master = Master()
+    known = (roster(VERSION, VIEW, 1, 2),)
+    master.come(1, known=known)
+    assert master.machine.trust_in(1) is Trust.MEMBER, "it returned in time"
+    master.say(2, known=known)
+    assert master.machine.trust_in(2) is Trust.RETURNING
+    master.hear(2, msg.Reported())
+    late, term = 10 + peer, master.machine.term
+    if peer == 2:
+        master.say(2, known=known, connection=late, term=term, incumbent=NEXT)
+    else:
+        master.say(3, known=(), connection=late)
+    assert master.machine.trust_in(late) is Trust.LATE
+    assert master.hear(late, *(msg.KnownRoster(r) for r in known * 1000)) == []
+    master.hear(late, msg.Reported())
+    assert master.machine.trust_in(late) is (Trust.MEMBER if peer == 2 else Trust.NEWCOMER)
 
 
 def test_a_pending_newcomer_that_returns_late_is_still_one() -> None:
