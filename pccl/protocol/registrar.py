@@ -174,8 +174,9 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
                 except RemoteProtocolError as error:
                     self._effects.append(CloseControl(connection, error.reason))
                     self._on_closed(connection, error.reason)
-            case ControlPaused(connection, until_ns) if connection in self._by_connection:
-                self._by_connection[connection].held_until_ns = until_ns
+            case ControlPaused(connection, until_ns):
+                if connection in self._by_connection:
+                    self._by_connection[connection].held_until_ns = until_ns
             case ControlClosed(connection, reason, damaged):
                 self._on_closed(connection, reason, damaged=damaged)
             case Tick(busy_ns):

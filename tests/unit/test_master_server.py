@@ -18,7 +18,7 @@ from pccl.protocol.limits import (
     Timing,
 )
 from pccl.protocol.master_events import ControlMessage, ControlPaused, MasterEvent
-from pccl.protocol.types import NS_PER_S, PeerId
+from pccl.protocol.types import NS_PER_S, PeerId, RoundId, RoundKind
 from pccl.runtime.control import UNSENT_BYTES_MAX, ControlStream
 from pccl.runtime.greeting import Credentials, introduce
 from pccl.runtime.master_server import MasterServer
@@ -180,7 +180,7 @@ def test_the_pause_of_a_newcomer_ends_with_its_admission(world: World) -> None:
     newcomer.say(msg.Heartbeat())
     world.run(0.1)
     assert world.paused[2] > world.loop.now_ns()
-    first.say(msg.RoundRequest(msg.RoundId(msg.RoundKind.UPDATE_TOPOLOGY, 0)))
+    first.say(msg.RoundRequest(RoundId(RoundKind.UPDATE_TOPOLOGY, 0)))
     world.run(0.1)
     assert admitted(newcomer)
     assert world.paused[2] <= world.loop.now_ns(), "the machine knows that it is read again"
