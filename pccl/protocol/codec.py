@@ -235,7 +235,7 @@ def _encoder_of(hint: Any) -> _Encoder | None:
     origin = typing.get_origin(hint)
     if origin is tuple:
         return _tuple_encoder(_encoder_of(typing.get_args(hint)[0]))
-    if origin is types.UnionType:
+    if origin in (types.UnionType, typing.Union):
         return _optional_encoder(_encoder_of(typing.get_args(hint)[0]))
     if hint is str:
         return _text_encoder(limit)
@@ -296,7 +296,7 @@ def _decoder_of(hint: Any) -> _Decoder:
         item, ellipsis = typing.get_args(hint)
         assert ellipsis is ...
         return _tuple_decoder(_decoder_of(item), limit)
-    if origin is types.UnionType:
+    if origin in (types.UnionType, typing.Union):
         some, none = typing.get_args(hint)
         assert none is type(None)
         return _optional_decoder(_decoder_of(some))
@@ -422,7 +422,7 @@ def _largest(hint: Any) -> int:
     origin = typing.get_origin(hint)
     if origin is tuple:
         return _sequence_head(limit) + limit * _largest(typing.get_args(hint)[0])
-    if origin is types.UnionType:
+    if origin in (types.UnionType, typing.Union):
         return _largest(typing.get_args(hint)[0])
     if hint is str or hint is bytes:
         return (3 if limit < 1 << 16 else 5) + limit

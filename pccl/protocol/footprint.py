@@ -41,7 +41,7 @@ def _measure_of(hint: Any) -> _Measure:
         return _measure_of(typing.get_args(hint)[0])
     if origin is tuple:
         return _measure_of_list(_measure_of(typing.get_args(hint)[0]))
-    if origin is UnionType:
+    if origin in (UnionType, typing.Union):
         return _measure_of_option(_measure_of(typing.get_args(hint)[0]))
     if hint is str:
         return lambda text: _TEXT_BYTES + (1 if text.isascii() else 4) * len(text)

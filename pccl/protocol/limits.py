@@ -28,6 +28,9 @@ INCUMBENT_BYTES = 8
 RESUME_TOKEN_BYTES = 16
 """Random: what a peer proves by that it is the one that was registered."""
 
+TOKEN_DIGEST_BYTES = 16
+"""What another master knows of it."""
+
 OPEN_VIEWS_MAX = 1024
 """Views in which one group may still decide: each admission leaves at most one behind."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pccl.protocol import messages as msg
 from pccl.protocol.reachability import AddressTried, TryAddress
 from pccl.protocol.types import PeerId
+from pccl.protocol.vouched import NOT_TOLD, Vouched
 
 # -- events ------------------------------------------------------------------------------------
 
@@ -119,16 +120,20 @@ class Remember:
     coordinated: bool = True
     """Whether this master coordinates it; a standby has only learnt of it, and may learn of
     another."""
+    vouched: Vouched = NOT_TOLD
+    """Who is in it, as far as a standby has learnt."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskMaster:
-    """Ask another master, by its place in the list, which run it has.
+    """Ask another master, by its place in the list, which run it has, and who is in it.
 
     One of ``MasterAnswered`` and ``MasterUnanswered`` follows.
     """
 
     master: int
+    version: int | None = None
+    """Of the newest roster whose members are known here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from pccl.protocol.link_measures import Choose, LinkMeasures, ring_always
 from pccl.protocol.ring_order import Pair
 from pccl.protocol.source_shares import source_of
 from pccl.protocol.types import AlgorithmTable, LinkMeasure, Member, PeerId, Roster
+from pccl.protocol.vouched import Vouched, token_digest
 
 _SEATINGS_MAX = 8
 """Each may leave too few for one that wants more; from then on all such have to wait."""
@@ -551,6 +552,12 @@ class Membership:
             )
             while len(state.rosters) > ROSTERS_KEPT_MAX:
                 del state.rosters[next(iter(state.rosters))]
+
+    def vouched(self) -> Vouched:
+        """Who is in the run, for another master, and for this one when it is started again."""
+        return Vouched(
+            self.version, {p.id: token_digest(p.token) for p in self.members() if p.token}
+        )
 
     # -- views and rosters ---------------------------------------------------------------------
 

@@ -28,6 +28,9 @@ from pccl.protocol.link_messages import LinkReport as LinkReport
 from pccl.protocol.link_messages import LinksMeasured as LinksMeasured
 from pccl.protocol.link_messages import ProbeAddress as ProbeAddress
 from pccl.protocol.link_messages import Undialable as Undialable
+from pccl.protocol.run_messages import MemberProof as MemberProof
+from pccl.protocol.run_messages import RunIs as RunIs
+from pccl.protocol.run_messages import RunQuery as RunQuery
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Difference, Elected, Expected, Offer
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import (
@@ -140,11 +143,6 @@ class Prefetched:
 @dataclass(frozen=True, slots=True)
 class StatusRequest:
     """First and only message of somebody who wants a ``StatusReport`` and no part in the run."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunQuery:
-    """First and only message of a standby that asks which run it may have to take up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -516,17 +514,6 @@ class MasterHeartbeat:
     """Everybody has whatever was decided before this place in the sequence."""
     ratified: int = field(default=0, compare=False)
     """The newest roster that a majority of the members before it has acknowledged."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunIs:
-    """Answer to ``RunQuery``."""
-
-    run: bytes
-    """Zeros: this master coordinates none."""
-    term: U32
-    settled: bool
-    """Whether it would not give way to an older run any more."""
 
 
 PeerMessage = (

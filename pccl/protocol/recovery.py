@@ -6,16 +6,19 @@ is not in the newest one of his group was removed. Outcomes and answers that any
 adopted; so are those that were proposed to anybody (:mod:`pccl.protocol.proposals`). What was
 decided and reached nobody who came back may be decided anew.
 
+Anybody who knows the token can say that he returns. Where the master before has said who was in the
+run (:mod:`pccl.protocol.vouched`), these alone are believed, and their word makes others members.
+
 Pure state: :class:`~pccl.protocol.restart.Restartable` collects and carries out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pccl.protocol import messages as msg
-from pccl.protocol.credible import check_answer, check_known_outcome, check_roster
+from pccl.protocol.credible import check_roster
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.footprint import footprint
 from pccl.protocol.limits import (
@@ -30,105 +33,13 @@ from pccl.protocol.limits import (
 )
 from pccl.protocol.majority import Basis
 from pccl.protocol.membership import RecoveredGroup, RecoveredMembership, View, newest_first
+from pccl.protocol.report import Report, SharedRoster
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected
 from pccl.protocol.types import Member, OperationId, PeerId, Roster, RoundId, RoundKind
-
-_LINK_BYTES = 160
-"""What the state of one link takes."""
+from pccl.protocol.vouched import NOT_TOLD, Vouched, token_digest
 
 _LOOKS_MAX = 8
 """Between two ticks. Each goes through all reports, and a crowd could cause one by each word."""
-
-
-@dataclass(slots=True)
-class Report:
-    """What one peer says on its return."""
-
-    header: msg.Return
-    host: str
-    """Where it comes from."""
-    connection: int | None
-    rosters: dict[int, Roster] = field(default_factory=dict[int, Roster])
-    outcomes: list[msg.KnownOutcome] = field(default_factory=list[msg.KnownOutcome])
-    answers: list[msg.KnownAnswer] = field(default_factory=list[msg.KnownAnswer])
-    links: dict[PeerId, str | None] = field(default_factory=dict[PeerId, str | None])
-    """Other peer -> why the link to it is down; None: it is up."""
-    requests: list[msg.Message] = field(default_factory=list[msg.Message])
-    """What it wants from the master, in order: it is dealt with when the run is rebuilt."""
-    complete: bool = False
-    tellers: dict[int, bytes] = field(default_factory=dict[int, bytes])
-    """Version of a roster -> id of the master that told it."""
-    promised: bool = False
-    """Whether it follows the master that asks, and has done so since this report."""
-    nbytes: int = 0
-    """About how much memory it takes, rosters included."""
-    own_nbytes: int = 0
-    """Without them: several reports may hold the same ones."""
-
-    @property
-    def peer(self) -> PeerId:
-        """Who says it."""
-        return self.header.peer
-
-    @property
-    def newest(self) -> Roster | None:
-        """The newest roster that it knows; None for one who was never admitted."""
-        return self.rosters[max(self.rosters)] if self.rosters else None
-
-    def take(self, message: msg.Message) -> None:
-        """Add the next message of the report, or of what comes after it; no roster.
-
-        Raises:
-            RemoteProtocolError: it does not belong there.
-        """
-        nbytes = footprint(message)
-        match message:
-            case msg.KnownOutcome() if not self.complete:
-                check_known_outcome(message, self.header)
-                nbytes = max(nbytes, REQUEST_BYTES_MIN)
-                self.outcomes.append(message)
-            case msg.KnownAnswer(answer) if not self.complete:
-                check_answer(answer)
-                nbytes = max(nbytes, REQUEST_BYTES_MIN)
-                self.answers.append(message)
-            case msg.LinkReport(other, up, reason):
-                nbytes = _LINK_BYTES + len(reason) if other not in self.links else len(reason)
-                self.links[other] = None if up else reason
-            case msg.Reported() if not self.complete:
-                self.complete = True
-            case _ if isinstance(message, _REQUESTS):
-                nbytes = max(nbytes, REQUEST_BYTES_MIN)
-                self.requests.append(message)
-            case _:
-                what = type(message).__name__
-                raise RemoteProtocolError(reason=f"{what} does not belong into a report")
-        self.nbytes += nbytes
-        self.own_nbytes += nbytes
-
-
-_REQUESTS = (
-    msg.Heartbeat,
-    msg.RoundRequest,
-    msg.OperationRequest,
-    msg.SyncRequest,
-    msg.StatesCompared,
-    msg.OperationDone,
-    msg.Withdraw,
-    msg.OutcomeQuery,
-    msg.BlockedReply,
-    msg.Holdings,
-    msg.LinksMeasured,
-    msg.Prefetched,
-)
-
-
-@dataclass(slots=True)
-class _SharedRoster:
-    """A roster that so many reports hold."""
-
-    roster: Roster
-    nbytes: int
-    holders: int = 0
 
 
 @dataclass(slots=True)
@@ -183,12 +94,23 @@ class Recovery:
         incumbent: id of the master that asks.
         now_ns: the present.
         ratified: the newest roster that a majority had under this master; 0: it knows of none.
+        vouched: who was in the run, as its master has said.
     """
 
     def __init__(
-        self, timing: Timing, run: bytes | None, incumbent: bytes, now_ns: int, ratified: int = 0
+        self,
+        timing: Timing,
+        run: bytes | None,
+        incumbent: bytes,
+        now_ns: int,
+        ratified: int = 0,
+        vouched: Vouched = NOT_TOLD,
     ) -> None:
         self.run = self._given_run = run
+        self._vouched, self._vouched_ns = vouched, now_ns
+        self._stale_ns = timing.ns(timing.master_lost_s) // 2
+        self._is_stale = False
+        """Whether its master was not heard for so long that all of them may be others by now."""
         self._patience_ns = timing.ns(timing.recovery_s)
         self._incumbent, self._ratified_here = incumbent, ratified
         self._since_ns = now_ns
@@ -196,23 +118,55 @@ class Recovery:
         self._by_connection: dict[int, Report] = {}
         self._said_goodbye: set[tuple[bytes, PeerId]] = set()
         """By run: a standby may hear members of several."""
-        self._rosters: dict[tuple[Roster, int], _SharedRoster] = {}
+        self._rosters: dict[tuple[Roster, int], SharedRoster] = {}
         """What all reports hold of rosters: equal ones once."""
         self._nbytes = 0
         """About how much memory all reports take."""
         self._newest_known: Roster | None = None
-        """Of the complete reports."""
+        """Of the complete reports that are believed."""
         self._came = 0  # complete reports of peers that were members
         self._is_whole: bool | None = None
         """Whether all members are back; None: that has to be found out."""
         self._looks = 0
         """How often they were not, since the last tick."""
 
-    def learn(self, run: bytes) -> None:
+    def learn(self, run: bytes, vouched: Vouched, now_ns: int) -> None:
         """The run is known now: only its members may return. No effect while some of another do."""
         self._given_run = run
         if not self._reports:
             self.run = run
+        self._vouched_ns, self._is_stale = now_ns, False
+        if vouched is not self._vouched:
+            self._vouched = vouched
+            self._count_again()
+
+    def believes(self, report: Report) -> bool:
+        """Whether what a report says of the run counts.
+
+        It does if its master has named this peer, or nobody. If the master was not heard for long,
+        and nobody comes whom it has named, it does as well.
+        """
+        if self._vouched.digests is None or self._is_named(report):
+            return True
+        return self._is_stale and not any(
+            one.complete and self._is_named(one) for one in self._reports.values()
+        )
+
+    def _is_named(self, report: Report) -> bool:
+        named = self._vouched.digests or {}
+        return named.get(report.peer) == report.digest
+
+    def _believed(self) -> list[Report]:
+        """The complete reports that count, in order of id."""
+        complete = [r for _, r in sorted(self._reports.items()) if r.complete]
+        named = [report for report in complete if self._is_named(report)]
+        all_count = self._vouched.digests is None or (self._is_stale and not named)
+        return complete if all_count else named
+
+    def _count_again(self) -> None:
+        self._is_whole, self._newest_known = None, None
+        for report in self._believed():
+            self._newest_known = _newer(self._newest_known, report.newest)
 
     def begins(self, connection: int, host: str, header: msg.Return, now_ns: int) -> None:
         """A peer returns; its report follows.
@@ -227,14 +181,17 @@ class Recovery:
             raise RemoteProtocolError(reason="too many have returned")
         if known is not None and known.header.token != header.token:
             raise RemoteProtocolError(reason=f"another process has returned as peer {header.peer}")
+        digest = token_digest(header.token)
+        if (self._vouched.digests or {}).get(header.peer, digest) != digest:
+            raise RemoteProtocolError(reason=f"it is not the peer {header.peer} of its master")
         if known is not None:
             self._drop(known)
         if self.run is None:
             self.run = header.run
-        if not self._reports:  # the others get as long from now on
-            self._since_ns = now_ns
         nbytes = REQUEST_BYTES_MIN + footprint(header)
-        report = Report(header, host, connection, nbytes=nbytes, own_nbytes=nbytes)
+        report = Report(header, host, connection, nbytes=nbytes, own_nbytes=nbytes, digest=digest)
+        if not any(self.believes(one) for one in self._reports.values()):
+            self._since_ns = now_ns  # the others get as long from now on
         self._reports[header.peer] = self._by_connection[connection] = report
         self._nbytes += nbytes
 
@@ -254,7 +211,10 @@ class Recovery:
                 if isinstance(message, msg.Reported):
                     self._is_whole = None
                     self._came += bool(report.rosters)
-                    self._newest_known = _newer(self._newest_known, report.newest)
+                    if self._is_stale:
+                        self._count_again()
+                    elif self.believes(report):
+                        self._newest_known = _newer(self._newest_known, report.newest)
         if report.nbytes > REPORT_BYTES_MAX:
             raise RemoteProtocolError(reason="its report is too large")
         return self._make_room()
@@ -267,9 +227,10 @@ class Recovery:
         shared = self._rosters.get(key)
         if shared is None:
             nbytes = max(footprint(roster), ROSTER_BYTES_MIN)
-            shared = self._rosters[key] = _SharedRoster(roster, nbytes)
+            shared = self._rosters[key] = SharedRoster(roster, nbytes)
             self._nbytes += nbytes
         shared.holders += 1
+        report.shares.append(shared)
         report.nbytes += shared.nbytes
         report.rosters[roster.version] = shared.roster
         report.tellers[roster.version] = teller
@@ -278,15 +239,11 @@ class Recovery:
         """Drop the largest reports until the others have room; return their connections."""
         connections: list[int] = []
         while self._nbytes > REPORTS_BYTES_MAX:
-            largest = max(self._reports.values(), key=self._nbytes_freed_by)
+            largest = max(self._reports.values(), key=lambda report: report.freed_nbytes)
             if largest.connection is not None:
                 connections.append(largest.connection)
             self._drop(largest)
         return connections
-
-    def _nbytes_freed_by(self, report: Report) -> int:
-        shared = (self._rosters[roster, roster.updates] for roster in report.rosters.values())
-        return report.own_nbytes + sum(known.nbytes for known in shared if known.holders == 1)
 
     def _drop(self, report: Report) -> None:
         """Forget a report, and release what only it held."""
@@ -294,20 +251,14 @@ class Recovery:
         if report.connection is not None:
             del self._by_connection[report.connection]
         self._nbytes -= report.own_nbytes
-        for roster in report.rosters.values():
-            key = (roster, roster.updates)
-            shared = self._rosters[key]
+        for shared in report.shares:
             shared.holders -= 1
             if not shared.holders:
-                del self._rosters[key]
+                del self._rosters[shared.roster, shared.roster.updates]
                 self._nbytes -= shared.nbytes
         if report.complete:
-            self._is_whole = None
             self._came -= bool(report.rosters)
-            complete = (other.newest for other in self._reports.values() if other.complete)
-            self._newest_known = None
-            for newest in complete:
-                self._newest_known = _newer(self._newest_known, newest)
+            self._count_again()
 
     def superseded(self, peer: PeerId) -> int | None:
         """The connection on which ``peer`` has returned before, if that is still open."""
@@ -334,8 +285,10 @@ class Recovery:
 
     def leave(self, connection: int) -> None:
         """A peer that had returned leaves for good."""
-        self._drop(report := self._by_connection[connection])
-        if len(self._said_goodbye) < PEERS_MAX:
+        report = self._by_connection[connection]
+        is_believed = self.believes(report)
+        self._drop(report)
+        if is_believed and len(self._said_goodbye) < PEERS_MAX:
             self._said_goodbye.add((report.header.run, report.peer))
         self._is_whole = None
 
@@ -346,10 +299,14 @@ class Recovery:
     def shift(self, gap_ns: int, now_ns: int) -> None:
         """This process slept: everybody has so much more time."""
         self._since_ns = min(self._since_ns + gap_ns, now_ns)
+        self._vouched_ns = min(self._vouched_ns + gap_ns, now_ns)
 
-    def look_again(self) -> None:
+    def look_again(self, now_ns: int) -> None:
         """A tick: whether all members are back may be found out anew."""
         self._looks = 0
+        if not self._is_stale and now_ns - self._vouched_ns >= self._stale_ns:
+            self._is_stale = True
+            self._count_again()
 
     def is_over(self, now_ns: int) -> bool:
         """Whether all members are back, or there was time enough."""
@@ -405,10 +362,9 @@ class Recovery:
         None, if nobody who has come knows that one: those who do may have gone on without them.
         """
         known: dict[int, list[tuple[Roster, bytes]]] = {}
-        for report in self._reports.values():
-            if report.complete:
-                for version, roster in report.rosters.items():
-                    known.setdefault(version, []).append((roster, report.tellers[version]))
+        for report in self._believed():
+            for version, roster in report.rosters.items():
+                known.setdefault(version, []).append((roster, report.tellers[version]))
         ratified = self.ratified
         if ratified and ratified not in known:
             return []
@@ -425,7 +381,7 @@ class Recovery:
     @property
     def ratified(self) -> int:
         """The newest roster of which anybody knows that a majority had it."""
-        told = (r.header.ratified for r in self._reports.values() if r.complete)
+        told = (report.header.ratified for report in self._believed())
         return max(self._ratified_here, *told, 0)
 
     def has_promises(self) -> bool:
@@ -445,6 +401,11 @@ class Recovery:
         """How many members the run had, as far as anybody knows."""
         return self._newest_known.global_world_size if self._newest_known is not None else 0
 
+    @property
+    def knows_another_master(self) -> bool:
+        """Whether some of its members know the address of more than one."""
+        return any(report.header.registration.masters > 1 for report in self._believed())
+
     def has_majority(self) -> bool:
         """Whether no other master can have as many of the last members as this one."""
         return self._is_enough([report.peer for report in self.complete_reports()])
@@ -455,12 +416,13 @@ class Recovery:
         With ``promised``, members that don't follow the master that asks count as missing.
         """
         reports = [r for _, r in sorted(self._reports.items()) if r.complete]
-        groups = self._groups(reports)
+        believed = self._believed()
+        groups = self._groups(believed)
         members: dict[PeerId, tuple[int, Member]] = {}
         for number, group in groups.items():
             for member in group.rosters[max(group.rosters)].members:
                 members[member.peer] = (number, member)
-        told = [roster for report in reports for roster in report.rosters.values()]
+        told = [roster for report in believed for roster in report.rosters.values()]
         given = _ids_given_out(reports, told, members)
         newcomers = [r for r in reports if r.peer not in members and not r.rosters]
         newcomers = [r for r in newcomers if r.peer in given][: PEERS_MAX - len(members)]
@@ -468,17 +430,18 @@ class Recovery:
         known = {report.peer for report in (*returned, *newcomers)}
         returned = [r for r in returned if r.promised or not promised]
         # Of others the last master may never have heard, and have decided without them.
-        heard = returned if promised else reports
+        back = {report.peer for report in returned}
+        heard = [r for r in believed if not promised or r.peer in back]
         finals = sorted((o for report in heard for o in report.outcomes), key=_age)
         outcomes = {o.outcome.operation: o.outcome for o in finals}
         answers = {a.answer.round: a.answer for report in heard for a in report.answers}
         decided = [
-            *(o.outcome.sequence for report in reports for o in report.outcomes),
-            *(a.answer.sequence for report in reports for a in report.answers),
+            *(o.outcome.sequence for report in believed for o in report.outcomes),
+            *(a.answer.sequence for report in believed for a in report.answers),
         ]
         version = self._newest_known.version if self._newest_known is not None else 0
         return Recovered(
-            term=max((report.header.term for report in reports), default=0),
+            term=max((report.header.term for report in believed), default=0),
             last_peer=max(given, default=PeerId(0)),
             membership=RecoveredMembership(version, groups),
             members=dict(sorted(members.items())),
@@ -487,9 +450,9 @@ class Recovery:
             strangers=[r for r in reports if r.peer not in known],
             outcomes=dict(sorted(outcomes.items(), key=lambda item: item[1].sequence)),
             answers=dict(sorted(answers.items(), key=lambda item: item[1].sequence)),
-            counts={kind: _count(kind, reports, told) for kind in RoundKind},
+            counts={kind: _count(kind, believed, told) for kind in RoundKind},
             sequence=max(decided, default=0),
-            expected=_expected(reports, finals),
+            expected=_expected(believed, finals),
             states={o.outcome.operation: o.expected for o in finals},
             left=self._left,
         )

@@ -39,7 +39,7 @@ from pccl.protocol.master_events import (
 )
 from pccl.protocol.membership import Membership, RegisteredPeer
 from pccl.protocol.reachability import AddressTried, Reachability, dialled_at
-from pccl.protocol.recovery import Report
+from pccl.protocol.report import Report
 from pccl.protocol.status import Removal, admission_waits_for
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.ticks import Ticks

@@ -42,12 +42,14 @@ from pccl.protocol.membership import Membership
 from pccl.protocol.origin import Origin
 from pccl.protocol.ratifying import Ratifying
 from pccl.protocol.reachability import Reachability
-from pccl.protocol.recovery import Recovered, Recovery, Report
+from pccl.protocol.recovery import Recovered, Recovery
+from pccl.protocol.report import Report
 from pccl.protocol.revival import revive, revive_all
 from pccl.protocol.shared_state import Elect, elect_nothing
 from pccl.protocol.standby import StandbyWatch
 from pccl.protocol.status import Removal
 from pccl.protocol.types import NS_PER_MS, PeerId, RemovalCause, RoundKind
+from pccl.protocol.vouched import NOT_TOLD, Vouched
 
 _ANOTHER_RUN = "this master coordinates another run"
 
@@ -67,6 +69,7 @@ class Restartable(Ratifying):
         choose: finds out which algorithms are the quickest in a ring.
         elect: finds out which shared state everybody gets.
         stands_by_for: of a standby, the masters whose run it takes up, as people know them.
+        vouched: who was in the run, as this master or the one before had it.
         tests_addresses: whether newcomers are dialled, to find out if they can be.
     """
 
@@ -83,6 +86,7 @@ class Restartable(Ratifying):
         choose: Choose = ring_always,
         elect: Elect = elect_nothing,
         stands_by_for: Sequence[str] = (),
+        vouched: Vouched = NOT_TOLD,
         *,
         tests_addresses: bool = False,
     ) -> None:
@@ -118,9 +122,9 @@ class Restartable(Ratifying):
         asked again and again believes that he has a master."""
         self._asked_ns = now_ns
         known = None if run == NO_RUN else run
-        self._watch = StandbyWatch(timing, stands_by_for, known, term - 1)
+        self._watch = StandbyWatch(timing, stands_by_for, known, term - 1, vouched)
         if origin is not Origin.BLANK:
-            self._recovery = Recovery(timing, known, incumbent, now_ns)
+            self._recovery = Recovery(timing, known, incumbent, now_ns, vouched=vouched)
         self._forget_run()
 
     @property
@@ -200,8 +204,8 @@ class Restartable(Ratifying):
         match message:
             case _ if connection not in self._hosts:
                 return
-            case msg.RunQuery() if not self._is_known(connection):
-                self._effects.append(Send(connection, self._run_is()))
+            case msg.RunQuery(version) if not self._is_known(connection):
+                self._part_with(connection, self._run_is(version), "it was told the run")
             case msg.Return() if connection not in self._by_connection:
                 self._on_return(connection, message)
                 self._reporting.add(connection)
@@ -335,7 +339,9 @@ class Restartable(Ratifying):
     def _begin_recovery(self, run: bytes | None) -> Recovery:
         self._asked_term, self._asked_in_vain = None, False
         ratified = self._majority.ratified if run is not None else 0
-        self._recovery = Recovery(self.timing, run, self.incumbent, self._now_ns, ratified)
+        vouched = self.membership.vouched() if run is not None else NOT_TOLD
+        known = (run, self.incumbent, self._now_ns, ratified, vouched)
+        self._recovery = Recovery(self.timing, *known)
         return self._recovery
 
     def _collect(self, recovery: Recovery, connection: int, message: msg.Message) -> None:
@@ -371,7 +377,6 @@ class Restartable(Ratifying):
             report.promised = True
             self._recover_if_over()
         elif isinstance(message, msg.Reported):
-            self._sole &= report.header.registration.masters < 2
             if self._asked_term is not None:
                 self._ask_for_promise(recovery, report)
             self._recover_if_over()
@@ -391,22 +396,28 @@ class Restartable(Ratifying):
 
     # -- the masters that a standby stands by for ----------------------------------------------
 
-    def _run_is(self) -> msg.RunIs:
+    def _run_is(self, version: int | None) -> msg.RunIs:
         """What a standby is told: a run that this master coordinates, or has coordinated."""
         if self._recovery is not None and self._origin is not Origin.RESTARTED:
             return msg.RunIs(NO_RUN, 0, False)
-        return msg.RunIs(self.run, self.term, not self._is_young)
+        if self._recovery is not None or version == self.membership.version:
+            return msg.RunIs(self.run, self.term, not self._is_young)
+        vouched = self.membership.vouched()
+        known = (self.membership.version, vouched.proofs())
+        return msg.RunIs(self.run, self.term, not self._is_young, *known)
 
     def _on_master_answered(self, master: int, answer: msg.RunIs) -> None:
-        if not self._watch.answered(master, answer) or not self._is_idle:
+        changes = self._watch.answered(master, answer)
+        if not self._is_idle or self._watch.run is None:
             return
         assert self._recovery is not None
-        assert self._watch.run is not None
-        self.run = self._watch.run
-        self._term_min = max(self._term_min, self._watch.term + 1)
-        self._recovery.learn(self.run)
-        known = (self.run, self._watch.term, self.incumbent)
-        self._effects.append(Remember(*known, coordinated=False))
+        if changes or answer.run == self._watch.run:
+            self._recovery.learn(self._watch.run, self._watch.vouched, self._now_ns)
+        if changes:
+            self.run = self._watch.run
+            self._term_min = max(self._term_min, self._watch.term + 1)
+            known = (self.run, self._watch.term, self.incumbent)
+            self._effects.append(Remember(*known, False, self._watch.vouched))
 
     def _on_master_unanswered(self, master: int, reason: str) -> None:
         if self._watch.failed(master, reason) and self._is_idle and self._watch.run is None:
@@ -435,8 +446,9 @@ class Restartable(Ratifying):
                     beat = msg.MasterHeartbeat(self._now_ns // NS_PER_MS)
                     self._effects.append(Send(connection, beat))
         if self._is_idle:
-            self._effects += [AskMaster(number) for number in self._watch.due(self._now_ns)]
-        self._recovery.look_again()
+            due, version = self._watch.due(self._now_ns), self._watch.vouched.version
+            self._effects += [AskMaster(number, version) for number in due]
+        self._recovery.look_again(self._now_ns)
         if tick.slept_ns:
             self._recovery.shift(tick.slept_ns, self._now_ns)
         if tick.may_judge:
@@ -452,6 +464,7 @@ class Restartable(Ratifying):
             return
         if self._is_idle and not recovery.has_reports:
             return  # there is no time by which members have to come to a standby
+        self._sole &= not recovery.knows_another_master
         if self._sole:
             self._rebuild(recovery.run, recovery.result())
         elif self._asked_term is None:
@@ -482,7 +495,8 @@ class Restartable(Ratifying):
         assert report.connection is not None
         elsewhere = report.header.incumbent != self.incumbent
         if report.header.term >= self._asked_term + (not elsewhere):
-            self._begin_anew(recovery)  # another master was faster
+            if recovery.believes(report):
+                self._begin_anew(recovery)  # another master was faster
             return
         asked = msg.Resumed(self._asked_term, self.incumbent, self.standbys)
         self._effects.append(Send(report.connection, asked))

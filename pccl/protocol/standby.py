@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pccl.protocol import messages as msg
 from pccl.protocol.handshake import NO_RUN, RUN_BYTES
 from pccl.protocol.limits import TERM_MAX, Timing
+from pccl.protocol.vouched import NOT_TOLD, Vouched
 
 
 @dataclass(slots=True)
@@ -40,15 +41,23 @@ class StandbyWatch:
         masters: their addresses, for people; the first choice first.
         run: a run that was learnt before a restart; None: none was.
         term: the one that was learnt with it.
+        vouched: who was in it.
     """
 
     def __init__(
-        self, timing: Timing, masters: Sequence[str], run: bytes | None = None, term: int = 0
+        self,
+        timing: Timing,
+        masters: Sequence[str],
+        run: bytes | None = None,
+        term: int = 0,
+        vouched: Vouched = NOT_TOLD,
     ) -> None:
         self.run = run
         self.term = term
         """The highest that a master of it is known to have been in."""
         self._is_settled = run is not None
+        self.vouched = vouched
+        """Who is in the run, as far as its master has said."""
         self._sources = [_Source(name) for name in masters]
         self._interval_ns = timing.ns(timing.heartbeat_s)
 
@@ -72,7 +81,18 @@ class StandbyWatch:
             source.says, source.trouble = None, "it coordinates no run"
             return False
         source.says, source.trouble = answer, ""
-        return self._choose()
+        changes = self._choose()
+        return self._learn_members(answer) or changes
+
+    def _learn_members(self, answer: msg.RunIs) -> bool:
+        """Its master says who is in the run, if this standby does not know."""
+        known = self.vouched.version
+        if answer.run != self.run or answer.members is None:
+            return False
+        if known is not None and answer.version <= known:
+            return False  # another master has said so before
+        self.vouched = Vouched.of(answer.version, answer.members)
+        return True
 
     def failed(self, number: int, reason: str) -> bool:
         """A master was not reached, or is none; return whether that is another reason than before.
@@ -93,7 +113,7 @@ class StandbyWatch:
             self.term = max(self.term, *(answer.term for answer in same))
             self._is_settled |= any(answer.settled for answer in same)
         elif others and (others[0].settled or not self._is_settled):
-            self.run, self.term = others[0].run, others[0].term
+            self.run, self.term, self.vouched = others[0].run, others[0].term, NOT_TOLD
             self._is_settled = others[0].settled
         return (self.run, self.term, self._is_settled) != before
 

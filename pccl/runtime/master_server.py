@@ -42,6 +42,7 @@ from pccl.protocol.reachability import TryAddress
 from pccl.protocol.restart import Origin
 from pccl.protocol.shared_state import Elect
 from pccl.protocol.source_shares import SourceShares, source_of
+from pccl.protocol.vouched import NOT_TOLD, Vouched
 from pccl.runtime.clock import ThreadClock, Ticker, Timer
 from pccl.runtime.control import ControlStream
 from pccl.runtime.greeting import Credentials, Reception
@@ -100,6 +101,8 @@ class MasterServer:
         self._timing = timing
         self._observer = observer
         self._store = store
+        self._kept: Remembered | None = None
+        """What is in the store."""
         self._standby_of = tuple(standby_of)
         self.machine = self._make_machine(random_bytes, standbys)
         self._credentials = Credentials(token, random_bytes)
@@ -120,7 +123,7 @@ class MasterServer:
         self._silent: dict[int, Timer] = {}
         """Connections that have said nothing since their handshake."""
         self._silent_shares: SourceShares[int] = SourceShares(transport.port_limits.newcomers)
-        self._desk = StatusDesk(clock, self._tell_status)
+        self._desk = StatusDesk(clock, self._answer)
         rate, burst = NEWCOMERS_BYTES_PER_S, NEWCOMERS_BURST_BYTES
         self._newcomers = SharedAllowance(rate, burst, clock.now_ns())
         self._last_connection = 0
@@ -133,17 +136,19 @@ class MasterServer:
         standbys: tuple[MasterAddress, ...],
     ) -> MasterMachine:
         known = self._store.load() if self._store is not None else None
+        vouched = NOT_TOLD
         is_standby = bool(self._standby_of)
         if known is not None and (known.coordinated or is_standby):
             origin = Origin.RESTARTED if known.coordinated else Origin.STANDBY
             run, term, incumbent = known.run, known.term + 1, known.incumbent
+            vouched = known.vouched
         elif is_standby:
             run, term, origin, incumbent = NO_RUN, 1, Origin.STANDBY, random_bytes(INCUMBENT_BYTES)
         else:
             run, term, origin = random_bytes(RUN_BYTES), 1, Origin.BLANK
             incumbent = random_bytes(INCUMBENT_BYTES)
         if origin is not Origin.STANDBY:
-            self._remember(Remembered(run, term, incumbent))
+            self._remember(Remembered(run, term, incumbent, vouched=vouched))
         now_ns = self._clock.now_ns()
         return MasterMachine(
             self._timing,
@@ -157,11 +162,13 @@ class MasterServer:
             choose_algorithms,
             self._elect,
             tuple(str(address) for address in self._standby_of),
+            vouched,
             tests_addresses=self._tests_addresses,
         )
 
     def _remember(self, remembered: Remembered) -> None:
         if self._store is not None:
+            self._kept = remembered
             self._store.save(remembered)
 
     def _keep(self, remembered: Remembered | None) -> None:
@@ -170,9 +177,24 @@ class MasterServer:
             if remembered is not None:
                 self._remember(remembered)
             elif self._store is not None:
+                self._kept = None
                 self._store.clear()
         except LocalProtocolError as error:
             _log.warning("the state of this master is out of date: %s", error.reason)
+
+    def _vouched(self) -> Vouched:
+        """Who is in the run."""
+        if not self.machine.recovering and self.machine.membership.version:
+            return self.machine.membership.vouched()
+        return self._kept.vouched if self._kept is not None else NOT_TOLD
+
+    def _keep_members(self) -> None:
+        """Keep who is in the run before they hear of it: later nobody else is believed."""
+        kept = self._kept
+        if kept is None or self.machine.recovering:
+            return
+        if self.machine.membership.version not in (0, kept.vouched.version):
+            self._keep(replace(kept, vouched=self._vouched()))
 
     @property
     def address(self) -> Address:
@@ -219,12 +241,9 @@ class MasterServer:
         self._feed(ControlOpened(number, connection.remote.host))
 
         def on_message(message: msg.Message) -> None:
-            if message == msg.RunQuery() and number in self._silent:
-                self._feed(ControlMessage(number, message))
-                return  # nobody speaks after that question: it still has until its deadline to go
-            if message == msg.StatusRequest() and number in self._silent:
+            if isinstance(message, msg.RunQuery | msg.StatusRequest) and number in self._silent:
                 if number not in self._desk:  # until its turn it counts as silent
-                    self._desk.ask(number)
+                    self._desk.ask(number, message)
                 return
             self._has_spoken(number)
             if message == msg.Damaged():
@@ -283,20 +302,20 @@ class MasterServer:
     def _tell_closed(self, number: int, reason: str) -> None:
         self._strangers.write(logging.INFO, "closed control connection %d: %s", number, reason)
 
-    def _tell_status(self, number: int) -> None:
+    def _answer(self, number: int, question: msg.RunQuery | msg.StatusRequest) -> None:
         self._has_spoken(number)
-        self._feed(ControlMessage(number, msg.StatusRequest()))
+        self._feed(ControlMessage(number, question))
 
     def _tick(self, busy_ns: int) -> None:
         self._feed(Tick(busy_ns))
 
     # -- other masters -------------------------------------------------------------------------
 
-    async def _ask(self, master: int) -> None:
+    async def _ask(self, master: int, version: int | None) -> None:
         address, patience_s = self._standby_of[master], self._timing.dial_s
         try:
             answer = await ask_run(
-                self._clock, self._transport, address, self._credentials, patience_s
+                self._clock, self._transport, address, self._credentials, patience_s, version
             )
         except PCCLError as error:
             self._feed(MasterUnanswered(master, error.reason))
@@ -329,6 +348,7 @@ class MasterServer:
 
     def _step(self, event: MasterEvent) -> None:
         effects = self.machine.handle(event, self._clock.now_ns())
+        self._keep_members()
         for effect in effects:
             match effect:
                 case Send(connection, message):
@@ -343,13 +363,15 @@ class MasterServer:
                     if stream is not None:
                         stream.close()
                         self._tell_closed(connection, reason)
-                case Remember(run, term, incumbent, coordinated):
-                    self._keep(Remembered(run, term, incumbent, coordinated))
+                case Remember(run, term, incumbent, coordinated, vouched):
+                    if coordinated:
+                        vouched = self._vouched()
+                    self._keep(Remembered(run, term, incumbent, coordinated, vouched))
                     what = "coordinates" if coordinated else "stands by for"
                     _log.info("%s the run %s in term %d", what, run.hex(), term)
-                case AskMaster(master):
+                case AskMaster(master, version):
                     assert self._tasks is not None, "not started"
-                    self._tasks.create(self._ask(master))
+                    self._tasks.create(self._ask(master, version))
                 case Warn(text):
                     _log.warning("%s", text)
                 case TryAddress():

@@ -1,13 +1,14 @@
-"""What a master keeps between its incarnations: which run it has, its last term, and its id.
+"""What a master keeps between its incarnations: its run, its last term, its id, and who is in it.
 
 That is little, and none of it is needed to take up a run: the members know everything. Who has it
-knows from the start that there was a run, and lets newcomers wait until its members are back.
+knows from the start that there was a run, lets newcomers wait until its members are back, and takes
+nobody else for one of them.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,8 +17,12 @@ import msgpack
 from pccl.protocol.errors import LocalProtocolError
 from pccl.protocol.handshake import RUN_BYTES
 from pccl.protocol.limits import INCUMBENT_BYTES, TERM_MAX
+from pccl.protocol.types import PeerId
+from pccl.protocol.vouched import NOT_TOLD, Vouched
 
-_VERSION = 2
+_VERSION = 3
+_WITHOUT_MEMBERS = 2
+"""The version before did not say who is in the run."""
 _FILE = "master.state"
 
 
@@ -30,6 +35,8 @@ class Remembered:
     incumbent: bytes
     coordinated: bool = True
     """Whether this master has coordinated it; a standby may only have learnt of it."""
+    vouched: Vouched = NOT_TOLD
+    """Who is in it."""
 
 
 class MasterStore(Protocol):
@@ -78,11 +85,15 @@ class DirectoryStore:
         Raises:
             LocalProtocolError: the directory can't be written.
         """
+        vouched = remembered.vouched
+        proofs = [[proof.peer, proof.digest] for proof in vouched.proofs()]
+        run = [remembered.run, remembered.term, remembered.incumbent, remembered.coordinated]
+        fields = [_VERSION, *run, vouched.version, proofs]
         written = self._path.with_suffix(".new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with written.open("wb") as file:
-                file.write(msgpack.packb([_VERSION, *astuple(remembered)]))
+                file.write(msgpack.packb(fields))
                 file.flush()
                 os.fsync(file.fileno())
             written.replace(self._path)
@@ -109,15 +120,34 @@ class DirectoryStore:
 def _decode(path: Path, data: bytes) -> Remembered:
     try:
         value: Any = msgpack.unpackb(data)
-        version, run, term, incumbent, coordinated = value
+        version, run, term, incumbent, coordinated, *members = value
+        vouched = _members_of(*members) if version == _VERSION else NOT_TOLD
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise _unusable(path, "it is no state of a master") from error
     known = (type(run), type(term), type(incumbent)) == (bytes, int, bytes)
     known = known and type(coordinated) is bool
     sound = known and len(run) == RUN_BYTES and len(incumbent) == INCUMBENT_BYTES
-    if version != _VERSION or not sound or not 1 <= term < TERM_MAX:
+    known_version = version in (_VERSION, _WITHOUT_MEMBERS)
+    if not known_version or not sound or not 1 <= term < TERM_MAX:
         raise _unusable(path, "it is no state of a master of this version")
-    return Remembered(run, term, incumbent, coordinated)
+    return Remembered(run, term, incumbent, coordinated, vouched)
+
+
+def _members_of(version: Any, proofs: Any) -> Vouched:
+    """Who is in the run.
+
+    Raises:
+        ValueError: that is no list of members.
+        TypeError: likewise.
+    """
+    if version is None:
+        return NOT_TOLD
+    digests = {PeerId(peer): digest for peer, digest in proofs}
+    if type(version) is not int or not all(
+        type(peer) is int and type(digest) is bytes for peer, digest in digests.items()
+    ):
+        raise ValueError("this is no list of members")
+    return Vouched(version, digests)
 
 
 def _unreachable(path: Path, error: OSError) -> LocalProtocolError:

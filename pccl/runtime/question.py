@@ -41,10 +41,18 @@ async def ask_status(
 
 
 async def ask_run(
-    clock: Clock, transport: Transport, master: Address, credentials: Credentials, timeout_s: float
+    clock: Clock,
+    transport: Transport,
+    master: Address,
+    credentials: Credentials,
+    timeout_s: float,
+    version: int | None,
 ) -> RunIs:
-    """Ask which run a master has. Arguments and errors: see ``ask_status``."""
-    question = _Question(clock, RunQuery(), RunIs, "run")
+    """Ask which run a master has, and who is in it if that is not known of this roster.
+
+    Other arguments, and errors: see ``ask_status``.
+    """
+    question = _Question(clock, RunQuery(version), RunIs, "run")
     return await question.ask(transport, master, credentials, timeout_s)
 
 

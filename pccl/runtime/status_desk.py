@@ -1,16 +1,18 @@
-"""Where those wait who ask a master for its status: one is served at a time, with a pause after it.
+"""Where those wait who ask a master a question: one is served at a time, with a pause after it.
 
-A report is the largest thing that a stranger can ask for, and the run must not feel it.
+The status, and who is in the run, are the largest things that a stranger can ask for, and the run
+must not feel it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from pccl.protocol.messages import RunQuery, StatusRequest
 from pccl.runtime.clock import Clock, Timer
 
 PAUSE_NS = 20_000_000
-"""Fifty reports a second are more than people read; each costs a master of a thousand members a
+"""Fifty answers a second are more than people read; each costs a master of a thousand members a
 few milliseconds."""
 
 
@@ -19,21 +21,23 @@ class StatusDesk:
 
     Args:
         clock: time.
-        serve: called with each in turn.
+        serve: called with each in turn, and what it has asked.
     """
 
-    def __init__(self, clock: Clock, serve: Callable[[int], None]) -> None:
+    def __init__(
+        self, clock: Clock, serve: Callable[[int, RunQuery | StatusRequest], None]
+    ) -> None:
         self._clock = clock
         self._serve = serve
-        self._waiting: dict[int, None] = {}
+        self._waiting: dict[int, RunQuery | StatusRequest] = {}
         self._timer: Timer | None = None
 
     def __contains__(self, connection: int) -> bool:
         return connection in self._waiting
 
-    def ask(self, connection: int) -> None:
+    def ask(self, connection: int, question: RunQuery | StatusRequest) -> None:
         """Wait for a turn; who else bounds connections bounds how many wait."""
-        self._waiting[connection] = None
+        self._waiting[connection] = question
         if self._timer is None:
             self._serve_next()
 
@@ -52,6 +56,6 @@ class StatusDesk:
         self._timer = None
         connection = next(iter(self._waiting), None)
         if connection is not None:
-            del self._waiting[connection]
+            question = self._waiting.pop(connection)
             self._timer = self._clock.call_at_ns(self._clock.now_ns() + PAUSE_NS, self._serve_next)
-            self._serve(connection)
+            self._serve(connection, question)

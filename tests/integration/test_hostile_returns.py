@@ -196,6 +196,51 @@ def test_an_invented_run_does_not_capture_a_standby(two: Two) -> None:
         two.reduce()
 
 
+def test_whoever_asks_for_the_run_does_not_capture_a_standby(two: Two) -> None:
+    """He knows its real id, and invents the newest roster of it: he alone is left."""
+    two.admit(2)
+    two.reduce()
+    until(two.standby_knows_the_run)
+    with Claimant(two.first, TOKEN) as curious:
+        curious.say(msg.RunQuery())
+        run = curious.hears(msg.RunIs)
+    assert isinstance(run, msg.RunIs)
+    with Claimant(two.second, TOKEN) as claimant:
+        claimant.say(returning(run.run, 99, masters=2), alone(99, 1 << 40), msg.Reported())
+        assert claimant.hears(msg.Resumed) is None  # closed, when the time to return is over
+    two.master.interrupt()
+    two.reduce()
+
+
+def test_whoever_is_there_first_does_not_capture_a_restarted_master(
+    new_run: Callable[..., Run], tmp_path: Path
+) -> None:
+    """The newest roster counts, if a member tells it."""
+    run = new_run()
+    run.master.interrupt()
+    address = free_address()
+    first = MasterNode(address, timing=QUICK, state=tmp_path)
+    first.run()
+    members = [pccl.Communicator(address, timing=QUICK) for _ in range(2)]
+    with ExitStack() as stack:
+        for member in members:
+            stack.callback(member.close)
+        _all_at_once([member.connect for member in members], min_peers=2)
+        known = DirectoryStore(tmp_path).load()
+        assert known is not None
+        first.interrupt()
+        with MasterNode(address, timing=QUICK, state=tmp_path), Claimant(address) as claimant:
+            claimant.say(returning(known.run, 99), alone(99, 1 << 40), msg.Reported())
+            values = [np.ones(10) for _ in members]
+            _all_at_once(
+                [
+                    (lambda member=member, array=array: member.all_reduce(array))
+                    for member, array in zip(members, values, strict=True)
+                ]
+            )
+            assert all((array == 2.0).all() for array in values)
+
+
 def test_a_standby_that_has_not_reached_its_master_takes_up_nothing_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

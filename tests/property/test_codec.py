@@ -73,7 +73,7 @@ def values_of(hint: Any) -> SearchStrategy[Any]:
     if origin is tuple:
         item, _ = typing.get_args(hint)
         return st.lists(values_of(item), max_size=3).map(tuple)
-    if origin is types.UnionType:
+    if origin in (types.UnionType, typing.Union):
         return st.one_of(*(values_of(choice) for choice in typing.get_args(hint)))
     if hint is type(None):
         return st.none()
@@ -263,8 +263,8 @@ def _fill_samples() -> None:
         msg.KnownOutcome: [18, outcome, False, [7, lineage]],
         msg.KnownAnswer: [19, answer, False],
         msg.Reported: [20],
-        msg.RunQuery: [23],
-        msg.RunIs: [83, b"run", 7, True],
+        msg.RunQuery: [23, 9],
+        msg.RunIs: [83, b"run", 7, True, 9, [[1, b"digest"]]],
         msg.Registered: [64, 1, 1, b"run", b"token", b"m", [["h", 9]]],
         msg.Holdings: [12, op, 2, True],
         msg.LinkPlan: [65, [[1, "h", 9]], [2]],
@@ -444,7 +444,7 @@ def texts_in(hint: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
         yield path
     elif typing.get_origin(hint) is tuple:
         yield from texts_in(typing.get_args(hint)[0], (*path, 0))
-    elif typing.get_origin(hint) is types.UnionType:
+    elif typing.get_origin(hint) in (types.UnionType, typing.Union):
         yield from texts_in(typing.get_args(hint)[0], path)
     elif is_dataclass(hint):
         hints = typing.get_type_hints(hint, include_extras=True)

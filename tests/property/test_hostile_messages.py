@@ -164,7 +164,7 @@ def draw(rng: Random, hint: Any) -> Any:
         return rng.choice((0, 1, 2, 3, annotation.bound - 1))
     if origin is tuple:
         return tuple(draw(rng, typing.get_args(hint)[0]) for _ in range(rng.randrange(4)))
-    if origin is types.UnionType:
+    if origin in (types.UnionType, typing.Union):
         return draw(rng, typing.get_args(hint)[0]) if rng.random() < 0.5 else None
     if hint is int:
         return rng.choice((0, 0, 1, 1, 1, 2, 3, (1 << 64) - 1))
@@ -287,7 +287,10 @@ def test_any_messages_to_a_master(seed: int) -> None:
         words = [encode(draw(rng, rng.choice(kinds))) for _ in range(rng.randrange(1, 4))]
         wire.feed(spoil_some(rng, b"".join(words)), rng)
         if others and rng.random() < 0.2:
-            said = msg.RunIs(rng.choice((RUN, RUN, OURS, bytes(16))), 1, rng.random() < 0.7)
+            run = rng.choice((RUN, RUN, OURS, bytes(16)))
+            proofs = tuple(msg.MemberProof(PeerId(n), rng.randbytes(16)) for n in range(3))
+            members = rng.choice((None, (), proofs))
+            said = msg.RunIs(run, 1, rng.random() < 0.7, rng.randrange(9), members)
             answer = rng.choice((MasterAnswered(0, said), MasterUnanswered(0, "gone")))
             server._feed(answer)  # pyright: ignore[reportPrivateUsage]
         if rng.random() < 0.2:

@@ -41,6 +41,7 @@ from pccl.protocol.types import (
     RoundId,
     RoundKind,
 )
+from pccl.protocol.vouched import NOT_TOLD
 
 SECOND = 1_000_000_000
 STEP_NS = SECOND // 4
@@ -97,6 +98,7 @@ class World:
         self.tokens = count(1)
         self.lines: dict[int, Line] = {}
         self.kept: list[tuple[bytes, int] | None] = [None, None]
+        self.vouched = [NOT_TOLD, NOT_TOLD]
         self.between = True
         """Whether the standby reaches the first master."""
         self.masters: list[MasterMachine | None] = [
@@ -124,7 +126,7 @@ class World:
         return MasterMachine(
             TIMING, run, term, lambda size: next(self.tokens).to_bytes(size, "big"),
             self.now_ns, origin, b"master %d" % index, (ADDRESSES[1 - index],),
-            stands_by_for=("a",) if index else (),
+            stands_by_for=("a",) if index else (), vouched=self.vouched[index],
         )  # fmt: skip
 
     # -- the shells ----------------------------------------------------------------------------
@@ -190,7 +192,10 @@ class World:
         master = self.masters[index]
         if master is None:
             return
-        for effect in master.handle(event, self.now_ns):
+        effects = list(master.handle(event, self.now_ns))
+        if not master.recovering and master.membership.version:
+            self.vouched[index] = master.membership.vouched()  # on disk before it is told
+        for effect in effects:
             match effect:
                 case me.Send(connection, message):
                     self.watch(master, message)
@@ -202,22 +207,23 @@ class World:
                 case me.Remember(run, term, coordinated=coordinated):
                     if coordinated:
                         self.kept[index] = (run, term)
-                case me.AskMaster(number):
-                    self.ask(number)
+                case me.AskMaster(number, version):
+                    self.ask(number, version)
                 case _:
                     pass
         master.check()
 
-    def ask(self, number: int) -> None:
+    def ask(self, number: int, version: int | None) -> None:
         """The standby asks the first master for its run."""
         first = self.masters[0]
         answer: me.MasterEvent = me.MasterUnanswered(number, "nobody there")
         if first is not None and self.between:
             first.handle(me.ControlOpened(0, "standby"), self.now_ns)
-            for effect in first.handle(me.ControlMessage(0, msg.RunQuery()), self.now_ns):
-                assert isinstance(effect, me.Send)
-                assert isinstance(effect.message, msg.RunIs)
-                answer = me.MasterAnswered(number, effect.message)
+            asked = me.ControlMessage(0, msg.RunQuery(version))
+            for effect in first.handle(asked, self.now_ns):
+                if isinstance(effect, me.Send):
+                    assert isinstance(effect.message, msg.RunIs)
+                    answer = me.MasterAnswered(number, effect.message)
             first.handle(me.ControlClosed(0, "it knows"), self.now_ns)
         self.tell_master(1, answer)
 

@@ -10,10 +10,13 @@ import msgpack
 import pytest
 
 from pccl.errors import LocalProtocolError
+from pccl.protocol.types import PeerId
+from pccl.protocol.vouched import Vouched
 from pccl.runtime.master_store import DirectoryStore, Remembered
 
 FIRST = Remembered(b"the run of these", 1, b"master A")
-LATER = Remembered(b"the run of these", 7, b"master B")
+MEMBERS = Vouched(9, {PeerId(4): b"a digest of this", PeerId(1 << 33): b"another of these"})
+LATER = Remembered(b"the run of these", 7, b"master B", vouched=MEMBERS)
 
 
 def test_nothing_was_kept(tmp_path: Path) -> None:
@@ -119,4 +122,10 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(LocalProtocolError, match="No space left on device"):
         store.save(LATER)
+    assert DirectoryStore(tmp_path).load() == FIRST
+
+
+def test_what_the_version_before_has_kept_is_read_without_members(tmp_path: Path) -> None:
+    fields = [2, FIRST.run, FIRST.term, FIRST.incumbent, True]
+    (tmp_path / "master.state").write_bytes(msgpack.packb(fields))
     assert DirectoryStore(tmp_path).load() == FIRST

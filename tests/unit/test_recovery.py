@@ -8,6 +8,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
 from pccl.protocol.recovery import Recovery
 from pccl.protocol.types import Member, PeerId, Roster
+from pccl.protocol.vouched import NOT_TOLD
 
 RUN, OTHER_RUN = b"the run of these", b"quite other runs"
 FIRST, STANDBY = b"master A", b"master B"
@@ -43,7 +44,7 @@ def test_a_goodbye_counts_in_its_own_run_only() -> None:
     come(recovery, 2, roster(2, 1, 2), run=OTHER_RUN)
     recovery.leave(1)
     recovery.leave(2)
-    recovery.learn(RUN)  # its master has said so
+    recovery.learn(RUN, NOT_TOLD, 0)  # its master has said so
     come(recovery, 3, roster(7, 1, 2, 3))
     assert recovery.result().left == set()
     (basis,) = recovery.bases()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from itertools import count
 
 import pytest
@@ -43,6 +44,7 @@ from pccl.protocol.types import (
     RoundId,
     RoundKind,
 )
+from pccl.protocol.vouched import NOT_TOLD, Vouched
 
 SECOND = 1_000_000_000
 RUN, OTHER_RUN = b"the run of these", b"quite other runs"
@@ -104,12 +106,13 @@ class Master:
         term: int = 1,
         standbys: tuple[msg.MasterAddress, ...] = (),
         incumbent: bytes = NEXT,
+        vouched: Vouched = NOT_TOLD,
     ) -> None:
         numbers = count(1)
         run = {Origin.BLANK: OTHER_RUN, Origin.RESTARTED: RUN, Origin.STANDBY: NO_RUN}[origin]
         self.machine = MasterMachine(
             Timing(), run, term, lambda size: bytes([next(numbers)] * size), 0,
-            origin, incumbent, standbys, stands_by_for=("10.0.0.9:1",),
+            origin, incumbent, standbys, stands_by_for=("10.0.0.9:1",), vouched=vouched,
         )  # fmt: skip
         self.now_ns = 0
 
@@ -791,9 +794,107 @@ def test_an_id_that_no_master_gives_out_binds_nobody() -> None:
     assert registered[1].peer == 3 + JUMP + 1  # type: ignore[union-attr]
 
 
-def learns(master: Master, run: bytes = RUN, *, settled: bool = True) -> list[MasterEffect]:
-    """The master that a standby stands by for has said which run it has."""
-    return master.do(MasterAnswered(0, msg.RunIs(run, 1, settled)))
+def learns(
+    master: Master, run: bytes = RUN, *members: int, settled: bool = True
+) -> list[MasterEffect]:
+    """The master that a standby stands by for has said which run it has, and who is in it."""
+    proofs = tuple(proof(peer, token(peer)) for peer in members)
+    who = (VERSION, proofs) if members else (0, None)
+    return master.do(MasterAnswered(0, msg.RunIs(run, 1, settled, *who)))
+
+
+def proof(peer: int, secret: bytes) -> msg.MemberProof:
+    return msg.MemberProof(PeerId(peer), hashlib.blake2b(secret, digest_size=16).digest())
+
+
+def vouched_for(*members: int) -> Vouched:
+    return Vouched.of(VERSION, [proof(peer, token(peer)) for peer in members])
+
+
+INVENTED = (roster(1 << 40, 99, 99),)
+"""What an intruder says that it was told: it alone is the run, by now."""
+
+
+def test_a_standby_believes_those_whom_its_master_has_named() -> None:
+    """Anybody with the token can ask for the run's id, and return to it."""
+    master = Master(Origin.STANDBY)
+    learns(master, RUN, 1, 2, 3)
+    assert told(master.come(99, known=INVENTED), msg.Resumed) == []
+    effects = master.wait(4) + master.do(MasterAnswered(0, msg.RunIs(RUN, 1, True)))
+    effects += master.wait(8)
+    assert told(effects, msg.Resumed) == []
+    assert [e.connection for e in effects if isinstance(e, CloseControl)] == [99]
+    master.come(99, known=INVENTED)
+    for peer in (1, 2, 3):
+        master.come(peer)
+    for peer in (1, 2, 3):
+        master.hear(peer, msg.Heartbeat(term=2))
+    master.wait(2.25, speaking=(1, 2, 3))  # it waits a little for the one that does not promise
+    assert [int(peer.id) for peer in master.machine.membership.members()] == [1, 2, 3]
+
+
+def test_nobody_returns_as_a_peer_whose_token_he_does_not_know() -> None:
+    master = Master(Origin.STANDBY)
+    learns(master, RUN, 1, 2, 3)
+    effects = master.say(1, connection=99, known=INVENTED[:0], secret=b"guessed")
+    assert effects == [CloseControl(99, "it is not the peer 1 of its master")]
+    assert told(master.come(1), msg.Refused) == []
+
+
+def test_a_goodbye_of_somebody_else_makes_no_majority_smaller() -> None:
+    master = Master(Origin.STANDBY)
+    learns(master, RUN, 1, 2, 3, 4, 5)
+    whole = (roster(VERSION, VIEW, 1, 2, 3, 4, 5),)
+    for peer in (6, 7, 8):
+        master.come(peer, known=INVENTED[:0])
+        master.hear(peer, msg.Goodbye())
+    for peer in (1, 2):
+        master.come(peer, known=whole)
+    assert told(master.wait(6, speaking=(1, 2)), msg.Resumed) == []
+
+
+def test_a_member_that_its_master_has_not_named_yet_is_one_by_the_word_of_the_others() -> None:
+    master = Master(Origin.STANDBY)
+    learns(master, RUN, 1, 2)
+    whole = (roster(VERSION, VIEW, 1, 2), roster(VERSION + 1, VIEW + 1, 1, 2, 3))
+    for peer in (1, 2, 3):
+        master.come(peer, known=whole if peer < 3 else whole[1:])
+    for peer in (1, 2, 3):
+        master.hear(peer, msg.Heartbeat(term=2))
+    assert [int(peer.id) for peer in master.machine.membership.members()] == [1, 2, 3]
+
+
+def test_whom_a_master_named_long_ago_may_all_be_gone() -> None:
+    """It was cut off from its standby, and not from the members."""
+    master = Master(Origin.STANDBY)
+    learns(master, RUN, 1, 2, 3)
+    master.wait(Timing().master_lost_s / 2)
+    known = (roster(VERSION + 9, VIEW + 9, 7, 8),)
+    for peer in (7, 8):
+        master.come(peer, known=known)
+    for peer in (7, 8):
+        master.hear(peer, msg.Heartbeat(term=2))
+    assert [int(peer.id) for peer in master.machine.membership.members()] == [7, 8]
+
+
+def test_a_master_that_is_started_again_knows_its_members() -> None:
+    """An intruder had only to be there when it came back: the newest roster was his."""
+    master = Master(Origin.RESTARTED, term=2, vouched=vouched_for(1, 2, 3))
+    master.come(99, known=INVENTED, masters=5)
+    effects = [effect for peer in (1, 2, 3) for effect in master.come(peer)]
+    assert [int(peer.id) for peer in master.machine.membership.members()] == [1, 2, 3]
+    reason = "the run went on without it"
+    assert (99, msg.Refused(RemovalCause.CONTROL_LOST, reason, 0)) in sent(effects)
+
+
+def test_a_master_that_has_moved_on_keeps_nothing_from_a_run_of_before() -> None:
+    """Whom it named of one run, it has not named of another."""
+    master = Master(Origin.STANDBY)
+    learns(master, RUN, 1, 2, 3)
+    learns(master, OTHER_RUN)
+    remembered = Remember(OTHER_RUN, 1, NEXT, coordinated=False)
+    assert remembered.vouched == NOT_TOLD
+    assert told(master.come(7, run=RUN), msg.Resumed) == []
 
 
 def test_a_standby_takes_up_no_run_that_its_master_has_not_named() -> None:
@@ -845,10 +946,14 @@ def test_a_master_names_its_run_and_whether_it_may_yet_give_it_up() -> None:
         return answer
 
     blank = Master()
-    assert named(blank) == msg.RunIs(OTHER_RUN, 1, False)
+    assert named(blank) == msg.RunIs(OTHER_RUN, 1, False, 0, ())
     blank.register(1)
     blank.wait(5, speaking=(1,))
-    assert named(blank) == msg.RunIs(OTHER_RUN, 1, True)
+    (registered,) = (p.token for p in blank.machine.membership.peers.values())
+    assert named(blank) == msg.RunIs(OTHER_RUN, 1, True, 1, (proof(1, registered),))
+    blank.open(9)
+    known = sent(blank.hear(9, msg.RunQuery(1)))
+    assert known == [(9, msg.RunIs(OTHER_RUN, 1, True))]
     assert named(Master(Origin.RESTARTED, term=4)) == msg.RunIs(RUN, 4, True)
     idle = Master(Origin.STANDBY)
     learns(idle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pccl.protocol.messages import StatusRequest
 from pccl.runtime.status_desk import PAUSE_NS, StatusDesk
 
 
@@ -46,13 +47,13 @@ class Clock:
 
 def desk() -> tuple[StatusDesk, Clock, list[int]]:
     clock, served = Clock(), list[int]()
-    return StatusDesk(clock, served.append), clock, served
+    return StatusDesk(clock, lambda connection, _: served.append(connection)), clock, served
 
 
 def test_the_first_is_served_at_once_and_the_others_one_by_one() -> None:
     made, clock, served = desk()
     for connection in (4, 2, 9):
-        made.ask(connection)
+        made.ask(connection, StatusRequest())
     assert served == [4]
     assert (4 in made, 2 in made) == (False, True)
     clock.pass_ns(PAUSE_NS - 1)
@@ -63,14 +64,14 @@ def test_the_first_is_served_at_once_and_the_others_one_by_one() -> None:
     assert served == [4, 2, 9]
     clock.pass_ns(PAUSE_NS)
     assert clock.idle
-    made.ask(5)
+    made.ask(5, StatusRequest())
     assert served == [4, 2, 9, 5]
 
 
 def test_who_has_gone_costs_no_turn() -> None:
     made, clock, served = desk()
     for connection in (1, 2, 3):
-        made.ask(connection)
+        made.ask(connection, StatusRequest())
     made.forget(2)
     made.forget(7)
     clock.pass_ns(PAUSE_NS)
@@ -79,8 +80,8 @@ def test_who_has_gone_costs_no_turn() -> None:
 
 def test_a_closed_desk_serves_nobody() -> None:
     made, clock, served = desk()
-    made.ask(1)
-    made.ask(2)
+    made.ask(1, StatusRequest())
+    made.ask(2, StatusRequest())
     made.close()
     clock.pass_ns(10 * PAUSE_NS)
     assert served == [1]

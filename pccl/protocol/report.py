@@ -1,0 +1,115 @@
+"""What one returning peer reports to a master that has not known it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pccl.protocol import messages as msg
+from pccl.protocol.credible import check_answer, check_known_outcome
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.footprint import footprint
+from pccl.protocol.limits import REQUEST_BYTES_MIN
+from pccl.protocol.types import PeerId, Roster
+
+_LINK_BYTES = 160
+"""What the state of one link takes."""
+
+
+@dataclass(slots=True)
+class SharedRoster:
+    """A roster that so many reports hold."""
+
+    roster: Roster
+    nbytes: int
+    holders: int = 0
+
+
+@dataclass(slots=True)
+class Report:
+    """What one peer says on its return."""
+
+    header: msg.Return
+    host: str
+    """Where it comes from."""
+    connection: int | None
+    rosters: dict[int, Roster] = field(default_factory=dict[int, Roster])
+    outcomes: list[msg.KnownOutcome] = field(default_factory=list[msg.KnownOutcome])
+    answers: list[msg.KnownAnswer] = field(default_factory=list[msg.KnownAnswer])
+    links: dict[PeerId, str | None] = field(default_factory=dict[PeerId, str | None])
+    """Other peer -> why the link to it is down; None: it is up."""
+    requests: list[msg.Message] = field(default_factory=list[msg.Message])
+    """What it wants from the master, in order: it is dealt with when the run is rebuilt."""
+    complete: bool = False
+    tellers: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    """Version of a roster -> id of the master that told it."""
+    promised: bool = False
+    """Whether it follows the master that asks, and has done so since this report."""
+    nbytes: int = 0
+    """About how much memory it takes, rosters included."""
+    own_nbytes: int = 0
+    """Without them: several reports may hold the same ones."""
+    shares: list[SharedRoster] = field(default_factory=list[SharedRoster])
+    """The rosters, with all who hold them."""
+    digest: bytes = b""
+    """Of its resume token."""
+
+    @property
+    def peer(self) -> PeerId:
+        """Who says it."""
+        return self.header.peer
+
+    @property
+    def newest(self) -> Roster | None:
+        """The newest roster that it knows; None for one who was never admitted."""
+        return self.rosters[max(self.rosters)] if self.rosters else None
+
+    @property
+    def freed_nbytes(self) -> int:
+        """Memory that nobody else needs."""
+        return self.own_nbytes + sum(one.nbytes for one in self.shares if one.holders == 1)
+
+    def take(self, message: msg.Message) -> None:
+        """Add the next message of the report, or of what comes after it; no roster.
+
+        Raises:
+            RemoteProtocolError: it does not belong there.
+        """
+        nbytes = footprint(message)
+        match message:
+            case msg.KnownOutcome() if not self.complete:
+                check_known_outcome(message, self.header)
+                nbytes = max(nbytes, REQUEST_BYTES_MIN)
+                self.outcomes.append(message)
+            case msg.KnownAnswer(answer) if not self.complete:
+                check_answer(answer)
+                nbytes = max(nbytes, REQUEST_BYTES_MIN)
+                self.answers.append(message)
+            case msg.LinkReport(other, up, reason):
+                nbytes = _LINK_BYTES + len(reason) if other not in self.links else len(reason)
+                self.links[other] = None if up else reason
+            case msg.Reported() if not self.complete:
+                self.complete = True
+            case _ if isinstance(message, _REQUESTS):
+                nbytes = max(nbytes, REQUEST_BYTES_MIN)
+                self.requests.append(message)
+            case _:
+                what = type(message).__name__
+                raise RemoteProtocolError(reason=f"{what} does not belong into a report")
+        self.nbytes += nbytes
+        self.own_nbytes += nbytes
+
+
+_REQUESTS = (
+    msg.Heartbeat,
+    msg.RoundRequest,
+    msg.OperationRequest,
+    msg.SyncRequest,
+    msg.StatesCompared,
+    msg.OperationDone,
+    msg.Withdraw,
+    msg.OutcomeQuery,
+    msg.BlockedReply,
+    msg.Holdings,
+    msg.LinksMeasured,
+    msg.Prefetched,
+)
