@@ -16,7 +16,8 @@ no threads, no randomness of its own.
 * ``operation``: the life cycle of one collective.
 * ``master``: ``MasterMachine``, which admits, decides and removes.
 * ``peer``: ``PeerMachine``, which turns calls into requests and decisions into results.
-* ``peer_contact``, ``peer_membership``, ``peer_rounds``, ``peer_operations``: what it remembers.
+* ``peer_contact``, ``peer_membership``, ``peer_rounds``, ``peer_operations``, ``peer_left_sync``:
+  what it remembers.
 * ``early_store``: bounded memory for frames that arrive before their operation.
 * ``history``: the bounded story that every machine keeps and prints when it fails.
 """

@@ -18,8 +18,6 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol import peer_errors as words
@@ -28,6 +26,7 @@ from pccl.protocol.eager import EagerBudget
 from pccl.protocol.history import InvariantViolation
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX, Timing
 from pccl.protocol.operation import Phase
+from pccl.protocol.peer_left_sync import LeftSync
 from pccl.protocol.peer_membership import Standing
 from pccl.protocol.peer_operations import MISSED_CAUSES, OpenOperation, OpenOperations
 from pccl.protocol.peer_refusals import JointCall, OneTimeError
@@ -55,6 +54,7 @@ class PeerMachine(RoundCaller):
         now_ns: the present.
         eager: which operations go ahead; None: none does.
         former_loss: how the incarnation before this one ended; None: there was none.
+        left_sync: what that one knew of its last synchronization.
     """
 
     def __init__(
@@ -63,9 +63,12 @@ class PeerMachine(RoundCaller):
         now_ns: int,
         eager: EagerBudget | None = None,
         former_loss: errors.PCCLError | None = None,
+        left_sync: LeftSync | None = None,
     ) -> None:
         super().__init__(timing, now_ns, former_loss)
         self._eager = eager or EagerBudget()
+        self.left_sync = left_sync or LeftSync()
+        self.left_sync.forget_repeat()
         self._operations = OpenOperations(self.history)
 
     def phase_of(self, operation: OperationId) -> Phase | None:
@@ -145,13 +148,14 @@ class PeerMachine(RoundCaller):
                 self._on_prefetched()
             case ev.HoldingsKnown(operation, lost, complete):
                 self._send(msg.Holdings(operation, lost, complete))
-            case ev.LeftCommitted() | ev.LeftFailed():
-                self._refusals.left_unnoticed(event)
+            case ev.LeftCommitted(operation):
+                self._on_left_committed(operation)
+            case ev.LeftFailed(error):
+                self._refusals.left_unnoticed(error)
             case ev.LeftAnswered(kind):
                 self._on_left_answered(kind)
-            case ev.LeftAdmitted():
-                if self.standing is Standing.MEMBER:
-                    self._lose(words.left_join("the caller left"), goodbye=True)
+            case ev.LeftAdmitted() if self.standing is Standing.MEMBER:
+                self._lose(words.left_join("the caller left"), goodbye=True)
             case ev.Tick(progress, blocked, busy_ns):
                 self._on_tick(progress, self._is_blocked(blocked), busy_ns)
 
@@ -197,6 +201,11 @@ class PeerMachine(RoundCaller):
         if not self._has_caught_up(event):
             return
         self._admission_unused = False
+        repeated = self.left_sync.take_repeat(event.offer)
+        if repeated is not None:
+            self._membership.show(event.call, repeated.roster_version, detached=False)
+            self._effects.append(ev.Return(event.call, repeated.result))
+            return
         roster, newest = self.seen, self.newest
         assert roster is not None
         assert newest is not None
@@ -209,8 +218,8 @@ class PeerMachine(RoundCaller):
                 return
         operation = self._next_operation(roster, SYNC_TAG)
         opened = OpenOperation(operation, Descriptor.sync(), roster.ring, event.call)
-        stale = event.offer.stale or self.needs_resync
-        opened.offer = replace(event.offer, stale=stale)
+        opened.made = event.offer
+        opened.offer = self.left_sync.offer(event.offer, stale=self.needs_resync)
         self._operations.open(opened)
         self._effects.append(ev.PostSync(event.call, operation, roster.ring))
         self._send(opened.request())
@@ -296,6 +305,8 @@ class PeerMachine(RoundCaller):
         if error is not None:
             self._raise(event.call, error)
             return False
+        if not isinstance(event, ev.SyncCall):
+            self.left_sync.forget_repeat()
         in_doubt = self._operations.in_doubt()
         for operation in (o for o in in_doubt if o.withdrawn is None):  # others are answered anyway
             self._send(msg.OutcomeQuery(operation.id))
@@ -380,9 +391,9 @@ class PeerMachine(RoundCaller):
                 if own is not None and own.call is not None and own.offer is not None:
                     self._effects.append(ev.CompareSync(operation, reference))
             case msg.HoldingsQuery():
-                self._on_holdings_query(message)
+                self._effects.append(self._operations.answer_holdings(message, self.peer))
             case msg.Repair():
-                self._on_repair(message)
+                self._effects.extend(self._operations.send_across(message, self.peer))
             case msg.OperationEnded():
                 self._on_ended(message)
             case msg.Proposed():
@@ -502,20 +513,6 @@ class PeerMachine(RoundCaller):
         operation.digest = digest
         self._send(msg.OperationDone(operation_id, digest))
 
-    def _on_holdings_query(self, message: msg.HoldingsQuery) -> None:
-        operation, lost = message.operation, len(message.lost)
-        for gap in self._operations.gaps(operation, message.lost):
-            if gap.downstream == self.peer:
-                self._effects.append(ev.CloseGap(operation, lost, gap.upstream, gap.size))
-                return
-        self._send(msg.Holdings(operation, lost, complete=False))
-
-    def _on_repair(self, message: msg.Repair) -> None:
-        for gap in self._operations.gaps(message.operation, message.lost):
-            if gap.upstream == self.peer:
-                effect = ev.SendAcross(message.operation, gap.downstream, gap.size)
-                self._effects.append(effect)
-
     def _on_ended(self, message: msg.OperationEnded) -> None:
         ended = message.operation
         posted = self._operations.get(ended)
@@ -538,13 +535,13 @@ class PeerMachine(RoundCaller):
             return
         if operation.withdrawn is None:
             self._effects.append(ev.End(ended, committed))
-        syncs = committed and operation.offer is not None
-        if syncs and operation.elected is not None and not operation.only_looks:
+        if committed and operation.elected is not None and not operation.only_looks:
             lineage = Lineage(self.run, ended)
             self._expected = expected_after(operation.elected, lineage)
+            self.left_sync.commit(operation, lineage, message)
         if operation.call is None:
             if committed and not operation.only_looks:
-                self._refusals.require_resync(ended)
+                self._on_left_committed(ended)
             self._retry_deferred()
             return
         if message.abort is AbortCause.DIGEST_MISMATCH and self._may_retry(operation):
@@ -565,6 +562,12 @@ class PeerMachine(RoundCaller):
             self._effects.append(ev.Return(operation.call, reduced))
         else:
             self._raise(operation.call, words.aborted(message, operation.attempt))
+
+    def _on_left_committed(self, operation: OperationId) -> None:
+        if self.left_sync.leave(operation, self.peer):
+            self._refusals.synchronized()
+        else:
+            self._refusals.require_resync(operation)
 
     def _may_retry(self, operation: OpenOperation) -> bool:
         """Whether to try again, in the same view (all do alike), before the caller hears of it."""

@@ -137,8 +137,9 @@ def left_join(why: str, waits_for: str = "") -> errors.DeadlineExceeded:
 def resync_required(operation: OperationId) -> errors.ResyncRequired:
     """What joint calls raise from now on."""
     return errors.ResyncRequired(
-        reason=f"the others committed {_what(operation)}, which this peer had left; its state "
-        "differs from theirs: sync_shared_state() takes over theirs, or connect() again to rejoin"
+        reason=f"the members committed {_what(operation)}, which this peer had left, so its state "
+        "lacks that: connect() again to rejoin, then sync_shared_state(). Without connect(), "
+        "sync_shared_state() helps only if all other members call it as well"
     )
 
 

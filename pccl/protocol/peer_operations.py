@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pccl.protocol import messages as msg
+from pccl.protocol import peer_events as ev
 from pccl.protocol.history import History, InvariantViolation
 from pccl.protocol.limits import MISSED_KEPT_MAX
 from pccl.protocol.operation import TRANSITIONS, Phase
@@ -58,8 +59,10 @@ class OpenOperation:
     """Of the own contribution to a weighted average."""
     weights: tuple[float, ...] = ()
     """Of all contributions to it, in ring order, once it has started."""
+    made: Offer | None = None
+    """Of a synchronization: what its caller offers."""
     offer: Offer | None = None
-    """Of a synchronization: what this peer has."""
+    """What the other members are offered."""
     elected: Elected | None = None
     """What comes of that."""
 
@@ -185,6 +188,23 @@ class OpenOperations:
         if known is None or not known.moves_data or not known.descriptor.is_repairable:
             return []
         return find_gaps(known.ring, lost)
+
+    def answer_holdings(self, asked: msg.HoldingsQuery, own: PeerId) -> ev.CloseGap | ev.Send:
+        """Ask for what the gap before this peer lacks; if it is not before a gap: say no."""
+        lost = len(asked.lost)
+        for gap in self.gaps(asked.operation, asked.lost):
+            if gap.downstream == own:
+                return ev.CloseGap(asked.operation, lost, gap.upstream, gap.size)
+        return ev.Send(msg.Holdings(asked.operation, lost, complete=False))
+
+    def send_across(self, asked: msg.Repair, own: PeerId) -> list[ev.SendAcross]:
+        """Send what is lacking to the peer behind the gap after this peer."""
+        operation = asked.operation
+        return [
+            ev.SendAcross(operation, gap.downstream, gap.size)
+            for gap in self.gaps(operation, asked.lost)
+            if gap.upstream == own
+        ]
 
     def note_wait(self, message: msg.OperationWaits) -> str:
         """Remember whom an operation waits for; return what to report, if there is a caller."""

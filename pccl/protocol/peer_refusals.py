@@ -129,12 +129,9 @@ class Refusals:
             if news is not None:
                 news.forget(call)
 
-    def left_unnoticed(self, event: ev.LeftCommitted | ev.LeftFailed) -> None:
-        """A caller left after his call had ended, and does not know how."""
-        if isinstance(event, ev.LeftCommitted):
-            self.require_resync(event.operation)
-            return
-        resyncs = isinstance(event.error, errors.ResyncRequired)
+    def left_unnoticed(self, error: errors.PCCLError) -> None:
+        """A caller left after his call had ended with this, and does not know it."""
+        resyncs = isinstance(error, errors.ResyncRequired)
         news = self.resync if resyncs else self.loss
         if news is not None:
             news.overlooked()

@@ -138,13 +138,13 @@ class PeerEngine:
 
     def _enter_run(self, loss: errors.PCCLError | None, hasher: Hasher | None = None) -> None:
         """Begin anew, after a ``loss``, as a process that no run knows; ``hasher``: at first."""
-        options = self._options
-        eager = EagerBudget(options.eager_bytes_max, options.segment_bytes)
-        self.machine = PeerMachine(self._timing, self._clock.now_ns(), eager, loss)
+        eager = EagerBudget(self._options.eager_bytes_max, self._options.segment_bytes)
+        left_sync = self.machine.left_sync if hasher is None else None
+        self.machine = PeerMachine(self._timing, self._clock.now_ns(), eager, loss, left_sync)
         self.links = Links(self._make_link)
         self._meter = LinkMeter(self._clock, self.links)
         self.data_plane = DataPlane(
-            self.links.to, self.machine.may_come, self._on_done, options.segment_bytes
+            self.links.to, self.machine.may_come, self._on_done, self._options.segment_bytes
         )
         if hasher is not None:
             stall_ns = self._timing.ns(self._timing.deadline_s) // 4
@@ -161,7 +161,7 @@ class PeerEngine:
             self._on_link_change,
             self._tasks.create,
             self._credentials,
-            options.lanes,
+            self._options.lanes,
             self._control.may_dial,
         )
 

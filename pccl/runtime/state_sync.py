@@ -276,7 +276,7 @@ class StateSync:
             strategy=request.strategy,
             resume=request.resume,
             revision=state.revision,
-            lineage=state.lineage,
+            lineage=None if self._is_torn else state.lineage,
             stale=self._is_torn,
             unchanged=request.expect_unchanged,
             layout=layout_digest(self.memory.layout),

@@ -11,16 +11,21 @@
    have committed since. All others are *outdated*: their holder receives the elected contents,
    and nobody fails for a revision, however high it is. A group that has not synchronized yet
    expects the highest revision that is offered to it, whoever comes first and wherever it is from.
-4. **Lost revision.** If no valid contents are offered, the call fails and changes nothing. With
-   ``resume="highest"`` the highest revision on offer is valid instead, of any lineage; contents
-   that lack something committed count only if there are no others. ``resume="advanced"`` is the
-   same, with two differences. Revision 0, a beginning, counts only if nothing else is offered, and
-   not at all in a group that has synchronized a higher one. And before anything else the highest
-   revision above the expected one counts that comes from the group's last synchronization and is
-   *in reach*: its holder has got further since, in a call that others missed. A revision is in
-   reach if it is above the expected one by no more than the collectives that the master has seen
-   the group commit since, or if more than half of the members have come at least as far. Of
-   revisions out of reach one member's word is not enough.
+4. **Lost revision.** If no valid contents are offered, contents count that all members share which
+   come from the group's last synchronization: if all of these members lack something committed,
+   and their revision is the expected one or that of the last synchronization (with
+   ``resume="advanced"`` any from there on that is in reach). All of them have left a call that was
+   committed. No member has its result, so the contents from before it are what all have.
+   Otherwise the call fails and changes nothing. With ``resume="highest"`` the highest revision on
+   offer is valid instead, of any lineage; contents that lack something committed count only if
+   there are no others. ``resume="advanced"`` is the same, with two differences. Revision 0, a
+   beginning, counts only if nothing else is offered, and not at all in a group that has
+   synchronized a higher one. And before anything else the highest revision above the expected one
+   counts that comes from the group's last synchronization and is *in reach*: its holder has got
+   further since, in a call that others missed. A revision is in reach if it is above the expected
+   one by no more than the collectives that the master has seen the group commit since, or if more
+   than half of the members have come at least as far. Of revisions out of reach one member's word
+   is not enough.
 5. **Election.** RECEIVE_ONLY members offer nothing. Of the contents with a valid holder, those that
    most members offer win; votes of outdated holders count. Of equals, those win whose first valid
    holder comes first in the ring.
@@ -154,6 +159,9 @@ def _footing(
         valid = [peer for peer, offer in members.items() if _meets(offer, at)]
         if not standing.keys().isdisjoint(valid):
             return _Footing(at.revision, frozenset(valid))
+        shared = _shared_before(members, standing, expected, reach)
+        if shared is not None:
+            return shared
     elif fresh:
         return _highest(members, fresh)
     if not standing:
@@ -171,6 +179,25 @@ def _footing(
             return _highest(members, pool)
     # Only beginnings are left.
     return _highest(members, standing.values()) if expected.revision == 1 else None
+
+
+def _shared_before(
+    members: _Members, standing: _Members, expected: Expected, reach: int
+) -> _Footing | None:
+    """What all have that were in the last synchronization, if none of them has got further."""
+    heirs = {peer: offer for peer, offer in members.items() if offer.lineage == expected.lineage}
+    offered = [offer for peer, offer in heirs.items() if peer in standing]
+    if not offered or not all(offer.stale for offer in heirs.values()):
+        return None
+    if len({(offer.revision, offer.content) for offer in offered}) > 1:
+        return None
+    revision, resume = offered[0].revision, offered[0].resume
+    most = reach if resume is Resume.ADVANCED else expected.revision
+    if not expected.revision - 1 <= revision <= most:
+        return None
+    return _Footing(
+        revision, frozenset(p for p, offer in heirs.items() if offer.revision == revision)
+    )
 
 
 def _reach(members: _Members, expected: Expected, commits: int) -> int:

@@ -237,6 +237,9 @@ class StateCheckers:
         attempts = self._calls[state.holder]
         if len(attempts.wanted) > 1:
             return
+        if not attempts.contents:  # it had left the call before, which was committed since
+            self._done["sync returned when called again"] += 1
+            attempts.contents.append(now)
         size = self._syncs.piece_bytes
         differing = sum(
             len(mine[at : at + size])
@@ -330,6 +333,7 @@ def _winner(offers: list[Offer], expected: Expected, commits: int) -> tuple[int,
     standing = [offer for offer in offers if offer.strategy is not _RECEIVES]
     wanted = (expected.revision, expected.lineage, False)
     valid = [o for o in standing if (o.revision, o.lineage, o.stale) == wanted]
+    valid = valid or _held_before(offers, standing, expected, commits)
     if not valid or not expected.revision:
         pool = [offer for offer in standing if not offer.stale]
         if (expected.revision or not pool) and offers[0].resume is Resume.NEVER:
@@ -347,6 +351,22 @@ def _winner(offers: list[Offer], expected: Expected, commits: int) -> tuple[int,
     votes = Counter(offer.content for offer in standing)
     most = max(votes[offer.content] for offer in valid)
     return valid[0].revision, next(o.content for o in valid if votes[o.content] == most)
+
+
+def _held_before(
+    offers: list[Offer], standing: list[Offer], expected: Expected, commits: int
+) -> list[Offer]:
+    """The contents of the last synchronization's members, if nobody has what was committed since."""
+    theirs = [offer for offer in offers if offer.lineage == expected.lineage]
+    held = [offer for offer in theirs if offer in standing]
+    if not expected.revision or not held or not all(offer.stale for offer in theirs):
+        return []
+    if any((o.revision, o.content) != (held[0].revision, held[0].content) for o in held):
+        return []
+    advanced = held[0].resume is Resume.ADVANCED
+    further = advanced and _is_in_reach(held[0], offers, expected, commits)
+    lag = expected.revision - held[0].revision
+    return held if lag in (0, 1) or (lag < 0 and further) else []
 
 
 def _is_in_reach(offer: Offer, offers: list[Offer], expected: Expected, commits: int) -> bool:

@@ -101,6 +101,17 @@ def elect(  # noqa: PLR0915 - the rules, one after the other
             best = sorted(everyone[r].revision for r in line)[-1:]
             is_best = [own.revision] == best and own.lineage == expected.lineage
             return is_best and own.revision > expected.revision and not own.stale
+        if rule == "before what all lack":
+            line = [r for r in ranks if everyone[r].lineage == expected.lineage]
+            offering = [r for r in line if r in standing]
+            alike = len({(everyone[r].content, everyone[r].revision) for r in offering}) == 1
+            if not alike or any(not everyone[r].stale for r in line) or rank not in line:
+                return False
+            base = everyone[offering[0]].revision
+            near = [expected.revision - 1, expected.revision]
+            if own.resume is Resume.ADVANCED and believed(offering):
+                near.append(max(base, expected.revision))
+            return base in near and own.revision == base
         pool = {"highest": fresh, "highest of the stale": standing}[rule.removesuffix(" believed")]
         if rule.endswith(" believed"):
             pool = believed(pool)
@@ -113,9 +124,9 @@ def elect(  # noqa: PLR0915 - the rules, one after the other
             and (rule.startswith("highest of the stale") or not own.stale)
         )
 
-    rules = ["highest"] if expected.revision == 0 else ["expected"]
+    rules = ["highest"] if expected.revision == 0 else ["expected", "before what all lack"]
     if everyone[0].resume is Resume.ADVANCED and expected.revision > 0:
-        rules = ["further", "expected"]
+        rules = ["further", "expected", "before what all lack"]
         rules += ["highest believed", "highest"]
         rules += ["highest of the stale believed", "highest of the stale"]
     elif everyone[0].resume is not Resume.NEVER:

@@ -221,11 +221,12 @@ def test_a_forgotten_push_revision_is_told() -> None:
 def test_whose_revision_is_useless_anyhow_has_not_forgotten_to_push() -> None:
     checkpoint = "load a checkpoint of that revision, or go on with the highest that there is (res"
     for useless in (
-        replace(AT, revision=4, stale=True),
+        replace(AT, revision=4, lineage=OLD, stale=True),
         replace(AT, revision=4, lineage=OLD),
         replace(AT, revision=3),
         replace(AT, revision=6),
-        replace(AT, stale=True),
+        replace(AT, revision=3, stale=True),
+        replace(AT, revision=6, stale=True),
     ):
         assert checkpoint in reason(useless, expected=AT_5)
     receiver = replace(AT, revision=4, strategy=RECEIVE)
@@ -235,11 +236,44 @@ def test_whose_revision_is_useless_anyhow_has_not_forgotten_to_push() -> None:
 
 def test_a_lost_revision_is_not_replaced_unasked() -> None:
     stale = replace(AT, stale=True)
-    assert reason(offer(revision=3), stale, expected=AT_5) == (
+    assert reason(offer(revision=3), stale, replace(stale, content=b"b"), expected=AT_5) == (
         "nobody offers contents with revision 5: load a checkpoint of that revision, or go on with "
         'the highest that there is (resume="highest"). There are: peer 11: revision 3 of another '
-        "lineage; peer 12: revision 5 without what others have committed since"
+        "lineage; peers 12, 13: revision 5 without what others have committed since"
     )
+
+
+@pytest.mark.parametrize("resume", Resume)
+@pytest.mark.parametrize("revision", [4, 5])
+def test_what_all_lack_nobody_misses(revision: int, resume: Resume) -> None:
+    """All have left the same call: what was before it is what all have."""
+    stale = replace(AT, revision=revision, stale=True, resume=resume)
+    newcomer = replace(offer(b"x", 1), resume=resume)
+    assert vote(newcomer, stale, stale, expected=AT_5) == Elected(
+        revision, b"L", b"a", sources=(PeerId(12), PeerId(13)), behind=(PeerId(11),),
+        outdated=(PeerId(11),), extra=b"e", extra_sources=(PeerId(12), PeerId(13)),
+    )  # fmt: skip
+
+
+def test_what_all_lack_that_are_allowed_to_be_further() -> None:
+    stale = replace(AT, revision=6, stale=True, resume=Resume.ADVANCED)
+    newcomer = replace(offer(b"x", 1), resume=Resume.ADVANCED)
+    offers = (newcomer, newcomer, newcomer, stale)
+    assert elected(*offers, expected=AT_5, commits=1).outdated == (11, 12, 13)
+    assert elected(*offers, expected=AT_5).outdated == (14,)  # out of reach
+
+
+def test_not_all_lack_the_same() -> None:
+    stale = replace(AT, stale=True)
+    assert reason(stale, replace(stale, content=b"b"), expected=AT_5)
+    assert reason(stale, replace(stale, revision=4), expected=AT_5)
+    # It may be the one that has taken the result.
+    for other in (replace(AT, revision=4), replace(AT, revision=6)):
+        assert reason(stale, other, expected=AT_5)
+    sender, receiver = replace(stale, strategy=SEND), replace(AT, strategy=RECEIVE)
+    assert reason(sender, receiver, expected=AT_5)
+    assert elected(sender, replace(receiver, stale=True), expected=AT_5).revision == 5
+    assert reason(replace(sender, lineage=OLD), replace(receiver, stale=True), expected=AT_5)
 
 
 def test_a_lost_revision_is_replaced_by_the_highest() -> None:

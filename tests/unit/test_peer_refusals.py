@@ -6,7 +6,7 @@ import pytest
 
 from pccl.protocol import errors
 from pccl.protocol.data_type import DataType
-from pccl.protocol.peer_events import LeftCommitted, LeftFailed, ReduceCall, RoundCall, SyncCall
+from pccl.protocol.peer_events import ReduceCall, RoundCall, SyncCall
 from pccl.protocol.peer_refusals import OneTimeError, Refusals
 from pccl.protocol.shared_state import (
     Offer,
@@ -142,7 +142,7 @@ def test_whoever_was_inside_since_before_the_peer_came_back(present: PeerId) -> 
 def test_a_caller_who_left_without_noticing_was_not_told() -> None:
     refusals = lost()
     assert refusals.refusal(waits(1), ME) is EVICTED
-    refusals.left_unnoticed(LeftFailed(EVICTED))
+    refusals.left_unnoticed(EVICTED)
     assert refusals.loss is not None
     assert not refusals.loss.is_reported
     assert refusals.refusal(waits(2), ME) is EVICTED
@@ -153,7 +153,7 @@ def test_of_two_who_were_told_one_left_without_noticing() -> None:
     refusals = lost(7)
     for call in (1, 2):
         assert refusals.refusal(waits(call), ME) is EVICTED
-    refusals.left_unnoticed(LeftFailed(EVICTED))
+    refusals.left_unnoticed(EVICTED)
     assert refusals.loss is not None
     assert refusals.loss.is_reported
 
@@ -163,7 +163,7 @@ def test_of_two_who_were_told_one_left_without_noticing() -> None:
 
 def missed(tag: int) -> Refusals:
     refusals = Refusals()
-    refusals.left_unnoticed(LeftCommitted(OperationId(1, 0, 1, tag, 0)))
+    refusals.require_resync(OperationId(1, 0, 1, tag, 0))
     return refusals
 
 

@@ -79,6 +79,7 @@ OFFER = Offer(
 )
 VERIFY = replace(OFFER, purpose=SyncPurpose.VERIFY)
 ELECTED = Elected(4, b"layout", b"content", (PeerId(1), ME), (), ())
+OF_THE_OTHER = replace(ELECTED, sources=(PeerId(1),), behind=(ME,))
 
 
 def roster(version: int, view: int, *members: Member) -> Roster:
@@ -115,11 +116,11 @@ class Peer:
     def hear(self, message: msg.Message) -> list[PeerEffect]:
         return self.do(ControlMessage(message))
 
-    def elected(self, offer: Offer = OFFER) -> None:
+    def elected(self, offer: Offer = OFFER, elected: Elected = ELECTED) -> None:
         """Call 9 has asked, and something is elected."""
         self.do(SyncCall(9, offer))
-        effects = self.hear(msg.SyncStarted(sync_operation(), ELECTED))
-        assert effects == [BeginSync(sync_operation(), ELECTED)]
+        effects = self.hear(msg.SyncStarted(sync_operation(), elected))
+        assert effects == [BeginSync(sync_operation(), elected)]
 
 
 def only_error(effects: list[PeerEffect]) -> errors.PCCLError:
@@ -308,9 +309,9 @@ def test_leaving_before_it_is_complete_here(started: bool) -> None:
     assert peer.do(SyncCall(10, OFFER))[0] == PostSync(10, sync_operation(1), (PeerId(1), ME))
 
 
-def left_when_done(offer: Offer = OFFER) -> Peer:
+def left_when_done(offer: Offer = OFFER, elected: Elected = ELECTED) -> Peer:
     peer = Peer()
-    peer.elected(offer)
+    peer.elected(offer, elected)
     peer.do(ReduceDone(sync_operation(), b"content"))
     effects = peer.do(LeaveCall(9, "Ctrl-C"))
     assert effects[0] == Detach(sync_operation())
@@ -322,12 +323,30 @@ def left_when_done(offer: Offer = OFFER) -> Peer:
 
 
 def test_left_when_complete_and_committed() -> None:
-    peer = left_when_done()
+    peer = left_when_done(elected=OF_THE_OTHER)
     assert peer.do(SyncCall(10, OFFER)) == [Send(msg.OutcomeQuery(sync_operation()))]
     error = only_error(peer.hear(ended(sync_operation())))  # the others have gone on
     assert isinstance(error, errors.ResyncRequired)
     assert offers(peer.do(SyncCall(11, OFFER))) == [replace(OFFER, stale=True)]
     assert peer.machine.needs_resync
+
+
+def test_left_when_complete_and_committed_and_nothing_was_received() -> None:
+    peer = left_when_done()
+    assert peer.do(SyncCall(10, OFFER)) == [Send(msg.OutcomeQuery(sync_operation()))]
+    result = SyncResult(sync_operation(), ELECTED, (PeerId(1), ME))
+    assert peer.hear(ended(sync_operation())) == [End(sync_operation(), True), Return(10, result)]
+    lineage = Lineage(RUN, sync_operation())
+    # It did not return to the caller's state that time either, and is not the next call any more.
+    assert offers(peer.do(SyncCall(11, OFFER))) == [replace(OFFER, stale=True, lineage=lineage)]
+
+
+def test_left_when_complete_and_committed_and_gone_on() -> None:
+    peer = left_when_done()
+    peer.hear(ended(sync_operation()))
+    further = replace(OFFER, revision=5, content=b"further")
+    expected = replace(further, lineage=Lineage(RUN, sync_operation()))
+    assert offers(peer.do(SyncCall(10, further))) == [expected]
 
 
 def test_left_when_complete_and_aborted() -> None:
@@ -344,11 +363,11 @@ def test_left_a_comparison_that_is_committed() -> None:
 
 
 def test_why_a_resync_is_required() -> None:
-    peer = left_when_done()
+    peer = left_when_done(elected=OF_THE_OTHER)
     peer.hear(ended(sync_operation()))
     error = only_error(peer.do(ReduceCall(10, 5, SUM)))
     assert isinstance(error, errors.ResyncRequired)
-    assert "sync_shared_state" in str(error)
+    assert "connect() again" in str(error)
     assert str(SYNC_TAG) not in str(error)
 
 
