@@ -96,6 +96,10 @@ class StateCheckers:
         self._given: dict[InRun, dict[PeerId, _Given]] = {}
         self._calls: dict[str, _Attempts] = {}
         """The last call of each process."""
+        self._revisions: dict[str, int] = {}
+        """Of what each process offered last."""
+        self._needed: dict[str, bool] = {}
+        """Whether the last synchronization of a process that began was to bring it anything."""
         self._results: dict[InRun, tuple[int, Contents]] = {}
         """Revision and shared contents of what was committed."""
         self._groups: dict[tuple[bytes, PeerId], int] = {}
@@ -130,11 +134,14 @@ class StateCheckers:
         self._given.setdefault(operation, {})[peer] = _Given(offer, contents)
         self._groups[operation.run, peer] = operation.operation.group
         self._calls[name].contents.append(contents)
+        self._revisions[name] = offer.revision
 
     def begun(self, name: str, peer: PeerId, elected: Elected) -> None:
         """A member is told what is elected, perhaps something else than before."""
         extra = elected.extra if peer in elected.outdated and elected.extra_sources else None
         self._calls[name].wanted.add((elected.content, extra))
+        needy = peer in elected.behind or peer in elected.outdated
+        self._needed[name] = needy or self._revisions[name] != elected.revision
 
     def elected(
         self,
@@ -189,6 +196,11 @@ class StateCheckers:
             raise Violation(f"{expected} is expected after revision {result[0]}")
 
     # -- what callers are told -------------------------------------------------------------------
+
+    def out_of_step(self, name: str) -> None:
+        """A synchronization was committed that this process had left: it must resynchronize."""
+        if not self._needed.get(name, True):
+            raise Violation(f"{name} is out of step, and had what was elected when it called")
 
     def synchronized(
         self, who: str, run: bytes, peer: PeerId, report: SyncReport, state: SimState

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
 
-from pccl.protocol.errors import PCCLError, StateMismatch, StateUnavailable
+from pccl.protocol.errors import PCCLError, ResyncRequired, StateMismatch, StateUnavailable
 from pccl.protocol.shared_state import Resume, SharedStateSyncStrategy, SyncPurpose
 from pccl.runtime.running_prefetch import PrefetchRequest
 from pccl.runtime.state_sync import SyncReport, SyncRequest
@@ -175,6 +175,8 @@ class StateWork:
                 self._sends = True
                 self.state.load(Random(f"{self._seed}/contents"))
         else:
+            if isinstance(error, ResyncRequired):
+                self._checkers.out_of_step(self._process.name)
             await self._again(error)
 
     async def _verify(self, synchronized: SyncReport) -> None:
