@@ -40,7 +40,8 @@ def parse_address(text: str) -> Address:
     if not colon or number is None or not _is_host(host):
         raise ValueError(
             f"{text!r} is not an address; write HOST:PORT, such as '127.0.0.1:{DEFAULT_PORT}' "
-            f"or '[::1]:{DEFAULT_PORT}'"
+            f"or '[::1]:{DEFAULT_PORT}'. HOST is an IP address, in brackets if it is IPv6, or a "
+            "name, no part of which is empty or longer than 63 characters"
         )
     return Address(_canonical(host), number)
 
@@ -50,11 +51,13 @@ def parse_masters(text: str) -> tuple[Address, ...]:
 
     Raises:
         TypeError: not a string.
-        ValueError: not addresses, or one of them twice.
+        ValueError: not addresses that can be dialled, or one of them twice.
     """
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"an address is a string such as '127.0.0.1:{DEFAULT_PORT}', not {text!r}")
     addresses = tuple(parse_address(part.strip()) for part in text.split(","))
+    if any(address.port == 0 for address in addresses):
+        raise ValueError(f"{text!r} names no port; write the one that the master listens on")
     if len(set(addresses)) < len(addresses):
         raise ValueError(f"{text!r} names a master twice; name each once")
     return addresses
@@ -144,11 +147,21 @@ def _is_host(text: str) -> bool:
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if (
         not bare
+        or not bare.isprintable()
         or len(bare.encode()) > HOST_CHARACTERS_MAX
         or any(c.isspace() or c in "[]/" for c in bare)
     ):
         return False
-    return ":" not in bare or bare != text
+    return bare != text if ":" in bare else _is_name(bare)
+
+
+def _is_name(text: str) -> bool:
+    """Whether a resolver takes it: no part of it is empty or too long."""
+    try:
+        text.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def _port(text: str) -> int | None:

@@ -174,7 +174,13 @@ def read_token_file(path: str | os.PathLike[str], name: str = "token file") -> b
 def _secret(name: str, token: str | bytes) -> bytes:
     if not isinstance(token, str | bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name} must be str or bytes, not {type(token).__name__}")
-    secret = (token.encode() if isinstance(token, str) else token).strip()
+    try:
+        secret = (token.encode() if isinstance(token, str) else token).strip()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{name}: a str with half a character in it (a surrogate); pass the secret as bytes, "
+            "or make another one with `pccl master --token auto`"
+        ) from None
     if len(secret) < SECRET_BYTES_MIN:
         raise ValueError(
             f"{name}: a secret of {len(secret)} characters is too short; {SECRET_BYTES_MIN} or "

@@ -60,11 +60,9 @@ def check_address(ctx: click.Context, param: click.Parameter, value: str | None)
     if value is None:
         return None
     try:
-        addresses = pccl.addresses.parse_masters(value)
+        pccl.addresses.parse_masters(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
-    if any(address.port == 0 for address in addresses):
-        raise click.BadParameter(f"{value!r} names no port; write the one that the master says")
     return value
 
 

@@ -45,6 +45,9 @@ def _empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("myhost:0", "myhost", 0),
         ("a.example.org:65535", "a.example.org", 65535),
         ("localhost:5", "127.0.0.1", 5),
+        ("h" * 63 + ".org.:5", "h" * 63 + ".org.", 5),
+        ("gpu_07:5", "gpu_07", 5),
+        ("müller.example:5", "müller.example", 5),
     ],
 )
 def test_addresses(text: str, host: str, port: int) -> None:
@@ -54,7 +57,8 @@ def test_addresses(text: str, host: str, port: int) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "host", ":5", "host:", "host:x", "host:65536", "host:-1", "::1:5", "[]:5", "a b:5",
-     "[host:5", "http://host:5", "host:٣", "host:999999999999", "h" * 254 + ":1"],
+     "[host:5", "http://host:5", "host:٣", "host:999999999999", "h" * 254 + ":1",
+     "\0:1", "a\x1b:1", "\ud800:1", "h" * 64 + ".org:1", "a..b:1", ".:1", "ü" * 60 + ":1"],
 )  # fmt: skip
 def test_wrong_addresses(text: str) -> None:
     with pytest.raises(ValueError, match="is not an address; write HOST:PORT"):
@@ -84,7 +88,7 @@ def test_advertised(text: str, host: str, ports: tuple[int, int] | None) -> None
 @pytest.mark.parametrize(
     "text",
     ["", ":", "host:", "host:0", ":0", "host:9-8", "host:9-", "host:-9", "2001:db8::1", "host:1-x",
-     "host:65536", "a b", "[]"],
+     "host:65536", "a b", "[]", "\0", "\ud800", "h" * 64, "h" * 64 + ":5"],
 )  # fmt: skip
 def test_wrong_advertised(text: str) -> None:
     with pytest.raises(ValueError, match=r"^advertise: .* is not an address; write HOST"):
@@ -230,6 +234,7 @@ def _progress(progress: None) -> bool:
     ("name", "value", "resolve", "words"),
     [
         ("PCCL_MASTER", "host", resolve_masters, "PCCL_MASTER: 'host' is not an address"),
+        ("PCCL_MASTER", "a:1,b:0", resolve_masters, "PCCL_MASTER: 'a:1,b:0' names no port; write"),
         ("PCCL_GROUP", "x", resolve_group, "PCCL_GROUP must be a whole number, not 'x'"),
         ("PCCL_GROUP", "-1", resolve_group, "PCCL_GROUP must be from 0 to 4294967295, not -1"),
         ("PCCL_LANES", "1e3", _lanes, "PCCL_LANES must be a whole number"),
@@ -277,6 +282,8 @@ def test_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_a_secret_is_never_shown() -> None:
+    with pytest.raises(ValueError, match=r"^token: a str with half a character"):
+        resolve_token("sixteen or more \udc80")
     with pytest.raises(ValueError, match="too short") as caught:
         resolve_token("my secret")
     assert "my secret" not in str(caught.value)
