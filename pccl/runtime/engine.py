@@ -139,8 +139,8 @@ class PeerEngine:
     def _enter_run(self, loss: errors.PCCLError | None, hasher: Hasher | None = None) -> None:
         """Begin anew, after a ``loss``, as a process that no run knows; ``hasher``: at first."""
         eager = EagerBudget(self._options.eager_bytes_max, self._options.segment_bytes)
-        left_sync = self.machine.left_sync if hasher is None else None
-        self.machine = PeerMachine(self._timing, self._clock.now_ns(), eager, loss, left_sync)
+        left = self.machine.left_sync if hasher is None else None
+        self.machine: PeerMachine = PeerMachine(self._timing, self.now_ns(), eager, loss, left)
         self.links = Links(self._make_link)
         self._meter = LinkMeter(self._clock, self.links)
         self.data_plane = DataPlane(

@@ -368,7 +368,7 @@ def _winner(offers: list[Offer], expected: Expected, commits: int) -> tuple[int,
 def _held_before(
     offers: list[Offer], standing: list[Offer], expected: Expected, commits: int
 ) -> list[Offer]:
-    """The contents of the last synchronization's members, if nobody has what was committed since."""
+    """What the last synchronization's members have, if none has what was committed since."""
     theirs = [offer for offer in offers if offer.lineage == expected.lineage]
     held = [offer for offer in theirs if offer in standing]
     if not expected.revision or not held or not all(offer.stale for offer in theirs):
