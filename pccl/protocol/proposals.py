@@ -25,7 +25,7 @@ State only: :class:`~pccl.protocol.restart.Restartable` sends and counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import takewhile
 
 from pccl.protocol import messages as msg
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected
@@ -57,9 +57,10 @@ class Proposals:
         """Everybody concerned has acknowledged it: nobody will ask."""
         self._open.pop(key, None)
 
-    def after(self, place: int) -> Iterator[msg.Proposed]:
+    def after(self, place: int) -> list[msg.Proposed]:
         """What a member lacks that has stored everything up to that place."""
-        return (proposed for proposed in list(self._open.values()) if proposed.place > place)
+        newest_first = reversed(self._open.values())
+        return list(takewhile(lambda proposed: proposed.place > place, newest_first))[::-1]
 
     @property
     def last(self) -> int:
