@@ -154,8 +154,8 @@ class PeerMachine(RoundCaller):
                 self._refusals.left_unnoticed(error)
             case ev.LeftAnswered(kind):
                 self._on_left_answered(kind)
-            case ev.LeftAdmitted() if self.standing is Standing.MEMBER:
-                self._lose(words.left_join("the caller left"), goodbye=True)
+            case ev.LeftAdmitted():
+                self._on_left_admitted()
             case ev.Tick(progress, blocked, busy_ns):
                 self._on_tick(progress, self._is_blocked(blocked), busy_ns)
 

@@ -117,6 +117,11 @@ class RoundCaller(Participant):
         if self.standing is Standing.MEMBER and not self._rounds.put_back(kind):
             self._admission_unused = kind is RoundKind.UPDATE_TOPOLOGY
 
+    def _on_left_admitted(self) -> None:
+        """A member of whose place nobody knows would keep the others waiting."""
+        if self.standing is Standing.MEMBER:
+            self._lose(words.left_join("the caller left"), goodbye=True)
+
     def _on_round_closed(self, message: msg.RoundClosed) -> None:
         self._see_final(message)
         current = self._rounds.answer(message)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgpack
@@ -231,14 +232,10 @@ def test_whoever_is_there_first_does_not_capture_a_restarted_master(
         first.interrupt()
         with MasterNode(address, timing=QUICK, state=tmp_path), Claimant(address) as claimant:
             claimant.say(returning(known.run, 99), alone(99, 1 << 40), msg.Reported())
-            values = [np.ones(10) for _ in members]
-            _all_at_once(
-                [
-                    (lambda member=member, array=array: member.all_reduce(array))
-                    for member, array in zip(members, values, strict=True)
-                ]
-            )
-            assert all((array == 2.0).all() for array in values)
+            arrays = [np.ones(10) for _ in members]
+            pairs = zip(members, arrays, strict=True)
+            _all_at_once([partial(member.all_reduce, array) for member, array in pairs])
+            assert all((array == 2.0).all() for array in arrays)
 
 
 def test_a_standby_that_has_not_reached_its_master_takes_up_nothing_and_says_so(

@@ -13,6 +13,7 @@ import typing
 from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -415,43 +416,30 @@ def test_of_a_crowd_that_waits_the_oldest_from_where_most_come_goes() -> None:
     assert (peers[:2], peers[-1], len(peers)) == ([1, 3], PENDING_MAX + 2, PENDING_MAX + 1)
 
 
+def pending(*min_peers: int) -> Membership:
+    membership = Membership(1)
+    for number, wanted in enumerate(min_peers, start=1):
+        member = Member(PeerId(number), "h", 1)
+        peer = RegisteredPeer(PeerId(number), 0, member, b"", wanted, connection=number)
+        membership.peers[peer.id] = peer
+    return membership
+
+
 def test_newcomers_that_wait_for_more_than_ever_come_are_not_seated_again_and_again() -> None:
     """Each word of one of them cost as much as all of them."""
-    membership, seated = Membership(1), 0
-    for number in range(1, 301):
-        member = Member(PeerId(number), "h", 1)
-        few = RegisteredPeer(PeerId(number), 0, member, b"", 60000 - number, connection=number)
-        membership.peers[few.id] = few
-    seat = membership._seat
-
-    def count(newcomers: list[RegisteredPeer]) -> Any:
-        nonlocal seated
-        seated += len(newcomers)
-        return seat(newcomers)
-
-    membership._seat = count  # type: ignore[method-assign]
-    assert membership.admissible() == []
-    assert seated == 0
+    membership = pending(*range(60000, 60300))
+    with patch.object(membership, "_seat", wraps=getattr(membership, "_seat")) as seat:  # noqa: B009
+        assert membership.admissible() == []
+    assert [call.args for call in seat.call_args_list] == [([],)]
 
 
 def test_newcomers_of_whom_each_wants_one_more_than_there_are_cost_a_few_seatings() -> None:
-    membership, seatings = Membership(1), 0
-    for number in range(1, 301):
-        member = Member(PeerId(number), "h", 1)
-        peer = RegisteredPeer(PeerId(number), 0, member, b"", number, connection=number)
-        membership.peers[peer.id] = peer
+    membership = pending(*range(1, 301))
     for number in range(1, 300):  # only some have the links that all of them need
         membership.report_link(PeerId(number), PeerId(number + 1), None, 0)
-    seat = membership._seat
-
-    def count(newcomers: list[RegisteredPeer]) -> Any:
-        nonlocal seatings
-        seatings += 1
-        return seat(newcomers)
-
-    membership._seat = count  # type: ignore[method-assign]
-    assert [peer.id for peer in membership.admissible()] == [1, 2]
-    assert seatings < 12
+    with patch.object(membership, "_seat", wraps=getattr(membership, "_seat")) as seat:  # noqa: B009
+        assert [peer.id for peer in membership.admissible()] == [1, 2]
+    assert seat.call_count < 12
 
 
 @pytest.mark.parametrize("host", ["\U0001f600" * 64, "a" * 254, "a\nb", "\0"])
