@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from pccl.protocol.limits import PENDING_MAX, ROSTERS_KEPT_MAX, TERM_GAP
 from pccl.protocol.link_measures import Choose, LinkMeasures, ring_always
+from pccl.protocol.link_states import LinkStates
 from pccl.protocol.ring_order import Pair
 from pccl.protocol.source_shares import source_of
 from pccl.protocol.types import AlgorithmTable, LinkMeasure, Member, PeerId, Roster
@@ -85,15 +86,6 @@ class View:
     ring: tuple[PeerId, ...]
     term: int
     algorithms: AlgorithmTable
-
-
-@dataclass(frozen=True, slots=True)
-class _Link:
-    """A link as one of its ends sees it."""
-
-    why_down: str | None
-    """None: it is up."""
-    since_ns: int
 
 
 @dataclass(slots=True)
@@ -212,8 +204,7 @@ class Membership:
         """Rounds of ``update_topology`` that are closed, or about to be by the next change."""
         self._term = term
         self._groups: dict[int, _Group] = {}
-        self._links: dict[tuple[PeerId, PeerId], _Link] = {}
-        """(reporter, other) -> what the reporter says of their link."""
+        self.links = LinkStates()
         self._choose = choose
         self._measures = LinkMeasures()
 
@@ -242,22 +233,11 @@ class Membership:
     # -- links ---------------------------------------------------------------------------------
 
     def report_link(
-        self, reporter: PeerId, other: PeerId, down_reason: str | None, now_ns: int
+        self, reporter: PeerId, other: PeerId, why_down: str | None, now_ns: int
     ) -> None:
         """``reporter`` says that its link to ``other`` is up (None) or why it is not."""
-        if other not in self.peers or other == reporter:
-            return
-        known = self._links.get((reporter, other))
-        if known is None or (known.why_down is None) != (down_reason is None):
-            since_ns = now_ns
-        else:
-            since_ns = known.since_ns
-        self._links[reporter, other] = _Link(down_reason, since_ns)
-
-    def why_down(self, reporter: PeerId, other: PeerId) -> str | None:
-        """Why ``reporter`` has no link to ``other``; None: it has one, or has said nothing."""
-        link = self._links.get((reporter, other))
-        return None if link is None else link.why_down
+        if other in self.peers and other != reporter:
+            self.links.report(reporter, other, why_down, now_ns)
 
     def note_measure(self, reporter: PeerId, other: PeerId, measure: LinkMeasure) -> None:
         """``reporter`` has measured its link to ``other``; only within a group that is of use."""
@@ -279,43 +259,22 @@ class Membership:
 
         None if nobody does. A link that was broken before says nothing about the present.
         """
-        for (reporter, other), link in self._links.items():
-            is_recent = link.why_down is not None and link.since_ns >= since_ns
-            if other == peer and is_recent and self.may_accuse(reporter):
-                return f"peer {reporter}: {link.why_down}"
-        return None
+        return self.links.trouble(peer, filter(self.may_accuse, self.peers), since_ns)
 
     def broken_links(self, group: int, since_ns: int) -> dict[Pair, str]:
         """Pairs of connected members that cannot talk at least since ``since_ns``, and why."""
-        return {
-            Pair((reporter, other)): link.why_down
-            for (reporter, other), link in self._links.items()
-            if link.why_down is not None
-            and link.since_ns <= since_ns
-            and self.peers[reporter].group == group
-            and self.may_accuse(reporter)
-            and self.may_accuse(other)
-        }
-
-    def shift_links(self, gap_ns: int, now_ns: int) -> None:
-        """This process slept: links have not been down for so long."""
-        for pair, link in self._links.items():
-            self._links[pair] = _Link(link.why_down, min(link.since_ns + gap_ns, now_ns))
+        ring = [peer for peer in self.order(group) if self.may_accuse(peer)]
+        return dict(self.links.broken(ring, since_ns))
 
     def worse_linked(self, first: PeerId, second: PeerId) -> RegisteredPeer:
         """Of two whose link carries nothing, the one with more broken links to others.
 
         The first if they are alike: what is known of one link does not say which end is at fault.
         """
-        broken = {first: 0, second: 0}
-        for (reporter, other), link in self._links.items():
-            if (
-                link.why_down is not None
-                and self.may_accuse(reporter)
-                and {reporter, other} != {first, second}
-            ):
-                for end in (reporter, other):
-                    broken[end] = broken.get(end, 0) + 1
+        broken = Counter[PeerId]()
+        for pair, _ in self.links.broken([p for p in self.peers if self.may_accuse(p)]):
+            if pair != {first, second}:
+                broken.update(pair)
         return self.peers[second if broken[second] > broken[first] else first]
 
     def may_accuse(self, reporter: PeerId) -> bool:
@@ -364,30 +323,24 @@ class Membership:
             if peer.untested or (peer.prefetching and peer.group in peopled):
                 continue  # where nobody is, nobody has a state to fetch
             ends = dict.fromkeys((ring[-1], ring[0]) if ring else ())
-            lacking = [end for end in ends if not self._are_linked(peer.id, end)]
+            lacking = [end for end in ends if not self.links.are_linked(peer.id, end)]
             if not lacking:
                 seating.place(peer, len(ring))
                 continue
-            mine = self._links.get((peer.id, lacking[0]))
-            why = mine.why_down or "" if mine else "not connected yet"
+            why = self.links.why_down(peer.id, lacking[0]) or "not connected yet"
             seating.missing[peer.id] = lacking[0], why
-            if any(self._have_given_up(peer.id, end) for end in lacking):
+            if any(self.links.have_given_up(peer.id, end) for end in lacking):
                 late.append(peer)
         for peer in late:
             ring = seating.rings[peer.group]
             for place in range(len(ring) - 1, 0, -1):
-                if all(self._are_linked(peer.id, beside) for beside in ring[place - 1 : place + 1]):
+                if all(
+                    self.links.are_linked(peer.id, beside) for beside in ring[place - 1 : place + 1]
+                ):
                     del seating.missing[peer.id]
                     seating.place(peer, place)
                     break
         return seating
-
-    def _are_linked(self, one: PeerId, other: PeerId) -> bool:
-        links = (self._links.get((one, other)), self._links.get((other, one)))
-        return any(link is not None and link.why_down is None for link in links)
-
-    def _have_given_up(self, one: PeerId, other: PeerId) -> bool:
-        return None not in (self.why_down(one, other), self.why_down(other, one))
 
     def why_apart(self, newcomer: RegisteredPeer, neighbour: PeerId) -> str:
         """Why a newcomer cannot be linked to one that it needs, and what to do."""
@@ -395,7 +348,7 @@ class Membership:
         tries = [
             f"peer {one.id} cannot dial peer {target.id} at "
             f"{target.member.host}:{target.member.port} "
-            f"({self.why_down(one.id, target.id) or 'no answer yet'})"
+            f"({self.links.why_down(one.id, target.id) or 'no answer yet'})"
             for one, target in ((newcomer, other), (other, newcomer))
         ]
         return (
@@ -450,7 +403,7 @@ class Membership:
         gone = {peer.id for peer in peers}
         for peer in gone:
             del self.peers[peer]
-        self._links = {pair: why for pair, why in self._links.items() if gone.isdisjoint(pair)}
+        self.links.remove(gone)
         self._measures.forget(gone)
         members = [peer for peer in peers if peer.admitted]
         closed: set[tuple[int, int]] = set()
@@ -519,14 +472,8 @@ class Membership:
     def _algorithms(self, group: int) -> AlgorithmTable:
         """What is the quickest in a group's ring, as far as is known now."""
         ring = self._groups[group].order
-        members = set(ring)
-        broken = {
-            Pair(pair)
-            for pair, link in self._links.items()
-            if link.why_down is not None
-            and members.issuperset(pair)
-            and all(self.may_accuse(end) for end in pair)
-        }
+        accusers = [peer for peer in ring if self.may_accuse(peer)]
+        broken = {pair for pair, _ in self.links.broken(accusers)}
         return self._choose(ring, self._measures.matrix, broken)
 
     def _publish(self) -> None:

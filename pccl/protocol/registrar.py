@@ -333,7 +333,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
 
     def _ask_again(self, newcomer: RegisteredPeer, neighbour: PeerId) -> None:
         """A tick: a newcomer still lacks a link; the elder dials it if it may be asked now."""
-        elder, why = self.membership.peers.get(neighbour), self.membership.why_down
+        elder, why = self.membership.peers.get(neighbour), self.membership.links.why_down
         if elder is not None and elder.id < newcomer.id and why(newcomer.id, neighbour) is not None:
             self._ask(elder, newcomer)
 
@@ -532,7 +532,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             self._send(peer, msg.AdmissionWaits(waited_s, whom))
 
     def _shift_deadlines(self, gap_ns: int) -> None:
-        self.membership.shift_links(gap_ns, self._now_ns)
+        self.membership.links.shift(gap_ns, self._now_ns)
         for peer in self.membership.peers.values():
             peer.heard_ns = min(peer.heard_ns + gap_ns, self._now_ns)
             peer.pending_ns = min(peer.pending_ns + gap_ns, self._now_ns)

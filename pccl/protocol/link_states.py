@@ -1,0 +1,86 @@
+"""What peers report of their links; the master's.
+
+State only. A link has two ends, and each says for itself whether it is up, or why it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from pccl.protocol.ring_order import Pair
+from pccl.protocol.types import PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A link as one of its ends sees it."""
+
+    why_down: str | None
+    """None: it is up."""
+    since_ns: int
+
+
+class LinkStates:
+    """Both ends of every link, as far as they have said."""
+
+    def __init__(self) -> None:
+        self._links: dict[PeerId, dict[PeerId, _Link]] = {}
+        """Reporter -> other -> what the reporter says of their link."""
+
+    def report(self, reporter: PeerId, other: PeerId, why_down: str | None, now_ns: int) -> None:
+        """``reporter`` says that its link to ``other`` is up (None) or why it is not."""
+        links = self._links.setdefault(reporter, {})
+        known = links.get(other)
+        changes = known is None or (known.why_down is None) != (why_down is None)
+        links[other] = _Link(why_down, now_ns if changes or known is None else known.since_ns)
+
+    def why_down(self, reporter: PeerId, other: PeerId) -> str | None:
+        """Why ``reporter`` has no link to ``other``; None: it has one, or has said nothing."""
+        link = self._links.get(reporter, {}).get(other)
+        return None if link is None else link.why_down
+
+    def are_linked(self, one: PeerId, other: PeerId) -> bool:
+        """Whether one of the two says that their link is up."""
+        ends = (self._links.get(one, {}).get(other), self._links.get(other, {}).get(one))
+        return any(link is not None and link.why_down is None for link in ends)
+
+    def have_given_up(self, one: PeerId, other: PeerId) -> bool:
+        """Whether both say that they have no link."""
+        return None not in (self.why_down(one, other), self.why_down(other, one))
+
+    def trouble(self, peer: PeerId, reporters: Iterable[PeerId], since_ns: int) -> str | None:
+        """What one of the reporters says of its link to ``peer``, if that broke since then."""
+        for reporter in reporters:
+            link = self._links.get(reporter, {}).get(peer)
+            if link is not None and link.why_down is not None and link.since_ns >= since_ns:
+                return f"peer {reporter}: {link.why_down}"
+        return None
+
+    def broken(
+        self, peers: Iterable[PeerId], until_ns: int | None = None
+    ) -> Iterator[tuple[Pair, str]]:
+        """The pairs of these that have no link, each as often as one of the two says so, and why.
+
+        With ``until_ns``: have had none since then, or for longer.
+        """
+        among = dict.fromkeys(peers)
+        for reporter in among:
+            for other, link in self._links.get(reporter, {}).items():
+                is_old = until_ns is None or link.since_ns <= until_ns
+                if link.why_down is not None and is_old and other in among:
+                    yield Pair((reporter, other)), link.why_down
+
+    def shift(self, gap_ns: int, now_ns: int) -> None:
+        """This process slept: links have not been down for so long."""
+        for links in self._links.values():
+            for other, link in links.items():
+                links[other] = _Link(link.why_down, min(link.since_ns + gap_ns, now_ns))
+
+    def remove(self, gone: Collection[PeerId]) -> None:
+        """These peers are no more."""
+        for peer in gone:
+            self._links.pop(peer, None)
+        for links in self._links.values():
+            for peer in gone:
+                links.pop(peer, None)
