@@ -83,6 +83,11 @@ class DialPlans:
         self._told.add(elder)
         return True
 
+    def linked(self, elder: PeerId, newcomer: PeerId) -> None:
+        """An elder has a link to a newcomer: it has reached it, if it was asked to."""
+        if newcomer in self._asked.get(elder, ()):
+            self._asked[elder][newcomer] = True
+
     def came_back(self, peer: RegisteredPeer) -> None:
         """Somebody is back who is not the youngest: the younger ones have to dial it."""
         self._changes.setdefault(peer.group, _Changes()).came.append(peer.member)

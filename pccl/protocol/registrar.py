@@ -406,6 +406,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
     def _note_link(self, peer: RegisteredPeer, other: PeerId, why: str | None) -> None:
         self.membership.report_link(peer.id, other, why, self._now_ns)
         elder = self.membership.peers.get(other)
+        if why is None:
+            self._plans.linked(peer.id, other)
         if why is None or elder is None or other > peer.id:
             return
         if not (peer.admitted and elder.admitted):  # members know each other, and both dial

@@ -194,6 +194,10 @@ def test_on_the_word_of_newcomers_few_are_dialled() -> None:
     assert isinstance(asked, msg.DialNewcomers)
     assert len(asked.newcomers) == ASKED_UNPROVEN_MAX
     assert told(master.tick(5), msg.DialNewcomers) == []
+    master.linked(2, 3)  # it has reached one of them, so there is room for the next one
+    ((_, asked),) = told(master.tick(1.25), msg.DialNewcomers)
+    assert isinstance(asked, msg.DialNewcomers)
+    assert len(asked.newcomers) == ASKED_UNPROVEN_MAX + 1
 
 
 def test_whom_somebody_has_reached_is_dialled_on_its_word() -> None:
