@@ -11,21 +11,21 @@
    have committed since. All others are *outdated*: their holder receives the elected contents,
    and nobody fails for a revision, however high it is. A group that has not synchronized yet
    expects the highest revision that is offered to it, whoever comes first and wherever it is from.
-4. **Lost revision.** If no valid contents are offered, contents count that all members share which
-   come from the group's last synchronization: if all of these members lack something committed,
-   and their revision is the expected one or that of the last synchronization (with
-   ``resume="advanced"`` any from there on that is in reach). All of them have left a call that was
-   committed. No member has its result, so the contents from before it are what all have.
-   Otherwise the call fails and changes nothing. With ``resume="highest"`` the highest revision on
-   offer is valid instead, of any lineage; contents that lack something committed count only if
-   there are no others. ``resume="advanced"`` is the same, with two differences. Revision 0, a
-   beginning, counts only if nothing else is offered, and not at all in a group that has
-   synchronized a higher one. And before anything else the highest revision above the expected one
-   counts that comes from the group's last synchronization and is *in reach*: its holder has got
-   further since, in a call that others missed. A revision is in reach if it is above the expected
-   one by no more than the collectives that the master has seen the group commit since, or if more
-   than half of the members have come at least as far. Of revisions out of reach one member's word
-   is not enough.
+4. **Lost revision.** If no valid contents are offered, look at the members whose contents come from
+   the group's last synchronization. If all of them lack something committed, they have all left a
+   call that was committed, and no member has its result. Then the contents from before that call
+   count, if these members offer the same revision and contents, and the revision is the expected
+   one or that of the last synchronization (with ``resume="advanced"``: any from there on that is in
+   reach). Otherwise the call fails and changes nothing, unless ``resume`` allows more. With
+   ``resume="highest"`` the highest revision on offer is valid, of any lineage; contents that lack
+   something committed count only if there are no others. ``resume="advanced"`` is the same, with
+   two differences. First, revision 0, a beginning, counts only if nothing else is offered, and not
+   at all in a group that has synchronized a higher one. Second, a revision above the expected one
+   takes its place, before rule 3, if it is the highest that comes from the group's last
+   synchronization, lacks nothing committed and is *in reach*. Its holder has then got further in a
+   call that others missed. A revision is in reach if it is above the expected one by no more than
+   the collectives that the master has seen the group commit since, or if more than half of the
+   members have come at least as far. Beyond that, the word of one member is not enough.
 5. **Election.** RECEIVE_ONLY members offer nothing. Of the contents with a valid holder, those that
    most members offer win; votes of outdated holders count. Of equals, those win whose first valid
    holder comes first in the ring.
@@ -184,7 +184,7 @@ def _footing(
 def _shared_before(
     members: _Members, standing: _Members, expected: Expected, reach: int
 ) -> _Footing | None:
-    """What all have that were in the last synchronization, if none of them has got further."""
+    """Rule 4: what all members of the last synchronization have, if all left a committed call."""
     heirs = {peer: offer for peer, offer in members.items() if offer.lineage == expected.lineage}
     offered = [offer for peer, offer in heirs.items() if peer in standing]
     if not offered or not all(offer.stale for offer in heirs.values()):
