@@ -40,8 +40,8 @@ def parse_address(text: str) -> Address:
     if not colon or number is None or not _is_host(host):
         raise ValueError(
             f"{text!r} is not an address; write HOST:PORT, such as '127.0.0.1:{DEFAULT_PORT}' "
-            f"or '[::1]:{DEFAULT_PORT}'. HOST is an IP address, in brackets if it is IPv6, or a "
-            "name, no part of which is empty or longer than 63 characters"
+            f"or '[::1]:{DEFAULT_PORT}'. HOST is an IP address (IPv6 in brackets) or a host name, "
+            "each part of which has 1 to 63 characters"
         )
     return Address(_canonical(host), number)
 
@@ -51,7 +51,7 @@ def parse_masters(text: str) -> tuple[Address, ...]:
 
     Raises:
         TypeError: not a string.
-        ValueError: not addresses that can be dialled, or one of them twice.
+        ValueError: an address is malformed or has port 0, or is named twice.
     """
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"an address is a string such as '127.0.0.1:{DEFAULT_PORT}', not {text!r}")
@@ -156,7 +156,7 @@ def _is_host(text: str) -> bool:
 
 
 def _is_name(text: str) -> bool:
-    """Whether a resolver takes it: no part of it is empty or too long."""
+    """Whether a resolver accepts this host name: no label is empty or too long."""
     try:
         text.encode("idna")
     except UnicodeError:

@@ -42,7 +42,7 @@ class Communicator(CommunicatorBase):
 
         Evicted, MasterLost: no longer a member. Raised by all calls and handles that were open, and
             by what is called before one of them was reported. ``update_topology`` joins again.
-        ResyncRequired: the others took a result that this peer had left. ``connect`` again, and
+        ResyncRequired: the members committed a call that this peer had left. ``connect`` again,
             then ``sync_shared_state``.
         LockstepError: the members waited for different things. Mend the program.
         NotConnected: ``connect`` was not called; or another call has raised Evicted or MasterLost.

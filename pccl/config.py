@@ -178,8 +178,8 @@ def _secret(name: str, token: str | bytes) -> bytes:
         secret = (token.encode() if isinstance(token, str) else token).strip()
     except UnicodeEncodeError:
         raise ValueError(
-            f"{name}: a str with half a character in it (a surrogate); pass the secret as bytes, "
-            "or make another one with `pccl master --token auto`"
+            f"{name}: a str with half a character (a lone surrogate) has no UTF-8; pass the secret "
+            "as bytes, or make a new one with `pccl master --token auto`"
         ) from None
     if len(secret) < SECRET_BYTES_MIN:
         raise ValueError(

@@ -337,7 +337,7 @@ class _TcpListener:
         now_ns = round(self._loop.time() * NS_PER_S)
         due_ns = self._complaints.due_ns
         if due_ns is not None and now_ns >= due_ns:
-            self._complaints.take_count()  # the listener complains again: no line has to count them
+            self._complaints.take_count()  # reset: the line below reports the problem again
         if self._complaints.admit(now_ns):
             _log.warning("%s cannot accept: %s; will try again", self._address, reason_of(error))
         self._loop.remove_reader(self._sock)

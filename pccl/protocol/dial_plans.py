@@ -1,11 +1,12 @@
-"""Who shall dial whom, and what of that the peers of a run were not told yet; the master's.
+"""The master's plan of which peer dials which, and the changes that peers have yet to receive.
 
-A peer dials its elders: all of its group that were there before it. It is told of all when it
-registers, and of changes once a heartbeat, however many there are. Where an elder cannot be reached
-it is asked to dial the newcomer instead: at once if it was asked nothing since the last heartbeat.
+A peer dials its elders: all older peers of its group. The master sends it the whole list when it
+registers, and the changes once a heartbeat, however many there are. If a newcomer cannot reach an
+elder, the master asks the elder to dial the newcomer instead: at once, unless it has asked this
+elder since the last heartbeat.
 
-A newcomer says itself where it is dialled, so others dial it on its word only as far as somebody
-has reached it there; of those whom nobody has reached an elder dials a few.
+A newcomer declares its own address, which may be somebody else's. A newcomer is *proven* once
+a test, or the elder itself, has reached it there. An elder dials only a few unproven newcomers.
 
 Pure state: :class:`~pccl.protocol.registrar.Registrar` sends.
 """
@@ -24,19 +25,19 @@ from pccl.protocol.types import Member, PeerId
 
 @dataclass(slots=True)
 class _Changes:
-    """In one group, since its peers were told."""
+    """Of one group, since its peers last received a plan."""
 
     came: list[Member] = field(default_factory=list[Member])
     gone: set[PeerId] = field(default_factory=set[PeerId])
 
     def before(self, gone: Sequence[PeerId], peer: PeerId) -> msg.LinkPlan:
-        """What concerns a peer: its elders. ``gone`` in order of id."""
+        """The changes among the elders of a peer. ``gone`` is in order of id."""
         came = tuple(m for m in self.came if m.peer < peer and m.peer not in self.gone)
         return msg.LinkPlan(came, tuple(gone[: min(bisect_left(gone, peer), PEERS_MAX)]))
 
 
 class DialPlans:
-    """What a master tells its peers of whom to dial.
+    """Which peers each peer shall dial, and what the master has yet to send of that.
 
     Args:
         membership: of the run.
@@ -45,12 +46,14 @@ class DialPlans:
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self._asked: dict[PeerId, dict[PeerId, bool]] = {}
-        """Elder -> the newcomers that it dials since they cannot reach it, and whether somebody has
-        reached them. Also those that were admitted meanwhile: it may not have heard of that."""
+        """Elder -> newcomers that it dials because they cannot reach it -> whether they are proven.
+
+        Newcomers stay in here after their admission: the elder may not know of it yet.
+        """
         self._told: set[PeerId] = set()
-        """Elders that were told whom to dial since the last heartbeat."""
+        """Elders to which a list was sent since the last heartbeat."""
         self._untold: set[PeerId] = set()
-        """Elders for whom that has changed since."""
+        """Elders whose list has changed since it was sent."""
         self._changes: dict[int, _Changes] = {}
         """By group."""
 
@@ -60,12 +63,12 @@ class DialPlans:
         return tuple(peers[peer].member for peer in sorted(self._asked.get(elder, ())))
 
     def has_room(self, elder: PeerId, newcomer: PeerId, *, proven: bool) -> bool:
-        """Whether an elder may be asked to dial a newcomer, and was not yet.
+        """Whether the master may ask an elder to dial a newcomer; False if it has done so.
 
         Args:
-            elder: who would dial.
-            newcomer: whom.
-            proven: whether somebody has reached the newcomer where it says that it is.
+            elder: the peer that would dial.
+            newcomer: the peer to dial.
+            proven: whether a test has reached the newcomer at its declared address.
         """
         asked, peers = self._asked.get(elder, {}), self._membership.peers
         if newcomer in asked:
@@ -75,7 +78,7 @@ class DialPlans:
         return len(waiting) < ASKED_MAX and (proven or unproven < ASKED_UNPROVEN_MAX)
 
     def ask(self, elder: PeerId, newcomer: PeerId, *, proven: bool) -> bool:
-        """An elder shall dial a newcomer; return whether to tell it at once."""
+        """An elder shall dial a newcomer; return whether to send its list at once."""
         self._asked.setdefault(elder, {})[newcomer] = proven
         if elder in self._told:
             self._untold.add(elder)
@@ -84,12 +87,12 @@ class DialPlans:
         return True
 
     def linked(self, elder: PeerId, newcomer: PeerId) -> None:
-        """An elder has a link to a newcomer: it has reached it, if it was asked to."""
+        """An elder has a link to a newcomer: if it was asked to dial it, the newcomer is proven."""
         if newcomer in self._asked.get(elder, ()):
             self._asked[elder][newcomer] = True
 
     def came_back(self, peer: RegisteredPeer) -> None:
-        """Somebody is back who is not the youngest: the younger ones have to dial it."""
+        """A peer has returned: all younger peers of its group have to dial it."""
         self._changes.setdefault(peer.group, _Changes()).came.append(peer.member)
 
     def remove(self, gone: Sequence[RegisteredPeer]) -> None:
@@ -104,7 +107,7 @@ class DialPlans:
                 self._untold.add(elder)
 
     def beat(self) -> Iterator[tuple[RegisteredPeer, msg.MasterMessage]]:
-        """A heartbeat is due: whom to tell what has changed since the last one."""
+        """A heartbeat is due: the changes since the last one, with the peer to send each to."""
         peers = self._membership.peers
         untold = [peer for peer in sorted(self._untold) if peer in peers]
         for elder in untold:

@@ -23,9 +23,9 @@ class Trust(enum.IntEnum):
     NEWCOMER = 1
     """A peer that is registered and not admitted."""
     LATE = 2
-    """It returned to a run that goes on. What it says of the run is read, and ignored."""
+    """It returned after the recovery. Its report of the run is read and ignored."""
     RETURNING = 3
-    """It says what it knows of a run that this master may take up."""
+    """It reports what it knows of a run that this master may take up."""
     MEMBER = 4
 
 
@@ -40,7 +40,7 @@ _OPENERS = (
 )
 _REPORT = (msg.KnownRoster, msg.KnownOutcome, msg.KnownAnswer, msg.Reported)
 _MEMBERS_SAY = (*_REPORT, msg.AddressProbed)
-"""What a newcomer has no part in."""
+"""What a newcomer may not send."""
 _PEERS_SAY = frozenset(msg.PeerMessage.__args__)
 _MASTERS_SAY = frozenset(msg.MasterMessage.__args__)
 
@@ -96,17 +96,17 @@ class Allowance:
 class SharedAllowance:
     """An allowance that is shared equally among the sources that need it.
 
-    It holds back nobody while the total is within the allowance. Beyond, it holds back the sources
-    that have had more than their share, so one source's load does not delay another source.
+    It delays no source while the total is within the allowance. Beyond that, it delays the sources
+    that have used more than their share, so the load of one source does not delay another.
 
-    Each source has an account of what it has cost. The accounts are settled together, at an equal
-    part of the rate each; a source whose account is settled is forgotten.
+    Each source has an account of what it has cost. All accounts are paid off at the same time, each
+    with an equal share of the rate. A source whose account is paid off is forgotten.
 
     Args:
-        bytes_per_s: at which it grows, for all sources together.
-        burst_bytes: beyond which it does not.
+        bytes_per_s: the rate at which it grows, for all sources together.
+        burst_bytes: the size at which it stops growing.
         now_ns: the present.
-        sources_max: how many sources have an account of their own; further ones share one.
+        sources_max: how many sources have their own account; further sources share one.
     """
 
     def __init__(
@@ -121,18 +121,18 @@ class SharedAllowance:
         self._total = Allowance(bytes_per_s, burst_bytes, now_ns)
         self._sources_max = sources_max
         self._accounts: dict[str, int] = {}
-        """Source -> up to where its account has to be settled, in time at the full rate."""
+        """Source -> the value of ``_settled_ns`` at which its account is paid off."""
         self._next: list[tuple[int, str]] = []
         """A heap with one entry for each account; an account may have grown since."""
         self._settled_ns = 0
-        """Up to where the accounts are settled."""
+        """How much each account has been able to pay so far, as time at the full rate."""
         self._now_ns = now_ns
 
     def __len__(self) -> int:
         return len(self._accounts)
 
     def spend(self, source: str, cost_bytes: int, now_ns: int) -> int:
-        """Something was read; return for how long nothing more of this connection should be."""
+        """Charge a source; return for how long to read nothing more from this connection."""
         self._settle(now_ns)
         if source not in self._accounts and len(self._accounts) >= self._sources_max:
             source = ""
@@ -145,7 +145,7 @@ class SharedAllowance:
         return max(0, min(own_ns, self._total.spend(cost_bytes, now_ns)))
 
     def _settle(self, now_ns: int) -> None:
-        """Settle what the time since the last call is enough for."""
+        """Pay off what the time since the last call allows."""
         while self._accounts:
             step_ns = (now_ns - self._now_ns) // len(self._accounts)
             first_ns, source = self._next[0]
@@ -153,7 +153,7 @@ class SharedAllowance:
                 self._settled_ns += step_ns
                 self._now_ns += step_ns * len(self._accounts)
                 return
-            if self._accounts[source] > first_ns:  # it has grown
+            if self._accounts[source] > first_ns:  # its source was charged again
                 heapq.heapreplace(self._next, (self._accounts[source], source))
                 continue
             self._now_ns += max(0, first_ns - self._settled_ns) * len(self._accounts)

@@ -29,7 +29,7 @@ RESUME_TOKEN_BYTES = 16
 """Random: what a peer proves by that it is the one that was registered."""
 
 TOKEN_DIGEST_BYTES = 16
-"""What another master knows of it."""
+"""Of the digest of a resume token, by which another master knows the peer."""
 
 OPEN_VIEWS_MAX = 1024
 """Views in which one group may still decide: each admission leaves at most one behind."""
@@ -61,27 +61,27 @@ TERM_MAX = 1 << 31
 """Of terms in a report, likewise."""
 
 TESTS_AT_ONCE_MAX = 64
-"""Newcomers whose addresses a master tests at once: a crowd that joins together, and no more, for
-each test makes up to three dials to wherever a token holder says."""
+"""Newcomers whose addresses a master tests at once: enough for a crowd that joins together. Each
+test makes up to three dials to an address that a holder of the token has chosen."""
 
 TESTS_PER_S = 8
-"""And from then on: nobody can make a master or a member dial others more often than this."""
+"""The rate after that: nobody can make a master or a member dial unproven addresses more often."""
 
 ASKED_MAX = 256
-"""Newcomers that one peer dials because they cannot reach it: a message of 80 KiB at most, and one
-a heartbeat."""
+"""Newcomers that one peer dials because they cannot reach it. The list takes a message of at most
+80 KiB, sent at most once a heartbeat."""
 
 ASKED_UNPROVEN_MAX = 16
-"""Of them, those that nobody has reached where they say that they are: dialled again every two
-seconds, they make no more dials than the tests of addresses."""
+"""How many of them may be unproven: nobody has reached them at their declared address. They are
+dialled every two seconds, so they cause no more dials than the tests of addresses."""
 
 PENDING_MAX = 1024
-"""Newcomers that wait to be admitted, shared among their sources: each dials all that came before
-it, so they cost their square."""
+"""Newcomers that wait to be admitted; their sources share these places. Each newcomer dials all
+older ones, so the cost grows with the square of their number."""
 
 SEATED_AT_ONCE_MAX = 128
-"""Newcomers of a run without members that are looked at with every word of one of them; of more it
-is found out at each tick who can be admitted."""
+"""Peers in a run without members up to which every message from one of them makes the master look
+for newcomers to admit. With more peers, it looks only at each tick."""
 
 LANES_MAX = 256
 """Lanes of one link; each costs two descriptors and their buffers in the kernel."""
@@ -108,7 +108,7 @@ NEWCOMERS_BURST_BYTES = 1 << 20
 """Beyond that, after a pause: a crowd that joins is not slowed down."""
 
 NEWCOMERS_SOURCES_MAX = 1024
-"""Sources of newcomers of whose load a master keeps account; further ones share an account."""
+"""Sources of newcomers for which a master keeps an account of its own; further ones share one."""
 
 MESSAGE_COST_BYTES = 64
 """What decoding and handling the shortest message costs, in bytes of a long one."""
@@ -144,7 +144,7 @@ LINGERING_MAX = 256
 """Closed connections of one process that wait until the other side has read the last words."""
 
 LINGER_S = 5.0
-"""How long a closed connection waits for the other side to read the rest."""
+"""How long a closed connection waits for the other side to read the last messages."""
 
 DESCRIPTORS_WANTED = 16384
 """A process asks the system for so many, if it may: all peers of the largest run and the strangers

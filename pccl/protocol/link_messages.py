@@ -44,15 +44,15 @@ class AddressProbed:
 
 @dataclass(frozen=True, slots=True)
 class LinkPlan:
-    """How the older peers of the own group, members and pending ones, have changed.
+    """Changes among the older peers of the own group, members and pending ones.
 
-    After ``Registered`` and ``Resumed`` they are told anew.
+    After ``Registered`` and ``Resumed`` it is the complete list.
     """
 
     elders: Annotated[tuple[Member, ...], AtMost(PEERS_MAX)]
-    """This peer shall dial them, too."""
+    """Older peers that this peer shall dial as well."""
     gone: Annotated[tuple[PeerId, ...], AtMost(PEERS_MAX)] = ()
-    """They are there no more."""
+    """Older peers that have left the run."""
 
 
 @dataclass(frozen=True, slots=True)

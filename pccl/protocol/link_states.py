@@ -1,6 +1,6 @@
-"""What peers report of their links; the master's.
+"""What the peers of a run have reported of their links, as the master knows it.
 
-State only. A link has two ends, and each says for itself whether it is up, or why it is not.
+State only. A link has two ends. Each end reports whether the link is up, or why it is down.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ class _Link:
 
 
 class LinkStates:
-    """Both ends of every link, as far as they have said."""
+    """What both ends of every link have reported."""
 
     def __init__(self) -> None:
         self._links: dict[PeerId, dict[PeerId, _Link]] = {}
-        """Reporter -> other -> what the reporter says of their link."""
+        """Reporter -> other peer -> the link as the reporter sees it."""
 
     def report(self, reporter: PeerId, other: PeerId, why_down: str | None, now_ns: int) -> None:
-        """``reporter`` says that its link to ``other`` is up (None) or why it is not."""
+        """``reporter`` reports that its link to ``other`` is up (None), or why it is down."""
         links = self._links.setdefault(reporter, {})
         known = links.get(other)
         changes = known is None or (known.why_down is None) != (why_down is None)
         links[other] = _Link(why_down, now_ns if changes or known is None else known.since_ns)
 
     def why_down(self, reporter: PeerId, other: PeerId) -> str | None:
-        """Why ``reporter`` has no link to ``other``; None: it has one, or has said nothing."""
+        """Why ``reporter`` has no link to ``other``; None: it has one, or has reported nothing."""
         link = self._links.get(reporter, {}).get(other)
         return None if link is None else link.why_down
 
     def are_linked(self, one: PeerId, other: PeerId) -> bool:
-        """Whether one of the two says that their link is up."""
+        """Whether at least one of the two reports that their link is up."""
         ends = (self._links.get(one, {}).get(other), self._links.get(other, {}).get(one))
         return any(link is not None and link.why_down is None for link in ends)
 
     def have_given_up(self, one: PeerId, other: PeerId) -> bool:
-        """Whether both say that they have no link."""
+        """Whether both report that they have no link."""
         return None not in (self.why_down(one, other), self.why_down(other, one))
 
     def trouble(self, peer: PeerId, reporters: Iterable[PeerId], since_ns: int) -> str | None:
-        """What one of the reporters says of its link to ``peer``, if that broke since then."""
+        """Why one of the reporters lost its link to ``peer``, if that was after ``since_ns``."""
         for reporter in reporters:
             link = self._links.get(reporter, {}).get(peer)
             if link is not None and link.why_down is not None and link.since_ns >= since_ns:
@@ -60,9 +60,13 @@ class LinkStates:
     def broken(
         self, peers: Iterable[PeerId], until_ns: int | None = None
     ) -> Iterator[tuple[Pair, str]]:
-        """The pairs of these that have no link, each as often as one of the two says so, and why.
+        """Pairs of these peers of which one end reports that it has no link, and why.
 
-        With ``until_ns``: have had none since then, or for longer.
+        A pair of which both ends report so comes twice.
+
+        Args:
+            peers: both ends of a pair are among them.
+            until_ns: only links that are down since then, or for longer; None: all.
         """
         among = dict.fromkeys(peers)
         for reporter in among:
@@ -72,13 +76,13 @@ class LinkStates:
                     yield Pair((reporter, other)), link.why_down
 
     def shift(self, gap_ns: int, now_ns: int) -> None:
-        """This process slept: links have not been down for so long."""
+        """This process slept for ``gap_ns``: no link counts as down for that time."""
         for links in self._links.values():
             for other, link in links.items():
                 links[other] = _Link(link.why_down, min(link.since_ns + gap_ns, now_ns))
 
     def remove(self, gone: Collection[PeerId]) -> None:
-        """These peers are no more."""
+        """Forget peers that have left the run."""
         for peer in gone:
             self._links.pop(peer, None)
         for links in self._links.values():

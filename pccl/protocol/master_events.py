@@ -30,7 +30,7 @@ class ControlMessage:
 
 @dataclass(frozen=True, slots=True)
 class ControlPaused:
-    """The shell reads nothing more from the connection until then; the present ends a pause."""
+    """The shell does not read from the connection until ``until_ns``; the present ends a pause."""
 
     connection: int
     until_ns: int
@@ -121,7 +121,7 @@ class Remember:
     """Whether this master coordinates it; a standby has only learnt of it, and may learn of
     another."""
     vouched: Vouched = NOT_TOLD
-    """Who is in it, as far as a standby has learnt."""
+    """Its members, as far as a standby has learnt them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class AskMaster:
 
     master: int
     version: int | None = None
-    """Of the newest roster whose members are known here."""
+    """Of the newest roster whose members are known here; None: no members are known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ from pccl.protocol.types import AlgorithmTable, LinkMeasure, Member, PeerId, Ros
 from pccl.protocol.vouched import Vouched, token_digest
 
 _SEATINGS_MAX = 8
-"""Each may leave too few for one that wants more; from then on all such have to wait."""
+"""How often to try without the newcomers whose ``min_peers`` was not met. After that, all newcomers
+that need other newcomers for it have to wait."""
 
 
 @dataclass(slots=True)
@@ -39,7 +40,7 @@ class RegisteredPeer:
     min_peers: int = 1
     """It wants to be admitted into no smaller run (itself included)."""
     masters: int = 1
-    """Of how many it knows the address."""
+    """How many masters it knows the address of."""
     prefetching: bool = False
     """Whether it fetches what its group holds, and does not want to be admitted before."""
     admitted: bool = False
@@ -49,7 +50,7 @@ class RegisteredPeer:
     heard_ns: int = 0
     """When it was last heard of."""
     held_until_ns: int = 0
-    """Until when the master reads nothing from it, and so can't hear of it or of its links."""
+    """Until when the master does not read from it: its silence until then does not count."""
     control_lost_ns: int | None = None
     """When its control connection was lost, if it is."""
     control_damaged: bool = False
@@ -125,7 +126,7 @@ class RecoveredGroup:
 
 
 def _enough(newcomers: list[RegisteredPeer], members: int) -> list[RegisteredPeer]:
-    """Those of them that could be enough for each other, with so many members."""
+    """The newcomers whose ``min_peers`` could be met if all of these were admitted."""
     count = len(newcomers)
     for peer in sorted(newcomers, key=lambda peer: -peer.min_peers):
         if peer.min_peers <= members + count:
@@ -286,7 +287,7 @@ class Membership:
         return peer.admitted and peer.connection is not None
 
     def admissible(self) -> list[RegisteredPeer]:
-        """The newcomers that are linked to their future neighbours, and enough for each other."""
+        """The newcomers with links to their future neighbours, and a ``min_peers`` that is met."""
         members, wanted = len(self.members()), self.pending()
         for _ in range(_SEATINGS_MAX):
             wanted = _enough(wanted, members)
@@ -343,7 +344,7 @@ class Membership:
         return seating
 
     def why_apart(self, newcomer: RegisteredPeer, neighbour: PeerId) -> str:
-        """Why a newcomer cannot be linked to one that it needs, and what to do."""
+        """Why a newcomer cannot be linked to a neighbour that it needs, and what to do."""
         other = self.peers[neighbour]
         tries = [
             f"peer {one.id} cannot dial peer {target.id} at "
@@ -358,9 +359,9 @@ class Membership:
         )
 
     def crowded_out(self, host: str) -> RegisteredPeer | None:
-        """Who has to go if one more newcomer comes from ``host``; None: there is room.
+        """The newcomer to remove if one more comes from ``host``; None: there is room.
 
-        It is the one that has waited for longest, of those that come from where most do.
+        It is the oldest newcomer from the source with the most of them.
         """
         pending = self.pending()
         if len(pending) < PENDING_MAX:
@@ -501,7 +502,7 @@ class Membership:
                 del state.rosters[next(iter(state.rosters))]
 
     def vouched(self) -> Vouched:
-        """Who is in the run, for another master, and for this one when it is started again."""
+        """The members, for another master, and for this one after a restart."""
         return Vouched(
             self.version, {p.id: token_digest(p.token) for p in self.members() if p.token}
         )

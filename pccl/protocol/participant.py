@@ -239,7 +239,7 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
             self._contact.follows_another()
         self.term, self._incumbent = message.term, message.incumbent
         self._has_standby |= bool(message.standbys)
-        self._membership.forget_plans()  # it will say which
+        self._membership.forget_plans()  # the master sends them again
         self._contact.served(self._now_ns)
         if self._has_standby:
             self._acknowledge_roster()
@@ -329,7 +329,7 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
             return
         if not isinstance(event, AddressTried):
             self._tell_measured(self._membership.measured(event.links))
-        elif self.standing is Standing.MEMBER:  # only those are asked
+        elif self.standing is Standing.MEMBER:  # the master asks only members
             self._send(msg.AddressProbed(event.peer, event.reason))
 
     def _tell_measured(self, links: tuple[MeasuredLink, ...]) -> None:

@@ -54,7 +54,7 @@ class PeerMachine(RoundCaller):
         now_ns: the present.
         eager: which operations go ahead; None: none does.
         former_loss: how the incarnation before this one ended; None: there was none.
-        left_sync: what that one knew of its last synchronization.
+        left_sync: what that incarnation knew of its last synchronization.
     """
 
     def __init__(

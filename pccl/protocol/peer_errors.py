@@ -138,8 +138,8 @@ def resync_required(operation: OperationId) -> errors.ResyncRequired:
     """What joint calls raise from now on."""
     return errors.ResyncRequired(
         reason=f"the members committed {_what(operation)}, which this peer had left, so its state "
-        "lacks that: connect() again to rejoin, then sync_shared_state(). Without connect(), "
-        "sync_shared_state() helps only if all other members call it as well"
+        "lacks the result: connect() again to rejoin, then sync_shared_state(). Without connect(), "
+        "sync_shared_state() succeeds only if all other members call it as well"
     )
 
 

@@ -1,16 +1,16 @@
 """The last committed synchronization of one peer, in case its caller left before it returned.
 
-State only. The caller's state keeps its revision and lineage then, since nothing was returned to
-it. If the peer received nothing, its contents are the elected ones all the same, and it is in step
-with the other members:
+State only. Nothing was returned to the caller, so its state keeps its revision and lineage. If the
+peer had nothing to receive, its contents are the elected ones all the same, and it is in step with
+the other members:
 
-* The same call once more returns what the call before would have returned. It does so only if no
-  other joint call was made since: the other members have gone on to their next call.
+* If the caller repeats the call, it returns what the first call would have returned. It does so
+  only if no other joint call was made since, because the other members have finished that call.
 * Later offers carry the lineage of that synchronization. If neither revision nor contents have
   changed, the offer is stale: it counts only if no member has got further.
 
-A peer that left another committed operation since then lacks its result. Its offers are stale until
-the next synchronization, also after it has joined again.
+If the caller leaves another operation and that is committed, the peer lacks its result. Then its
+offers are stale until the next synchronization, even if it has rejoined.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pccl.protocol.types import OperationId, PeerId
 
 @dataclass(frozen=True, slots=True)
 class CommittedSync:
-    """One that was committed."""
+    """A synchronization that was committed."""
 
     made: Offer
     """As the caller made it."""
@@ -36,30 +36,30 @@ class CommittedSync:
     """Of the membership that the outcome names."""
 
     def needs_nothing(self, peer: PeerId) -> bool:
-        """Whether a member had the elected contents, and their revision, when it called."""
+        """Whether ``peer`` had the elected contents and their revision when it called."""
         elected = self.result.elected
         needy = peer in elected.behind or peer in elected.outdated
         return not needy and self.made.revision == elected.revision
 
     def is_made_again(self, offer: Offer) -> bool:
-        """Whether a later call offers the same."""
+        """Whether a later call makes the same offer."""
         what = (offer.purpose, offer.revision, offer.lineage, offer.layout, offer.content)
         made = self.made
         return what == (made.purpose, made.revision, made.lineage, made.layout, made.content)
 
 
 class LeftSync:
-    """What the state of one process is worth after its caller left committed operations."""
+    """How the offers of one process change after its caller left committed operations."""
 
     def __init__(self) -> None:
         self._last: CommittedSync | None = None
-        """The last one that was committed."""
+        """The last committed synchronization."""
         self._left: CommittedSync | None = None
-        """The last one that the caller left and that this peer needed nothing of."""
+        """The last one that the caller left and from which this peer needed nothing."""
         self._may_repeat = False
-        """Whether no joint call was made since the caller left that one."""
+        """Whether no joint call was made since the caller left ``_left``."""
         self._lacks = False
-        """Whether the caller left something else that was committed since the last one."""
+        """Whether the caller left another operation that was committed after ``_last``."""
 
     def commit(self, known: OpenOperation, lineage: Lineage, outcome: OperationEnded) -> None:
         """A synchronization was committed."""
@@ -73,7 +73,7 @@ class LeftSync:
         """The caller left this operation, which was committed.
 
         Returns:
-            Whether it is a synchronization that this peer needed nothing of.
+            Whether it is a synchronization from which this peer needed nothing.
         """
         last = self._last
         if last is None or last.lineage.operation != operation or not last.needs_nothing(peer):
@@ -87,16 +87,16 @@ class LeftSync:
         self._may_repeat = False
 
     def take_repeat(self, offer: Offer) -> CommittedSync | None:
-        """What a call returns that repeats the one that was left; None: it is a new one."""
+        """What this call returns if it repeats the call that was left; None: it is a new call."""
         left, may_repeat, self._may_repeat = self._left, self._may_repeat, False
         repeats = may_repeat and left is not None and left.is_made_again(offer)
         return left if repeats else None
 
     def offer(self, made: Offer, *, stale: bool) -> Offer:
-        """What the other members are offered, of what the caller offers.
+        """The offer that goes to the other members.
 
         Args:
-            made: by the caller.
+            made: the offer as the caller made it.
             stale: whether the other members have committed something that this peer lacks.
         """
         left, last, lineage = self._left, self._last, made.lineage

@@ -89,7 +89,7 @@ class KnownMembership:
             self._reported = {v: known for v, known in self._reported.items() if v >= floor}
 
     def learn_elders(self, came: Iterable[Member], gone: Collection[PeerId]) -> None:
-        """Older peers of the own group have come, and others are gone."""
+        """Add and remove older peers of the own group."""
         self._elders.update({member.peer: member for member in came})
         for peer in gone:
             self._elders.pop(peer, None)
@@ -99,7 +99,7 @@ class KnownMembership:
         self._newcomers = newcomers
 
     def forget_plans(self) -> None:
-        """Whom to dial besides the members will be told anew."""
+        """Forget the peers to dial besides the members: the master will send them again."""
         self._elders.clear()
         self._newcomers = ()
 

@@ -60,9 +60,9 @@ class OpenOperation:
     weights: tuple[float, ...] = ()
     """Of all contributions to it, in ring order, once it has started."""
     made: Offer | None = None
-    """Of a synchronization: what its caller offers."""
+    """Of a synchronization: the offer as its caller made it."""
     offer: Offer | None = None
-    """What the other members are offered."""
+    """The offer that goes to the other members."""
     elected: Elected | None = None
     """What comes of that."""
 
@@ -190,7 +190,7 @@ class OpenOperations:
         return find_gaps(known.ring, lost)
 
     def answer_holdings(self, asked: msg.HoldingsQuery, own: PeerId) -> ev.CloseGap | ev.Send:
-        """Ask for what the gap before this peer lacks; if it is not before a gap: say no."""
+        """If this peer is right after a gap: close it; if not: answer that nothing is complete."""
         lost = len(asked.lost)
         for gap in self.gaps(asked.operation, asked.lost):
             if gap.downstream == own:
@@ -198,7 +198,7 @@ class OpenOperations:
         return ev.Send(msg.Holdings(asked.operation, lost, complete=False))
 
     def send_across(self, asked: msg.Repair, own: PeerId) -> list[ev.SendAcross]:
-        """Send what is lacking to the peer behind the gap after this peer."""
+        """Send what is missing across the gaps right after this peer."""
         operation = asked.operation
         return [
             ev.SendAcross(operation, gap.downstream, gap.size)

@@ -130,7 +130,7 @@ class Refusals:
                 news.forget(call)
 
     def left_unnoticed(self, error: errors.PCCLError) -> None:
-        """A caller left after his call had ended with this, and does not know it."""
+        """A caller left after its call had ended with this error, and has not seen it."""
         resyncs = isinstance(error, errors.ResyncRequired)
         news = self.resync if resyncs else self.loss
         if news is not None:

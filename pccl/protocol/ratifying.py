@@ -143,7 +143,7 @@ class Ratifying(Registrar):
         super()._dismiss(peer, cause, reason)
 
     def _note_masters(self, newcomers: list[RegisteredPeer]) -> None:
-        """These are about to become members: whether they know of another master."""
+        """These newcomers become members now: from now on it counts if they know another master."""
         if self._sole and any(peer.masters > 1 for peer in newcomers):
             self._sole = False
             self._majority.settle(self.membership)

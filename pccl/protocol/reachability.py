@@ -60,10 +60,10 @@ def may_be_dialled(host: str, *, seen: str, by: str) -> bool:
 
 
 def dialled_at(declared: str, seen: str) -> str:
-    """The host at which others dial a peer: what it declares, unless nobody may dial that.
+    """The host at which others dial a peer: the declared one, or ``seen`` if nobody may dial that.
 
     Args:
-        declared: empty if it declares none.
+        declared: the host that it declares; empty if it declares none.
         seen: the host that the master sees it at.
     """
     return declared if declared and may_be_dialled(declared, seen=seen, by=seen) else seen
@@ -115,7 +115,7 @@ class Reachability:
     def __init__(self, now_ns: int) -> None:
         self._tested: dict[PeerId, _Tested] = {}
         self._tests_by: dict[PeerId, set[PeerId]] = {}
-        """Member -> whom it was asked to test."""
+        """Member -> the peers that it was asked to test."""
         self._allowance_ns = TESTS_AT_ONCE_MAX * NS_PER_S // TESTS_PER_S
         """Time that tests may still take, at a second for so many a second."""
         self._allowed_ns = now_ns
@@ -145,7 +145,7 @@ class Reachability:
         return TryAddress(member, hosts, seen)
 
     def may_dial(self, now_ns: int) -> bool:
-        """Whether somebody may be dialled whom nobody has reached yet; each time costs one."""
+        """Whether a peer that nobody has reached may be dialled; True uses up one dial."""
         price_ns = NS_PER_S // TESTS_PER_S
         gained_ns = max(0, now_ns - self._allowed_ns)
         self._allowed_ns = now_ns
@@ -155,7 +155,7 @@ class Reachability:
         return may
 
     def tested(self, peer: PeerId, by: PeerId | None, host: str, reason: str) -> bool:
-        """A test has ended; return whether it is one that was awaited.
+        """A test has ended; return whether it was awaited.
 
         Args:
             peer: whose address it was.
@@ -176,7 +176,7 @@ class Reachability:
         return True
 
     def was_reached(self, peer: PeerId) -> bool:
-        """Whether it has answered somebody at the host that it declares."""
+        """Whether it has answered a test at the host that it declares."""
         return peer in self._tested and "" in self._tested[peer].answers.values()
 
     def awaits(self, peer: PeerId) -> bool:
@@ -196,7 +196,7 @@ class Reachability:
         return f"{who}: {answers[by]}" if answers[by] else None
 
     def news_of(self, peer: PeerId) -> str:
-        """What a peer is told that nobody can dial; empty: somebody can, or it knows."""
+        """What to tell a peer that nobody can dial; empty: nothing new, or it can be dialled."""
         known, why = self._tested[peer], self.why_undialable(peer)
         if why is None or known.awaited or known.told:
             return ""

@@ -6,8 +6,8 @@ is not in the newest one of his group was removed. Outcomes and answers that any
 adopted; so are those that were proposed to anybody (:mod:`pccl.protocol.proposals`). What was
 decided and reached nobody who came back may be decided anew.
 
-Anybody who knows the token can say that he returns. Where the master before has said who was in the
-run (:mod:`pccl.protocol.vouched`), these alone are believed, and their word makes others members.
+Any process with the token can send a report. If the master before has named the members of the run
+(:mod:`pccl.protocol.vouched`), only their reports count; the rosters in them can name more members.
 
 Pure state: :class:`~pccl.protocol.restart.Restartable` collects and carries out.
 """
@@ -94,7 +94,7 @@ class Recovery:
         incumbent: id of the master that asks.
         now_ns: the present.
         ratified: the newest roster that a majority had under this master; 0: it knows of none.
-        vouched: who was in the run, as its master has said.
+        vouched: the members of the run, as its master has named them.
     """
 
     def __init__(
@@ -110,20 +110,20 @@ class Recovery:
         self._vouched, self._vouched_ns = vouched, now_ns
         self._stale_ns = timing.ns(timing.master_lost_s) // 2
         self._is_stale = False
-        """Whether its master was not heard for so long that all of them may be others by now."""
+        """Whether the named members are so old that all of them may have been replaced."""
         self._patience_ns = timing.ns(timing.recovery_s)
         self._incumbent, self._ratified_here = incumbent, ratified
         self._since_ns = now_ns
         self._reports: dict[PeerId, Report] = {}
         self._by_connection: dict[int, Report] = {}
         self._said_goodbye: set[tuple[bytes, PeerId]] = set()
-        """By run: a standby may hear members of several."""
+        """By run: a standby may hear members of several runs."""
         self._rosters: dict[tuple[Roster, int], SharedRoster] = {}
         """What all reports hold of rosters: equal ones once."""
         self._nbytes = 0
         """About how much memory all reports take."""
         self._newest_known: Roster | None = None
-        """Of the complete reports that are believed."""
+        """In the complete reports that count."""
         self._came = 0  # complete reports of peers that were members
         self._is_whole: bool | None = None
         """Whether all members are back; None: that has to be found out."""
@@ -143,8 +143,8 @@ class Recovery:
     def believes(self, report: Report) -> bool:
         """Whether what a report says of the run counts.
 
-        It does if its master has named this peer, or nobody. If the master was not heard for long,
-        and nobody comes whom it has named, it does as well.
+        It does if the run's master has named this peer, or has named no members at all. It does as
+        well if the named members are too old, and none of them has returned.
         """
         if self._vouched.digests is None or self._is_named(report):
             return True
@@ -183,7 +183,7 @@ class Recovery:
             raise RemoteProtocolError(reason=f"another process has returned as peer {header.peer}")
         digest = token_digest(header.token)
         if (self._vouched.digests or {}).get(header.peer, digest) != digest:
-            raise RemoteProtocolError(reason=f"it is not the peer {header.peer} of its master")
+            raise RemoteProtocolError(reason=f"its token is not that of peer {header.peer}")
         if known is not None:
             self._drop(known)
         if self.run is None:
@@ -191,7 +191,7 @@ class Recovery:
         nbytes = REQUEST_BYTES_MIN + footprint(header)
         report = Report(header, host, connection, nbytes=nbytes, own_nbytes=nbytes, digest=digest)
         if not any(self.believes(one) for one in self._reports.values()):
-            self._since_ns = now_ns  # the others get as long from now on
+            self._since_ns = now_ns  # all others have the full time from now on
         self._reports[header.peer] = self._by_connection[connection] = report
         self._nbytes += nbytes
 
@@ -403,7 +403,7 @@ class Recovery:
 
     @property
     def knows_another_master(self) -> bool:
-        """Whether some of its members know the address of more than one."""
+        """Whether some of the run's members know the addresses of several masters."""
         return any(report.header.registration.masters > 1 for report in self._believed())
 
     def has_majority(self) -> bool:

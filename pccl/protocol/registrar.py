@@ -199,7 +199,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
                 case msg.Resume():
                     self._resume(connection, message)
                 case msg.StatusRequest():
-                    self._part_with(connection, self._status(), "it was told the status")
+                    self._part_with(connection, self._status(), "its question is answered")
                 case _:
                     raise RemoteProtocolError(reason="did not begin with Register or Resume")
             return
@@ -250,7 +250,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         seen = self._hosts[connection]
         crowded = self.membership.crowded_out(seen)
         if crowded is not None:
-            self._remove(crowded, RemovalCause.CROWDED_OUT, f"{PENDING_MAX} newcomers wait")
+            why = f"{PENDING_MAX} newcomers wait, the most from its address; call connect() again"
+            self._remove(crowded, RemovalCause.CROWDED_OUT, why)
         host = dialled_at(message.host, seen)
         peer = RegisteredPeer(
             id=self._last_peer,
@@ -319,7 +320,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
                 self._admit_into_empty_run()
 
     def _ask(self, elder: RegisteredPeer, newcomer: RegisteredPeer) -> None:
-        """Let an older peer dial a newcomer that cannot reach it, if it may."""
+        """Ask an elder to dial a newcomer that cannot reach it, if the limits allow that."""
         known = self._reachability
         proven = known is None or known.was_reached(newcomer.id)
         if elder.group != newcomer.group:
@@ -327,12 +328,12 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         if not self._plans.has_room(elder.id, newcomer.id, proven=proven):
             return
         if known is not None and not proven and not known.may_dial(self._now_ns):
-            return  # if it needs that link, it is asked again at the next tick
+            return  # if the newcomer needs that link, the next tick asks again
         if self._plans.ask(elder.id, newcomer.id, proven=proven):
             self._send(elder, msg.DialNewcomers(self._plans.asked(elder.id)))
 
     def _ask_again(self, newcomer: RegisteredPeer, neighbour: PeerId) -> None:
-        """A tick: a newcomer still lacks a link; the elder dials it if it may be asked now."""
+        """A tick: a newcomer still lacks a link; ask the elder to dial it if the limits allow."""
         elder, why = self.membership.peers.get(neighbour), self.membership.links.why_down
         if elder is not None and elder.id < newcomer.id and why(newcomer.id, neighbour) is not None:
             self._ask(elder, newcomer)

@@ -1,4 +1,4 @@
-"""What one returning peer reports to a master that has not known it."""
+"""The report of one returning peer to a master that is rebuilding the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LINK_BYTES = 160
 
 @dataclass(slots=True)
 class SharedRoster:
-    """A roster that so many reports hold."""
+    """A roster that ``holders`` reports contain; kept in memory once."""
 
     roster: Roster
     nbytes: int
@@ -26,7 +26,7 @@ class SharedRoster:
 
 @dataclass(slots=True)
 class Report:
-    """What one peer says on its return."""
+    """What one peer reports when it returns."""
 
     header: msg.Return
     host: str
@@ -41,7 +41,7 @@ class Report:
     """What it wants from the master, in order: it is dealt with when the run is rebuilt."""
     complete: bool = False
     tellers: dict[int, bytes] = field(default_factory=dict[int, bytes])
-    """Version of a roster -> id of the master that told it."""
+    """Version of a roster -> id of the master that sent it."""
     promised: bool = False
     """Whether it follows the master that asks, and has done so since this report."""
     nbytes: int = 0
@@ -49,23 +49,23 @@ class Report:
     own_nbytes: int = 0
     """Without them: several reports may hold the same ones."""
     shares: list[SharedRoster] = field(default_factory=list[SharedRoster])
-    """The rosters, with all who hold them."""
+    """Its rosters, each shared with all reports that contain it."""
     digest: bytes = b""
     """Of its resume token."""
 
     @property
     def peer(self) -> PeerId:
-        """Who says it."""
+        """The peer that reports."""
         return self.header.peer
 
     @property
     def newest(self) -> Roster | None:
-        """The newest roster that it knows; None for one who was never admitted."""
+        """The newest roster that it knows; None: it was never admitted."""
         return self.rosters[max(self.rosters)] if self.rosters else None
 
     @property
     def freed_nbytes(self) -> int:
-        """Memory that nobody else needs."""
+        """Memory that becomes free if this report is dropped."""
         return self.own_nbytes + sum(one.nbytes for one in self.shares if one.holders == 1)
 
     def take(self, message: msg.Message) -> None:
@@ -94,7 +94,7 @@ class Report:
                 self.requests.append(message)
             case _:
                 what = type(message).__name__
-                raise RemoteProtocolError(reason=f"{what} does not belong into a report")
+                raise RemoteProtocolError(reason=f"{what} does not belong in a report")
         self.nbytes += nbytes
         self.own_nbytes += nbytes
 

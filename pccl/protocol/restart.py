@@ -69,7 +69,7 @@ class Restartable(Ratifying):
         choose: finds out which algorithms are the quickest in a ring.
         elect: finds out which shared state everybody gets.
         stands_by_for: of a standby, the masters whose run it takes up, as people know them.
-        vouched: who was in the run, as this master or the one before had it.
+        vouched: the members of the run, as this master or the one before knew them.
         tests_addresses: whether newcomers are dialled, to find out if they can be.
     """
 
@@ -205,7 +205,7 @@ class Restartable(Ratifying):
             case _ if connection not in self._hosts:
                 return
             case msg.RunQuery(version) if not self._is_known(connection):
-                self._part_with(connection, self._run_is(version), "it was told the run")
+                self._part_with(connection, self._run_is(version), "its question is answered")
             case msg.Return() if connection not in self._by_connection:
                 self._on_return(connection, message)
                 self._reporting.add(connection)
@@ -355,7 +355,7 @@ class Restartable(Ratifying):
                 self._waiting.pop(connection, None)
                 self._close(connection, "it left")
             case msg.StatusRequest() if report is None:
-                self._part_with(connection, self._status(), "it was told the status")
+                self._part_with(connection, self._status(), "its question is answered")
             case msg.Resume() if report is None:
                 self._refuse(connection, "this master does not know you")
             case _ if report is not None:

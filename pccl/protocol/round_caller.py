@@ -118,7 +118,10 @@ class RoundCaller(Participant):
             self._admission_unused = kind is RoundKind.UPDATE_TOPOLOGY
 
     def _on_left_admitted(self) -> None:
-        """A member of whose place nobody knows would keep the others waiting."""
+        """The caller of ``connect`` left, and this peer was admitted: leave the run.
+
+        Otherwise the other members would wait for a member that makes no calls.
+        """
         if self.standing is Standing.MEMBER:
             self._lose(words.left_join("the caller left"), goodbye=True)
 

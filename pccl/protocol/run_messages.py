@@ -1,4 +1,4 @@
-"""Control messages between the masters of a run: which one it is, and who is in it.
+"""Control messages between masters: which run a master has, and who is in it.
 
 They belong to :mod:`pccl.protocol.messages`, which names them all.
 """
@@ -25,7 +25,7 @@ class RunQuery:
     """First and only message of a standby that asks which run it may have to take up."""
 
     version: int | None = None
-    """Of the newest roster whose members it knows; None: it knows of none."""
+    """Of the newest roster whose members it knows; None: it knows no members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,4 +40,7 @@ class RunIs:
     version: int = 0
     """Of the newest roster."""
     members: Annotated[tuple[MemberProof, ...], AtMost(PEERS_MAX)] | None = None
-    """Who is in that one; None: the standby knows that already, or this master does not."""
+    """The members in that roster.
+
+    None: the standby knows them already, or this master does not know them.
+    """

@@ -41,7 +41,7 @@ class StandbyWatch:
         masters: their addresses, for people; the first choice first.
         run: a run that was learnt before a restart; None: none was.
         term: the one that was learnt with it.
-        vouched: who was in it.
+        vouched: the members that were learnt with it.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class StandbyWatch:
         """The highest that a master of it is known to have been in."""
         self._is_settled = run is not None
         self.vouched = vouched
-        """Who is in the run, as far as its master has said."""
+        """The members of the run, as its master has named them."""
         self._sources = [_Source(name) for name in masters]
         self._interval_ns = timing.ns(timing.heartbeat_s)
 
@@ -85,12 +85,12 @@ class StandbyWatch:
         return self._learn_members(answer) or changes
 
     def _learn_members(self, answer: msg.RunIs) -> bool:
-        """Its master says who is in the run, if this standby does not know."""
+        """Take over the members from an answer; return whether they are newer than the known."""
         known = self.vouched.version
         if answer.run != self.run or answer.members is None:
             return False
         if known is not None and answer.version <= known:
-            return False  # another master has said so before
+            return False  # another master has named them already
         self.vouched = Vouched.of(answer.version, answer.members)
         return True
 

@@ -147,7 +147,7 @@ class RemovalCause(enum.IntEnum):
     TOO_SLOW = 9
     """A newcomer that kept the others waiting for its first synchronization."""
     CROWDED_OUT = 10
-    """A newcomer that had to go because too many wait, most of them from where it comes from."""
+    """Too many newcomers wait: it is the oldest from the source with the most of them."""
 
 
 class AbortCause(enum.IntEnum):

@@ -1,8 +1,7 @@
-"""Who is in a run, as its master says: what tells a member that returns from somebody else.
+"""The members of a run as its master names them, so that another master can recognize them.
 
-A resume token is known to a peer and to the master that has given it out. A standby, and a master
-that is started again, get a digest of each, and know the members by that; from the digests nobody
-can tell the tokens.
+Only a peer and the master that issued it know a resume token. A standby and a restarted master get
+a digest of each token, and recognize returning members by it. A digest does not reveal the token.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from pccl.protocol.types import PeerId
 
 
 def token_digest(token: bytes) -> bytes:
-    """What stands for a resume token where others may read it."""
+    """The digest of a resume token, for masters that did not issue it."""
     return blake2b(token, digest_size=TOKEN_DIGEST_BYTES).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Vouched:
-    """The members of a run, as its master had them.
+    """The members of a run, as its master named them.
 
     Attributes:
-        version: of the roster that they were in.
-        digests: of their resume tokens; None: nobody has said who they are.
+        version: of the roster that names them; None: no master has named members.
+        digests: of their resume tokens, by peer; None: no master has named members.
     """
 
     version: int | None = None
@@ -35,11 +34,11 @@ class Vouched:
 
     @staticmethod
     def of(version: int, proofs: Iterable[MemberProof]) -> Vouched:
-        """Those that a master has named."""
+        """The members in a master's answer."""
         return Vouched(version, {proof.peer: proof.digest for proof in proofs})
 
     def proofs(self) -> tuple[MemberProof, ...]:
-        """Each of them, as it is sent and kept."""
+        """The members as they are sent and stored."""
         return tuple(MemberProof(peer, digest) for peer, digest in (self.digests or {}).items())
 
 

@@ -1,8 +1,8 @@
 """Control messages on one connection, after its handshake; the master's and the peers' side use it.
 
-Decodes strictly, and bounds both directions: the sender of much is read a part at a time, with a
-turn for everybody else after each; a reader that lets its own messages pile up is cut off. So is
-one that does not read the rest of a closed connection in time.
+Decodes strictly, and bounds both directions. From a peer that sends much, a part is read at a time;
+after each part all other connections have their turn. A peer that lets unread messages pile up is
+cut off. So is a peer that does not read the last messages of a closed connection in time.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ControlStream:
     def close(self) -> None:
         """Close once everything queued is handed to the network; nothing is reported.
 
-        The other side has ``LINGER_S`` to read it.
+        The connection is reset if the other side does not read it within ``LINGER_S``.
         """
         self._on_closed = None
         self._closing = True
@@ -97,12 +97,12 @@ class ControlStream:
             self._stop_timers()
             self.connection.close()
         elif self._cut_off is None:
-            # A pause ends in its time: only reading shows that the other side is gone.
+            # A pause goes on to its end: only a read shows that the other side is gone.
             when_ns = self._clock.now_ns() + round(LINGER_S * NS_PER_S)
             self._cut_off = self._clock.call_at_ns(when_ns, self.connection.abort)
 
     def read_on(self) -> bool:
-        """End a pause before its time; return whether there was one."""
+        """End a pause early, and read again; return whether there was a pause."""
         if self._pause is None:
             return False
         self._pause.cancel()

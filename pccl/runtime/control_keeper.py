@@ -91,7 +91,7 @@ class ControlKeeper:
         self._timer = self._clock.call_at_ns(self._clock.now_ns() + delay_ns, self._dial)
 
     def may_dial(self, found: str) -> bool:
-        """Whether a peer of the run may be dialled at an address."""
+        """Whether a peer of the run may be dialled at the address that its host name stands for."""
         return may_be_dialled(found, seen=found, by=self.met_at)
 
     def probe(self, test: TryAddress) -> None:

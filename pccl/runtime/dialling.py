@@ -1,4 +1,4 @@
-"""What a peer knows of the lanes that it dials, or dials again."""
+"""The state of the dials of one peer: links that it wants, and the lanes of each."""
 
 from __future__ import annotations
 

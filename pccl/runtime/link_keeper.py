@@ -48,7 +48,7 @@ SPARE_NS = 10 * NS_PER_S
 
 
 _UNMET_FACTOR = 4
-"""So much longer may the pauses get between dials to a peer that there was no link to yet."""
+"""By how much longer the pause between dials may get if there was never a link to the peer."""
 
 
 class Frames(Protocol):
@@ -411,7 +411,7 @@ class LinkKeeper:
             return
         redial = dialling.lanes[number]
         longest_ns = self._timing.ns(self._timing.redial_max_s)
-        if not dialling.was_up:  # on its word alone that it is there
+        if not dialling.was_up:  # nobody but the peer itself says that it is there
             longest_ns *= _UNMET_FACTOR
         pause_ns = min(redial.backoff_ns, longest_ns)
         when_ns = self._clock.now_ns() + pause_ns

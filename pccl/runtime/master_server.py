@@ -183,13 +183,13 @@ class MasterServer:
             _log.warning("the state of this master is out of date: %s", error.reason)
 
     def _vouched(self) -> Vouched:
-        """Who is in the run."""
+        """The members of the run; during a recovery, as they were stored."""
         if not self.machine.recovering and self.machine.membership.version:
             return self.machine.membership.vouched()
         return self._kept.vouched if self._kept is not None else NOT_TOLD
 
     def _keep_members(self) -> None:
-        """Keep who is in the run before they hear of it: later nobody else is believed."""
+        """Store the members before they hear of a change: a restarted master believes only them."""
         kept = self._kept
         if kept is None or self.machine.recovering:
             return

@@ -1,8 +1,8 @@
-"""What a master keeps between its incarnations: its run, its last term, its id, and who is in it.
+"""What a master keeps between its incarnations: its run, last term, own id, and the members.
 
-That is little, and none of it is needed to take up a run: the members know everything. Who has it
-knows from the start that there was a run, lets newcomers wait until its members are back, and takes
-nobody else for one of them.
+That is little, and none of it is needed to take up a run: the members know everything. A master
+that has it knows from the start that there was a run. It lets newcomers wait until the members are
+back, and believes no other process that claims to be a member.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pccl.protocol.vouched import NOT_TOLD, Vouched
 
 _VERSION = 3
 _WITHOUT_MEMBERS = 2
-"""The version before did not say who is in the run."""
+"""The version before, which did not store the members of the run."""
 _FILE = "master.state"
 
 
@@ -36,7 +36,7 @@ class Remembered:
     coordinated: bool = True
     """Whether this master has coordinated it; a standby may only have learnt of it."""
     vouched: Vouched = NOT_TOLD
-    """Who is in it."""
+    """The members of the run."""
 
 
 class MasterStore(Protocol):
@@ -134,10 +134,10 @@ def _decode(path: Path, data: bytes) -> Remembered:
 
 
 def _members_of(version: Any, proofs: Any) -> Vouched:
-    """Who is in the run.
+    """The members of the run.
 
     Raises:
-        ValueError: that is no list of members.
+        ValueError: this is no list of members.
         TypeError: likewise.
     """
     if version is None:

@@ -48,7 +48,7 @@ async def ask_run(
     timeout_s: float,
     version: int | None,
 ) -> RunIs:
-    """Ask which run a master has, and who is in it if that is not known of this roster.
+    """Ask which run a master has, and for its members if they are not those of ``version``.
 
     Other arguments, and errors: see ``ask_status``.
     """

@@ -1,7 +1,7 @@
-"""Where those wait who ask a master a question: one is served at a time, with a pause after it.
+"""The queue of connections that ask a master a question: one is served at a time, then a pause.
 
-The status, and who is in the run, are the largest things that a stranger can ask for, and the run
-must not feel it.
+The status and the list of members are the largest answers that a process without a place in the run
+can ask for. The queue keeps them from slowing down the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class StatusDesk:
 
     Args:
         clock: time.
-        serve: called with each in turn, and what it has asked.
+        serve: called with each connection in turn, and with its question.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class StatusDesk:
         return connection in self._waiting
 
     def ask(self, connection: int, question: RunQuery | StatusRequest) -> None:
-        """Wait for a turn; who else bounds connections bounds how many wait."""
+        """Queue a question; the caller bounds the number of connections, and so of questions."""
         self._waiting[connection] = question
         if self._timer is None:
             self._serve_next()

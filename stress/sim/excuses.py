@@ -192,7 +192,7 @@ class Excuses:
             case RemovalCause.STATE_CONFLICT:
                 return False  # they all have the same, or take what they get
             case RemovalCause.CROWDED_OUT:
-                return False  # never so many
+                return False  # no simulated run has so many newcomers
             case RemovalCause.TOO_SLOW:
                 narrow_s = self._narrow_ns.get(host, 0) / NS_PER_S
                 long = narrow_s >= timing.hold_s / 3

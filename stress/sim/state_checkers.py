@@ -97,9 +97,9 @@ class StateCheckers:
         self._calls: dict[str, _Attempts] = {}
         """The last call of each process."""
         self._revisions: dict[str, int] = {}
-        """Of what each process offered last."""
+        """The revision that each process offered last."""
         self._needed: dict[str, bool] = {}
-        """Whether the last synchronization of a process that began was to bring it anything."""
+        """Whether each process had anything to receive in the last synchronization that began."""
         self._results: dict[InRun, tuple[int, Contents]] = {}
         """Revision and shared contents of what was committed."""
         self._groups: dict[tuple[bytes, PeerId], int] = {}
@@ -198,9 +198,9 @@ class StateCheckers:
     # -- what callers are told -------------------------------------------------------------------
 
     def out_of_step(self, name: str) -> None:
-        """A synchronization was committed that this process had left: it must resynchronize."""
+        """A synchronization that this process had left was committed: it must resynchronize."""
         if not self._needed.get(name, True):
-            raise Violation(f"{name} is out of step, and had what was elected when it called")
+            raise Violation(f"{name} must resynchronize, but had nothing to receive")
 
     def synchronized(
         self, who: str, run: bytes, peer: PeerId, report: SyncReport, state: SimState
@@ -249,7 +249,7 @@ class StateCheckers:
         attempts = self._calls[state.holder]
         if len(attempts.wanted) > 1:
             return
-        if not attempts.contents:  # it had left the call before, which was committed since
+        if not attempts.contents:  # the call before, which it had left, was committed
             self._done["sync returned when called again"] += 1
             attempts.contents.append(now)
         size = self._syncs.piece_bytes
@@ -368,7 +368,7 @@ def _winner(offers: list[Offer], expected: Expected, commits: int) -> tuple[int,
 def _held_before(
     offers: list[Offer], standing: list[Offer], expected: Expected, commits: int
 ) -> list[Offer]:
-    """What the last synchronization's members have, if none has what was committed since."""
+    """Offers of the last synchronization's members, if all lack what was committed since."""
     theirs = [offer for offer in offers if offer.lineage == expected.lineage]
     held = [offer for offer in theirs if offer in standing]
     if not expected.revision or not held or not all(offer.stale for offer in theirs):

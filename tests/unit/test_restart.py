@@ -837,7 +837,7 @@ def test_nobody_returns_as_a_peer_whose_token_he_does_not_know() -> None:
     master = Master(Origin.STANDBY)
     learns(master, RUN, 1, 2, 3)
     effects = master.say(1, connection=99, known=INVENTED[:0], secret=b"guessed")
-    assert effects == [CloseControl(99, "it is not the peer 1 of its master")]
+    assert effects == [CloseControl(99, "its token is not that of peer 1")]
     assert told(master.come(1), msg.Refused) == []
 
 

@@ -81,7 +81,7 @@ class Master:
     def ask(self) -> StatusReport:
         self.machine.handle(ControlOpened(ASKER, "10.0.0.99"), self.now_ns)
         answer, closing = self.hear(ASKER, msg.StatusRequest())
-        assert closing == CloseControl(ASKER, "it was told the status")
+        assert closing == CloseControl(ASKER, "its question is answered")
         assert isinstance(answer, Send)
         assert answer.connection == ASKER
         assert isinstance(answer.message, StatusReport)
