@@ -184,14 +184,15 @@ class Recovery:
         digest = token_digest(header.token)
         if (self._vouched.digests or {}).get(header.peer, digest) != digest:
             raise RemoteProtocolError(reason=f"its token is not that of peer {header.peer}")
+        before = list(self._reports.values())
         if known is not None:
             self._drop(known)
         if self.run is None:
             self.run = header.run
         nbytes = REQUEST_BYTES_MIN + footprint(header)
         report = Report(header, host, connection, nbytes=nbytes, own_nbytes=nbytes, digest=digest)
-        if not any(self.believes(one) for one in self._reports.values()):
-            self._since_ns = now_ns  # all others have the full time from now on
+        if not before or (self.believes(report) and not any(map(self.believes, before))):
+            self._since_ns = now_ns  # the other members get as long from now on
         self._reports[header.peer] = self._by_connection[connection] = report
         self._nbytes += nbytes
 

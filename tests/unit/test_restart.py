@@ -887,6 +887,18 @@ def test_a_master_that_is_started_again_knows_its_members() -> None:
     assert (99, msg.Refused(RemovalCause.CONTROL_LOST, reason, 0)) in sent(effects)
 
 
+def test_whoever_comes_again_and_again_does_not_make_a_master_wait() -> None:
+    """The time to return begins with the first that returns, and with the first that counts."""
+    master = Master(Origin.RESTARTED, term=2, vouched=vouched_for(1, 2, 3))
+    connection = 99
+    while master.machine.recovering:
+        master.come(99, connection=connection, known=INVENTED)
+        master.wait(1)
+        connection += 1
+    assert connection - 99 <= 6
+    assert master.machine.membership.members() == []
+
+
 def test_a_master_that_has_moved_on_keeps_nothing_from_a_run_of_before() -> None:
     """Whom it named of one run, it has not named of another."""
     master = Master(Origin.STANDBY)
