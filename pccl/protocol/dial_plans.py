@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pccl.protocol import messages as msg
-from pccl.protocol.limits import ASKED_MAX, ASKED_UNPROVEN_MAX, PEERS_MAX
+from pccl.protocol.limits import ASKED_BEATS_MAX, ASKED_MAX, ASKED_UNPROVEN_MAX, PEERS_MAX
 from pccl.protocol.membership import Membership, RegisteredPeer
 from pccl.protocol.types import Member, PeerId
 
@@ -36,6 +36,28 @@ class _Changes:
         return msg.LinkPlan(came, tuple(gone[: min(bisect_left(gone, peer), PEERS_MAX)]))
 
 
+@dataclass(slots=True)
+class _Asked:
+    """The newcomers that one elder dials because they cannot reach it."""
+
+    all: set[PeerId] = field(default_factory=set[PeerId])
+    """They stay in here after their admission: the elder may not know of it yet."""
+    proven: set[PeerId] = field(default_factory=set[PeerId])
+    """Those that wait for a link to the elder, and a test has reached them."""
+    unproven: dict[PeerId, int] = field(default_factory=dict[PeerId, int])
+    """Those that wait and that no test has reached, with the heartbeat before which they came."""
+
+    def linked(self, newcomer: PeerId) -> None:
+        """The newcomer waits no longer."""
+        self.proven.discard(newcomer)
+        self.unproven.pop(newcomer, None)
+
+    def drop(self, newcomer: PeerId) -> None:
+        """The elder shall dial it no longer."""
+        self.linked(newcomer)
+        self.all.discard(newcomer)
+
+
 class DialPlans:
     """Which peers each peer shall dial, and what the master has yet to send of that.
 
@@ -45,11 +67,9 @@ class DialPlans:
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
-        self._asked: dict[PeerId, dict[PeerId, bool]] = {}
-        """Elder -> newcomers that it dials because they cannot reach it -> whether they are proven.
-
-        Newcomers stay in here after their admission: the elder may not know of it yet.
-        """
+        self._asked: dict[PeerId, _Asked] = {}
+        """By elder."""
+        self._beats = 0
         self._told: set[PeerId] = set()
         """Elders to which a list was sent since the last heartbeat."""
         self._untold: set[PeerId] = set()
@@ -60,26 +80,34 @@ class DialPlans:
     def asked(self, elder: PeerId) -> tuple[Member, ...]:
         """The newcomers that an elder dials, in order of id."""
         peers = self._membership.peers
-        return tuple(peers[peer].member for peer in sorted(self._asked.get(elder, ())))
+        asked = self._asked.get(elder)
+        return tuple(peers[peer].member for peer in sorted(asked.all)) if asked else ()
 
-    def has_room(self, elder: PeerId, newcomer: PeerId, *, proven: bool) -> bool:
-        """Whether the master may ask an elder to dial a newcomer; False if it has done so.
+    def is_asked(self, elder: PeerId, newcomer: PeerId) -> bool:
+        """Whether an elder dials a newcomer."""
+        return elder in self._asked and newcomer in self._asked[elder].all
+
+    def has_room(self, elder: PeerId, *, proven: bool) -> bool:
+        """Whether the master may ask an elder to dial one more newcomer.
 
         Args:
             elder: the peer that would dial.
-            newcomer: the peer to dial.
             proven: whether a test has reached the newcomer at its declared address.
         """
-        asked, peers = self._asked.get(elder, {}), self._membership.peers
-        if newcomer in asked:
-            return False
-        waiting = [was_proven for peer, was_proven in asked.items() if not peers[peer].admitted]
-        unproven = len(waiting) - sum(waiting)
-        return len(waiting) < ASKED_MAX and (proven or unproven < ASKED_UNPROVEN_MAX)
+        asked = self._asked.get(elder)
+        if asked is None:
+            return True
+        waiting = len(asked.proven) + len(asked.unproven)
+        return waiting < ASKED_MAX and (proven or len(asked.unproven) < ASKED_UNPROVEN_MAX)
 
     def ask(self, elder: PeerId, newcomer: PeerId, *, proven: bool) -> bool:
         """An elder shall dial a newcomer; return whether to send its list at once."""
-        self._asked.setdefault(elder, {})[newcomer] = proven
+        asked = self._asked.setdefault(elder, _Asked())
+        asked.all.add(newcomer)
+        if proven:
+            asked.proven.add(newcomer)
+        else:
+            asked.unproven[newcomer] = self._beats
         if elder in self._told:
             self._untold.add(elder)
             return False
@@ -87,9 +115,9 @@ class DialPlans:
         return True
 
     def linked(self, elder: PeerId, newcomer: PeerId) -> None:
-        """An elder has a link to a newcomer: if it was asked to dial it, the newcomer is proven."""
-        if newcomer in self._asked.get(elder, ()):
-            self._asked[elder][newcomer] = True
+        """An elder has a link to a newcomer: there is room for the next one."""
+        if elder in self._asked:
+            self._asked[elder].linked(newcomer)
 
     def came_back(self, peer: RegisteredPeer) -> None:
         """A peer has returned: all younger peers of its group have to dial it."""
@@ -102,13 +130,15 @@ class DialPlans:
             self._asked.pop(peer.id, None)
             self._changes.setdefault(peer.group, _Changes()).gone.add(peer.id)
         for elder, asked in self._asked.items():
-            for newcomer in lost & asked.keys():
-                del asked[newcomer]
+            for newcomer in lost & asked.all:
+                asked.drop(newcomer)
                 self._untold.add(elder)
 
     def beat(self) -> Iterator[tuple[RegisteredPeer, msg.MasterMessage]]:
         """A heartbeat is due: the changes since the last one, with the peer to send each to."""
         peers = self._membership.peers
+        self._beats += 1
+        self._forget_waiting()
         untold = [peer for peer in sorted(self._untold) if peer in peers]
         for elder in untold:
             yield peers[elder], msg.DialNewcomers(self.asked(elder))
@@ -120,3 +150,16 @@ class DialPlans:
                 told = changes[peer.group].before(gone[peer.group], peer.id)
                 if told.elders or told.gone:
                     yield peer, told
+
+    def _forget_waiting(self) -> None:
+        """Members wait for nothing; an elder that has tried in vain for long is asked no more."""
+        peers, since = self._membership.peers, self._beats - ASKED_BEATS_MAX
+        for elder, asked in self._asked.items():
+            for newcomer in [peer for peer in asked.proven if peers[peer].admitted]:
+                asked.linked(newcomer)
+            for newcomer, beat in list(asked.unproven.items()):
+                if peers[newcomer].admitted:
+                    asked.linked(newcomer)
+                elif beat < since:
+                    asked.drop(newcomer)
+                    self._untold.add(elder)

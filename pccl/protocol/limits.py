@@ -68,12 +68,16 @@ TESTS_PER_S = 8
 """The rate after that: nobody can make a master or a member dial unproven addresses more often."""
 
 ASKED_MAX = 256
-"""Newcomers that one peer dials because they cannot reach it. The list takes a message of at most
-80 KiB, sent at most once a heartbeat."""
+"""Newcomers that one peer dials because they cannot reach it, and has no link to yet. The list,
+with those that have become members, is sent at most once a heartbeat."""
 
 ASKED_UNPROVEN_MAX = 16
 """How many of them may be unproven: nobody has reached them at their declared address. They are
 dialled every two seconds, so they cause no more dials than the tests of addresses."""
+
+ASKED_BEATS_MAX = 15
+"""Heartbeats for which an elder dials an unproven newcomer in vain: longer than ``link_s``, after
+which one that needs this link is refused."""
 
 PENDING_MAX = 1024
 """Newcomers that wait to be admitted; their sources share these places. Each newcomer dials all

@@ -45,6 +45,10 @@ class LinkStates:
         ends = (self._links.get(one, {}).get(other), self._links.get(other, {}).get(one))
         return any(link is not None and link.why_down is None for link in ends)
 
+    def linked(self, one: PeerId, others: Iterable[PeerId]) -> set[PeerId]:
+        """To which of the others it is linked."""
+        return {other for other in others if self.are_linked(one, other)}
+
     def have_given_up(self, one: PeerId, other: PeerId) -> bool:
         """Whether both report that they have no link."""
         return None not in (self.why_down(one, other), self.why_down(other, one))

@@ -24,6 +24,9 @@ from pccl.protocol.source_shares import source_of
 from pccl.protocol.types import AlgorithmTable, LinkMeasure, Member, PeerId, Roster
 from pccl.protocol.vouched import Vouched, token_digest
 
+_LATE_MAX = 64
+"""Newcomers for whom a place between two others is looked for at once; each look goes round."""
+
 _SEATINGS_MAX = 8
 """How often to try without the newcomers whose ``min_peers`` was not met. After that, all newcomers
 that need other newcomers for it have to wait."""
@@ -332,15 +335,16 @@ class Membership:
             seating.missing[peer.id] = lacking[0], why
             if any(self.links.have_given_up(peer.id, end) for end in lacking):
                 late.append(peer)
-        for peer in late:
+        for peer in late[:_LATE_MAX]:
             ring = seating.rings[peer.group]
+            linked = self.links.linked(peer.id, ring)
             for place in range(len(ring) - 1, 0, -1):
-                if all(
-                    self.links.are_linked(peer.id, beside) for beside in ring[place - 1 : place + 1]
-                ):
+                if linked.issuperset(ring[place - 1 : place + 1]):
                     del seating.missing[peer.id]
                     seating.place(peer, place)
                     break
+        for peer in late[_LATE_MAX:]:  # their turn comes when those before them have got a place
+            del seating.missing[peer.id]
         return seating
 
     def why_apart(self, newcomer: RegisteredPeer, neighbour: PeerId) -> str:
@@ -364,7 +368,7 @@ class Membership:
         It is the oldest newcomer from the source with the most of them.
         """
         pending = self.pending()
-        if len(pending) < PENDING_MAX:
+        if len(pending) < PENDING_MAX or len(pending) == len(self.peers):  # all may begin together
             return None
         counts = Counter([source_of(host), *(source_of(peer.seen) for peer in pending)])
         return max(pending, key=lambda peer: (counts[source_of(peer.seen)], -peer.id))

@@ -535,10 +535,11 @@ class PeerMachine(RoundCaller):
             return
         if operation.withdrawn is None:
             self._effects.append(ev.End(ended, committed))
-        if committed and operation.elected is not None and not operation.only_looks:
+        if committed and operation.elected is not None:
             lineage = Lineage(self.run, ended)
-            self._expected = expected_after(operation.elected, lineage)
-            self.left_sync.commit(operation, lineage, message)
+            self.left_sync.commit(operation, lineage, message, self.peer)
+            if not operation.only_looks:
+                self._expected = expected_after(operation.elected, lineage)
         if operation.call is None:
             if committed and not operation.only_looks:
                 self._on_left_committed(ended)
@@ -564,9 +565,10 @@ class PeerMachine(RoundCaller):
             self._raise(operation.call, words.aborted(message, operation.attempt))
 
     def _on_left_committed(self, operation: OperationId) -> None:
-        if self.left_sync.leave(operation, self.peer):
+        had_it = self.left_sync.leave(operation)
+        if had_it:
             self._refusals.synchronized()
-        else:
+        elif had_it is False:
             self._refusals.require_resync(operation)
 
     def _may_retry(self, operation: OpenOperation) -> bool:

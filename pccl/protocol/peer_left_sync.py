@@ -34,12 +34,8 @@ class CommittedSync:
     result: SyncResult
     roster_version: int
     """Of the membership that the outcome names."""
-
-    def needs_nothing(self, peer: PeerId) -> bool:
-        """Whether ``peer`` had the elected contents and their revision when it called."""
-        elected = self.result.elected
-        needy = peer in elected.behind or peer in elected.outdated
-        return not needy and self.made.revision == elected.revision
+    had_it: bool
+    """Whether this peer had the elected contents, and their revision, when it called."""
 
     def is_made_again(self, offer: Offer) -> bool:
         """Whether a later call makes the same offer."""
@@ -56,27 +52,40 @@ class LeftSync:
         """The last committed synchronization."""
         self._left: CommittedSync | None = None
         """The last one that the caller left and from which this peer needed nothing."""
+        self._looked: OperationId | None = None
+        """The last operation that has only compared states."""
         self._may_repeat = False
         """Whether no joint call was made since the caller left ``_left``."""
         self._lacks = False
         """Whether the caller left another operation that was committed after ``_last``."""
 
-    def commit(self, known: OpenOperation, lineage: Lineage, outcome: OperationEnded) -> None:
-        """A synchronization was committed."""
-        assert known.made is not None
-        assert known.elected is not None
-        self._lacks = False
-        result = SyncResult(known.id, known.elected, outcome.contributors)
-        self._last = CommittedSync(known.made, lineage, result, outcome.roster_version)
+    def commit(
+        self, known: OpenOperation, lineage: Lineage, outcome: OperationEnded, peer: PeerId
+    ) -> None:
+        """A synchronization was committed, or states were compared."""
+        made, elected = known.made, known.elected
+        assert made is not None
+        assert elected is not None
+        if known.only_looks:
+            self._looked = known.id
+            return
+        self._lacks, self._left = False, None
+        result = SyncResult(known.id, elected, outcome.contributors)
+        needy = peer in elected.behind or peer in elected.outdated
+        had_it = not needy and made.revision == elected.revision
+        self._last = CommittedSync(made, lineage, result, outcome.roster_version, had_it)
 
-    def leave(self, operation: OperationId, peer: PeerId) -> bool:
+    def leave(self, operation: OperationId) -> bool | None:
         """The caller left this operation, which was committed.
 
         Returns:
-            Whether it is a synchronization from which this peer needed nothing.
+            True: it is a synchronization from which this peer needed nothing. None: it has changed
+            nothing.
         """
         last = self._last
-        if last is None or last.lineage.operation != operation or not last.needs_nothing(peer):
+        if operation == self._looked:
+            return None
+        if last is None or last.lineage.operation != operation or not last.had_it:
             self._lacks = True
             return False
         self._left, self._may_repeat = last, True
@@ -102,7 +111,8 @@ class LeftSync:
         left, last, lineage = self._left, self._last, made.lineage
         if made.stale:
             return made
-        if left is not None and lineage == left.made.lineage:
+        same = left is not None and (lineage, made.layout) == (left.made.lineage, left.made.layout)
+        if left is not None and same:
             lineage, stale = left.lineage, stale or left.is_made_again(made)
         if self._lacks and last is not None and lineage == last.lineage:
             stale = True

@@ -206,7 +206,10 @@ class Reachability:
     def forget(self, gone: Iterable[PeerId]) -> None:
         """These peers are gone, and test nothing any more."""
         for peer in gone:
-            self._tested.pop(peer, None)
+            known = self._tested.pop(peer, None)
+            for tester in known.awaited if known is not None else ():
+                if tester is not None:
+                    self._tests_by[tester].discard(peer)
             for tested in self._tests_by.pop(peer, ()):
                 if tested in self._tested:
                     self._tested[tested].awaited.discard(peer)

@@ -24,6 +24,7 @@ from pccl.protocol.footprint import footprint
 from pccl.protocol.limits import (
     ID_JUMP_MAX,
     PEERS_MAX,
+    PENDING_MAX,
     REPORT_BYTES_MAX,
     REPORTS_BYTES_MAX,
     REQUEST_BYTES_MIN,
@@ -115,30 +116,46 @@ class Recovery:
         self._incumbent, self._ratified_here = incumbent, ratified
         self._since_ns = now_ns
         self._reports: dict[PeerId, Report] = {}
+        self._named: dict[PeerId, Report] = {}
+        """Of them, those of peers that the run's master has named."""
         self._by_connection: dict[int, Report] = {}
-        self._said_goodbye: set[tuple[bytes, PeerId]] = set()
-        """By run: a standby may hear members of several runs."""
+        self._said_goodbye: set[tuple[bytes, PeerId, bytes]] = set()
+        """By run, for a standby may hear members of several; and the digest of the token."""
         self._rosters: dict[tuple[Roster, int], SharedRoster] = {}
         """What all reports hold of rosters: equal ones once."""
         self._nbytes = 0
         """About how much memory all reports take."""
         self._newest_known: Roster | None = None
         """In the complete reports that count."""
+        self._has_newest = True
+        """Whether that is known."""
         self._came = 0  # complete reports of peers that were members
         self._is_whole: bool | None = None
         """Whether all members are back; None: that has to be found out."""
         self._looks = 0
         """How often they were not, since the last tick."""
 
-    def learn(self, run: bytes, vouched: Vouched, now_ns: int) -> None:
-        """The run is known now: only its members may return. No effect while some of another do."""
+    def learn(self, run: bytes, vouched: Vouched, now_ns: int) -> list[int]:
+        """The run is known now: only its members may return. No effect while some of another do.
+
+        Returns:
+            Connections to close: those of whoever has returned as one of its members, and is not.
+        """
         self._given_run = run
         if not self._reports:
             self.run = run
-        self._vouched_ns, self._is_stale = now_ns, False
-        if vouched is not self._vouched:
-            self._vouched = vouched
+        if self._is_stale or vouched is not self._vouched:
             self._count_again()
+        self._vouched_ns, self._is_stale = now_ns, False
+        if vouched is self._vouched:
+            return []
+        self._vouched, named = vouched, vouched.digests or {}
+        false = [r for r in self._reports.values() if named.get(r.peer, r.digest) != r.digest]
+        connections = [report.connection for report in false if report.connection is not None]
+        for report in false:
+            self._drop(report)
+        self._named = {r.peer: r for r in self._reports.values() if r.peer in named}
+        return connections
 
     def believes(self, report: Report) -> bool:
         """Whether what a report says of the run counts.
@@ -146,27 +163,30 @@ class Recovery:
         It does if the run's master has named this peer, or has named no members at all. It does as
         well if the named members are too old, and none of them has returned.
         """
-        if self._vouched.digests is None or self._is_named(report):
-            return True
-        return self._is_stale and not any(
-            one.complete and self._is_named(one) for one in self._reports.values()
-        )
+        return report.peer in self._named or self._all_count
 
-    def _is_named(self, report: Report) -> bool:
-        named = self._vouched.digests or {}
-        return named.get(report.peer) == report.digest
+    @property
+    def _all_count(self) -> bool:
+        if self._vouched.digests is None:
+            return True
+        return self._is_stale and not any(one.complete for one in self._named.values())
 
     def _believed(self) -> list[Report]:
-        """The complete reports that count, in order of id."""
-        complete = [r for _, r in sorted(self._reports.items()) if r.complete]
-        named = [report for report in complete if self._is_named(report)]
-        all_count = self._vouched.digests is None or (self._is_stale and not named)
-        return complete if all_count else named
+        """The complete reports that count."""
+        reports = self._reports if self._all_count else self._named
+        return [report for report in reports.values() if report.complete]
 
     def _count_again(self) -> None:
-        self._is_whole, self._newest_known = None, None
-        for report in self._believed():
-            self._newest_known = _newer(self._newest_known, report.newest)
+        self._is_whole, self._has_newest = None, False
+
+    @property
+    def _newest(self) -> Roster | None:
+        """The newest roster in the complete reports that count."""
+        if not self._has_newest:
+            self._newest_known, self._has_newest = None, True
+            for report in self._believed():
+                self._newest_known = _newer(self._newest_known, report.newest)
+        return self._newest_known
 
     def begins(self, connection: int, host: str, header: msg.Return, now_ns: int) -> None:
         """A peer returns; its report follows.
@@ -182,18 +202,21 @@ class Recovery:
         if known is not None and known.header.token != header.token:
             raise RemoteProtocolError(reason=f"another process has returned as peer {header.peer}")
         digest = token_digest(header.token)
-        if (self._vouched.digests or {}).get(header.peer, digest) != digest:
+        named = self._vouched.digests or {}
+        if named.get(header.peer, digest) != digest:
             raise RemoteProtocolError(reason=f"its token is not that of peer {header.peer}")
-        before = list(self._reports.values())
+        is_first = not self._reports or (header.peer in named and not self._named)
+        if is_first:  # the other members get as long from now on
+            self._since_ns = now_ns
         if known is not None:
             self._drop(known)
         if self.run is None:
             self.run = header.run
         nbytes = REQUEST_BYTES_MIN + footprint(header)
         report = Report(header, host, connection, nbytes=nbytes, own_nbytes=nbytes, digest=digest)
-        if not before or (self.believes(report) and not any(map(self.believes, before))):
-            self._since_ns = now_ns  # the other members get as long from now on
         self._reports[header.peer] = self._by_connection[connection] = report
+        if header.peer in named:
+            self._named[header.peer] = report
         self._nbytes += nbytes
 
     def take(self, report: Report, message: msg.Message) -> list[int]:
@@ -215,7 +238,7 @@ class Recovery:
                     if self._is_stale:
                         self._count_again()
                     elif self.believes(report):
-                        self._newest_known = _newer(self._newest_known, report.newest)
+                        self._newest_known = _newer(self._newest, report.newest)
         if report.nbytes > REPORT_BYTES_MAX:
             raise RemoteProtocolError(reason="its report is too large")
         return self._make_room()
@@ -249,6 +272,7 @@ class Recovery:
     def _drop(self, report: Report) -> None:
         """Forget a report, and release what only it held."""
         del self._reports[report.peer]
+        self._named.pop(report.peer, None)
         if report.connection is not None:
             del self._by_connection[report.connection]
         self._nbytes -= report.own_nbytes
@@ -286,16 +310,19 @@ class Recovery:
 
     def leave(self, connection: int) -> None:
         """A peer that had returned leaves for good."""
-        report = self._by_connection[connection]
-        is_believed = self.believes(report)
-        self._drop(report)
-        if is_believed and len(self._said_goodbye) < PEERS_MAX:
-            self._said_goodbye.add((report.header.run, report.peer))
+        self._drop(report := self._by_connection[connection])
+        if len(self._said_goodbye) < PEERS_MAX:
+            self._said_goodbye.add((report.header.run, report.peer, report.digest))
         self._is_whole = None
 
     @property
     def _left(self) -> set[PeerId]:
-        return {peer for run, peer in self._said_goodbye if run == self.run}
+        named = self._vouched.digests or {}
+        return {
+            peer
+            for run, peer, digest in self._said_goodbye
+            if run == self.run and named.get(peer, digest) == digest
+        }
 
     def shift(self, gap_ns: int, now_ns: int) -> None:
         """This process slept: everybody has so much more time."""
@@ -320,8 +347,10 @@ class Recovery:
     def begin_anew(self, now_ns: int) -> list[int]:
         """Too few have come: wait once more, from nothing. Returns the connections to close."""
         connections = list(self._by_connection)
-        for report in list(self._reports.values()):
-            self._drop(report)
+        for memory in (self._reports, self._named, self._by_connection, self._rosters):
+            memory.clear()
+        self._nbytes = self._came = 0
+        self._count_again()
         self.run = self._given_run
         self._since_ns = now_ns
         return connections
@@ -390,8 +419,15 @@ class Recovery:
         return self._is_enough([r.peer for r in self.complete_reports() if r.promised])
 
     def all_promised(self) -> bool:
-        """Whether nobody is left to wait for; a peer whose connection was lost may come back."""
-        return all(report.promised for report in self._reports.values())
+        """Whether no member is left to wait for; one whose connection was lost may come back."""
+        newest = [report.newest for report in self._believed() if report.newest is not None]
+        rings = {(roster.group, roster.version): roster.ring for roster in newest}
+        members = {peer for ring in rings.values() for peer in ring}
+        return all(
+            report.promised
+            for report in self._reports.values()
+            if report.peer in members or self.believes(report)
+        )
 
     def _is_enough(self, peers: list[PeerId]) -> bool:
         bases = self.bases()
@@ -400,7 +436,7 @@ class Recovery:
     @property
     def world_size(self) -> int:
         """How many members the run had, as far as anybody knows."""
-        return self._newest_known.global_world_size if self._newest_known is not None else 0
+        return self._newest.global_world_size if self._newest is not None else 0
 
     @property
     def knows_another_master(self) -> bool:
@@ -417,7 +453,7 @@ class Recovery:
         With ``promised``, members that don't follow the master that asks count as missing.
         """
         reports = [r for _, r in sorted(self._reports.items()) if r.complete]
-        believed = self._believed()
+        believed = sorted(self._believed(), key=lambda report: report.peer)
         groups = self._groups(believed)
         members: dict[PeerId, tuple[int, Member]] = {}
         for number, group in groups.items():
@@ -426,7 +462,8 @@ class Recovery:
         told = [roster for report in believed for roster in report.rosters.values()]
         given = _ids_given_out(reports, told, members)
         newcomers = [r for r in reports if r.peer not in members and not r.rosters]
-        newcomers = [r for r in newcomers if r.peer in given][: PEERS_MAX - len(members)]
+        newcomers = [r for r in newcomers if r.peer in given]
+        newcomers = newcomers[: min(PENDING_MAX, PEERS_MAX - len(members))]
         returned = [r for r in reports if _is_member(r, members)]
         known = {report.peer for report in (*returned, *newcomers)}
         returned = [r for r in returned if r.promised or not promised]
@@ -440,7 +477,7 @@ class Recovery:
             *(o.outcome.sequence for report in believed for o in report.outcomes),
             *(a.answer.sequence for report in believed for a in report.answers),
         ]
-        version = self._newest_known.version if self._newest_known is not None else 0
+        version = self._newest.version if self._newest is not None else 0
         return Recovered(
             term=max((report.header.term for report in believed), default=0),
             last_peer=max(given, default=PeerId(0)),

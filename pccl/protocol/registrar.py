@@ -248,10 +248,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             return
         self._last_peer = PeerId(self._last_peer + 1)
         seen = self._hosts[connection]
-        crowded = self.membership.crowded_out(seen)
-        if crowded is not None:
-            why = f"{PENDING_MAX} newcomers wait, the most from its address; call connect() again"
-            self._remove(crowded, RemovalCause.CROWDED_OUT, why)
+        self._make_room(seen)
         host = dialled_at(message.host, seen)
         peer = RegisteredPeer(
             id=self._last_peer,
@@ -277,6 +274,13 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         self._announce("registered", peer, f"from {host}:{message.port}")
         self._test_addresses(peer)
         self._admit_into_empty_run()
+
+    def _make_room(self, host: str) -> None:
+        """One more newcomer comes from ``host``: of too many one has to go."""
+        crowded = self.membership.crowded_out(host)
+        if crowded is not None:
+            why = f"{PENDING_MAX} newcomers wait, the most from its address; call connect() again"
+            self._remove(crowded, RemovalCause.CROWDED_OUT, why)
 
     # -- who can be dialled --------------------------------------------------------------------
 
@@ -319,24 +323,27 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             if not newcomer.untested:
                 self._admit_into_empty_run()
 
-    def _ask(self, elder: RegisteredPeer, newcomer: RegisteredPeer) -> None:
-        """Ask an elder to dial a newcomer that cannot reach it, if the limits allow that."""
+    def _ask(self, elder: RegisteredPeer, newcomer: RegisteredPeer) -> bool:
+        """Ask an elder to dial a newcomer that cannot reach it; False: the limits forbid that."""
+        if elder.group != newcomer.group or self._plans.is_asked(elder.id, newcomer.id):
+            return True
         known = self._reachability
         proven = known is None or known.was_reached(newcomer.id)
-        if elder.group != newcomer.group:
-            return
-        if not self._plans.has_room(elder.id, newcomer.id, proven=proven):
-            return
+        if not self._plans.has_room(elder.id, proven=proven):
+            return False
         if known is not None and not proven and not known.may_dial(self._now_ns):
-            return  # if the newcomer needs that link, the next tick asks again
+            return False
         if self._plans.ask(elder.id, newcomer.id, proven=proven):
             self._send(elder, msg.DialNewcomers(self._plans.asked(elder.id)))
+        return True
 
     def _ask_again(self, newcomer: RegisteredPeer, neighbour: PeerId) -> None:
-        """A tick: a newcomer still lacks a link; ask the elder to dial it if the limits allow."""
+        """A tick: a newcomer still lacks a link; it has time until the elder may be asked."""
         elder, why = self.membership.peers.get(neighbour), self.membership.links.why_down
-        if elder is not None and elder.id < newcomer.id and why(newcomer.id, neighbour) is not None:
-            self._ask(elder, newcomer)
+        if elder is None or elder.id > newcomer.id or why(newcomer.id, neighbour) is None:
+            return
+        if not self._ask(elder, newcomer):
+            newcomer.pending_ns = self._now_ns
 
     def _resume(self, connection: int, message: msg.Resume) -> None:
         peer = self.membership.peers.get(message.peer)

@@ -295,6 +295,7 @@ class Restartable(Ratifying):
         elif len(self.membership.peers) >= PEERS_MAX:
             self._refuse(connection, "the run is full")
         else:
+            self._make_room(self._hosts[connection])
             peer = revive(header, self._hosts[connection], connection, None, self._now_ns)
             self._last_peer = max(self._last_peer, peer.id)  # nobody else gets this id
             self.membership.peers[peer.id] = peer
@@ -412,7 +413,9 @@ class Restartable(Ratifying):
             return
         assert self._recovery is not None
         if changes or answer.run == self._watch.run:
-            self._recovery.learn(self._watch.run, self._watch.vouched, self._now_ns)
+            learnt = (self._watch.run, self._watch.vouched, self._now_ns)
+            for connection in self._recovery.learn(*learnt):
+                self._close(connection, "its token is not that of the peer as which it returned")
         if changes:
             self.run = self._watch.run
             self._term_min = max(self._term_min, self._watch.term + 1)

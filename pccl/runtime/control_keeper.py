@@ -90,9 +90,16 @@ class ControlKeeper:
         """Try once to connect, after a delay."""
         self._timer = self._clock.call_at_ns(self._clock.now_ns() + delay_ns, self._dial)
 
-    def may_dial(self, found: str) -> bool:
-        """Whether a peer of the run may be dialled at the address that its host name stands for."""
-        return may_be_dialled(found, seen=found, by=self.met_at)
+    def may_dial(self, own_host: str, host: str, found: str) -> bool:
+        """Whether a peer of the run may be dialled.
+
+        Args:
+            own_host: what this peer declares.
+            host: what the other one declares.
+            found: an address that it stands for. The own name may stand for loopback here.
+        """
+        is_own = bool(own_host) and host == own_host
+        return is_own or may_be_dialled(found, seen=found, by=self.met_at)
 
     def probe(self, test: TryAddress) -> None:
         """Dial a newcomer on the master's behalf, and feed what came of it."""

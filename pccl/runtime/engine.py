@@ -162,7 +162,7 @@ class PeerEngine:
             self._tasks.create,
             self._credentials,
             self._options.lanes,
-            self._control.may_dial,
+            partial(self._control.may_dial, self._options.advertise_host),
         )
 
     @property

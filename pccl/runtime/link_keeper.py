@@ -131,7 +131,7 @@ class LinkKeeper:
         create_task: runs a dial.
         credentials: what we greet with.
         lanes: how many a link should have; 0: whatever the other side says, or is found by trying.
-        may_dial: whether a peer may be dialled at an address that its host name stands for.
+        may_dial: whether a peer that declares a host may be dialled at an address of that host.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class LinkKeeper:
         create_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         credentials: Credentials,
         lanes: int,
-        may_dial: Callable[[str], bool] = lambda _: True,
+        may_dial: Callable[[str, str], bool] = lambda host, found: True,
     ) -> None:
         self._clock = clock
         self._transport = transport
@@ -372,7 +372,8 @@ class LinkKeeper:
 
         try:
             address = Address(member.host, member.port)
-            connection = await self._transport.dial(address, patience_s, self._may_dial)
+            may_dial = partial(self._may_dial, member.host)
+            connection = await self._transport.dial(address, patience_s, may_dial)
             if self._is_superfluous(peer, number, redial):
                 connection.abort()  # it has said nothing yet
                 return

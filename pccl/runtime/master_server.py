@@ -101,8 +101,12 @@ class MasterServer:
         self._timing = timing
         self._observer = observer
         self._store = store
-        self._kept: Remembered | None = None
-        """What is in the store."""
+        self._wanted: Remembered | None = None
+        """What the store should hold."""
+        self._stored: Remembered | None = None
+        """What this process has put there."""
+        self._store_trouble = ""
+        """Why the last attempt to write failed."""
         self._standby_of = tuple(standby_of)
         self.machine = self._make_machine(random_bytes, standbys)
         self._credentials = Credentials(token, random_bytes)
@@ -148,7 +152,10 @@ class MasterServer:
             run, term, origin = random_bytes(RUN_BYTES), 1, Origin.BLANK
             incumbent = random_bytes(INCUMBENT_BYTES)
         if origin is not Origin.STANDBY:
-            self._remember(Remembered(run, term, incumbent, vouched=vouched))
+            self._wanted = Remembered(run, term, incumbent, vouched=vouched)
+            if self._store is not None:
+                self._store.save(self._wanted)
+                self._stored = self._wanted
         now_ns = self._clock.now_ns()
         return MasterMachine(
             self._timing,
@@ -166,35 +173,40 @@ class MasterServer:
             tests_addresses=self._tests_addresses,
         )
 
-    def _remember(self, remembered: Remembered) -> None:
-        if self._store is not None:
-            self._kept = remembered
-            self._store.save(remembered)
-
-    def _keep(self, remembered: Remembered | None) -> None:
-        """Keep what has changed; if that fails, the members know it all the same."""
+    def _keep(self, wanted: Remembered | None) -> None:
+        """Bring the store up to date; what cannot be written is tried again at the next tick."""
+        self._wanted = wanted
+        if self._store is None or wanted == self._stored:
+            return
         try:
-            if remembered is not None:
-                self._remember(remembered)
-            elif self._store is not None:
-                self._kept = None
+            if wanted is None:
                 self._store.clear()
+            else:
+                self._store.save(wanted)
         except LocalProtocolError as error:
-            _log.warning("the state of this master is out of date: %s", error.reason)
+            if error.reason != self._store_trouble:
+                _log.warning("the state of this master is out of date: %s", error.reason)
+            self._store_trouble = error.reason
+        else:
+            self._stored, self._store_trouble = wanted, ""
 
-    def _vouched(self) -> Vouched:
+    def _members_of(self, run: bytes) -> Vouched:
         """The members of the run; during a recovery, as they were stored."""
-        if not self.machine.recovering and self.machine.membership.version:
-            return self.machine.membership.vouched()
-        return self._kept.vouched if self._kept is not None else NOT_TOLD
+        machine, wanted = self.machine, self._wanted
+        if machine.run == run and not machine.recovering and machine.membership.version:
+            return machine.membership.vouched()
+        return wanted.vouched if wanted is not None and wanted.run == run else NOT_TOLD
 
     def _keep_members(self) -> None:
         """Store the members before they hear of a change: a restarted master believes only them."""
-        kept = self._kept
-        if kept is None or self.machine.recovering:
+        machine, wanted = self.machine, self._wanted
+        if self._store is None or machine.recovering or not machine.membership.members():
             return
-        if self.machine.membership.version not in (0, kept.vouched.version):
-            self._keep(replace(kept, vouched=self._vouched()))
+        known = wanted.vouched.version if wanted is not None and wanted.run == machine.run else None
+        if machine.membership.version != known:
+            members = machine.membership.vouched()
+            run = (machine.run, machine.term, machine.incumbent)
+            self._keep(Remembered(*run, vouched=members))
 
     @property
     def address(self) -> Address:
@@ -241,9 +253,13 @@ class MasterServer:
         self._feed(ControlOpened(number, connection.remote.host))
 
         def on_message(message: msg.Message) -> None:
+            is_known = message == msg.RunQuery(self.machine.membership.version)
+            if is_known and number in self._silent:
+                self._feed(ControlMessage(number, message))  # the answer is short
+                return
             if isinstance(message, msg.RunQuery | msg.StatusRequest) and number in self._silent:
                 if number not in self._desk:  # until its turn it counts as silent
-                    self._desk.ask(number, message)
+                    self._desk.ask(number, connection.remote.host, message)
                 return
             self._has_spoken(number)
             if message == msg.Damaged():
@@ -349,6 +365,8 @@ class MasterServer:
     def _step(self, event: MasterEvent) -> None:
         effects = self.machine.handle(event, self._clock.now_ns())
         self._keep_members()
+        if isinstance(event, Tick):
+            self._keep(self._wanted)
         for effect in effects:
             match effect:
                 case Send(connection, message):
@@ -365,7 +383,7 @@ class MasterServer:
                         self._tell_closed(connection, reason)
                 case Remember(run, term, incumbent, coordinated, vouched):
                     if coordinated:
-                        vouched = self._vouched()
+                        vouched = self._members_of(run)
                     self._keep(Remembered(run, term, incumbent, coordinated, vouched))
                     what = "coordinates" if coordinated else "stands by for"
                     _log.info("%s the run %s in term %d", what, run.hex(), term)

@@ -1,5 +1,7 @@
 """The queue of connections that ask a master a question: one is served at a time, then a pause.
 
+Sources take turns, so that nobody keeps others from an answer by asking much.
+
 The status and the list of members are the largest answers that a process without a place in the run
 can ask for. The queue keeps them from slowing down the run.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pccl.protocol.messages import RunQuery, StatusRequest
+from pccl.protocol.source_shares import source_of
 from pccl.runtime.clock import Clock, Timer
 
 PAUSE_NS = 20_000_000
@@ -29,33 +32,43 @@ class StatusDesk:
     ) -> None:
         self._clock = clock
         self._serve = serve
-        self._waiting: dict[int, RunQuery | StatusRequest] = {}
+        self._waiting: dict[str, dict[int, RunQuery | StatusRequest]] = {}
+        """By source, the one whose turn it is first; none is empty."""
+        self._source_of: dict[int, str] = {}
         self._timer: Timer | None = None
 
     def __contains__(self, connection: int) -> bool:
-        return connection in self._waiting
+        return connection in self._source_of
 
-    def ask(self, connection: int, question: RunQuery | StatusRequest) -> None:
+    def ask(self, connection: int, host: str, question: RunQuery | StatusRequest) -> None:
         """Queue a question; the caller bounds the number of connections, and so of questions."""
-        self._waiting[connection] = question
+        source = self._source_of[connection] = source_of(host)
+        self._waiting.setdefault(source, {})[connection] = question
         if self._timer is None:
             self._serve_next()
 
     def forget(self, connection: int) -> None:
         """It is gone, or is served in another way."""
-        self._waiting.pop(connection, None)
+        source = self._source_of.pop(connection, None)
+        if source is not None:
+            del self._waiting[source][connection]
+            if not self._waiting[source]:
+                del self._waiting[source]
 
     def close(self) -> None:
         """Serve nobody any more."""
         self._waiting.clear()
+        self._source_of.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _serve_next(self) -> None:
         self._timer = None
-        connection = next(iter(self._waiting), None)
-        if connection is not None:
-            question = self._waiting.pop(connection)
+        source = next(iter(self._waiting), None)
+        if source is not None:
+            questions = self._waiting[source] = self._waiting.pop(source)  # it is the last one now
+            connection, question = next(iter(questions.items()))
+            self.forget(connection)
             self._timer = self._clock.call_at_ns(self._clock.now_ns() + PAUSE_NS, self._serve_next)
             self._serve(connection, question)

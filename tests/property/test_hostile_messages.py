@@ -11,6 +11,7 @@ import enum
 import types
 import typing
 from collections.abc import Callable, Coroutine, Sequence
+from itertools import pairwise
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -414,6 +415,34 @@ def test_of_a_crowd_that_waits_the_oldest_from_where_most_come_goes() -> None:
     assert [m.cause for m in refused] == [RemovalCause.CROWDED_OUT]
     peers = list(machine.membership.peers)
     assert (peers[:2], peers[-1], len(peers)) == ([1, 3], PENDING_MAX + 2, PENDING_MAX + 1)
+
+
+def test_a_run_may_begin_with_more_than_may_wait_for_one_that_goes_on() -> None:
+    machine, size = MasterMachine(Timing(), RUN, 1, lambda count: bytes(count), 0), PENDING_MAX + 9
+    for number in range(size):
+        machine.handle(ControlOpened(number, "there"), 0)
+        machine.handle(ControlMessage(number, msg.Register(0, "", 1, size)), 0)
+    assert len(machine.membership.pending()) == size
+
+
+def test_of_a_crowd_that_nobody_can_reach_some_are_looked_at() -> None:
+    """Each look goes round the ring."""
+    membership = pending(*[1] * 2000)
+    members = [membership.peers[PeerId(number)] for number in range(1, 1001)]
+    for one, other in pairwise([*members, members[0]]):
+        membership.report_link(other.id, one.id, None, 0)
+    membership.admit(members[:1], set(), set())
+    for member in members[1:]:
+        membership.admit([member], set(), set())
+    first, last = membership.order(0)[0], membership.order(0)[-1]
+    for number in range(1001, 2001):
+        membership.report_link(PeerId(number), first, "refused", 0)
+        membership.report_link(first, PeerId(number), "refused", 0)
+        membership.report_link(PeerId(number), last, "refused", 0)
+    looked = membership.links.are_linked
+    with patch.object(membership.links, "are_linked", wraps=looked) as looks:
+        assert len(membership.unlinked()) <= 64
+    assert looks.call_count < 300_000  # 1,000 newcomers, 1,000 members
 
 
 def pending(*min_peers: int) -> Membership:

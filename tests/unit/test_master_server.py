@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from random import Random
 
@@ -9,6 +10,7 @@ import pytest
 
 from pccl.protocol import messages as msg
 from pccl.protocol.codec import encode
+from pccl.protocol.errors import LocalProtocolError
 from pccl.protocol.intake import Trust, masters_bytes_max
 from pccl.protocol.limits import (
     MESSAGE_COST_BYTES,
@@ -22,6 +24,7 @@ from pccl.protocol.types import NS_PER_S, PeerId, RoundId, RoundKind
 from pccl.runtime.control import UNSENT_BYTES_MAX, ControlStream
 from pccl.runtime.greeting import Credentials, introduce
 from pccl.runtime.master_server import MasterServer
+from pccl.runtime.master_store import MasterStore, Remembered
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
 from pccl.transports.sim import SimNetwork
@@ -74,7 +77,7 @@ class Client:
 class World:
     """A master, and time."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: MasterStore | None = None) -> None:
         self.loop = VirtualLoop(limit_ns=600 * NS_PER_S)
         self.network = SimNetwork(self.loop, Random(0), ragged=False)
         self.paused: dict[int, int] = {}
@@ -83,7 +86,7 @@ class World:
         """Connection -> what its messages would be charged."""
         self.server = MasterServer(
             self.loop, self.network.host(ADDRESS.host), TIMING, Random(2).randbytes,
-            self._observe, tests_addresses=False,
+            self._observe, store=store, tests_addresses=False,
         )  # fmt: skip
         self.loop.run_until_complete(self.server.start(ADDRESS))
 
@@ -207,3 +210,66 @@ def test_a_late_return_costs_no_more_than_a_newcomer(world: World) -> None:
     assert 0 < world.cost_bytes[2] - began < most
     assert world.paused[2] > world.loop.now_ns()
     assert not late.lost
+
+
+class Disk:
+    """A store that may be full."""
+
+    def __init__(self) -> None:
+        self.held: Remembered | None = None
+        self.full = False
+        self.attempts = 0
+
+    def load(self) -> Remembered | None:
+        return self.held
+
+    def save(self, remembered: Remembered) -> None:
+        self.attempts += 1
+        if self.full:
+            raise LocalProtocolError(func="master", reason="the disk is full")
+        self.held = remembered
+
+    def clear(self) -> None:
+        self.held = None
+
+
+def test_members_that_could_not_be_stored_are_stored_later() -> None:
+    """Otherwise the next start would take them for strangers."""
+    disk = Disk()
+    world = World(disk)
+    first = world.register("first")
+    second = world.register("second")
+    second.say(msg.LinkReport(PeerId(1), True, ""))
+    world.run(0.1)
+    assert members(disk) == [1]
+    disk.full = True
+    first.say(msg.RoundRequest(RoundId(RoundKind.UPDATE_TOPOLOGY, 0)))
+    world.run(1.0)
+    assert admitted(second)
+    assert members(disk) == [1]
+    assert 2 <= disk.attempts <= 10
+    disk.full = False
+    world.run(1.0)
+    assert members(disk) == [1, 2]
+    world.close()
+
+
+def test_members_of_a_run_are_stored_with_that_run() -> None:
+    """A run that was begun here gives way to one that was there before."""
+    disk = Disk()
+    world = World(disk)
+    world.register("young")
+    assert members(disk) == [1]
+    older = Client(world, "older")
+    older.say(returning(b"the run of these", 1), alone(1), msg.Reported())
+    world.run(3.0)
+    assert disk.held is not None
+    assert disk.held.run == b"the run of these"
+    digest = hashlib.blake2b((1).to_bytes(16, "little"), digest_size=16).digest()
+    assert disk.held.vouched.digests == {PeerId(1): digest}
+    world.close()
+
+
+def members(disk: Disk) -> list[int]:
+    assert disk.held is not None
+    return sorted(int(peer) for peer in disk.held.vouched.digests or ())

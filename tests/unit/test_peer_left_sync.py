@@ -352,6 +352,28 @@ def test_the_call_returned_and_its_caller_had_left() -> None:
     go_on(group)
 
 
+def test_a_comparison_that_returned_unnoticed_changes_nothing() -> None:
+    group = Group()
+    group.call(sync)
+    for peer in group.peers:
+        looks = replace(peer.state, purpose=SyncPurpose.VERIFY)
+        peer.feed(pe.SyncCall(next(group.calls), looks))
+    group.settle()
+    operation = OperationId(1, 0, group.master.membership.newest_view(0), SYNC_TAG, 1)
+    group.peers[0].feed(pe.LeftCommitted(operation))
+    assert not group.peers[0].machine.needs_resync
+    assert kinds(group.call(reduce)) == [pe.ReduceResult] * 3
+
+
+def test_a_state_of_another_layout_is_no_heir_of_what_was_left() -> None:
+    group = Group()
+    group.leave(sync)
+    for peer in group.peers[:1]:
+        peer.state = replace(FRESH, revision=1, layout=b"another")
+    offered = group.peers[0].machine.left_sync.offer(group.peers[0].state, stale=False)
+    assert offered.lineage is None
+
+
 # -- a collective ---------------------------------------------------------------------------------
 
 

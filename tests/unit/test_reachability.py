@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from pccl.protocol import messages as msg
-from pccl.protocol.limits import ASKED_UNPROVEN_MAX, TESTS_AT_ONCE_MAX, TESTS_PER_S, Timing
+from pccl.protocol.limits import (
+    ASKED_BEATS_MAX,
+    ASKED_UNPROVEN_MAX,
+    TESTS_AT_ONCE_MAX,
+    TESTS_PER_S,
+    Timing,
+)
 from pccl.protocol.master import MasterMachine
 from pccl.protocol.master_events import (
     Announce,
@@ -193,11 +199,52 @@ def test_on_the_word_of_newcomers_few_are_dialled() -> None:
     ((_, asked),) = told(master.tick(1), msg.DialNewcomers)
     assert isinstance(asked, msg.DialNewcomers)
     assert len(asked.newcomers) == ASKED_UNPROVEN_MAX
-    assert told(master.tick(5), msg.DialNewcomers) == []
+    assert told(master.tick(4), msg.DialNewcomers) == []
     master.linked(2, 3)  # it has reached one of them, so there is room for the next one
     ((_, asked),) = told(master.tick(1.25), msg.DialNewcomers)
     assert isinstance(asked, msg.DialNewcomers)
     assert len(asked.newcomers) == ASKED_UNPROVEN_MAX + 1
+
+
+def test_newcomers_for_whom_there_was_no_room_have_time() -> None:
+    """Their elder is busy with others; that they have no link is not their fault."""
+    master = Master()
+    master.admit(1)
+    master.admit(2)
+    many = range(3, 5 + ASKED_UNPROVEN_MAX)
+    for peer in many:
+        master.register(peer)
+        master.do(AddressTried(PeerId(peer), "", "connection refused"))
+        master.hear(1, msg.LinkReport(PeerId(peer), True, ""))
+        master.hear(peer, FAILED_TWO)
+    master.tick(Timing().link_s + Timing().dial_s)
+    left = [int(peer.id) for peer in master.machine.membership.pending()]
+    assert left == [3 + ASKED_UNPROVEN_MAX, 4 + ASKED_UNPROVEN_MAX]
+    assert told(master.tick(2), msg.DialNewcomers) == []  # the others are gone: told before
+    master.linked(2, *left)
+    master.update(1, 2, n=1)
+    assert master.ring() == [1, 2, left[0]]
+
+
+def test_an_elder_that_tries_in_vain_for_long_is_asked_no_more() -> None:
+    """Newcomers that wait for something else are not refused for want of a link."""
+    master = Master()
+    master.admit(1)
+    master.admit(2)
+    master.do(ControlOpened(3, "10.0.0.3"))
+    master.hear(3, msg.Register(0, "", 4000, 1, 1, prefetches=True))
+    master.do(AddressTried(PeerId(3), "", "connection refused"))
+    assert told(master.hear(3, FAILED_TWO), msg.DialNewcomers) == [(2, msg.DialNewcomers((at(3),)))]
+    lists = told(master.tick(ASKED_BEATS_MAX + 2), msg.DialNewcomers)
+    assert lists == [(2, msg.DialNewcomers(()))]
+
+
+def test_who_leaves_before_its_test_is_forgotten() -> None:
+    reachability = Reachability(0)
+    for n in range(3, 50):
+        reachability.begin(at(n), f"10.0.0.{n}", PeerId(2), 0)
+        reachability.forget([PeerId(n)])
+    assert reachability._tests_by == {PeerId(2): set()}  # pyright: ignore[reportPrivateUsage]
 
 
 def test_whom_somebody_has_reached_is_dialled_on_its_word() -> None:

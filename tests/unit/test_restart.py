@@ -829,7 +829,6 @@ def test_a_standby_believes_those_whom_its_master_has_named() -> None:
         master.come(peer)
     for peer in (1, 2, 3):
         master.hear(peer, msg.Heartbeat(term=2))
-    master.wait(2.25, speaking=(1, 2, 3))  # it waits a little for the one that does not promise
     assert [int(peer.id) for peer in master.machine.membership.members()] == [1, 2, 3]
 
 
@@ -897,6 +896,47 @@ def test_whoever_comes_again_and_again_does_not_make_a_master_wait() -> None:
         connection += 1
     assert connection - 99 <= 6
     assert master.machine.membership.members() == []
+
+
+def test_a_stranger_that_was_believed_for_want_of_others_leaves_no_number() -> None:
+    """Its roster was the newest, until the master could be heard again."""
+    master = Master(Origin.STANDBY)
+    learns(master, RUN, 1, 2, 3)
+    master.wait(Timing().master_lost_s / 2)
+    huge = (1 << 62) - 1
+    master.come(99, known=(roster(huge, 99, 99),))
+    master.do(MasterAnswered(0, msg.RunIs(RUN, 1, True)))
+    for peer in (1, 2, 3):
+        master.come(peer)
+    for peer in (1, 2, 3):
+        master.hear(peer, msg.Heartbeat(term=2))
+    assert [int(peer.id) for peer in master.machine.membership.members()] == [1, 2, 3]
+    assert master.machine.membership.version < 1 << 40
+
+
+def test_who_came_as_a_peer_before_that_was_named_gives_way() -> None:
+    """Ids follow each other, so a process with the token knows the next one."""
+    master = Master(Origin.STANDBY)
+    learns(master, RUN, 1, 2)
+    master.come(3, connection=99, known=INVENTED[:0], secret=b"guessed")
+    proofs = tuple(proof(peer, token(peer)) for peer in (1, 2, 3))
+    effects = master.do(MasterAnswered(0, msg.RunIs(RUN, 1, True, VERSION + 1, proofs)))
+    assert [e.connection for e in effects if isinstance(e, CloseControl)] == [99]
+    for peer in (1, 2, 3):
+        master.come(peer)
+    for peer in (1, 2, 3):
+        master.hear(peer, msg.Heartbeat(term=2))
+    tokens = [peer.token for peer in master.machine.membership.members()]
+    assert tokens == [token(peer) for peer in (1, 2, 3)]
+
+
+def test_a_goodbye_of_a_member_that_was_not_named_yet_counts() -> None:
+    master = Master(Origin.STANDBY)
+    learns(master, RUN, 1)
+    both = (roster(VERSION, VIEW, 1, 2),)
+    master.come(2, known=both)
+    master.hear(2, msg.Goodbye())
+    assert told(master.come(1, known=both), msg.Resumed) != []
 
 
 def test_a_master_that_has_moved_on_keeps_nothing_from_a_run_of_before() -> None:

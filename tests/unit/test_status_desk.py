@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pccl.protocol.messages import StatusRequest
+from pccl.protocol.messages import RunQuery, StatusRequest
 from pccl.runtime.status_desk import PAUSE_NS, StatusDesk
 
 
@@ -53,7 +53,7 @@ def desk() -> tuple[StatusDesk, Clock, list[int]]:
 def test_the_first_is_served_at_once_and_the_others_one_by_one() -> None:
     made, clock, served = desk()
     for connection in (4, 2, 9):
-        made.ask(connection, StatusRequest())
+        made.ask(connection, "here", StatusRequest())
     assert served == [4]
     assert (4 in made, 2 in made) == (False, True)
     clock.pass_ns(PAUSE_NS - 1)
@@ -64,14 +64,26 @@ def test_the_first_is_served_at_once_and_the_others_one_by_one() -> None:
     assert served == [4, 2, 9]
     clock.pass_ns(PAUSE_NS)
     assert clock.idle
-    made.ask(5, StatusRequest())
+    made.ask(5, "here", StatusRequest())
     assert served == [4, 2, 9, 5]
+
+
+def test_sources_take_turns() -> None:
+    """Nobody waits behind all that one of them asks."""
+    made, clock, served = desk()
+    for connection in range(100):
+        made.ask(connection, "crowd", StatusRequest())
+    made.ask(200, "standby", RunQuery(3))
+    made.ask(201, "standby", RunQuery(3))
+    for _ in range(5):
+        clock.pass_ns(PAUSE_NS)
+    assert served == [0, 1, 200, 2, 201, 3]
 
 
 def test_who_has_gone_costs_no_turn() -> None:
     made, clock, served = desk()
     for connection in (1, 2, 3):
-        made.ask(connection, StatusRequest())
+        made.ask(connection, "here", StatusRequest())
     made.forget(2)
     made.forget(7)
     clock.pass_ns(PAUSE_NS)
@@ -80,8 +92,8 @@ def test_who_has_gone_costs_no_turn() -> None:
 
 def test_a_closed_desk_serves_nobody() -> None:
     made, clock, served = desk()
-    made.ask(1, StatusRequest())
-    made.ask(2, StatusRequest())
+    made.ask(1, "here", StatusRequest())
+    made.ask(2, "here", StatusRequest())
     made.close()
     clock.pass_ns(10 * PAUSE_NS)
     assert served == [1]
