@@ -20,9 +20,9 @@ from pccl.protocol.limits import PENDING_MAX, ROSTERS_KEPT_MAX, TERM_GAP
 from pccl.protocol.link_measures import Choose, LinkMeasures, ring_always
 from pccl.protocol.link_states import LinkStates
 from pccl.protocol.ring_order import Pair
-from pccl.protocol.source_shares import source_of
+from pccl.protocol.source_shares import of_the_largest
 from pccl.protocol.types import AlgorithmTable, LinkMeasure, Member, PeerId, Roster
-from pccl.protocol.vouched import Vouched, token_digest
+from pccl.protocol.vouched import token_digest
 
 _LATE_MAX = 64
 """Newcomers for whom a place between two others is looked for at once; each look goes round."""
@@ -277,7 +277,7 @@ class Membership:
         """
         broken = Counter[PeerId]()
         for pair, _ in self.links.broken([p for p in self.peers if self.may_accuse(p)]):
-            if pair != {first, second}:
+            if pair != Pair((first, second)):
                 broken.update(pair)
         return self.peers[second if broken[second] > broken[first] else first]
 
@@ -370,8 +370,7 @@ class Membership:
         pending = self.pending()
         if len(pending) < PENDING_MAX or len(pending) == len(self.peers):  # all may begin together
             return None
-        counts = Counter([source_of(host), *(source_of(peer.seen) for peer in pending)])
-        return max(pending, key=lambda peer: (counts[source_of(peer.seen)], -peer.id))
+        return self.peers[of_the_largest({peer.id: peer.seen for peer in pending}, host)]
 
     def sort_peers(self) -> None:
         """Put the peers in order of id: one has come back that was not the last to come."""
@@ -505,11 +504,9 @@ class Membership:
             while len(state.rosters) > ROSTERS_KEPT_MAX:
                 del state.rosters[next(iter(state.rosters))]
 
-    def vouched(self) -> Vouched:
-        """The members, for another master, and for this one after a restart."""
-        return Vouched(
-            self.version, {p.id: token_digest(p.token) for p in self.members() if p.token}
-        )
+    def digests(self) -> dict[PeerId, bytes]:
+        """The members, and the digests of their resume tokens."""
+        return {peer.id: token_digest(peer.token) for peer in self.members() if peer.token}
 
     # -- views and rosters ---------------------------------------------------------------------
 

@@ -18,7 +18,8 @@ from pccl.protocol.master_events import Forget, MasterEvent, Remember
 from pccl.protocol.membership import RegisteredPeer
 from pccl.protocol.registrar import Registrar
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected
-from pccl.protocol.types import RemovalCause
+from pccl.protocol.types import PeerId, RemovalCause
+from pccl.protocol.vouched import Vouched
 
 
 class Ratifying(Registrar):
@@ -64,12 +65,24 @@ class Ratifying(Registrar):
         )
         self._sole: bool = sole
         self._majority = Majority()
+        self._acknowledged: dict[PeerId, bytes] = {}
+        """Members of the newest roster that had consent, and the digests of their resume tokens."""
         self._has_members = self._is_forgotten = False
 
     @property
     @abstractmethod
     def recovering(self) -> bool:
         """Whether it waits for members to return."""
+
+    def vouched(self) -> Vouched:
+        """The members, for another master, and for this one when it is started again.
+
+        Those that were removed are among them as long as no majority has acknowledged that: it may
+        go on with them.
+        """
+        now = self.membership.digests()
+        before = {} if self._sole else self._acknowledged
+        return Vouched(self.membership.version, {**before, **now})
 
     def _propose(
         self,
@@ -103,6 +116,8 @@ class Ratifying(Registrar):
     def _take(self, event: MasterEvent) -> None:
         super()._take(event)
         if not self._sole and not self.recovering and self._has_consent:
+            if self._majority.ratified != self.membership.version:
+                self._acknowledged = self.membership.digests()
             for peer, message in self._majority.settle(self.membership):
                 known = self.membership.peers.get(peer)
                 if known is not None:
@@ -146,4 +161,5 @@ class Ratifying(Registrar):
         """These newcomers become members now: from now on it counts if they know another master."""
         if self._sole and any(peer.masters > 1 for peer in newcomers):
             self._sole = False
+            self._acknowledged = self.membership.digests()
             self._majority.settle(self.membership)

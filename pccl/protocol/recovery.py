@@ -34,8 +34,8 @@ from pccl.protocol.limits import (
 )
 from pccl.protocol.majority import Basis
 from pccl.protocol.membership import RecoveredGroup, RecoveredMembership, View, newest_first
-from pccl.protocol.report import Report, SharedRoster
-from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected
+from pccl.protocol.report import Report, SharedRoster, age, expected_states, round_count
+from pccl.protocol.shared_state import Expected
 from pccl.protocol.types import Member, OperationId, PeerId, Roster, RoundId, RoundKind
 from pccl.protocol.vouched import NOT_TOLD, Vouched, token_digest
 
@@ -176,6 +176,11 @@ class Recovery:
         reports = self._reports if self._all_count else self._named
         return [report for report in reports.values() if report.complete]
 
+    @property
+    def named(self) -> dict[PeerId, bytes]:
+        """The peers that its master has named, and the digests of their resume tokens."""
+        return dict(self._vouched.digests or {})
+
     def _count_again(self) -> None:
         self._is_whole, self._has_newest = None, False
 
@@ -188,8 +193,11 @@ class Recovery:
                 self._newest_known = _newer(self._newest_known, report.newest)
         return self._newest_known
 
-    def begins(self, connection: int, host: str, header: msg.Return, now_ns: int) -> None:
+    def begins(self, connection: int, host: str, header: msg.Return, now_ns: int) -> list[int]:
         """A peer returns; its report follows.
+
+        Returns:
+            Connections to close: an older one of this peer, or one of whoever has to go for it.
 
         Raises:
             RemoteProtocolError: somebody else returned under its id, or there are too many.
@@ -197,19 +205,23 @@ class Recovery:
         if connection in self._by_connection:
             raise RemoteProtocolError(reason="it returns twice on one connection")
         known = self._reports.get(header.peer)
-        if known is None and len(self._reports) >= PEERS_MAX:
-            raise RemoteProtocolError(reason="too many have returned")
         if known is not None and known.header.token != header.token:
             raise RemoteProtocolError(reason=f"another process has returned as peer {header.peer}")
         digest = token_digest(header.token)
         named = self._vouched.digests or {}
         if named.get(header.peer, digest) != digest:
             raise RemoteProtocolError(reason=f"its token is not that of peer {header.peer}")
+        goes = known
+        if known is None and len(self._reports) >= PEERS_MAX:
+            others = (r for peer, r in self._reports.items() if peer not in self._named)
+            goes = next(others, None) if header.peer in named else None
+            if goes is None:
+                raise RemoteProtocolError(reason="too many have returned")
         is_first = not self._reports or (header.peer in named and not self._named)
         if is_first:  # the other members get as long from now on
             self._since_ns = now_ns
-        if known is not None:
-            self._drop(known)
+        if goes is not None:
+            self._drop(goes)
         if self.run is None:
             self.run = header.run
         nbytes = REQUEST_BYTES_MIN + footprint(header)
@@ -218,6 +230,7 @@ class Recovery:
         if header.peer in named:
             self._named[header.peer] = report
         self._nbytes += nbytes
+        return [goes.connection] if goes is not None and goes.connection is not None else []
 
     def take(self, report: Report, message: msg.Message) -> list[int]:
         """Add the next message of a report; return the connections whose reports are too much.
@@ -263,7 +276,10 @@ class Recovery:
         """Drop the largest reports until the others have room; return their connections."""
         connections: list[int] = []
         while self._nbytes > REPORTS_BYTES_MAX:
-            largest = max(self._reports.values(), key=lambda report: report.freed_nbytes)
+            largest = max(
+                self._reports.values(),
+                key=lambda report: (report.peer not in self._named, report.freed_nbytes),
+            )
             if largest.connection is not None:
                 connections.append(largest.connection)
             self._drop(largest)
@@ -284,11 +300,6 @@ class Recovery:
         if report.complete:
             self._came -= bool(report.rosters)
             self._count_again()
-
-    def superseded(self, peer: PeerId) -> int | None:
-        """The connection on which ``peer`` has returned before, if that is still open."""
-        known = self._reports.get(peer)
-        return known.connection if known is not None else None
 
     def report_on(self, connection: int) -> Report | None:
         """The report that comes on a connection."""
@@ -430,6 +441,8 @@ class Recovery:
         )
 
     def _is_enough(self, peers: list[PeerId]) -> bool:
+        if self._vouched.digests is not None and not self._is_stale:
+            peers = [peer for peer in peers if peer in self._named]
         bases = self.bases()
         return bool(bases) and all(basis.consents(peers) for basis in bases)
 
@@ -444,7 +457,11 @@ class Recovery:
         return any(report.header.registration.masters > 1 for report in self._believed())
 
     def has_majority(self) -> bool:
-        """Whether no other master can have as many of the last members as this one."""
+        """Whether no other master can have as many of the last members as this one.
+
+        A member that was not named yet may be somebody else, and has no vote as long as its master
+        could have named it.
+        """
         return self._is_enough([report.peer for report in self.complete_reports()])
 
     def result(self, *, promised: bool = False) -> Recovered:
@@ -470,7 +487,7 @@ class Recovery:
         # Of others the last master may never have heard, and have decided without them.
         back = {report.peer for report in returned}
         heard = [r for r in believed if not promised or r.peer in back]
-        finals = sorted((o for report in heard for o in report.outcomes), key=_age)
+        finals = sorted((o for report in heard for o in report.outcomes), key=age)
         outcomes = {o.outcome.operation: o.outcome for o in finals}
         answers = {a.answer.round: a.answer for report in heard for a in report.answers}
         decided = [
@@ -488,9 +505,9 @@ class Recovery:
             strangers=[r for r in reports if r.peer not in known],
             outcomes=dict(sorted(outcomes.items(), key=lambda item: item[1].sequence)),
             answers=dict(sorted(answers.items(), key=lambda item: item[1].sequence)),
-            counts={kind: _count(kind, believed, told) for kind in RoundKind},
+            counts={kind: round_count(kind, believed, told) for kind in RoundKind},
             sequence=max(decided, default=0),
-            expected=_expected(believed, finals),
+            expected=expected_states(believed, finals),
             states={o.outcome.operation: o.expected for o in finals},
             left=self._left,
         )
@@ -562,28 +579,3 @@ def _is_member(report: Report, members: dict[PeerId, tuple[int, Member]]) -> boo
     """Whether this is the process that the others know as a member: by its group and its port."""
     known, said = members.get(report.peer), report.header.registration
     return known is not None and (known[0], known[1].port) == (said.group, said.port)
-
-
-def _age(known: msg.KnownOutcome) -> tuple[int, tuple[int, int, int]]:
-    """Later masters have higher rosters; of two reports of one outcome the one that says more."""
-    return known.outcome.roster_version, known.expected.place
-
-
-def _expected(reports: list[Report], finals: Iterable[msg.KnownOutcome]) -> dict[int, Expected]:
-    """By group: after the last synchronization that anybody knows to be committed."""
-    known: dict[int, Expected] = {}
-    said = [(report.header.registration.group, report.header.expected) for report in reports]
-    for group, expected in [*said, *((o.outcome.operation.group, o.expected) for o in finals)]:
-        before = known.get(group, NOTHING_EXPECTED)
-        if expected.place > before.place:
-            known[group] = expected
-    return known
-
-
-def _count(kind: RoundKind, reports: list[Report], rosters: list[Roster]) -> int:
-    """Rosters come before answers, so an admission may be known of whose round is not."""
-    counts = [c.n for report in reports for c in report.header.rounds if c.kind is kind]
-    known = [a.answer.round for report in reports for a in report.answers]
-    answers = [answered.n + 1 for answered in known if answered.kind is kind]
-    updates = [r.updates for r in rosters if kind is RoundKind.UPDATE_TOPOLOGY]
-    return max((*counts, *answers, *updates), default=0)

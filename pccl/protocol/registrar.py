@@ -239,16 +239,14 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             self._remove(peer, RemovalCause.CONNECTIONS_LOST, f"{reason}; {trouble}")
 
     def _register(self, connection: int, message: msg.Register) -> None:
-        if len(self.membership.peers) >= PEERS_MAX:
-            self._refuse(connection, "the run is full")
-            return
         flaw = registration_flaw(message)
+        if not flaw and not self._has_room(self._hosts[connection]):
+            flaw = "the run is full"
         if flaw:
             self._refuse(connection, flaw)
             return
         self._last_peer = PeerId(self._last_peer + 1)
         seen = self._hosts[connection]
-        self._make_room(seen)
         host = dialled_at(message.host, seen)
         peer = RegisteredPeer(
             id=self._last_peer,
@@ -275,12 +273,13 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         self._test_addresses(peer)
         self._admit_into_empty_run()
 
-    def _make_room(self, host: str) -> None:
-        """One more newcomer comes from ``host``: of too many one has to go."""
+    def _has_room(self, host: str) -> bool:
+        """Whether one more newcomer may come from ``host``; of too many that wait one has to go."""
         crowded = self.membership.crowded_out(host)
         if crowded is not None:
             why = f"{PENDING_MAX} newcomers wait, the most from its address; call connect() again"
             self._remove(crowded, RemovalCause.CROWDED_OUT, why)
+        return len(self.membership.peers) < PEERS_MAX
 
     # -- who can be dialled --------------------------------------------------------------------
 

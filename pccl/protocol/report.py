@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pccl.protocol import messages as msg
@@ -9,7 +10,8 @@ from pccl.protocol.credible import check_answer, check_known_outcome
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.footprint import footprint
 from pccl.protocol.limits import REQUEST_BYTES_MIN
-from pccl.protocol.types import PeerId, Roster
+from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected
+from pccl.protocol.types import PeerId, Roster, RoundKind
 
 _LINK_BYTES = 160
 """What the state of one link takes."""
@@ -113,3 +115,30 @@ _REQUESTS = (
     msg.LinksMeasured,
     msg.Prefetched,
 )
+
+
+def age(known: msg.KnownOutcome) -> tuple[int, tuple[int, int, int]]:
+    """Later masters have higher rosters; of two reports of one outcome the one that says more."""
+    return known.outcome.roster_version, known.expected.place
+
+
+def expected_states(
+    reports: list[Report], finals: Iterable[msg.KnownOutcome]
+) -> dict[int, Expected]:
+    """By group: after the last synchronization that anybody knows to be committed."""
+    known: dict[int, Expected] = {}
+    said = [(report.header.registration.group, report.header.expected) for report in reports]
+    for group, expected in [*said, *((o.outcome.operation.group, o.expected) for o in finals)]:
+        before = known.get(group, NOTHING_EXPECTED)
+        if expected.place > before.place:
+            known[group] = expected
+    return known
+
+
+def round_count(kind: RoundKind, reports: list[Report], rosters: list[Roster]) -> int:
+    """Rosters come before answers, so an admission may be known of whose round is not."""
+    counts = [c.n for report in reports for c in report.header.rounds if c.kind is kind]
+    known = [a.answer.round for report in reports for a in report.answers]
+    answers = [answered.n + 1 for answered in known if answered.kind is kind]
+    updates = [r.updates for r in rosters if kind is RoundKind.UPDATE_TOPOLOGY]
+    return max((*counts, *answers, *updates), default=0)

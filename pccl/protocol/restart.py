@@ -28,7 +28,7 @@ from pccl.protocol.dial_plans import DialPlans
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.intake import Trust
-from pccl.protocol.limits import ID_JUMP_BYTES, ID_JUMP_MAX, PEERS_MAX, TERM_GAP, Timing
+from pccl.protocol.limits import ID_JUMP_BYTES, ID_JUMP_MAX, PENDING_MAX, TERM_GAP, Timing
 from pccl.protocol.link_measures import Choose, ring_always
 from pccl.protocol.majority import Majority
 from pccl.protocol.master_events import (
@@ -46,6 +46,7 @@ from pccl.protocol.recovery import Recovered, Recovery
 from pccl.protocol.report import Report
 from pccl.protocol.revival import revive, revive_all
 from pccl.protocol.shared_state import Elect, elect_nothing
+from pccl.protocol.source_shares import of_the_largest
 from pccl.protocol.standby import StandbyWatch
 from pccl.protocol.status import Removal
 from pccl.protocol.types import NS_PER_MS, PeerId, RemovalCause, RoundKind
@@ -254,10 +255,9 @@ class Restartable(Ratifying):
         elif recovery is None or recovery.run not in (None, header.run):
             self._refuse(connection, _ANOTHER_RUN)
         else:
-            before = recovery.superseded(header.peer)
-            recovery.begins(connection, self._hosts[connection], header, self._now_ns)
-            if before is not None:
-                self._close(before, "superseded")
+            host = self._hosts[connection]
+            for closed in recovery.begins(connection, host, header, self._now_ns):
+                self._close(closed, "superseded")
 
     def _expect_older_run(self) -> Recovery:
         """A member of a run that was there before is back, as it says: hear it, and what it knows.
@@ -292,10 +292,9 @@ class Restartable(Ratifying):
             self._resume(connection, resume)
         elif header.peer in self._removed or header.roster_version or not self._may_have_id(header):
             self._tell_removed(connection, header)
-        elif len(self.membership.peers) >= PEERS_MAX:
+        elif not self._has_room(self._hosts[connection]):
             self._refuse(connection, "the run is full")
         else:
-            self._make_room(self._hosts[connection])
             peer = revive(header, self._hosts[connection], connection, None, self._now_ns)
             self._last_peer = max(self._last_peer, peer.id)  # nobody else gets this id
             self.membership.peers[peer.id] = peer
@@ -340,7 +339,7 @@ class Restartable(Ratifying):
     def _begin_recovery(self, run: bytes | None) -> Recovery:
         self._asked_term, self._asked_in_vain = None, False
         ratified = self._majority.ratified if run is not None else 0
-        vouched = self.membership.vouched() if run is not None else NOT_TOLD
+        vouched = self.vouched() if run is not None else NOT_TOLD
         known = (run, self.incumbent, self._now_ns, ratified, vouched)
         self._recovery = Recovery(self.timing, *known)
         return self._recovery
@@ -390,9 +389,12 @@ class Restartable(Ratifying):
             raise RemoteProtocolError(reason="it registers twice")
         elif flaw:
             self._refuse(connection, flaw)
-        elif len(self._waiting) >= PEERS_MAX:
-            self._refuse(connection, "the run is full")
         else:
+            if len(self._waiting) >= PENDING_MAX:
+                hosts = {waiting: self._hosts[waiting] for waiting in self._waiting}
+                goes = of_the_largest(hosts, self._hosts[connection])
+                del self._waiting[goes]
+                self._refuse(goes, f"{PENDING_MAX} newcomers wait; call connect() again")
             self._waiting[connection] = message
 
     # -- the masters that a standby stands by for ----------------------------------------------
@@ -403,7 +405,7 @@ class Restartable(Ratifying):
             return msg.RunIs(NO_RUN, 0, False)
         if self._recovery is not None or version == self.membership.version:
             return msg.RunIs(self.run, self.term, not self._is_young)
-        vouched = self.membership.vouched()
+        vouched = self.vouched()
         known = (self.membership.version, vouched.proofs())
         return msg.RunIs(self.run, self.term, not self._is_young, *known)
 
@@ -523,6 +525,7 @@ class Restartable(Ratifying):
         """Go on with the run: whoever is missing is removed when all others have been heard."""
         assert self._recovery is not None
         bases, ratified = self._recovery.bases(), self._recovery.ratified
+        self._acknowledged = self._recovery.named
         connections = self._recovery.connections()
         self._recovery = None
         self._origin = Origin.RESTARTED

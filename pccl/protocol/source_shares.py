@@ -17,6 +17,8 @@ Pure: whoever comes and goes is passed in, who has to go is returned.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv6Address
 from typing import Generic, TypeVar
@@ -73,6 +75,16 @@ def source_of(host: str) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return f"{int(address) >> _IPV6_SITE_BITS:x}::/64"
+
+
+def of_the_largest(hosts: Mapping[_Key, str], coming: str) -> _Key:
+    """Of many who wait, who has to go if one more comes from ``coming``.
+
+    It is the first from the source with the most, with the one that comes.
+    """
+    sources = {key: source_of(host) for key, host in hosts.items()}
+    counts = Counter([source_of(coming), *sources.values()])
+    return max(sources, key=lambda key: counts[sources[key]])
 
 
 class _Source(Generic[_Key]):

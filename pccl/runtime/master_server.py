@@ -194,7 +194,7 @@ class MasterServer:
         """The members of the run; during a recovery, as they were stored."""
         machine, wanted = self.machine, self._wanted
         if machine.run == run and not machine.recovering and machine.membership.version:
-            return machine.membership.vouched()
+            return machine.vouched()
         return wanted.vouched if wanted is not None and wanted.run == run else NOT_TOLD
 
     def _keep_members(self) -> None:
@@ -204,7 +204,7 @@ class MasterServer:
             return
         known = wanted.vouched.version if wanted is not None and wanted.run == machine.run else None
         if machine.membership.version != known:
-            members = machine.membership.vouched()
+            members = machine.vouched()
             run = (machine.run, machine.term, machine.incumbent)
             self._keep(Remembered(*run, vouched=members))
 

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import msgpack
 
 from pccl.protocol.errors import LocalProtocolError
-from pccl.protocol.handshake import RUN_BYTES
-from pccl.protocol.limits import INCUMBENT_BYTES, TERM_MAX
+from pccl.protocol.handshake import NO_RUN, RUN_BYTES
+from pccl.protocol.limits import INCUMBENT_BYTES, TERM_MAX, TOKEN_DIGEST_BYTES
 from pccl.protocol.types import PeerId
 from pccl.protocol.vouched import NOT_TOLD, Vouched
 
@@ -64,9 +64,18 @@ class DirectoryStore:
 
     Args:
         directory: made if there is none.
+
+    Raises:
+        ValueError: this can't be the name of a directory.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
+        try:
+            is_name = bool(os.fsencode(directory).strip())
+        except UnicodeEncodeError:
+            is_name = False
+        if not is_name:
+            raise ValueError(f"{directory!r} names no directory; choose one for the state")
         self._path = Path(directory) / _FILE
 
     def load(self) -> Remembered | None:
@@ -126,7 +135,7 @@ def _decode(path: Path, data: bytes) -> Remembered:
         raise _unusable(path, "it is no state of a master") from error
     known = (type(run), type(term), type(incumbent)) == (bytes, int, bytes)
     known = known and type(coordinated) is bool
-    sound = known and len(run) == RUN_BYTES and len(incumbent) == INCUMBENT_BYTES
+    sound = known and len(run) == RUN_BYTES and len(incumbent) == INCUMBENT_BYTES and run != NO_RUN
     known_version = version in (_VERSION, _WITHOUT_MEMBERS)
     if not known_version or not sound or not 1 <= term < TERM_MAX:
         raise _unusable(path, "it is no state of a master of this version")
@@ -143,9 +152,11 @@ def _members_of(version: Any, proofs: Any) -> Vouched:
     if version is None:
         return NOT_TOLD
     digests = {PeerId(peer): digest for peer, digest in proofs}
-    if type(version) is not int or not all(
-        type(peer) is int and type(digest) is bytes for peer, digest in digests.items()
-    ):
+    if type(version) is not int or version < 0 or not all(
+        type(peer) is int and peer > 0 and type(digest) is bytes
+        and len(digest) == TOKEN_DIGEST_BYTES
+        for peer, digest in digests.items()
+    ):  # fmt: skip
         raise ValueError("this is no list of members")
     return Vouched(version, digests)
 

@@ -194,7 +194,7 @@ class World:
             return
         effects = list(master.handle(event, self.now_ns))
         if not master.recovering and master.membership.version:
-            self.vouched[index] = master.membership.vouched()  # on disk before it is told
+            self.vouched[index] = master.vouched()  # on disk before it is told
         for effect in effects:
             match effect:
                 case me.Send(connection, message):

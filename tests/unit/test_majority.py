@@ -528,3 +528,13 @@ def test_a_newcomer_that_says_it_knows_another_master_ends_nothing() -> None:
     asked = msg.RoundRequest(RoundId(RoundKind.UPDATE_TOPOLOGY, 0))
     assert moving(master.hear(1, asked)) == []
     assert moving(master.acknowledge(1)) == [(1, "RoundClosed")]
+
+
+def test_a_master_names_those_that_may_have_gone_on_without_it() -> None:
+    """It has removed them, and nobody has acknowledged that: its standby has to know them."""
+    master = incumbent(3)
+    for peer in (2, 3):
+        master.do(ControlClosed(peer, "reset"))
+    master.wait(2, speaking=(1,))
+    assert master.machine.membership.roster(0).ring == (PeerId(1),)
+    assert set(master.machine.vouched().digests or ()) == {1, 2, 3}

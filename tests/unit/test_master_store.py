@@ -125,6 +125,32 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert DirectoryStore(tmp_path).load() == FIRST
 
 
+@pytest.mark.parametrize("name", ["", " ", "\ud800"])
+def test_what_names_no_directory_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="names no directory; choose one"):
+        DirectoryStore(name)
+
+
+@pytest.mark.parametrize(
+    ("version", "proofs"),
+    [
+        (-1, []),
+        (True, []),
+        (9, [[0, bytes(16)]]),
+        (9, [[1, b"short"]]),
+        (9, [["1", bytes(16)]]),
+        (9, 3),
+    ],
+)
+def test_members_that_no_master_has_kept_are_refused(
+    tmp_path: Path, version: int, proofs: object
+) -> None:
+    fields = [3, FIRST.run, FIRST.term, FIRST.incumbent, True, version, proofs]
+    (tmp_path / "master.state").write_bytes(msgpack.packb(fields))
+    with pytest.raises(LocalProtocolError, match="it is no state of a master"):
+        DirectoryStore(tmp_path).load()
+
+
 def test_what_the_version_before_has_kept_is_read_without_members(tmp_path: Path) -> None:
     fields = [2, FIRST.run, FIRST.term, FIRST.incumbent, True]
     (tmp_path / "master.state").write_bytes(msgpack.packb(fields))

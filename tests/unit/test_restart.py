@@ -939,6 +939,53 @@ def test_a_goodbye_of_a_member_that_was_not_named_yet_counts() -> None:
     assert told(master.come(1, known=both), msg.Resumed) != []
 
 
+def test_who_was_not_named_has_no_vote() -> None:
+    """He may be somebody else: with his vote a standby went on beside a master that lived."""
+    master = Master(Origin.STANDBY)
+    learns(master, RUN, 1)
+    known = (roster(VERSION, VIEW, 1), roster(VERSION + 1, VIEW + 1, 1, 2, 3))
+    master.come(1, known=known)
+    for peer in (2, 3):
+        master.come(peer, known=known[1:], secret=b"guessed")
+    assert told(master.wait(4, speaking=(1, 2, 3)), msg.Resumed) == []
+    proofs = tuple(proof(peer, token(peer)) for peer in (1, 2, 3))
+    master.do(MasterAnswered(0, msg.RunIs(RUN, 1, True, VERSION + 1, proofs)))
+    for peer in (1, 2, 3):
+        master.come(peer, known=known[1:], connection=10 + peer)
+    for peer in (11, 12, 13):
+        master.hear(peer, msg.Heartbeat(term=2))
+    assert [int(peer.id) for peer in master.machine.membership.members()] == [1, 2, 3]
+
+
+def test_who_was_named_finds_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many others have returned, and whatever they have said."""
+    monkeypatch.setattr("pccl.protocol.recovery.PEERS_MAX", 5)
+    master = Master(Origin.STANDBY)
+    learns(master, RUN, 1, 2, 3)
+    for stranger in range(90, 95):
+        master.come(stranger, known=INVENTED[:0])
+    full = [CloseControl(95, "too many have returned")]
+    assert master.say(95, known=INVENTED[:0]) == full
+    closed = [effect for peer in (1, 2, 3) for effect in master.come(peer)]
+    assert [e.connection for e in closed if isinstance(e, CloseControl)] == [90, 91, 92]
+    for peer in (1, 2, 3):
+        master.hear(peer, msg.Heartbeat(term=2))
+    assert [int(peer.id) for peer in master.machine.membership.members()] == [1, 2, 3]
+
+
+def test_newcomers_that_wait_for_a_recovery_are_bounded_and_shared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pccl.protocol.restart.PENDING_MAX", 3)
+    master = Master(Origin.RESTARTED, term=2)
+    for number in (10, 11, 12):
+        master.do(ControlOpened(number, "10.0.0.9"))
+        assert master.hear(number, msg.Register(0, "", 4000)) == []
+    master.do(ControlOpened(20, "10.0.0.20"))
+    effects = master.hear(20, msg.Register(0, "", 4000))
+    assert [connection for connection, _ in sent(effects)] == [10]
+
+
 def test_a_master_that_has_moved_on_keeps_nothing_from_a_run_of_before() -> None:
     """Whom it named of one run, it has not named of another."""
     master = Master(Origin.STANDBY)
