@@ -132,8 +132,8 @@ class AskMaster:
     """
 
     master: int
-    version: int | None = None
-    """Of the newest roster whose members are known here; None: no members are known."""
+    query: msg.RunQuery
+    """What is known already."""
 
 
 @dataclass(frozen=True, slots=True)

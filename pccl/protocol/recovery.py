@@ -108,7 +108,7 @@ class Recovery:
         vouched: Vouched = NOT_TOLD,
     ) -> None:
         self.run = self._given_run = run
-        self._vouched, self._vouched_ns = vouched, now_ns
+        self.vouched, self._heard_ns = vouched, now_ns
         self._stale_ns = timing.ns(timing.master_lost_s) // 2
         self._is_stale = False
         """Whether the named members are so old that all of them may have been replaced."""
@@ -144,12 +144,12 @@ class Recovery:
         self._given_run = run
         if not self._reports:
             self.run = run
-        if self._is_stale or vouched is not self._vouched:
+        if self._is_stale or vouched is not self.vouched:
             self._count_again()
-        self._vouched_ns, self._is_stale = now_ns, False
-        if vouched is self._vouched:
+        self._heard_ns, self._is_stale = now_ns, False
+        if vouched is self.vouched:
             return []
-        self._vouched, named = vouched, vouched.digests or {}
+        self.vouched, named = vouched, vouched.digests or {}
         false = [r for r in self._reports.values() if named.get(r.peer, r.digest) != r.digest]
         connections = [report.connection for report in false if report.connection is not None]
         for report in false:
@@ -167,7 +167,7 @@ class Recovery:
 
     @property
     def _all_count(self) -> bool:
-        if self._vouched.digests is None:
+        if self.vouched.digests is None:
             return True
         return self._is_stale and not any(one.complete for one in self._named.values())
 
@@ -175,11 +175,6 @@ class Recovery:
         """The complete reports that count."""
         reports = self._reports if self._all_count else self._named
         return [report for report in reports.values() if report.complete]
-
-    @property
-    def named(self) -> dict[PeerId, bytes]:
-        """The peers that its master has named, and the digests of their resume tokens."""
-        return dict(self._vouched.digests or {})
 
     def _count_again(self) -> None:
         self._is_whole, self._has_newest = None, False
@@ -208,7 +203,7 @@ class Recovery:
         if known is not None and known.header.token != header.token:
             raise RemoteProtocolError(reason=f"another process has returned as peer {header.peer}")
         digest = token_digest(header.token)
-        named = self._vouched.digests or {}
+        named = self.vouched.digests or {}
         if named.get(header.peer, digest) != digest:
             raise RemoteProtocolError(reason=f"its token is not that of peer {header.peer}")
         goes = known
@@ -328,7 +323,7 @@ class Recovery:
 
     @property
     def _left(self) -> set[PeerId]:
-        named = self._vouched.digests or {}
+        named = self.vouched.digests or {}
         return {
             peer
             for run, peer, digest in self._said_goodbye
@@ -338,12 +333,12 @@ class Recovery:
     def shift(self, gap_ns: int, now_ns: int) -> None:
         """This process slept: everybody has so much more time."""
         self._since_ns = min(self._since_ns + gap_ns, now_ns)
-        self._vouched_ns = min(self._vouched_ns + gap_ns, now_ns)
+        self._heard_ns = min(self._heard_ns + gap_ns, now_ns)
 
     def look_again(self, now_ns: int) -> None:
         """A tick: whether all members are back may be found out anew."""
         self._looks = 0
-        if not self._is_stale and now_ns - self._vouched_ns >= self._stale_ns:
+        if not self._is_stale and now_ns - self._heard_ns >= self._stale_ns:
             self._is_stale = True
             self._count_again()
 
@@ -441,7 +436,7 @@ class Recovery:
         )
 
     def _is_enough(self, peers: list[PeerId]) -> bool:
-        if self._vouched.digests is not None and not self._is_stale:
+        if self.vouched.digests is not None and not self._is_stale:
             peers = [peer for peer in peers if peer in self._named]
         bases = self.bases()
         return bool(bases) and all(basis.consents(peers) for basis in bases)

@@ -205,8 +205,8 @@ class Restartable(Ratifying):
         match message:
             case _ if connection not in self._hosts:
                 return
-            case msg.RunQuery(version) if not self._is_known(connection):
-                self._part_with(connection, self._run_is(version), "its question is answered")
+            case msg.RunQuery() if not self._is_known(connection):
+                self._part_with(connection, self._run_is(message), "its question is answered")
             case msg.Return() if connection not in self._by_connection:
                 self._on_return(connection, message)
                 self._reporting.add(connection)
@@ -399,14 +399,14 @@ class Restartable(Ratifying):
 
     # -- the masters that a standby stands by for ----------------------------------------------
 
-    def _run_is(self, version: int | None) -> msg.RunIs:
+    def _run_is(self, query: msg.RunQuery) -> msg.RunIs:
         """What a standby is told: a run that this master coordinates, or has coordinated."""
         if self._recovery is not None and self._origin is not Origin.RESTARTED:
             return msg.RunIs(NO_RUN, 0, False)
-        if self._recovery is not None or version == self.membership.version:
+        vouched = self.vouched() if self._recovery is None else self._recovery.vouched
+        if vouched.digests is None or (query.run, query.version) == (self.run, vouched.version):
             return msg.RunIs(self.run, self.term, not self._is_young)
-        vouched = self.vouched()
-        known = (self.membership.version, vouched.proofs())
+        known = (vouched.version or 0, vouched.proofs())
         return msg.RunIs(self.run, self.term, not self._is_young, *known)
 
     def _on_master_answered(self, master: int, answer: msg.RunIs) -> None:
@@ -451,8 +451,8 @@ class Restartable(Ratifying):
                     beat = msg.MasterHeartbeat(self._now_ns // NS_PER_MS)
                     self._effects.append(Send(connection, beat))
         if self._is_idle:
-            due, version = self._watch.due(self._now_ns), self._watch.vouched.version
-            self._effects += [AskMaster(number, version) for number in due]
+            query = msg.RunQuery(self._watch.run or NO_RUN, self._watch.vouched.version)
+            self._effects += [AskMaster(n, query) for n in self._watch.due(self._now_ns)]
         self._recovery.look_again(self._now_ns)
         if tick.slept_ns:
             self._recovery.shift(tick.slept_ns, self._now_ns)
@@ -525,7 +525,7 @@ class Restartable(Ratifying):
         """Go on with the run: whoever is missing is removed when all others have been heard."""
         assert self._recovery is not None
         bases, ratified = self._recovery.bases(), self._recovery.ratified
-        self._acknowledged = self._recovery.named
+        self._acknowledged = dict(self._recovery.vouched.digests or {})
         connections = self._recovery.connections()
         self._recovery = None
         self._origin = Origin.RESTARTED

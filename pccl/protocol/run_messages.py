@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.limits import PEERS_MAX, TOKEN_DIGEST_BYTES
 from pccl.protocol.types import AtMost, Below, PeerId
 
@@ -24,8 +25,10 @@ class MemberProof:
 class RunQuery:
     """First and only message of a standby that asks which run it may have to take up."""
 
+    run: bytes = NO_RUN
+    """The run that it knows; zeros: none."""
     version: int | None = None
-    """Of the newest roster whose members it knows; None: it knows no members."""
+    """The newest roster of that run whose members it knows; None: it knows none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class StandbyWatch:
         self.term = term
         """The highest that a master of it is known to have been in."""
         self._is_settled = run is not None
-        self.vouched = vouched
+        self.vouched = vouched if run is not None else NOT_TOLD
         """The members of the run, as its master has named them."""
         self._sources = [_Source(name) for name in masters]
         self._interval_ns = timing.ns(timing.heartbeat_s)

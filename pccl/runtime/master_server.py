@@ -253,7 +253,8 @@ class MasterServer:
         self._feed(ControlOpened(number, connection.remote.host))
 
         def on_message(message: msg.Message) -> None:
-            is_known = message == msg.RunQuery(self.machine.membership.version)
+            known = msg.RunQuery(self.machine.run, self.machine.membership.version)
+            is_known = message == known
             if is_known and number in self._silent:
                 self._feed(ControlMessage(number, message))  # the answer is short
                 return
@@ -327,11 +328,11 @@ class MasterServer:
 
     # -- other masters -------------------------------------------------------------------------
 
-    async def _ask(self, master: int, version: int | None) -> None:
+    async def _ask(self, master: int, query: msg.RunQuery) -> None:
         address, patience_s = self._standby_of[master], self._timing.dial_s
         try:
             answer = await ask_run(
-                self._clock, self._transport, address, self._credentials, patience_s, version
+                self._clock, self._transport, address, self._credentials, patience_s, query
             )
         except PCCLError as error:
             self._feed(MasterUnanswered(master, error.reason))
@@ -387,9 +388,9 @@ class MasterServer:
                     self._keep(Remembered(run, term, incumbent, coordinated, vouched))
                     what = "coordinates" if coordinated else "stands by for"
                     _log.info("%s the run %s in term %d", what, run.hex(), term)
-                case AskMaster(master, version):
+                case AskMaster(master, query):
                     assert self._tasks is not None, "not started"
-                    self._tasks.create(self._ask(master, version))
+                    self._tasks.create(self._ask(master, query))
                 case Warn(text):
                     _log.warning("%s", text)
                 case TryAddress():

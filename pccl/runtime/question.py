@@ -46,13 +46,13 @@ async def ask_run(
     master: Address,
     credentials: Credentials,
     timeout_s: float,
-    version: int | None,
+    query: RunQuery,
 ) -> RunIs:
-    """Ask which run a master has, and for its members if they are not those of ``version``.
+    """Ask which run a master has, and who is in it; the query says what is known already.
 
     Other arguments, and errors: see ``ask_status``.
     """
-    question = _Question(clock, RunQuery(version), RunIs, "run")
+    question = _Question(clock, query, RunIs, "run")
     return await question.ask(transport, master, credentials, timeout_s)
 
 

@@ -263,7 +263,7 @@ def _fill_samples() -> None:
         msg.KnownOutcome: [18, outcome, False, [7, lineage]],
         msg.KnownAnswer: [19, answer, False],
         msg.Reported: [20],
-        msg.RunQuery: [23, 9],
+        msg.RunQuery: [23, b"run", 9],
         msg.RunIs: [83, b"run", 7, True, 9, [[1, b"digest"]]],
         msg.Registered: [64, 1, 1, b"run", b"token", b"m", [["h", 9]]],
         msg.Holdings: [12, op, 2, True],

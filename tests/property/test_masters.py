@@ -38,9 +38,11 @@ from pccl.protocol.types import (
     OperationId,
     PeerId,
     ReduceOp,
+    Roster,
     RoundId,
     RoundKind,
 )
+from pccl.protocol.types import Member as Whereabouts
 from pccl.protocol.vouched import NOT_TOLD
 
 SECOND = 1_000_000_000
@@ -89,9 +91,14 @@ class Member:
 class World:
     """Masters 0 and 1 (the standby), members, and who reaches whom."""
 
-    def __init__(self, seed: int, size: int, *, unruly: bool = False) -> None:
+    def __init__(
+        self, seed: int, size: int, *, unruly: bool = False, imposters: bool = False
+    ) -> None:
         self.rng = Random(seed)
         self.unruly = unruly
+        self.lies = Random(f"{seed}/lies") if imposters else None
+        self.imposters: dict[int, int] = {}
+        """Connections of processes that know the token and say that they are members."""
         self.moods = Random(f"{seed}/unruly")
         self.now_ns = 0
         self.numbers = count(1)
@@ -200,26 +207,33 @@ class World:
                 case me.Send(connection, message):
                     self.watch(master, message)
                     line = self.lines.get(connection)
+                    if connection in self.imposters and isinstance(message, msg.Resumed):
+                        follows = msg.Heartbeat(roster_version=1 << 40, term=message.term)
+                        self.tell_master(index, me.ControlMessage(connection, follows))
                     if line is not None and line.at_master and line.at_peer:
                         line.to_peer.append(message)
+                case me.CloseControl(connection) if connection in self.imposters:
+                    del self.imposters[connection]
                 case me.CloseControl(connection):
                     self.drop(self.lines[connection])
-                case me.Remember(run, term, coordinated=coordinated):
+                case me.Remember(run, term, coordinated=coordinated, vouched=vouched):
                     if coordinated:
                         self.kept[index] = (run, term)
-                case me.AskMaster(number, version):
-                    self.ask(number, version)
+                    else:
+                        self.vouched[index] = vouched
+                case me.AskMaster(number, query):
+                    self.ask(number, query)
                 case _:
                     pass
         master.check()
 
-    def ask(self, number: int, version: int | None) -> None:
+    def ask(self, number: int, query: msg.RunQuery) -> None:
         """The standby asks the first master for its run."""
         first = self.masters[0]
         answer: me.MasterEvent = me.MasterUnanswered(number, "nobody there")
         if first is not None and self.between:
             first.handle(me.ControlOpened(0, "standby"), self.now_ns)
-            asked = me.ControlMessage(0, msg.RunQuery(version))
+            asked = me.ControlMessage(0, query)
             for effect in first.handle(asked, self.now_ns):
                 if isinstance(effect, me.Send):
                     assert isinstance(effect.message, msg.RunIs)
@@ -379,6 +393,38 @@ class World:
             self.kill(index)
             self.restart(index)
 
+    def intrude(self, lies: Random) -> None:
+        """Somebody returns as a member, or as nobody whom any master knows, with lies."""
+        index, connection = lies.randrange(2), next(self.numbers)
+        if self.masters[index] is None:
+            return
+        size = len(self.members)
+        peer = PeerId(lies.choice((*range(1, size + 3), 99)))
+        known = [m.machine.newest for m in self.members if m.machine.newest is not None]
+        roster = lies.choice(known)
+        if peer not in roster.ring or lies.random() < 0.5:
+            version = lies.choice((roster.version, roster.version + 1, 1 << 40))
+            alone = (Whereabouts(peer, "host", 4000 + peer - 1),)
+            roster = Roster(version, 0, roster.view, alone, (roster.view,), 1, 1, 1)
+        ratified = lies.choice((0, roster.version))
+        registration = msg.Register(0, "", 4000 + peer - 1, masters=2)
+        header = msg.Return(
+            peer, lies.randbytes(16), RUN, lies.choice((1, 1, 2, 3)), registration,
+            roster.version, (), lies.choice((b"master 0", b"master 1")), ratified,
+        )  # fmt: skip
+        self.imposters[connection] = index
+        words: list[msg.PeerMessage] = [
+            header,
+            msg.KnownRoster(roster, header.incumbent),
+            msg.Reported(),
+        ]
+        if lies.random() < 0.2:
+            words.append(msg.Goodbye())
+        self.tell_master(index, me.ControlOpened(connection, "elsewhere"))
+        for word in words:
+            if connection in self.imposters:
+                self.tell_master(index, me.ControlMessage(connection, word))
+
     def hop_some_half_open(self) -> None:
         index = self.moods.randrange(2)
         mine = [line for line in self.lines.values() if line.master == index and line.at_peer]
@@ -416,6 +462,7 @@ class World:
 
     def kill(self, index: int) -> None:
         self.masters[index] = None
+        self.imposters = {c: master for c, master in self.imposters.items() if master != index}
         for line in list(self.lines.values()):
             if line.master == index and (line.at_master or line.at_peer):
                 self.cut(line)
@@ -427,6 +474,8 @@ class World:
                 self.fault()
             if self.unruly and self.moods.random() < 0.06:
                 self.hop_some_half_open()
+            if self.lies is not None and self.lies.random() < 0.4:
+                self.intrude(self.lies)
             if self.unruly and self.moods.random() < 0.25:
                 self.leave(self.moods.choice(self.members))
             if rng.random() < 0.5:
@@ -565,6 +614,18 @@ def test_two_masters_never_both_move_a_run(seed: int, size: int) -> None:
 @given(SEEDS, st.integers(2, 7))
 def test_half_open_masters_and_leaving_callers_see_one_outcome(seed: int, size: int) -> None:
     World(seed, size, unruly=True).live(40)
+
+
+@settings(max_examples=30)
+@given(SEEDS, st.integers(2, 7))
+def test_imposters_have_no_part_in_any_outcome(seed: int, size: int) -> None:
+    """They know the token, the run, the members' ids and ports, and no resume token."""
+    world = World(seed, size, unruly=True, imposters=True)
+    world.live(60)
+    for master in world.masters:
+        if master is not None and not master.recovering:
+            tokens = {m.machine._token for m in world.members}  # pyright: ignore[reportPrivateUsage]
+            assert {peer.token for peer in master.membership.members()} <= tokens
 
 
 @pytest.mark.parametrize(("seed", "size"), [(3, 5), (46, 6), (53, 7), (82, 6)])

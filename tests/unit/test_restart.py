@@ -1002,7 +1002,7 @@ def test_a_standby_takes_up_no_run_that_its_master_has_not_named() -> None:
     (unknown,) = master.come(7, run=OTHER_RUN, known=(roster(VERSION, VIEW, 7),))
     assert isinstance(unknown, CloseControl)
     assert unknown.reason.startswith("it is a standby, and takes up no run before")
-    assert master.wait(12) == [AskMaster(0)]
+    assert master.wait(12) == [AskMaster(0, msg.RunQuery())]
     assert learns(master) == [Remember(RUN, 1, NEXT, coordinated=False)]
     another = "this master coordinates another run"
     refused = [Send(7, msg.Refused(None, another)), CloseControl(7, another)]
@@ -1016,9 +1016,9 @@ def test_a_standby_takes_up_no_run_that_its_master_has_not_named() -> None:
 
 def test_a_standby_asks_until_it_coordinates_the_run() -> None:
     master = Master(Origin.STANDBY)
-    assert master.wait(1) == [AskMaster(0)]
-    learns(master)
-    assert master.wait(1) == [AskMaster(0)]
+    assert master.wait(1) == [AskMaster(0, msg.RunQuery())]
+    learns(master, RUN, 1, 2, 3)
+    assert master.wait(1) == [AskMaster(0, msg.RunQuery(RUN, VERSION))]
     for peer in (1, 2, 3):
         master.come(peer)
     for peer in (1, 2, 3):
@@ -1051,7 +1051,7 @@ def test_a_master_names_its_run_and_whether_it_may_yet_give_it_up() -> None:
     (registered,) = (p.token for p in blank.machine.membership.peers.values())
     assert named(blank) == msg.RunIs(OTHER_RUN, 1, True, 1, (proof(1, registered),))
     blank.open(9)
-    known = sent(blank.hear(9, msg.RunQuery(1)))
+    known = sent(blank.hear(9, msg.RunQuery(OTHER_RUN, 1)))
     assert known == [(9, msg.RunIs(OTHER_RUN, 1, True))]
     assert named(Master(Origin.RESTARTED, term=4)) == msg.RunIs(RUN, 4, True)
     idle = Master(Origin.STANDBY)

@@ -73,8 +73,8 @@ def test_sources_take_turns() -> None:
     made, clock, served = desk()
     for connection in range(100):
         made.ask(connection, "crowd", StatusRequest())
-    made.ask(200, "standby", RunQuery(3))
-    made.ask(201, "standby", RunQuery(3))
+    made.ask(200, "standby", RunQuery(version=3))
+    made.ask(201, "standby", RunQuery(version=3))
     for _ in range(5):
         clock.pass_ns(PAUSE_NS)
     assert served == [0, 1, 200, 2, 201, 3]
