@@ -159,8 +159,8 @@ def _only_the_younger_dials(stack: ExitStack) -> None:
 def _elders_are_not_asked(stack: ExitStack) -> None:
     """A newcomer that cannot dial an older peer waits until it is refused: nobody dials it."""
 
-    def ignore(registrar: Registrar, elder: object, newcomer: object) -> None:
-        return
+    def ignore(registrar: Registrar, elder: object, newcomer: object) -> bool:
+        return True
 
     stack.enter_context(patch.object(Registrar, "_ask", ignore))
 
