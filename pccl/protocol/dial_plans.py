@@ -6,7 +6,8 @@ elder, the master asks the elder to dial the newcomer instead: at once, unless i
 elder since the last heartbeat.
 
 A newcomer declares its own address, which may be somebody else's. A newcomer is *proven* once
-a test, or the elder itself, has reached it there. An elder dials only a few unproven newcomers.
+a test, or the elder itself, has reached it there. An elder dials only a few unproven newcomers, and
+so does a newcomer of those before it.
 
 Pure state: :class:`~pccl.protocol.registrar.Registrar` sends.
 """
@@ -14,11 +15,17 @@ Pure state: :class:`~pccl.protocol.registrar.Registrar` sends.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pccl.protocol import messages as msg
-from pccl.protocol.limits import ASKED_BEATS_MAX, ASKED_MAX, ASKED_UNPROVEN_MAX, PEERS_MAX
+from pccl.protocol.limits import (
+    ASKED_BEATS_MAX,
+    ASKED_MAX,
+    ASKED_UNPROVEN_MAX,
+    ELDERS_UNPROVEN_MAX,
+    PEERS_MAX,
+)
 from pccl.protocol.membership import Membership, RegisteredPeer
 from pccl.protocol.types import Member, PeerId
 
@@ -63,10 +70,12 @@ class DialPlans:
 
     Args:
         membership: of the run.
+        was_reached: whether a test has reached a peer at its declared address.
     """
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: Membership, was_reached: Callable[[PeerId], bool]) -> None:
         self._membership = membership
+        self._was_reached = was_reached
         self._asked: dict[PeerId, _Asked] = {}
         """By elder."""
         self._beats = 0
@@ -76,6 +85,19 @@ class DialPlans:
         """Elders whose list has changed since it was sent."""
         self._changes: dict[int, _Changes] = {}
         """By group."""
+
+    def elders(self, peer: RegisteredPeer) -> tuple[Member, ...]:
+        """The older peers of its group that a peer dials, in order of id."""
+        peers = self._membership.peers.values()
+        elders = [one for one in peers if one.group == peer.group and one.id < peer.id]
+        unproven = [one.id for one in elders if not (one.admitted or self._was_reached(one.id))]
+        left_out = set(unproven[:-ELDERS_UNPROVEN_MAX])
+        return tuple(one.member for one in elders if one.id not in left_out)
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether so many newcomers wait that some do not dial all that were before them."""
+        return len(self._membership.pending()) > ELDERS_UNPROVEN_MAX
 
     def asked(self, elder: PeerId) -> tuple[Member, ...]:
         """The newcomers that an elder dials, in order of id."""
@@ -119,8 +141,8 @@ class DialPlans:
         if elder in self._asked:
             self._asked[elder].linked(newcomer)
 
-    def came_back(self, peer: RegisteredPeer) -> None:
-        """A peer has returned: all younger peers of its group have to dial it."""
+    def comes(self, peer: RegisteredPeer) -> None:
+        """A peer has returned, or is proven now: all younger peers of its group have to dial it."""
         self._changes.setdefault(peer.group, _Changes()).came.append(peer.member)
 
     def remove(self, gone: Sequence[RegisteredPeer]) -> None:

@@ -79,6 +79,10 @@ ASKED_BEATS_MAX = 15
 """Heartbeats for which an elder dials an unproven newcomer in vain: longer than ``link_s``, after
 which one that needs this link is refused."""
 
+ELDERS_UNPROVEN_MAX = 16
+"""Of the unproven newcomers before it, a newcomer dials the last ones, and those that it needs a
+link to. So whoever registers many times at the address of somebody else aims few dials at it."""
+
 PENDING_MAX = 1024
 """Newcomers that wait to be admitted; their sources share these places. Each newcomer dials all
 older ones, so the cost grows with the square of their number."""

@@ -222,12 +222,6 @@ class Membership:
         """The newcomers, in order of id."""
         return [peer for peer in self.peers.values() if not peer.admitted]
 
-    def elders(self, peer: RegisteredPeer) -> tuple[Member, ...]:
-        """The older peers of its group: the ones that ``peer`` dials."""
-        return tuple(
-            p.member for p in self.peers.values() if p.group == peer.group and p.id < peer.id
-        )
-
     def tester_of(self, newcomer: RegisteredPeer) -> PeerId | None:
         """The member that tests a newcomer's address: the youngest, if possible far away."""
         members = [peer.id for peer in self.members() if peer.connection is not None]
@@ -371,6 +365,17 @@ class Membership:
         if len(pending) < PENDING_MAX or len(pending) == len(self.peers):  # all may begin together
             return None
         return self.peers[of_the_largest({peer.id: peer.seen for peer in pending}, host)]
+
+    def shift(self, gap_ns: int, now_ns: int) -> None:
+        """This process slept: everybody has so much more time."""
+        self.links.shift(gap_ns, now_ns)
+        for peer in self.peers.values():
+            peer.heard_ns = min(peer.heard_ns + gap_ns, now_ns)
+            peer.pending_ns = min(peer.pending_ns + gap_ns, now_ns)
+            if peer.control_lost_ns is not None:
+                peer.control_lost_ns = min(peer.control_lost_ns + gap_ns, now_ns)
+            if peer.waited_for_ns is not None:
+                peer.waited_for_ns = min(peer.waited_for_ns + gap_ns, now_ns)
 
     def sort_peers(self) -> None:
         """Put the peers in order of id: one has come back that was not the last to come."""

@@ -89,7 +89,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         self._last_peer = PeerId(0)
         self._removed: dict[PeerId, Removal] = {}
         self._began_ns = now_ns
-        self._plans = DialPlans(self.membership)
+        self._plans = DialPlans(self.membership, self._was_reached)
         self._ticks = Ticks(timing.ns(timing.tick_s), now_ns)
         self._reachability: Reachability | None = Reachability(now_ns) if tests_addresses else None
         self._beat_ns = now_ns
@@ -268,7 +268,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             peer,
             msg.Registered(peer.id, self.term, self.run, peer.token, self.incumbent, self.standbys),
         )
-        self._send(peer, msg.LinkPlan(self.membership.elders(peer)))
+        self._send(peer, msg.LinkPlan(self._plans.elders(peer)))
         self._announce("registered", peer, f"from {host}:{message.port}")
         self._test_addresses(peer)
         self._admit_into_empty_run()
@@ -309,6 +309,8 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             self._send(peer, msg.Undialable(reason))
             self._announce("undialable", peer, reason)
         if self._reachability.was_reached(tested):
+            if self._plans.leaves_out:
+                self._plans.comes(peer)
             for member in self.membership.members(peer.group):
                 if member.id < tested and self._reachability.why_undialable(member.id):
                     self._ask(member, peer)
@@ -322,12 +324,14 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             if not newcomer.untested:
                 self._admit_into_empty_run()
 
+    def _was_reached(self, peer: PeerId) -> bool:
+        return self._reachability is None or self._reachability.was_reached(peer)
+
     def _ask(self, elder: RegisteredPeer, newcomer: RegisteredPeer) -> bool:
         """Ask an elder to dial a newcomer that cannot reach it; False: the limits forbid that."""
         if elder.group != newcomer.group or self._plans.is_asked(elder.id, newcomer.id):
             return True
-        known = self._reachability
-        proven = known is None or known.was_reached(newcomer.id)
+        known, proven = self._reachability, self._was_reached(newcomer.id)
         if not self._plans.has_room(elder.id, proven=proven):
             return False
         if known is not None and not proven and not known.may_dial(self._now_ns):
@@ -336,13 +340,16 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             self._send(elder, msg.DialNewcomers(self._plans.asked(elder.id)))
         return True
 
-    def _ask_again(self, newcomer: RegisteredPeer, neighbour: PeerId) -> None:
+    def _link(self, newcomer: RegisteredPeer, neighbour: PeerId, *, leaves_out: bool) -> None:
         """A tick: a newcomer still lacks a link; it has time until the elder may be asked."""
-        elder, why = self.membership.peers.get(neighbour), self.membership.links.why_down
-        if elder is None or elder.id > newcomer.id or why(newcomer.id, neighbour) is None:
+        elder, links = self.membership.peers.get(neighbour), self.membership.links
+        if elder is None or elder.id > newcomer.id:
             return
-        if not self._ask(elder, newcomer):
-            newcomer.pending_ns = self._now_ns
+        if links.why_down(newcomer.id, neighbour) is not None:
+            if not self._ask(elder, newcomer):
+                newcomer.pending_ns = self._now_ns
+        elif leaves_out and not (elder.admitted or self._was_reached(neighbour)):
+            self._send(newcomer, msg.LinkPlan((elder.member,)))
 
     def _resume(self, connection: int, message: msg.Resume) -> None:
         peer = self.membership.peers.get(message.peer)
@@ -374,7 +381,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
     def _welcome_back(self, peer: RegisteredPeer, roster_version: int) -> None:
         """Tell a peer what it has missed; ``roster_version`` is the newest roster it knows."""
         self._send(peer, msg.Resumed(self.term, self.incumbent, self.standbys))
-        self._send(peer, msg.LinkPlan(self.membership.elders(peer)))
+        self._send(peer, msg.LinkPlan(self._plans.elders(peer)))
         if asked := self._plans.asked(peer.id):
             self._send(peer, msg.DialNewcomers(asked))
         if not peer.admitted:
@@ -512,13 +519,13 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
         for peer in self.membership.pending():
             self._wait_for_tests(peer)
         self._admit_into_empty_run(at_tick=True)
-        unlinked = self.membership.unlinked()
+        unlinked, leaves_out = self.membership.unlinked(), self._plans.leaves_out
         for peer in list(self.membership.peers.values()):
             if peer.connection is not None and not self._acknowledges(peer):
                 self._effects.append(CloseControl(peer.connection, "it acknowledges nothing"))
                 self._on_closed(peer.connection, "it acknowledges nothing")
             if peer.id in unlinked:
-                self._ask_again(peer, unlinked[peer.id][0])
+                self._link(peer, unlinked[peer.id][0], leaves_out=leaves_out)
             if peer.id in self.membership.peers:
                 self._judge(peer, unlinked.get(peer.id))
         self._judge_waits()
@@ -541,14 +548,7 @@ class Registrar(Machine[MasterEvent, MasterEffect]):
             self._send(peer, msg.AdmissionWaits(waited_s, whom))
 
     def _shift_deadlines(self, gap_ns: int) -> None:
-        self.membership.links.shift(gap_ns, self._now_ns)
-        for peer in self.membership.peers.values():
-            peer.heard_ns = min(peer.heard_ns + gap_ns, self._now_ns)
-            peer.pending_ns = min(peer.pending_ns + gap_ns, self._now_ns)
-            if peer.control_lost_ns is not None:
-                peer.control_lost_ns = min(peer.control_lost_ns + gap_ns, self._now_ns)
-            if peer.waited_for_ns is not None:
-                peer.waited_for_ns = min(peer.waited_for_ns + gap_ns, self._now_ns)
+        self.membership.shift(gap_ns, self._now_ns)
 
     def _note_who_is_waited_for(self) -> None:
         awaited = self.awaited()

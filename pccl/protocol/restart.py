@@ -301,7 +301,7 @@ class Restartable(Ratifying):
             self.membership.sort_peers()
             self._by_connection[connection] = peer
             self._welcome_back(peer, 0)
-            self._plans.came_back(peer)
+            self._plans.comes(peer)
             self._admit_into_empty_run()
 
     def _may_have_id(self, header: msg.Return) -> bool:
@@ -547,7 +547,7 @@ class Restartable(Ratifying):
         self.membership.restore(recovered.membership, peers, shared=not self._sole)
         self._by_connection = {p.connection: p for p in peers if p.connection is not None}
         self._majority = Majority(bases, ratified)
-        self._plans = DialPlans(self.membership)
+        self._plans = DialPlans(self.membership, self._was_reached)
         self._take_up(recovered)
         for report in reports.values():
             peer = self.membership.peers[report.peer]

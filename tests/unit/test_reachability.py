@@ -8,6 +8,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.limits import (
     ASKED_BEATS_MAX,
     ASKED_UNPROVEN_MAX,
+    ELDERS_UNPROVEN_MAX,
     TESTS_AT_ONCE_MAX,
     TESTS_PER_S,
     Timing,
@@ -367,3 +368,51 @@ def test_a_tester_that_is_gone_is_not_waited_for() -> None:
     assert reachability.awaits(PeerId(1))
     reachability.forget([PeerId(2)])
     assert not reachability.awaits(PeerId(1))
+
+
+def test_a_newcomer_dials_few_of_those_before_it_that_nobody_has_reached() -> None:
+    """They all may have registered at the address of somebody else."""
+    master = Master()
+    master.admit(1)
+    for peer in range(2, 42):
+        master.register(peer)
+        if peer % 10:
+            master.do(AddressTried(PeerId(peer), "", "connection refused"))
+        else:
+            master.answered(peer)
+    ((_, plan),) = told(master.register(42), msg.LinkPlan)
+    assert isinstance(plan, msg.LinkPlan)
+    unproven = [peer for peer in range(2, 42) if peer % 10][-ELDERS_UNPROVEN_MAX:]
+    assert [int(elder.peer) for elder in plan.elders] == sorted([1, 10, 20, 30, 40, *unproven])
+
+
+def test_a_newcomer_dials_whom_it_needs_a_link_to() -> None:
+    """The last one that has its links came before many that have none."""
+    master = Master()
+    master.admit(1)
+    for peer in range(2, 42):
+        master.register(peer)
+        master.do(AddressTried(PeerId(peer), "", "connection refused"))
+        master.hear(1, msg.AddressProbed(PeerId(peer), "connection refused"))
+    master.linked(2, 1)
+    ((_, plan),) = told(master.register(42), msg.LinkPlan)
+    assert isinstance(plan, msg.LinkPlan)
+    assert at(2) not in plan.elders
+    master.hear(1, msg.AddressProbed(PeerId(42), ""))
+    master.answered(42)
+    master.linked(42, 1)
+    needed = [plan for where, plan in told(master.tick(0.25), msg.LinkPlan) if where == 42]
+    assert needed == [msg.LinkPlan((at(2),))]
+    assert [plan for where, plan in told(master.tick(0.25), msg.LinkPlan) if where == 42] == needed
+    master.linked(42, 2)
+    assert [plan for where, plan in told(master.tick(0.25), msg.LinkPlan) if where == 42] == []
+
+
+def test_who_is_proven_later_is_dialled_by_those_after_it() -> None:
+    master = Master()
+    master.admit(1)
+    for peer in range(2, 42):
+        master.register(peer)
+    master.answered(5)
+    plans = told(master.tick(1), msg.LinkPlan)
+    assert {where for where, plan in plans if plan == msg.LinkPlan((at(5),))} == set(range(6, 42))
