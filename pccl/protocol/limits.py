@@ -81,7 +81,7 @@ which one that needs this link is refused."""
 
 ELDERS_UNPROVEN_MAX = 16
 """Of the unproven newcomers before it, a newcomer dials the last ones, and those that it needs a
-link to. So whoever registers many times at the address of somebody else aims few dials at it."""
+link to. So a process that registers many times at a foreign address causes few dials to it."""
 
 PENDING_MAX = 1024
 """Newcomers that wait to be admitted; their sources share these places. Each newcomer dials all

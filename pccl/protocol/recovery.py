@@ -139,7 +139,7 @@ class Recovery:
         """The run is known now: only its members may return. No effect while some of another do.
 
         Returns:
-            Connections to close: those of whoever has returned as one of its members, and is not.
+            Connections to close: of processes that returned under a member's id without its token.
         """
         self._given_run = run
         if not self._reports:
@@ -192,7 +192,7 @@ class Recovery:
         """A peer returns; its report follows.
 
         Returns:
-            Connections to close: an older one of this peer, or one of whoever has to go for it.
+            Connections to close: an older one of this peer, or that of a report dropped for it.
 
         Raises:
             RemoteProtocolError: somebody else returned under its id, or there are too many.
