@@ -1,0 +1,79 @@
+"""Files that earlier versions have written can still be read.
+
+``kept/`` holds a checkpoint, pickled errors, the log of a training run, a scenario of the simulator
+and the state of a master, as written on 2026-11-24. They are not made anew when the code moves: who
+has such files has no other version to read them with.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+
+import pccl
+from pccl import errors
+from pccl.bindings import events
+from pccl.protocol.types import PeerId
+from pccl.runtime.master_store import DirectoryStore
+from pccl.shared_state import SharedState
+from pccl.stress.sim import scenario_file
+
+KEPT = Path(__file__).with_name("kept")
+CONTENTS = {
+    "weight": np.arange(12, dtype=np.float32).reshape(3, 4) / 8,
+    "step": np.array([7], dtype=np.int64),
+}
+
+
+def test_a_checkpoint() -> None:
+    state = SharedState.load(KEPT / "state.safetensors")
+    assert state.revision == 3
+    infos = {info.name: info for info in state.tensor_infos}
+    assert infos.keys() == CONTENTS.keys()
+    again = {name: np.zeros_like(array) for name, array in CONTENTS.items()}
+    restored = SharedState([pccl.TensorInfo.from_numpy(a, n) for n, a in again.items()])
+    restored.restore(KEPT / "state.safetensors")
+    assert restored.revision == 3
+    for name, array in CONTENTS.items():
+        np.testing.assert_array_equal(again[name], array)
+
+
+def test_every_error() -> None:
+    kept = json.loads((KEPT / "errors.json").read_text(encoding="utf-8"))
+    kinds = {
+        name
+        for name in errors.__all__
+        if isinstance(kind := getattr(errors, name), type) and issubclass(kind, errors.PCCLError)
+    }
+    assert kinds <= kept.keys(), "add the pickle of a new error, and keep the old ones"
+    for name, pickled in kept.items():
+        error = pickle.loads(bytes.fromhex(pickled))
+        assert type(error) is getattr(errors, name)
+        assert (error.func, error.reason) == ("all_reduce", f"why {name} was raised")
+
+
+def test_the_log_of_a_training_run() -> None:
+    for line in (KEPT / "run.jsonl").read_text(encoding="utf-8").splitlines():
+        given = json.loads(line)
+        kind = getattr(events, given.pop("event"))
+        assert given.pop("time").endswith("+00:00")
+        assert given.keys() == {field.name for field in fields(kind)}
+        kind(**given)
+
+
+def test_a_scenario_of_the_simulator() -> None:
+    scenario = scenario_file.load(KEPT / "scenario.json")
+    assert (scenario.seed, scenario.peers, len(scenario.faults)) == (1, 3, 7)
+
+
+def test_the_state_of_a_master() -> None:
+    kept = DirectoryStore(KEPT).load()
+    assert kept is not None
+    assert (kept.run, kept.term, kept.incumbent) == (b"the run of these", 4, b"master A")
+    assert kept.coordinated
+    assert kept.vouched.version == 9
+    assert kept.vouched.digests == {PeerId(1): bytes(range(16))}
