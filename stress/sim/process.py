@@ -200,7 +200,7 @@ class MasterProcess:
     def _observe(self, event: MasterEvent, effects: list[object]) -> None:
         if not self.host.alive:
             return
-        self._trace.note(self._loop.now_ns(), self.host.name, repr(event))
+        self._trace.note(self._loop.now_ns(), self.host.name, event)
         machine = self.server.machine
         machine.check()
         if isinstance(event, MasterHears):
@@ -346,7 +346,7 @@ class PeerProcess:
     def _observe(self, event: PeerEvent, effects: list[PeerEffect]) -> None:
         if not self.host.alive:
             return
-        self._trace.note(self._loop.now_ns(), self.name, repr(event))
+        self._trace.note(self._loop.now_ns(), self.name, event)
         self.engine.machine.check()
         self._losses.saw(self.engine, event, effects)
         if isinstance(event, ControlMessage) and isinstance(event.message, OperationEnded):

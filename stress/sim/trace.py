@@ -1,16 +1,25 @@
-"""The trace of a run: a hash over everything that happened, and the last lines of the story."""
+"""The trace of a run: a hash over everything that happened, and the last lines of the story.
+
+The hash is over values. It does not depend on how classes, modules and fields are called, so a
+change that only moves or renames code leaves it as it was.
+"""
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
 
+from pccl.protocol.master_events import Tick as MasterTick
+from pccl.protocol.peer_events import Tick as PeerTick
 from pccl.protocol.types import NS_PER_S
 
 STORY_LINES_MAX = 400
 
-_ROUTINE = ("deliver ", "writable ", "Tick(")
-"""What happens all the time: it counts for the hash, and is left out of the story."""
+_PLAIN = frozenset((int, float, bool, str, bytes, type(None)))
 
 
 class Trace:
@@ -19,13 +28,13 @@ class Trace:
     def __init__(self) -> None:
         self.count = 0
         self._hash = hashlib.blake2b(digest_size=16)
-        self._story: deque[tuple[int, str, str]] = deque(maxlen=STORY_LINES_MAX)
+        self._story: deque[tuple[int, str, object]] = deque(maxlen=STORY_LINES_MAX)
 
-    def note(self, now_ns: int, who: str, what: str) -> None:
-        """Something happened to ``who``."""
+    def note(self, now_ns: int, who: str, what: object) -> None:
+        """Something happened to ``who``: an event, or a line of text."""
         self.count += 1
-        self._hash.update(f"{now_ns} {who} {what}\n".encode())
-        if not what.startswith(_ROUTINE):
+        self._hash.update(f"{now_ns} {who} {values_of(what)!r}\n".encode())
+        if not _is_routine(what):
             self._story.append((now_ns, who, what))
 
     @property
@@ -39,3 +48,39 @@ class Trace:
         return "\n".join(
             f"{now_ns / NS_PER_S:14.9f} {who:<8} {what}" for now_ns, who, what in entries
         )
+
+
+def _is_routine(what: object) -> bool:
+    """Whether it happens all the time: it counts for the hash, and is left out of the story."""
+    if isinstance(what, str):
+        return what.startswith(("deliver ", "writable "))
+    return isinstance(what, MasterTick | PeerTick)
+
+
+@cache
+def _names(kind: type[object]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+
+
+def values_of(what: object) -> object:
+    """What a value is made of, without the names of its classes.
+
+    Raises:
+        TypeError: it has parts of a type whose ``repr`` may depend on where it lives.
+    """
+    kind = type(what)
+    if kind in _PLAIN:
+        return what
+    if isinstance(what, enum.Enum):
+        return what.value
+    if isinstance(what, tuple | list):
+        return [values_of(each) for each in what]
+    if isinstance(what, BaseException):
+        return str(what)
+    if isinstance(what, Mapping):
+        return [[values_of(key), values_of(value)] for key, value in what.items()]
+    if isinstance(what, set | frozenset):
+        return sorted(repr(values_of(each)) for each in what)
+    if not is_dataclass(kind):
+        raise TypeError(f"a trace can't take a {kind.__name__}")
+    return [values_of(getattr(what, name)) for name in _names(kind)]
