@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pccl.collectives.weighting import total_weight
-from pccl.protocol.peer_events import JoinCall, PeerEvent, ReduceCall, RoundCall, SyncCall
-from pccl.protocol.peer_operations import OpenOperation
+from pccl.machines.peer.events import JoinCall, PeerEvent, ReduceCall, RoundCall, SyncCall
+from pccl.machines.peer.operations import OpenOperation
 from pccl.protocol.types import NS_PER_S, Roster
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.requests import ReduceReport

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pccl.protocol.errors import LinkError
-from pccl.protocol.source_shares import PortLimits
+from pccl.protocol.guards.source_shares import PortLimits
 
 
 @dataclass(frozen=True, slots=True)

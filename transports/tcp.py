@@ -30,9 +30,9 @@ from concurrent.futures import Executor
 from functools import partial
 
 from pccl.protocol.errors import LinkError, LocalProtocolError, RemoteProtocolError
-from pccl.protocol.log_quota import LogQuota
-from pccl.protocol.source_shares import PortLimits, SourceShares
-from pccl.protocol.source_shares import port_limits as derive_port_limits
+from pccl.protocol.guards.log_quota import LogQuota
+from pccl.protocol.guards.source_shares import PortLimits, SourceShares
+from pccl.protocol.guards.source_shares import port_limits as derive_port_limits
 from pccl.protocol.types import NS_PER_S
 from pccl.transports.base import (
     Address,

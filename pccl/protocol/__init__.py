@@ -1,23 +1,18 @@
-"""The protocol as pure machines: events (with ``now_ns``) go in, effects come out.
+"""The vocabulary and the wire, pure: what the machines speak of, and how it looks in bytes.
 
-This room decides everything that matters about a run and touches nothing: no sockets, no clock,
-no threads, no randomness of its own.
-
-* ``types``: the vocabulary (ids, views, operations, rosters, enums).
+* ``types``: ids, views, operations, rosters, enums.
+* ``data_type``: what tensors are made of.
 * ``errors``: the tree of errors a caller may see.
 * ``limits``: every deadline and every bound, each with its reason.
+* ``operation``: the life of one collective.
+* ``shared_state``: states, who has which, and how they differ.
+* ``checksum``: how damage is found.
 * ``handshake``: how every connection begins, and the proof of the run's token.
-* ``source_shares``, ``log_quota``: what strangers get of a port, and of the log.
 * ``frame``: the fixed binary header of the data plane.
-* ``messages``, ``codec``: control messages and their strict MessagePack encoding.
-* ``credible``, ``footprint``: whether a peer may say so, and how much memory it takes.
-* ``recovery``, ``restart``, ``standby``: how a master takes up a run, and which one.
-* ``majority``, ``proposals``: what of several masters' words counts, and when it is told.
-* ``operation``: the life cycle of one collective.
-* ``master``: ``MasterMachine``, which admits, decides and removes.
-* ``peer``: ``PeerMachine``, which turns calls into requests and decisions into results.
-* ``peer_contact``, ``peer_membership``, ``peer_rounds``, ``peer_operations``, ``peer_left_sync``:
-  what it remembers.
-* ``early_store``: bounded memory for frames that arrive before their operation.
-* ``history``: the bounded story that every machine keeps and prints when it fails.
+* ``messages``: control messages.
+* ``link_messages``: those about links.
+* ``run_messages``: those between masters.
+* ``status_report``: what a master answers to whoever asks.
+* ``codec``: their strict MessagePack encoding.
+* ``guards``: what bounds that which comes from outside.
 """

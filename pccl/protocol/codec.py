@@ -26,6 +26,7 @@ import msgpack
 from pccl.protocol import messages
 from pccl.protocol.checksum import SEAL_BYTES, DamagedData, payload_hash, seal, unseal
 from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.guards.texts import printable
 from pccl.protocol.limits import (
     BYTE_STRING_MAX,
     CONTROL_MESSAGE_BYTES_MAX,
@@ -35,7 +36,6 @@ from pccl.protocol.limits import (
 )
 from pccl.protocol.messages import Message
 from pccl.protocol.status_report import StatusReport
-from pccl.protocol.texts import printable
 from pccl.protocol.types import AtMost, Below, UpTo
 
 _LENGTH_BITS = 24

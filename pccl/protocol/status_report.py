@@ -1,7 +1,7 @@
 """What a master says of its run to whoever asks: one ``StatusReport``.
 
 All of it is of one instant. Durations are whole milliseconds up to that instant. Lists are bounded
-(:mod:`pccl.protocol.status` has the bounds), and each that may be cut says how many it had.
+(``status`` has the bounds), and each that may be cut says how many it had.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pccl.collectives.residual import Residual
-from pccl.protocol import errors
-from pccl.protocol.peer_events import (
+from pccl.machines.peer.events import (
     Claim,
     Forget,
     JoinCall,
@@ -30,6 +29,7 @@ from pccl.protocol.peer_events import (
     SyncCall,
     SyncResult,
 )
+from pccl.protocol import errors
 from pccl.protocol.types import OperationId, RoundKind
 from pccl.runtime.carry import Carry
 from pccl.runtime.clock import Clock, Timer

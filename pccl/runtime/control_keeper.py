@@ -10,13 +10,13 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from pccl.machines.peer.events import ControlClosed, ControlMessage, ControlOpened, PeerEvent
+from pccl.machines.reachability import TryAddress, may_be_dialled
 from pccl.protocol.checksum import DamagedData
 from pccl.protocol.errors import LinkError, RemoteProtocolError
+from pccl.protocol.guards.allowance import masters_bytes_max
 from pccl.protocol.handshake import AnotherRun, Channel, Handshake, HandshakeRefused, Opening
-from pccl.protocol.intake import masters_bytes_max
 from pccl.protocol.messages import Damaged, MasterAddress, Message, Refused, Registered, Resumed
-from pccl.protocol.peer_events import ControlClosed, ControlMessage, ControlOpened, PeerEvent
-from pccl.protocol.reachability import TryAddress, may_be_dialled
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.control import ControlStream

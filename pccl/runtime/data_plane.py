@@ -20,11 +20,11 @@ from pccl.collectives.plan import plan
 from pccl.collectives.quantization import Codec, make_codec
 from pccl.collectives.reductions import Reduction, Scratch
 from pccl.collectives.residual import Residual
+from pccl.machines.peer.eager import fingerprint
 from pccl.protocol.data_type import DataType
-from pccl.protocol.eager import fingerprint
-from pccl.protocol.early_store import EarlyStore
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.guards.early_store import EarlyStore
 from pccl.protocol.limits import FLOWS_MAX
 from pccl.protocol.messages import Progress
 from pccl.protocol.types import Collective, Descriptor, OperationId, PeerId, Quantization, ReduceOp

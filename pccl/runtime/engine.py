@@ -12,11 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from pccl.protocol import errors
-from pccl.protocol.eager import EagerBudget
-from pccl.protocol.operation import Phase
-from pccl.protocol.peer import PeerMachine, Standing
-from pccl.protocol.peer_events import (
+from pccl.machines.peer.eager import EagerBudget
+from pccl.machines.peer.events import (
     AskCallers,
     Begin,
     BeginSync,
@@ -50,8 +47,11 @@ from pccl.protocol.peer_events import (
     SetLinks,
     Tick,
 )
-from pccl.protocol.peer_news import PeerNews
-from pccl.protocol.reachability import TryAddress
+from pccl.machines.peer.machine import PeerMachine, Standing
+from pccl.machines.peer.news import PeerNews
+from pccl.machines.reachability import TryAddress
+from pccl.protocol import errors
+from pccl.protocol.operation import Phase
 from pccl.protocol.types import SYNC_TAG, Descriptor, OperationId, PeerId, Roster, RoundKind
 from pccl.runtime.calls import Call, Calls, fresh
 from pccl.runtime.clock import ThreadClock, Ticker

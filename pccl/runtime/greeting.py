@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
+from pccl.protocol.guards.source_shares import SourceShares
 from pccl.protocol.handshake import (
     NO_RUN,
     NONCE_BYTES,
@@ -25,7 +26,6 @@ from pccl.protocol.handshake import (
     Opening,
     derive_key,
 )
-from pccl.protocol.source_shares import SourceShares
 from pccl.protocol.types import NOBODY, PeerId
 from pccl.runtime.clock import Clock
 from pccl.runtime.stranger_log import StrangerLog

@@ -12,9 +12,9 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from pccl.protocol.lane_count import LaneCount, Sample
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.clock import Clock, Timer
+from pccl.topology.lane_count import LaneCount, Sample
 from pccl.transports.lane import Lane
 from pccl.transports.link import Link
 

@@ -24,19 +24,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from pccl.machines.ticks import Ticks
 from pccl.protocol.checksum import DamagedData
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.guards.source_shares import SourceShares
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.limits import AUTO_LANES_MAX, LANES_MAX, Timing
-from pccl.protocol.link_damage import LinkDamage
-from pccl.protocol.source_shares import SourceShares
-from pccl.protocol.ticks import Ticks
 from pccl.protocol.types import NS_PER_S, Member, PeerId
 from pccl.runtime.clock import Clock
 from pccl.runtime.dialling import Dialling, Redial
 from pccl.runtime.greeting import Credentials, Identity, Reception, introduce
 from pccl.runtime.lane_tuner import LaneTuner
+from pccl.topology.link_damage import LinkDamage
 from pccl.transports.base import Address, Connection, Transport
 from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Links

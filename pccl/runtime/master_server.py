@@ -9,18 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from pccl.protocol import messages as msg
-from pccl.protocol.errors import LocalProtocolError, PCCLError
-from pccl.protocol.handshake import NO_RUN, RUN_BYTES, Channel, Handshake, Opening
-from pccl.protocol.intake import SharedAllowance, is_charged, peers_bytes_max
-from pccl.protocol.limits import (
-    INCUMBENT_BYTES,
-    NEWCOMERS_BURST_BYTES,
-    NEWCOMERS_BYTES_PER_S,
-    Timing,
-)
-from pccl.protocol.master import MasterMachine
-from pccl.protocol.master_events import (
+from pccl.machines.master.events import (
     Announce,
     AskMaster,
     CloseControl,
@@ -37,12 +26,23 @@ from pccl.protocol.master_events import (
     Tick,
     Warn,
 )
+from pccl.machines.master.machine import MasterMachine
+from pccl.machines.master.succession.restart import Origin
+from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
+from pccl.machines.reachability import TryAddress
+from pccl.protocol import messages as msg
+from pccl.protocol.errors import LocalProtocolError, PCCLError
+from pccl.protocol.guards.allowance import SharedAllowance, is_charged, peers_bytes_max
+from pccl.protocol.guards.source_shares import SourceShares, source_of
+from pccl.protocol.handshake import NO_RUN, RUN_BYTES, Channel, Handshake, Opening
+from pccl.protocol.limits import (
+    INCUMBENT_BYTES,
+    NEWCOMERS_BURST_BYTES,
+    NEWCOMERS_BYTES_PER_S,
+    Timing,
+)
 from pccl.protocol.messages import MasterAddress
-from pccl.protocol.reachability import TryAddress
-from pccl.protocol.restart import Origin
 from pccl.protocol.shared_state import Elect
-from pccl.protocol.source_shares import SourceShares, source_of
-from pccl.protocol.vouched import NOT_TOLD, Vouched
 from pccl.runtime.clock import ThreadClock, Ticker, Timer
 from pccl.runtime.control import ControlStream
 from pccl.runtime.greeting import Credentials, Reception

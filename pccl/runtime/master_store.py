@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 import msgpack
 
+from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
 from pccl.protocol.errors import LocalProtocolError
 from pccl.protocol.handshake import NO_RUN, RUN_BYTES
 from pccl.protocol.limits import INCUMBENT_BYTES, TERM_MAX, TOKEN_DIGEST_BYTES
 from pccl.protocol.types import PeerId
-from pccl.protocol.vouched import NOT_TOLD, Vouched
 
 _VERSION = 3
 _WITHOUT_MEMBERS = 2

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pccl.machines.reachability import AddressTried, TryAddress, may_be_dialled
 from pccl.protocol.errors import LinkError, RemoteProtocolError
 from pccl.protocol.handshake import Handshake, Opening
-from pccl.protocol.reachability import AddressTried, TryAddress, may_be_dialled
 from pccl.runtime.clock import Clock
 from pccl.runtime.greeting import introduce
 from pccl.transports.base import Address, Connection, Transport

@@ -6,8 +6,8 @@ import asyncio
 from typing import Generic, TypeVar
 
 from pccl.protocol.errors import LinkError, NotAdmitted, PCCLError, RemoteProtocolError
+from pccl.protocol.guards.allowance import masters_bytes_max
 from pccl.protocol.handshake import Opening
-from pccl.protocol.intake import masters_bytes_max
 from pccl.protocol.messages import Message, Refused, RunIs, RunQuery, StatusRequest
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import NS_PER_S

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pccl.collectives.residual import Residual
+from pccl.machines.peer.events import PeerEvent, ReduceCall
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
-from pccl.protocol.peer_events import PeerEvent, ReduceCall
 from pccl.protocol.types import NOBODY, Algorithm, Descriptor, OperationId, PeerId
 from pccl.runtime.operand import Operand
 from pccl.transports.base import Address

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from pccl.protocol.peer import PeerMachine, Standing
-from pccl.protocol.peer_events import PeerEvent, Prefetched
+from pccl.machines.peer.events import PeerEvent, Prefetched
+from pccl.machines.peer.machine import PeerMachine, Standing
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.hashing import Hasher
 from pccl.runtime.prefetch import Prefetch

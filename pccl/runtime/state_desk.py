@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
-from pccl.protocol.peer import PeerMachine
-from pccl.protocol.peer_events import (
+from pccl.machines.peer.events import (
     BeginSync,
     CompareSync,
     PeerEvent,
@@ -21,6 +20,7 @@ from pccl.protocol.peer_events import (
     StatesCompared,
     SyncStarved,
 )
+from pccl.machines.peer.machine import PeerMachine
 from pccl.protocol.shared_state import Difference, Elected
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.calls import Call, Calls

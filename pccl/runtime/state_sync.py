@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pccl.machines.peer.events import LeftCommitted, PeerEvent, SyncCall, SyncResult
 from pccl.protocol import errors
-from pccl.protocol.peer_events import LeftCommitted, PeerEvent, SyncCall, SyncResult
 from pccl.protocol.shared_state import (
     Elected,
     Lineage,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pccl.protocol.guards.source_shares import source_of
 from pccl.protocol.messages import RunQuery, StatusRequest
-from pccl.protocol.source_shares import source_of
 from pccl.runtime.clock import Clock, Timer
 
 PAUSE_NS = 20_000_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from pccl.protocol.guards.log_quota import LogQuota
 from pccl.protocol.limits import LOG_INTERVAL_NS
-from pccl.protocol.log_quota import LogQuota
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.clock import Clock, Timer
 

@@ -1,5 +1,9 @@
-"""Which way is the quickest: pure functions of what members have measured of their links.
+"""Links and what follows from them, pure: their speed, their health, and the quickest way round.
 
+* ``link_measures``: what members have measured.
 * ``cost_model``: how long an all-reduce takes as a ring, a star or a mesh, and the table of sizes
   that follows from it.
+* ``ring_order``: an order in which all neighbours can talk.
+* ``lane_count``: how many connections a link is worth.
+* ``link_damage``: when a line that changes bytes counts as down.
 """

@@ -27,8 +27,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pccl.protocol.link_measures import LinkMatrix
-from pccl.protocol.ring_order import Pair
 from pccl.protocol.types import (
     ALGORITHM_STEPS_MAX,
     NS_PER_S,
@@ -38,6 +36,8 @@ from pccl.protocol.types import (
     AlgorithmTable,
     PeerId,
 )
+from pccl.topology.link_measures import LinkMatrix
+from pccl.topology.ring_order import Pair
 
 IMPLEMENTED = (Algorithm.RING, Algorithm.STAR, Algorithm.MESH)
 """What a table may name. Of two that take equally long, the first one: a ring can be repaired."""

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pccl.machines.peer.events import ReduceResult
 from pccl.protocol.errors import Evicted, MasterLost, NotConnected, PCCLError
-from pccl.protocol.peer_events import ReduceResult
 from pccl.protocol.types import SYNC_TAG, Algorithm, OperationId, PeerId, RemovalCause
 from pccl.stress.sim.excuses import Excuses
 from pccl.stress.sim.fold import differences, fold, implausible, inaccurate, unit_of, weighed

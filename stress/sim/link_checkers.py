@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from pccl.machines.peer.machine import Standing
 from pccl.protocol.limits import Timing
-from pccl.protocol.peer import Standing
 from pccl.protocol.types import NS_PER_S
 from pccl.stress.sim.checkers import Sleep, Violation
 from pccl.stress.sim.process import PeerProcess

@@ -16,24 +16,25 @@ from unittest.mock import patch
 from pccl.collectives.received_set import ReceivedSet
 from pccl.collectives.reductions import Reduction
 from pccl.collectives.ring import RingSchedule
+from pccl.machines.master.ballot import Commit, Decision
+from pccl.machines.master.collective_ballot import CollectiveBallot
+from pccl.machines.master.kept import Kept
+from pccl.machines.master.lockstep import Finding, LockstepWatch, Wait
+from pccl.machines.master.registrar import Registrar
+from pccl.machines.master.rounds import RoundMaster
+from pccl.machines.master.succession.recovery import Recovery
+from pccl.machines.master.succession.restart import Restartable
+from pccl.machines.peer.eager import EagerBudget
+from pccl.machines.peer.membership import KnownMembership
+from pccl.machines.peer.operations import OpenOperations
+from pccl.machines.peer.refusals import JointCall, OneTimeError, Refusals
+from pccl.machines.ticks import Ticks, Wakefulness
 from pccl.protocol import codec
 from pccl.protocol import messages as msg
 from pccl.protocol.checksum import SEAL_BYTES
-from pccl.protocol.collective_ballot import CollectiveBallot
-from pccl.protocol.eager import EagerBudget
 from pccl.protocol.errors import PCCLError
-from pccl.protocol.kept import Kept
-from pccl.protocol.lockstep import Finding, LockstepWatch, Wait
-from pccl.protocol.master_rounds import RoundMaster
-from pccl.protocol.operation import Commit, Decision, Phase
-from pccl.protocol.peer_membership import KnownMembership
-from pccl.protocol.peer_operations import OpenOperations
-from pccl.protocol.peer_refusals import JointCall, OneTimeError, Refusals
-from pccl.protocol.recovery import Recovery
-from pccl.protocol.registrar import Registrar
-from pccl.protocol.restart import Restartable
+from pccl.protocol.operation import Phase
 from pccl.protocol.shared_state import DIGEST_BYTES, Expected, Offer
-from pccl.protocol.ticks import Ticks, Wakefulness
 from pccl.protocol.types import Descriptor, OperationId, PeerId
 from pccl.runtime.carry import Carry
 from pccl.runtime.chain_transfer import ChainTransfer

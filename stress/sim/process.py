@@ -10,21 +10,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.limits import Timing
-from pccl.protocol.master_events import Announce, MasterEvent
-from pccl.protocol.master_events import ControlMessage as MasterHears
-from pccl.protocol.master_events import Send as MasterSend
-from pccl.protocol.messages import (
-    HoldingsQuery,
-    MasterAddress,
-    OperationEnded,
-    OperationRequest,
-    OperationStarted,
-)
-from pccl.protocol.operation import Phase
-from pccl.protocol.peer import Standing
-from pccl.protocol.peer_events import (
+from pccl.machines.master.events import Announce, MasterEvent
+from pccl.machines.master.events import ControlMessage as MasterHears
+from pccl.machines.master.events import Send as MasterSend
+from pccl.machines.peer.events import (
     ControlMessage,
     PeerEffect,
     PeerEvent,
@@ -34,6 +23,17 @@ from pccl.protocol.peer_events import (
     ReduceResult,
     Return,
 )
+from pccl.machines.peer.machine import Standing
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.limits import Timing
+from pccl.protocol.messages import (
+    HoldingsQuery,
+    MasterAddress,
+    OperationEnded,
+    OperationRequest,
+    OperationStarted,
+)
+from pccl.protocol.operation import Phase
 from pccl.protocol.shared_state import Expected, Offer, Verdict
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.clock import Timer

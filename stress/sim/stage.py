@@ -9,12 +9,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from pccl.protocol.errors import LinkError
-from pccl.protocol.handshake import NO_RUN
-from pccl.protocol.limits import EAGER_BYTES_MAX
-from pccl.protocol.messages import OperationRequest, Withdraw
-from pccl.protocol.peer import Standing
-from pccl.protocol.peer_events import (
+from pccl.machines.peer.events import (
     Begin,
     BeginSync,
     Detach,
@@ -26,6 +21,11 @@ from pccl.protocol.peer_events import (
     Send,
     SyncCall,
 )
+from pccl.machines.peer.machine import Standing
+from pccl.protocol.errors import LinkError
+from pccl.protocol.handshake import NO_RUN
+from pccl.protocol.limits import EAGER_BYTES_MAX
+from pccl.protocol.messages import OperationRequest, Withdraw
 from pccl.protocol.types import PeerId, Roster
 from pccl.runtime.requests import PeerOptions
 from pccl.stress.sim.application import Application

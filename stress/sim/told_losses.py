@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from pccl.protocol.errors import MembershipError, NotConnected
-from pccl.protocol.peer import Standing
-from pccl.protocol.peer_events import (
+from pccl.machines.peer.events import (
     Claim,
     Close,
     LeftFailed,
@@ -19,6 +17,8 @@ from pccl.protocol.peer_events import (
     Raise,
     ReduceCall,
 )
+from pccl.machines.peer.machine import Standing
+from pccl.protocol.errors import MembershipError, NotConnected
 from pccl.protocol.types import PeerId
 from pccl.runtime.engine import PeerEngine
 from pccl.stress.sim.checkers import Violation

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 
-from pccl.protocol.master_events import Tick as MasterTick
-from pccl.protocol.peer_events import Tick as PeerTick
+from pccl.machines.master.events import Tick as MasterTick
+from pccl.machines.peer.events import Tick as PeerTick
 from pccl.protocol.types import NS_PER_S
 
 STORY_LINES_MAX = 400

@@ -13,7 +13,7 @@ import pytest
 
 import pccl
 from pccl import Attribute, Timing
-from pccl.protocol.master import MasterMachine
+from pccl.machines.master.machine import MasterMachine
 from tests.support.patience import LIMIT_S
 
 Array = npt.NDArray[Any]

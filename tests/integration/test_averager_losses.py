@@ -35,7 +35,7 @@ from torch import Tensor, nn  # noqa: E402
 import pccl  # noqa: E402
 from pccl.bindings.events import Event, GradientsAveraged, StateSynced  # noqa: E402
 from pccl.bindings.gradient_averager import GradientAverager  # noqa: E402
-from pccl.protocol.peer import Standing  # noqa: E402
+from pccl.machines.peer.machine import Standing  # noqa: E402
 
 PAUSE_S = 0.01
 """Of a peer at each step, so that the test can follow."""

@@ -20,7 +20,7 @@ import pytest
 
 import pccl
 from pccl.errors import CollectiveAborted, ResyncRequired
-from pccl.protocol.peer import Standing
+from pccl.machines.peer.machine import Standing
 from pccl.runtime.engine import PeerEngine
 from tests.support.patience import LIMIT_S, patient
 

@@ -33,7 +33,7 @@ from pccl.bindings.events import (  # noqa: E402
 )
 from pccl.bindings.gradient_averager import GradientAverager  # noqa: E402
 from pccl.errors import DescriptorMismatch, MasterLost  # noqa: E402
-from pccl.protocol.peer import Standing  # noqa: E402
+from pccl.machines.peer.machine import Standing  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run

@@ -29,6 +29,7 @@ from pccl.protocol.frame import (
     encode_frame,
     encode_header,
 )
+from pccl.protocol.guards.source_shares import port_limits
 from pccl.protocol.handshake import NO_RUN, OPENING_BYTES, Channel, Opening
 from pccl.protocol.limits import (
     CONTROL_MESSAGE_BYTES_MAX,
@@ -51,7 +52,6 @@ from pccl.protocol.messages import (
     RoundRequest,
     Withdraw,
 )
-from pccl.protocol.source_shares import port_limits
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundId, RoundKind
 from tests.support.patience import LIMIT_S
 

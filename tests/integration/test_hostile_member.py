@@ -16,12 +16,13 @@ import numpy.typing as npt
 import pytest
 
 import pccl
+from pccl.machines.master import machine as master_machine
 from pccl.protocol import codec
-from pccl.protocol import master as master_machine
 from pccl.protocol.checksum import SEAL_BYTES, payload_hash, seal
 from pccl.protocol.codec import StreamDecoder, encode
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_header
+from pccl.protocol.guards.source_shares import SourceShares
 from pccl.protocol.handshake import OPENING_BYTES, Channel, Opening
 from pccl.protocol.limits import (
     EARLY_STORE_BYTES_MAX,
@@ -45,7 +46,6 @@ from pccl.protocol.messages import (
     RoundRequest,
     Withdraw,
 )
-from pccl.protocol.source_shares import SourceShares
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundId, RoundKind
 from tests.support.patience import LIMIT_S
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from pccl.machines.peer.events import LeaveCall
 from pccl.protocol.errors import CollectiveAborted
 from pccl.protocol.limits import REASON_BYTES_MAX
-from pccl.protocol.peer_events import LeaveCall
 from tests.integration.conftest import Run
 from tests.support.patience import LIMIT_S
 

@@ -32,9 +32,9 @@ import xxhash
 
 import pccl
 from pccl.errors import CollectiveAborted
+from pccl.machines.master.events import ControlMessage, MasterEvent, Send
 from pccl.protocol.frame import FrameHeader
 from pccl.protocol.limits import Timing
-from pccl.protocol.master_events import ControlMessage, MasterEvent, Send
 from pccl.protocol.messages import OperationDone, OperationEnded, OperationStarted
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.clock import LoopClock

@@ -18,7 +18,7 @@ import pytest
 import pccl
 import pccl.aio
 from pccl.errors import NotConnected, ResyncRequired
-from pccl.protocol.peer import Standing
+from pccl.machines.peer.machine import Standing
 from pccl.runtime.engine import PeerEngine
 from tests.support.patience import LIMIT_S
 

@@ -21,7 +21,7 @@ LINE_COUNT_MAX = 600
 API = "public API"
 """The room of the modules that lie in pccl/ itself."""
 
-PURE = frozenset({"protocol", "collectives", "state", "topology"})
+PURE = frozenset({"protocol", "collectives", "state", "topology", "machines"})
 BELOW_API = PURE | {"transports", "runtime"}
 EVERYTHING = BELOW_API | {API, "bindings", "stress", "emulator", "cli", "demo peer"}
 
@@ -30,6 +30,7 @@ MAY_USE: dict[str, frozenset[str]] = {
     "collectives": frozenset({"collectives", "protocol"}),
     "state": frozenset({"state", "protocol"}),
     "topology": frozenset({"topology", "protocol"}),
+    "machines": frozenset({"machines", "topology", "state", "protocol"}),
     "transports": frozenset({"transports", "protocol"}),
     "runtime": BELOW_API,
     API: BELOW_API | {API},

@@ -95,8 +95,9 @@ def _environment() -> Iterator[str]:
 
 
 def _commands(command: click.Command, name: str) -> Iterator[str]:
-    how = {"terminal_width": COLUMNS, "max_content_width": COLUMNS}
-    context = click.Context(command, info_name=name, **how)
+    context = click.Context(
+        command, info_name=name, terminal_width=COLUMNS, max_content_width=COLUMNS
+    )
     yield f"\ncommand {name}"
     yield from (f"  {line}".rstrip() for line in command.get_help(context).splitlines())
     if isinstance(command, click.Group):

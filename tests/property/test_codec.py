@@ -24,7 +24,6 @@ from hypothesis.strategies import SearchStrategy
 from pccl.protocol import messages as msg
 from pccl.protocol.checksum import DamagedData, seal
 from pccl.protocol.codec import PREFIX_BYTES, StreamDecoder, decode, encode, frame
-from pccl.protocol.early_store import EarlyStore
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import (
     HEADER_BYTES,
@@ -35,6 +34,7 @@ from pccl.protocol.frame import (
     encode_frame,
     encode_header,
 )
+from pccl.protocol.guards.early_store import EarlyStore
 from pccl.protocol.limits import (
     CONTROL_MESSAGE_BYTES_MAX,
     PEERS_MAX,

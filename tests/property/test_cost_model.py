@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccl.protocol.limits import BYTES_PER_S_MAX, RTT_NS_MAX
-from pccl.protocol.ring_order import Pair
 from pccl.protocol.types import STAR_BYTES_MAX, Algorithm, LinkMeasure, PeerId
 from pccl.topology.cost_model import (
     GAIN_MIN,
@@ -17,6 +16,7 @@ from pccl.topology.cost_model import (
     ring_cost,
     star_cost,
 )
+from pccl.topology.ring_order import Pair
 
 ALL = (Algorithm.RING, Algorithm.STAR, Algorithm.MESH)
 

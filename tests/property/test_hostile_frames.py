@@ -20,9 +20,9 @@ from pccl.protocol.checksum import payload_hash, seal
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_frame, encode_header
+from pccl.protocol.guards.source_shares import PortLimits
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.limits import EARLY_STORE_BYTES_MAX, Timing
-from pccl.protocol.source_shares import PortLimits
 from pccl.protocol.types import Descriptor, Member, OperationId, PeerId, ReduceOp
 from pccl.runtime.data_plane import DataPlane
 from pccl.runtime.greeting import Credentials

@@ -21,15 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pccl.protocol import messages as msg
-from pccl.protocol.codec import StreamDecoder, encode
-from pccl.protocol.data_type import DataType
-from pccl.protocol.errors import PCCLError, RemoteProtocolError
-from pccl.protocol.handshake import Channel, Opening
-from pccl.protocol.limits import PEERS_MAX, PENDING_MAX, Timing
-from pccl.protocol.lockstep import LockstepWatch, LongWait, Wait
-from pccl.protocol.master import MasterMachine
-from pccl.protocol.master_events import (
+from pccl.machines.master.events import (
     CloseControl,
     ControlMessage,
     ControlOpened,
@@ -38,8 +30,16 @@ from pccl.protocol.master_events import (
     Send,
     Tick,
 )
-from pccl.protocol.membership import Membership, RegisteredPeer
-from pccl.protocol.source_shares import PortLimits
+from pccl.machines.master.lockstep import LockstepWatch, LongWait, Wait
+from pccl.machines.master.machine import MasterMachine
+from pccl.machines.master.membership import Membership, RegisteredPeer
+from pccl.protocol import messages as msg
+from pccl.protocol.codec import StreamDecoder, encode
+from pccl.protocol.data_type import DataType
+from pccl.protocol.errors import PCCLError, RemoteProtocolError
+from pccl.protocol.guards.source_shares import PortLimits
+from pccl.protocol.handshake import Channel, Opening
+from pccl.protocol.limits import PEERS_MAX, PENDING_MAX, Timing
 from pccl.protocol.types import (
     Descriptor,
     Member,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pccl.protocol.lane_count import LaneCount, Sample
 from pccl.protocol.types import NS_PER_S
+from pccl.topology.lane_count import LaneCount, Sample
 
 MS = NS_PER_S // 1000
 INTERVAL_NS = 50 * MS

@@ -8,8 +8,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pccl.protocol.limits import Timing
-from pccl.protocol.lockstep import (
+from pccl.machines.master.lockstep import (
     AskBlocked,
     LockstepWatch,
     LongWait,
@@ -17,6 +16,7 @@ from pccl.protocol.lockstep import (
     Wait,
     stuck_members,
 )
+from pccl.protocol.limits import Timing
 from pccl.protocol.types import OperationId, PeerId, RoundId, RoundKind
 
 SECOND = 1_000_000_000

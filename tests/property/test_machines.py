@@ -11,15 +11,15 @@ from itertools import combinations, count
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pccl.machines.master import events as me
+from pccl.machines.master.machine import MasterMachine
+from pccl.machines.peer import events as pe
+from pccl.machines.peer.machine import PeerMachine, Standing
+from pccl.machines.reachability import TryAddress
 from pccl.protocol import errors
-from pccl.protocol import master_events as me
 from pccl.protocol import messages as msg
-from pccl.protocol import peer_events as pe
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
-from pccl.protocol.master import MasterMachine
-from pccl.protocol.peer import PeerMachine, Standing
-from pccl.protocol.reachability import TryAddress
 from pccl.protocol.types import (
     AbortCause,
     Descriptor,

@@ -20,18 +20,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pccl.protocol import master_events as me
+from pccl.machines.master import events as me
+from pccl.machines.master.machine import MasterMachine
+from pccl.machines.master.succession.majority import HELD_BACK
+from pccl.machines.master.succession.restart import Origin
+from pccl.machines.master.succession.vouched import NOT_TOLD
+from pccl.machines.peer import events as pe
+from pccl.machines.peer.machine import PeerMachine, Standing
+from pccl.machines.peer.operations import OpenOperation
 from pccl.protocol import messages as msg
-from pccl.protocol import peer_events as pe
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import RemoteProtocolError, ResyncRequired
 from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.limits import Timing
-from pccl.protocol.majority import HELD_BACK
-from pccl.protocol.master import MasterMachine
-from pccl.protocol.peer import PeerMachine, Standing
-from pccl.protocol.peer_operations import OpenOperation
-from pccl.protocol.restart import Origin
 from pccl.protocol.types import (
     AbortCause,
     Descriptor,
@@ -43,7 +44,6 @@ from pccl.protocol.types import (
     RoundKind,
 )
 from pccl.protocol.types import Member as Whereabouts
-from pccl.protocol.vouched import NOT_TOLD
 
 SECOND = 1_000_000_000
 STEP_NS = SECOND // 4

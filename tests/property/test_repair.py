@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pccl.machines.repair import find_gaps
 from pccl.protocol.checksum import payload_hash
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameHeader, FrameKind
-from pccl.protocol.repair import find_gaps
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp
 from pccl.runtime import memory
 from pccl.runtime.data_plane import DataPlane

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pccl.protocol.guards.source_shares import PortLimits, SourceShares, port_limits, source_of
 from pccl.protocol.limits import LINGERING_MAX, NEWCOMERS_MAX, UNPROVEN_MAX
-from pccl.protocol.source_shares import PortLimits, SourceShares, port_limits, source_of
 
 HOSTS = ["192.0.2.1", "192.0.2.2", "2001:db8::1", "host"]
 

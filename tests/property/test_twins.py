@@ -9,10 +9,10 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pccl.protocol.collective_ballot import CollectiveBallot
+from pccl.machines.master.ballot import Abort, Commit, Decision, Start
+from pccl.machines.master.collective_ballot import CollectiveBallot
+from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.protocol.data_type import DataType
-from pccl.protocol.membership import Membership, RegisteredPeer
-from pccl.protocol.operation import Abort, Commit, Decision, Start
 from pccl.protocol.types import (
     AbortCause,
     Descriptor,

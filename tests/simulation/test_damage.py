@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pccl.machines.peer.machine import Standing
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind, decode_header
 from pccl.protocol.limits import Timing
-from pccl.protocol.peer import Standing
 from pccl.protocol.types import (
     NS_PER_S,
     UNQUANTIZED,

@@ -10,22 +10,15 @@ import numpy as np
 import pytest
 
 from pccl.arguments import check_algorithm, reduce_request
-from pccl.protocol import errors
-from pccl.protocol import messages as msg
-from pccl.protocol.collective_ballot import CollectiveBallot
-from pccl.protocol.data_type import DataType
-from pccl.protocol.handshake import RUN_BYTES
-from pccl.protocol.limits import BYTES_PER_S_MAX, RTT_NS_MAX, TERM_GAP, Timing
-from pccl.protocol.link_measures import LinkMatrix, ToldMeasures
-from pccl.protocol.master import MasterMachine
-from pccl.protocol.master_events import ControlMessage as Heard
-from pccl.protocol.master_events import ControlOpened as Opened
-from pccl.protocol.master_events import MasterEffect, Tick
-from pccl.protocol.master_events import Send as Told
-from pccl.protocol.operation import Abort, Commit, Start
-from pccl.protocol.peer import PeerMachine
-from pccl.protocol.peer_errors import aborted
-from pccl.protocol.peer_events import (
+from pccl.machines.master.ballot import Abort, Commit, Start
+from pccl.machines.master.collective_ballot import CollectiveBallot
+from pccl.machines.master.events import ControlMessage as Heard
+from pccl.machines.master.events import ControlOpened as Opened
+from pccl.machines.master.events import MasterEffect, Tick
+from pccl.machines.master.events import Send as Told
+from pccl.machines.master.machine import MasterMachine
+from pccl.machines.master.succession.restart import Origin
+from pccl.machines.peer.events import (
     ControlMessage,
     ControlOpened,
     JoinCall,
@@ -41,9 +34,14 @@ from pccl.protocol.peer_events import (
     RoundCall,
     Send,
 )
-from pccl.protocol.repair import Tell
-from pccl.protocol.restart import Origin
-from pccl.protocol.ring_order import Pair
+from pccl.machines.peer.machine import PeerMachine
+from pccl.machines.peer.words import aborted
+from pccl.machines.repair import Tell
+from pccl.protocol import errors
+from pccl.protocol import messages as msg
+from pccl.protocol.data_type import DataType
+from pccl.protocol.handshake import RUN_BYTES
+from pccl.protocol.limits import BYTES_PER_S_MAX, RTT_NS_MAX, TERM_GAP, Timing
 from pccl.protocol.types import (
     ALGORITHM_STEPS_MAX,
     NS_PER_S,
@@ -65,6 +63,8 @@ from pccl.protocol.types import (
     RoundKind,
     WireFormat,
 )
+from pccl.topology.link_measures import LinkMatrix, ToldMeasures
+from pccl.topology.ring_order import Pair
 
 UPDATE, OPTIMIZE = RoundKind.UPDATE_TOPOLOGY, RoundKind.OPTIMIZE_TOPOLOGY
 RUN = b"r" * RUN_BYTES

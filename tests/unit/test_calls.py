@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pccl.protocol import errors
-from pccl.protocol.data_type import DataType
-from pccl.protocol.peer_events import (
+from pccl.machines.peer.events import (
     Claim,
     Forget,
     JoinCall,
@@ -26,6 +24,8 @@ from pccl.protocol.peer_events import (
     ReduceResult,
     RoundCall,
 )
+from pccl.protocol import errors
+from pccl.protocol.data_type import DataType
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundKind
 from pccl.runtime.calls import LEFT, Call, Calls
 from pccl.runtime.operand import borrow

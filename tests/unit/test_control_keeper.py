@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
+from pccl.machines.peer.events import ControlClosed, ControlMessage, ControlOpened, PeerEvent
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
-from pccl.protocol.peer_events import ControlClosed, ControlMessage, ControlOpened, PeerEvent
 from pccl.protocol.types import NOBODY, NS_PER_S, PeerId
 from pccl.runtime.control_keeper import ControlKeeper
 from pccl.runtime.greeting import Credentials

@@ -8,7 +8,7 @@ import pytest
 
 from pccl.protocol import messages as msg
 from pccl.protocol.codec import encode
-from pccl.protocol.intake import masters_bytes_max
+from pccl.protocol.guards.allowance import masters_bytes_max
 from pccl.protocol.limits import LINGER_S
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.control import ControlStream

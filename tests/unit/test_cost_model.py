@@ -6,7 +6,6 @@ from itertools import permutations
 
 import pytest
 
-from pccl.protocol.ring_order import Pair
 from pccl.protocol.types import (
     STAR_BYTES_MAX,
     Algorithm,
@@ -25,6 +24,7 @@ from pccl.topology.cost_model import (
     ring_cost,
     star_cost,
 )
+from pccl.topology.ring_order import Pair
 
 ALL = (Algorithm.RING, Algorithm.STAR, Algorithm.MESH)
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

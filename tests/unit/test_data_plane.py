@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from pccl.collectives.digest import ResultDigest
+from pccl.machines.peer.eager import fingerprint
 from pccl.protocol.checksum import payload_hash
 from pccl.protocol.data_type import DataType
-from pccl.protocol.eager import fingerprint
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind
 from pccl.protocol.messages import Progress

@@ -6,14 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from pccl.protocol import messages as msg
-from pccl.protocol.collective_ballot import CollectiveBallot
-from pccl.protocol.data_type import DataType
-from pccl.protocol.eager import EagerBudget, fingerprint
-from pccl.protocol.limits import Timing
-from pccl.protocol.operation import Abort, Commit, Phase, Start
-from pccl.protocol.peer import PeerMachine
-from pccl.protocol.peer_events import (
+from pccl.machines.master.ballot import Abort, Commit, Start
+from pccl.machines.master.collective_ballot import CollectiveBallot
+from pccl.machines.peer.eager import EagerBudget, fingerprint
+from pccl.machines.peer.events import (
     Begin,
     CloseGap,
     ControlMessage,
@@ -28,7 +24,12 @@ from pccl.protocol.peer_events import (
     ReduceDone,
     Send,
 )
-from pccl.protocol.repair import Tell
+from pccl.machines.peer.machine import PeerMachine
+from pccl.machines.repair import Tell
+from pccl.protocol import messages as msg
+from pccl.protocol.data_type import DataType
+from pccl.protocol.limits import Timing
+from pccl.protocol.operation import Phase
 from pccl.protocol.types import (
     AbortCause,
     Algorithm,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.protocol.history import History, InvariantViolation
+from pccl.machines.history import History, InvariantViolation
 from pccl.protocol.limits import HISTORY_EVENTS_MAX, Timing
 from pccl.protocol.types import PeerId
 

@@ -13,7 +13,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.checksum import seal
 from pccl.protocol.codec import BYTES_MAX, StreamDecoder, encode
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.intake import (
+from pccl.protocol.guards.allowance import (
     Allowance,
     SharedAllowance,
     Trust,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pccl.protocol.link_damage import LinkDamage
+from pccl.topology.link_damage import LinkDamage
 
 S = 1_000_000_000
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from itertools import count
 
-from pccl.protocol import messages as msg
-from pccl.protocol.data_type import DataType
-from pccl.protocol.limits import Timing
-from pccl.protocol.lockstep import (
+from pccl.machines.master.events import ControlClosed, ControlMessage, ControlOpened, Send, Tick
+from pccl.machines.master.lockstep import (
     AskBlocked,
     Finding,
     LockstepWatch,
@@ -16,8 +14,10 @@ from pccl.protocol.lockstep import (
     Wait,
     stuck_members,
 )
-from pccl.protocol.master import MasterMachine
-from pccl.protocol.master_events import ControlClosed, ControlMessage, ControlOpened, Send, Tick
+from pccl.machines.master.machine import MasterMachine
+from pccl.protocol import messages as msg
+from pccl.protocol.data_type import DataType
+from pccl.protocol.limits import Timing
 from pccl.protocol.types import (
     AbortCause,
     Descriptor,

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from pccl.protocol.log_quota import LogQuota
+from pccl.protocol.guards.log_quota import LogQuota
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.stranger_log import StrangerLog
 from pccl.stress.sim.loop import VirtualLoop

@@ -6,12 +6,7 @@ from itertools import count
 
 import pytest
 
-from pccl.protocol import messages as msg
-from pccl.protocol.data_type import DataType
-from pccl.protocol.limits import TERM_GAP, Timing
-from pccl.protocol.majority import HELD_BACK, Basis
-from pccl.protocol.master import MasterMachine
-from pccl.protocol.master_events import (
+from pccl.machines.master.events import (
     CloseControl,
     ControlClosed,
     ControlMessage,
@@ -22,7 +17,12 @@ from pccl.protocol.master_events import (
     Send,
     Tick,
 )
-from pccl.protocol.restart import Origin
+from pccl.machines.master.machine import MasterMachine
+from pccl.machines.master.succession.majority import HELD_BACK, Basis
+from pccl.machines.master.succession.restart import Origin
+from pccl.protocol import messages as msg
+from pccl.protocol.data_type import DataType
+from pccl.protocol.limits import TERM_GAP, Timing
 from pccl.protocol.types import (
     Descriptor,
     Member,

@@ -8,10 +8,11 @@ from random import Random
 
 import pytest
 
+from pccl.machines.master.events import ControlMessage, ControlPaused, MasterEvent
 from pccl.protocol import messages as msg
 from pccl.protocol.codec import encode
 from pccl.protocol.errors import LocalProtocolError
-from pccl.protocol.intake import Trust, masters_bytes_max
+from pccl.protocol.guards.allowance import Trust, masters_bytes_max
 from pccl.protocol.limits import (
     MESSAGE_COST_BYTES,
     NEWCOMERS_BURST_BYTES,
@@ -19,7 +20,6 @@ from pccl.protocol.limits import (
     TURN_BYTES_MAX,
     Timing,
 )
-from pccl.protocol.master_events import ControlMessage, ControlPaused, MasterEvent
 from pccl.protocol.types import NS_PER_S, PeerId, RoundId, RoundKind
 from pccl.runtime.control import UNSENT_BYTES_MAX, ControlStream
 from pccl.runtime.greeting import Credentials, introduce

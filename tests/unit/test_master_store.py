@@ -10,8 +10,8 @@ import msgpack
 import pytest
 
 from pccl.errors import LocalProtocolError
+from pccl.machines.master.succession.vouched import Vouched
 from pccl.protocol.types import PeerId
-from pccl.protocol.vouched import Vouched
 from pccl.runtime.master_store import DirectoryStore, Remembered
 
 FIRST = Remembered(b"the run of these", 1, b"master A")

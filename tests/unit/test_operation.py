@@ -4,10 +4,11 @@ from itertools import product
 
 import pytest
 
-from pccl.protocol.collective_ballot import CollectiveBallot
+from pccl.machines.master.ballot import Abort, Commit, Stall, Start
+from pccl.machines.master.collective_ballot import CollectiveBallot
 from pccl.protocol.data_type import DataType
 from pccl.protocol.messages import Progress
-from pccl.protocol.operation import TRANSITIONS, Abort, Commit, Phase, Stall, Start, name_peers
+from pccl.protocol.operation import TRANSITIONS, Phase, name_peers
 from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId, ReduceOp
 
 OPERATION = OperationId(1, 0, 2, 7, 3)

@@ -13,14 +13,14 @@ from itertools import count
 
 import pytest
 
+from pccl.machines.master import events as me
+from pccl.machines.master.machine import MasterMachine
+from pccl.machines.peer import events as pe
+from pccl.machines.peer.machine import PeerMachine
 from pccl.protocol import errors
-from pccl.protocol import master_events as me
 from pccl.protocol import messages as msg
-from pccl.protocol import peer_events as pe
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
-from pccl.protocol.master import MasterMachine
-from pccl.protocol.peer import PeerMachine
 from pccl.protocol.shared_state import (
     Lineage,
     Offer,

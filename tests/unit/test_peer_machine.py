@@ -6,13 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pccl.protocol import errors
-from pccl.protocol import messages as msg
-from pccl.protocol.data_type import DataType
-from pccl.protocol.limits import Timing
-from pccl.protocol.operation import Phase
-from pccl.protocol.peer import PeerMachine, Standing
-from pccl.protocol.peer_events import (
+from pccl.machines.peer.events import (
     AskCallers,
     Begin,
     CallersAsked,
@@ -50,6 +44,12 @@ from pccl.protocol.peer_events import (
     SetLinks,
     Tick,
 )
+from pccl.machines.peer.machine import PeerMachine, Standing
+from pccl.protocol import errors
+from pccl.protocol import messages as msg
+from pccl.protocol.data_type import DataType
+from pccl.protocol.limits import Timing
+from pccl.protocol.operation import Phase
 from pccl.protocol.types import (
     AbortCause,
     Algorithm,
@@ -1567,7 +1567,7 @@ def test_optimizing_after_a_left_update_sees_what_the_others_see() -> None:
 
 
 def test_so_many_collectives_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl.protocol.peer.OPERATIONS_OPEN_MAX", 3)
+    monkeypatch.setattr("pccl.machines.peer.machine.OPERATIONS_OPEN_MAX", 3)
     peer = member()
     for tag in (0, 1, 2):
         assert len(peer.do(ReduceCall(tag + 10, tag, SUM))) == 2

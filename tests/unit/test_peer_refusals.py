@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pccl.machines.peer.events import ReduceCall, RoundCall, SyncCall
+from pccl.machines.peer.refusals import OneTimeError, Refusals
 from pccl.protocol import errors
 from pccl.protocol.data_type import DataType
-from pccl.protocol.peer_events import ReduceCall, RoundCall, SyncCall
-from pccl.protocol.peer_refusals import OneTimeError, Refusals
 from pccl.protocol.shared_state import (
     Offer,
     Resume,

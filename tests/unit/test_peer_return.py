@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.protocol import errors
-from pccl.protocol import messages as msg
-from pccl.protocol.data_type import DataType
-from pccl.protocol.handshake import NO_RUN
-from pccl.protocol.limits import Timing
-from pccl.protocol.peer import PeerMachine, Standing
-from pccl.protocol.peer_events import (
+from pccl.machines.peer.events import (
     CloseControl,
     ControlClosed,
     ControlMessage,
@@ -31,6 +25,12 @@ from pccl.protocol.peer_events import (
     SetLinks,
     Tick,
 )
+from pccl.machines.peer.machine import PeerMachine, Standing
+from pccl.protocol import errors
+from pccl.protocol import messages as msg
+from pccl.protocol.data_type import DataType
+from pccl.protocol.handshake import NO_RUN
+from pccl.protocol.limits import Timing
 from pccl.protocol.types import (
     AbortCause,
     Algorithm,

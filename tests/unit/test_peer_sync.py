@@ -6,12 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pccl.protocol import errors
-from pccl.protocol import messages as msg
-from pccl.protocol.data_type import DataType
-from pccl.protocol.limits import Timing
-from pccl.protocol.peer import PeerMachine
-from pccl.protocol.peer_events import (
+from pccl.machines.peer.events import (
     BeginSync,
     Claim,
     CompareSync,
@@ -38,6 +33,11 @@ from pccl.protocol.peer_events import (
     SyncResult,
     SyncStarved,
 )
+from pccl.machines.peer.machine import PeerMachine
+from pccl.protocol import errors
+from pccl.protocol import messages as msg
+from pccl.protocol.data_type import DataType
+from pccl.protocol.limits import Timing
 from pccl.protocol.shared_state import (
     Difference,
     Elected,

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pccl.machines.peer.machine import Standing
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameHeader, FrameKind
-from pccl.protocol.peer import Standing
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.exhibit import idle_operation
 from pccl.runtime.hashing import InlineHasher, PooledHasher, hash_here

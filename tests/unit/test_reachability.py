@@ -4,6 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from pccl.machines.master.events import (
+    Announce,
+    ControlMessage,
+    ControlOpened,
+    MasterEffect,
+    MasterEvent,
+    Send,
+    Tick,
+)
+from pccl.machines.master.machine import MasterMachine
+from pccl.machines.reachability import AddressTried, Reachability, TryAddress, may_be_dialled
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import (
     ASKED_BEATS_MAX,
@@ -13,17 +24,6 @@ from pccl.protocol.limits import (
     TESTS_PER_S,
     Timing,
 )
-from pccl.protocol.master import MasterMachine
-from pccl.protocol.master_events import (
-    Announce,
-    ControlMessage,
-    ControlOpened,
-    MasterEffect,
-    MasterEvent,
-    Send,
-    Tick,
-)
-from pccl.protocol.reachability import AddressTried, Reachability, TryAddress, may_be_dialled
 from pccl.protocol.types import Member, PeerId, RoundId, RoundKind
 
 SECOND = 1_000_000_000

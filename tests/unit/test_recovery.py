@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pccl.machines.master.succession.recovery import Recovery
+from pccl.machines.master.succession.vouched import NOT_TOLD
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
-from pccl.protocol.recovery import Recovery
 from pccl.protocol.types import Member, PeerId, Roster
-from pccl.protocol.vouched import NOT_TOLD
 
 RUN, OTHER_RUN = b"the run of these", b"quite other runs"
 FIRST, STANDBY = b"master A", b"master B"

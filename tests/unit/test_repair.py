@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.protocol.collective_ballot import CollectiveBallot
+from pccl.machines.master.ballot import Abort, Commit, Stall, Start
+from pccl.machines.master.collective_ballot import CollectiveBallot
+from pccl.machines.repair import Gap, Tell, find_gaps
 from pccl.protocol.data_type import DataType
 from pccl.protocol.messages import HoldingsQuery, OperationStarted, Progress, Repair
-from pccl.protocol.operation import Abort, Commit, Stall, Start
-from pccl.protocol.repair import Gap, Tell, find_gaps
 from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId, ReduceOp
 
 OPERATION = OperationId(1, 0, 2, 7, 3)

@@ -7,13 +7,7 @@ from itertools import count
 
 import pytest
 
-from pccl.protocol import messages as msg
-from pccl.protocol.data_type import DataType
-from pccl.protocol.handshake import NO_RUN
-from pccl.protocol.intake import Trust
-from pccl.protocol.limits import TERM_GAP, Timing
-from pccl.protocol.master import MasterMachine
-from pccl.protocol.master_events import (
+from pccl.machines.master.events import (
     Announce,
     AskMaster,
     CloseControl,
@@ -30,7 +24,14 @@ from pccl.protocol.master_events import (
     Tick,
     Warn,
 )
-from pccl.protocol.restart import Origin
+from pccl.machines.master.machine import MasterMachine
+from pccl.machines.master.succession.restart import Origin
+from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
+from pccl.protocol import messages as msg
+from pccl.protocol.data_type import DataType
+from pccl.protocol.guards.allowance import Trust
+from pccl.protocol.handshake import NO_RUN
+from pccl.protocol.limits import TERM_GAP, Timing
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import (
     AbortCause,
@@ -44,7 +45,6 @@ from pccl.protocol.types import (
     RoundId,
     RoundKind,
 )
-from pccl.protocol.vouched import NOT_TOLD, Vouched
 
 SECOND = 1_000_000_000
 RUN, OTHER_RUN = b"the run of these", b"quite other runs"
@@ -640,7 +640,7 @@ def test_garbage_in_a_report_costs_that_connection_only(words: tuple[msg.Message
 
 
 def test_a_report_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl.protocol.recovery.REPORT_BYTES_MAX", 20 << 10)
+    monkeypatch.setattr("pccl.machines.master.succession.recovery.REPORT_BYTES_MAX", 20 << 10)
     master = Master()
     assert master.say(1, *[msg.Heartbeat()] * 10) == []
     assert master.hear(1, *[msg.Heartbeat()] * 10) == [CloseControl(1, "its report is too large")]
@@ -959,7 +959,7 @@ def test_who_was_not_named_has_no_vote() -> None:
 
 def test_who_was_named_finds_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many others have returned, and whatever they have said."""
-    monkeypatch.setattr("pccl.protocol.recovery.PEERS_MAX", 5)
+    monkeypatch.setattr("pccl.machines.master.succession.recovery.PEERS_MAX", 5)
     master = Master(Origin.STANDBY)
     learns(master, RUN, 1, 2, 3)
     for stranger in range(90, 95):
@@ -976,7 +976,7 @@ def test_who_was_named_finds_room(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_newcomers_that_wait_for_a_recovery_are_bounded_and_shared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pccl.protocol.restart.PENDING_MAX", 3)
+    monkeypatch.setattr("pccl.machines.master.succession.restart.PENDING_MAX", 3)
     master = Master(Origin.RESTARTED, term=2)
     for number in (10, 11, 12):
         master.do(ControlOpened(number, "10.0.0.9"))
@@ -1159,7 +1159,7 @@ def test_reports_that_are_not_complete_are_closed_when_the_run_goes_on() -> None
 def test_the_largest_report_has_to_go_if_there_is_no_room_for_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pccl.protocol.recovery.REPORTS_BYTES_MAX", 40 << 10)
+    monkeypatch.setattr("pccl.machines.master.succession.recovery.REPORTS_BYTES_MAX", 40 << 10)
     known = (roster(VERSION, VIEW, 1, 2, 3),)
     master = Master(Origin.RESTARTED, term=2)
     master.come(1, known=known)
@@ -1173,7 +1173,7 @@ def test_the_largest_report_has_to_go_if_there_is_no_room_for_all(
 
 def test_what_a_crowd_reports_alike_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand members of a full run have all been told the same rosters."""
-    monkeypatch.setattr("pccl.protocol.recovery.REPORTS_BYTES_MAX", 700 << 10)
+    monkeypatch.setattr("pccl.machines.master.succession.recovery.REPORTS_BYTES_MAX", 700 << 10)
     crowd = tuple(range(1, 101))
     rosters = tuple(roster(VERSION + n, VIEW + n, *crowd) for n in range(20))
     master = Master(Origin.RESTARTED, term=2)
@@ -1183,7 +1183,7 @@ def test_what_a_crowd_reports_alike_counts_once(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_roster_is_told_once_and_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl.protocol.recovery.ROSTERS_KEPT_MAX", 2)
+    monkeypatch.setattr("pccl.machines.master.succession.recovery.ROSTERS_KEPT_MAX", 2)
     many = tuple(roster(VERSION + n, VIEW + n, 1) for n in range(3))
     for known in ((many[0], many[0]), many):
         master = Master(Origin.RESTARTED, term=2)

@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 
-from pccl.protocol import messages as msg
-from pccl.protocol.limits import Timing
-from pccl.protocol.master import MasterMachine
-from pccl.protocol.master_events import (
+from pccl.machines.master.events import (
     CloseControl,
     ControlMessage,
     ControlOpened,
@@ -18,7 +15,10 @@ from pccl.protocol.master_events import (
     Send,
     Tick,
 )
-from pccl.protocol.restart import Origin
+from pccl.machines.master.machine import MasterMachine
+from pccl.machines.master.succession.restart import Origin
+from pccl.protocol import messages as msg
+from pccl.protocol.limits import Timing
 from pccl.protocol.shared_state import (
     NOTHING_EXPECTED,
     Expected,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pccl.protocol.ring_order import Pair, arrange, broken_neighbours, lacking
 from pccl.protocol.types import PeerId
+from pccl.topology.ring_order import Pair, arrange, broken_neighbours, lacking
 
 
 def peers(*numbers: int) -> list[PeerId]:

@@ -8,9 +8,9 @@ from random import Random
 import numpy as np
 import pytest
 
+from pccl.machines.peer.events import ReduceResult
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
-from pccl.protocol.peer_events import ReduceResult
 from pccl.protocol.types import Algorithm, OperationId, PeerId, ReduceOp
 from pccl.stress.sim.checkers import Checkers, InRun, Violation
 from pccl.stress.sim.excuses import Excuses

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from pccl.machines.master.succession.standby import StandbyWatch
 from pccl.protocol import messages as msg
 from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.limits import TERM_MAX, Timing
-from pccl.protocol.standby import StandbyWatch
 
 SECOND = 1_000_000_000
 RUN, OTHER = b"the run of these", b"quite other runs"

@@ -7,13 +7,8 @@ from itertools import count
 
 import pytest
 
-from pccl.protocol import messages as msg
-from pccl.protocol import status
-from pccl.protocol.codec import PREFIX_BYTES, decode, encode
-from pccl.protocol.data_type import DataType
-from pccl.protocol.limits import CONTROL_MESSAGE_BYTES_MAX, HOST_CHARACTERS_MAX, Timing
-from pccl.protocol.master import MasterMachine
-from pccl.protocol.master_events import (
+from pccl.machines.master import status
+from pccl.machines.master.events import (
     CloseControl,
     ControlClosed,
     ControlMessage,
@@ -22,6 +17,11 @@ from pccl.protocol.master_events import (
     Send,
     Tick,
 )
+from pccl.machines.master.machine import MasterMachine
+from pccl.protocol import messages as msg
+from pccl.protocol.codec import PREFIX_BYTES, decode, encode
+from pccl.protocol.data_type import DataType
+from pccl.protocol.limits import CONTROL_MESSAGE_BYTES_MAX, HOST_CHARACTERS_MAX, Timing
 from pccl.protocol.status_report import (
     GroupStatus,
     MemberStatus,

@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from pccl.protocol import messages as msg
-from pccl.protocol.data_type import DataType
-from pccl.protocol.limits import Timing
-from pccl.protocol.master import MasterMachine
-from pccl.protocol.master_events import (
+from pccl.machines.master.ballot import Abort, Commit, Decision, Expel
+from pccl.machines.master.events import (
     CloseControl,
     ControlMessage,
     ControlOpened,
@@ -19,9 +16,14 @@ from pccl.protocol.master_events import (
     Send,
     Tick,
 )
+from pccl.machines.master.machine import MasterMachine
+from pccl.machines.master.sync_ballot import SyncBallot
+from pccl.machines.repair import Tell
+from pccl.protocol import messages as msg
+from pccl.protocol.data_type import DataType
+from pccl.protocol.limits import Timing
 from pccl.protocol.messages import CompareStates, Progress, SyncStarted
-from pccl.protocol.operation import Abort, Commit, Decision, Expel, Phase
-from pccl.protocol.repair import Tell
+from pccl.protocol.operation import Phase
 from pccl.protocol.shared_state import (
     NOTHING_EXPECTED,
     Difference,
@@ -34,7 +36,6 @@ from pccl.protocol.shared_state import (
     SyncPurpose,
     elect_nothing,
 )
-from pccl.protocol.sync_ballot import SyncBallot
 from pccl.protocol.types import (
     SYNC_TAG,
     AbortCause,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pccl.machines.master.ballot import Abort
+from pccl.protocol.guards.texts import printable, shortened
 from pccl.protocol.limits import REASON_BYTES_MAX
-from pccl.protocol.operation import Abort
-from pccl.protocol.texts import printable, shortened
 from pccl.protocol.types import AbortCause
 
 

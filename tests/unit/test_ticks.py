@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pccl.machines.peer.contact import MasterContact
+from pccl.machines.ticks import Ticks, Wakefulness
 from pccl.protocol.limits import Timing
-from pccl.protocol.peer_contact import MasterContact
-from pccl.protocol.ticks import Ticks, Wakefulness
 
 TICK = 250
 AWAKE = Wakefulness(0, may_judge=True)

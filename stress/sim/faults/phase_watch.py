@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pccl.protocol import messages as msg
-from pccl.protocol.peer_events import (
+from pccl.machines.peer.events import (
     ControlMessage,
     JoinCall,
     PeerEvent,
@@ -15,6 +14,7 @@ from pccl.protocol.peer_events import (
     RoundCall,
     SyncCall,
 )
+from pccl.protocol import messages as msg
 from pccl.stress.sim.faults.base import LifePhase
 
 if TYPE_CHECKING:

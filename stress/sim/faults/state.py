@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from pccl.machines.peer.events import ControlMessage, PeerEvent
 from pccl.protocol.frame import FrameKind
 from pccl.protocol.messages import SyncStarted
-from pccl.protocol.peer_events import ControlMessage, PeerEvent
 from pccl.protocol.types import NS_PER_S, OperationId
 from pccl.stress.sim.faults.base import Fault, Ground, LifePhase
 from pccl.stress.sim.faults.timed import TimedFault

@@ -1,0 +1,295 @@
+"""The master's ballot over a collective: it starts, goes on after a loss, is committed or aborted.
+
+What is lost with a member may be here already (``repair``).
+
+Of a small all-reduce the data goes ahead of the start (``eager``). Nobody is done
+with one before all have asked for the same. So whoever is done shows that it has started, also
+while the request of another one is still on its way to the master.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from pccl.machines.master.ballot import Abort, Ballot, Decision, Stall, Start
+from pccl.machines.master.lockstep import Wait
+from pccl.machines.repair import RingRepair
+from pccl.protocol.limits import Timing
+from pccl.protocol.messages import MasterMessage, OperationStarted
+from pccl.protocol.operation import Phase, name_peers
+from pccl.protocol.types import AbortCause, Algorithm, Descriptor, OperationId, PeerId
+from pccl.topology.ring_order import Pair, broken_neighbours
+
+
+class CollectiveBallot(Ballot):
+    """What the master knows about one undecided collective.
+
+    Args: see ``Ballot``.
+    """
+
+    def __init__(
+        self,
+        operation: OperationId,
+        members: tuple[PeerId, ...],
+        opener: PeerId,
+        now_ns: int,
+        *,
+        inherited: bool = False,
+    ) -> None:
+        super().__init__(operation, members, opener, now_ns, inherited=inherited)
+        self.repair: RingRepair | None = None
+        """Since a member was lost while data moved."""
+        self._what = ""
+        self._descriptors: dict[PeerId, Descriptor] = {}
+        self._weights: dict[PeerId, float] = {}
+        """Of a weighted average; also of members that were lost since."""
+        self._resumes: set[OperationId | None] = set()
+        """The earlier attempts that they resume; None: somebody resumes none."""
+        self._eager: dict[PeerId, None] = {}
+        """Those who do not wait for the start."""
+        self._wait: tuple[tuple[Phase, int, int], Wait] | None = None
+        """What waits, and what it was found from: phase, how many have asked, how many are left."""
+        self._untold = False
+        """Whether they have yet to be told of it."""
+
+    @property
+    def outlives_view(self) -> bool:
+        """See ``Ballot``."""
+        return self.repair is not None
+
+    def _has_asked(self, peer: PeerId) -> bool:
+        return peer in self._descriptors
+
+    @property
+    def resumed(self) -> bool:
+        """Whether all who have asked resume the same earlier attempt.
+
+        Only a ring of plain values can: what is left are partial sums of one.
+        """
+        return len(self._resumes) == 1 and None not in self._resumes and self.is_repairable
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Of a weighted average those of all members, in ring order.
+
+        Some may be unknown if a master before this one has started it; then all members have been
+        told of all.
+        """
+        return tuple(self._weights[peer] for peer in self.members if peer in self._weights)
+
+    def request(
+        self,
+        peer: PeerId,
+        descriptor: Descriptor,
+        now_ns: int,
+        resumes: OperationId | None = None,
+        *,
+        eager: bool = False,
+        weight: float = 0.0,
+    ) -> Decision | None:
+        """A member asks for the operation. A second request of the same member changes nothing.
+
+        Args:
+            peer: who.
+            descriptor: what it asks for.
+            now_ns: the present.
+            resumes: the earlier attempt of which it has something left.
+            eager: whether its data goes ahead.
+            weight: of its contribution to a weighted average.
+        """
+        if self.phase.ended or peer in self._descriptors:
+            return None
+        self._descriptors[peer] = descriptor
+        if descriptor.weighted:
+            self._weights[peer] = weight
+        if eager:
+            self._eager[peer] = None
+        self.progress_ns = now_ns
+        if descriptor != next(iter(self._descriptors.values())):
+            return self._end(Abort(AbortCause.DESCRIPTOR_MISMATCH, self._who_asked_what()))
+        if self.phase is not Phase.REQUESTED:
+            self._untold = self._untold or eager  # it was not there when the others were told
+            return None
+        self._resumes.add(resumes)
+        return self._start_if_complete()
+
+    def done(self, peer: PeerId, digest: bytes, now_ns: int) -> Decision | None:
+        """A member holds the complete result."""
+        if self.phase is Phase.REQUESTED and (self._inherited or self._is_ahead(peer)):
+            # Nobody is done before all have asked, so it was started; not all may have heard that.
+            self._digests[peer] = digest
+            self.progress_ns = now_ns
+            return self._start(resumed=False)
+        if self.phase is not Phase.STARTED or peer in self._digests:
+            return None
+        if not self._inherited and peer not in self._descriptors:
+            return None
+        self._digests[peer] = digest
+        self.progress_ns = now_ns
+        outcome = self._outcome_if_complete()
+        if outcome is None and self.repair is not None:
+            return self.repair.is_done(peer)
+        return outcome
+
+    @property
+    def follows_ring(self) -> bool:
+        """Whether its data goes from each member to the next one, as far as is known."""
+        return all(asked.follows_ring for asked in self._descriptors.values())
+
+    @property
+    def is_repairable(self) -> bool:
+        """Whether what is left of it after a loss can be used, as far as is known."""
+        return all(asked.is_repairable for asked in self._descriptors.values())
+
+    @property
+    def what(self) -> str:
+        """How its callers know it."""
+        if self._descriptors and not self._what:  # asked for at every tick
+            asked = next(iter(self._descriptors.values()))
+            self._what = f"tag {self.operation.tag} ({asked})"
+        return self._what or f"tag {self.operation.tag}"
+
+    def wait(self) -> Wait:
+        """See ``Ballot``. Kept: the master asks of every open one at every tick."""
+        known = (self.phase, len(self._descriptors), len(self._present))
+        if self._wait is None or self._wait[0] != known:
+            self._wait = known, super().wait()
+        return self._wait[1]
+
+    def started(self) -> OperationStarted:
+        """What a member is told of the start that has missed it."""
+        return OperationStarted(self.operation, self.resumed, self.weights)
+
+    def wait_for_start(self) -> list[PeerId]:
+        """The members that do nothing before they are told of the start."""
+        return [peer for peer in self._present if peer not in self._eager]
+
+    def take_untold(self) -> list[PeerId]:
+        """The members whose data went ahead, if nobody has told them yet that it has started.
+
+        While all goes well they need not know. If it takes longer, they do: from then on a lane
+        that brings nothing is suspect.
+        """
+        if not self._untold or self.phase is not Phase.STARTED:
+            return []
+        self._untold = False
+        return [peer for peer in self._present if peer in self._eager]
+
+    def lose(self, peers: Sequence[PeerId], reason: str, now_ns: int) -> Decision | None:
+        """Members are lost: commit if everyone left has the result, or find out if they can.
+
+        Before it has started there is nothing that they could have. Only what travels from one
+        member to the next, as it is, can be repaired.
+        """
+        self._drop(peers, reason)
+        if self.phase is not Phase.STARTED or not self._present:
+            return self._give_up()
+        outcome = self._outcome_if_complete()
+        if outcome is not None:
+            return outcome
+        if not self.is_repairable:
+            return self._give_up()
+        self.progress_ns = now_ns
+        self.repair = RingRepair(self.operation, self.members, self._present, self._digests)
+        return self.repair.begin()
+
+    def holdings(self, peer: PeerId, lost_count: int, *, complete: bool) -> Decision | None:
+        """A member behind a gap says whether it can go on. What was asked before is void."""
+        if self.phase is not Phase.STARTED or self.repair is None:
+            return None
+        if not self.repair.waits_for(peer, lost_count):
+            return None
+        return self.repair.agrees(peer) if complete else self._give_up()
+
+    def owed_to(self, peer: PeerId) -> Iterator[MasterMessage]:
+        """What a member may have missed while its connection was lost."""
+        if peer in self._present and self.phase is Phase.STARTED:
+            yield self.started()
+            if self.repair is not None:
+                yield from self.repair.owed_to(peer)
+
+    def separated(self, broken: Collection[Pair]) -> list[Pair]:
+        """The pairs of members that have to talk for this, and cannot."""
+        if self.follows_ring:
+            return broken_neighbours(self._present, broken)
+        star = all(asked.algorithm is Algorithm.STAR for asked in self._descriptors.values())
+        present, root = set(self._present), self.members[0]
+        apart = [pair for pair in broken if pair <= present and (not star or root in pair)]
+        return sorted(apart, key=sorted)
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether its callers have named the algorithm."""
+        return any(asked.forced for asked in self._descriptors.values())
+
+    def stall(self, since_ns: int) -> Stall | None:
+        """Where the data is stuck: at a neighbour that lacks what could have been sent to it.
+
+        In a ring each member receives from its predecessor, in a mesh from all. One that waits for
+        its own inputs has nothing to send: what it was given is all on its way further. So once
+        nothing moves any more, the links with a backlog are the stuck ones, and the largest counts.
+
+        Reports from before ``since_ns`` prove nothing: a member that has fallen silent may be the
+        cause, and neither neighbour pays for that. Its silence is judged for itself.
+        """
+        found: Stall | None = None
+        ready = {upstream: self._ready_at(upstream) for upstream in self._present}
+        for upstream, peer, received in self._flows():
+            silent = any(self._reported_ns.get(end, -1) < since_ns for end in (peer, upstream))
+            if peer in self._digests or silent:
+                continue
+            seen = Stall(upstream, peer, ready[upstream].get(peer, 0), received)
+            if seen.backlog > (0 if found is None else found.backlog):
+                found = seen
+        return found
+
+    def _flows(self) -> Iterator[tuple[PeerId, PeerId, int]]:
+        """All (sender, receiver, segments received) that receivers have reported."""
+        present = set(self._present)
+        for rank, peer in enumerate(self._present):
+            mine = self._progress.get(peer)
+            if mine is None:
+                continue
+            if self.follows_ring:
+                yield self._present[rank - 1], peer, mine.received
+                continue
+            for flow in mine.flows:
+                if flow.peer in present:
+                    yield flow.peer, peer, flow.received
+
+    def _ready_at(self, upstream: PeerId) -> dict[PeerId, int]:
+        """How many segments a member could have sent, by receiver."""
+        theirs = self._progress.get(upstream)
+        if theirs is None:
+            return {}
+        if self.follows_ring:
+            rank = self._present.index(upstream)
+            return {self._present[(rank + 1) % len(self._present)]: theirs.ready}
+        return {flow.peer: flow.ready for flow in theirs.flows}
+
+    def look(self, timing: Timing, now_ns: int) -> Decision | None:
+        """See ``Ballot``: members and links are at fault, not the collective."""
+        return None
+
+    # -- decisions -----------------------------------------------------------------------------
+
+    def _start_if_complete(self) -> Decision | None:
+        if self.waiting_for():
+            return None
+        return self._start(resumed=self.resumed)
+
+    def _start(self, *, resumed: bool) -> Start:
+        self.phase = Phase.STARTED
+        self._untold = bool(self._eager)
+        return Start(resumed, self.weights)
+
+    def _is_ahead(self, peer: PeerId) -> bool:
+        """Whether a member may be done of which others are not known to have asked."""
+        return peer in self._eager and len(self._eager) == len(self._descriptors)
+
+    def _who_asked_what(self) -> str:
+        asked: dict[Descriptor, list[PeerId]] = {}
+        for peer, descriptor in self._descriptors.items():
+            asked.setdefault(descriptor, []).append(peer)
+        claims = [f"{name_peers(peers)} asked for {what}" for what, peers in asked.items()]
+        return f"tag {self.operation.tag}: " + "; ".join(claims)

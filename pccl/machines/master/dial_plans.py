@@ -1,0 +1,187 @@
+"""The master's plan of which peer dials which, and the changes that peers have yet to receive.
+
+A peer dials its elders: all older peers of its group. The master sends it the whole list when it
+registers, and the changes once a heartbeat, however many there are. If a newcomer cannot reach an
+elder, the master asks the elder to dial the newcomer instead: at once, unless it has asked this
+elder since the last heartbeat.
+
+A newcomer declares its own address, which may be somebody else's. A newcomer is *proven* once
+a test, or the elder itself, has reached it there. An elder dials only a few unproven newcomers, and
+so does a newcomer of those before it.
+
+Pure state: ``Registrar`` sends.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pccl.machines.master.membership import Membership, RegisteredPeer
+from pccl.protocol import messages as msg
+from pccl.protocol.limits import (
+    ASKED_BEATS_MAX,
+    ASKED_MAX,
+    ASKED_UNPROVEN_MAX,
+    ELDERS_UNPROVEN_MAX,
+    PEERS_MAX,
+)
+from pccl.protocol.types import Member, PeerId
+
+
+@dataclass(slots=True)
+class _Changes:
+    """Of one group, since its peers last received a plan."""
+
+    came: list[Member] = field(default_factory=list[Member])
+    gone: set[PeerId] = field(default_factory=set[PeerId])
+
+    def before(self, gone: Sequence[PeerId], peer: PeerId) -> msg.LinkPlan:
+        """The changes among the elders of a peer. ``gone`` is in order of id."""
+        came = tuple(m for m in self.came if m.peer < peer and m.peer not in self.gone)
+        return msg.LinkPlan(came, tuple(gone[: min(bisect_left(gone, peer), PEERS_MAX)]))
+
+
+@dataclass(slots=True)
+class _Asked:
+    """The newcomers that one elder dials because they cannot reach it."""
+
+    all: set[PeerId] = field(default_factory=set[PeerId])
+    """They stay in here after their admission: the elder may not know of it yet."""
+    proven: set[PeerId] = field(default_factory=set[PeerId])
+    """Those that wait for a link to the elder, and a test has reached them."""
+    unproven: dict[PeerId, int] = field(default_factory=dict[PeerId, int])
+    """Those that wait and that no test has reached, with the heartbeat before which they came."""
+
+    def linked(self, newcomer: PeerId) -> None:
+        """The newcomer waits no longer."""
+        self.proven.discard(newcomer)
+        self.unproven.pop(newcomer, None)
+
+    def drop(self, newcomer: PeerId) -> None:
+        """The elder shall dial it no longer."""
+        self.linked(newcomer)
+        self.all.discard(newcomer)
+
+
+class DialPlans:
+    """Which peers each peer shall dial, and what the master has yet to send of that.
+
+    Args:
+        membership: of the run.
+        was_reached: whether a test has reached a peer at its declared address.
+    """
+
+    def __init__(self, membership: Membership, was_reached: Callable[[PeerId], bool]) -> None:
+        self._membership = membership
+        self._was_reached = was_reached
+        self._asked: dict[PeerId, _Asked] = {}
+        """By elder."""
+        self._beats = 0
+        self._told: set[PeerId] = set()
+        """Elders to which a list was sent since the last heartbeat."""
+        self._untold: set[PeerId] = set()
+        """Elders whose list has changed since it was sent."""
+        self._changes: dict[int, _Changes] = {}
+        """By group."""
+
+    def elders(self, peer: RegisteredPeer) -> tuple[Member, ...]:
+        """The older peers of its group that a peer dials, in order of id."""
+        peers = self._membership.peers.values()
+        elders = [one for one in peers if one.group == peer.group and one.id < peer.id]
+        unproven = [one.id for one in elders if not (one.admitted or self._was_reached(one.id))]
+        left_out = set(unproven[:-ELDERS_UNPROVEN_MAX])
+        return tuple(one.member for one in elders if one.id not in left_out)
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether so many newcomers wait that some do not dial all that were before them."""
+        return len(self._membership.pending()) > ELDERS_UNPROVEN_MAX
+
+    def asked(self, elder: PeerId) -> tuple[Member, ...]:
+        """The newcomers that an elder dials, in order of id."""
+        peers = self._membership.peers
+        asked = self._asked.get(elder)
+        return tuple(peers[peer].member for peer in sorted(asked.all)) if asked else ()
+
+    def is_asked(self, elder: PeerId, newcomer: PeerId) -> bool:
+        """Whether an elder dials a newcomer."""
+        return elder in self._asked and newcomer in self._asked[elder].all
+
+    def has_room(self, elder: PeerId, *, proven: bool) -> bool:
+        """Whether the master may ask an elder to dial one more newcomer.
+
+        Args:
+            elder: the peer that would dial.
+            proven: whether a test has reached the newcomer at its declared address.
+        """
+        asked = self._asked.get(elder)
+        if asked is None:
+            return True
+        waiting = len(asked.proven) + len(asked.unproven)
+        return waiting < ASKED_MAX and (proven or len(asked.unproven) < ASKED_UNPROVEN_MAX)
+
+    def ask(self, elder: PeerId, newcomer: PeerId, *, proven: bool) -> bool:
+        """An elder shall dial a newcomer; return whether to send its list at once."""
+        asked = self._asked.setdefault(elder, _Asked())
+        asked.all.add(newcomer)
+        if proven:
+            asked.proven.add(newcomer)
+        else:
+            asked.unproven[newcomer] = self._beats
+        if elder in self._told:
+            self._untold.add(elder)
+            return False
+        self._told.add(elder)
+        return True
+
+    def linked(self, elder: PeerId, newcomer: PeerId) -> None:
+        """An elder has a link to a newcomer: there is room for the next one."""
+        if elder in self._asked:
+            self._asked[elder].linked(newcomer)
+
+    def comes(self, peer: RegisteredPeer) -> None:
+        """A peer has returned, or is proven now: all younger peers of its group have to dial it."""
+        self._changes.setdefault(peer.group, _Changes()).came.append(peer.member)
+
+    def remove(self, gone: Sequence[RegisteredPeer]) -> None:
+        """These peers are about to be removed from the membership."""
+        lost = {peer.id for peer in gone}
+        for peer in gone:
+            self._asked.pop(peer.id, None)
+            self._changes.setdefault(peer.group, _Changes()).gone.add(peer.id)
+        for elder, asked in self._asked.items():
+            for newcomer in lost & asked.all:
+                asked.drop(newcomer)
+                self._untold.add(elder)
+
+    def beat(self) -> Iterator[tuple[RegisteredPeer, msg.MasterMessage]]:
+        """A heartbeat is due: the changes since the last one, with the peer to send each to."""
+        peers = self._membership.peers
+        self._beats += 1
+        self._forget_waiting()
+        untold = [peer for peer in sorted(self._untold) if peer in peers]
+        for elder in untold:
+            yield peers[elder], msg.DialNewcomers(self.asked(elder))
+        self._told, self._untold = set(untold), set()
+        changes, self._changes = self._changes, {}
+        gone = {group: sorted(changed.gone) for group, changed in changes.items()}
+        for peer in peers.values():
+            if peer.group in changes:
+                told = changes[peer.group].before(gone[peer.group], peer.id)
+                if told.elders or told.gone:
+                    yield peer, told
+
+    def _forget_waiting(self) -> None:
+        """Members wait for nothing; an elder that has tried in vain for long is asked no more."""
+        peers, since = self._membership.peers, self._beats - ASKED_BEATS_MAX
+        for elder, asked in self._asked.items():
+            for newcomer in [peer for peer in asked.proven if peers[peer].admitted]:
+                asked.linked(newcomer)
+            for newcomer, beat in list(asked.unproven.items()):
+                if peers[newcomer].admitted:
+                    asked.linked(newcomer)
+                elif beat < since:
+                    asked.drop(newcomer)
+                    self._untold.add(elder)

@@ -1,0 +1,94 @@
+"""What the peers of a run have reported of their links, as the master knows it.
+
+State only. A link has two ends. Each end reports whether the link is up, or why it is down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from pccl.protocol.types import PeerId
+from pccl.topology.ring_order import Pair
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A link as one of its ends sees it."""
+
+    why_down: str | None
+    """None: it is up."""
+    since_ns: int
+
+
+class LinkStates:
+    """What both ends of every link have reported."""
+
+    def __init__(self) -> None:
+        self._links: dict[PeerId, dict[PeerId, _Link]] = {}
+        """Reporter -> other peer -> the link as the reporter sees it."""
+
+    def report(self, reporter: PeerId, other: PeerId, why_down: str | None, now_ns: int) -> None:
+        """``reporter`` reports that its link to ``other`` is up (None), or why it is down."""
+        links = self._links.setdefault(reporter, {})
+        known = links.get(other)
+        changes = known is None or (known.why_down is None) != (why_down is None)
+        links[other] = _Link(why_down, now_ns if changes or known is None else known.since_ns)
+
+    def why_down(self, reporter: PeerId, other: PeerId) -> str | None:
+        """Why ``reporter`` has no link to ``other``; None: it has one, or has reported nothing."""
+        link = self._links.get(reporter, {}).get(other)
+        return None if link is None else link.why_down
+
+    def are_linked(self, one: PeerId, other: PeerId) -> bool:
+        """Whether at least one of the two reports that their link is up."""
+        ends = (self._links.get(one, {}).get(other), self._links.get(other, {}).get(one))
+        return any(link is not None and link.why_down is None for link in ends)
+
+    def linked(self, one: PeerId, others: Iterable[PeerId]) -> set[PeerId]:
+        """To which of the others it is linked."""
+        return {other for other in others if self.are_linked(one, other)}
+
+    def have_given_up(self, one: PeerId, other: PeerId) -> bool:
+        """Whether both report that they have no link."""
+        return None not in (self.why_down(one, other), self.why_down(other, one))
+
+    def trouble(self, peer: PeerId, reporters: Iterable[PeerId], since_ns: int) -> str | None:
+        """Why one of the reporters lost its link to ``peer``, if that was after ``since_ns``."""
+        for reporter in reporters:
+            link = self._links.get(reporter, {}).get(peer)
+            if link is not None and link.why_down is not None and link.since_ns >= since_ns:
+                return f"peer {reporter}: {link.why_down}"
+        return None
+
+    def broken(
+        self, peers: Iterable[PeerId], until_ns: int | None = None
+    ) -> Iterator[tuple[Pair, str]]:
+        """Pairs of these peers of which one end reports that it has no link, and why.
+
+        A pair of which both ends report so comes twice.
+
+        Args:
+            peers: both ends of a pair are among them.
+            until_ns: only links that are down since then, or for longer; None: all.
+        """
+        among = dict.fromkeys(peers)
+        for reporter in among:
+            for other, link in self._links.get(reporter, {}).items():
+                is_old = until_ns is None or link.since_ns <= until_ns
+                if link.why_down is not None and is_old and other in among:
+                    yield Pair((reporter, other)), link.why_down
+
+    def shift(self, gap_ns: int, now_ns: int) -> None:
+        """This process slept for ``gap_ns``: no link counts as down for that time."""
+        for links in self._links.values():
+            for other, link in links.items():
+                links[other] = _Link(link.why_down, min(link.since_ns + gap_ns, now_ns))
+
+    def remove(self, gone: Collection[PeerId]) -> None:
+        """Forget peers that have left the run."""
+        for peer in gone:
+            self._links.pop(peer, None)
+        for links in self._links.values():
+            for peer in gone:
+                links.pop(peer, None)

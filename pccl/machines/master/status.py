@@ -1,0 +1,239 @@
+"""From the state of a master to the :class:`StatusReport` that it gives; nothing is changed by it.
+
+Everything that grows with the run is cut here, so that a report fits one control message whatever
+the run has come to, and costs the master little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from pccl.machines.master.ballot import Ballot
+from pccl.machines.master.lockstep import Wait, calls_by_member
+from pccl.machines.master.membership import Membership, RegisteredPeer
+from pccl.protocol.guards.texts import shortened
+from pccl.protocol.operation import Phase
+from pccl.protocol.status_report import (
+    GroupStatus,
+    MemberStatus,
+    NewcomerStatus,
+    OperationStatus,
+    RemovalStatus,
+    RoundStatus,
+    StatusReport,
+)
+from pccl.protocol.types import NS_PER_MS, OperationId, PeerId, RemovalCause, RoundId
+
+MEMBERS_SHOWN_MAX = 1024
+NEWCOMERS_SHOWN_MAX = 256
+GROUPS_SHOWN_MAX = 256
+VIEWS_SHOWN_MAX = 8
+OPERATIONS_SHOWN_MAX = 256
+MISSING_SHOWN_MAX = 64
+REMOVALS_SHOWN_MAX = 32
+TEXT_CHARACTERS_MAX = 120
+"""Of what a member is in and of what a newcomer or an operation is about."""
+REASON_CHARACTERS_MAX = 400
+"""Together these keep the largest report below ``CONTROL_MESSAGE_BYTES_MAX`` (a test fills one)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """That a peer was taken out of the run."""
+
+    peer: PeerId
+    group: int
+    cause: RemovalCause
+    reason: str
+    at_ns: int
+
+    def ago_ms(self, now_ns: int) -> int:
+        """How long ago that was."""
+        return _ms(now_ns - self.at_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What a report is made of: the parts of a master's state, which are only read.
+
+    Attributes:
+        run: the run's id.
+        term: number of the incarnation.
+        began_ns: when the incarnation began.
+        membership: who is in the run.
+        waits: every round and operation that is not decided.
+        waiting_since_ns: gives when one of them was first seen to wait; None: not seen yet.
+        ballots: the undecided operations.
+        removals: who was removed, the newest last.
+        waits_for: what a master waits for that coordinates no run; empty for one that does.
+    """
+
+    run: bytes
+    term: int
+    began_ns: int
+    membership: Membership
+    waits: Sequence[Wait]
+    waiting_since_ns: Callable[[RoundId | OperationId], int | None]
+    ballots: Mapping[OperationId, Ballot]
+    removals: dict[PeerId, Removal]
+    waits_for: str
+
+
+def report(state: RunState, now_ns: int) -> StatusReport:
+    """The run as of ``now_ns``."""
+    membership = state.membership
+    members, newcomers = membership.members(), membership.pending()
+    groups = _groups(membership, members)
+    return StatusReport(
+        run=state.run,
+        term=state.term,
+        uptime_ms=_ms(now_ns - state.began_ns),
+        roster_version=membership.version,
+        member_count=len(members),
+        members=_members(membership, members, state.waits, now_ns),
+        newcomer_count=len(newcomers),
+        newcomers=_newcomers(membership, newcomers, now_ns),
+        group_count=len(groups),
+        groups=groups[:GROUPS_SHOWN_MAX],
+        rounds=_rounds(state, now_ns),
+        operation_count=len(state.ballots),
+        operations=tuple(
+            _operation(ballot, now_ns)
+            for ballot in islice(state.ballots.values(), OPERATIONS_SHOWN_MAX)
+        ),
+        removal_count=len(state.removals),
+        removals=tuple(
+            _removal(removal, now_ns)
+            for removal in islice(reversed(state.removals.values()), REMOVALS_SHOWN_MAX)
+        ),
+        waits_for=state.waits_for,
+    )
+
+
+def admission_waits_for(peer: RegisteredPeer, size: int) -> str:
+    """What a newcomer that is linked waits for, if the run would have ``size`` members with it."""
+    if peer.prefetching:
+        return "what it fetches of the shared state"
+    if size < peer.min_peers:
+        more = f"start {peer.min_peers - size} more, or the run is over"
+        return f"{peer.min_peers} members; with this one there are {size} ({more})"
+    return "the members' update_topology()"
+
+
+def _members(
+    membership: Membership, members: list[RegisteredPeer], waits: Sequence[Wait], now_ns: int
+) -> tuple[MemberStatus, ...]:
+    calls = calls_by_member(waits)
+    ranks = {
+        peer: rank
+        for group in sorted({peer.group for peer in members})
+        for rank, peer in enumerate(membership.order(group))
+    }
+    found: list[MemberStatus] = []
+    for peer in members[:MEMBERS_SHOWN_MAX]:
+        awaited_ms = None if peer.waited_for_ns is None else _ms(now_ns - peer.waited_for_ns)
+        found.append(
+            MemberStatus(
+                peer.id,
+                peer.group,
+                ranks[peer.id],
+                peer.member.host,
+                peer.member.port,
+                peer.connection is not None,
+                _ms(now_ns - peer.heard_ns),
+                awaited_ms,
+                shortened(calls.get(peer.id, ""), TEXT_CHARACTERS_MAX),
+            )
+        )
+    return tuple(found)
+
+
+def _newcomers(
+    membership: Membership, newcomers: list[RegisteredPeer], now_ns: int
+) -> tuple[NewcomerStatus, ...]:
+    unlinked = membership.unlinked() if newcomers else {}
+    size = len(membership.members()) + len(newcomers)
+    found: list[NewcomerStatus] = []
+    for peer in newcomers[:NEWCOMERS_SHOWN_MAX]:
+        missing = unlinked.get(peer.id)
+        waits_for = admission_waits_for(peer, size)
+        if missing is not None:
+            waits_for = f"a link to peer {missing[0]}: {missing[1]}"
+        found.append(
+            NewcomerStatus(
+                peer.id,
+                peer.group,
+                peer.member.host,
+                peer.member.port,
+                peer.connection is not None,
+                _ms(now_ns - peer.heard_ns),
+                _ms(now_ns - peer.registered_ns),
+                shortened(waits_for, TEXT_CHARACTERS_MAX),
+            )
+        )
+    return tuple(found)
+
+
+def _groups(membership: Membership, members: list[RegisteredPeer]) -> tuple[GroupStatus, ...]:
+    sizes: dict[int, int] = {}
+    for peer in members:
+        sizes[peer.group] = sizes.get(peer.group, 0) + 1
+    return tuple(
+        GroupStatus(
+            group,
+            membership.newest_view(group),
+            sizes[group],
+            membership.roster(group).open_views[-VIEWS_SHOWN_MAX:],
+        )
+        for group in sorted(sizes)
+    )
+
+
+def _rounds(state: RunState, now_ns: int) -> tuple[RoundStatus, ...]:
+    found: list[RoundStatus] = []
+    for wait in state.waits:
+        if isinstance(wait.subject, RoundId):
+            since_ns = state.waiting_since_ns(wait.subject)
+            found.append(
+                RoundStatus(
+                    wait.subject,
+                    0 if since_ns is None else _ms(now_ns - since_ns),
+                    len(wait.requested),
+                    wait.missing[:MISSING_SHOWN_MAX],
+                    len(wait.missing),
+                )
+            )
+    return tuple(found)
+
+
+def _operation(ballot: Ballot, now_ns: int) -> OperationStatus:
+    missing = ballot.waiting_for()
+    moved = [ballot.received_bytes(peer) for peer in missing]
+    return OperationStatus(
+        operation=ballot.operation,
+        what=shortened(ballot.what, TEXT_CHARACTERS_MAX),
+        started=ballot.phase is Phase.STARTED,
+        open_ms=_ms(now_ns - ballot.opened_ns),
+        still_ms=_ms(now_ns - ballot.progress_ns),
+        member_count=len(ballot.survivors),
+        missing=tuple(missing[:MISSING_SHOWN_MAX]),
+        missing_count=len(missing),
+        least_bytes=min(moved, default=0),
+        most_bytes=max(moved, default=0),
+    )
+
+
+def _removal(removal: Removal, now_ns: int) -> RemovalStatus:
+    return RemovalStatus(
+        removal.peer,
+        removal.group,
+        removal.cause,
+        shortened(removal.reason, REASON_CHARACTERS_MAX),
+        removal.ago_ms(now_ns),
+    )
+
+
+def _ms(duration_ns: int) -> int:
+    return max(0, duration_ns) // NS_PER_MS

@@ -1,0 +1,14 @@
+"""How a master takes up a run that had another one, and what of several masters' words counts.
+
+* ``restart``: a master that begins, waits for members to return, and goes on with their run.
+* ``origin``: what it begins with.
+* ``standby``: which run a standby stands by for, as its masters say.
+* ``vouched``: the members that a master has named.
+* ``report``: what one returning peer says.
+* ``footprint``: how much memory that takes.
+* ``recovery``: what all reports together say.
+* ``revival``: peers as they were.
+* ``majority``: whether enough members follow this master.
+* ``proposals``: what is told once a majority has stored it.
+* ``ratifying``: what a master with standbys holds back until then.
+"""

@@ -1,0 +1,582 @@
+"""What returning peers report to a restarted master, and the run that follows from it.
+
+A master's state is soft: everything that it has told anybody is known to somebody. Of rosters the
+newest one counts, because every change was told before anything that was decided because of it; who
+is not in the newest one of his group was removed. Outcomes and answers that anybody has seen are
+adopted; so are those that were proposed to anybody (``proposals``). What was
+decided and reached nobody who came back may be decided anew.
+
+Any process with the token can send a report. If the master before has named the members of the run
+(``vouched``), only their reports count; the rosters in them can name more members.
+
+Pure state: ``Restartable`` collects and carries out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pccl.machines.master.credible import check_roster
+from pccl.machines.master.membership import RecoveredGroup, RecoveredMembership, View, newest_first
+from pccl.machines.master.succession.footprint import footprint
+from pccl.machines.master.succession.majority import Basis
+from pccl.machines.master.succession.report import (
+    Report,
+    SharedRoster,
+    age,
+    expected_states,
+    round_count,
+)
+from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched, token_digest
+from pccl.protocol import messages as msg
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.limits import (
+    ID_JUMP_MAX,
+    PEERS_MAX,
+    PENDING_MAX,
+    REPORT_BYTES_MAX,
+    REPORTS_BYTES_MAX,
+    REQUEST_BYTES_MIN,
+    ROSTER_BYTES_MIN,
+    ROSTERS_KEPT_MAX,
+    Timing,
+)
+from pccl.protocol.shared_state import Expected
+from pccl.protocol.types import Member, OperationId, PeerId, Roster, RoundId, RoundKind
+
+_LOOKS_MAX = 8
+"""Between two ticks. Each goes through all reports, and a crowd could cause one by each word."""
+
+
+@dataclass(slots=True)
+class Recovered:
+    """The run as it is known.
+
+    Attributes:
+        term: the highest that anybody has followed.
+        last_peer: the highest id that anybody knows.
+        membership: groups, views and rosters.
+        members: all members of the newest views, also those that did not come back.
+        returned: reports of the members that came back, in order of id.
+        newcomers: reports of those that were registered, but not admitted.
+        strangers: reports of those that the run went on without.
+        outcomes: what became of operations; whoever is concerned may not know it.
+        answers: of rounds; likewise.
+        counts: how many rounds of each kind were closed.
+        sequence: the highest place of anything decided.
+        expected: what is known of each group's shared state.
+        states: what each of the outcomes makes of that.
+    """
+
+    term: int
+    last_peer: PeerId
+    membership: RecoveredMembership
+    members: dict[PeerId, tuple[int, Member]]
+    returned: list[Report]
+    newcomers: list[Report]
+    strangers: list[Report]
+    outcomes: dict[OperationId, msg.OperationEnded]
+    answers: dict[RoundId, msg.RoundClosed]
+    counts: dict[RoundKind, int]
+    sequence: int
+    expected: dict[int, Expected]
+    states: dict[OperationId, Expected]
+    left: set[PeerId]
+    """Who came back and said goodbye."""
+
+    @property
+    def missing(self) -> list[PeerId]:
+        """The members that did not come back, or not to stay."""
+        present = {report.peer for report in self.returned}
+        return [peer for peer in self.members if peer not in present]
+
+
+class Recovery:
+    """Collects reports for a while.
+
+    Args:
+        timing: ``recovery_s`` is how long it waits for everybody.
+        run: the run's id; None: whichever the first one to return belongs to.
+        incumbent: id of the master that asks.
+        now_ns: the present.
+        ratified: the newest roster that a majority had under this master; 0: it knows of none.
+        vouched: the members of the run, as its master has named them.
+    """
+
+    def __init__(
+        self,
+        timing: Timing,
+        run: bytes | None,
+        incumbent: bytes,
+        now_ns: int,
+        ratified: int = 0,
+        vouched: Vouched = NOT_TOLD,
+    ) -> None:
+        self.run = self._given_run = run
+        self.vouched, self._heard_ns = vouched, now_ns
+        self._stale_ns = timing.ns(timing.master_lost_s) // 2
+        self._is_stale = False
+        """Whether the named members are so old that all of them may have been replaced."""
+        self._patience_ns = timing.ns(timing.recovery_s)
+        self._incumbent, self._ratified_here = incumbent, ratified
+        self._since_ns = now_ns
+        self._reports: dict[PeerId, Report] = {}
+        self._named: dict[PeerId, Report] = {}
+        """Of them, those of peers that the run's master has named."""
+        self._by_connection: dict[int, Report] = {}
+        self._said_goodbye: set[tuple[bytes, PeerId, bytes]] = set()
+        """By run, for a standby may hear members of several; and the digest of the token."""
+        self._rosters: dict[tuple[Roster, int], SharedRoster] = {}
+        """What all reports hold of rosters: equal ones once."""
+        self._nbytes = 0
+        """About how much memory all reports take."""
+        self._newest_known: Roster | None = None
+        """In the complete reports that count."""
+        self._has_newest = True
+        """Whether that is known."""
+        self._came = 0  # complete reports of peers that were members
+        self._is_whole: bool | None = None
+        """Whether all members are back; None: that has to be found out."""
+        self._looks = 0
+        """How often they were not, since the last tick."""
+
+    def learn(self, run: bytes, vouched: Vouched, now_ns: int) -> list[int]:
+        """The run is known now: only its members may return. No effect while some of another do.
+
+        Returns:
+            Connections to close: of processes that returned under a member's id without its token.
+        """
+        self._given_run = run
+        if not self._reports:
+            self.run = run
+        if self._is_stale or vouched is not self.vouched:
+            self._count_again()
+        self._heard_ns, self._is_stale = now_ns, False
+        if vouched is self.vouched:
+            return []
+        self.vouched, named = vouched, vouched.digests or {}
+        false = [r for r in self._reports.values() if named.get(r.peer, r.digest) != r.digest]
+        connections = [report.connection for report in false if report.connection is not None]
+        for report in false:
+            self._drop(report)
+        self._named = {r.peer: r for r in self._reports.values() if r.peer in named}
+        return connections
+
+    def believes(self, report: Report) -> bool:
+        """Whether what a report says of the run counts.
+
+        It does if the run's master has named this peer, or has named no members at all. It does as
+        well if the named members are too old, and none of them has returned.
+        """
+        return report.peer in self._named or self._all_count
+
+    @property
+    def _all_count(self) -> bool:
+        if self.vouched.digests is None:
+            return True
+        return self._is_stale and not any(one.complete for one in self._named.values())
+
+    def _believed(self) -> list[Report]:
+        """The complete reports that count."""
+        reports = self._reports if self._all_count else self._named
+        return [report for report in reports.values() if report.complete]
+
+    def _count_again(self) -> None:
+        self._is_whole, self._has_newest = None, False
+
+    @property
+    def _newest(self) -> Roster | None:
+        """The newest roster in the complete reports that count."""
+        if not self._has_newest:
+            self._newest_known, self._has_newest = None, True
+            for report in self._believed():
+                self._newest_known = _newer(self._newest_known, report.newest)
+        return self._newest_known
+
+    def begins(self, connection: int, host: str, header: msg.Return, now_ns: int) -> list[int]:
+        """A peer returns; its report follows.
+
+        Returns:
+            Connections to close: an older one of this peer, or that of a report dropped for it.
+
+        Raises:
+            RemoteProtocolError: somebody else returned under its id, or there are too many.
+        """
+        if connection in self._by_connection:
+            raise RemoteProtocolError(reason="it returns twice on one connection")
+        known = self._reports.get(header.peer)
+        if known is not None and known.header.token != header.token:
+            raise RemoteProtocolError(reason=f"another process has returned as peer {header.peer}")
+        digest = token_digest(header.token)
+        named = self.vouched.digests or {}
+        if named.get(header.peer, digest) != digest:
+            raise RemoteProtocolError(reason=f"its token is not that of peer {header.peer}")
+        goes = known
+        if known is None and len(self._reports) >= PEERS_MAX:
+            others = (r for peer, r in self._reports.items() if peer not in self._named)
+            goes = next(others, None) if header.peer in named else None
+            if goes is None:
+                raise RemoteProtocolError(reason="too many have returned")
+        is_first = not self._reports or (header.peer in named and not self._named)
+        if is_first:  # the other members get as long from now on
+            self._since_ns = now_ns
+        if goes is not None:
+            self._drop(goes)
+        if self.run is None:
+            self.run = header.run
+        nbytes = REQUEST_BYTES_MIN + footprint(header)
+        report = Report(header, host, connection, nbytes=nbytes, own_nbytes=nbytes, digest=digest)
+        self._reports[header.peer] = self._by_connection[connection] = report
+        if header.peer in named:
+            self._named[header.peer] = report
+        self._nbytes += nbytes
+        return [goes.connection] if goes is not None and goes.connection is not None else []
+
+    def take(self, report: Report, message: msg.Message) -> list[int]:
+        """Add the next message of a report; return the connections whose reports are too much.
+
+        Raises:
+            RemoteProtocolError: it does not belong there, or the report is too large.
+        """
+        match message:
+            case msg.KnownRoster(roster, teller) if not report.complete:
+                self._take_roster(report, roster, teller)
+            case _:
+                before = report.own_nbytes
+                report.take(message)
+                self._nbytes += report.own_nbytes - before
+                if isinstance(message, msg.Reported):
+                    self._is_whole = None
+                    self._came += bool(report.rosters)
+                    if self._is_stale:
+                        self._count_again()
+                    elif self.believes(report):
+                        self._newest_known = _newer(self._newest, report.newest)
+        if report.nbytes > REPORT_BYTES_MAX:
+            raise RemoteProtocolError(reason="its report is too large")
+        return self._make_room()
+
+    def _take_roster(self, report: Report, roster: Roster, teller: bytes) -> None:
+        if len(report.rosters) >= ROSTERS_KEPT_MAX or roster.version in report.rosters:
+            raise RemoteProtocolError(reason="more rosters than a master keeps")
+        check_roster(roster, report.peer, report.header.registration.group)
+        key = (roster, roster.updates)
+        shared = self._rosters.get(key)
+        if shared is None:
+            nbytes = max(footprint(roster), ROSTER_BYTES_MIN)
+            shared = self._rosters[key] = SharedRoster(roster, nbytes)
+            self._nbytes += nbytes
+        shared.holders += 1
+        report.shares.append(shared)
+        report.nbytes += shared.nbytes
+        report.rosters[roster.version] = shared.roster
+        report.tellers[roster.version] = teller
+
+    def _make_room(self) -> list[int]:
+        """Drop the largest reports until the others have room; return their connections."""
+        connections: list[int] = []
+        while self._nbytes > REPORTS_BYTES_MAX:
+            largest = max(
+                self._reports.values(),
+                key=lambda report: (report.peer not in self._named, report.freed_nbytes),
+            )
+            if largest.connection is not None:
+                connections.append(largest.connection)
+            self._drop(largest)
+        return connections
+
+    def _drop(self, report: Report) -> None:
+        """Forget a report, and release what only it held."""
+        del self._reports[report.peer]
+        self._named.pop(report.peer, None)
+        if report.connection is not None:
+            del self._by_connection[report.connection]
+        self._nbytes -= report.own_nbytes
+        for shared in report.shares:
+            shared.holders -= 1
+            if not shared.holders:
+                del self._rosters[shared.roster, shared.roster.updates]
+                self._nbytes -= shared.nbytes
+        if report.complete:
+            self._came -= bool(report.rosters)
+            self._count_again()
+
+    def report_on(self, connection: int) -> Report | None:
+        """The report that comes on a connection."""
+        return self._by_connection.get(connection)
+
+    def closed(self, connection: int) -> None:
+        """A connection is gone; a report that is not complete is worth nothing."""
+        report = self._by_connection.get(connection)
+        if report is None:
+            return
+        if report.complete:
+            del self._by_connection[connection]
+            report.connection = None
+            self._is_whole = None
+        else:
+            self._drop(report)
+            if not self._reports:  # whoever it was, others may come from another run
+                self.run = self._given_run
+
+    def leave(self, connection: int) -> None:
+        """A peer that had returned leaves for good."""
+        self._drop(report := self._by_connection[connection])
+        if len(self._said_goodbye) < PEERS_MAX:
+            self._said_goodbye.add((report.header.run, report.peer, report.digest))
+        self._is_whole = None
+
+    @property
+    def _left(self) -> set[PeerId]:
+        named = self.vouched.digests or {}
+        return {
+            peer
+            for run, peer, digest in self._said_goodbye
+            if run == self.run and named.get(peer, digest) == digest
+        }
+
+    def shift(self, gap_ns: int, now_ns: int) -> None:
+        """This process slept: everybody has so much more time."""
+        self._since_ns = min(self._since_ns + gap_ns, now_ns)
+        self._heard_ns = min(self._heard_ns + gap_ns, now_ns)
+
+    def look_again(self, now_ns: int) -> None:
+        """A tick: whether all members are back may be found out anew."""
+        self._looks = 0
+        if not self._is_stale and now_ns - self._heard_ns >= self._stale_ns:
+            self._is_stale = True
+            self._count_again()
+
+    def is_over(self, now_ns: int) -> bool:
+        """Whether all members are back, or there was time enough."""
+        return self.is_late(now_ns) or self._is_complete()
+
+    def is_late(self, now_ns: int) -> bool:
+        """Whether there was time enough for everybody to come."""
+        return now_ns - self._since_ns >= self._patience_ns
+
+    def begin_anew(self, now_ns: int) -> list[int]:
+        """Too few have come: wait once more, from nothing. Returns the connections to close."""
+        connections = list(self._by_connection)
+        for memory in (self._reports, self._named, self._by_connection, self._rosters):
+            memory.clear()
+        self._nbytes = self._came = 0
+        self._count_again()
+        self.run = self._given_run
+        self._since_ns = now_ns
+        return connections
+
+    @property
+    def has_reports(self) -> bool:
+        """Whether anybody has returned."""
+        return bool(self._reports)
+
+    def connections(self) -> list[int]:
+        """Those on which peers have returned."""
+        return list(self._by_connection)
+
+    def progress(self) -> str:
+        """Who is back, for people; the run is known."""
+        assert self.run is not None
+        size = self.world_size or "?"
+        return f"{self._came} of {size} members of run {self.run.hex()} have returned to it"
+
+    def shortage(self) -> str:
+        """Why there is no majority, and what to do, for people."""
+        came = len(self.result().returned)
+        had = max((basis.size for basis in self.bases()), default=0)
+        them = f"{came} of {had} members" if came else "no member"
+        return (
+            f"{them} came back; without a majority this master waits. If the others are gone for "
+            "good: stop every master of the run, move their state away, and start anew"
+        )
+
+    def complete_reports(self) -> list[Report]:
+        """Those of whoever is connected and has said everything, in order of id."""
+        reports = (report for _, report in sorted(self._reports.items()))
+        return [r for r in reports if r.complete and r.connection is not None]
+
+    def bases(self) -> list[Basis]:
+        """The memberships that have to consent to a successor, as far as anybody knows.
+
+        The last one to which a majority is known to have consented, and all that were told since.
+        None, if nobody who has come knows that one: those who do may have gone on without them.
+        """
+        known: dict[int, list[tuple[Roster, bytes]]] = {}
+        for report in self._believed():
+            for version, roster in report.rosters.items():
+                known.setdefault(version, []).append((roster, report.tellers[version]))
+        ratified = self.ratified
+        if ratified and ratified not in known:
+            return []
+        return [
+            Basis(
+                frozenset(peer for roster, _ in told for peer in roster.ring),
+                told[0][0].global_world_size,
+                is_ours=any(teller == self._incumbent for _, teller in told),
+            ).without(self._left)
+            for version, told in sorted(known.items())
+            if version >= ratified
+        ]
+
+    @property
+    def ratified(self) -> int:
+        """The newest roster of which anybody knows that a majority had it."""
+        told = (report.header.ratified for report in self._believed())
+        return max(self._ratified_here, *told, 0)
+
+    def has_promises(self) -> bool:
+        """Whether enough of the members follow the master that asks."""
+        return self._is_enough([r.peer for r in self.complete_reports() if r.promised])
+
+    def all_promised(self) -> bool:
+        """Whether no member is left to wait for; one whose connection was lost may come back."""
+        newest = [report.newest for report in self._believed() if report.newest is not None]
+        rings = {(roster.group, roster.version): roster.ring for roster in newest}
+        members = {peer for ring in rings.values() for peer in ring}
+        return all(
+            report.promised
+            for report in self._reports.values()
+            if report.peer in members or self.believes(report)
+        )
+
+    def _is_enough(self, peers: list[PeerId]) -> bool:
+        if self.vouched.digests is not None and not self._is_stale:
+            peers = [peer for peer in peers if peer in self._named]
+        bases = self.bases()
+        return bool(bases) and all(basis.consents(peers) for basis in bases)
+
+    @property
+    def world_size(self) -> int:
+        """How many members the run had, as far as anybody knows."""
+        return self._newest.global_world_size if self._newest is not None else 0
+
+    @property
+    def knows_another_master(self) -> bool:
+        """Whether some of the run's members know the addresses of several masters."""
+        return any(report.header.registration.masters > 1 for report in self._believed())
+
+    def has_majority(self) -> bool:
+        """Whether no other master can have as many of the last members as this one.
+
+        A member that was not named yet may be somebody else, and has no vote as long as its master
+        could have named it.
+        """
+        return self._is_enough([report.peer for report in self.complete_reports()])
+
+    def result(self, *, promised: bool = False) -> Recovered:
+        """The run, as the complete reports tell of it.
+
+        With ``promised``, members that don't follow the master that asks count as missing.
+        """
+        reports = [r for _, r in sorted(self._reports.items()) if r.complete]
+        believed = sorted(self._believed(), key=lambda report: report.peer)
+        groups = self._groups(believed)
+        members: dict[PeerId, tuple[int, Member]] = {}
+        for number, group in groups.items():
+            for member in group.rosters[max(group.rosters)].members:
+                members[member.peer] = (number, member)
+        told = [roster for report in believed for roster in report.rosters.values()]
+        given = _ids_given_out(reports, told, members)
+        newcomers = [r for r in reports if r.peer not in members and not r.rosters]
+        newcomers = [r for r in newcomers if r.peer in given]
+        newcomers = newcomers[: min(PENDING_MAX, PEERS_MAX - len(members))]
+        returned = [r for r in reports if _is_member(r, members)]
+        known = {report.peer for report in (*returned, *newcomers)}
+        returned = [r for r in returned if r.promised or not promised]
+        # Of others the last master may never have heard, and have decided without them.
+        back = {report.peer for report in returned}
+        heard = [r for r in believed if not promised or r.peer in back]
+        finals = sorted((o for report in heard for o in report.outcomes), key=age)
+        outcomes = {o.outcome.operation: o.outcome for o in finals}
+        answers = {a.answer.round: a.answer for report in heard for a in report.answers}
+        decided = [
+            *(o.outcome.sequence for report in believed for o in report.outcomes),
+            *(a.answer.sequence for report in believed for a in report.answers),
+        ]
+        version = self._newest.version if self._newest is not None else 0
+        return Recovered(
+            term=max((report.header.term for report in believed), default=0),
+            last_peer=max(given, default=PeerId(0)),
+            membership=RecoveredMembership(version, groups),
+            members=dict(sorted(members.items())),
+            returned=returned,
+            newcomers=newcomers,
+            strangers=[r for r in reports if r.peer not in known],
+            outcomes=dict(sorted(outcomes.items(), key=lambda item: item[1].sequence)),
+            answers=dict(sorted(answers.items(), key=lambda item: item[1].sequence)),
+            counts={kind: round_count(kind, believed, told) for kind in RoundKind},
+            sequence=max(decided, default=0),
+            expected=expected_states(believed, finals),
+            states={o.outcome.operation: o.expected for o in finals},
+            left=self._left,
+        )
+
+    def _groups(self, reports: list[Report]) -> dict[int, RecoveredGroup]:
+        """Of each group what is known; the newest first, and none that does not fit beside it.
+
+        No master makes a peer a member of two groups, or has more than so many members.
+        """
+        known: dict[int, RecoveredGroup] = {}
+        told = [roster for report in reports for roster in report.rosters.values()]
+        for roster in sorted(told, key=lambda roster: roster.version):
+            known.setdefault(roster.group, RecoveredGroup({}, {})).rosters[roster.version] = roster
+        groups: dict[int, RecoveredGroup] = {}
+        taken: set[PeerId] = set()
+        for number, group in newest_first(known, self.ratified):
+            newest = group.rosters[max(group.rosters)]
+            ring = set(newest.ring)
+            if len(taken) + len(ring) > PEERS_MAX or not ring.isdisjoint(taken):
+                continue
+            taken |= ring
+            groups[number] = group
+            for roster in group.rosters.values():
+                # Whoever loses a member closes its views: what is open has members of now.
+                is_open = roster.view in newest.open_views and roster.view <= newest.view
+                if is_open and ring.issuperset(roster.ring):
+                    group.views[roster.view] = View(roster.ring, roster.term, roster.algorithms)
+        return dict(sorted(groups.items()))
+
+    def _is_complete(self) -> bool:
+        if not self.world_size or self._came + len(self._left) < self.world_size:
+            return False
+        if self._is_whole is None and self._looks < _LOOKS_MAX:
+            self._is_whole = self._look()
+            self._looks += not self._is_whole
+        return bool(self._is_whole)
+
+    def _look(self) -> bool:
+        recovered = self.result()
+        return len(recovered.members) == self.world_size and self._left.issuperset(
+            recovered.missing
+        )
+
+
+def _newer(one: Roster | None, other: Roster | None) -> Roster | None:
+    """The newer one of two rosters; the first if they are alike."""
+    if one is None or other is None:
+        return one or other
+    return other if other.version > one.version else one
+
+
+def _ids_given_out(
+    reports: list[Report], told: list[Roster], members: Iterable[PeerId]
+) -> set[PeerId]:
+    """The ids that anybody knows of and that a master can have given out.
+
+    Each master begins a jump above those that it was told of. What is further away is invented, and
+    must not drive all later ids to where no number is left.
+    """
+    ids = {report.peer for report in reports}
+    ids.update(peer for roster in told for peer in roster.ring)
+    highest = max(members, default=None)
+    if highest is None:
+        return ids
+    return {peer for peer in ids if peer <= highest + 2 * ID_JUMP_MAX}
+
+
+def _is_member(report: Report, members: dict[PeerId, tuple[int, Member]]) -> bool:
+    """Whether this is the process that the others know as a member: by its group and its port."""
+    known, said = members.get(report.peer), report.header.registration
+    return known is not None and (known[0], known[1].port) == (said.group, said.port)

@@ -1,0 +1,55 @@
+"""The peers of a run that is taken up, as its new master registers them."""
+
+from __future__ import annotations
+
+from pccl.machines.master.membership import RegisteredPeer
+from pccl.machines.master.succession.recovery import Recovered
+from pccl.machines.reachability import dialled_at
+from pccl.protocol import messages as msg
+from pccl.protocol.types import Member, PeerId
+
+
+def revive(
+    header: msg.Return, host: str, connection: int | None, member: Member | None, now_ns: int
+) -> RegisteredPeer:
+    """A peer that has returned, as the master before knew it.
+
+    Args:
+        header: its first word.
+        host: where it comes from.
+        connection: on which it is; None: it is gone again.
+        member: the peer as the others see it, if they do; None: a newcomer.
+        now_ns: the present.
+    """
+    registration = header.registration
+    seen_as = Member(header.peer, dialled_at(registration.host, host), registration.port)
+    return RegisteredPeer(
+        header.peer, registration.group, member or seen_as, header.token,
+        min_peers=registration.min_peers, masters=registration.masters,
+        prefetching=registration.prefetches,
+        admitted=member is not None, connection=connection,
+        control_lost_ns=None if connection is not None else now_ns,
+        heard_ns=now_ns, pending_ns=now_ns, registered_ns=now_ns,
+    )  # fmt: skip
+
+
+def revive_all(recovered: Recovered, now_ns: int) -> list[RegisteredPeer]:
+    """All members, also those that did not come back, and the newcomers that did."""
+    returned = {report.peer: report for report in recovered.returned}
+    peers: list[RegisteredPeer] = []
+    for peer, (group, member) in recovered.members.items():
+        report = returned.get(peer)
+        if report is not None:
+            known = revive(report.header, report.host, report.connection, member, now_ns)
+        else:
+            known = _absent(peer, group, member, now_ns)
+        peers.append(known)
+    newcomers = recovered.newcomers
+    return peers + [revive(r.header, r.host, r.connection, None, now_ns) for r in newcomers]
+
+
+def _absent(peer: PeerId, group: int, member: Member, now_ns: int) -> RegisteredPeer:
+    return RegisteredPeer(
+        peer, group, member, b"", admitted=True, control_lost_ns=now_ns,
+        heard_ns=now_ns, pending_ns=now_ns, registered_ns=now_ns,
+    )  # fmt: skip

@@ -1,0 +1,297 @@
+"""The master's ballot over shared state: one content is elected, whoever is behind fetches it.
+
+    requested ──all have offered──> elected ──all hold it──> committed
+        │  └──states conflict──> compared ──> the minority is expelled, or aborted for all
+        └── a member is lost, and not all others have offered: aborted, and called again
+
+It does not matter to the others if a member is lost: they elect among themselves, or go on while
+one of them has what is elected. Nothing that was fetched is lost with an attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from pccl.machines.master.ballot import Abort, Ballot, Decision, Expel
+from pccl.machines.repair import Tell
+from pccl.protocol.limits import Timing
+from pccl.protocol.messages import CompareStates, MasterMessage, SyncStarted
+from pccl.protocol.operation import Phase, name_peers
+from pccl.protocol.shared_state import (
+    Differ,
+    Difference,
+    Elect,
+    Elected,
+    Expected,
+    Lineage,
+    Offer,
+    SharedStateSyncStrategy,
+    SyncPurpose,
+    Unavailable,
+    expected_after,
+)
+from pccl.protocol.types import AbortCause, OperationId, PeerId, RemovalCause
+
+_UNKNOWN = Difference("", None, "")
+
+
+class SyncBallot(Ballot):
+    """What the master knows about one undecided synchronization.
+
+    Args:
+        operation: its id.
+        members: all members of its view, in ring order.
+        opener: who was the first to speak of it.
+        now_ns: the present.
+        expected: tells what is expected of the group's shared state now, and how many collectives
+            the group has committed since its last synchronization.
+        elect: the election.
+        inherited: whether a master before this one may have started it.
+    """
+
+    def __init__(
+        self,
+        operation: OperationId,
+        members: tuple[PeerId, ...],
+        opener: PeerId,
+        now_ns: int,
+        expected: Callable[[], tuple[Expected, int]],
+        elect: Elect,
+        *,
+        inherited: bool = False,
+    ) -> None:
+        super().__init__(operation, members, opener, now_ns, inherited=inherited)
+        self._expected = expected
+        self._elect = elect
+        self._offers: dict[PeerId, Offer] = {}
+        self._elected: Elected | None = None
+        self._started_ns = now_ns
+        self._early: dict[PeerId, bytes] = {}
+        """Who was done under the master before, as far as is known."""
+        self._conflict: Differ | None = None
+        self._compared: dict[PeerId, Difference | None] = {}
+        """Who was asked how its state differs -> the answer."""
+        self._compared_ns = now_ns
+
+    # -- what it is about ------------------------------------------------------------------------
+
+    @property
+    def what(self) -> str:
+        """See ``Ballot``."""
+        offer = next(iter(self._offers.values()), None)
+        return offer.purpose.call_name if offer is not None else "sync_shared_state"
+
+    @property
+    def outlives_view(self) -> bool:
+        """See ``Ballot``."""
+        return len(self._present) < len(self.members)
+
+    @property
+    def contributors(self) -> tuple[PeerId, ...]:
+        """See ``Ballot``: those who are left."""
+        return tuple(self._present)
+
+    def _has_asked(self, peer: PeerId) -> bool:
+        return peer in self._offers
+
+    def waiting_for(self) -> list[PeerId]:
+        """See ``Ballot``; also those whose answer is missing."""
+        silent = [peer for peer, answer in self._compared.items() if answer is None]
+        return super().waiting_for() or silent
+
+    def owed_to(self, peer: PeerId) -> Iterator[MasterMessage]:
+        """See ``Ballot``."""
+        if peer not in self._present:
+            return
+        if self._elected is not None:
+            yield SyncStarted(self.operation, self._elected)
+        elif self._conflict is not None and self._compared.get(peer, _UNKNOWN) is None:
+            yield self._question(self._conflict)
+
+    def expected_after(self, run: bytes) -> Expected | None:
+        """What is expected of the group's shared state once this is committed; None: no news."""
+        assert self._elected is not None
+        if next(iter(self._offers.values())).purpose is SyncPurpose.VERIFY:
+            return None
+        return expected_after(self._elected, Lineage(run, self.operation))
+
+    # -- what members do -------------------------------------------------------------------------
+
+    def request(self, peer: PeerId, offer: Offer, now_ns: int) -> Decision | None:
+        """A member offers what it has. A second request of the same member changes nothing."""
+        if self.phase.ended or peer in self._offers:
+            return None
+        self._offers[peer] = offer
+        self.progress_ns = now_ns
+        return self._hold_election(now_ns)
+
+    def done(self, peer: PeerId, digest: bytes, now_ns: int) -> Decision | None:
+        """See ``Ballot``."""
+        if self.phase is Phase.REQUESTED and self._inherited:
+            self._early[peer] = digest  # all had offered; they do so again
+            return None
+        if self.phase is not Phase.STARTED or peer in self._digests:
+            return None
+        self._digests[peer] = digest
+        self.progress_ns = now_ns
+        return self._outcome_if_complete()
+
+    def compared(self, peer: PeerId, difference: Difference, now_ns: int) -> Decision | None:
+        """A member says how its state differs from that of another one."""
+        if self._conflict is None or self._compared.get(peer, _UNKNOWN) is not None:
+            return None
+        self._compared[peer] = difference
+        if None in self._compared.values():
+            return None
+        return self._judge_conflict(self._conflict)
+
+    def lose(self, peers: Sequence[PeerId], reason: str, now_ns: int) -> Decision | None:
+        """See ``Ballot``."""
+        self._drop(peers, reason)
+        self.progress_ns = now_ns
+        for lost in peers:
+            self._offers.pop(lost, None)
+        if not self._present:
+            return self._give_up()
+        if self.phase is Phase.REQUESTED:
+            if len(self._offers) < len(self._present) or self._early:
+                return self._give_up()  # the others will call in the next view; nothing is lost
+            self._conflict = None
+            self._compared.clear()
+            return self._hold_election(now_ns)
+        outcome = self._outcome_if_complete()
+        if outcome is not None:
+            return outcome
+        return self._go_on()
+
+    def awaited(self, still_ns: int) -> list[PeerId]:
+        """See ``Ballot``: those who fetch wait for their sources, too, if nothing comes."""
+        waiting = self.waiting_for()
+        if self._elected is None or self.progress_ns > still_ns:
+            return waiting
+        sources = {*self._elected.sources, *self._elected.extra_sources}
+        return [peer for peer in self._present if peer in waiting or peer in sources]
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def look(self, timing: Timing, now_ns: int) -> Decision | None:
+        """See ``Ballot``: answers that don't come, newcomers that are slow, nothing that moves."""
+        if self._conflict is not None and self.phase is Phase.REQUESTED:
+            is_late = now_ns - self._compared_ns >= timing.ns(timing.deadline_s)
+            return self._judge_conflict(self._conflict) if is_late else None
+        if self.phase is not Phase.STARTED or self._elected is None:
+            return None
+        late = self.waiting_for()
+        others = [peer for peer in self._present if peer not in late]
+        is_first = self._expected()[0].lineage is None  # of the group: nobody is a newcomer
+        newcomers = not is_first and all(peer in self._elected.outdated for peer in late)
+        held_s = (now_ns - self._started_ns) / 1e9
+        if newcomers and others and held_s >= timing.hold_s:
+            reason = (
+                f"it kept the others waiting for {held_s:.0f} s while it received the shared "
+                "state; it keeps what it has"
+            )
+            return Expel(tuple(late), RemovalCause.TOO_SLOW, reason)
+        still_s = (now_ns - self.progress_ns) / 1e9
+        if others and still_s >= timing.progress_s:
+            reason = f"it has received nothing of the shared state for {still_s:.1f} s"
+            return Expel(tuple(late), RemovalCause.NO_PROGRESS, reason)
+        return None
+
+    def shift(self, gap_ns: int, now_ns: int) -> None:
+        """See ``Ballot``."""
+        super().shift(gap_ns, now_ns)
+        self._started_ns = min(self._started_ns + gap_ns, now_ns)
+        self._compared_ns = min(self._compared_ns + gap_ns, now_ns)
+
+    # -- decisions ---------------------------------------------------------------------------------
+
+    def _hold_election(self, now_ns: int) -> Decision | None:
+        if self.waiting_for():
+            return None
+        offers = [(peer, self._offers[peer]) for peer in self._present]
+        if not _agree([offer for _, offer in offers]):
+            return self._end(Abort(AbortCause.DESCRIPTOR_MISMATCH, self._who_asked_what()))
+        verdict = self._elect(offers, *self._expected())
+        if isinstance(verdict, Unavailable):
+            return self._end(Abort(AbortCause.STATE_UNAVAILABLE, verdict.reason))
+        if isinstance(verdict, Elected):
+            self.phase = Phase.STARTED
+            self._started_ns = self.progress_ns = now_ns
+            self._elected = verdict
+            holders = {p: d for p, d in self._early.items() if p in self._present}
+            if any(digest != verdict.content for digest in holders.values()):
+                reason = "another content was elected under the master before"
+                return self._end(Abort(AbortCause.MEMBER_LOST, reason))
+            self._digests.update(holders)
+            return self._outcome_if_complete() or self._tell()
+        self._conflict = verdict
+        self._compared = dict.fromkeys((members[0] for members in verdict.sets[1:]), None)
+        self._compared_ns = now_ns
+        return Tell(tuple(self._compared), self._question(verdict))
+
+    def _question(self, conflict: Differ) -> CompareStates:
+        return CompareStates(self.operation, conflict.sets[0][0])
+
+    def _judge_conflict(self, conflict: Differ) -> Decision:
+        """The answers are here, or don't come."""
+        answers = [answer for answer in self._compared.values() if answer is not None]
+        difference = next((answer for answer in answers if answer.tensor), _UNKNOWN)
+        reference, *others = conflict.sets
+        them = ", and from those of ".join(name_peers(list(members)) for members in others)
+        mine = name_peers(list(reference))
+        reason = f"{conflict.what}: those of {mine} differ from those of {them}"
+        if difference.text:
+            reason += f"; {difference.text}"
+        self._conflict = None
+        self._compared.clear()
+        if conflict.losers:
+            return Expel(conflict.losers, RemovalCause.STATE_CONFLICT, reason)
+        return self._end(
+            Abort(AbortCause.STATE_MISMATCH, f"{reason}; {conflict.what.remedy}", difference)
+        )
+
+    def _tell(self) -> Tell:
+        assert self._elected is not None
+        return Tell(tuple(self._present), SyncStarted(self.operation, self._elected))
+
+    def _go_on(self) -> Decision | None:
+        """A member is lost; is there somebody left from whom everything can be had?"""
+        assert self._elected is not None
+        holders = [
+            peer for peer in self._present if peer in self._elected.sources or peer in self._digests
+        ]
+        if not holders:
+            return self._give_up()
+        elected = self._elected
+        done = [peer for peer in holders if peer in self._digests]
+        if not any(peer in elected.sources for peer in holders):
+            elected = replace(elected, sources=tuple(done))
+        if elected.extra_sources and not any(p in elected.extra_sources for p in self._present):
+            elected = self._with_other_extra(elected, done)
+        if elected == self._elected:
+            return None
+        self._elected = elected
+        return self._tell()
+
+    def _with_other_extra(self, elected: Elected, done: list[PeerId]) -> Elected:
+        """Those who had it are lost: newcomers that are done have it too; otherwise any will do."""
+        heirs = tuple(peer for peer in done if peer in elected.outdated)
+        if heirs:
+            return replace(elected, extra_sources=heirs)
+        chosen = next(peer for peer in self._present if peer in elected.sources)
+        return replace(elected, extra=self._offers[chosen].extra, extra_sources=(chosen,))
+
+    def _who_asked_what(self) -> str:
+        asked: dict[str, list[PeerId]] = {}
+        for peer, offer in self._offers.items():
+            asked.setdefault(str(offer), []).append(peer)
+        return "; ".join(f"{name_peers(peers)} asked for {what}" for what, peers in asked.items())
+
+
+def _agree(offers: list[Offer]) -> bool:
+    """Whether these are the same call, with strategies that go together."""
+    popular = SharedStateSyncStrategy.ENFORCE_POPULAR
+    calls = {(offer.purpose, offer.resume, offer.strategy is popular) for offer in offers}
+    return len(calls) == 1

@@ -1,0 +1,19 @@
+"""One process's part in a run: turns its calls into requests, and what is decided into results.
+
+* ``events``: what goes in, and the effects that come out.
+* ``machine``: ``PeerMachine``, which owns the rest.
+* ``participant``: joining, the master as it is heard, and the end.
+* ``round_caller``: joint decisions.
+* ``contact``: the connection to the master, and how long it may be silent.
+* ``join``: the attempt to become a member.
+* ``membership``: the rosters that have come, and what the caller has seen of them.
+* ``rounds``: the joint decisions that are asked for.
+* ``operations``: everything that is posted and has no outcome.
+* ``eager``: which data may go ahead of the start.
+* ``left_sync``: a synchronization whose caller has left it.
+* ``finals``: outcomes and answers that another master may have to be told.
+* ``deferred``: calls that wait until something in doubt is decided.
+* ``refusals``: calls that end before they begin.
+* ``words``: the errors, in words.
+* ``news``: what has happened to a peer lately, for whoever was removed.
+"""

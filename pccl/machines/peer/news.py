@@ -1,0 +1,69 @@
+"""What has happened to one peer lately, in a few lines: losses, failures, a master that was gone.
+
+Pure and bounded. It outlives the machine of one membership, so that whoever was removed and has
+come back can still be told what that was about.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pccl.machines.peer.events import (
+    ControlClosed,
+    ControlMessage,
+    LinkChanged,
+    PeerEffect,
+    PeerEvent,
+    Raise,
+)
+from pccl.protocol import messages as msg
+from pccl.protocol.limits import NEWS_KEPT_MAX
+from pccl.protocol.operation import name_peers
+from pccl.protocol.types import PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class NewsItem:
+    """One thing that has happened."""
+
+    at_ns: int
+    text: str
+
+
+class PeerNews:
+    """The last news of one peer."""
+
+    def __init__(self) -> None:
+        self._items: deque[NewsItem] = deque(maxlen=NEWS_KEPT_MAX)
+        self._members: tuple[PeerId, ...] = ()
+
+    @property
+    def items(self) -> tuple[NewsItem, ...]:
+        """The newest first."""
+        return tuple(reversed(self._items))
+
+    def note(self, event: PeerEvent, effects: Sequence[PeerEffect], now_ns: int) -> None:
+        """Look at what a machine was told and what it made of it."""
+        for text in self._texts(event, effects):
+            self._items.append(NewsItem(now_ns, text))
+
+    def _texts(self, event: PeerEvent, effects: Sequence[PeerEffect]) -> list[str]:
+        texts: list[str] = []
+        match event:
+            case ControlMessage(msg.RosterChanged(roster) | msg.Admitted(roster=roster)):
+                gone = sorted(set(self._members) - set(roster.ring))
+                self._members = roster.ring
+                if gone and isinstance(event.message, msg.RosterChanged):
+                    texts.append(f"{name_peers(gone)} left the run, or lost it")
+            case ControlMessage(msg.Refused(reason=reason)):
+                texts.append(f"refused by the master: {reason}")
+            case ControlClosed(reason):
+                texts.append(f"no connection to the master: {reason}")
+            case LinkChanged(peer, reason) if reason is not None:
+                texts.append(f"the link to peer {peer} is down: {reason}")
+            case _:
+                pass
+        raised = [effect.error for effect in effects if isinstance(effect, Raise)]
+        return texts + [f"{type(error).__name__}: {error.reason}" for error in raised]

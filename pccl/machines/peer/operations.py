@@ -1,0 +1,289 @@
+"""The operations that one peer has open: their numbers, their phases and who waits for them.
+
+State only: ``PeerMachine`` decides what to send and what callers get.
+
+* Every member derives the same number for the n-th use of a tag in a view, and an outcome, also
+  one of an operation that was never asked for here, uses its number up.
+* If the others had a mismatch, or one of them withdrew, the call that would have asked for it gets
+  that outcome, too. Otherwise it would meet a later call of theirs, about something else perhaps.
+* Phases change along the table in ``ballot`` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pccl.machines.history import History, InvariantViolation
+from pccl.machines.peer import events as ev
+from pccl.machines.repair import Gap, find_gaps
+from pccl.protocol import messages as msg
+from pccl.protocol.limits import MISSED_KEPT_MAX
+from pccl.protocol.operation import TRANSITIONS, Phase
+from pccl.protocol.shared_state import Elected, Offer, SyncPurpose
+from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId
+
+MISSED_CAUSES = (AbortCause.DESCRIPTOR_MISMATCH, AbortCause.WITHDRAWN)
+"""Losses close the view, and with it all numbers. Who was diagnosed to wait for something else has
+yet to make the call that the others waited in."""
+
+
+@dataclass(slots=True)
+class OpenOperation:
+    """One operation that was posted here and has no outcome yet."""
+
+    id: OperationId
+    descriptor: Descriptor
+    ring: tuple[PeerId, ...]
+    call: int | None
+    """None once the caller has left."""
+    detached: bool = False
+    """Nobody waits for the outcome, which will be asked for later."""
+    forgotten: bool = False
+    """Nobody will ask for it either."""
+    phase: Phase = Phase.REQUESTED
+    digest: bytes = b""
+    withdrawn: str | None = None
+    in_doubt: bool = False
+    """Whether the caller has left, and the next call has to wait for the outcome."""
+    starved: str | None = None
+    """Of a synchronization: why it has to be tried again, though its caller stays."""
+    attempt: int = 0
+    waits_for: str = ""
+    """Whom it waits for, as far as the master has said."""
+    resumes: OperationId | None = None
+    """An earlier attempt of the same call, of which partial sums are left."""
+    eager: bool = False
+    """Whether its data moves since it was posted."""
+    weight: float = 0.0
+    """Of the own contribution to a weighted average."""
+    weights: tuple[float, ...] = ()
+    """Of all contributions to it, in ring order, once it has started."""
+    made: Offer | None = None
+    """Of a synchronization: the offer as its caller made it."""
+    offer: Offer | None = None
+    """The offer that goes to the other members."""
+    elected: Elected | None = None
+    """What comes of that."""
+
+    def request(self) -> msg.OperationRequest | msg.SyncRequest:
+        """What the master is asked."""
+        if self.offer is not None:
+            return msg.SyncRequest(self.id, self.offer)
+        asked = (self.id, self.descriptor, self.resumes, self.eager)
+        return msg.OperationRequest(*asked, self.weight)
+
+    def next_attempt(self, n: int) -> OpenOperation:
+        """The same once more, under the number ``n``."""
+        again, attempt = replace(self.id, n=n), self.attempt + 1
+        return OpenOperation(
+            again, self.descriptor, self.ring, self.call, self.detached, self.forgotten,
+            attempt=attempt, weight=self.weight,
+        )  # fmt: skip
+
+    @property
+    def only_looks(self) -> bool:
+        """Whether it changes nothing."""
+        return self.offer is not None and self.offer.purpose is SyncPurpose.VERIFY
+
+    @property
+    def blocks_its_caller(self) -> bool:
+        """Whether a caller is inside a call that waits for other members to ask for it."""
+        waits = self.call is not None and not self.detached
+        return waits and self.phase is Phase.REQUESTED
+
+    @property
+    def moves_data(self) -> bool:
+        """Whether it has begun here, and nobody has left it before it was done."""
+        begun = self.eager or self.phase in (Phase.STARTED, Phase.DONE)
+        return begun and self.withdrawn is None
+
+
+class OpenOperations:
+    """All open operations of one peer, in the order in which they were posted."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._open: dict[OperationId, OpenOperation] = {}
+        self._by_call: dict[int, OpenOperation] = {}
+        self._by_tag: dict[int, OpenOperation] = {}
+        """Those that have a caller; a tag is open for one caller at a time."""
+        self._left: dict[OperationId, OpenOperation] = {}
+        """Those whose callers have left."""
+        self._next_n: dict[tuple[int, int], int] = {}
+        """(view, tag) -> number of the next operation."""
+        self._missed: dict[tuple[int, int], list[msg.OperationEnded]] = {}
+        """(view, tag) -> aborts among the others, before this peer's caller came to them."""
+
+    def __iter__(self) -> Iterator[OpenOperation]:
+        return iter(self._open.values())
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def get(self, operation: OperationId) -> OpenOperation | None:
+        """The open operation of that id, if there is one."""
+        return self._open.get(operation)
+
+    def of_call(self, call: int) -> OpenOperation | None:
+        """The open operation that a call waits for, if there is one."""
+        return self._by_call.get(call)
+
+    def is_tag_in_use(self, tag: int) -> bool:
+        """Whether an operation of that tag is open for a caller."""
+        return tag in self._by_tag
+
+    def in_doubt(self) -> list[OpenOperation]:
+        """What callers have left that the others may commit."""
+        return [known for known in self._left.values() if known.in_doubt]
+
+    def next_n(self, view: int, tag: int) -> int:
+        """Number of the next operation of ``tag`` in ``view``."""
+        return self._next_n.get((view, tag), 0)
+
+    def open(self, operation: OpenOperation) -> None:
+        """Add the next operation of its tag and view."""
+        self.use_up(operation.id)
+        self._open[operation.id] = operation
+        assert operation.call is not None
+        self._by_call[operation.call] = self._by_tag[operation.id.tag] = operation
+
+    def leave(self, operation: OpenOperation, withdrawn: str | None, *, in_doubt: bool) -> None:
+        """The caller of an operation leaves; ``withdrawn``: why, if it is not done here.
+
+        ``in_doubt``: the others may commit it all the same.
+        """
+        assert operation.call is not None
+        self._forget_caller(operation)
+        self._left[operation.id] = operation
+        operation.call, operation.withdrawn, operation.in_doubt = None, withdrawn, in_doubt
+
+    def forget(self, call: int) -> None:
+        """Nobody will look at the outcome of a detached call."""
+        known = self._by_call.get(call)
+        if known is not None:
+            known.forgotten = True
+
+    def use_up(self, operation: OperationId) -> None:
+        """Never derive this number (or a lower one of its tag and view) again."""
+        key = (operation.view, operation.tag)
+        self._next_n[key] = max(self._next_n.get(key, 0), operation.n + 1)
+
+    def miss(self, message: msg.OperationEnded) -> None:
+        """Keep an outcome for the call that would have asked for the operation."""
+        ended = message.operation
+        if ended.n >= self.next_n(ended.view, ended.tag):
+            kept = self._missed.setdefault((ended.view, ended.tag), [])
+            kept.append(message)
+            del kept[:-MISSED_KEPT_MAX]
+
+    def take_missed(self, view: int, tag: int) -> msg.OperationEnded | None:
+        """Take the oldest outcome that is kept for the callers of ``tag``."""
+        kept = self._missed.get((view, tag))
+        return kept.pop(0) if kept else None
+
+    def gaps(self, operation: OperationId, lost: tuple[PeerId, ...]) -> list[Gap]:
+        """The gaps in the ring of an operation that moves data here."""
+        known = self._open.get(operation)
+        if known is None or not known.moves_data or not known.descriptor.is_repairable:
+            return []
+        return find_gaps(known.ring, lost)
+
+    def answer_holdings(self, asked: msg.HoldingsQuery, own: PeerId) -> ev.CloseGap | ev.Send:
+        """If this peer is right after a gap: close it; if not: answer that nothing is complete."""
+        lost = len(asked.lost)
+        for gap in self.gaps(asked.operation, asked.lost):
+            if gap.downstream == own:
+                return ev.CloseGap(asked.operation, lost, gap.upstream, gap.size)
+        return ev.Send(msg.Holdings(asked.operation, lost, complete=False))
+
+    def send_across(self, asked: msg.Repair, own: PeerId) -> list[ev.SendAcross]:
+        """Send what is missing across the gaps right after this peer."""
+        operation = asked.operation
+        return [
+            ev.SendAcross(operation, gap.downstream, gap.size)
+            for gap in self.gaps(operation, asked.lost)
+            if gap.upstream == own
+        ]
+
+    def note_wait(self, message: msg.OperationWaits) -> str:
+        """Remember whom an operation waits for; return what to report, if there is a caller."""
+        known = self.get(message.operation)
+        if known is None or known.call is None:
+            return ""
+        for operation in (known, *map(self.get, message.alike)):
+            if operation is not None and operation.phase is Phase.REQUESTED:
+                operation.waits_for = message.whom
+        what = f"tag {known.id.tag} ({known.descriptor})"
+        if known.offer is not None:
+            what = known.offer.purpose.call_name
+        if not message.alike_count:
+            return f"{what} waits for {message.whom}"
+        more = f"{message.alike_count} other{'s' if message.alike_count > 1 else ''}"
+        return f"{what} and {more} wait for {message.whom}"
+
+    def enter(self, operation: OpenOperation, phase: Phase) -> None:
+        """Change the phase.
+
+        Raises:
+            InvariantViolation: the table does not allow it.
+        """
+        if phase not in TRANSITIONS[operation.phase]:
+            what = f"{operation.id} cannot go from {operation.phase.value} to {phase.value}"
+            raise InvariantViolation(what, self._history)
+        operation.phase = phase
+        operation.waits_for = ""
+
+    def end(self, operation: OperationId, *, committed: bool) -> OpenOperation | None:
+        """Take an operation out with its final phase; None if it is not open (told twice).
+
+        Raises:
+            InvariantViolation: it was committed before it started.
+        """
+        known = self._open.pop(operation, None)
+        if known is not None:
+            self._left.pop(operation, None)
+            if known.call is not None:
+                self._forget_caller(known)
+            self.enter(known, Phase.COMMITTED if committed else Phase.ABORTED)
+        return known
+
+    def forget_closed(self, open_views: tuple[int, ...]) -> None:
+        """Forget the numbering of views that are closed for good."""
+        self._next_n = {key: n for key, n in self._next_n.items() if key[0] in open_views}
+        self._missed = {key: kept for key, kept in self._missed.items() if key[0] in open_views}
+
+    def unanswered(self) -> Iterator[msg.PeerMessage]:
+        """What the master has to be told again after a reconnect."""
+        for known in self:
+            if known.withdrawn is not None:
+                yield msg.Withdraw(known.id, known.withdrawn)
+                continue
+            yield known.request()
+            if known.phase is Phase.DONE:
+                yield msg.OperationDone(known.id, known.digest)
+            elif known.starved is not None:
+                yield msg.Withdraw(known.id, known.starved)
+
+    @property
+    def all_block_their_callers(self) -> bool:
+        """Whether each has a caller who can't go on before another member asks for it."""
+        return not self._left and all(known.blocks_its_caller for known in self)
+
+    @property
+    def have_callers(self) -> bool:
+        """Whether any is open for a caller, who waits for it or will."""
+        return any(not known.forgotten for known in self._by_call.values())
+
+    def _forget_caller(self, operation: OpenOperation) -> None:
+        assert operation.call is not None
+        del self._by_call[operation.call], self._by_tag[operation.id.tag]
+
+    def clear(self) -> None:
+        """This peer is no longer a part of the run."""
+        self._open.clear()
+        self._by_call.clear()
+        self._by_tag.clear()
+        self._left.clear()
+        self._next_n.clear()
+        self._missed.clear()

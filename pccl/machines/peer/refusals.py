@@ -1,0 +1,137 @@
+"""Why a joint call of one peer cannot be made, and who of its callers has been told. State only.
+
+Two things are told once: that this peer lost its place in the run, and that the others took a
+result that this peer had left. Each is an error that is due to every caller who might not know.
+"""
+
+from __future__ import annotations
+
+from pccl.machines.peer import events as ev
+from pccl.machines.peer import words
+from pccl.protocol import errors
+from pccl.protocol.types import NOBODY, SYNC_TAG, OperationId, PeerId
+
+JointCall = ev.RoundCall | ev.ReduceCall | ev.SyncCall
+
+
+class OneTimeError:
+    """An error that callers hear once.
+
+    A call that waits reports the error by raising it. A launched call has it for its outcome and
+    reports it when somebody looks at that. Until the first report, and until all calls that were
+    launched before that report have been looked at or dropped, the error is due to every caller.
+
+    Args:
+        error: what callers are told.
+    """
+
+    def __init__(self, error: errors.PCCLError) -> None:
+        self.error = error
+        self._reports = 0
+        """Calls whose callers have been told."""
+        self._launched: set[int] = set()
+        """Calls launched before the first report, whose outcome nobody has looked at."""
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether a caller has been told."""
+        return self._reports > 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a call that is made now ends with it, too."""
+        return not self._reports or bool(self._launched)
+
+    def ends(self, call: int, *, detached: bool) -> None:
+        """A call has this for its outcome; ``detached``: nobody waits for that yet."""
+        if not detached:
+            self._reports += 1
+        elif not self._reports:
+            self._launched.add(call)
+
+    def claim(self, call: int) -> None:
+        """The caller of a launched call looks at its outcome."""
+        if call in self._launched:
+            self._launched.remove(call)
+            self._reports += 1
+
+    def forget(self, call: int) -> None:
+        """Nobody will look at the outcome of a launched call."""
+        self._launched.discard(call)
+
+    def overlooked(self) -> None:
+        """The caller of a call that raised it left before the error reached him."""
+        self._reports = max(0, self._reports - 1)
+
+
+class Refusals:
+    """What the callers of one incarnation of a peer are told once.
+
+    Args:
+        former_loss: how the incarnation before this one ended; None: there was none.
+    """
+
+    def __init__(self, former_loss: errors.PCCLError | None = None) -> None:
+        self.loss: OneTimeError | None = None
+        """Why this peer is not a part of the run any more."""
+        self.resync: OneTimeError | None = None
+        """The others have committed something that this peer's caller had left."""
+        self._sync_missed = False
+        """That was a synchronization, which the caller may want to repeat."""
+        self._former_loss = former_loss
+
+    def refusal(self, event: JointCall, peer: PeerId) -> errors.PCCLError | None:
+        """What a call ends with; None: nothing that was told, or has to be told, prevents it.
+
+        Args:
+            event: the call.
+            peer: this incarnation; 0 before it is registered.
+        """
+        begun_by = NOBODY if isinstance(event, ev.RoundCall) else event.begun_by
+        if begun_by not in (NOBODY, peer):
+            # The caller has been inside since before this peer lost its place and came back.
+            return self._former_loss or words.not_a_member(None)
+        detached = isinstance(event, ev.ReduceCall) and event.detached
+        if self.loss is not None:
+            was_inside = begun_by == peer  # between two attempts when another caller was told
+            if not (self.loss.is_due or was_inside):
+                return words.not_a_member(self.loss.error)
+            self.loss.ends(event.call, detached=detached)
+            return self.loss.error
+        if self.resync is None or (isinstance(event, ev.SyncCall) and self._may_sync):
+            return None
+        self.resync.ends(event.call, detached=detached)
+        return self.resync.error
+
+    @property
+    def _may_sync(self) -> bool:
+        """Whether a synchronization is what the caller makes good with what he had left."""
+        return not self._sync_missed or self.resync is None or self.resync.is_reported
+
+    def require_resync(self, operation: OperationId) -> None:
+        """The others have committed this, which a caller had left."""
+        self._sync_missed = operation.tag == SYNC_TAG or not self._may_sync
+        self.resync = OneTimeError(words.resync_required(operation))
+
+    def synchronized(self) -> None:
+        """This peer's state is that of the others."""
+        self.resync, self._sync_missed = None, False
+
+    def claim(self, call: int) -> None:
+        """The caller of a launched call looks at its outcome."""
+        for news in (self.loss, self.resync):
+            if news is not None:
+                news.claim(call)
+
+    def forget(self, call: int) -> None:
+        """Nobody will look at the outcome of a launched call."""
+        for news in (self.loss, self.resync):
+            if news is not None:
+                news.forget(call)
+
+    def left_unnoticed(self, error: errors.PCCLError) -> None:
+        """A caller left after its call had ended with this error, and has not seen it."""
+        resyncs = isinstance(error, errors.ResyncRequired)
+        news = self.resync if resyncs else self.loss
+        if news is not None:
+            news.overlooked()
