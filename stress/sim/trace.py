@@ -9,9 +9,10 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
+from typing import cast
 
 from pccl.machines.master.events import Tick as MasterTick
 from pccl.machines.peer.events import Tick as PeerTick
@@ -74,13 +75,14 @@ def values_of(what: object) -> object:
     if isinstance(what, enum.Enum):
         return what.value
     if isinstance(what, tuple | list):
-        return [values_of(each) for each in what]
+        return [values_of(each) for each in cast("Sequence[object]", what)]
     if isinstance(what, BaseException):
         return str(what)
     if isinstance(what, Mapping):
-        return [[values_of(key), values_of(value)] for key, value in what.items()]
+        items = cast("Mapping[object, object]", what).items()
+        return [[values_of(key), values_of(value)] for key, value in items]
     if isinstance(what, set | frozenset):
-        return sorted(repr(values_of(each)) for each in what)
+        return sorted(repr(values_of(each)) for each in cast("Iterable[object]", what))
     if not is_dataclass(kind):
         raise TypeError(f"a trace can't take a {kind.__name__}")
     return [values_of(getattr(what, name)) for name in _names(kind)]
