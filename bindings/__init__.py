@@ -1,5 +1,16 @@
 """Bindings: adapters that put pccl into other frameworks, built on its public API only.
 
+* ``arguments``: what programs pass to the wrappers of a training loop, checked where it comes in.
+* ``events``: what training over ``pccl`` has to tell: one dataclass for each kind of event.
+* ``listeners``: tells several consumers of each event, and drops one that fails.
+* ``consumers``: consumers of the events of a training run: a JSONL file, TensorBoard, one line on
+  the terminal.
+* ``status_line``: how a training run stands, in one line.
+* ``diloco``: DiLoCo for PyTorch: wrap the inner optimizer, and train with peers that may come and
+  go.
+* ``gradient_averager``: classic data parallelism across peers: the gradients of every step are
+  averaged.
+
 This room is for the PyTorch optimizer wrapper (DiLoCo, arXiv:2311.08105) and for adapters to
 training frameworks. A binding is a user of ``pccl`` like any other: it imports ``pccl``,
 ``pccl.aio``, ``pccl.errors`` and their like, never a machine, a transport or the runtime behind

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pccl import cuda as cuda
     from pccl import errors as errors
     from pccl import progress as progress
+    from pccl._api.handles import AsyncReduceHandle
+    from pccl._api.reports import MemberInfo as MemberInfo
+    from pccl._api.reports import ReduceInfo
     from pccl.communicator import Communicator
     from pccl.descriptors import DeviceType as DeviceType
     from pccl.descriptors import (
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
     from pccl.error_feedback import ErrorFeedback as ErrorFeedback
     from pccl.errors import PCCLError
     from pccl.errors import Result as Result
-    from pccl.handles import AsyncReduceHandle
     from pccl.inquiry import MasterStatus as MasterStatus
     from pccl.inquiry import master_status as master_status
     from pccl.master_node import MasterNode
@@ -38,10 +40,8 @@ if TYPE_CHECKING:
     from pccl.protocol.limits import Timing as Timing
     from pccl.protocol.types import Attribute, QuantizationAlgorithm, ReduceOp
     from pccl.protocol.types import WireFormat as WireFormat
-    from pccl.reports import MemberInfo as MemberInfo
-    from pccl.reports import ReduceInfo
-    from pccl.runtime.replay import ObservedReduction as ObservedReduction
-    from pccl.runtime.state_progress import SyncProgress as SyncProgress
+    from pccl.runtime.state.progress import SyncProgress as SyncProgress
+    from pccl.runtime.state.replay import ObservedReduction as ObservedReduction
     from pccl.shared_state import (
         SharedState,
         SharedStateSyncInfo,
@@ -85,7 +85,7 @@ _NAMES_OF_HOMES = {
     ),
     "pccl.error_feedback": ("ErrorFeedback",),
     "pccl.errors": ("PCCLError", "Result"),
-    "pccl.handles": ("AsyncReduceHandle",),
+    "pccl._api.handles": ("AsyncReduceHandle",),
     "pccl.inquiry": ("MasterStatus", "master_status"),
     "pccl.master_node": ("MasterNode",),
     "pccl.protocol.limits": ("Timing",),
@@ -96,9 +96,9 @@ _NAMES_OF_HOMES = {
         "ReduceOp",
         "WireFormat",
     ),
-    "pccl.reports": ("MemberInfo", "ReduceInfo"),
-    "pccl.runtime.replay": ("ObservedReduction",),
-    "pccl.runtime.state_progress": ("SyncProgress",),
+    "pccl._api.reports": ("MemberInfo", "ReduceInfo"),
+    "pccl.runtime.state.replay": ("ObservedReduction",),
+    "pccl.runtime.state.progress": ("SyncProgress",),
     "pccl.shared_state": (
         "SharedState",
         "SharedStateSyncInfo",

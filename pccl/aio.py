@@ -14,17 +14,17 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
-from pccl.base import CommunicatorBase
+from pccl._api.base import CommunicatorBase
+from pccl._api.handles import AsyncReduceHandle
+from pccl._api.reports import MemberInfo, ReduceInfo, info_of, sync_info_of
+from pccl._api.session import Call
 from pccl.descriptors import QuantizationOptions, ReduceOpDescriptor, ReduceOperandDescriptor
 from pccl.errors import PCCLError, named
-from pccl.handles import AsyncReduceHandle
 from pccl.progress import listening
 from pccl.protocol.types import Algorithm, ReduceOp
-from pccl.reports import MemberInfo, ReduceInfo, info_of, sync_info_of
 from pccl.runtime.io_thread import ended
-from pccl.runtime.replay import ObservedReduction
-from pccl.runtime.state_progress import SyncProgress
-from pccl.session import Call
+from pccl.runtime.state.progress import SyncProgress
+from pccl.runtime.state.replay import ObservedReduction
 from pccl.shared_state import SharedState, SharedStateSyncInfo, SharedStateSyncStrategy
 
 _T = TypeVar("_T")
@@ -36,7 +36,7 @@ class Communicator(CommunicatorBase):
     """One process's membership in a run; see :class:`pccl.Communicator` for all details.
 
     Use with ``async with``, or call ``await close()``. For the arguments see
-    :class:`pccl.base.CommunicatorBase`.
+    :class:`pccl._api.base.CommunicatorBase`.
     """
 
     async def connect(

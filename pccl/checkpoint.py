@@ -4,7 +4,7 @@ Any reader of safetensors can load the tensors; no byte of the file can change u
 
 The file is written here, not by the safetensors library: its writer wants all tensors, and their
 digests, at once, while this one takes a piece at a time, hashes exactly what it writes, and puts
-the header (:mod:`pccl.checkpoint_header`) in front when it knows the digests.
+the header (:mod:`pccl.state.checkpoint_header`) in front when it knows the digests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pccl.checkpoint_header import (
+from pccl.protocol.shared_state import DIGEST_BYTES, PIECE_BYTES, Lineage
+from pccl.runtime.state.memory.state_memory import StateMemory
+from pccl.state.checkpoint_header import (
     HEADER_BYTES_MAX,
     LENGTH,
     Checkpoint,
@@ -29,8 +31,6 @@ from pccl.checkpoint_header import (
     checkpoint_of,
     header_of,
 )
-from pccl.protocol.shared_state import DIGEST_BYTES, PIECE_BYTES, Lineage
-from pccl.runtime.state_memory import StateMemory
 from pccl.state.digests import piece_digest, tensor_digest
 
 __all__ = ["Checkpoint", "CheckpointTensor", "Path", "load", "restore", "verify", "write"]

@@ -23,7 +23,6 @@ LANES_MAX = limits.LANES_MAX
 MIN_PEERS_MAX = PEERS_MAX
 TAG_MAX = 2**64 - 2
 """The last one of 64 bits is the library's own."""
-REVISION_MAX = 2**64 - 1
 ATTEMPTS_MAX = 2**31 - 1
 IN_FLIGHT_MAX = 2**31 - 1
 

@@ -10,7 +10,7 @@
 | ``PCCL_LISTEN`` | ``listen`` |
 | ``PCCL_TOKEN`` | ``token``: the secret itself |
 | ``PCCL_TOKEN_FILE`` | a file that holds it; ``PCCL_TOKEN`` comes first |
-| ``PCCL_DRAIN`` | 1: SIGTERM leaves the run before it ends the program (:mod:`pccl.draining`) |
+| ``PCCL_DRAIN`` | 1: SIGTERM leaves the run before it ends the program (``draining``) |
 | ``PCCL_PROGRESS`` | 1: a fetch of shared state that takes long is shown (:mod:`pccl.progress`) |
 
 An argument comes before its variable, also if it is 0. Apart from ``PCCL_TOKEN``, a variable that
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from pccl.addresses import Advertised, parse_advertised, parse_masters
 from pccl.checks import LANES_MAX, MIN_PEERS_MAX, PEER_GROUP_MAX, check_range
-from pccl.guessing import GUESS_BITS_MIN, guess_bits
+from pccl.protocol.guards.guessing import GUESS_BITS_MIN, guess_bits
 from pccl.transports.base import Address
 
 MASTER = "PCCL_MASTER"
@@ -41,7 +41,7 @@ DRAIN = "PCCL_DRAIN"
 PROGRESS = "PCCL_PROGRESS"
 
 SECRET_BYTES_MIN = 16
-"""Shorter ones are too easy to guess, whatever they are made of (:mod:`pccl.guessing`)."""
+"""Shorter ones are too easy to guess, whatever they are made of (``guessing``)."""
 
 SECRET_BYTES_MAX = 4096
 """No secret is longer: a longer file is the wrong file."""

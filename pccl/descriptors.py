@@ -13,7 +13,7 @@ from pccl.checks import check_range, check_type
 from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import QuantizationAlgorithm, ReduceOp, WireFormat
-from pccl.runtime.operand import borrow
+from pccl.runtime.collective.operand import borrow
 
 POINTER_MAX = 2**64 - 1
 

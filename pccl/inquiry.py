@@ -23,9 +23,9 @@ from pccl.protocol.status_report import (
 from pccl.protocol.status_report import StatusReport as MasterStatus
 from pccl.protocol.types import RemovalCause, RoundId
 from pccl.runtime.clock import LoopClock
-from pccl.runtime.greeting import Credentials
+from pccl.runtime.control.greeting import Credentials
+from pccl.runtime.control.question import ask_status
 from pccl.runtime.io_thread import IOThread
-from pccl.runtime.question import ask_status
 from pccl.transports.base import Address
 
 __all__ = [

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator
 from typing import Protocol, TextIO, TypeAlias
 
 from pccl.config import resolve_progress
-from pccl.runtime.state_progress import SyncProgress
+from pccl.runtime.state.progress import SyncProgress
 
 __all__ = ["ProgressBar", "SyncProgress"]
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from pccl import checkpoint, cuda
 from pccl.checks import (
-    REVISION_MAX,
     check_flag,
     check_member,
     check_range,
@@ -23,8 +22,8 @@ from pccl.checks import (
 )
 from pccl.descriptors import POINTER_MAX, DeviceType
 from pccl.protocol.data_type import DataType
-from pccl.protocol.shared_state import Lineage, SharedStateSyncStrategy
-from pccl.runtime.state_memory import StateMemory
+from pccl.protocol.shared_state import REVISION_MAX, Lineage, SharedStateSyncStrategy
+from pccl.runtime.state.memory.state_memory import StateMemory
 
 __all__ = ["SharedState", "SharedStateSyncInfo", "SharedStateSyncStrategy", "TensorInfo"]
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import click
 
 from pccl.cli.streams import open_missing
 from pccl.stress.chaos.command_line import run
-from pccl.stress.chaos.recovery import recovery
-from pccl.stress.churn import churn
+from pccl.stress.chaos.recovery.command import recovery
 from pccl.stress.emulator.command_line import relay, verify_link
-from pccl.stress.lane_trace import lanes
-from pccl.stress.patience import patience
-from pccl.stress.quality import quality
-from pccl.stress.resend import resend
 from pccl.stress.sim.command_line import sim
-from pccl.stress.training_cost import training
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -23,14 +19,11 @@ def main() -> None:
     open_missing()
 
 
-main.add_command(relay)
-main.add_command(verify_link)
-main.add_command(lanes)
-main.add_command(patience)
-main.add_command(resend)
-main.add_command(sim)
-main.add_command(run)
-main.add_command(recovery)
-main.add_command(training)
-main.add_command(churn)
-main.add_command(quality)
+for command in (relay, verify_link, sim, run, recovery):
+    main.add_command(command)
+
+if find_spec("pccl.stress.studies") is not None:  # a checkout, not an installed wheel
+    from pccl.stress.studies.commands import COMMANDS
+
+    for command in COMMANDS:
+        main.add_command(command)

@@ -1,10 +1,12 @@
 """Moving bytes: the only room with sockets.
 
-* ``base``: the seam. ``Transport`` listens and dials, ``Connection`` is one byte stream, and a
-  ``Receiver`` is asked for memory before every read.
-* ``tcp``: real sockets on an asyncio loop; ``tcp_socket``: their options, addresses and endings;
-  ``open_files``: how many descriptors there are.
-* ``sim``: an in-memory network in virtual time, with seeded faults; ``sim_pipe``: how its bytes
-  move.
-* ``lane``: frames on one connection. ``link``: all lanes between two peers.
+* ``base``: the seam between the runtime and the network: what a transport must offer.
+* ``lane``: a lane: frames on one connection.
+* ``link``: a link: all lanes between this peer and one other.
+* ``tcp``: the real network: TCP over raw non-blocking sockets, on any asyncio loop (uvloop
+  included).
+* ``tcp_socket``: what a TCP socket is given, and how it ends: options, addresses, the last bytes.
+* ``open_files``: how many descriptors this process may have, and a few more if the system allows
+  it.
+* ``sim``: an in-memory network in virtual time, with seeded faults.
 """

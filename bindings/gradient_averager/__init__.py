@@ -1,14 +1,15 @@
 """Classic data parallelism across peers: the gradients of every step are averaged.
 
-For links that are fast compared to a step; where they are not, DiLoCo communicates hundreds of
-times less. :class:`GradientAverager` is all there is to use. Its parts:
+* ``averager``: hooks on the parameters, the membership, and the step.
+* ``bucket_plan``: which gradients are reduced together. Pure: numbers in, numbers out.
+* ``buckets``: the memory of a bucket: gradients that lie one behind the other on the host.
+* ``leaves``: the numbers in nested dictionaries and lists, as one list and back. Pure.
+* ``reductions``: averages in flight, until every one of them has an outcome.
+* ``replica``: what all peers have, bit for bit the same, as one shared state that a newcomer takes
+  over.
 
-- ``bucket_plan``: which gradients travel together (pure);
-- ``buckets``: their memory, on the host;
-- ``reductions``: averages in flight, until every one of them has an outcome;
-- ``replica``: parameters, optimizer state and step count as one shared state, for newcomers;
-- ``leaves``: the numbers in nested dictionaries, as one list;
-- ``averager``: hooks, membership and the step.
+For links that are fast compared to a step; where they are not, DiLoCo communicates hundreds of
+times less. :class:`GradientAverager` is all there is to use.
 """
 
 from pccl.bindings.gradient_averager.averager import GradientAverager

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 import pccl
-from pccl import QuantizationOptions, ReduceInfo, ReduceOp
+from pccl import AsyncReduceHandle, QuantizationOptions, ReduceInfo, ReduceOp
 from pccl.errors import (
     CollectiveAborted,
     DescriptorMismatch,
@@ -27,7 +27,6 @@ from pccl.errors import (
     ResyncRequired,
     TooFewPeers,
 )
-from pccl.handles import AsyncReduceHandle
 
 OUT_OF_STEP = (Evicted, MasterLost, OutcomeUnknown, ResyncRequired)
 """The others go on without this peer, or may have taken what it has not."""

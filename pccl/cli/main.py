@@ -36,13 +36,16 @@ COMMANDS: Mapping[str, Command] = {
         "Verify a checkpoint of shared state, and show what it holds.",
     ),
     "demo": Command(
-        "pccl.cli.demo:demo", "Train with several processes; half-way kill one, let another join."
+        "pccl.cli.demo.command:demo",
+        "Train with several processes; half-way kill one, let another join.",
     ),
     "join": Command(
-        "pccl.cli.join:join", "Run a command as one peer of a run whose master is elsewhere."
+        "pccl.cli.processes.join:join",
+        "Run a command as one peer of a run whose master is elsewhere.",
     ),
     "launch": Command(
-        "pccl.cli.launch:launch", "Run a command as several peers of this machine, with a master."
+        "pccl.cli.processes.launch:launch",
+        "Run a command as several peers of this machine, with a master.",
     ),
     "master": Command("pccl.cli.master:master", "Run a master until Ctrl-C or SIGTERM."),
     "status": Command(

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from pccl.cli.guard import become
+from pccl.cli.processes.guard import become
 
 AS_GIVEN: dict[str, Any] = {
     "ignore_unknown_options": True,

@@ -1,12 +1,23 @@
-"""The arithmetic of collectives, pure: who sends what when, and what happens to the numbers.
+"""Collectives, pure: who sends what when, and the arithmetic.
 
-* ``layout``: how a tensor splits into chunks (one per rank) and segments (the pipeline unit).
-* ``schedule``: what every schedule says: what to send first and what each arrival causes.
-* ``ring``, ``broadcast``: the schedules; ``plan`` picks the one for what was asked for.
-* ``received_set``: which segments are here, as a bitmap that can travel.
-* ``reductions``: combining values of each dtype, and finishing averages.
-* ``quantization``: wire formats; ``residual``: what they left out of a tensor.
-* ``digest``: the fingerprint of a result, taken segment by segment.
-
-A schedule never touches memory; the runtime binds it to buffers and links.
+* ``layout``: how a tensor splits: into one chunk per rank, and each chunk into segments.
+* ``route``: what one rank sends to another in one collective: segments, numbered.
+* ``schedule``: what a chain tells the runtime: who sends what when, as one rank sees it.
+* ``ring``: ring all-reduce as a pure schedule: reduce-scatter, then all-gather, pipelined by
+  segment.
+* ``direct``: mesh and star all-reduce as one pure schedule: contributions to owners, results from
+  owners.
+* ``broadcast``: broadcast as a pure schedule: a chain in ring order that starts at the root.
+* ``plan``: which schedule carries out what was asked for. All members derive the same one.
+* ``received_set``: which of the expected segments are here: each counts exactly once, and the set
+  can travel.
+* ``resume``: what is left of a ring that has lost ranks: its layout without them, and the sums that
+  they lack.
+* ``reductions``: combining contributions: the arithmetic of every dtype and operation, in place.
+* ``weighting``: weighted averages: what becomes of contributions that count unequally.
+* ``digest``: the fingerprint of a result: hashes of its segments, in the order of their position.
+* ``residual``: what quantization left out of one tensor, on its way from one operation into the
+  next.
+* ``quantization``: wire formats: values become fewer bytes, block by block, and bytes become
+  values.
 """

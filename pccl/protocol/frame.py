@@ -71,7 +71,7 @@ class FrameKind(enum.IntEnum):
     WATCH = 24
     """Sender, a newcomer, wants to hear of results."""
     RESULT = 25
-    """That a reduction was committed, as ``pccl.runtime.results`` packs it."""
+    """That a reduction was committed, as ``pccl.runtime.state.results`` packs it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,13 +31,13 @@ from pccl.machines.peer.events import (
 )
 from pccl.protocol import errors
 from pccl.protocol.types import OperationId, RoundKind
-from pccl.runtime.carry import Carry
 from pccl.runtime.clock import Clock, Timer
-from pccl.runtime.memory import LentRanges, Range
-from pccl.runtime.operand import Operand
+from pccl.runtime.collective.carry import Carry
+from pccl.runtime.collective.memory import LentRanges, Range
+from pccl.runtime.collective.operand import Operand
+from pccl.runtime.collective.transfer import Transfer
 from pccl.runtime.requests import Deadline, ReduceReport
-from pccl.runtime.state_sync import StateSync
-from pccl.runtime.transfer import Transfer
+from pccl.runtime.state.sync import StateSync
 from pccl.runtime.waiting import settled
 
 LEFT = "the caller left"

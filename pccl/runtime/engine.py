@@ -55,21 +55,21 @@ from pccl.protocol.operation import Phase
 from pccl.protocol.types import SYNC_TAG, Descriptor, OperationId, PeerId, Roster, RoundKind
 from pccl.runtime.calls import Call, Calls, fresh
 from pccl.runtime.clock import ThreadClock, Ticker
-from pccl.runtime.control_keeper import ControlKeeper
-from pccl.runtime.data_plane import DataPlane
-from pccl.runtime.frame_router import FrameRouter
-from pccl.runtime.greeting import Credentials
+from pccl.runtime.collective.data_plane import DataPlane
+from pccl.runtime.collective.operand import Operand
+from pccl.runtime.collective.reduce_many import ReduceMany
+from pccl.runtime.control.greeting import Credentials
+from pccl.runtime.control.keeper import ControlKeeper
 from pccl.runtime.hashing import Hasher, InlineHasher
-from pccl.runtime.link_keeper import LinkKeeper
-from pccl.runtime.link_meter import LinkMeter
-from pccl.runtime.listening import listen
-from pccl.runtime.operand import Operand
-from pccl.runtime.reduce_many import ReduceMany
+from pccl.runtime.links.frame_router import FrameRouter
+from pccl.runtime.links.keeper import LinkKeeper
+from pccl.runtime.links.listening import listen
+from pccl.runtime.links.meter import LinkMeter
 from pccl.runtime.requests import Deadline, PeerOptions, ReduceReport, ReduceRequest
-from pccl.runtime.running_prefetch import PrefetchRequest
-from pccl.runtime.state_desk import StateDesk
-from pccl.runtime.state_exchange import StateExchange
-from pccl.runtime.state_sync import SyncReport, SyncRequest
+from pccl.runtime.state.desk import StateDesk
+from pccl.runtime.state.exchange import StateExchange
+from pccl.runtime.state.running_prefetch import PrefetchRequest
+from pccl.runtime.state.sync import SyncReport, SyncRequest
 from pccl.runtime.tasks import Tasks
 from pccl.runtime.waiting import log_wait, log_warning, next_turn
 from pccl.transports.base import Address, Listener, Transport

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import ClassVar, Protocol, TypeVar
 
-from pccl.runtime.state_memory import StateMemory
+from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.waiting import settled
 from pccl.state.digests import piece_digest
 

@@ -44,13 +44,13 @@ from pccl.protocol.limits import (
 from pccl.protocol.messages import MasterAddress
 from pccl.protocol.shared_state import Elect
 from pccl.runtime.clock import ThreadClock, Ticker, Timer
-from pccl.runtime.control import ControlStream
-from pccl.runtime.greeting import Credentials, Reception
+from pccl.runtime.control.greeting import Credentials, Reception
+from pccl.runtime.control.probe import probe
+from pccl.runtime.control.question import ask_run
+from pccl.runtime.control.status_desk import StatusDesk
+from pccl.runtime.control.stranger_log import StrangerLog
+from pccl.runtime.control.stream import ControlStream
 from pccl.runtime.master_store import MasterStore, Remembered
-from pccl.runtime.probe import probe
-from pccl.runtime.question import ask_run
-from pccl.runtime.status_desk import StatusDesk
-from pccl.runtime.stranger_log import StrangerLog
 from pccl.runtime.tasks import Tasks
 from pccl.state.election import elect
 from pccl.topology.cost_model import choose_algorithms

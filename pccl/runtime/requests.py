@@ -10,7 +10,7 @@ from pccl.collectives.residual import Residual
 from pccl.machines.peer.events import PeerEvent, ReduceCall
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
 from pccl.protocol.types import NOBODY, Algorithm, Descriptor, OperationId, PeerId
-from pccl.runtime.operand import Operand
+from pccl.runtime.collective.operand import Operand
 from pccl.transports.base import Address
 
 

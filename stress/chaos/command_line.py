@@ -12,11 +12,11 @@ from rich.console import Console
 
 from pccl.cli.command_line import Seconds
 from pccl.cli.streams import writing
-from pccl.stress.chaos.judge import judge
 from pccl.stress.chaos.namespaces import NamespacesRefused
-from pccl.stress.chaos.report import show, write_html, write_json
 from pccl.stress.chaos.run import ChaosRun, StartFailed
 from pccl.stress.chaos.settings import Settings
+from pccl.stress.chaos.verdict.judge import judge
+from pccl.stress.chaos.verdict.report import show, write_html, write_json
 from pccl.stress.chaos.view import choose_view
 from pccl.stress.drawing import draw
 from pccl.stress.emulator.command_line import Link, ending_on_sigterm

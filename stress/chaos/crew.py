@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import Self
 
 from pccl import config
-from pccl.cli.children import STDOUT, Children, Ended, Line
+from pccl.cli.processes.children import STDOUT, Children, Ended, Line
 from pccl.stress.chaos.events import Event, decode
 from pccl.stress.chaos.namespaces import Hosts
 from pccl.stress.chaos.network import Network
 from pccl.stress.chaos.peer_process import DUMP_SIGNAL
-from pccl.stress.chaos.record import Life, Record
 from pccl.stress.chaos.settings import Settings
+from pccl.stress.chaos.verdict.record import Life, Record
 from pccl.stress.timeline import MASTER, STANDBY
 
 OURS = frozenset(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from pccl.cli.children import Ended
+from pccl.cli.processes.children import Ended
 from pccl.stress.chaos.crew import Crew
 from pccl.stress.chaos.events import Event, Joined
 from pccl.stress.chaos.namespaces import Loopback, Namespaces
 from pccl.stress.chaos.network import Network
-from pccl.stress.chaos.record import Life, Record
 from pccl.stress.chaos.settings import Settings, patience_s
 from pccl.stress.chaos.trouble import Trouble
+from pccl.stress.chaos.verdict.record import Life, Record
 from pccl.stress.chaos.view import View
 from pccl.stress.emulator.spec import LinkSpec
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from pccl.stress.chaos.crew import Crew
 from pccl.stress.chaos.network import Network
-from pccl.stress.chaos.record import Done, Life, Record
+from pccl.stress.chaos.verdict.record import Done, Life, Record
 from pccl.stress.timeline import MASTER, OF_PAIR, STANDBY, Fault, FaultKind
 
 SLOW_PERIOD_S = 0.1

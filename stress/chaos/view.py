@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pccl.stress.chaos.record import Life, Record
+from pccl.stress.chaos.verdict.record import Life, Record
 
 NOTES_MAX = 14
 LINE_EVERY_S = 10.0

@@ -1,13 +1,21 @@
 """The link emulator: a TCP relay that makes loopback behave like a real link, without root.
 
-* ``spec``: what a link is like (``rate=200mbit,rtt=80ms,flow=100mbit``).
-* ``shaper``: when each byte leaves and arrives; pure, in virtual nanoseconds.
-* ``tuning``: what the relay's sockets are given; ``alarm``: a timer finer than the loop's.
-* ``connection``: one relayed connection, both ways; ``sorting``: which link it belongs to.
-* ``relay``: the listener, the links, the faults.
-* ``thread``: a relay on a thread of its own, for tests and benchmarks.
-* ``verify``: a plain TCP stream through a relay, measured beside what was asked for.
-* ``loopback``: two plain processes and a connection without a relay: what the machine can do.
+* ``spec``: what an emulated link is like, and how people write it: ``rate=200mbit,rtt=80ms``.
+* ``shaper``: when each byte of a link's direction leaves and arrives: pure, in virtual nanoseconds.
+* ``alarm``: a timer of a loop that rings within some ten microseconds of its time.
+* ``tuning``: what the relay's sockets are given, and how they end.
+* ``connection``: one relayed connection: two sockets, and between them a flow in each direction.
+* ``sorting``: which link a connection belongs to, by the first bytes that its dialler sends.
+* ``relay``: the relay: listens before a target, and passes every connection on by way of an
+  emulated link.
+* ``thread``: a relay on a thread of its own, for tests and benchmarks: its faults may come from any
+  thread.
+* ``command_line``: the emulator's commands: ``python -m pccl.stress relay`` and ``verify-link``.
+* ``verify``: a plain TCP stream through a relay, measured: does the emulator do what it says?
+* ``stream``: what a plain program takes to copy bytes to another process: one connection, one
+  direction.
+* ``loopback``: how fast two plain processes move bytes to each other: the floor under every
+  benchmark.
 
 See ``docs/emulator.md``.
 """

@@ -20,12 +20,12 @@ from rich.progress import Progress
 
 from pccl.cli.command_line import Seconds
 from pccl.cli.streams import writing
-from pccl.stress.sim.mixes import MIXES
 from pccl.stress.sim.planted import PLANTED, planted
 from pccl.stress.sim.runner import Verdict, run_scenario
-from pccl.stress.sim.scenario import Scenario
-from pccl.stress.sim.scenario_file import load, to_text
-from pccl.stress.sim.shrink import shrink
+from pccl.stress.sim.scenarios.file import load, to_text
+from pccl.stress.sim.scenarios.mixes import MIXES
+from pccl.stress.sim.scenarios.scenario import Scenario
+from pccl.stress.sim.scenarios.shrink import shrink
 from pccl.stress.timeline import TimelineError
 
 STORY_LINES = 60

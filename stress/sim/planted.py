@@ -36,14 +36,14 @@ from pccl.protocol.errors import PCCLError
 from pccl.protocol.operation import Phase
 from pccl.protocol.shared_state import DIGEST_BYTES, Expected, Offer
 from pccl.protocol.types import Descriptor, OperationId, PeerId
-from pccl.runtime.carry import Carry
-from pccl.runtime.chain_transfer import ChainTransfer
-from pccl.runtime.data_plane import DataPlane
-from pccl.runtime.link_keeper import LinkKeeper
-from pccl.runtime.state_memory import StateMemory
-from pccl.runtime.state_session import StateSession
-from pccl.runtime.stock import Stock
-from pccl.runtime.transfer import Inlet, Placement, Transfer
+from pccl.runtime.collective.carry import Carry
+from pccl.runtime.collective.chain_transfer import ChainTransfer
+from pccl.runtime.collective.data_plane import DataPlane
+from pccl.runtime.collective.transfer import Inlet, Placement, Transfer
+from pccl.runtime.links.keeper import LinkKeeper
+from pccl.runtime.state.memory.state_memory import StateMemory
+from pccl.runtime.state.memory.stock import Stock
+from pccl.runtime.state.session import StateSession
 from pccl.state import election
 from pccl.state.digests import PieceMap
 from pccl.stress.sim.planted_training import PLANTED_IN_TRAINING
@@ -315,7 +315,7 @@ def _lost_part_kept(stack: ExitStack) -> None:
     def reusable_chunks(rank: int, world_size: int, left: Sequence[int]) -> list[int]:
         return [chunk for chunk in range(world_size) if chunk != rank]
 
-    stack.enter_context(patch("pccl.runtime.carry.reusable_chunks", reusable_chunks))
+    stack.enter_context(patch("pccl.runtime.collective.carry.reusable_chunks", reusable_chunks))
 
 
 def _carry_not_restored(stack: ExitStack) -> None:
@@ -356,7 +356,7 @@ def _unverified_piece_accepted(stack: ExitStack) -> None:
     def digest(content: memoryview) -> bytes:
         return Anything(DIGEST_BYTES)
 
-    stack.enter_context(patch("pccl.runtime.state_intake.piece_digest", digest))
+    stack.enter_context(patch("pccl.runtime.state.intake.piece_digest", digest))
 
 
 def _staging_skipped(stack: ExitStack) -> None:

@@ -42,14 +42,14 @@ from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import Remembered
 from pccl.runtime.requests import PeerOptions
 from pccl.state.election import elect
-from pccl.stress.sim.checkers import Checkers, InRun, Violation
+from pccl.stress.sim.checkers.outcomes import Checkers, InRun, Violation
+from pccl.stress.sim.checkers.told_losses import ToldLosses
 from pccl.stress.sim.faults.base import LifePhase
 from pccl.stress.sim.loop import VirtualLoop
-from pccl.stress.sim.told_losses import ToldLosses
 from pccl.stress.sim.trace import Trace
 from pccl.transports.base import Address
 from pccl.transports.link import Link
-from pccl.transports.sim import SimHost
+from pccl.transports.sim.network import SimHost
 
 Array = npt.NDArray[Any]
 

@@ -10,16 +10,16 @@ from random import Random
 from typing import Any
 
 from pccl.protocol.types import NS_PER_S
-from pccl.stress.sim.checkers import Checkers, Violation
-from pccl.stress.sim.excuses import Excuses
+from pccl.stress.sim.checkers.excuses import Excuses
+from pccl.stress.sim.checkers.outcomes import Checkers, Violation
+from pccl.stress.sim.checkers.state import StateCheckers
+from pccl.stress.sim.checkers.training import TrainingCheckers
 from pccl.stress.sim.faults import LifePhase, MasterDeath
 from pccl.stress.sim.loop import Deadlock, OutOfTime, VirtualLoop
 from pccl.stress.sim.process import PeerProcess
-from pccl.stress.sim.scenario import Scenario, draw, draw_to_train
+from pccl.stress.sim.scenarios.scenario import Scenario, draw, draw_to_train
 from pccl.stress.sim.stage import Seat, Stage
-from pccl.stress.sim.state_checkers import StateCheckers
 from pccl.stress.sim.trace import Trace
-from pccl.stress.sim.training_checkers import TrainingCheckers
 
 LIMIT_S = 250
 """Virtual time after the last fault at which somebody evidently waits for ever: every deadline adds

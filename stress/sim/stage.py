@@ -28,11 +28,10 @@ from pccl.protocol.limits import EAGER_BYTES_MAX
 from pccl.protocol.messages import OperationRequest, Withdraw
 from pccl.protocol.types import PeerId, Roster
 from pccl.runtime.requests import PeerOptions
-from pccl.stress.sim.application import Application
-from pccl.stress.sim.checkers import Checkers, InRun
-from pccl.stress.sim.excuses import MASTER_NAME, MASTERS, STANDBY_NAME, Excuses
+from pccl.stress.sim.checkers.excuses import MASTER_NAME, MASTERS, STANDBY_NAME, Excuses
+from pccl.stress.sim.checkers.links import LinkCheckers
+from pccl.stress.sim.checkers.outcomes import Checkers, InRun
 from pccl.stress.sim.faults.base import MASTER, Fault, LifePhase
-from pccl.stress.sim.link_checkers import LinkCheckers
 from pccl.stress.sim.links import Lips, SimLink
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import (
@@ -43,14 +42,15 @@ from pccl.stress.sim.process import (
     PeerProcess,
     ProcessClock,
 )
-from pccl.stress.sim.scenario import Scenario
+from pccl.stress.sim.scenarios.scenario import Scenario
 from pccl.stress.sim.trace import Trace
-from pccl.stress.sim.training_workload import TrainingWorkload
-from pccl.stress.sim.workload import Workload
+from pccl.stress.sim.workloads.application import Application
+from pccl.stress.sim.workloads.collectives import Workload
+from pccl.stress.sim.workloads.training import TrainingWorkload
 from pccl.transports.base import Address
 from pccl.transports.link import Link
-from pccl.transports.sim import SimConnection, SimHost, SimNetwork
-from pccl.transports.sim_pipe import Route
+from pccl.transports.sim.network import SimConnection, SimHost, SimNetwork
+from pccl.transports.sim.pipe import Route
 
 _FIRST_LISTENING_PORT = 20000
 

@@ -174,7 +174,7 @@ def peers_when_measuring(pid: int) -> list[int]:
             with contextlib.suppress(OSError):
                 threads = len(list(Path(f"/proc/{child}/task").iterdir()))
                 command = Path(f"/proc/{child}/cmdline").read_bytes()
-                if b"pccl.cli.bench.peer" in command and threads > 1:
+                if b"pccl.cli.bench.peers.peer" in command and threads > 1:
                     peers.append(child)
         if len(peers) == 2:
             return peers

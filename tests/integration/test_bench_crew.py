@@ -12,10 +12,10 @@ import pytest
 from pccl import config
 from pccl.cli.bench import run
 from pccl.cli.bench.crew import OURS, Crew, ProcessDied
+from pccl.cli.bench.peers.words import Connected, Doing, Failed, Measured, Report, Timed, encode
 from pccl.cli.bench.plan import Plan
 from pccl.cli.bench.run import Group
 from pccl.cli.bench.statistics import Result
-from pccl.cli.bench.words import Connected, Doing, Failed, Measured, Report, Timed, encode
 
 ENDS = "__import__('os')._exit({})"
 FOREVER = "__import__('signal').pause()"

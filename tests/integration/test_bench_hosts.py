@@ -19,8 +19,8 @@ import pytest
 from click.testing import CliRunner
 
 import pccl
-from pccl.cli.bench.agreement import gather, share
 from pccl.cli.bench.command import bench
+from pccl.cli.bench.peers.agreement import gather, share
 from tests.support.patience import LONG_LIMIT_S
 from tests.support.secret_files import keep
 

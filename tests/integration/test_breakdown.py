@@ -14,10 +14,10 @@ import pytest
 
 import pccl
 import pccl.aio
+from pccl._api.session import Session
 from pccl.errors import CollectiveAborted, LocalProtocolError, NotConnected, ResyncRequired
 from pccl.protocol.types import PeerId
-from pccl.runtime.data_plane import DataPlane
-from pccl.session import Session
+from pccl.runtime.collective.data_plane import DataPlane
 from tests.support.patience import LIMIT_S
 
 

@@ -265,7 +265,7 @@ def test_help_names_every_command_and_imports_none() -> None:
     assert run.returncode == 0
     assert {"demo", "master"} <= set(re.findall(r"^  (\w+) ", run.stdout, re.MULTILINE))
     loaded = set(json.loads(run.stderr))
-    assert loaded.isdisjoint({"torch", "rich", "sklearn", "matplotlib", "pccl.cli.demo"})
+    assert loaded.isdisjoint({"torch", "rich", "sklearn", "matplotlib", "pccl.cli.demo.command"})
 
 
 def test_version() -> None:

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import pccl
+from pccl._api.session import Session
 from pccl.errors import LinkError, NotConnected
 from pccl.runtime.engine import PeerEngine
-from pccl.session import Session
 from tests.support.patience import LIMIT_S, patient
 
 PROMPT_S = patient(3.0)

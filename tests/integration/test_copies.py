@@ -23,9 +23,9 @@ from pccl.protocol.handshake import OPENING_BYTES
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Algorithm, Descriptor, ReduceOp
 from pccl.runtime.clock import LoopClock
+from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
-from pccl.runtime.operand import borrow
 from pccl.runtime.requests import PeerOptions, ReduceReport, ReduceRequest
 from pccl.transports.base import (
     Address,

@@ -275,7 +275,7 @@ def test_close(monkeypatch: pytest.MonkeyPatch) -> None:
     until(lambda: not io_threads())
 
 
-SWEPT = ("io_thread.py", "session.py", "master_node.py", "weakref.py")
+SWEPT = ("io_thread.py", "_api/session.py", "master_node.py", "weakref.py")
 
 
 def interrupted_at(step: int, act: Callable[[], None]) -> bool:

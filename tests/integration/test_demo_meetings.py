@@ -11,8 +11,8 @@ from tests.support.patience import LIMIT_S
 torch = pytest.importorskip("torch")
 
 import pccl  # noqa: E402
-from pccl.cli import demo_peer  # noqa: E402
-from pccl.cli.demo_record import Event, Joined, Stepped, Synced  # noqa: E402
+from pccl.cli.demo import peer as demo_peer  # noqa: E402
+from pccl.cli.demo.record import Event, Joined, Stepped, Synced  # noqa: E402
 from pccl.progress import SyncProgress  # noqa: E402
 
 AWAIT_AT = 3

@@ -29,7 +29,7 @@ import numpy as np
 
 import pccl
 from pccl.errors import Evicted
-from pccl.runtime.transfer import Transfer
+from pccl.runtime.collective.transfer import Transfer
 from tests.support.patience import LIMIT_S, patient
 from tests.support.ports import free_port
 

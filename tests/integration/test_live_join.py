@@ -15,7 +15,7 @@ import pytest
 import pccl
 from pccl import ObservedReduction, ReduceOp, SharedState, SyncProgress, TensorInfo, Timing
 from pccl.protocol.shared_state import PIECE_BYTES
-from pccl.runtime.state_giver import StateGiver
+from pccl.runtime.state.giver import StateGiver
 from pccl.shared_state import SharedStateSyncInfo
 from tests.support.patience import LIMIT_S
 

@@ -32,13 +32,13 @@ from pccl.errors import (
 from pccl.protocol.limits import Timing
 from pccl.protocol.operation import Phase
 from pccl.protocol.types import Descriptor
+from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
-from pccl.runtime.operand import borrow
 from pccl.runtime.requests import PeerOptions, ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address
-from pccl.transports.sim import SimNetwork
+from pccl.transports.sim.network import SimNetwork
 from tests.support.patience import LIMIT_S
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pccl.stress.patience import Findings
+from pccl.stress.studies.patience import Findings
 from tests.support.patience import LONG_LIMIT_S
 
 

@@ -36,11 +36,11 @@ from pccl.protocol.shared_state import PIECE_BYTES
 from pccl.protocol.types import PeerId
 from pccl.runtime import hashing
 from pccl.runtime.hashing import PooledHasher
-from pccl.runtime.state_giver import StateGiver
-from pccl.runtime.state_memory import StateMemory
-from pccl.runtime.state_session import StateSession
-from pccl.runtime.state_sync import SyncRequest
-from pccl.runtime.stock import Stock
+from pccl.runtime.state.giver import StateGiver
+from pccl.runtime.state.memory.state_memory import StateMemory
+from pccl.runtime.state.memory.stock import Stock
+from pccl.runtime.state.session import StateSession
+from pccl.runtime.state.sync import SyncRequest
 from pccl.shared_state import SharedStateSyncInfo
 from tests.support.patience import LIMIT_S, patient
 

@@ -38,9 +38,9 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.messages import OperationDone, OperationEnded, OperationStarted
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.clock import LoopClock
+from pccl.runtime.collective.transfer import Transfer
 from pccl.runtime.io_thread import IOThread
 from pccl.runtime.master_server import MasterServer
-from pccl.runtime.transfer import Transfer
 from pccl.transports.base import Address
 from pccl.transports.link import Link
 from pccl.transports.tcp import TcpTransport

@@ -43,8 +43,8 @@ from pccl.protocol.messages import (
     RoundRequest,
 )
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundId, RoundKind
-from pccl.runtime.control import ControlStream
-from pccl.runtime.greeting import Greeting
+from pccl.runtime.control.greeting import Greeting
+from pccl.runtime.control.stream import ControlStream
 from pccl.transports.lane import Lane
 from tests.support.patience import LIMIT_S, patient
 

@@ -32,7 +32,7 @@ import pccl
 from pccl import Timing
 from pccl.protocol.shared_state import PIECE_BYTES
 from pccl.protocol.types import PeerId
-from pccl.runtime.state_giver import StateGiver
+from pccl.runtime.state.giver import StateGiver
 from tests.support.patience import LONG_LIMIT_S
 
 SIZE = int(os.environ.get("SWARM_MIB", "256")) << 20

@@ -15,7 +15,7 @@ import pytest
 from pccl.protocol.errors import LinkError, LocalProtocolError, RemoteProtocolError
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection, Listener, Transport
-from pccl.transports.sim import SimNetwork
+from pccl.transports.sim.network import SimNetwork
 from pccl.transports.tcp import TcpTransport
 from tests.support.patience import LIMIT_S
 

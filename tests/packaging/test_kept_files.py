@@ -20,7 +20,7 @@ from pccl.bindings import events
 from pccl.protocol.types import PeerId
 from pccl.runtime.master_store import DirectoryStore
 from pccl.shared_state import SharedState
-from pccl.stress.sim import scenario_file
+from pccl.stress.sim.scenarios import file as scenario_file
 
 KEPT = Path(__file__).with_name("kept")
 CONTENTS = {

@@ -14,6 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SIBLINGS = ("transports", "bindings", "stress")
 """The rooms that lie beside pccl/ and are installed inside it."""
+STUDIES = "pccl.stress.studies"
+"""Commands for a checkout, which are not installed."""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,9 @@ def mapped_folder(package: str, package_dir: dict[str, str]) -> Path:
 
 def test_packages_are_those_on_disk(project: dict[str, Any]) -> None:
     listed: list[str] = project["tool"]["setuptools"]["packages"]
-    assert sorted(listed) == sorted(packages_on_disk()), "mend [tool.setuptools] packages"
+    assert sorted([*listed, STUDIES]) == sorted(packages_on_disk()), (
+        "mend [tool.setuptools] packages"
+    )
 
 
 def test_packages_map_to_their_folders(project: dict[str, Any]) -> None:
@@ -106,6 +110,8 @@ def test_wheel_made_from_the_sdist_holds_every_module_once(tmp_path: Path) -> No
         names = archive.namelist()
     assert len(names) == len(set(names))
     code = {name for name in names if ".dist-info/" not in name}
-    assert code == {*modules_on_disk(), "pccl/py.typed"}
+    studies = STUDIES.replace(".", "/") + "/"
+    modules = {name for name in modules_on_disk() if not name.startswith(studies)}
+    assert code == {*modules, "pccl/py.typed"}
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert any(name.endswith("/entry_points.txt") for name in names)

@@ -19,11 +19,27 @@ FOLDERS = ("pccl", "transports", "bindings", "stress")
 LINE_COUNT_MAX = 600
 
 API = "public API"
-"""The room of the modules that lie in pccl/ itself."""
+"""The room of the modules that lie in pccl/ itself: what users import."""
+VOCABULARY = "public vocabulary"
+"""Those of them that both faces are made with."""
+_VOCABULARY = frozenset(
+    [
+        "addresses",
+        "checkpoint",
+        "checks",
+        "config",
+        "cuda",
+        "descriptors",
+        "error_feedback",
+        "errors",
+        "shared_state",
+    ]
+)
 
 PURE = frozenset({"protocol", "collectives", "state", "topology", "machines"})
 BELOW_API = PURE | {"transports", "runtime"}
-EVERYTHING = BELOW_API | {API, "bindings", "stress", "emulator", "cli", "demo peer"}
+PUBLIC = BELOW_API | {VOCABULARY, "_api", API}
+EVERYTHING = PUBLIC | {"bindings", "stress", "emulator", "cli", "demo peer"}
 
 MAY_USE: dict[str, frozenset[str]] = {
     "protocol": frozenset({"protocol"}),
@@ -33,12 +49,14 @@ MAY_USE: dict[str, frozenset[str]] = {
     "machines": frozenset({"machines", "topology", "state", "protocol"}),
     "transports": frozenset({"transports", "protocol"}),
     "runtime": BELOW_API,
-    API: BELOW_API | {API},
-    "bindings": frozenset({"bindings", API}),
+    VOCABULARY: BELOW_API | {VOCABULARY},
+    "_api": BELOW_API | {VOCABULARY, "_api"},
+    API: PUBLIC,
+    "bindings": frozenset({"bindings", API, VOCABULARY}),
     "stress": EVERYTHING,
     "emulator": EVERYTHING,
-    "cli": frozenset({"cli", API}),
-    "demo peer": frozenset({"cli", API, "bindings"}),
+    "cli": frozenset({"cli", API, VOCABULARY}),
+    "demo peer": frozenset({"cli", API, VOCABULARY, "bindings"}),
 }
 MAY_USE_WHEN_CALLED: dict[str, frozenset[str]] = {"cli": frozenset({"stress"})}
 """Allowed as well inside a function's body, so that only the command that needs it loads it."""
@@ -55,7 +73,7 @@ IMPURE = CLOCK_AND_CHANCE | NETWORK | SYSTEM | THREADS
 
 RESERVED: dict[str, frozenset[str]] = {
     "socket": frozenset({"transports", "emulator"}),
-    "threading": frozenset({"runtime", API, "bindings", "stress", "emulator", "cli", "demo peer"}),
+    "threading": EVERYTHING - PURE - {"transports"},
 }
 """Modules that only some rooms may import."""
 
@@ -81,7 +99,14 @@ class Import(NamedTuple):
         if self.top != "pccl":
             return None
         parts = self.name.split(".")
-        return parts[1] if len(parts) > 1 and parts[1] in MAY_USE else API
+        return room_of_name(parts[1]) if len(parts) > 1 else API
+
+
+def room_of_name(name: str) -> str:
+    """The room of what is called ``name`` in pccl/."""
+    if name in MAY_USE:
+        return name
+    return VOCABULARY if name in _VOCABULARY else API
 
 
 def imports(node: ast.AST, when_called: bool = False) -> Iterator[Import]:
@@ -127,7 +152,7 @@ def direction_complaints(room: str, tree: ast.Module) -> Iterator[str]:
             allowed |= MAY_USE_WHEN_CALLED.get(room, frozenset())
         if found.room not in allowed:
             yield f"{found.line}: {room} imports {found.name} of {found.room}"
-        elif room in PUBLIC_ONLY and found.room == API:
+        elif room in PUBLIC_ONLY and found.room in (API, VOCABULARY):
             parts = found.name.split(".")
             if len(parts) > 1 and parts[1].startswith("_") and not parts[1].startswith("__"):
                 yield f"{found.line}: {room} imports {found.name}, which is private"
@@ -143,19 +168,19 @@ def python_files(folder: str) -> Iterator[Path]:
 
 
 def room_of(path: Path) -> str:
-    """The room of a file: its folder in pccl/ or beside it; pccl/ itself is the API.
+    """The room of a file: its folder in pccl/ or beside it; pccl/ itself is public.
 
     The link emulator is a network that the library does not know of, with sockets of its own; the
     rest of stress/ has none. A peer of the demo is a program of its own that needs torch anyway;
     the commands do without it, and so without the bindings.
     """
-    if path.parts == ("pccl", "cli", "demo_peer.py"):
+    if path.parts == ("pccl", "cli", "demo", "peer.py"):
         return "demo peer"
     if path.parts[:2] == ("stress", "emulator"):
         return "emulator"
     if path.parts[0] != "pccl":
         return path.parts[0]
-    return path.parts[1] if len(path.parts) > 2 else API
+    return path.parts[1] if len(path.parts) > 2 else room_of_name(path.stem)
 
 
 MODULES = {path: room_of(path) for folder in FOLDERS for path in python_files(folder)}

@@ -33,9 +33,9 @@ from pccl.protocol.types import (
     ReduceOp,
     WireFormat,
 )
-from pccl.runtime import memory
-from pccl.runtime.data_plane import DataPlane
-from pccl.runtime.operand import Operand, borrow, borrow_many
+from pccl.runtime.collective import memory
+from pccl.runtime.collective.data_plane import DataPlane
+from pccl.runtime.collective.operand import Operand, borrow, borrow_many
 from pccl.stress.sim.fold import differences, fold, implausible
 from pccl.transports.lane import Payload
 from pccl.transports.link import Link

@@ -33,9 +33,8 @@ from hypothesis import strategies as st
 
 from pccl.addresses import parse_address, parse_advertised, parse_masters
 from pccl.checkpoint import Reader
-from pccl.checkpoint_header import Checkpoint, CheckpointTensor, checkpoint_of, header_of
-from pccl.cli import demo_record
-from pccl.cli.bench import words
+from pccl.cli.bench.peers import words
+from pccl.cli.demo import record as demo_record
 from pccl.collectives.quantization import make_codec
 from pccl.collectives.received_set import ReceivedSet
 from pccl.collectives.reductions import Scratch
@@ -56,8 +55,9 @@ from pccl.protocol.handshake import (
 from pccl.protocol.shared_state import DIGEST_BYTES, Lineage
 from pccl.protocol.types import OperationId, PeerId, Quantization, WireFormat
 from pccl.runtime.master_store import DirectoryStore
-from pccl.runtime.results import ResultNews
-from pccl.runtime.state_post import numbers_of, pack_numbers
+from pccl.runtime.state.post import numbers_of, pack_numbers
+from pccl.runtime.state.results import ResultNews
+from pccl.state.checkpoint_header import Checkpoint, CheckpointTensor, checkpoint_of, header_of
 from pccl.state.layout import Entry, Layout
 from pccl.stress.chaos import events
 from pccl.stress.emulator.spec import LinkSpec
@@ -420,14 +420,14 @@ DECODERS: dict[str, Decoder] = {
         streams_of_frames(),
         byte_by_byte=lambda data: lane_after(data, Splitting()),
     ),
-    "pccl/runtime/results.py ResultNews.unpack": Decoder(
+    "pccl/runtime/state/results.py ResultNews.unpack": Decoder(
         ResultNews.unpack,
         RemoteProtocolError,
         (NEWS.pack(), replace(NEWS, weights=(0.5, 2.0)).pack()),
         write=ResultNews.pack,
-        runs=("pccl/runtime/replay.py Replay.heard",),
+        runs=("pccl/runtime/state/replay.py Replay.heard",),
     ),
-    "pccl/runtime/state_post.py numbers_of": Decoder(
+    "pccl/runtime/state/post.py numbers_of": Decoder(
         lambda data: numbers_of(bytearray(data)),
         RemoteProtocolError,
         (b"", pack_numbers([1, 0, 1 << 31])),
@@ -439,7 +439,7 @@ DECODERS: dict[str, Decoder] = {
         ValueError,
         (LAYOUT.pack(), b""),
         write=lambda entries: Layout(entries).pack(),
-        runs=("pccl/runtime/state_maps.py StateComparison.take_layout",),
+        runs=("pccl/runtime/state/maps.py StateComparison.take_layout",),
     ),
     "pccl/collectives/received_set.py ReceivedSet.missing_in": Decoder(
         missing_in, ValueError, (b"\x09\0\xff\x01", b"\0\0", b"\x08\0\x0f")
@@ -452,8 +452,8 @@ DECODERS: dict[str, Decoder] = {
             "pccl/collectives/quantization/affine.py AffineCodec._read",
             "pccl/collectives/quantization/steps.py StepFormat.unpack",
             "pccl/collectives/quantization/symmetric.py SymmetricCodec._read",
-            "pccl/runtime/coding.py Coding.decode",
-            "pccl/runtime/coding.py Coding.decode_in_place",
+            "pccl/runtime/collective/coding.py Coding.decode",
+            "pccl/runtime/collective/coding.py Coding.decode_in_place",
         ),
     ),
     "pccl/runtime/master_store.py _decode": Decoder(
@@ -462,13 +462,13 @@ DECODERS: dict[str, Decoder] = {
         (STATE,),
         bend=bend_msgpack,
     ),
-    "pccl/checkpoint_header.py checkpoint_of": Decoder(
+    "pccl/state/checkpoint_header.py checkpoint_of": Decoder(
         checkpoint_of,
         ValueError,
         CHECKPOINTS,
         sealed_header,
         write=header_of,
-        runs=("pccl/checkpoint_header.py _parse",),
+        runs=("pccl/state/checkpoint_header.py _parse",),
         bend=bend_json,
     ),
     "pccl/checkpoint.py Reader._read_header": Decoder(
@@ -512,7 +512,7 @@ DECODERS: dict[str, Decoder] = {
         runs=("stress/timeline.py Timeline.load",),
         bend=bend_json,
     ),
-    "pccl/cli/demo_record.py decode": Decoder(
+    "pccl/cli/demo/record.py decode": Decoder(
         text_of(demo_record.decode),
         (),
         tuple(
@@ -525,7 +525,7 @@ DECODERS: dict[str, Decoder] = {
         ),
         bend=bend_json,
     ),
-    "pccl/cli/bench/words.py decode": Decoder(
+    "pccl/cli/bench/peers/words.py decode": Decoder(
         text_of(words.decode),
         (),
         (words.encode(words.Committed((0.1, 0.2))).encode(),),
@@ -674,18 +674,18 @@ NOT_FROM_OUTSIDE = {
     "pccl/cli/command_line.py Wrapper.parse_args": "click's own name",
     "pccl/cli/bench/run.py measure_bandwidths": "lines of processes that the benchmark started",
     "pccl/cli/bench/run.py last_objects": "lines of processes that the benchmark started",
-    "pccl/cli/bench/state_words.py _Told.from_json": "an argument that the benchmark gave",
-    "pccl/cli/bench/words.py Task.from_json": "an argument that the benchmark gave",
+    "pccl/cli/bench/state/words.py _Told.from_json": "an argument that the benchmark gave",
+    "pccl/cli/bench/peers/words.py Task.from_json": "an argument that the benchmark gave",
     "pccl/collectives/quantization/affine.py AffineCodec._write": "what it has packed itself",
     "pccl/collectives/quantization/symmetric.py SymmetricCodec._write": "what it has packed itself",
-    "stress/chaos/recovery.py Measurement._hear": "lines of processes that the harness started",
-    "stress/churn.py _event": "lines of processes that the study started",
-    "stress/lane_trace.py lanes": "lines of processes that the study started",
-    "stress/patience.py _run": "lines of processes that the study started",
-    "stress/quality.py _Grid._made": "a file that the study wrote",
-    "stress/training_cost.py _costs": "lines of processes that the study started",
-    "stress/sim/scenario_file.py load": "a file of the simulator; test_scenario_file",
-    "stress/sim/scenario_file.py _decode": "a file of the simulator; test_scenario_file",
+    "stress/chaos/recovery/command.py Measurement._hear": "lines of processes that were started",
+    "stress/studies/churn.py _event": "lines of processes that the study started",
+    "stress/studies/lane_trace.py lanes": "lines of processes that the study started",
+    "stress/studies/patience.py _run": "lines of processes that the study started",
+    "stress/studies/quality.py _Grid._made": "a file that the study wrote",
+    "stress/studies/training_cost.py _costs": "lines of processes that the study started",
+    "stress/sim/scenarios/file.py load": "a file of the simulator; test_scenario_file",
+    "stress/sim/scenarios/file.py _decode": "a file of the simulator; test_scenario_file",
     "transports/tcp_socket.py measure_path": "the kernel's",
 }
 _NAMES = re.compile("_?(decode|parse|unpack|unseal|from_json)(_|$)")

@@ -24,10 +24,10 @@ from pccl.protocol.guards.source_shares import PortLimits
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.limits import EARLY_STORE_BYTES_MAX, Timing
 from pccl.protocol.types import Descriptor, Member, OperationId, PeerId, ReduceOp
-from pccl.runtime.data_plane import DataPlane
-from pccl.runtime.greeting import Credentials
-from pccl.runtime.link_keeper import LinkKeeper
-from pccl.runtime.operand import borrow
+from pccl.runtime.collective.data_plane import DataPlane
+from pccl.runtime.collective.operand import borrow
+from pccl.runtime.control.greeting import Credentials
+from pccl.runtime.links.keeper import LinkKeeper
 from pccl.transports.base import Address, Connection, Receiver
 from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Links

@@ -50,15 +50,15 @@ from pccl.protocol.types import (
     Roster,
     RoundKind,
 )
-from pccl.runtime.control import UNSENT_BYTES_MAX
+from pccl.runtime.collective.operand import borrow
+from pccl.runtime.control.stream import UNSENT_BYTES_MAX
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import Remembered
-from pccl.runtime.operand import borrow
 from pccl.runtime.requests import PeerOptions, ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection, Receiver
-from pccl.transports.sim import SimNetwork
+from pccl.transports.sim.network import SimNetwork
 
 SEEDS = st.integers(0, (1 << 32) - 1)
 RUN = b"the run of these"

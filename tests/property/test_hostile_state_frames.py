@@ -27,11 +27,11 @@ from pccl.protocol.frame import (
 )
 from pccl.protocol.shared_state import DIGEST_BYTES, Difference, Elected
 from pccl.protocol.types import SYNC_TAG, OperationId, PeerId
-from pccl.runtime.state_exchange import KINDS, StateExchange
-from pccl.runtime.state_giver import QUEUED_PIECES_MAX
-from pccl.runtime.state_memory import StateMemory
-from pccl.runtime.state_session import StateSession
-from pccl.runtime.stock import Stock
+from pccl.runtime.state.exchange import KINDS, StateExchange
+from pccl.runtime.state.giver import QUEUED_PIECES_MAX
+from pccl.runtime.state.memory.state_memory import StateMemory
+from pccl.runtime.state.memory.stock import Stock
+from pccl.runtime.state.session import StateSession
 from pccl.state.digests import layout_digest, piece_digest
 from pccl.transports.base import Address, Connection, Receiver
 from pccl.transports.lane import Lane, Sink

@@ -23,9 +23,9 @@ from pccl.protocol.checksum import payload_hash
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp
-from pccl.runtime import memory
-from pccl.runtime.data_plane import DataPlane
-from pccl.runtime.operand import Operand, borrow, borrow_many
+from pccl.runtime.collective import memory
+from pccl.runtime.collective.data_plane import DataPlane
+from pccl.runtime.collective.operand import Operand, borrow, borrow_many
 from pccl.stress.sim.fold import fold
 from pccl.transports.lane import Payload
 from pccl.transports.link import Link

@@ -29,9 +29,9 @@ from pccl.protocol.types import (
     ReduceOp,
     WireFormat,
 )
-from pccl.runtime import memory
-from pccl.runtime.coding import Coding
-from pccl.runtime.memory import Memory
+from pccl.runtime.collective import memory
+from pccl.runtime.collective.coding import Coding
+from pccl.runtime.collective.memory import Memory
 from pccl.stress.sim.fold import differences, fold, weighed
 from tests.property.test_collectives import ALGORITHMS, OPERATION, Ring, lend, random_values
 

@@ -13,13 +13,13 @@ from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import Evicted
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, Descriptor, ReduceOp
+from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
-from pccl.runtime.operand import borrow
 from pccl.runtime.requests import PeerOptions, ReduceReport, ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address
-from pccl.transports.sim import SimConnection, SimNetwork
+from pccl.transports.sim.network import SimConnection, SimNetwork
 
 MASTER = Address("master", 48148)
 TIMING = Timing()

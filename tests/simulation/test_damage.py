@@ -23,16 +23,16 @@ from pccl.protocol.types import (
     ReduceOp,
     WireFormat,
 )
-from pccl.runtime.control import ControlStream
+from pccl.runtime.collective.operand import borrow
+from pccl.runtime.control.greeting import Greeting
+from pccl.runtime.control.stream import ControlStream
 from pccl.runtime.engine import PeerEngine
-from pccl.runtime.greeting import Greeting
 from pccl.runtime.master_server import MasterServer
-from pccl.runtime.operand import borrow
 from pccl.runtime.requests import PeerOptions, ReduceReport, ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address
 from pccl.transports.lane import Lane
-from pccl.transports.sim import SimConnection, SimNetwork
+from pccl.transports.sim.network import SimConnection, SimNetwork
 
 MASTER = Address("master", 48148)
 PEERS = 3

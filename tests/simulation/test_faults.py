@@ -32,12 +32,12 @@ from pccl.stress.sim.faults import (
     Slow,
     Takeover,
 )
-from pccl.stress.sim.mixes import MIXES
 from pccl.stress.sim.planted import planted
 from pccl.stress.sim.runner import Verdict, run_scenario
-from pccl.stress.sim.scenario import TIMINGS, Scenario, Slot, Style, draw
-from pccl.stress.sim.scenario_file import load, to_text
-from pccl.stress.sim.shrink import shrink
+from pccl.stress.sim.scenarios.file import load, to_text
+from pccl.stress.sim.scenarios.mixes import MIXES
+from pccl.stress.sim.scenarios.scenario import TIMINGS, Scenario, Slot, Style, draw
+from pccl.stress.sim.scenarios.shrink import shrink
 
 MS = NS_PER_S // 1000
 QUIET = Scenario(

@@ -18,13 +18,13 @@ from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import CollectiveAborted, DeadlineExceeded, LockstepError, PCCLError
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Descriptor, ReduceOp
+from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
-from pccl.runtime.operand import borrow
 from pccl.runtime.requests import PeerOptions, ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address
-from pccl.transports.sim import SimNetwork
+from pccl.transports.sim.network import SimNetwork
 
 MASTER = Address("master", 48148)
 LATENCY_NS = 5_000_000

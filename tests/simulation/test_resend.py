@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.stress.resend import COUNT, PERCENTS, Loss, losses
+from pccl.stress.studies.resend import COUNT, PERCENTS, Loss, losses
 
 
 @pytest.fixture(scope="module")

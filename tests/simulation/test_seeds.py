@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pccl.stress.sim.mixes import MIXES
 from pccl.stress.sim.planted import planted
 from pccl.stress.sim.runner import run_scenario, run_seed
+from pccl.stress.sim.scenarios.mixes import MIXES
 from tests.support.patience import LONG_LIMIT_S
 
 PHASES = (

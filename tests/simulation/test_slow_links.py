@@ -10,14 +10,14 @@ import pytest
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Descriptor
+from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
-from pccl.runtime.operand import borrow
 from pccl.runtime.requests import PeerOptions, ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import MASTER_ADDRESS, ProcessClock
 from pccl.transports.base import Address
-from pccl.transports.sim import SimNetwork
+from pccl.transports.sim.network import SimNetwork
 
 TIMING = Timing(tick_s=0.05, lane_stall_s=1.0, progress_s=3.0)
 BYTES_PER_S = 20_000

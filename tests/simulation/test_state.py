@@ -29,9 +29,9 @@ from pccl.stress.sim.faults import (
 )
 from pccl.stress.sim.faults.base import MS
 from pccl.stress.sim.runner import Verdict, run_scenario, run_seed
-from pccl.stress.sim.scenario import TIMINGS, Scenario, Slot, Style, draw
-from pccl.stress.sim.scenario_file import load, to_text
-from pccl.stress.sim.syncs import Recipe, StateTensor, Syncs
+from pccl.stress.sim.scenarios.file import load, to_text
+from pccl.stress.sim.scenarios.scenario import TIMINGS, Scenario, Slot, Style, draw
+from pccl.stress.sim.workloads.syncs import Recipe, StateTensor, Syncs
 
 STATE = Syncs(
     tensors=(

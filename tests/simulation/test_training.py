@@ -12,8 +12,8 @@ from pccl.stress.sim.faults import Freeze, Kill, LifePhase, Partition
 from pccl.stress.sim.faults.base import MASTER, MS
 from pccl.stress.sim.planted import planted
 from pccl.stress.sim.runner import run_scenario, run_training_seed
-from pccl.stress.sim.scenario import TIMINGS, Scenario, draw_to_train
-from pccl.stress.sim.training import Mode
+from pccl.stress.sim.scenarios.scenario import TIMINGS, Scenario, draw_to_train
+from pccl.stress.sim.workloads.training_plan import Mode
 
 SEEDS = range(14)
 

@@ -14,7 +14,7 @@ from pccl.runtime.engine import PeerEngine
 from pccl.runtime.requests import PeerOptions
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
-from pccl.transports.sim import SimNetwork
+from pccl.transports.sim.network import SimNetwork
 
 MASTER = Address("master", 48148)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pccl.protocol.types import NS_PER_S, PeerId
-from pccl.state.fetch import Ask, Fetch
+from pccl.state.fetch.machine import Ask, Fetch
 
 MIB = 1 << 20
 WINDOW_MIN = 4 * MIB

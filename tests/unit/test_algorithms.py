@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pccl.arguments import check_algorithm, reduce_request
+from pccl._api.arguments import check_algorithm, reduce_request
 from pccl.machines.master.ballot import Abort, Commit, Start
 from pccl.machines.master.collective_ballot import CollectiveBallot
 from pccl.machines.master.events import ControlMessage as Heard

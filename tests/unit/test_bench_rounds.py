@@ -9,11 +9,10 @@ import sys
 import numpy as np
 import pytest
 
-from pccl.cli.bench import memory
-from pccl.cli.bench.rounds import Log, Rounds, Shifted, extra_bytes, new_buffer, timed
-from pccl.cli.bench.values import Array, Values
-from pccl.cli.bench.variants import Variant
-from pccl.cli.bench.words import (
+from pccl.cli.bench.peers import memory
+from pccl.cli.bench.peers.rounds import Log, Rounds, Shifted, extra_bytes, new_buffer, timed
+from pccl.cli.bench.peers.values import Array, Values
+from pccl.cli.bench.peers.words import (
     Committed,
     Connected,
     Doing,
@@ -25,6 +24,7 @@ from pccl.cli.bench.words import (
     decode,
     encode,
 )
+from pccl.cli.bench.variants import Variant
 from tests.support.patience import patient
 
 FLOAT32 = np.dtype(np.float32)

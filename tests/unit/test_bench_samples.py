@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pccl.cli.bench.bounds import STEP_SLACK, bound_of
-from pccl.cli.bench.ours import Ours, split
-from pccl.cli.bench.samples import Approximate, Samples, draw
-from pccl.cli.bench.values import PERIOD
+from pccl.cli.bench.peers.bounds import STEP_SLACK, bound_of
+from pccl.cli.bench.peers.ours import Ours, split
+from pccl.cli.bench.peers.samples import Approximate, Samples, draw
+from pccl.cli.bench.peers.values import PERIOD
 from pccl.cli.bench.variants import Variant, variants_of
 
 FLOAT32 = np.dtype(np.float32)

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from pccl.cli.bench.state_figures import hashing_figures, join_figure, played_figure, with_ratios
-from pccl.cli.bench.state_peer import Contents
-from pccl.cli.bench.state_words import Case, Gathering, Joined, JoinTask, Played, StateTask
-from pccl.cli.bench.words import decode, encode
+from pccl.cli.bench.peers.words import decode, encode
+from pccl.cli.bench.state.figures import hashing_figures, join_figure, played_figure, with_ratios
+from pccl.cli.bench.state.peer import Contents
+from pccl.cli.bench.state.words import Case, Gathering, Joined, JoinTask, Played, StateTask
 
 GIB = 1 << 30
 

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from pccl.cli.bench.floor import Bandwidths, costs_of
+from pccl.cli.bench.peers.words import Measured, Timed
 from pccl.cli.bench.statistics import Result, bus_factor, percentile, result_of, side_of
 from pccl.cli.bench.variants import Variant
-from pccl.cli.bench.words import Measured, Timed
 
 GIB = 1 << 30
 

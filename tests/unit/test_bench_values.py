@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pccl.cli.bench.values import PERIOD, Values, pattern, value_max
+from pccl.cli.bench.peers.values import PERIOD, Values, pattern, value_max
 
 FLOAT32 = np.dtype(np.float32)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

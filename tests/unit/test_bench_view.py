@@ -14,6 +14,7 @@ from pccl.cli.bench import view
 from pccl.cli.bench.command import all_faults, describe
 from pccl.cli.bench.conditions import Conditions, conditions_of
 from pccl.cli.bench.floor import Bandwidths, Costs, Floor
+from pccl.cli.bench.peers.words import Doing
 from pccl.cli.bench.plan import Plan
 from pccl.cli.bench.plot import draw, lines
 from pccl.cli.bench.statistics import Result, Side
@@ -34,7 +35,6 @@ from pccl.cli.bench.view import (
     headings,
     percent,
 )
-from pccl.cli.bench.words import Doing
 
 PLAN = Plan((1 << 20,), (4,), (0,), "float32", False, 2, 1, "gloo", "")
 CONDITIONS = Conditions({"pccl": "9.8.7"}, "a processor", 2, "an OS", "bbr", PLAN, 1.5)

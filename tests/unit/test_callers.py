@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pccl.callers import Callers
+from pccl._api.callers import Callers
 
 
 @types.coroutine

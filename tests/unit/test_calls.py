@@ -28,7 +28,7 @@ from pccl.protocol import errors
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundKind
 from pccl.runtime.calls import LEFT, Call, Calls
-from pccl.runtime.operand import borrow
+from pccl.runtime.collective.operand import borrow
 from pccl.runtime.requests import Deadline, ReduceReport
 
 SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)

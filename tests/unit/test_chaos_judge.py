@@ -21,10 +21,10 @@ from pccl.stress.chaos.events import (
     decode,
     tell,
 )
-from pccl.stress.chaos.judge import judge
-from pccl.stress.chaos.record import Done, Life, Record
-from pccl.stress.chaos.report import write_html, write_json
 from pccl.stress.chaos.settings import blame_s, patience_s
+from pccl.stress.chaos.verdict.judge import judge
+from pccl.stress.chaos.verdict.record import Done, Life, Record
+from pccl.stress.chaos.verdict.report import write_html, write_json
 from pccl.stress.timeline import MASTER, Fault, FaultKind, Timeline
 
 KEYS = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pccl.stress.churn_figures import survivor, tokens_of
+from pccl.stress.studies.churn_figures import survivor, tokens_of
 
 TOKENS = 8
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl.cli.lines import LINE_BYTES_MAX, LineSplitter
+from pccl.cli.processes.lines import LINE_BYTES_MAX, LineSplitter
 
 
 def split(*chunks: bytes) -> list[bytes]:

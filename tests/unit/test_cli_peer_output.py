@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from pccl.cli.children import STDERR, STDOUT, Line
-from pccl.cli.peer_output import PeerOutput
+from pccl.cli.processes.children import STDERR, STDOUT, Line
+from pccl.cli.processes.peer_output import PeerOutput
 
 
 class Short(io.RawIOBase):

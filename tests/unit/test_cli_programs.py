@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import pytest
 
-from pccl.cli.programs import NotExecutable, NotFound, find_program
+from pccl.cli.processes.programs import NotExecutable, NotFound, find_program
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from pccl.machines.peer.events import ControlClosed, ControlMessage, ControlOpen
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import NOBODY, NS_PER_S, PeerId
-from pccl.runtime.control_keeper import ControlKeeper
-from pccl.runtime.greeting import Credentials
+from pccl.runtime.control.greeting import Credentials
+from pccl.runtime.control.keeper import ControlKeeper
 from pccl.runtime.master_server import MasterServer
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address
-from pccl.transports.sim import SimConnection, SimNetwork
+from pccl.transports.sim.network import SimConnection, SimNetwork
 
 TIMING = Timing()
 FIRST, SECOND, THIRD = (Address(f"master{n}", 48000 + n) for n in (1, 2, 3))

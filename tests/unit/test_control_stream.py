@@ -11,7 +11,7 @@ from pccl.protocol.codec import encode
 from pccl.protocol.guards.allowance import masters_bytes_max
 from pccl.protocol.limits import LINGER_S
 from pccl.protocol.types import NS_PER_S
-from pccl.runtime.control import ControlStream
+from pccl.runtime.control.stream import ControlStream
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, PathMeasure, Receiver
 

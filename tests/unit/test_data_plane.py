@@ -18,8 +18,8 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind
 from pccl.protocol.messages import Progress
 from pccl.protocol.types import Algorithm, Descriptor, OperationId, PeerId, ReduceOp
-from pccl.runtime.data_plane import DataPlane
-from pccl.runtime.operand import borrow
+from pccl.runtime.collective.data_plane import DataPlane
+from pccl.runtime.collective.operand import borrow
 from pccl.transports.lane import Payload
 from pccl.transports.link import Link
 

@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
-from pccl.cli import demo_peer  # noqa: E402
-from pccl.cli.demo_record import Stepped  # noqa: E402
+from pccl.cli.demo import peer as demo_peer  # noqa: E402
+from pccl.cli.demo.record import Stepped  # noqa: E402
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4, 7])

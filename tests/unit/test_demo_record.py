@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from pccl.cli.demo_record import (
+from pccl.cli.demo.record import (
     ACCURACY_MIN,
     Event,
     Finished,

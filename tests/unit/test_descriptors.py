@@ -24,7 +24,7 @@ from pccl import (
     ReduceOperandDescriptor,
     WireFormat,
 )
-from pccl.arguments import broadcast_request, list_request, many_requests, reduce_request
+from pccl._api.arguments import broadcast_request, list_request, many_requests, reduce_request
 from pccl.protocol.types import Collective, Quantization
 
 

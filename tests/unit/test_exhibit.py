@@ -11,12 +11,12 @@ from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import PeerId
-from pccl.runtime.exhibit import Exhibit, idle_operation
 from pccl.runtime.hashing import hash_here
-from pccl.runtime.results import Loose
-from pccl.runtime.state_exchange import StateExchange
-from pccl.runtime.state_memory import StateMemory
-from pccl.runtime.state_post import pack_numbers
+from pccl.runtime.state.exchange import StateExchange
+from pccl.runtime.state.exhibit import Exhibit, idle_operation
+from pccl.runtime.state.memory.state_memory import StateMemory
+from pccl.runtime.state.post import pack_numbers
+from pccl.runtime.state.results import Loose
 from pccl.transports.lane import Payload
 from pccl.transports.link import Link, Links
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccl.protocol.types import NS_PER_MS, NS_PER_S, PeerId
-from pccl.state.fetch import Ask, Fetch, SourceView
-from pccl.state.fetch_slots import SlotSet, ones
+from pccl.state.fetch.machine import Ask, Fetch, SourceView
+from pccl.state.fetch.slots import SlotSet, ones
 from tests.unit.fetch_model import MIB, Judge, Network, Uplink
 
 STALL_NS = 5 * NS_PER_S

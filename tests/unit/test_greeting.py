@@ -13,10 +13,10 @@ from pccl.protocol.checksum import seal
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
 from pccl.protocol.handshake import OPENING_BYTES, Channel, HandshakeRefused, Opening
 from pccl.protocol.types import NS_PER_S, PeerId
-from pccl.runtime.greeting import Credentials, Reception, introduce
+from pccl.runtime.control.greeting import Credentials, Reception, introduce
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection, PathMeasure, Receiver
-from pccl.transports.sim import SimNetwork
+from pccl.transports.sim.network import SimNetwork
 
 PORT = Address("elder", 4000)
 PATIENCE_S = 5

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from pccl.config import read_token_file, resolve_token
-from pccl.guessing import GUESS_BITS_MIN, guess_bits
+from pccl.protocol.guards.guessing import GUESS_BITS_MIN, guess_bits
 from tests.support.secret_files import keep
 
 WORD = math.log2(20_000)

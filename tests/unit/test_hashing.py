@@ -16,7 +16,7 @@ from blake3 import blake3
 from pccl.protocol.shared_state import PIECE_BYTES
 from pccl.runtime import hashing
 from pccl.runtime.hashing import Hasher, InlineHasher, PooledHasher
-from pccl.runtime.state_memory import StateMemory
+from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.shared_state import TensorInfo
 from tests.support.patience import LIMIT_S
 

@@ -15,13 +15,13 @@ from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, Member, OperationId, PeerId
 from pccl.runtime.clock import Ticker
-from pccl.runtime.greeting import Credentials, introduce
-from pccl.runtime.link_keeper import LinkKeeper
+from pccl.runtime.control.greeting import Credentials, introduce
+from pccl.runtime.links.keeper import LinkKeeper
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
 from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Links
-from pccl.transports.sim import SimConnection, SimHost, SimNetwork
+from pccl.transports.sim.network import SimConnection, SimHost, SimNetwork
 
 MS = 1_000_000
 LATENCY = 1 * MS

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from pccl.protocol.types import LinkMeasure, MeasuredLink, PeerId
-from pccl.runtime.link_meter import PERIOD_NS, LinkMeter
+from pccl.runtime.links.meter import PERIOD_NS, LinkMeter
 from pccl.transports.base import PathMeasure
 from pccl.transports.link import Link
 

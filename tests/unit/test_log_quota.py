@@ -8,7 +8,7 @@ import pytest
 
 from pccl.protocol.guards.log_quota import LogQuota
 from pccl.protocol.types import NS_PER_S
-from pccl.runtime.stranger_log import StrangerLog
+from pccl.runtime.control.stranger_log import StrangerLog
 from pccl.stress.sim.loop import VirtualLoop
 
 LOG = logging.getLogger("pccl.link")

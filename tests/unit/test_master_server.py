@@ -21,13 +21,13 @@ from pccl.protocol.limits import (
     Timing,
 )
 from pccl.protocol.types import NS_PER_S, PeerId, RoundId, RoundKind
-from pccl.runtime.control import UNSENT_BYTES_MAX, ControlStream
-from pccl.runtime.greeting import Credentials, introduce
+from pccl.runtime.control.greeting import Credentials, introduce
+from pccl.runtime.control.stream import UNSENT_BYTES_MAX, ControlStream
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import MasterStore, Remembered
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
-from pccl.transports.sim import SimNetwork
+from pccl.transports.sim.network import SimNetwork
 from tests.support.claimant import alone, returning
 
 TIMING = Timing(recovery_s=1.0)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl.runtime.memory import PART_BYTES_MIN, LentRanges, Memory, Range, clash, cut
+from pccl.runtime.collective.memory import PART_BYTES_MIN, LentRanges, Memory, Range, clash, cut
 
 Array = npt.NDArray[Any]
 

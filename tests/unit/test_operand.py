@@ -14,8 +14,8 @@ import pytest
 
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import ReduceOp
-from pccl.runtime.memory import LentRanges
-from pccl.runtime.operand import Operand, borrow, borrow_pointers, nothing
+from pccl.runtime.collective.memory import LentRanges
+from pccl.runtime.collective.operand import Operand, borrow, borrow_pointers, nothing
 
 torch = pytest.importorskip("torch")
 

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pccl.arguments import list_request
+from pccl._api.arguments import list_request
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import Algorithm, ReduceOp
-from pccl.runtime.operand import borrow, borrow_many
+from pccl.runtime.collective.operand import borrow, borrow_many
 from tests.unit.test_operand import collide
 
 torch = pytest.importorskip("torch")

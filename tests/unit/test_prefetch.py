@@ -15,16 +15,16 @@ from pccl.machines.peer.machine import Standing
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import OperationId, PeerId
-from pccl.runtime.exhibit import idle_operation
+from pccl.runtime.collective.memory import Memory
 from pccl.runtime.hashing import InlineHasher, PooledHasher, hash_here
-from pccl.runtime.memory import Memory
-from pccl.runtime.prefetch import Prefetch
-from pccl.runtime.replay import ObservedReduction, Replay
-from pccl.runtime.results import Loose, Results
-from pccl.runtime.running_prefetch import PrefetchRequest, RunningPrefetch
-from pccl.runtime.state_memory import StateMemory
-from pccl.runtime.state_post import StatePost
-from pccl.runtime.stock import Stock
+from pccl.runtime.state.exhibit import idle_operation
+from pccl.runtime.state.memory.state_memory import StateMemory
+from pccl.runtime.state.memory.stock import Stock
+from pccl.runtime.state.post import StatePost
+from pccl.runtime.state.prefetch import Prefetch
+from pccl.runtime.state.replay import ObservedReduction, Replay
+from pccl.runtime.state.results import Loose, Results
+from pccl.runtime.state.running_prefetch import PrefetchRequest, RunningPrefetch
 from pccl.runtime.tasks import Tasks
 from pccl.state.digests import PieceMap
 from pccl.transports.lane import Payload
@@ -382,7 +382,7 @@ def test_a_function_that_fails_leaves_tensors_that_are_hashed_again(
 
 
 def test_small_results_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl.runtime.results.KEPT_MAX", 3)
+    monkeypatch.setattr("pccl.runtime.state.results.KEPT_MAX", 3)
     shown: list[StateMemory] = []
     results = Results(shown.append, shown.remove)
     results.synchronized(b"c" * 32)

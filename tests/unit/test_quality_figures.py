@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from pccl.stress.quality_figures import Excess, Run, excess, seen_in, table, verdict
-from pccl.stress.quality_grid import VARIANTS, Job, Variant
+from pccl.stress.studies.quality_figures import Excess, Run, excess, seen_in, table, verdict
+from pccl.stress.studies.quality_grid import VARIANTS, Job, Variant
 
 
 def run(loss: float, *, tx_bytes: int = 0, largest: int = 0) -> Run:

@@ -12,8 +12,8 @@ import pytest
 from pccl.protocol import errors
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import NOBODY, Descriptor, OperationId, PeerId, ReduceOp
-from pccl.runtime.operand import Operand, borrow
-from pccl.runtime.reduce_many import ReduceMany
+from pccl.runtime.collective.operand import Operand, borrow
+from pccl.runtime.collective.reduce_many import ReduceMany
 from pccl.runtime.requests import Deadline, ReduceReport, ReduceRequest
 
 SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)

@@ -12,12 +12,12 @@ from pccl.machines.peer.events import ReduceResult
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Algorithm, OperationId, PeerId, ReduceOp
-from pccl.stress.sim.checkers import Checkers, InRun, Violation
-from pccl.stress.sim.excuses import Excuses
+from pccl.stress.sim.checkers.excuses import Excuses
+from pccl.stress.sim.checkers.outcomes import Checkers, InRun, Violation
+from pccl.stress.sim.checkers.training import Contents, TrainingCheckers
 from pccl.stress.sim.faults import Delay, Ground
-from pccl.stress.sim.scenario import Slot, draw, draw_to_train
-from pccl.stress.sim.toy_model import ToyOuter
-from pccl.stress.sim.training_checkers import Contents, TrainingCheckers
+from pccl.stress.sim.scenarios.scenario import Slot, draw, draw_to_train
+from pccl.stress.sim.workloads.toy_model import ToyOuter
 from pccl.transports.base import Address
 
 FIRST, SECOND = b"the first run...", b"the second run.."

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pccl.stress.sim.faults import KINDS, Divide
-from pccl.stress.sim.mixes import MIXES, Mix
-from pccl.stress.sim.scenario import draw, draw_two_masters
+from pccl.stress.sim.scenarios.mixes import MIXES, Mix
+from pccl.stress.sim.scenarios.scenario import draw, draw_two_masters
 
 HIT = Mix(draw, ("reset", "cut"), struck_in=("cut in gather",), seeds_min=200)
 

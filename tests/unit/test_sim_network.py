@@ -17,7 +17,7 @@ import pytest
 from pccl.protocol.errors import LinkError
 from pccl.stress.sim.loop import Deadlock, VirtualLoop
 from pccl.transports.base import Address, Connection, PathMeasure
-from pccl.transports.sim import SimConnection, SimHost, SimNetwork
+from pccl.transports.sim.network import SimConnection, SimHost, SimNetwork
 from tests.support.patience import LIMIT_S
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from pccl.protocol.data_type import DataType
 from pccl.protocol.shared_state import PIECE_BYTES
-from pccl.runtime.staging import Staging
-from pccl.runtime.state_memory import StateMemory
+from pccl.runtime.state.memory.staging import Staging
+from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.shared_state import TensorInfo
 from pccl.state.layout import Entry, Layout
 from tests.support.patience import LIMIT_S
@@ -160,7 +160,7 @@ def test_the_room_is_reserved(tmp_path: Path) -> None:
     limited = (
         "import errno, resource, signal, sys\n"
         "from pccl.protocol.data_type import DataType\n"
-        "from pccl.runtime.staging import Staging\n"
+        "from pccl.runtime.state.memory.staging import Staging\n"
         "from pccl.state.layout import Entry, Layout\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
@@ -189,6 +189,6 @@ def test_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr("pccl.runtime.staging.mmap.mmap", refuse)
+    monkeypatch.setattr("pccl.runtime.state.memory.staging.mmap.mmap", refuse)
     with pytest.raises(MemoryError, match=r"5 bytes of shared state.*lower the limit"):
         Staging(SMALL, [0], 100)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from pccl.protocol.data_type import DataType
 from pccl.protocol.shared_state import PIECE_BYTES
-from pccl.runtime.state_memory import StateMemory, layout_of
+from pccl.runtime.state.memory.state_memory import StateMemory, layout_of
 from pccl.state.digests import piece_digest
 from pccl.state.layout import Entry, Layout
 

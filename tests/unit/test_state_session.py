@@ -11,10 +11,10 @@ from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.shared_state import DIGEST_BYTES, Difference, Elected
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.hashing import hash_here
-from pccl.runtime.results import Loose
-from pccl.runtime.state_memory import StateMemory
-from pccl.runtime.state_session import StateSession
-from pccl.runtime.stock import Stock
+from pccl.runtime.state.memory.state_memory import StateMemory
+from pccl.runtime.state.memory.stock import Stock
+from pccl.runtime.state.results import Loose
+from pccl.runtime.state.session import StateSession
 from pccl.transports.lane import Payload
 from pccl.transports.link import Link, Links
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pccl.protocol.messages import RunQuery, StatusRequest
-from pccl.runtime.status_desk import PAUSE_NS, StatusDesk
+from pccl.runtime.control.status_desk import PAUSE_NS, StatusDesk
 
 
 class Timer:

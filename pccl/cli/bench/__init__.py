@@ -1,24 +1,23 @@
 """``pccl bench``: how fast the library is on this machine, and beside what.
 
-One concept each:
-
-- :mod:`pccl.cli.bench.command` reads the command line and says what was found;
-- :mod:`pccl.cli.bench.plan`, :mod:`pccl.cli.bench.variants`, :mod:`pccl.cli.bench.arguments` and
-  :mod:`pccl.cli.bench.options`: what is to be measured;
-- :mod:`pccl.cli.bench.run` starts the processes by :mod:`pccl.cli.bench.crew` and hears, in
-  :mod:`pccl.cli.bench.words`, what they measure;
-- :mod:`pccl.cli.bench.peer` is one of them: it plays :mod:`pccl.cli.bench.rounds` of
-  :mod:`pccl.cli.bench.ours` with :mod:`pccl.cli.bench.values` or, if they are quantized,
-  :mod:`pccl.cli.bench.samples` (whose errors :mod:`pccl.cli.bench.bounds` limits), watches
-  :mod:`pccl.cli.bench.memory`, and compares with :mod:`pccl.cli.bench.gloo`;
-- :mod:`pccl.cli.bench.hosts` is such a peer of a run across hosts; by
-  :mod:`pccl.cli.bench.agreement` they tell each other what they measured;
-- :mod:`pccl.cli.bench.statistics` makes figures of it, :mod:`pccl.cli.bench.floor` sets them beside
-  what the machine permits (:mod:`pccl.cli.bench.bandwidth`);
-- :mod:`pccl.cli.bench.view`, :mod:`pccl.cli.bench.plot` and :mod:`pccl.cli.bench.conditions` show
-  all that;
-- :mod:`pccl.cli.bench.state_command` is ``pccl bench state``: what is to be measured is in
-  :mod:`pccl.cli.bench.state_plan`, :mod:`pccl.cli.bench.state_run` starts the processes
-  (:mod:`pccl.cli.bench.state_peer`, :mod:`pccl.cli.bench.state_join`) that speak
-  :mod:`pccl.cli.bench.state_words`, and :mod:`pccl.cli.bench.state_figures` makes figures of it.
+* ``command``: ``pccl bench`` as click knows it: reads the command line, says what was found.
+* ``arguments``: arguments of ``pccl bench``: sizes, lists, and whether it all fits into memory.
+* ``options``: options of ``pccl bench allreduce`` that belong together: ways to reduce, and other
+  hosts.
+* ``variants``: ways to reduce the same bytes, which a benchmark compares round by round in turn.
+* ``plan``: what is to be measured, and whether that can be.
+* ``crew``: the processes of one benchmark, by name: Python programs that write lines.
+* ``run``: from a plan to figures: a master, relays if links are emulated, peers, and what they
+  report.
+* ``signals``: signals that end a benchmark.
+* ``hosts``: ``pccl bench --master``: this process is one peer of a benchmark across hosts.
+* ``statistics``: from what the peers report to the figures of a case. Pure.
+* ``floor``: what a reduce cannot go below on this machine, and what its promises cost on top. Pure.
+* ``view``: what ``pccl bench`` shows: a table that grows on a terminal, lines when piped, or JSON
+  objects.
+* ``plot``: the picture of a benchmark: bandwidth over size, ours and theirs.
+* ``conditions``: under which conditions a benchmark ran: machine, versions, and how it was
+  measured.
+* ``peers``: what runs in the processes that are measured.
+* ``state``: ``pccl bench state``: fetching, hashing and joining.
 """

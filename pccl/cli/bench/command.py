@@ -26,15 +26,15 @@ from pccl.cli.bench.options import (
     variant_options,
     variants_from,
 )
+from pccl.cli.bench.peers.words import Doing
 from pccl.cli.bench.plan import DTYPES, Plan, check
 from pccl.cli.bench.plot import draw
 from pccl.cli.bench.run import BARRIERS, Group, check_link, measure_bandwidths
 from pccl.cli.bench.signals import end_on_signals
-from pccl.cli.bench.state_command import state
+from pccl.cli.bench.state.command import state
 from pccl.cli.bench.statistics import Result
 from pccl.cli.bench.variants import PLAIN
 from pccl.cli.bench.view import JsonView, View, choose_view
-from pccl.cli.bench.words import Doing
 
 PEERS_MAX = 64
 """Each is a process; more of them would measure the scheduler."""

@@ -12,7 +12,7 @@ from typing import Any
 import pccl
 from pccl.cli.bench.arguments import format_size
 from pccl.cli.bench.plan import Plan
-from pccl.cli.bench.state_plan import StatePlan
+from pccl.cli.bench.state.plan import StatePlan
 
 CPU_INFO = Path("/proc/cpuinfo")
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")

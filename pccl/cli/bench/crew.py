@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from pccl import config
-from pccl.cli.children import STDOUT, Children, Ended
+from pccl.cli.processes.children import STDOUT, Children, Ended
 
 OURS = (
     config.MASTER,

@@ -15,17 +15,17 @@ import click
 
 import pccl
 from pccl import config
-from pccl.cli.bench import memory
-from pccl.cli.bench.agreement import gather, share
 from pccl.cli.bench.arguments import available_bytes, format_size
 from pccl.cli.bench.conditions import conditions_of
-from pccl.cli.bench.peer import Peer
+from pccl.cli.bench.peers import memory
+from pccl.cli.bench.peers.agreement import gather, share
+from pccl.cli.bench.peers.peer import Peer
+from pccl.cli.bench.peers.words import Connected, Doing, Task, decode, encode
 from pccl.cli.bench.plan import Plan, check_memory
 from pccl.cli.bench.run import Group, task_of
 from pccl.cli.bench.statistics import Result
 from pccl.cli.bench.view import View
-from pccl.cli.bench.words import Connected, Doing, Task, decode, encode
-from pccl.cli.join import NoMaster, wait_for_master
+from pccl.cli.processes.join import NoMaster, wait_for_master
 from pccl.errors import DeadlineExceeded, PCCLError
 
 Say = Callable[[str], None]

@@ -12,8 +12,8 @@ from pccl import config
 from pccl.checks import PEER_GROUP_MAX
 from pccl.cli.bench.arguments import ListOf
 from pccl.cli.bench.hosts import Place
+from pccl.cli.bench.peers.samples import KINDS
 from pccl.cli.bench.plan import Plan
-from pccl.cli.bench.samples import KINDS
 from pccl.cli.bench.variants import ALGORITHMS, FORMATS, NO_FORMAT, Variant, variants_of
 from pccl.cli.command_line import Seconds, check_address, check_own_address
 

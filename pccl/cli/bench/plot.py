@@ -8,7 +8,7 @@ from pathlib import Path
 from pccl.cli.bench.arguments import format_size
 from pccl.cli.bench.statistics import Result
 from pccl.cli.bench.variants import PLAIN
-from pccl.cli.demo_plot import blank
+from pccl.cli.demo.plot import blank
 
 GIGA = 1e9
 

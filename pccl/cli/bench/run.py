@@ -21,10 +21,7 @@ import pccl
 from pccl import config
 from pccl.cli.bench.crew import Crew, ProcessDied
 from pccl.cli.bench.floor import Bandwidths
-from pccl.cli.bench.plan import Plan
-from pccl.cli.bench.state_words import Joined, Played
-from pccl.cli.bench.statistics import Result, result_of
-from pccl.cli.bench.words import (
+from pccl.cli.bench.peers.words import (
     Committed,
     Connected,
     Doing,
@@ -34,7 +31,10 @@ from pccl.cli.bench.words import (
     Task,
     decode,
 )
-from pccl.cli.children import Ended
+from pccl.cli.bench.plan import Plan
+from pccl.cli.bench.state.words import Joined, Played
+from pccl.cli.bench.statistics import Result, result_of
+from pccl.cli.processes.children import Ended
 
 HOST = "127.0.0.1"
 
@@ -134,7 +134,9 @@ class Group:
                     listen=listen,
                     advertise=advertise,
                 )
-                crew.start(self.names[peer], "pccl.cli.bench.peer", [task.to_json()], environment)
+                crew.start(
+                    self.names[peer], "pccl.cli.bench.peers.peer", [task.to_json()], environment
+                )
             self.listen(crew)
 
     def listen(self, crew: Crew) -> None:
@@ -329,7 +331,7 @@ def measure_bandwidths(crew: Crew, size: int, dtype: str, congestion: str) -> Ba
         raw = last_objects(crew, ["loopback 0", "loopback 1"])
         whole = min(max(size, WHOLE_BYTES_MIN), WHOLE_BYTES_MAX)
         arguments = ["--bytes", str(whole), "--dtype", dtype]
-        crew.start("bandwidth", "pccl.cli.bench.bandwidth", arguments)
+        crew.start("bandwidth", "pccl.cli.bench.peers.bandwidth", arguments)
         [speeds] = last_objects(crew, ["bandwidth"])
     except ProcessDied as death:
         raise failure_of(death) from death

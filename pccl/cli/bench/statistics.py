@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pccl.cli.bench.peers.words import Measured, Timed
 from pccl.cli.bench.variants import PLAIN, Variant
-from pccl.cli.bench.words import Measured, Timed
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -1,12 +1,17 @@
 """Wire formats: values become fewer bytes, block by block, and bytes become values.
 
-* ``codec``: what every format does, and the error that it reports.
-* ``affine``: even steps between each block's minimum and maximum (uint8, uint16, int4).
-* ``symmetric``: even steps about zero, plain (int8) or of the square root (companded8).
-* ``halves``: float16 and bfloat16 with a power of two per block.
-* ``steps``: a step in half the bits of a float; ``blocks``: a segment as blocks of values.
-* ``constants``: blocks of one number, which every format keeps exactly.
-* ``noise``: what stochastic rounding draws.
+* ``blocks``: a segment as blocks of values: extremes per block, and a number per block for each
+  value.
+* ``steps``: the step of a block in the upper half of a float's bits: 16 for float32, 32 for
+  float64.
+* ``constants``: blocks whose values are all the same number, in formats that have no room for it in
+  the metadata.
+* ``noise``: what stochastic rounding draws: everybody can draw the same again.
+* ``codec``: what every wire format does: encode a segment, decode it, and say what that cost.
+* ``affine``: even steps from each block's minimum to its maximum: uint8, uint16, and int4.
+* ``symmetric``: even steps about zero as far as each block's largest magnitude: int8, and
+  companded8.
+* ``halves``: float16 and bfloat16, scaled by a power of two per block.
 
 Encoding may differ in the last bit between machines. Decoding does not: it uses multiplications and
 additions that IEEE 754 defines exactly, one by one, and each product of a code and a step is exact.

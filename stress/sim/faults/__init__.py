@@ -1,49 +1,60 @@
 """What goes wrong in a simulated run: one kind of fault, one file.
 
+* ``base``: what every fault is: drawn from a seed, written into a scenario, planted into a run.
+* ``timed``: what faults that strike at a time have in common.
+* ``phase_watch``: waits until a process comes to a phase of its life.
+* ``processes``: what happens to processes, and what strangers do.
+* ``links``: what happens to connections.
+
 Each is a frozen dataclass that is drawn from a seed, can be written into a file, and plants itself
-into a run through a :class:`~pccl.stress.sim.stage.Stage`. All are what TCP really shows: inside a
-connection no byte is lost, doubled or reordered. Flipped bits, which a relay brings about, have a
-mix of their own.
+into a run through a ``Stage``. All are what TCP really shows: inside a connection no byte is lost,
+doubled or reordered. Flipped bits, which a relay brings about, have a mix of their own.
 """
 
 from __future__ import annotations
 
 from random import Random
 
-from pccl.stress.sim.faults.bandwidth import Bandwidth
 from pccl.stress.sim.faults.base import MASTER, Fault, Ground, LifePhase
-from pccl.stress.sim.faults.between import PairHalfOpen, PairReset, PairStall
-from pccl.stress.sim.faults.clock_pause import ClockPause
-from pccl.stress.sim.faults.corrupt import Corrupt, CorruptLine, OnWire, draw_corruption, flipped_in
-from pccl.stress.sim.faults.cut import Cut
-from pccl.stress.sim.faults.delay import Delay
-from pccl.stress.sim.faults.divide import DIVIDED_IN, Divide, MasterCutOff, MasterHalfOpen
-from pccl.stress.sim.faults.freeze import Freeze
-from pccl.stress.sim.faults.garbage import Garbage, Rubbish
-from pccl.stress.sim.faults.half_open import DeadLane, HalfOpen, SilentLoss
-from pccl.stress.sim.faults.interrupt import Interrupt
-from pccl.stress.sim.faults.joiners import Joiners
-from pccl.stress.sim.faults.kill import Kill, Restart
-from pccl.stress.sim.faults.leave import Leave
-from pccl.stress.sim.faults.load import Load
-from pccl.stress.sim.faults.master import (
+from pccl.stress.sim.faults.links.bandwidth import Bandwidth
+from pccl.stress.sim.faults.links.between import PairHalfOpen, PairReset, PairStall
+from pccl.stress.sim.faults.links.corrupt import (
+    Corrupt,
+    CorruptLine,
+    OnWire,
+    draw_corruption,
+    flipped_in,
+)
+from pccl.stress.sim.faults.links.cut import Cut
+from pccl.stress.sim.faults.links.delay import Delay
+from pccl.stress.sim.faults.links.divide import DIVIDED_IN, Divide, MasterCutOff, MasterHalfOpen
+from pccl.stress.sim.faults.links.half_open import DeadLane, HalfOpen, SilentLoss
+from pccl.stress.sim.faults.links.partition import OneWayPartition, Partition
+from pccl.stress.sim.faults.links.reset import Reset
+from pccl.stress.sim.faults.links.stall import Stall
+from pccl.stress.sim.faults.links.undialable import Undialable
+from pccl.stress.sim.faults.processes.clock_pause import ClockPause
+from pccl.stress.sim.faults.processes.freeze import Freeze
+from pccl.stress.sim.faults.processes.garbage import Garbage, Rubbish
+from pccl.stress.sim.faults.processes.interrupt import Interrupt
+from pccl.stress.sim.faults.processes.joiners import Joiners
+from pccl.stress.sim.faults.processes.kill import Kill, Restart
+from pccl.stress.sim.faults.processes.leave import Leave
+from pccl.stress.sim.faults.processes.load import Load
+from pccl.stress.sim.faults.processes.master import (
     BlankMasterRestart,
     MasterDeath,
     MasterRestart,
     Takeover,
 )
-from pccl.stress.sim.faults.partition import OneWayPartition, Partition
-from pccl.stress.sim.faults.reset import Reset
-from pccl.stress.sim.faults.slow import Slow
-from pccl.stress.sim.faults.stall import Stall
-from pccl.stress.sim.faults.state import (
+from pccl.stress.sim.faults.processes.slow import Slow
+from pccl.stress.sim.faults.processes.state import (
     FetchInterrupt,
     FetchKill,
     FetchMaster,
     FetchStall,
     Lies,
 )
-from pccl.stress.sim.faults.undialable import Undialable
 
 _CALM = 0.35
 """The share of runs in which nobody who lives may lose his place."""

@@ -1,0 +1,128 @@
+"""What the two communicators have in common: construction, and what needs no waiting."""
+
+from __future__ import annotations
+
+from pccl._api.reports import MemberInfo, Status, members_of
+from pccl._api.session import Session
+from pccl.checks import check_member
+from pccl.config import resolve_lanes
+from pccl.errors import NotConnected
+from pccl.protocol.limits import Timing
+from pccl.protocol.types import Attribute
+
+
+class CommunicatorBase:
+    """One process's membership in a run.
+
+    Args:
+        address: the master, ``"host:port"``, a name, an IPv4 or a bracketed IPv6 address, or
+            several separated by commas: masters that take over from each other; None:
+            what ``PCCL_MASTER`` says.
+        peer_group: collectives stay inside a group; admission spans the run. None: what
+            ``PCCL_GROUP`` says, otherwise 0.
+        p2p_connection_pool_size: connections per link, its lanes; 0: as many as the other side
+            was told, or else as many as are found good by trying, up to 16, and one inside a
+            machine; None: what ``PCCL_LANES`` says, otherwise 0. Of two peers that differ, the
+            larger number counts.
+        timing: deadlines; None: the defaults.
+        token: the secret of the run, 16 characters or more; None: what ``PCCL_TOKEN`` says, or
+            the file that ``PCCL_TOKEN_FILE`` names, otherwise there is none.
+        advertise: where the others can reach this peer, if the address that the master sees and
+            any free port will not do: ``HOST``, ``HOST:PORT``, ``HOST:FIRST-LAST``, ``:PORT`` or
+            ``:FIRST-LAST``. None: what ``PCCL_ADVERTISE`` says.
+        listen: where this peer's port is bound, if it is not the one that the others are told, as
+            behind a port mapping or a relay; written likewise. None: what ``PCCL_LISTEN`` says,
+            otherwise at the port of ``advertise``.
+        lanes: the same as ``p2p_connection_pool_size``.
+
+    Raises:
+        ValueError: not an address, none at all, or a number out of range.
+        TypeError: an argument of the wrong type.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        peer_group: int | None = None,
+        p2p_connection_pool_size: int | None = None,
+        *,
+        timing: Timing | None = None,
+        token: str | bytes | None = None,
+        advertise: str | None = None,
+        listen: str | None = None,
+        lanes: int | None = None,
+    ) -> None:
+        pool_size = resolve_lanes(p2p_connection_pool_size, lanes)
+        self._session = Session(
+            self, address, peer_group, pool_size, timing, token, advertise, listen
+        )
+        self.p2p_connection_pool_size = pool_size
+
+    def __repr__(self) -> str:
+        name = f"{type(self).__module__}.{type(self).__qualname__}"
+        return f"<{name}: {self._session.describe()}>"
+
+    def get_attribute(self, attribute: Attribute) -> int:
+        """A size, as of this peer's last joint call. Local; never blocks.
+
+        Raises:
+            NotConnected: ``connect`` was not called.
+            ValueError: no such attribute.
+        """
+        roster = self._session.roster("get_attribute")
+        match check_member("attribute", attribute, Attribute):
+            case Attribute.GLOBAL_WORLD_SIZE:
+                return roster.global_world_size
+            case Attribute.LOCAL_WORLD_SIZE:
+                return len(roster.members)
+            case Attribute.NUM_DISTINCT_PEER_GROUPS:
+                return roster.peer_groups
+            case Attribute.LARGEST_PEER_GROUP_WORLD_SIZE:
+                return roster.largest_group_size
+
+    @property
+    def peer_id(self) -> int:
+        """This incarnation's id; whoever joins later has a larger one.
+
+        Raises:
+            NotConnected: ``connect`` was not called.
+        """
+        return self._session.peer_id("peer_id")
+
+    @property
+    def rank(self) -> int:
+        """This peer's place in the ring of its group, from 0, as of its last joint call.
+
+        Raises:
+            NotConnected: ``connect`` was not called, or the run went on without this peer.
+        """
+        ring = self._session.roster("rank").ring
+        me = self._session.peer_id("rank")
+        if me not in ring:
+            raise NotConnected(None, "rank", "no longer a member; update_topology() joins again")
+        return ring.index(me)
+
+    @property
+    def world_size(self) -> int:
+        """Members of the own group, as of this peer's last joint call (LOCAL_WORLD_SIZE).
+
+        Raises:
+            NotConnected: ``connect`` was not called.
+        """
+        return len(self._session.roster("world_size").members)
+
+    def members(self) -> tuple[MemberInfo, ...]:
+        """The own group in ring order, as of this peer's last joint call. Local; never blocks.
+
+        Raises:
+            NotConnected: ``connect`` was not called.
+        """
+        return members_of(self._session.roster("members"))
+
+    def status(self) -> Status:
+        """What this peer knows of itself: membership, master, open calls, transfers, links. Local.
+
+        Raises:
+            NotConnected: ``connect`` was not called.
+        """
+        return self._session.status("status")

@@ -1,0 +1,325 @@
+"""What calls tell their callers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pccl.collectives.weighting import total_weight
+from pccl.machines.peer.events import JoinCall, PeerEvent, ReduceCall, RoundCall, SyncCall
+from pccl.machines.peer.operations import OpenOperation
+from pccl.protocol.types import NS_PER_S, Roster
+from pccl.runtime.collective.transfer import Transfer
+from pccl.runtime.engine import PeerEngine
+from pccl.runtime.requests import ReduceReport
+from pccl.runtime.state.sync import SyncReport
+from pccl.shared_state import SharedStateSyncInfo
+from pccl.transports.lane import Lane
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceInfo:
+    """What a reduce or a broadcast did.
+
+    Attributes:
+        local_world_size: members of the own group whose values are in the result.
+        tx_bytes: payload bytes this peer sent.
+        rx_bytes: payload bytes this peer received.
+        contributors: ids of the members whose values are in the result, in ring order. Of several
+            tensors: of the one that was reduced last.
+        view: number of the view that the operation belonged to.
+        attempts: how many operations it took; more than one after losses.
+        algorithm: how the values travelled: ``ring``, ``star`` or ``mesh``; a broadcast goes along
+            the ring. Of several tensors: of the one that was reduced last.
+        compression: how many times as many bytes this peer would have sent without quantization.
+        quantization_error: relative L2 error of all that this peer has rounded; of several tensors
+            the largest.
+        weights: of a weighted average those of the contributors, in their order; otherwise empty.
+    """
+
+    local_world_size: int
+    tx_bytes: int
+    rx_bytes: int
+    contributors: tuple[int, ...] = ()
+    view: int = 0
+    attempts: int = 0
+    algorithm: str = ""
+    compression: float = 1.0
+    quantization_error: float = 0.0
+    weights: tuple[float, ...] = ()
+
+    @property
+    def total_weight(self) -> float | None:
+        """The sum of ``weights``; None if it is no weighted average."""
+        return total_weight(self.weights)
+
+
+NO_INFO = ReduceInfo(0, 0, 0)
+"""Of a reduce that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberInfo:
+    """One member of the own group.
+
+    Attributes:
+        peer_id: its id; unique in the run, and larger for those who joined later.
+        rank: its place in the ring, from 0.
+        host: where the others reach it.
+        port: likewise.
+    """
+
+    peer_id: int
+    rank: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatus:
+    """One connection to another peer.
+
+    Attributes:
+        number: of the lane within its link, from 0.
+        local: this end, ``HOST:PORT``.
+        remote: the other end, as this host sees it.
+        congestion: what paces the bytes sent here, as the kernel calls it; empty if unknown.
+        sent_bytes: all bytes sent since the connection was greeted.
+        received_bytes: likewise received.
+    """
+
+    number: int
+    local: str
+    remote: str
+    congestion: str
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatus:
+    """The link to one other peer: up while it has a lane.
+
+    Attributes:
+        peer_id: of the other peer.
+        lanes: by number.
+    """
+
+    peer_id: int
+    lanes: tuple[LaneStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MasterContact:
+    """The master as this peer knows it.
+
+    Attributes:
+        address: where it is looked for.
+        connected: whether there is a connection to it.
+        silent_s: since it was last heard.
+    """
+
+    address: str
+    connected: bool
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallStatus:
+    """One call of this peer's program that has not returned, or a handle's that has no outcome.
+
+    Attributes:
+        call: its name.
+        tag: of a collective; None: it is a joint call of the run.
+        open_s: since it was made.
+        waits_for: whom or what it waits for, in the master's words; empty: not for long yet.
+    """
+
+    call: str
+    tag: int | None
+    open_s: float
+    waits_for: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransferStatus:
+    """One collective of this peer that has no outcome.
+
+    Attributes:
+        tag: its tag.
+        what: what is reduced, or the like.
+        algorithm: how the values travel, as of ``ReduceInfo``.
+        phase: ``requested``, ``started``, or ``done`` here and not yet everywhere.
+        received_segments: of the tensor, so far.
+        segments: that this peer receives in all.
+        received_bytes: payload bytes received so far.
+        sent_bytes: payload bytes handed to the network, or about to be.
+    """
+
+    tag: int
+    what: str
+    algorithm: str
+    phase: str
+    received_segments: int
+    segments: int
+    received_bytes: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """One thing that has happened to this peer: a loss, a failure, a connection that broke.
+
+    Attributes:
+        ago_s: how long ago.
+        text: what.
+    """
+
+    ago_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What this peer knows of itself at the moment.
+
+    Unlike ``members()`` and the like, it shows what has arrived here, also if no joint call of this
+    peer has returned since.
+
+    Attributes:
+        peer_id: the own id.
+        links: to the other peers, by id. Those that segments go over get all their lanes when the
+            first collective begins; the others have one.
+        standing: ``member``; ``lost``: no longer one, and the next call says why; while it joins
+            again ``joining`` and ``pending``.
+        term: number of the master's incarnation.
+        view: number of the own group's newest view.
+        members: of the own group in that view, in ring order.
+        master: the master as this peer knows it.
+        calls: that are open, the oldest first.
+        transfers: collectives without an outcome, the oldest first.
+        happened: the last news, the newest first.
+    """
+
+    peer_id: int
+    links: tuple[LinkStatus, ...]
+    standing: str
+    term: int
+    view: int
+    members: tuple[MemberInfo, ...]
+    master: MasterContact
+    calls: tuple[CallStatus, ...]
+    transfers: tuple[TransferStatus, ...]
+    happened: tuple[Happened, ...]
+
+
+def status_of(engine: PeerEngine) -> Status:
+    """The user's view of a peer that is or was a member; for the I/O thread."""
+    machine, now_ns = engine.machine, engine.now_ns()
+    newest = machine.newest
+    heard_ns = machine.master_heard_ns
+    return Status(
+        peer_id=machine.peer,
+        links=tuple(
+            LinkStatus(link.peer, tuple(_lane_status(lane) for lane in link.lanes))
+            for link in sorted(engine.links.all(), key=lambda link: link.peer)
+        ),
+        standing=machine.standing.value,
+        term=machine.term,
+        view=newest.view if newest is not None else 0,
+        members=members_of(newest) if newest is not None else (),
+        master=MasterContact(str(engine.master), machine.hears_master, _seconds(now_ns - heard_ns)),
+        calls=tuple(
+            _call_status(call.event, machine.waits_for(number), now_ns - (call.began_ns or now_ns))
+            for number, call in engine.calls.items()
+        ),
+        transfers=tuple(
+            _transfer_status(operation, engine.data_plane.transfers[operation.id])
+            for operation in machine.open_operations
+            if operation.id in engine.data_plane.transfers
+        ),
+        happened=tuple(Happened(_seconds(now_ns - n.at_ns), n.text) for n in engine.news.items),
+    )
+
+
+def _call_status(event: PeerEvent | None, waits_for: str, open_ns: int) -> CallStatus:
+    name = ""
+    tag: int | None = None
+    match event:
+        case JoinCall(rejoins=rejoins):
+            name = "update_topology" if rejoins else "connect"
+        case RoundCall(kind=kind):
+            name = kind.call_name
+        case ReduceCall(tag=number, descriptor=what, detached=detached):
+            tag = number
+            name = what.collective.name.lower() + ("_async" if detached else "")
+        case SyncCall(offer=offer):
+            name = offer.purpose.call_name
+        case _:
+            pass
+    return CallStatus(name, tag, _seconds(open_ns), waits_for)
+
+
+def _transfer_status(operation: OpenOperation, transfer: Transfer) -> TransferStatus:
+    progress = transfer.progress
+    return TransferStatus(
+        tag=operation.id.tag,
+        what=str(operation.descriptor),
+        algorithm=operation.descriptor.carrier.label,
+        phase=operation.phase.value,
+        received_segments=progress.received,
+        segments=progress.received + transfer.lacking,
+        received_bytes=progress.received_bytes,
+        sent_bytes=transfer.tx_bytes,
+    )
+
+
+def _seconds(duration_ns: int) -> float:
+    return max(0, duration_ns) / NS_PER_S
+
+
+def _lane_status(lane: Lane) -> LaneStatus:
+    at = lane.connection
+    return LaneStatus(
+        lane.number,
+        str(at.local),
+        str(at.remote),
+        at.congestion,
+        lane.sent_bytes,
+        lane.received_bytes,
+    )
+
+
+def info_of(report: ReduceReport) -> ReduceInfo:
+    """The user's view of a report."""
+    return ReduceInfo(
+        local_world_size=len(report.contributors),
+        tx_bytes=report.tx_bytes,
+        rx_bytes=report.rx_bytes,
+        contributors=report.contributors,
+        view=report.operation.view,
+        attempts=report.attempts,
+        algorithm=report.algorithm.label,
+        compression=report.raw_tx_bytes / report.tx_bytes if report.tx_bytes else 1.0,
+        quantization_error=report.quantization_error,
+        weights=report.weights,
+    )
+
+
+def sync_info_of(report: SyncReport) -> SharedStateSyncInfo:
+    """The user's view of a synchronization."""
+    return SharedStateSyncInfo(
+        tx_bytes=report.tx_bytes,
+        rx_bytes=report.rx_bytes,
+        revision=report.elected.revision,
+        members=report.members,
+        attempts=report.attempts,
+        wrong_pieces=report.wrong_pieces,
+    )
+
+
+def members_of(roster: Roster) -> tuple[MemberInfo, ...]:
+    """The user's view of a group."""
+    return tuple(
+        MemberInfo(member.peer, rank, member.host, member.port)
+        for rank, member in enumerate(roster.members)
+    )

@@ -1,0 +1,288 @@
+"""``pccl launch``: a master and several peers on this machine, in one terminal.
+
+The library is for runs that lose peers, so the end of one does not end the others, unless
+``--fail-fast`` is given. Whatever happens, no process of it is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+from collections.abc import Callable, Generator, Sequence
+from types import FrameType
+from typing import TypeAlias
+
+import click
+
+import pccl
+from pccl import config
+from pccl.checks import MIN_PEERS_MAX, PEER_GROUP_MAX
+from pccl.cli import logs
+from pccl.cli.command_line import Seconds, Wrapper, check_address, check_switches, wrapped_command
+from pccl.cli.processes.children import Children, Ended
+from pccl.cli.processes.peer_output import PeerOutput
+from pccl.cli.processes.programs import find_program
+from pccl.errors import LinkError
+
+PEERS_MAX = 256
+"""Each costs two pipes and a connection, of the 1024 descriptors that a process usually has."""
+
+GRACE_S_MAX = 86400.0
+
+PEER_INDEX = "PCCL_PEER_INDEX"
+PEERS = "PCCL_PEERS"
+
+Handler: TypeAlias = Callable[[int, FrameType | None], None]
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+STATUS_NO_RESOURCES = 71
+"""EX_OSERR of sysexits.h: the system gives no more processes or descriptors."""
+
+
+class Launch:
+    """The peers of one launch, from their start to the status that they leave."""
+
+    def __init__(
+        self, children: Children[int], output: PeerOutput, grace_s: float, fail_fast: bool
+    ) -> None:
+        self._children = children
+        self._output = output
+        self._grace_s = grace_s
+        self._fail_fast = fail_fast
+        self._stopping = 0
+        self._interrupted = 0
+        self._killed = False
+        self._first_failure = 0
+
+    @property
+    def status(self) -> int:
+        """What to exit with: of an interruption, else of the first peer that failed, else 0."""
+        return 128 + self._interrupted if self._interrupted else self._first_failure
+
+    def run(self, command: Sequence[str], environments: Sequence[dict[str, str]]) -> None:
+        """Start one peer for each environment; return when all have ended."""
+        for peer, environment in enumerate(environments):
+            if self._stopping:
+                break
+            try:
+                pid = self._children.start(peer, command, environment)
+            except OSError as error:
+                self._output.complain(f"cannot start peer {peer}: {error.strerror}")
+                self._first_failure = self._first_failure or STATUS_NO_RESOURCES
+                self._stop(signal.SIGTERM)
+                break
+            if self._stopping:  # since we looked
+                self._children.send(self._stopping, pid)
+        while self._children:
+            self._tell()
+
+    def on_signal(self, signum: int, frame: FrameType | None) -> None:
+        """Pass on the first signal; the second one kills."""
+        self._interrupted = self._interrupted or signum
+        if self._stopping:
+            self._kill()
+        else:
+            self._stop(signum)
+
+    def on_alarm(self, signum: int, frame: FrameType | None) -> None:
+        """They had their time."""
+        self._kill()
+
+    def _tell(self) -> None:
+        """Pass on what is heard next."""
+        try:
+            for peer, what in self._children.hear():
+                if isinstance(what, Ended):
+                    self._on_end(peer, what)
+                else:
+                    self._output.write(peer, what)
+            self._output.flush()
+        except BrokenPipeError:  # the reader has gone, as in `pccl launch ... | head`
+            self._output.mute()
+            self._interrupted = self._interrupted or signal.SIGPIPE
+            if not self._stopping:
+                self._stop(signal.SIGTERM)
+
+    def _on_end(self, peer: int, ended: Ended) -> None:
+        if ended.status == 0:
+            return
+        if self._stopping:
+            if ended.exit_code == -signal.SIGKILL and self._killed:
+                self._output.complain(f"peer {peer} did not end when asked and was killed")
+            return
+        self._first_failure = self._first_failure or ended.status
+        self._output.complain(f"process {peer} failed: {ended}")
+        if self._fail_fast:
+            if self._children:
+                self._output.complain("ending the others (--fail-fast)")
+            self._stop(signal.SIGTERM)
+
+    def _stop(self, signum: int) -> None:
+        """Ask all to end; whoever has not by the end of the grace is killed.
+
+        The alarm comes even while we are stuck in writing to a terminal that is paused.
+        """
+        self._stopping = signum
+        self._children.send(signum)
+        if self._grace_s > 0:
+            signal.setitimer(signal.ITIMER_REAL, self._grace_s)
+        else:
+            self._kill()
+
+    def _kill(self) -> None:
+        self._killed = True
+        self._children.send(signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def signals_for(launch: Launch) -> Generator[None, None, None]:
+    """Give the signals to a launch; those that were ignored (as by nohup) stay so, but Ctrl-C's.
+
+    A shell ignores SIGINT for what it runs in the background; whoever sends one there means it.
+    """
+    wanted: dict[int, Handler] = dict.fromkeys(FORWARDED, launch.on_signal)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        del wanted[signal.SIGHUP]
+    wanted[signal.SIGALRM] = launch.on_alarm
+    before = {signum: signal.signal(signum, handler) for signum, handler in wanted.items()}
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def peer_environments(
+    count: int, master: str, token: str | None, group: int | None, min_peers: int | None
+) -> list[dict[str, str]]:
+    """What each peer finds in its environment.
+
+    Args:
+        count: how many peers.
+        master: where theirs listens.
+        token: the run's secret; None: what is in our own environment.
+        group: their group; None: likewise.
+        min_peers: how many members ``connect`` waits for; None: likewise.
+    """
+    common = {**os.environ, config.MASTER: master, PEERS: str(count), "PYTHONUNBUFFERED": "1"}
+    common.setdefault(config.DRAIN, "1")
+    common.setdefault(config.PROGRESS, "1")
+    if token is not None:
+        common[config.TOKEN] = token
+        common.pop(config.TOKEN_FILE, None)
+    if group is not None:
+        common[config.GROUP] = str(group)
+    if min_peers is not None:
+        common[config.MIN_PEERS] = str(min_peers)
+    return [{**common, PEER_INDEX: str(peer)} for peer in range(count)]
+
+
+@contextlib.contextmanager
+def own_master(port: int, token: str) -> Generator[str, None, None]:
+    """A master in this process, for peers of this machine; gives its address."""
+    try:
+        node = pccl.MasterNode(f"127.0.0.1:{port}", token=token)
+        node.run()
+    except LinkError as error:
+        remedy = "choose another --port, or leave it out to get a free one"
+        raise click.ClickException(f"{error.reason}; {remedy}") from error
+    try:
+        yield node.address
+    finally:
+        node.interrupt()
+
+
+class LaunchCommand(Wrapper):
+    """``pccl launch`` as click knows it."""
+
+    example = "pccl launch -n 4 -- python train.py"
+
+
+@click.command(cls=LaunchCommand, epilog=f"Example: {LaunchCommand.example}")
+@click.option(
+    "-n",
+    "--peers",
+    metavar="COUNT",
+    type=click.IntRange(1, PEERS_MAX),
+    default=2,
+    show_default=True,
+    help="How many peers to start.",
+)
+@click.option(
+    "--port",
+    metavar="PORT",
+    type=click.IntRange(1, 65535),
+    help="Port of the master, for scripts that name one.  [default: a free one]",
+)
+@click.option(
+    "--master",
+    metavar="HOST:PORT",
+    callback=check_address,
+    help="Join the run of this master instead of starting one.",
+)
+@click.option(
+    "--group",
+    metavar="GROUP",
+    type=click.IntRange(0, PEER_GROUP_MAX),
+    help="Peer group of all peers (PCCL_GROUP).",
+)
+@click.option(
+    "--min-peers",
+    metavar="COUNT",
+    type=click.IntRange(1, MIN_PEERS_MAX),
+    help="How many members connect() waits for (PCCL_MIN_PEERS).",
+)
+@click.option("--fail-fast", is_flag=True, help="End all peers when one fails.")
+@click.option(
+    "--grace",
+    "grace_s",
+    envvar="PCCL_LAUNCH_GRACE",
+    metavar="SECONDS",
+    type=Seconds(0.0, GRACE_S_MAX),
+    default=10.0,
+    show_default=True,
+    help="How long peers get to end after a signal, before they are killed.",
+)
+@logs.verbose_option(logging.WARNING)
+@click.pass_context
+def launch(
+    ctx: click.Context,
+    peers: int,
+    port: int | None,
+    master: str | None,
+    group: int | None,
+    min_peers: int | None,
+    fail_fast: bool,
+    grace_s: float,
+) -> None:
+    """Start a master and several peers on this machine.
+
+    Each peer runs COMMAND and finds the master in PCCL_MASTER, its number, from 0 on, in
+    PCCL_PEER_INDEX, and how many there are in PCCL_PEERS; pccl.Communicator() needs no address
+    then. What peers print comes out line by line, with their number before it.
+
+    A peer that fails does not end the others. The exit status is 0 if all ended with 0, otherwise
+    that of the first that failed. Ctrl-C and SIGTERM are passed on to all, who say goodbye to the
+    run before they end; a second one kills.
+    """
+    if master is not None and port is not None:
+        raise click.UsageError("give --port or --master, not both: --port is for a master of ours")
+    check_switches()
+    name, *arguments = wrapped_command(ctx)
+    command = [find_program(name), name, *arguments]
+    token = secrets.token_urlsafe(32)
+    with Children[int]() as children, contextlib.ExitStack() as stack:
+        started = Launch(children, PeerOutput(peers), grace_s, fail_fast)
+        stack.enter_context(signals_for(started))
+        if master is None:
+            address = stack.enter_context(own_master(port or 0, token))
+            environments = peer_environments(peers, address, token, group, min_peers)
+        else:
+            environments = peer_environments(peers, master, None, group, min_peers)
+        started.run(command, environments)
+    ctx.exit(started.status)

@@ -1,0 +1,82 @@
+"""What peers write, passed on line by line with the peer's number before it.
+
+Bytes stay bytes: nothing that a peer writes can fail to be decoded. On a terminal each peer has a
+colour.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import BinaryIO, TextIO
+
+from pccl.cli.processes.children import STDERR, STDOUT, Line
+
+STYLES = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
+"""Taken in turn; red is left for what goes wrong."""
+
+RESET = b"\x1b[0m"
+
+
+class PeerOutput:
+    """Our own stdout and stderr, as the peers share them."""
+
+    def __init__(self, peer_count: int) -> None:
+        streams = {STDOUT: sys.stdout, STDERR: sys.stderr}
+        self._outs: dict[int, BinaryIO] = {
+            number: stream.buffer for number, stream in streams.items()
+        }
+        self._prefixes = {
+            number: prefixes(stream, peer_count) for number, stream in streams.items()
+        }
+
+    def write(self, peer: int, line: Line) -> None:
+        """Pass a line on; it may wait for ``flush``."""
+        prefix = self._prefixes[line.stream][peer]
+        leaks_colour = b"\x1b" in line.text and b"\x1b" in prefix
+        end = RESET + b"\n" if leaks_colour else b"\n"
+        self._write(line.stream, prefix + line.text + end)
+
+    def complain(self, text: str) -> None:
+        """Something of our own, on stderr."""
+        self._write(STDERR, f"pccl launch: {text}\n".encode(errors="replace"))
+
+    def _write(self, number: int, data: bytes) -> None:
+        """All of it: with PYTHONUNBUFFERED the stream is a bare file, which a signal cuts short."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._outs[number].write(rest) :]
+
+    def flush(self) -> None:
+        """Let everything be seen.
+
+        Raises:
+            BrokenPipeError: nobody is there to see it; call ``mute``, then.
+        """
+        for out in self._outs.values():
+            out.flush()
+
+    def mute(self) -> None:
+        """Nobody reads any more: write into nothing, also what is flushed when we exit."""
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in self._outs:
+            os.dup2(nothing, descriptor)
+        os.close(nothing)
+
+
+def prefixes(stream: TextIO, peer_count: int) -> list[bytes]:
+    """What comes before the lines of each peer: ``[0] `` and so on, coloured on a terminal."""
+    plain = [f"[{peer}] " for peer in range(peer_count)]
+    if not stream.isatty():
+        return [prefix.encode() for prefix in plain]
+    # Imported here, so that a piped launch does not load rich.
+    from rich.console import Console
+    from rich.text import Text
+
+    found: list[bytes] = []
+    for peer, prefix in enumerate(plain):
+        console = Console(file=stream)  # it knows NO_COLOR and what the terminal can do
+        with console.capture() as captured:
+            console.print(Text(prefix, STYLES[peer % len(STYLES)]), end="")
+        found.append(captured.get().encode())
+    return found

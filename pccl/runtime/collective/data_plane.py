@@ -1,0 +1,473 @@
+"""Gives every frame its sink: the frames of all links meet the transfers here.
+
+* A frame of a posted operation goes straight into the caller's result.
+* A frame of an operation that may still be posted goes to the link's bounded early store.
+* Everything else is drained: what went ahead of a call for something else, older views, operations
+  that have ended, second copies.
+
+Fencing is by construction: a frame names its operation completely, so a frame of an aborted attempt
+finds no transfer, whatever else goes on under the same tag.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pccl.collectives.direct import DirectSchedule
+from pccl.collectives.plan import plan
+from pccl.collectives.quantization import Codec, make_codec
+from pccl.collectives.reductions import Reduction, Scratch
+from pccl.collectives.residual import Residual
+from pccl.machines.peer.eager import fingerprint
+from pccl.protocol.data_type import DataType
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.guards.early_store import EarlyStore
+from pccl.protocol.limits import FLOWS_MAX
+from pccl.protocol.messages import Progress
+from pccl.protocol.types import Collective, Descriptor, OperationId, PeerId, Quantization, ReduceOp
+from pccl.runtime.collective.buffers import Buffers
+from pccl.runtime.collective.carry import Carry
+from pccl.runtime.collective.chain_transfer import ChainTransfer
+from pccl.runtime.collective.coding import Coding
+from pccl.runtime.collective.direct_transfer import DirectTransfer
+from pccl.runtime.collective.discard import discard
+from pccl.runtime.collective.operand import Operand, nothing
+from pccl.runtime.collective.transfer import Transfer
+from pccl.transports.lane import Lane, Sink
+from pccl.transports.link import Link
+
+_log = logging.getLogger("pccl.link")
+
+CODECS_MAX = 64
+"""Kept for the next operation of the same kind."""
+
+
+@dataclass(slots=True)
+class _Drain:
+    """The sink of a frame that nobody wants."""
+
+    length: int
+
+    def memory(self, received: int) -> memoryview:
+        return discard(self.length - received)
+
+    def counts(self) -> bool:
+        return False
+
+    def complete(self) -> None:
+        pass
+
+    def lost(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _EarlyFrame:
+    """The sink of a frame whose operation is not posted yet: memory of its own."""
+
+    plane: DataPlane
+    store: EarlyStore
+    header: FrameHeader
+    payload: bytearray
+
+    def memory(self, received: int) -> memoryview:
+        return memoryview(self.payload)[received:]
+
+    def counts(self) -> bool:
+        return True
+
+    def complete(self) -> None:
+        self.store.put(self.header, self.payload)
+        self.plane.settle_early(self.store, self.header.operation)
+
+    def lost(self) -> None:
+        self.store.release(self.header)
+
+
+@dataclass(slots=True)
+class _EarlyQuestion:
+    """The sink of a QUERY whose operation is not posted yet."""
+
+    store: EarlyStore
+    header: FrameHeader
+
+    def memory(self, received: int) -> memoryview:
+        raise AssertionError("a question has no payload")
+
+    def counts(self) -> bool:
+        return True
+
+    def complete(self) -> None:
+        self.store.put_question(self.header)
+
+    def lost(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Question:
+    """The sink of a QUERY, which is complete at once."""
+
+    transfer: Transfer
+    lane: Lane
+    header: FrameHeader
+
+    def memory(self, received: int) -> memoryview:
+        raise AssertionError("a question has no payload")
+
+    def counts(self) -> bool:
+        return True
+
+    def complete(self) -> None:
+        self.transfer.when_begun(self.lane, self._answer)
+
+    def _answer(self) -> None:
+        inlet = self.transfer.inlets.get(self.lane.link.peer)
+        if inlet is None:
+            return  # it was lost, and another one has its place
+        asked, bitmap = self.header, inlet.received.to_bitmap()
+        answer = FrameHeader(FrameKind.HAVE, asked.operation, 0, asked.offset, len(bitmap))
+        self.lane.say(answer, bitmap)
+
+    def lost(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Answer:
+    """The sink of a HAVE: memory of its own."""
+
+    plane: DataPlane
+    peer: PeerId
+    header: FrameHeader
+    payload: bytearray
+
+    def memory(self, received: int) -> memoryview:
+        return memoryview(self.payload)[received:]
+
+    def counts(self) -> bool:
+        return True
+
+    def complete(self) -> None:
+        transfer = self.plane.transfers.get(self.header.operation)
+        if transfer is not None and self.peer in transfer.outlets:  # nothing is over meanwhile
+            transfer.outlets[self.peer].have(self.header.offset, memoryview(self.payload))
+
+    def lost(self) -> None:
+        pass
+
+
+class DataPlane:
+    """All running transfers of one peer.
+
+    Args:
+        link_to: the link to a peer (which may be down).
+        may_come: whether an operation that is not posted may still be.
+        on_done: called with the digest when an own result is complete.
+        segment_bytes: fixed segment size; None: chosen by tensor and world size. All members of a
+            run must agree.
+    """
+
+    def __init__(
+        self,
+        link_to: Callable[[PeerId], Link],
+        may_come: Callable[[OperationId], bool],
+        on_done: Callable[[OperationId, bytes], None],
+        segment_bytes: int | None,
+    ) -> None:
+        self.transfers: dict[OperationId, Transfer] = {}
+        self._link_to = link_to
+        self._may_come = may_come
+        self._on_done = on_done
+        self._segment_bytes = segment_bytes
+        self._early: dict[PeerId, EarlyStore] = {}
+        self._started: dict[OperationId, Transfer] = {}
+        """Those that all members are known to have asked for."""
+        self._unstarted: dict[OperationId, int] = {}
+        """Posted operations of which it is not known that all have asked for the same -> the
+        fingerprint of what was asked for here."""
+        self._scratch = Scratch()
+        self._buffers = Buffers()
+        self._code_scratch = Scratch()
+        self._codecs: dict[tuple[Quantization, DataType], Codec] = {}
+
+    # -- what the engine does ------------------------------------------------------------------
+
+    def post(
+        self,
+        operation: OperationId,
+        descriptor: Descriptor,
+        operand: Operand | None,
+        ring: tuple[PeerId, ...],
+        own: PeerId,
+        carry: Carry | None = None,
+        residual: Residual | None = None,
+    ) -> tuple[PeerId, ...]:
+        """Lend the buffers of a call to an operation; frames find them from now on.
+
+        Args:
+            operation: its id.
+            descriptor: what the members asked for.
+            operand: the buffers, of the descriptor's dtype and count; a broadcast is in place. None
+                for a barrier.
+            ring: the members in ring order, at least 2.
+            own: this peer.
+            carry: what an attempt before this one has left in the same memory.
+            residual: of a reduce with error feedback.
+
+        Returns:
+            Whose links it will use.
+
+        Raises:
+            ValueError: the root of a broadcast is not in the ring.
+        """
+        if operand is None:
+            assert descriptor.collective is Collective.BARRIER
+            operand = nothing(descriptor.dtype)
+        assert operand.data_type is descriptor.dtype
+        assert operand.count == descriptor.count
+        assert operand.in_place or descriptor.collective is not Collective.BROADCAST
+        transfer = self._make_transfer(operation, descriptor, operand, ring, own, carry, residual)
+        self.transfers[operation] = transfer
+        self._unstarted[operation] = fingerprint(descriptor)
+        self._replay_early(transfer)
+        return transfer.partners
+
+    def _make_transfer(
+        self,
+        operation: OperationId,
+        descriptor: Descriptor,
+        operand: Operand,
+        ring: tuple[PeerId, ...],
+        own: PeerId,
+        carry: Carry | None,
+        residual: Residual | None,
+    ) -> Transfer:
+        rank, world_size = ring.index(own), len(ring)
+        what = (descriptor.dtype, descriptor.op, world_size)
+        reduction = Reduction(*what, self._scratch, weighted=descriptor.weighted)
+        codec = self._codec(descriptor)
+        wire_bytes = codec.encoded_bytes if codec is not None else None
+        schedule = plan(descriptor, rank, world_size, self._segment_bytes, wire_bytes)
+        coding = None
+        if codec is not None:
+            shares = world_size if descriptor.op is ReduceOp.AVG else 1
+            stochastic = descriptor.quantization.stochastic
+            coding = Coding(
+                codec,
+                self._codec(descriptor, wide=True) or codec,
+                operand.target,
+                residual,
+                operation,
+                rank,
+                shares,
+                stochastic=stochastic,
+            )
+        moves = (operation, reduction, operand)
+        how = (ring, self._on_done, self._buffers)
+        if isinstance(schedule, DirectSchedule):
+            if carry is not None:
+                carry.restore()
+            return DirectTransfer(*moves, schedule, self._link_to, *how, coding)
+        downstream = self._link_to(ring[schedule.downstream])
+        return ChainTransfer(*moves, schedule, downstream, *how, carry, coding)
+
+    def _codec(self, descriptor: Descriptor, *, wide: bool = False) -> Codec | None:
+        """What encodes the values of an operation; None: they travel as they are.
+
+        ``wide``: as float32, if they are halves; the bytes mean the same.
+        """
+        if not descriptor.quantization.active:
+            return None
+        dtype = DataType.FLOAT if wide and descriptor.dtype.itemsize == 2 else descriptor.dtype
+        kind = (descriptor.quantization, dtype)
+        codec = self._codecs.get(kind)
+        if codec is None:
+            if len(self._codecs) >= CODECS_MAX:
+                self._codecs.clear()
+            codec = self._codecs[kind] = make_codec(*kind, self._code_scratch)
+        return codec
+
+    def begin(
+        self,
+        operation: OperationId,
+        *,
+        resumed: bool = False,
+        ahead: bool = False,
+        weights: tuple[float, ...] = (),
+    ) -> None:
+        """Move the data, unless it moves already.
+
+        Args:
+            operation: its id.
+            resumed: with what the attempt before it has left.
+            ahead: although the operation is not known to have started.
+            weights: of a weighted average those of all members, in ring order.
+        """
+        transfer = self.transfers[operation]
+        if ahead:
+            transfer.what = self._unstarted[operation]
+        else:
+            del self._unstarted[operation]
+            self._started[operation] = transfer
+        if not transfer.begun:
+            transfer.begin(resumed=resumed, weights=weights)
+
+    def close_gap(self, operation: OperationId, upstream: PeerId, size: int) -> bool:
+        """The ``size`` ranks before this one are lost: take what is missing from ``upstream``.
+
+        Returns:
+            False if it can't have all that is missing; nothing has changed then.
+        """
+        transfer = self._chain(operation)
+        if transfer.lacks_irreplaceable(size):
+            return False
+        if transfer.lacking and not self._link_to(upstream).up:
+            return False
+        transfer.take_from(upstream)
+        return True
+
+    def send_across(self, operation: OperationId, downstream: PeerId, size: int) -> None:
+        """The ``size`` ranks behind this one are lost: send to ``downstream`` in their place."""
+        self._chain(operation).send_across(self._link_to(downstream), size)
+
+    def _chain(self, operation: OperationId) -> ChainTransfer:
+        transfer = self.transfers[operation]
+        assert isinstance(transfer, ChainTransfer)  # the master repairs nothing else
+        return transfer
+
+    def detach(self, operation: OperationId) -> None:
+        """The caller leaves an operation that is complete here; its buffers are free after this."""
+        self.transfers[operation].detach()
+
+    def end(self, operation: OperationId, *, committed: bool, keep: bool = False) -> Transfer:
+        """The operation is over for this peer; its buffers are free when this returns.
+
+        With ``keep`` and without a commit, what is in them is left for another attempt.
+        """
+        transfer = self.transfers.pop(operation)
+        self._unstarted.pop(operation, None)
+        self._started.pop(operation, None)
+        transfer.end(committed=committed, keep=keep)
+        return transfer
+
+    def forget_early(self) -> None:
+        """Drop early frames of operations that can no longer come."""
+        for store in self._early.values():
+            for operation in store.operations():
+                if not self._may_come(operation):
+                    store.discard(operation)
+
+    def expect_peer(self, peer: PeerId) -> None:
+        """This peer may send ahead of operations from now on."""
+        self._early.setdefault(peer, EarlyStore())
+
+    def forget_peer(self, peer: PeerId) -> None:
+        """Nobody needs this peer any more."""
+        self._early.pop(peer, None)
+
+    def lane_up(self, peer: PeerId) -> None:
+        """There is one more lane to ``peer``."""
+        for transfer in self.transfers.values():
+            outlet = transfer.outlets.get(peer)
+            if outlet is not None:
+                outlet.ask()
+
+    def uses(self, peer: PeerId) -> bool:
+        """Whether a started transfer lacks segments from ``peer``, or sends some there."""
+        return any(t.lacks_from(peer) or t.sends_to(peer) for t in self._started.values())
+
+    def progress(self) -> tuple[Progress, ...]:
+        """How far the started operations are; of so many flows that a report stays small."""
+        reports: list[Progress] = []
+        room = FLOWS_MAX
+        for transfer in self._started.values():
+            progress = transfer.progress
+            room -= len(progress.flows)
+            reports.append(progress if room >= 0 else replace(progress, flows=()))
+        return tuple(reports)
+
+    # -- what lanes do -------------------------------------------------------------------------
+
+    def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
+        """Decide where the frame goes.
+
+        Raises:
+            RemoteProtocolError: the sender may not send this.
+        """
+        peer = lane.link.peer
+        transfer = self._find(header.operation)
+        match header.kind:
+            case _ if transfer is not None and self._is_of_another_call(header):
+                return _Drain(header.length)
+            case FrameKind.DATA if transfer is not None:
+                return transfer.place(peer, header) or _Drain(header.length)
+            case FrameKind.DATA if self._may_come(header.operation):
+                store = self._early_of(peer, header)
+                return _EarlyFrame(self, store, header, store.reserve(header))
+            case FrameKind.QUERY if transfer is not None and peer in transfer.inlets:
+                return _Question(transfer, lane, header)
+            case FrameKind.QUERY if transfer is None and self._may_come(header.operation):
+                return _EarlyQuestion(self._early_of(peer, header), header)
+            case FrameKind.HAVE if transfer is not None and peer in transfer.outlets:
+                if header.length != transfer.outlets[peer].answer_bytes:
+                    reason = f"a bitmap of {header.length} bytes for {header.operation}"
+                    raise RemoteProtocolError(func="lane", reason=reason)
+                return _Answer(self, peer, header, bytearray(header.length))
+            case _:
+                return _Drain(header.length)
+
+    def lane_lost(self, lane: Lane) -> None:
+        """A lane is gone; what was given to it may not have arrived."""
+        for operation, numbers in lane.carried.items():
+            transfer = self.transfers.get(operation)
+            if transfer is not None and lane.link.peer in transfer.outlets:
+                transfer.outlets[lane.link.peer].lane_lost(numbers)
+
+    def _find(self, operation: OperationId) -> Transfer | None:
+        """The transfer that a frame belongs to: the very operation, not one with its tag."""
+        return self.transfers.get(operation)
+
+    def _is_of_another_call(self, header: FrameHeader) -> bool:
+        """Whether it went ahead of an operation that is posted here for something else.
+
+        The master tells both. Once it is known that all have asked for the same nobody may do so.
+        """
+        return header.what not in (0, self._unstarted.get(header.operation, header.what))
+
+    # -- early frames --------------------------------------------------------------------------
+
+    def settle_early(self, store: EarlyStore, operation: OperationId) -> None:
+        """A frame that began early is complete: its operation may be posted by now, or over."""
+        transfer = self._find(operation)
+        if transfer is not None:
+            self._replay_early(transfer)
+        elif not self._may_come(operation):
+            store.discard(operation)
+
+    def _early_of(self, peer: PeerId, header: FrameHeader) -> EarlyStore:
+        store = self._early.get(peer)
+        if store is None:
+            reason = f"peer {peer} sends ahead of {header.operation}, and is no member"
+            raise RemoteProtocolError(func="lane", reason=reason)
+        return store
+
+    def _replay_early(self, transfer: Transfer) -> None:
+        for peer in list(transfer.inlets):
+            store = self._early.get(peer)
+            if store is None:
+                continue
+            try:
+                for header, payload in store.take(transfer.operation):
+                    if not self._is_of_another_call(header):
+                        transfer.take_early(peer, header, payload)
+            except RemoteProtocolError as error:
+                _log.warning("closed the link to peer %d: %s", peer, error.reason)
+                self._link_to(peer).close()
+            question = store.take_question(transfer.operation)
+            if question is not None and not self._is_of_another_call(question):
+                for lane in self._link_to(peer).lanes:
+                    _Question(transfer, lane, question).complete()

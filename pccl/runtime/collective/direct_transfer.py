@@ -1,0 +1,203 @@
+"""``DirectTransfer``: contributions go to the owner of each segment, results come from it.
+
+Mesh and star, as :mod:`pccl.collectives.direct` describes them. A contribution that arrives is read
+into a buffer and added to what is in the result of its owner; a result that arrives is read into
+its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from pccl.collectives.direct import CONTRIBUTE, PUBLISH, DirectSchedule
+from pccl.collectives.layout import Segment
+from pccl.collectives.reductions import Reduction
+from pccl.protocol.messages import Flow, Progress
+from pccl.protocol.types import OperationId, PeerId
+from pccl.runtime.collective.buffers import Buffers
+from pccl.runtime.collective.coding import Coding
+from pccl.runtime.collective.memory import Array, Memory
+from pccl.runtime.collective.operand import Operand
+from pccl.runtime.collective.outlet import Outlet
+from pccl.runtime.collective.transfer import Inlet, OnDone, Placement, Transfer, span, wire_span
+from pccl.transports.lane import Payload
+from pccl.transports.link import Link
+
+
+class DirectTransfer(Transfer):
+    """One operation of a mesh or a star.
+
+    Args:
+        operation: see ``Transfer``.
+        reduction: see ``Transfer``.
+        operand: see ``Transfer``.
+        schedule: the mesh or the star as this rank sees it.
+        link_to: the link to a peer.
+        ring: all members, in ring order.
+        on_done: see ``Transfer``.
+        buffers: see ``Transfer``; also where contributions are read to.
+        coding: how values are quantized, if they are.
+    """
+
+    def __init__(
+        self,
+        operation: OperationId,
+        reduction: Reduction,
+        operand: Operand,
+        schedule: DirectSchedule,
+        link_to: Callable[[PeerId], Link],
+        ring: tuple[PeerId, ...],
+        on_done: OnDone,
+        buffers: Buffers,
+        coding: Coding | None = None,
+    ) -> None:
+        super().__init__(operation, reduction, operand, schedule.layout, on_done, buffers, coding)
+        self.schedule = schedule
+        self._ranks = {peer: rank for rank, peer in enumerate(ring)}
+        self.inlets = {ring[rank]: Inlet(route) for rank, route in schedule.incoming_from.items()}
+        self.outlets = {
+            ring[rank]: Outlet(operation, link_to(ring[rank]), route, self._payload)
+            for rank, route in schedule.outgoing_to.items()
+        }
+        self._to_rank = {rank: self.outlets[ring[rank]] for rank in schedule.outgoing_to}
+        self._sums: dict[int, _Sum] = {}
+        """Results of own segments that lack contributions, by position."""
+        self._held: list[Segment] = []
+        """Own results that were known before the beginning: others are ahead of it."""
+        self._unfinished = len(schedule.owned)
+
+    @property
+    def phase(self) -> str:
+        """See ``Transfer``."""
+        return "reduce-scatter" if self._unfinished else "gather"
+
+    @property
+    def progress(self) -> Progress:
+        """See ``Transfer``; told apart by peers."""
+        flows = tuple(
+            Flow(
+                peer,
+                len(self.inlets[peer].received) if peer in self.inlets else 0,
+                len(self.outlets[peer].ready) if peer in self.outlets else 0,
+            )
+            for peer in self._ranks
+            if peer in self.inlets or peer in self.outlets
+        )
+        return replace(super().progress, flows=flows)
+
+    def begin(self, *, resumed: bool = False, weights: tuple[float, ...] = ()) -> None:
+        """See ``Transfer``."""
+        self.begun = True
+        self._weigh(weights, self.schedule.rank)
+        for rank, segment in self.schedule.initial_sends():
+            self._to_rank[rank].offer(CONTRIBUTE, segment, self.what)
+        for segment in self._held:
+            self._publish(segment)
+        self._held.clear()
+        self._take_unweighed()
+        self._report_if_done()
+
+    def _payload(self, step: int, segment: Segment) -> tuple[Payload, int | None]:
+        if step == PUBLISH:
+            known = self._digest.known(segment.position)
+            return self.result.payload(*wire_span(segment)), known
+        if self._coding is None:
+            return self._plain_payload(segment), None
+        return partial(self._encoded_contribution, self._coding, segment), None
+
+    def _encoded_contribution(self, coding: Coding, segment: Segment) -> memoryview:
+        own = self._contribution(segment).elements(*span(segment))
+        return coding.contribute(segment, own)
+
+    # -- receiving -----------------------------------------------------------------------------
+
+    def _place(self, step: int, segment: Segment) -> memoryview | None:
+        if step == CONTRIBUTE:
+            return self._buffers.take(segment.wire_length)
+        self._save(segment)
+        return None
+
+    def _arrived(self, placement: Placement) -> None:
+        segment = placement.segment
+        if placement.step == CONTRIBUTE:
+            assert placement.buffer is not None
+            self._contributed(segment, self._ranks[placement.peer], placement.buffer)
+            return
+        self._put(placement)
+        self._digest.take(segment.position, placement.check)
+        if self._coding is not None:
+            self._coding.decode_in_place(segment)
+
+    def _contributed(self, segment: Segment, rank: int, buffer: memoryview) -> None:
+        known = self._sums.get(segment.position)
+        if known is None:
+            self._save(segment)
+            known = self._sums[segment.position] = _Sum(self._first_values(segment))
+        known.waiting[rank] = buffer
+        while (rank := self._next_rank(known)) in known.waiting:
+            self._fold(segment, known, known.waiting.pop(rank))
+        if known.folded == self.schedule.world_size:
+            del self._sums[segment.position]
+            self._settle(segment)
+
+    def _next_rank(self, known: _Sum) -> int:
+        """Whose contribution is next; of one that is not here, or of nobody: not yet."""
+        if self.schedule.in_rank_order:
+            return (self.schedule.rank + known.folded) % self.schedule.world_size
+        return next(iter(known.waiting), -1)
+
+    def _first_values(self, segment: Segment) -> Memory:
+        memory = self._contribution(segment)
+        if self._coding is None:
+            return memory
+        own = memory.elements(*span(segment))
+        total = self._coding.own(segment, own)
+        if total is own:
+            return memory
+        self.result.write(segment.offset, total)
+        return self.result
+
+    def _fold(self, segment: Segment, known: _Sum, buffer: memoryview) -> None:
+        if self._coding is None:
+            arrived: Array = np.frombuffer(buffer, self._dtype)
+        else:
+            arrived = self._coding.decode(segment, buffer)
+        known.folded += 1
+        finish = known.folded == self.schedule.world_size
+        values: Memory | Array = known.values
+        if known.folded == 2 and self._coding is None and self._reduction.scales:
+            values = self._reduction.contribution(known.values.elements(*span(segment)))
+        self._combine(segment, values, arrived, finish=finish)
+        known.values = self.result
+        self._buffers.give(buffer)
+
+    def _settle(self, segment: Segment) -> None:
+        """The result of an own segment is known."""
+        self._unfinished -= 1
+        if self._coding is not None:
+            self._coding.settle(segment)
+        self._add_to_digest(segment)
+        if self.begun:
+            self._publish(segment)
+        else:
+            self._held.append(segment)
+
+    def _publish(self, segment: Segment) -> None:
+        for outlet in self._to_rank.values():
+            outlet.offer(PUBLISH, segment, self.what)
+
+
+@dataclass(slots=True, eq=False)
+class _Sum:
+    """A segment of the result that lacks contributions."""
+
+    values: Memory
+    """Where what was combined so far is: at first the own contribution, which stays there."""
+    folded: int = 1
+    """How many contributions are in it."""
+    waiting: dict[int, memoryview] = field(default_factory=dict[int, memoryview])
+    """Those that are here before their turn, by rank."""

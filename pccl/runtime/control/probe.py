@@ -1,0 +1,51 @@
+"""A greeting that finds out whether a peer can be dialled, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pccl.machines.reachability import AddressTried, TryAddress, may_be_dialled
+from pccl.protocol.errors import LinkError, RemoteProtocolError
+from pccl.protocol.handshake import Handshake, Opening
+from pccl.runtime.clock import Clock
+from pccl.runtime.control.greeting import introduce
+from pccl.transports.base import Address, Connection, Transport
+
+
+async def probe(
+    transport: Transport,
+    clock: Clock,
+    test: TryAddress,
+    greet: Callable[[], Handshake],
+    patience_ns: int,
+    by: str,
+) -> AddressTried:
+    """Dial a peer, greet it and leave.
+
+    Args:
+        transport: the network.
+        clock: time.
+        test: whom, and where.
+        greet: begins the greeting.
+        patience_ns: how long each dial and each greeting may take.
+        by: the host between this process and the master.
+    """
+
+    def may_dial(found: str) -> bool:
+        return may_be_dialled(found, seen=test.seen, by=by)
+
+    def leave(connection: Connection, remote: Opening) -> None:
+        connection.close()
+
+    peer, why = test.member.peer, ""
+    for host in test.hosts:
+        try:
+            address = Address(host, test.member.port)
+            connection = await transport.dial(address, patience_ns / 1e9, may_dial)
+            deadline_ns = clock.now_ns() + patience_ns
+            await introduce(connection, greet(), clock, deadline_ns, leave)
+        except (LinkError, RemoteProtocolError) as error:
+            why = why or error.reason
+        else:
+            return AddressTried(peer, host, why)
+    return AddressTried(peer, "", why or "that is an address of its own machine or network")

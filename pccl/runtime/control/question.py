@@ -1,0 +1,120 @@
+"""Asking a master one question, without taking part in its run."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Generic, TypeVar
+
+from pccl.protocol.errors import LinkError, NotAdmitted, PCCLError, RemoteProtocolError
+from pccl.protocol.guards.allowance import masters_bytes_max
+from pccl.protocol.handshake import Opening
+from pccl.protocol.messages import Message, Refused, RunIs, RunQuery, StatusRequest
+from pccl.protocol.status_report import StatusReport
+from pccl.protocol.types import NS_PER_S
+from pccl.runtime.clock import Clock
+from pccl.runtime.control.greeting import Credentials, introduce
+from pccl.runtime.control.stream import ControlStream
+from pccl.transports.base import Address, Connection, Transport
+
+_Answer = TypeVar("_Answer", StatusReport, RunIs)
+
+
+async def ask_status(
+    clock: Clock, transport: Transport, master: Address, credentials: Credentials, timeout_s: float
+) -> StatusReport:
+    """Ask how the run stands.
+
+    Args:
+        clock: time.
+        transport: the network.
+        master: where the master listens.
+        credentials: what we greet with.
+        timeout_s: for all of it.
+
+    Raises:
+        LinkError: nobody is there, or there was no answer in time.
+        NotAdmitted: a master is there that gives no status; the reason says why.
+        RemoteProtocolError: what is there is no master of our version, or has another token.
+    """
+    question = _Question(clock, StatusRequest(), StatusReport, "status")
+    return await question.ask(transport, master, credentials, timeout_s)
+
+
+async def ask_run(
+    clock: Clock,
+    transport: Transport,
+    master: Address,
+    credentials: Credentials,
+    timeout_s: float,
+    query: RunQuery,
+) -> RunIs:
+    """Ask which run a master has, and who is in it; the query says what is known already.
+
+    Other arguments, and errors: see ``ask_status``.
+    """
+    question = _Question(clock, query, RunIs, "run")
+    return await question.ask(transport, master, credentials, timeout_s)
+
+
+class _Question(Generic[_Answer]):
+    """One question on one connection.
+
+    Args:
+        clock: time.
+        words: what is sent.
+        kind: of the answer.
+        name: of what is asked for, for people.
+    """
+
+    def __init__(self, clock: Clock, words: Message, kind: type[_Answer], name: str) -> None:
+        self._clock = clock
+        self._words = words
+        self._kind: type[_Answer] = kind
+        self._name = name
+        self._answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+        self._stream: ControlStream | None = None
+
+    async def ask(
+        self, transport: Transport, master: Address, credentials: Credentials, timeout_s: float
+    ) -> _Answer:
+        """Connect, ask, and leave."""
+        clock = self._clock
+        deadline_ns = clock.now_ns() + round(timeout_s * NS_PER_S)
+        connection = await transport.dial(master, timeout_s)
+        handshake = credentials.dial(credentials.strangers_opening())
+        await introduce(connection, handshake, clock, deadline_ns, self._begin)
+        overdue = LinkError(reason=f"it greeted, but gave no {self._name} in time")
+        timer = clock.call_at_ns(deadline_ns, self._fail, overdue)
+        try:
+            return await self._answer
+        finally:
+            timer.cancel()
+            if self._stream is not None:
+                self._stream.close()
+
+    def _begin(self, connection: Connection, remote: Opening) -> None:
+        """The handshake is over."""
+        self._stream = ControlStream(
+            connection, self._on_message, self._on_closed, self._clock, masters_bytes_max
+        )
+        self._stream.send(self._words)
+
+    def _fail(self, error: PCCLError) -> None:
+        """There will be no answer."""
+        if not self._answer.done():
+            self._answer.set_exception(error)
+
+    def _on_message(self, message: Message) -> None:
+        match message:
+            case Refused(reason=reason):
+                self._fail(NotAdmitted(reason=reason))
+            case _ if isinstance(message, self._kind):
+                if not self._answer.done():
+                    self._answer.set_result(message)
+            case _:
+                what = type(message).__name__
+                raise RemoteProtocolError(func="control", reason=f"{what} is no {self._name}")
+
+    def _on_closed(self, reason: str) -> None:
+        words = f"it closed the connection without a {self._name}: {reason}"
+        self._fail(LinkError(reason=words))

@@ -1,0 +1,338 @@
+"""``StateDesk``: everything that a peer's engine does about shared state.
+
+Calls come in here, and what the machine wants done about them; frames go to the exchange.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Protocol
+
+from pccl.machines.peer.events import (
+    BeginSync,
+    CompareSync,
+    PeerEvent,
+    PostSync,
+    ReduceDone,
+    ReduceResult,
+    StatesCompared,
+    SyncStarved,
+)
+from pccl.machines.peer.machine import PeerMachine
+from pccl.protocol.shared_state import Difference, Elected
+from pccl.protocol.types import OperationId, PeerId
+from pccl.runtime.calls import Call, Calls
+from pccl.runtime.collective.operand import Operand
+from pccl.runtime.hashing import Hasher
+from pccl.runtime.requests import Deadline
+from pccl.runtime.state.exchange import StateExchange
+from pccl.runtime.state.memory.state_hashing import StateHashing
+from pccl.runtime.state.memory.state_memory import StateMemory
+from pccl.runtime.state.memory.stock import Stock
+from pccl.runtime.state.running_prefetch import PrefetchRequest, RunningPrefetch
+from pccl.runtime.state.sync import StateSync, SyncReport, SyncRequest
+from pccl.runtime.tasks import Tasks
+from pccl.transports.link import Links
+
+
+class Host(Protocol):
+    """The engine, as far as shared state has to do with it."""
+
+    @property
+    def machine(self) -> PeerMachine:
+        """Of the run that this peer is in now."""
+        ...
+
+    @property
+    def links(self) -> Links:
+        """Likewise."""
+        ...
+
+    @property
+    def group(self) -> int:
+        """The peer group."""
+        ...
+
+    @property
+    def calls(self) -> Calls:
+        """Of this peer."""
+        ...
+
+    def now_ns(self) -> int:
+        """The present."""
+        ...
+
+    def feed(self, event: PeerEvent) -> None:
+        """Give an event to the machine."""
+        ...
+
+    def use_link(self, peer: PeerId) -> None:
+        """The link to ``peer`` gets all its lanes."""
+        ...
+
+    def call(
+        self, make_event: Callable[[int], PeerEvent], deadline: Deadline | None, call: Call
+    ) -> Awaitable[object]:
+        """Make a call and wait for it."""
+        ...
+
+    def join_again(self, deadline: Deadline | None, *, prefetches: bool) -> Awaitable[None]:
+        """Come back to the run as a newcomer."""
+        ...
+
+
+class StateDesk:
+    """Shared state of one peer.
+
+    Args:
+        host: the engine.
+        hasher: does what takes a processor for long.
+        tasks: runs what nobody waits for.
+        stall_ns: a source that sends nothing for so long is passed over.
+
+    Attributes:
+        exchange: what is given and taken in the run that this peer is in now.
+    """
+
+    def __init__(self, host: Host, hasher: Hasher, tasks: Tasks, stall_ns: int) -> None:
+        self._host = host
+        self._tasks = tasks
+        self._hasher = hasher
+        self._stall_ns = stall_ns
+        self._syncs: dict[StateSync, None] = {}
+        """Calls that are open."""
+        self._hashing: StateHashing | None = None
+        """Of a newcomer that is about to join, or does."""
+        self._all_over: asyncio.Future[None] | None = None
+        """Done when no call is open any more."""
+        self._running: RunningPrefetch | None = None
+        """What this newcomer fetches before it is admitted."""
+        self._stock: Stock | None = None
+        """What it has fetched, until a call takes it."""
+        self.exchange = self._make_exchange()
+
+    def enter_run(self) -> None:
+        """Begin anew, with other links."""
+        self.exchange.close()
+        self.exchange = self._make_exchange()
+
+    def _make_exchange(self) -> StateExchange:
+        feed = self._host.feed
+
+        def on_done(operation: OperationId, digest: bytes) -> None:
+            feed(ReduceDone(operation, digest))
+
+        def on_starved(operation: OperationId, reason: str) -> None:
+            feed(SyncStarved(operation, reason))
+
+        def on_compared(operation: OperationId, difference: Difference) -> None:
+            feed(StatesCompared(operation, difference))
+
+        links, now_ns = self._host.links, self._host.now_ns
+        return StateExchange(
+            self._host.group, links, now_ns, self._stall_ns, on_done, on_starved, on_compared
+        )
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    async def sync(self, request: SyncRequest, deadline: Deadline | None) -> SyncReport:
+        """Make shared states equal, or compare them.
+
+        Raises:
+            ValueError: another call uses the state; or its tensors lie elsewhere by now.
+        """
+        with request.state.memory.claimed():
+            sync = StateSync(self, self._hasher, request, deadline, self._host.now_ns)
+            self._syncs[sync] = None
+            try:
+                return await sync.run()
+            finally:
+                del self._syncs[sync]
+                self._note_end()
+
+    async def attempt(self, make_event: Callable[[int], PeerEvent], sync: StateSync) -> object:
+        """One attempt of a call.
+
+        Raises:
+            PCCLError: it has failed.
+        """
+        call = self._host.calls.new()
+        call.sync = sync
+        return await self._host.call(make_event, sync.deadline, call)
+
+    async def join_again(self, sync: StateSync) -> None:
+        """Come back as a newcomer, who goes on fetching before he is admitted."""
+        request = PrefetchRequest(sync.memory, sync.stock, sync.on_progress)
+        rejoins = partial(self._host.join_again, sync.deadline, prefetches=True)
+        await self._fetch_while(request, rejoins)
+
+    # -- before the admission ----------------------------------------------------------------------
+
+    async def fetch_before(
+        self, request: PrefetchRequest, joins: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Fetch what the members show while this peer waits for its admission.
+
+        Raises:
+            PCCLError: the join has failed.
+            ValueError: another call uses the state.
+        """
+        try:
+            with request.memory.claimed():
+                await self._fetch(request, joins)
+        except BaseException:
+            request.stock.close()
+            raise
+        if self._stock is not None:
+            self._stock.close()
+        self._stock = request.stock
+
+    async def _fetch(self, request: PrefetchRequest, joins: Callable[[], Awaitable[None]]) -> None:
+        self._hashing = StateHashing(self._hasher)
+        try:
+            await self._hashing.run(request.memory)
+            await self._fetch_while(request, joins)
+        finally:
+            self._hashing = None
+            self._note_end()
+
+    async def _fetch_while(
+        self, request: PrefetchRequest, joins: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._running = running = RunningPrefetch(
+            request, self._host, self._hasher, self._tasks, lambda: self.exchange
+        )
+        try:
+            await joins()
+            await running.settle()
+        finally:
+            self._running = None
+            await running.close()
+
+    def take_stock(self, memory: StateMemory) -> Stock | None:
+        """What was fetched of this state before this peer was admitted."""
+        if self._stock is None or self._stock.memory is not memory:
+            return None
+        stock, self._stock = self._stock, None
+        return stock
+
+    def show(self, memory: StateMemory) -> None:
+        """Let newcomers fetch this state."""
+        if memory.holds_tensors:
+            self.exchange.show(memory)
+            newest = self._host.machine.newest
+            if newest is not None:  # who was in it watches no longer
+                self.exchange.results.forget(newest.ring)
+            self.exchange.results.synchronized(memory.piece_map.digest(may_differ=False))
+
+    def note_result(self, call: Call, result: ReduceResult) -> None:
+        """A collective was committed; its values are still where the caller wants them."""
+        if call.observable and call.operand is not None:
+            self.exchange.results.committed(
+                result.operation,
+                call.operand.data_type,
+                call.operand.target,
+                result.contributors,
+                result.weights,
+            )
+
+    @property
+    def run(self) -> bytes:
+        """The run's id."""
+        return self._host.machine.run
+
+    @property
+    def peer(self) -> PeerId:
+        """The own id in it."""
+        return self._host.machine.peer
+
+    def feed(self, event: PeerEvent) -> None:
+        """Give an event to the machine."""
+        self._host.feed(event)
+
+    def check_apart(self, operand: Operand) -> None:
+        """Make sure that a collective does not use memory of a state that is being synchronized.
+
+        Raises:
+            ValueError: it does.
+        """
+        for sync in self._syncs:
+            sync.check_apart(operand)
+
+    # -- what the machine wants --------------------------------------------------------------------
+
+    def carry_out(self, effect: PostSync | BeginSync | CompareSync) -> None:
+        """Do it."""
+        match effect:
+            case PostSync(number, operation, ring):
+                self._post(number, operation, ring)
+            case BeginSync(operation, elected):
+                self._begin(operation, elected)
+            case CompareSync(operation, reference):
+                self.exchange.compare(operation, reference)
+
+    def _post(self, number: int, operation: OperationId, ring: tuple[PeerId, ...]) -> None:
+        call, own = self._host.calls.get(number), self._host.machine.peer
+        assert call is not None
+        assert call.sync is not None
+        call.operation = operation
+        sync = call.sync
+        sync.session = self.exchange.post(operation, sync.memory, sync.stock, ring, own)
+
+    def _begin(self, operation: OperationId, elected: Elected) -> None:
+        own = self._host.machine.peer
+        fetchers = {*elected.behind, *elected.outdated}
+        for peer in self.exchange.sessions[operation].ring:
+            if peer != own and (own in fetchers or peer in fetchers):
+                self._host.use_link(peer)
+        self.exchange.begin(operation, elected)
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Time has passed."""
+        self._look_at_prefetch()
+        self.exchange.tick()
+        for sync in self._syncs:
+            sync.report()
+        if self._running is not None:
+            self._running.report()
+
+    def _look_at_prefetch(self) -> None:
+        if self._running is not None:
+            self._running.look()
+
+    def link_changed(self, peer: PeerId, *, up: bool) -> None:
+        """The link to a peer has come up, or is down."""
+        self._look_at_prefetch()
+        self.exchange.link_changed(peer, up=up)
+
+    def break_down(self) -> None:
+        """A bug of ours: give every memory back."""
+        self.exchange.close()
+
+    def _note_end(self) -> None:
+        """A call has ended."""
+        over = self._all_over
+        if over is not None and not self._is_in_use and not over.done():
+            over.set_result(None)
+
+    @property
+    def _is_in_use(self) -> bool:
+        return bool(self._syncs) or self._hashing is not None
+
+    async def close(self) -> None:
+        """The communicator is closed: return when no call is open, and no thread is at work."""
+        if self._is_in_use:
+            self._all_over = self._tasks.loop.create_future()
+            for sync in self._syncs:
+                sync.stop()
+            if self._hashing is not None:
+                self._hashing.stop()
+            await self._all_over
+        self.exchange.close()
+        if self._stock is not None:
+            self._stock.close()
+        self._hasher.close()

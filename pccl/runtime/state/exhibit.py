@@ -1,0 +1,91 @@
+"""``Exhibit``: a shared state that newcomers may fetch while nobody waits for them.
+
+It shows what the last synchronization has made of a state, by the digests of then. Contents are
+read from the program's tensors when a lane is about to send them; the program may be changing them
+meanwhile. Whoever fetches sees that by the digest, and nobody is to blame.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.types import OperationId, PeerId
+from pccl.runtime.state.giver import StateGiver
+from pccl.runtime.state.intake import Whole, check_length
+from pccl.runtime.state.memory.state_memory import StateMemory
+from pccl.runtime.state.post import StatePost, numbers_of
+from pccl.state.digests import layout_digest
+from pccl.state.layout import Layout
+from pccl.transports.lane import Sink
+from pccl.transports.link import Links
+
+
+def idle_operation(layout: Layout, group: int) -> OperationId:
+    """Names what is fetched of a state of this layout while no operation is under way."""
+    tag = int.from_bytes(layout_digest(layout)[:8])
+    return OperationId(term=0, group=group, view=0, tag=tag, n=0)
+
+
+class Exhibit:
+    """One state that can be had.
+
+    It ends with the program's last reference to the state.
+
+    Args:
+        memory: of the state; hashed.
+        operation: by which it is asked for.
+        links: of this peer.
+    """
+
+    def __init__(self, memory: StateMemory, operation: OperationId, links: Links) -> None:
+        self._post = StatePost(operation, links)
+        self._memory = weakref.ref(memory)
+        self._layout = memory.layout
+        digests = memory.piece_map.copy()
+        self._giver = StateGiver(self._layout, digests, self._read, lambda _: True, self._post)
+
+    def renew(self, memory: StateMemory) -> None:
+        """Show what another synchronization has made of it; who waits for pieces goes on so."""
+        self._memory = weakref.ref(memory)
+        self._giver.piece_map = memory.piece_map.copy()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the program has let go of the state."""
+        return self._memory() is None
+
+    def _read(self, number: int) -> memoryview:
+        piece, memory = self._layout.piece(number), self._memory()
+        return memory.view(piece) if memory is not None else memoryview(bytes(piece.length))
+
+    def frame_started(self, peer: PeerId, header: FrameHeader) -> Sink:
+        """Somebody asks.
+
+        Raises:
+            RemoteProtocolError: for what does not exist.
+        """
+        check_length(header)
+        return Whole(self._take, peer, header, bytearray(header.length))
+
+    def _take(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
+        if header.kind is FrameKind.MAP_ASK:
+            self._giver.give_map(peer)
+        elif header.kind is FrameKind.PIECE_ASK:
+            self._giver.give_pieces(peer, numbers_of(payload))
+
+    def forget(self, peer: PeerId) -> None:
+        """The link to ``peer`` is down."""
+        self._post.drop(peer)
+        self._giver.forget(peer)
+
+    def owes(self, peer: PeerId) -> bool:
+        """Whether ``peer`` waits for pieces."""
+        return self._giver.owes(peer)
+
+    def close(self) -> None:
+        """Show nothing more; who waits is told."""
+        asked = self._giver.close()
+        self._post.end()
+        for peer in asked:
+            self._post.send(peer, FrameKind.PIECE_LACK)

@@ -1,0 +1,134 @@
+"""``RunningPrefetch``: what a newcomer does about its state until it is admitted.
+
+It fetches what the members show, and, if the program wants that, replays what they reduce.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from pccl.machines.peer.events import PeerEvent, Prefetched
+from pccl.machines.peer.machine import PeerMachine, Standing
+from pccl.protocol.types import NS_PER_S
+from pccl.runtime.hashing import Hasher
+from pccl.runtime.state.exchange import StateExchange
+from pccl.runtime.state.memory.state_memory import StateMemory
+from pccl.runtime.state.memory.stock import Stock
+from pccl.runtime.state.prefetch import Prefetch
+from pccl.runtime.state.progress import ProgressMeter, SyncProgress
+from pccl.runtime.state.replay import ObservedReduction, Replay
+from pccl.runtime.tasks import Tasks
+from pccl.runtime.waiting import cancelled_and_settled, settled
+
+SETTLE_NS = 10 * NS_PER_S
+"""So long a newcomer that is admitted may go on replaying: the members wait for its next call. What
+is missing then is fetched in their synchronization."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchRequest:
+    """What a newcomer wants to fetch before it is admitted.
+
+    Attributes:
+        memory: of its state.
+        stock: where pieces go.
+        on_progress: told how far it is, on the loop's thread.
+        on_reduction: applies to the state what the members have reduced, in another thread.
+    """
+
+    memory: StateMemory
+    stock: Stock
+    on_progress: Callable[[SyncProgress], None] | None = None
+    on_reduction: Callable[[ObservedReduction], None] | None = None
+
+
+class Host(Protocol):
+    """The engine."""
+
+    @property
+    def machine(self) -> PeerMachine:
+        """Of the run that this peer is in now."""
+        ...
+
+    def now_ns(self) -> int:
+        """The present."""
+        ...
+
+    def feed(self, event: PeerEvent) -> None:
+        """Give an event to the machine."""
+        ...
+
+
+class RunningPrefetch:
+    """One prefetch, from registration to admission.
+
+    Args:
+        request: what is wanted.
+        host: the engine.
+        hasher: hashes, copies, runs the program's function.
+        tasks: runs the replay.
+        exchange: gives the exchange of the run that this peer is in now.
+    """
+
+    def __init__(
+        self,
+        request: PrefetchRequest,
+        host: Host,
+        hasher: Hasher,
+        tasks: Tasks,
+        exchange: Callable[[], StateExchange],
+    ) -> None:
+        self._request = request
+        self._host = host
+        self._hasher = hasher
+        self._tasks = tasks
+        self._exchange = exchange
+        self._meter = ProgressMeter(request.on_progress, request.stock, host.now_ns)
+        self._prefetch: Prefetch | None = None
+        self._replay: Replay | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._settle_by_ns: int | None = None
+
+    def look(self) -> None:
+        """Begin as soon as this peer is registered; end when the members have waited enough."""
+        by_ns = self._settle_by_ns
+        if self._task is not None and by_ns is not None and self._host.now_ns() >= by_ns:
+            self._task.cancel()
+        if self._prefetch is not None or self._host.machine.standing is not Standing.PENDING:
+            return
+        request, exchange = self._request, self._exchange()
+
+        def on_ready() -> None:
+            self._host.feed(Prefetched())
+
+        self._prefetch = exchange.begin_prefetch(request.memory, request.stock, on_ready)
+        if request.on_reduction is not None:
+            replay = self._replay = Replay(
+                self._tasks.loop, self._prefetch, exchange, self._hasher, request.on_reduction
+            )
+            self._prefetch.on_complete = replay.wake
+            self._prefetch.watch(replay.heard)
+            self._task = self._tasks.create(replay.run())
+
+    def report(self) -> None:
+        """Tell how far it is."""
+        if self._prefetch is not None:
+            self._meter.report("prefetching", self._prefetch.wanted_bytes, self._prefetch.fetch)
+
+    async def settle(self) -> None:
+        """This peer is admitted: finish what can be replayed."""
+        self.report()
+        if self._replay is not None and self._task is not None:
+            self._replay.end()
+            self._settle_by_ns = self._host.now_ns() + SETTLE_NS
+            await settled(self._task)
+
+    async def close(self) -> None:
+        """Fetch nothing more; nothing is written into the tensors after this has returned."""
+        if self._prefetch is not None:
+            self._exchange().end_prefetch(self._prefetch.operation)
+        if self._task is not None:
+            await cancelled_and_settled(self._task)

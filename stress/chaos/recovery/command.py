@@ -1,0 +1,175 @@
+"""``python -m pccl.stress recovery``: from the SIGKILL of a peer to the survivors' result.
+
+Survivors live through all trials; for each a new process joins them and dies somewhere in the
+middle of an all-reduce. What counts is the time from its last word, an instant before the signal,
+until the last survivor has the result. The same trials tell how long a join takes: from ``connect``
+until the first common reduce has returned at the newcomer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+import pccl
+from pccl.cli.bench.arguments import Size, format_size
+from pccl.cli.processes.children import STDOUT, Children, Ended
+from pccl.cli.streams import writing
+from pccl.stress.emulator.command_line import ending_on_sigterm
+
+SHARE_MIN, SHARE_MAX = 0.1, 0.8
+"""When the victim dies, as a share of the time that a reduce takes."""
+
+SILENCE_S_MAX = 120.0
+
+
+@dataclass(slots=True)
+class Trials:
+    """What was measured for one size, in seconds."""
+
+    size_bytes: int
+    recovery_s: list[float] = field(default_factory=list[float])
+    join_s: list[float] = field(default_factory=list[float])
+    late: int = 0
+    """Kills that came when the result was there already; they do not count."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As an object."""
+        return {
+            "bytes": self.size_bytes,
+            "tries": len(self.recovery_s),
+            "recovery_s": _summary(self.recovery_s),
+            "join_s": _summary(self.join_s),
+            "late": self.late,
+        }
+
+
+class Measurement:
+    """One size: the processes of its trials.
+
+    Args:
+        size_bytes: of the tensor, float32.
+        peers: how many reduce, the victim among them.
+        tries: how many kills count.
+        seed: draws when the victims die.
+    """
+
+    def __init__(self, size_bytes: int, peers: int, tries: int, seed: int) -> None:
+        self._trials = Trials(size_bytes)
+        self._peers = peers
+        self._tries = tries
+        self._random = Random(f"recovery {seed} {size_bytes}")
+        self._victim = 0
+
+    def run(self) -> Trials:
+        """Measure.
+
+        Raises:
+            click.ClickException: a process failed, a value was wrong, or nothing was heard.
+        """
+        with pccl.MasterNode("127.0.0.1:0") as node, Children[str]() as children:
+            self._children, self._master = children, node.address
+            for survivor in range(self._peers - 1):
+                self._start(f"survivor {survivor}")
+            while len(self._trials.recovery_s) < self._tries:
+                self._trial()
+        return self._trials
+
+    def _start(self, name: str, *arguments: str) -> None:
+        module = [sys.executable, "-m", "pccl.stress.chaos.recovery.peer"]
+        count = str(self._trials.size_bytes // 4)
+        common = ["--master", self._master, "--count", count, "--peers", str(self._peers)]
+        command = [sys.executable, *module, *common, *arguments]
+        self._children.start(name, command, {**os.environ, "OMP_NUM_THREADS": "1"})
+
+    def _trial(self) -> None:
+        self._victim += 1
+        victim = f"victim {self._victim}"
+        share = self._random.uniform(SHARE_MIN, SHARE_MAX)
+        self._start(victim, "--die", f"{share:.3f}")
+        killed: dict[str, Any] | None = None
+        results: list[dict[str, Any]] = []
+        ended = False
+        while killed is None or len(results) < self._peers - 1 or not ended:
+            for name, said in self._hear():
+                match said.get("event"):
+                    case "killed":
+                        killed = said
+                    case "result":
+                        results.append(said)
+                    case "joined" if name == victim:
+                        self._trials.join_s.append(said["seconds"])
+                    case "ended":
+                        ended = True
+                    case _:
+                        pass
+        if not all(result["exact"] for result in results):
+            raise click.ClickException("a survivor has a wrong value")
+        last_s = max(result["at"] for result in results) - killed["at"]
+        if min(result["at"] for result in results) > killed["at"]:
+            self._trials.recovery_s.append(last_s)
+        else:
+            self._trials.late += 1
+
+    def _hear(self) -> list[tuple[str, dict[str, Any]]]:
+        heard = self._children.hear(SILENCE_S_MAX)
+        if not heard:
+            raise click.ClickException(f"no process said anything for {SILENCE_S_MAX:.0f} s")
+        found: list[tuple[str, dict[str, Any]]] = []
+        for name, what in heard:
+            if isinstance(what, Ended):
+                if not name.startswith("victim") or what.exit_code != -9:
+                    raise click.ClickException(f"{name} ended unexpectedly: {what}")
+                found.append((name, {"event": "ended"}))
+            elif what.stream == STDOUT:
+                found.append((name, json.loads(what.text)))
+            else:
+                click.echo(f"{name}: {what.text.decode(errors='replace')}", err=True)
+        return found
+
+
+def _summary(times: list[float]) -> dict[str, float]:
+    ordered = sorted(times)
+    if not ordered:
+        return {}
+    return {
+        "median": round(statistics.median(ordered), 4),
+        "min": round(ordered[0], 4),
+        "max": round(ordered[-1], 4),
+    }
+
+
+@click.command()
+@click.option("--peers", type=click.IntRange(3, 32), default=4, show_default=True)
+@click.option("--tries", type=click.IntRange(1, 1000), default=15, show_default=True)
+@click.option(
+    "--size", "sizes", type=Size(), multiple=True, default=("4M", "64M"), show_default=True
+)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one object.")
+def recovery(peers: int, tries: int, sizes: tuple[int, ...], seed: int, as_json: bool) -> None:
+    """Measure how soon survivors of a SIGKILL have their result, and how long a join takes.
+
+    On loopback, without the emulator. The victim dies in the middle of an all-reduce.
+    """
+    with ending_on_sigterm():
+        found = [Measurement(size, peers, tries, seed).run().to_json() for size in sizes]
+    with writing():
+        if as_json:
+            click.echo(json.dumps({"peers": peers, "sizes": found}))
+            return
+        table = Table("size", "tries", "kill to result, median", "min", "max", "join, median")
+        for each in found:
+            times = (f"{each['recovery_s'][name]:.3f} s" for name in ("median", "min", "max"))
+            join = f"{each['join_s']['median']:.3f} s" if each["join_s"] else "-"
+            table.add_row(format_size(each["bytes"]), str(each["tries"]), *times, join)
+        Console().print(table)

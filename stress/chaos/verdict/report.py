@@ -1,0 +1,121 @@
+"""The report on a run: a JSON file, a page with pictures, and a few lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pccl.stress.chaos.trouble import words
+from pccl.stress.chaos.verdict.judge import Judgement, waits
+from pccl.stress.chaos.verdict.plots import Mark, dots, over_time, rates, world_sizes
+from pccl.stress.chaos.verdict.record import Record
+
+COUNTS = (
+    "operations",
+    "wrong_values",
+    "damaged_inputs",
+    "hangs",
+    "leaks",
+    "false_removals",
+    "crashes",
+    "errors",
+)
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2rem auto; padding: 0 1rem;
+  color: #1f2937; background: #fff }
+h1 span { padding: 0 .4em; border-radius: .2em; color: #fff; background: #dc2626 }
+h1 span.ok { background: #059669 }
+table { border-collapse: collapse; margin: 1rem 0 }
+td, th { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #e5e7eb }
+td:first-child, th:first-child { text-align: left }
+svg { width: 100%; font-size: 12px; font-family: inherit }
+svg text { fill: currentColor }
+pre { white-space: pre-wrap; background: #f3f4f6; padding: .6rem }
+"""
+
+
+def write_json(judgement: Judgement, path: Path) -> None:
+    """Write the report as one object.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.write_text(json.dumps(judgement.report, indent=2) + "\n")
+
+
+def write_html(judgement: Judgement, record: Record, path: Path) -> None:
+    """Write the report as one page that needs nothing else.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    report = judgement.report
+    seconds = max(1.0, record.ended_s - record.began_s)
+    marks = [Mark(max(0.0, d.began_s - record.began_s), words(d.fault)) for d in record.done]
+    verdict = escape(str(report["verdict"]))
+    parts = [
+        "<!doctype html><html lang=en><meta charset=utf-8>",
+        f"<title>pccl stress: {verdict}</title><style>{STYLE}</style>",
+        f'<h1>pccl stress run <span class="{verdict}">{verdict}</span></h1>',
+        f"<p>{escape(headline(report))}</p>",
+        _table("what", ["count"], {name: {"count": report[name]} for name in COUNTS}),
+        "<h2>World size</h2><p>Contributors of each operation; red lines are faults.</p>",
+        over_time("world size over time", world_sizes(record, seconds), marks, seconds),
+        "<h2>Operations per second</h2>",
+        over_time("operations per second", [rates(record, seconds)], marks, seconds),
+        "<h2>Recovery</h2><p>Seconds from a fault to the first operation of the others that "
+        "committed after it.</p>",
+        dots("recovery times", waits(record)),
+        _table("fault", ["count", "median", "p95", "max"], report["recovery_s"]),
+    ]
+    for name, texts in report["findings"].items():
+        parts.append(f"<h2>{escape(name)}</h2>")
+        parts += [f"<pre>{escape(text)}</pre>" for text in texts]
+    parts.append(f"<h2>Settings</h2><pre>{escape(json.dumps(report['settings'], indent=1))}</pre>")
+    path.write_text("\n".join(parts) + "</html>\n")
+
+
+def show(judgement: Judgement, console: Console) -> None:
+    """Say how it went."""
+    report = judgement.report
+    if report["recovery_s"]:
+        table = Table("fault", "count", "recovery median", "p95", "max")
+        for kind, each in report["recovery_s"].items():
+            cells = (f"{each[name]:.2f} s" for name in ("median", "p95", "max"))
+            table.add_row(kind, str(each["count"]), *cells)
+        console.print(table)
+    for name, texts in report["findings"].items():
+        for text in texts[:5]:
+            line = f"{name}: {text}"
+            console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+    counts = ", ".join(f"{report[name]} {name.replace('_', ' ')}" for name in COUNTS[1:])
+    console.print(f"{headline(report)}: {counts}", highlight=False, soft_wrap=True)
+    style = "bold green" if judgement.is_ok else "bold red"
+    console.print(f"verdict: {report['verdict']}", style=style, highlight=False)
+
+
+def headline(report: Mapping[str, Any]) -> str:
+    """What it was, in a line."""
+    faults = sum(report["faults"].values())
+    return (
+        f"{report['peers']} peers, seed {report['seed']}, {report['seconds']:.0f} s, "
+        f"{faults} faults, {report['operations']} operations"
+    )
+
+
+def _table(first: str, columns: list[str], rows: Mapping[str, Mapping[str, Any]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in [first, *columns])
+    body = "".join(
+        f"<tr><td>{escape(name)}</td>"
+        + "".join(f"<td>{row.get(column, '')}</td>" for column in columns)
+        + "</tr>"
+        for name, row in rows.items()
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"

@@ -1,0 +1,93 @@
+"""Any two living members of a group can talk again once all faults are over.
+
+Each member looks at its own links before it says goodbye, whatever algorithm its calls have used.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from pccl.machines.peer.machine import Standing
+from pccl.protocol.limits import Timing
+from pccl.protocol.types import NS_PER_S
+from pccl.stress.sim.checkers.outcomes import Sleep, Violation
+from pccl.stress.sim.process import PeerProcess
+
+_LOOK_NS = NS_PER_S // 4
+"""Between two looks at a link that is down."""
+
+
+class LinkCheckers:
+    """Looks at both ends of every link.
+
+    Args:
+        timing: deadlines of all processes.
+        done: what is counted.
+        now_ns: the present.
+        quiet_since_ns: when the last fault was over, which may lie ahead.
+        processes: all that there are, dead ones too.
+        are_apart: whether neither of two hosts can ever dial the other.
+    """
+
+    def __init__(
+        self,
+        timing: Timing,
+        done: Counter[str],
+        now_ns: Callable[[], int],
+        quiet_since_ns: Callable[[], int],
+        processes: Callable[[], Iterable[PeerProcess]],
+        are_apart: Callable[[str, str], bool],
+    ) -> None:
+        self._done = done
+        self._now_ns = now_ns
+        self._quiet_since_ns = quiet_since_ns
+        self._processes = processes
+        self._are_apart = are_apart
+        self._bound_ns = timing.ns(2 * timing.dial_s + 4 * timing.redial_max_s)
+        """A dial into nothing that began before the faults were over ends, and then another one,
+        whose greeting is lost with a connection that was already dead."""
+
+    async def check(self, process: PeerProcess, sleep: Sleep) -> None:
+        """A member is about to leave: wait until all of its links are up, for a bounded time.
+
+        Raises:
+            Violation: one stays down.
+        """
+        began_ns = self._now_ns()
+        waited = False
+        while down := [other for other in self._partners(process) if not _linked(process, other)]:
+            waited = True
+            since_ns = max(began_ns, self._quiet_since_ns())
+            if self._now_ns() - since_ns > self._bound_ns:
+                names = ", ".join(f"{other.name} (peer {other.peer})" for other in down)
+                raise Violation(
+                    f"{process.name} (peer {process.peer}) has no link to {names}, although "
+                    f"nothing has gone wrong for {(self._now_ns() - since_ns) / NS_PER_S:.1f} s"
+                )
+            await sleep(_LOOK_NS)
+        self._done["links that came back late"] += waited
+        self._done["links at the end"] += len(self._partners(process))
+
+    def _partners(self, process: PeerProcess) -> list[PeerProcess]:
+        """The living members that have this one in their group, and that it has in its own."""
+        return [
+            other
+            for other in self._processes()
+            if other is not process
+            and _knows(process, other)
+            and _knows(other, process)
+            and not self._are_apart(process.host.name, other.host.name)
+        ]
+
+
+def _knows(one: PeerProcess, other: PeerProcess) -> bool:
+    machine = one.engine.machine
+    if not one.alive or machine.standing is not Standing.MEMBER or one.run != other.run:
+        return False
+    return machine.newest is not None and other.peer in machine.newest.ring
+
+
+def _linked(one: PeerProcess, other: PeerProcess) -> bool:
+    ends = (one.engine.links.find(other.peer), other.engine.links.find(one.peer))
+    return None not in ends

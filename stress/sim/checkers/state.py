@@ -1,0 +1,390 @@
+"""What must hold of shared state in every run, written apart from the code that it checks.
+
+* After a synchronization all have, byte by byte, what one of them had when it made the call, with
+  the same revision and lineage. What may differ is that of a source, or the own.
+* After a failure every tensor is what it was, and so are revision and lineage. Nobody writes into
+  a tensor before the outcome, or after the call.
+* The elected revision and contents are those of the rule, and what the master expects is what the
+  last synchronization has left that any member knows of.
+* As many bytes come as there are in the pieces that differ.
+* ``verify`` tells whether contents differ, and names a tensor that does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from pccl.protocol.errors import StateMismatch
+from pccl.protocol.shared_state import (
+    Differ,
+    Elected,
+    Expected,
+    Lineage,
+    Offer,
+    Resume,
+    SharedStateSyncStrategy,
+    SyncPurpose,
+    Unavailable,
+    Verdict,
+)
+from pccl.protocol.types import OperationId, PeerId
+from pccl.runtime.state.sync import SyncReport
+from pccl.stress.sim.checkers.outcomes import InRun, Violation
+from pccl.stress.sim.workloads.syncs import Contents, SimState, Syncs, free, shared
+
+_RECEIVES = SharedStateSyncStrategy.RECEIVE_ONLY
+_SENDS = SharedStateSyncStrategy.SEND_ONLY
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a member had when it made the call."""
+
+    offer: Offer
+    contents: Contents
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempts:
+    """Those of one call."""
+
+    contents: list[Contents]
+    """What its process had in each."""
+    wanted: set[tuple[bytes, bytes | None]]
+    """What it was to have in the end, as the members were told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What a process had when it made a call."""
+
+    contents: Contents
+    revision: int
+    lineage: Lineage | None
+
+    @staticmethod
+    def of(state: SimState) -> Before:
+        """Copy it."""
+        return Before(state.contents(), state.revision, state.lineage)
+
+
+class StateCheckers:
+    """Hears of everything that the processes of one run do with shared state.
+
+    Args:
+        syncs: what they have.
+        done: counts what has happened.
+        known: tells which committed operations of a run any member knows of that follows the master
+            of a term.
+        may_part: for a while there may be two masters, one of which can commit nothing.
+    """
+
+    def __init__(
+        self,
+        syncs: Syncs,
+        done: Counter[str],
+        known: Callable[[bytes, int], Iterable[OperationId]],
+        *,
+        may_part: bool,
+    ) -> None:
+        self._may_part = may_part
+        self._syncs = syncs
+        self._done = done
+        self._known = known
+        self._given: dict[InRun, dict[PeerId, _Given]] = {}
+        self._calls: dict[str, _Attempts] = {}
+        """The last call of each process."""
+        self._revisions: dict[str, int] = {}
+        """The revision that each process offered last."""
+        self._needed: dict[str, bool] = {}
+        """Whether each process had anything to receive in the last synchronization that began."""
+        self._results: dict[InRun, tuple[int, Contents]] = {}
+        """Revision and shared contents of what was committed."""
+        self._groups: dict[tuple[bytes, PeerId], int] = {}
+        self._states: list[SimState] = []
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def owns(self, state: SimState) -> None:
+        """A process has it."""
+        self._states.append(state)
+
+    def look_at(self, state: SimState) -> None:
+        """Nobody but its process may have written into it."""
+        if not state.is_lent_in_place and not state.is_intact:
+            raise Violation(f"{state.holder}: its shared state was written behind its back")
+
+    def look_at_memory(self) -> None:
+        """Look at every state there was."""
+        for state in self._states:
+            self.look_at(state)
+
+    # -- the election ----------------------------------------------------------------------------
+
+    def calls(self, name: str) -> None:
+        """A process is about to make a call."""
+        self._calls[name] = _Attempts([], set())
+
+    def offered(
+        self, name: str, operation: InRun, peer: PeerId, offer: Offer, contents: Contents
+    ) -> None:
+        """A member takes part with these contents."""
+        self._given.setdefault(operation, {})[peer] = _Given(offer, contents)
+        self._groups[operation.run, peer] = operation.operation.group
+        self._calls[name].contents.append(contents)
+        self._revisions[name] = offer.revision
+
+    def begun(self, name: str, peer: PeerId, elected: Elected) -> None:
+        """A member is told what is elected, perhaps something else than before."""
+        extra = elected.extra if peer in elected.outdated and elected.extra_sources else None
+        self._calls[name].wanted.add((elected.content, extra))
+        needy = peer in elected.behind or peer in elected.outdated
+        self._needed[name] = needy or self._revisions[name] != elected.revision
+
+    def elected(
+        self,
+        run: bytes,
+        term: int,
+        offers: Sequence[tuple[PeerId, Offer]],
+        expected: Expected,
+        commits: int,
+        verdict: Verdict,
+    ) -> None:
+        """The master of a run has judged what its members offer."""
+        if not self._may_part:
+            self._check_expected(run, term, offers[0][0], expected)
+        contents = {offer.content for _, offer in offers}
+        if offers[0][1].purpose is SyncPurpose.VERIFY:
+            if isinstance(verdict, Elected) is not (len(contents) == 1):
+                raise Violation(f"of {len(contents)} different contents verify says {verdict}")
+            return
+        right = _winner([offer for _, offer in offers], expected, commits)
+        if right is None or isinstance(verdict, Unavailable):
+            if right is not None or not isinstance(verdict, Unavailable):
+                raise Violation(f"{right} should be elected of {offers}, and is {verdict}")
+            return
+        revision, content = right
+        if isinstance(verdict, Differ):
+            sends = {offer.content for _, offer in offers if offer.strategy is _SENDS}
+            surprised = any(o.unchanged and o.content != content for _, o in offers)
+            if len(sends) < 2 and not surprised:
+                raise Violation(f"no conflict in {offers}, but {verdict}")
+            return
+        has = [peer for peer, offer in offers if offer.content == content]
+        sources = {peer for peer, offer in offers if peer in has and offer.strategy != _RECEIVES}
+        behind = {peer for peer, _ in offers if peer not in has}
+        found = (verdict.revision, verdict.content, set(verdict.sources), set(verdict.behind))
+        if found != (revision, content, sources, behind):
+            raise Violation(f"revision {revision} should be elected of {offers}, not {verdict}")
+
+    def _check_expected(self, run: bytes, term: int, member: PeerId, expected: Expected) -> None:
+        """What nobody knew who came back may be forgotten by a master that was restarted."""
+        group = self._groups[run, member]
+        known = (o for o in self._known(run, term) if InRun(run, o) in self._results)
+        newest = max((o for o in known if o.group == group), key=_place, default=None)
+        lineage = expected.lineage
+        if lineage is None:
+            if newest is not None:
+                raise Violation(f"the master has forgotten {newest}")
+            return
+        if newest is not None and lineage.run == run and _place(lineage.operation) < _place(newest):
+            raise Violation(f"the master expects what follows {lineage}, and not {newest}")
+        result = self._results.get(InRun(lineage.run, lineage.operation))
+        if result is not None and expected.revision != result[0] + 1:
+            raise Violation(f"{expected} is expected after revision {result[0]}")
+
+    # -- what callers are told -------------------------------------------------------------------
+
+    def out_of_step(self, name: str) -> None:
+        """A synchronization that this process had left was committed: it must resynchronize."""
+        if not self._needed.get(name, True):
+            raise Violation(f"{name} must resynchronize, but had nothing to receive")
+
+    def synchronized(
+        self, who: str, run: bytes, peer: PeerId, report: SyncReport, state: SimState
+    ) -> None:
+        """A synchronization has returned to the process that has this state."""
+        tensors = self._syncs.tensors
+        operation, elected = InRun(run, report.operation), report.elected
+        given, now = self._given[operation], state.returned()
+        mine = given[peer]
+        if (state.revision, state.lineage) != (elected.revision, Lineage(*operation)):
+            raise Violation(
+                f"{who}: after {operation} it has revision {state.revision} of {state.lineage}, "
+                f"and {elected.revision} was elected"
+            )
+        common = shared(now, tensors)
+        known = self._results.setdefault(operation, (elected.revision, common))
+        if known != (elected.revision, common):
+            raise Violation(f"{who}: {operation} has left something else there than elsewhere")
+        sources = [
+            one.contents
+            for one in given.values()
+            if one.offer.content == elected.content and one.offer.strategy is not _RECEIVES
+        ]
+        if common not in [shared(contents, tensors) for contents in sources]:
+            raise Violation(f"{who}: {operation} has brought what nobody had")
+        keeps = mine.offer.strategy is _SENDS or mine.offer.unchanged
+        if keeps and common != shared(mine.contents, tensors):
+            raise Violation(f"{who}: {operation} has changed what was to be kept")
+        extras = [free(mine.contents, tensors)]
+        if peer in elected.outdated:
+            heirs = (given[heir].contents for heir in elected.extra_sources if heir in given)
+            theirs = [free(contents, tensors) for contents in (*sources, *heirs)]
+            extras = theirs + ([] if elected.extra_sources else extras)  # no such source is left
+        if free(now, tensors) not in extras:
+            raise Violation(f"{who}: {operation} has brought, or not, what may differ")
+        self._check_bytes(who, report, state, now)
+        self._count(report)
+
+    def unwritten(self, who: str, before: Contents, state: SimState) -> None:
+        """A call has returned that does not write into the tensors."""
+        if state.contents() != before:
+            raise Violation(f"{who}: its tensors were written before it was admitted")
+
+    def _check_bytes(self, who: str, report: SyncReport, state: SimState, now: Contents) -> None:
+        """No attempt fetches again what one before has fetched."""
+        attempts = self._calls[state.holder]
+        if len(attempts.wanted) > 1:
+            return
+        if not attempts.contents:  # the call before, which it had left, was committed
+            self._done["sync returned when called again"] += 1
+            attempts.contents.append(now)
+        size = self._syncs.piece_bytes
+        differing = sum(
+            len(mine[at : at + size])
+            for mine, ours in zip(attempts.contents[0], now, strict=True)
+            for at in range(0, len(mine), size)
+            if mine[at : at + size] != ours[at : at + size]
+        )
+        if state.has_prefetched:
+            self._done["sync after a prefetch"] += 1
+            self._done["prefetched"] += report.rx_bytes < differing
+            if report.rx_bytes <= differing:
+                return
+        if report.attempts > 1 and report.rx_bytes < differing:
+            # A piece whose sender has gone while it came counts for nobody, and is there all the
+            # same if it was read into the tensor itself: the next attempt finds it.
+            self._done["found in place"] += 1
+            return
+        if report.rx_bytes != differing:
+            raise Violation(
+                f"{who}: {differing} bytes were to be fetched in {report.operation}, and "
+                f"{report.rx_bytes} have come"
+            )
+
+    def _count(self, report: SyncReport) -> None:
+        done = self._done
+        done["sync"] += 1
+        done["sync fetched"] += report.rx_bytes > 0
+        done["sync in several attempts"] += report.attempts > 1
+        done["wrong piece"] += report.wrong_pieces
+
+    def survived(self, report: SyncReport, *, lost: bool, restarted: bool) -> None:
+        """What has happened in the course of one that is committed."""
+        self._done["sync repaired"] += lost and report.rx_bytes > 0
+        self._done["sync under a restarted master"] += restarted
+
+    def unavailable(self) -> None:
+        """A call was told that nobody has, or gives, what is needed."""
+        self._done["StateUnavailable"] += 1
+
+    def unchanged(
+        self, who: str, state: SimState, before: Before, why: BaseException | None
+    ) -> None:
+        """A call has raised, or has only compared: everything is what it was."""
+        is_lent, state.is_lent_in_place = state.is_lent_in_place, False
+        now = Before.of(state)
+        if is_lent:
+            before = Before(now.contents, before.revision, before.lineage)
+        if now != before:
+            raise Violation(f"{who}: a call without success has changed its shared state: {why!r}")
+        state.returned()
+
+    def verified(self, who: str, run: bytes, report: SyncReport) -> None:
+        """A comparison has found no difference."""
+        self._done["verified"] += 1
+        operation = InRun(run, report.operation)
+        tensors = self._syncs.tensors
+        # Who was lost before the outcome need not have been looked at.
+        contents = {
+            shared(one.contents, tensors)
+            for one in self._given[operation].values()
+            if one.offer.content == report.elected.content
+        }
+        lost = len(report.elected.sources) < len(self._given[operation])
+        everybody = {shared(one.contents, tensors) for one in self._given[operation].values()}
+        if len(contents) != 1 or (len(everybody) > 1 and not lost):
+            raise Violation(f"{who}: {operation} found no difference, and there is one")
+
+    def mismatch(self, who: str, operation: InRun, error: StateMismatch, *, clean: bool) -> None:
+        """A call was told that contents differ.
+
+        Args:
+            who: told so.
+            operation: the last one that it has begun.
+            error: what it was told.
+            clean: whether they can't.
+        """
+        self._done["state mismatch"] += 1
+        if clean:
+            raise Violation(f"{who} was told of a difference that cannot be: {error}")
+        if not error.tensor:
+            self._done["state mismatch without a name"] += 1
+            return
+        index = int(error.tensor[1:])
+        found = {one.contents[index] for one in self._given[operation].values()}
+        if len(found) < 2 and not self._done["liar"]:  # a liar may be the one that was compared
+            raise Violation(f"{who}: {error.tensor} does not differ in {operation}: {error}")
+
+
+def _winner(offers: list[Offer], expected: Expected, commits: int) -> tuple[int, bytes] | None:
+    """The revision and the contents that must be elected; None: there is nothing."""
+    standing = [offer for offer in offers if offer.strategy is not _RECEIVES]
+    wanted = (expected.revision, expected.lineage, False)
+    valid = [o for o in standing if (o.revision, o.lineage, o.stale) == wanted]
+    valid = valid or _held_before(offers, standing, expected, commits)
+    if not valid or not expected.revision:
+        pool = [offer for offer in standing if not offer.stale]
+        if (expected.revision or not pool) and offers[0].resume is Resume.NEVER:
+            return None
+        pool = pool or standing
+        if expected.revision and offers[0].resume is Resume.ADVANCED:
+            begun = [offer for offer in standing if offer.revision or expected.revision == 1]
+            begun = [offer for offer in begun if offer.revision] or begun
+            pool = [offer for offer in begun if not offer.stale] or begun
+            pool = [o for o in pool if _is_in_reach(o, offers, expected, commits)] or pool
+        top = max((offer.revision for offer in pool), default=None)
+        valid = [offer for offer in pool if offer.revision == top]
+    if not valid:
+        return None
+    votes = Counter(offer.content for offer in standing)
+    most = max(votes[offer.content] for offer in valid)
+    return valid[0].revision, next(o.content for o in valid if votes[o.content] == most)
+
+
+def _held_before(
+    offers: list[Offer], standing: list[Offer], expected: Expected, commits: int
+) -> list[Offer]:
+    """Offers of the last synchronization's members, if all lack what was committed since."""
+    theirs = [offer for offer in offers if offer.lineage == expected.lineage]
+    held = [offer for offer in theirs if offer in standing]
+    if not expected.revision or not held or not all(offer.stale for offer in theirs):
+        return []
+    if any((o.revision, o.content) != (held[0].revision, held[0].content) for o in held):
+        return []
+    advanced = held[0].resume is Resume.ADVANCED
+    further = advanced and _is_in_reach(held[0], offers, expected, commits)
+    lag = expected.revision - held[0].revision
+    return held if lag in (0, 1) or (lag < 0 and further) else []
+
+
+def _is_in_reach(offer: Offer, offers: list[Offer], expected: Expected, commits: int) -> bool:
+    as_far = [o for o in offers if o.lineage == expected.lineage and o.revision >= offer.revision]
+    return offer.revision <= expected.revision + commits or 2 * len(as_far) > len(offers)
+
+
+def _place(operation: OperationId) -> tuple[int, int, int]:
+    return (operation.term, operation.view, operation.n)

@@ -1,0 +1,204 @@
+"""Bits flip on the way: in one portion of what arrives, or in many for a while.
+
+A TCP checksum lets some through, and a relay that changes bytes makes it anew. A flipped bit may
+cost a connection, which is then made again; never a value, an input, or a member's place.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from pccl.runtime.control.greeting import Greeting
+from pccl.runtime.control.stream import ControlStream
+from pccl.stress.sim.faults.base import Fault, Ground, LifePhase
+from pccl.stress.sim.faults.timed import TimedFault
+
+if TYPE_CHECKING:
+    from pccl.stress.sim.stage import Stage
+    from pccl.transports.sim.network import SimConnection
+
+_BITS = (1, 1, 1, 2, 3, 8)
+_FOR_EVER_NS = 1 << 62
+
+
+class OnWire(enum.Enum):
+    """What the bytes were part of."""
+
+    HANDSHAKE = "handshake"
+    CONTROL = "control"
+    REDUCE_SCATTER = "reduce_scatter"
+    GATHER = "gather"
+    STATE = "shared state"
+    OTHER = "another lane"
+
+
+_OF_A_LANE = {
+    LifePhase.REDUCE_SCATTER: OnWire.REDUCE_SCATTER,
+    LifePhase.GATHER: OnWire.GATHER,
+    LifePhase.SYNC: OnWire.STATE,
+    LifePhase.FETCHING: OnWire.STATE,
+}
+
+
+def on_wire(stage: Stage, end: SimConnection) -> OnWire | None:
+    """What arrives at ``end`` belongs to; None: nobody of the run reads there."""
+    if isinstance(end.receiver, Greeting):
+        return OnWire.HANDSHAKE
+    if isinstance(end.receiver, ControlStream):
+        return OnWire.CONTROL
+    for seat in stage.seats:
+        if seat.process.host.name == end.local.host:
+            return _OF_A_LANE.get(seat.process.life_phase(), OnWire.OTHER)
+    return None
+
+
+def flipped(data: memoryview, rng: Random, bits: int) -> memoryview:
+    """``data`` with so many different bits flipped, or all that it has."""
+    changed = bytearray(data)
+    for bit in rng.sample(range(8 * len(changed)), min(bits, 8 * len(changed))):
+        changed[bit // 8] ^= 1 << bit % 8
+    return memoryview(changed)
+
+
+def flipped_in(kind: str, where: OnWire) -> str:
+    """How a summary counts what was flipped."""
+    return f"{kind} in {where.value}"
+
+
+class _Noise:
+    """Flips bits of what arrives; one that is added to a network."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        kind: str,
+        seed: int,
+        until_ns: int,
+        hits: Callable[[SimConnection, OnWire, int, Random], bool],
+        *,
+        once: bool = False,
+    ) -> None:
+        self._stage = stage
+        self._kind = kind
+        self._rng = Random(seed)
+        self._until_ns = until_ns
+        self._hits = hits
+        self._once = once
+        self._over = False
+        stage.network.noises.append(self)
+
+    def changed(self, end: SimConnection, data: memoryview) -> memoryview:
+        """See ``transports.sim.Noise``."""
+        stage = self._stage
+        if self._over or stage.now_ns() >= self._until_ns:
+            stage.network.noises.remove(self)
+            return data
+        where = on_wire(stage, end)
+        if where is None or not self._hits(end, where, len(data), self._rng):
+            return data
+        self._over = self._once
+        stage.strikes[self._kind] += self._once
+        stage.flipped(flipped_in(self._kind, where), end)
+        return flipped(data, self._rng, self._rng.choice(_BITS))
+
+
+@dataclass(frozen=True)
+class Corrupt(TimedFault):
+    """Flip bits in one portion: the ``skip``-th that arrives somewhere as part of ``where``."""
+
+    kind: ClassVar[str] = "corrupt"
+    calm: ClassVar[bool] = True
+    keeps_majority: ClassVar[bool] = True
+
+    where: OnWire
+    skip: int
+    seed: int
+
+    @classmethod
+    def draw(cls, rng: Random, ground: Ground) -> Self:
+        """Draw one; most greetings are exchanged at the beginning."""
+        where = rng.choice(tuple(OnWire))
+        early = where is OnWire.HANDSHAKE and rng.random() < 0.7
+        when_ns = 0 if early else ground.instant(rng)
+        return cls(when_ns, where, rng.choice((0, 0, 1, 3, 10)), rng.randrange(1 << 32))
+
+    def _strike(self, stage: Stage) -> None:
+        skips = self.skip
+
+        def hits(end: SimConnection, where: OnWire, nbytes: int, rng: Random) -> bool:
+            nonlocal skips
+            if where is self.where:
+                skips -= 1
+            return where is self.where and skips < 0
+
+        _Noise(stage, self.kind, self.seed, _FOR_EVER_NS, hits, once=True)
+
+
+@dataclass(frozen=True)
+class CorruptLine(TimedFault):
+    """For a while bits flip in a share of what passes between ``peer`` and ``other``."""
+
+    kind: ClassVar[str] = "corrupt_line"
+
+    peer: int
+    other: int | None
+    """None: everybody else."""
+    share: float
+    """Of the portions that arrive, on old connections and new ones."""
+    bytes_min: int
+    """Shorter ones pass: on many a bad line greetings do, and segments do not."""
+    duration_ns: int
+    seed: int
+
+    @classmethod
+    def draw(cls, rng: Random, ground: Ground) -> Self:
+        """Draw one."""
+        peer, other = ground.pair(rng)
+        whom = None if rng.random() < 0.3 else other
+        share = rng.choice((0.02, 0.1, 0.5, 1.0))
+        bytes_min = rng.choice((0, 0, 150, 400))
+        when_ns, duration_ns = ground.instant(rng), ground.duration(rng)
+        return cls(when_ns, peer, whom, share, bytes_min, duration_ns, rng.randrange(1 << 32))
+
+    def _strike(self, stage: Stage) -> None:
+        stage.struck(self)
+        one, others = stage.name(self.peer), stage.others(self.peer, self.other)
+        pairs = {(one, other) for other in others} | {(other, one) for other in others}
+        for other in others:
+            stage.excuses.garbled(one, other, self.duration_ns)
+
+        def hits(end: SimConnection, where: OnWire, nbytes: int, rng: Random) -> bool:
+            concerned = nbytes >= self.bytes_min and (end.local.host, end.remote.host) in pairs
+            return concerned and rng.random() < self.share
+
+        until_ns = self.when_ns + self.duration_ns
+        _Noise(stage, self.kind, self.seed, until_ns, hits)
+
+    @property
+    def ends_ns(self) -> int:
+        """When it is over."""
+        return self.when_ns + self.duration_ns
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """Both sides."""
+        return (self.peer,) if self.other is None else (self.peer, self.other)
+
+
+_HOW_MANY: tuple[tuple[type[Fault], tuple[int, ...]], ...] = (
+    (Corrupt, (1, 2, 4, 8)),
+    (CorruptLine, (0, 0, 1, 2)),
+)
+
+
+def draw_corruption(seed: int, ground: Ground) -> tuple[Fault, ...]:
+    """Draw what is damaged on the way in the run of a seed; something is in each."""
+    drawn: list[Fault] = []
+    for fault, counts in _HOW_MANY:
+        rng = Random(f"{seed}/{fault.kind}")
+        drawn += [fault.draw(rng, ground) for _ in range(rng.choice(counts))]
+    return tuple(drawn)

@@ -1,0 +1,157 @@
+"""The first master lives and is cut off from some members, in a phase of what they do together.
+
+They look for another master, and their standby may take up the run while the first one still has
+the other members. One member may lag: what the others send reaches it late, and after the cut not
+at all, so that it is not done when they are; and its caller leaves.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from pccl.protocol.types import NS_PER_S
+from pccl.stress.sim.checkers.excuses import MASTER_NAME
+from pccl.stress.sim.faults.base import Fault, Ground, LifePhase
+from pccl.stress.sim.faults.phase_watch import PhaseWatch
+
+if TYPE_CHECKING:
+    from pccl.stress.sim.stage import Stage
+    from pccl.transports.sim.pipe import Route
+
+DIVIDED_IN = (
+    LifePhase.ROUND,
+    LifePhase.REDUCE_SCATTER,
+    LifePhase.GATHER,
+    LifePhase.DONE,
+    LifePhase.SYNC,
+)
+"""What the process that triggers it is doing."""
+
+_MEMBERS_MIN = 3
+"""Of fewer no majority can be cut off that leaves somebody with the first master."""
+
+
+@dataclass(frozen=True)
+class Divide(Fault):
+    """Cut ``cut`` off from the first master once ``trigger`` is in ``phase``."""
+
+    needs_standby: ClassVar[bool] = True
+
+    trigger: int
+    phase: LifePhase
+    occurrence: int
+    """Which time it enters the phase (from 0)."""
+    cut: tuple[int, ...]
+    lagging: int | None
+    """The member that hears the others late, and then not at all; None: all go on."""
+    late_ns: int
+    """How much later than the others it hears them."""
+    leaves_after_ns: int
+    """When its caller leaves, after the cut."""
+    duration_ns: int
+
+    @classmethod
+    def draw(cls, rng: Random, ground: Ground) -> Self:
+        """Draw one; most last long enough for the standby to take over."""
+        order = rng.sample(range(ground.peers), ground.peers)
+        left = 1 if rng.random() < 0.6 else rng.randrange(1, ground.peers)
+        if ground.peers < _MEMBERS_MIN:
+            left = 1
+        timing = ground.timing
+        takeover_s = timing.dial_s + timing.recovery_s + timing.resume_s
+        longest_ns = round(timing.dial_s * NS_PER_S / 16)
+        lasts_s = takeover_s * rng.choice((0.2, 0.8, 1.2, 1.2, 2.5, 2.5))
+        return cls(
+            trigger=order[-1],
+            phase=rng.choice((*DIVIDED_IN, LifePhase.DONE, LifePhase.DONE)),
+            occurrence=rng.choice((0, 0, 1, 2, 4)),
+            cut=tuple(sorted(order[left:])),
+            lagging=order[0] if rng.random() < 0.7 else None,
+            late_ns=min(rng.randint(1, 4) * ground.latency_ns, longest_ns),
+            leaves_after_ns=rng.randint(1, 8) * ground.latency_ns,
+            duration_ns=round(lasts_s * NS_PER_S),
+        )
+
+    def plant(self, stage: Stage) -> None:
+        """Wait for the phase."""
+        for route in self._routes_to_lagging(stage):
+            route.extra_ns += self.late_ns
+        PhaseWatch(
+            stage, self.trigger, self.phase, self.occurrence, lambda seat: self._strike(stage)
+        )
+
+    def _strike(self, stage: Stage) -> None:
+        if not stage.master.host.alive:
+            return
+        stage.struck(self, self.phase)
+        stage.divided(self.duration_ns)
+        for index in self.cut:
+            name = stage.name(index)
+            stage.excuses.silenced(name, MASTER_NAME, self.duration_ns)
+            self._cut(stage, name)
+            stage.network.stall(name, MASTER_NAME, self.duration_ns)
+        if self.lagging is not None:
+            for other in self._others(stage):
+                stage.excuses.silenced(other, stage.name(self.lagging), self.duration_ns)
+            for route in self._routes_to_lagging(stage):
+                route.gate.shut(self.duration_ns)
+                stage.at(stage.now_ns() + self.duration_ns, self._hasten, route)
+            stage.at(stage.now_ns() + self.leaves_after_ns, self._leave, stage, self.lagging)
+
+    def _hasten(self, route: Route) -> None:
+        route.extra_ns -= self.late_ns
+
+    def _leave(self, stage: Stage, index: int) -> None:
+        seat = stage.seats[index]
+        if seat.alive and not seat.is_over:
+            seat.process.host.run(seat.workload.interrupt)
+
+    def _others(self, stage: Stage) -> list[str]:
+        """The hosts of the members at the start, the lagging one aside."""
+        return [stage.name(i) for i in range(stage.scenario.peers) if i != self.lagging]
+
+    def _routes_to_lagging(self, stage: Stage) -> list[Route]:
+        if self.lagging is None:
+            return []
+        lagging = stage.name(self.lagging)
+        return [stage.network.route(other, lagging) for other in self._others(stage)]
+
+    @abstractmethod
+    def _cut(self, stage: Stage, name: str) -> None:
+        """What becomes of the connections of the process there, before nothing moves any more."""
+
+    @property
+    def ends_ns(self) -> int:
+        """A phase has no time."""
+        return self.duration_ns
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """All that it names."""
+        return (self.trigger, *self.cut, *(() if self.lagging is None else (self.lagging,)))
+
+
+@dataclass(frozen=True)
+class MasterHalfOpen(Divide):
+    """The members are told that their connections are lost; the first master is not."""
+
+    kind: ClassVar[str] = "master_half_open"
+
+    def _cut(self, stage: Stage, name: str) -> None:
+        for end in list(stage.network.ends):
+            if (end.local.host, end.remote.host) == (name, MASTER_NAME):
+                stage.excuses.broken(end)
+                end.forget()
+
+
+@dataclass(frozen=True)
+class MasterCutOff(Divide):
+    """Neither side is told; each finds out by the other one's silence."""
+
+    kind: ClassVar[str] = "master_cut_off"
+
+    def _cut(self, stage: Stage, name: str) -> None:
+        pass

@@ -1,0 +1,107 @@
+"""The mixes of the simulator: what seeds draw, and what enough of them must not miss.
+
+A fault that never strikes proves nothing, so a run of enough seeds in which one of a mix's counts
+is zero fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pccl.stress.sim.faults import (
+    DIVIDED_IN,
+    DRAWN,
+    DRAWN_OF_MASTERS,
+    DRAWN_OF_STATE,
+    Corrupt,
+    CorruptLine,
+    FetchInterrupt,
+    Interrupt,
+    Kill,
+    Lies,
+    LifePhase,
+    OnWire,
+    flipped_in,
+)
+from pccl.stress.sim.scenarios.scenario import (
+    Scenario,
+    draw,
+    draw_corrupted,
+    draw_to_train,
+    draw_two_masters,
+)
+from pccl.stress.sim.stage import CALLER_LEFT, CALLER_LEFT_DIVIDED, in_phase
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What the seeds of a run draw.
+
+    Attributes:
+        draw: makes the scenario of a seed.
+        faults: the kinds of fault that must strike.
+        struck_in: what must strike in which phase of a victim's life (see ``in_phase``).
+        killed_in: the phases of life in which processes must be killed.
+        seeds_min: so many seeds are enough for all of it.
+    """
+
+    draw: Callable[[int], Scenario]
+    faults: tuple[str, ...]
+    struck_in: tuple[str, ...] = ()
+    killed_in: tuple[LifePhase, ...] = ()
+    seeds_min: int = 200
+
+    def missed(self, result: dict[str, Any]) -> list[str]:
+        """What should be in the summary of a run, and is not; empty for a run of too few seeds."""
+        if result["seeds"] < self.seeds_min:
+            return []
+        wanted = {
+            "faults": self.faults,
+            "struck_in": self.struck_in,
+            "kills": tuple(phase.value for phase in self.killed_in),
+        }
+        return [
+            f"killed in {what}" if name == "kills" else what
+            for name, all_of_them in wanted.items()
+            for what in all_of_them
+            if not result[name].get(what, 0)
+        ]
+
+
+_COUNTED_BY_PHASE = (Kill.kind,)
+_OF_CALLS = tuple(kind for kind in (*DRAWN, *DRAWN_OF_STATE) if kind not in _COUNTED_BY_PHASE)
+_KILLED_IN = tuple(phase for phase in LifePhase if phase is not LifePhase.OTHER)
+_BEFORE_DONE, _DONE = LifePhase.REDUCE_SCATTER, LifePhase.DONE
+
+
+def _of_calls_without(*faults: str) -> tuple[str, ...]:
+    return tuple(kind for kind in _OF_CALLS if kind not in faults)
+
+
+MIXES: dict[str, Mix] = {
+    "default": Mix(draw, _OF_CALLS, killed_in=_KILLED_IN, seeds_min=500),
+    "training": Mix(
+        draw_to_train,
+        _of_calls_without(Interrupt.kind, FetchInterrupt.kind, Lies.kind),
+        seeds_min=500,
+    ),
+    "corruption": Mix(
+        draw_corrupted,
+        (Corrupt.kind, CorruptLine.kind),
+        struck_in=tuple(flipped_in(Corrupt.kind, where) for where in OnWire),
+    ),
+    "two-masters": Mix(
+        draw_two_masters,
+        DRAWN_OF_MASTERS,
+        struck_in=(
+            *(in_phase(kind, phase) for kind in DRAWN_OF_MASTERS for phase in DIVIDED_IN),
+            *(
+                in_phase(left, phase)
+                for left in (CALLER_LEFT, CALLER_LEFT_DIVIDED)
+                for phase in (_BEFORE_DONE, _DONE)
+            ),
+        ),
+    ),
+}

@@ -1,0 +1,218 @@
+"""What the application of a simulated peer does with its shared state.
+
+Right after each admission all members synchronize, so that newcomers, whose first call this is,
+find them there. Then all do the same to what they have, as a function of the synchronization.
+Whether they compare their states after it also depends on nothing else: all make the same calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any
+
+from pccl.protocol.errors import PCCLError, ResyncRequired, StateMismatch, StateUnavailable
+from pccl.protocol.shared_state import Resume, SharedStateSyncStrategy, SyncPurpose
+from pccl.runtime.state.memory.stock import Stock
+from pccl.runtime.state.running_prefetch import PrefetchRequest
+from pccl.runtime.state.sync import SyncReport, SyncRequest
+from pccl.stress.sim.checkers.state import Before, StateCheckers
+from pccl.stress.sim.faults.base import MS
+from pccl.stress.sim.process import PeerProcess
+from pccl.stress.sim.scenarios.scenario import Scenario
+from pccl.stress.sim.workloads.syncs import Recipe, SimState, Syncs
+
+Call = Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]]
+
+_ATTEMPTS_MAX = 200
+_PAUSE_NS = 50 * MS
+"""Before what could not be had is asked for again."""
+_NOBODY_SENDS = "all members are RECEIVE_ONLY"
+
+
+class StateWork:
+    """One process's part.
+
+    Args:
+        syncs: what to do.
+        scenario: the run.
+        process: where it is done.
+        checkers: told of everything.
+        call: makes a call that the scenario may interrupt.
+        budget_s: draws the budget of a call.
+        again: gets ready to repeat a call that failed, or raises.
+        sleep: lets time pass, in nanoseconds.
+        starts: whether the process is there from the start.
+    """
+
+    def __init__(
+        self,
+        syncs: Syncs,
+        scenario: Scenario,
+        process: PeerProcess,
+        checkers: StateCheckers,
+        call: Call,
+        budget_s: Callable[[], float | None],
+        again: Callable[[BaseException], Coroutine[Any, Any, None]],
+        sleep: Callable[[int], Coroutine[Any, Any, None]],
+        *,
+        starts: bool,
+    ) -> None:
+        self._syncs = syncs
+        self._seed = scenario.seed
+        self._process = process
+        self._checkers = checkers
+        self._call = call
+        self._budget_s = budget_s
+        self._again = again
+        self._sleep = sleep
+        self._rng = rng = Random(f"{scenario.seed}/state of {process.name}:{process.address.port}")
+        self._prefetch_rng = Random(f"{scenario.seed}/prefetch of {process.name}")
+        self._sends = False
+        common = starts and rng.random() < 0.5
+        self.state = SimState(syncs, scenario.seed, rng, process.name, is_common=common)
+        checkers.owns(self.state)
+        self._in_step = False
+        """Whether it has what all have that took part in the last synchronization."""
+
+    def prefetch(self) -> PrefetchRequest | None:
+        """What it fetches before it is admitted; None: nothing."""
+        if self._prefetch_rng.random() >= self._syncs.prefetches:
+            return None
+        self.state.has_prefetched = True
+        return PrefetchRequest(self.state.memory, Stock(self.state.memory, 1 << 20))
+
+    async def joins(self, connect: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Join the run; nothing is written into the tensors by that."""
+        before = self.state.contents()
+        try:
+            await connect()
+        finally:
+            self._checkers.unwritten(self._who, before, self.state)
+
+    @property
+    def _who(self) -> str:
+        return f"{self._process.name} (peer {self._process.peer})"
+
+    def begin_anew(self) -> None:
+        """The process has lost its place, and joins again with what it has."""
+        self._in_step = self._sends = False
+
+    async def run(self) -> None:
+        """Synchronize, compare perhaps, and go on.
+
+        Raises:
+            PCCLError: the process has to begin anew.
+        """
+        state, rng = self.state, self._rng
+        if rng.random() < self._syncs.drifts:
+            state.drift()
+            self._in_step = False
+        report = await self._synchronize()
+        await self._verify(report)
+        if rng.random() < self._syncs.lags:
+            self._in_step = False
+        else:
+            state.advance(report.operation)
+        if self._syncs.recipe is Recipe.SENDERS:
+            self._sends = True
+
+    async def _synchronize(self) -> SyncReport:
+        state = self.state
+        expects = self._in_step and self._rng.random() < self._syncs.expects
+        for _ in range(_ATTEMPTS_MAX):
+            self._checkers.look_at(state)
+            in_place = state.lineage is None and self._rng.random() < self._syncs.in_place
+            state.is_lent_in_place = in_place
+            request = SyncRequest(
+                state,
+                SyncPurpose.SYNC,
+                self._strategy,
+                Resume.HIGHEST,
+                expect_unchanged=expects,
+                in_place=in_place,
+            )
+            process, before = self._process, Before.of(state)
+            term = process.engine.machine.term
+            self._checkers.calls(process.name)
+            work = process.engine.sync(request, timeout_s=self._budget_s())
+            try:
+                report: SyncReport = await self._call(work)
+            except Exception as error:  # noqa: BLE001 - also an interruption
+                self._checkers.unchanged(self._who, state, before, error)
+                if isinstance(error, StateMismatch):
+                    expects = False
+                await self._after(error)
+                continue
+            state.is_lent_in_place = False
+            self._checkers.synchronized(self._who, process.run, process.peer, report, state)
+            state.has_prefetched = False
+            self._checkers.survived(
+                report,
+                lost=set(report.members) != set(process.sync_ring),
+                restarted=process.engine.machine.term != term,
+            )
+            self._in_step = True
+            return report
+        raise AssertionError(f"{self._who}: {_ATTEMPTS_MAX} attempts of a synchronization")
+
+    @property
+    def _strategy(self) -> SharedStateSyncStrategy:
+        if self._syncs.recipe is Recipe.POPULAR:
+            return SharedStateSyncStrategy.ENFORCE_POPULAR
+        if self._sends:
+            return SharedStateSyncStrategy.SEND_ONLY
+        return SharedStateSyncStrategy.RECEIVE_ONLY
+
+    async def _after(self, error: Exception) -> None:
+        if isinstance(error, StateMismatch):  # somebody has expected to receive nothing
+            self._mismatch(error, clean=not self._syncs.has_drift)
+        elif isinstance(error, StateUnavailable):
+            self._checkers.unavailable()
+            await self._sleep(_PAUSE_NS)
+            if _NOBODY_SENDS in str(error):
+                # All that sent are gone: whoever is told so goes on from the same checkpoint.
+                self._sends = True
+                self.state.load(Random(f"{self._seed}/contents"))
+        else:
+            if isinstance(error, ResyncRequired):
+                self._checkers.out_of_step(self._process.name)
+            await self._again(error)
+
+    async def _verify(self, synchronized: SyncReport) -> None:
+        """Compare with all others, or don't.
+
+        Nobody leaves it early: he could not know whether the others go on, and be out of step.
+        """
+        operation = synchronized.operation
+        rng = Random(f"{self._seed}/verify/{operation}")
+        if rng.random() >= self._syncs.verifies:
+            return
+        culprit = None
+        if rng.random() < self._syncs.spoils:
+            culprit = rng.choice(sorted(synchronized.members))
+        if culprit == self._process.peer:
+            self.state.drift()
+            self._in_step = False
+        state = self.state
+        for _ in range(_ATTEMPTS_MAX):
+            before = Before.of(state)
+            request = SyncRequest(state, SyncPurpose.VERIFY)
+            self._checkers.calls(self._process.name)
+            try:
+                report = await self._process.engine.sync(request)
+            except StateMismatch as error:
+                self._checkers.unchanged(self._who, state, before, error)
+                self._mismatch(error, clean=culprit is None)
+                return
+            except PCCLError as error:
+                self._checkers.unchanged(self._who, state, before, error)
+                await self._again(error)
+                continue
+            self._checkers.unchanged(self._who, state, before, None)
+            self._checkers.verified(self._who, self._process.run, report)
+            return
+        raise AssertionError(f"{self._who}: {_ATTEMPTS_MAX} attempts of a comparison")
+
+    def _mismatch(self, error: StateMismatch, *, clean: bool) -> None:
+        self._checkers.mismatch(self._who, self._process.posted_sync, error, clean=clean)

@@ -1,0 +1,256 @@
+"""The shared state of a simulated application: what a seed draws, what a process holds.
+
+What members do to it between two synchronizations depends on the last one alone, so that all who
+took part in that have the same contents again.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pccl.protocol.data_type import DataType
+from pccl.protocol.shared_state import Lineage
+from pccl.protocol.types import OperationId
+from pccl.runtime.state.memory.state_memory import StateMemory
+
+Bytes = npt.NDArray[np.uint8]
+
+Contents = tuple[bytes, ...]
+"""Of all tensors, in order."""
+
+_SHARE = 0.4
+"""Of the seeds that synchronize at all."""
+
+_CHECKPOINTS = (0, 0, 0, 2, 7)
+"""The revisions that processes start with."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """One tensor."""
+
+    data_type: DataType
+    count: int
+    may_differ: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.count * self.data_type.itemsize
+
+
+class Recipe(enum.Enum):
+    """Whose contents count."""
+
+    POPULAR = "popular"
+    SENDERS = "senders"
+    """Who has synchronized sends, and newcomers receive. Who finds nobody that sends begins with a
+    checkpoint, and sends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Syncs:
+    """What members synchronize in every iteration, and how. Numbers are probabilities."""
+
+    tensors: tuple[StateTensor, ...]
+    piece_bytes: int
+    recipe: Recipe = Recipe.POPULAR
+    tracks: bool = False
+    """Whether the library is told what has changed."""
+    in_place: float = 0.0
+    """A first synchronization goes straight into the tensors."""
+    drifts: float = 0.0
+    """A process changes a byte that it should not."""
+    lags: float = 0.0
+    """A process does not do what the others do after a synchronization."""
+    expects: float = 0.0
+    """A member expects to receive nothing."""
+    verifies: float = 0.0
+    """A synchronization is followed by a comparison of all members."""
+    spoils: float = 0.0
+    """Before that comparison one of them changes a byte."""
+    prefetches: float = 0.0
+    """A newcomer fetches what the members hold before it is admitted."""
+
+    @property
+    def has_drift(self) -> bool:
+        """Whether members may come with different contents of the same revision."""
+        return self.drifts > 0 or (self.spoils > 0 and self.verifies > 0)
+
+
+def draw_syncs(seed: int) -> Syncs | None:
+    """Draw those of ``seed``; None: it has none."""
+    rng = Random(f"{seed}/state")
+    if rng.random() >= _SHARE:
+        return None
+    sizes = (1, 3, 40, 160, rng.randint(1, 400))
+    types = tuple(DataType)
+    tensors = [StateTensor(rng.choice(types), rng.choice(sizes)) for _ in range(rng.randint(1, 4))]
+    tensors += [
+        StateTensor(DataType.BFLOAT16, rng.choice(sizes)),
+        StateTensor(DataType.FLOAT, 0),
+        StateTensor(DataType.INT64, 1),
+        StateTensor(DataType.FLOAT16, rng.choice(sizes), may_differ=True),
+    ]
+    rng.shuffle(tensors)
+    recipe = rng.choice((Recipe.POPULAR, Recipe.POPULAR, Recipe.POPULAR, Recipe.SENDERS))
+    popular = recipe is Recipe.POPULAR
+    drifts = rng.choice((0.0, 0.0, 0.1, 0.5))
+    lags = rng.choice((0.0, 0.0, 0.1, 0.5))
+    spoils = rng.choice((0.0, 0.3))
+    return Syncs(
+        tensors=tuple(tensors),
+        piece_bytes=rng.choice((32, 64, 256)),
+        recipe=recipe,
+        tracks=rng.random() < 0.5,
+        in_place=rng.choice((0.0, 0.0, 0.5)),
+        drifts=drifts if popular else 0.0,
+        lags=lags if popular else 0.0,
+        expects=rng.choice((0.0, 0.3)),
+        verifies=rng.choice((0.0, 0.0, 0.3)),
+        spoils=spoils if popular else 0.0,
+        prefetches=Random(f"{seed}/prefetch").choice((0.0, 0.0, 0.5, 1.0)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor as the library sees it; the type says what its bytes are."""
+
+    name: str
+    numel: int
+    dtype: DataType
+    allow_content_inequality: bool
+    tensor: Any
+    is_cuda: bool = False
+
+    @property
+    def data_ptr(self) -> int:
+        """Where it lies."""
+        address: int = self.tensor.ctypes.data
+        return address
+
+
+class SimState:
+    """The shared state of one process.
+
+    Args:
+        syncs: what it consists of.
+        seed: of the scenario.
+        rng: of the process.
+        is_common: it starts with what all have that start so; otherwise with contents of its own.
+
+    Attributes:
+        revision: its version.
+        lineage: the synchronization that it is from.
+        memory: its tensors.
+        holder: who it belongs to, for people.
+        is_lent_in_place: a call is open that may write into the tensors before the outcome.
+        has_prefetched: pieces may be here that the next synchronization need not fetch.
+    """
+
+    def __init__(
+        self, syncs: Syncs, seed: int, rng: Random, holder: str, *, is_common: bool
+    ) -> None:
+        self.revision = rng.choice(_CHECKPOINTS)
+        self.lineage: Lineage | None = None
+        self.holder = holder
+        self.is_lent_in_place = False
+        self.has_prefetched = False
+        self._seed = seed
+        self._rng = rng
+        self._syncs = syncs
+        # One byte further than an allocator puts it: nothing is aligned.
+        self._arrays: list[Bytes] = [
+            np.zeros(one.nbytes + 1, np.uint8)[1:] for one in syncs.tensors
+        ]
+        self.memory = StateMemory(
+            [
+                Held(f"t{index}", one.count, one.data_type, one.may_differ, array)
+                for index, (one, array) in enumerate(zip(syncs.tensors, self._arrays, strict=True))
+            ],
+            track_touched=syncs.tracks,
+            piece_bytes=syncs.piece_bytes,
+        )
+        self._settled: Contents = self.contents()
+        self.load(Random(f"{seed}/contents") if is_common else rng)
+
+    def contents(self) -> Contents:
+        """A copy of all tensors."""
+        return tuple(array.tobytes() for array in self._arrays)
+
+    def synchronized(self, revision: int, lineage: Lineage) -> None:
+        """See ``State``."""
+        self.revision, self.lineage = revision, lineage
+
+    # -- whose memory it is ----------------------------------------------------------------------
+
+    def returned(self) -> Contents:
+        """A call has returned: from now on nobody else may write."""
+        self._settled = self.contents()
+        return self._settled
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether nobody else has written since."""
+        return self._settled == self.contents()
+
+    # -- what the application does ---------------------------------------------------------------
+
+    def load(self, rng: Random) -> None:
+        """Begin with other contents."""
+        for array in self._arrays:
+            array[:] = np.frombuffer(rng.randbytes(array.size), np.uint8)
+        self._changed(range(len(self._arrays)))
+
+    def advance(self, operation: OperationId) -> None:
+        """Do what all do that have taken part in this synchronization."""
+        rng = Random(f"{self._seed}/{operation}/{self.revision}")
+        changed: list[int] = []
+        for index, (one, array) in enumerate(zip(self._syncs.tensors, self._arrays, strict=True)):
+            first, last = sorted((rng.random(), rng.random()))
+            if one.may_differ:
+                rng_here = self._rng
+            elif rng.random() < 0.4:
+                continue
+            else:
+                rng_here = rng
+            part = array[int(first * array.size) : int(last * array.size) + 1]
+            part ^= np.frombuffer(rng_here.randbytes(part.size), np.uint8)
+            changed.append(index)
+        self.revision += 1
+        self._changed(changed)
+
+    def drift(self) -> None:
+        """Change a byte that all should have alike."""
+        candidates = [
+            index
+            for index, one in enumerate(self._syncs.tensors)
+            if one.count and not one.may_differ
+        ]
+        index = self._rng.choice(candidates)
+        array = self._arrays[index]
+        array[self._rng.randrange(array.size)] ^= self._rng.randint(1, 255)
+        self._changed((index,))
+
+    def _changed(self, tensors: Sequence[int]) -> None:
+        for index in tensors:
+            self.memory.touch(index)
+        self._settled = self.contents()
+
+
+def shared(contents: Contents, tensors: tuple[StateTensor, ...]) -> Contents:
+    """The part that all must have alike."""
+    return tuple(c for c, one in zip(contents, tensors, strict=True) if not one.may_differ)
+
+
+def free(contents: Contents, tensors: tuple[StateTensor, ...]) -> Contents:
+    """The part that members may have differently."""
+    return tuple(c for c, one in zip(contents, tensors, strict=True) if one.may_differ)

@@ -1,0 +1,524 @@
+"""What a simulated process does that trains: ``Rounds`` and ``Trainee`` over the engine.
+
+As in the optimizer wrapper there are two threads, here two tasks: one trains, and one makes the
+joint calls. The model is of whole numbers (:mod:`~pccl.stress.sim.workloads.toy_model`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from math import fsum
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from pccl.bindings.diloco.ledger import Revisions
+from pccl.bindings.diloco.pipeline import Merge
+from pccl.bindings.diloco.rounds import (
+    Average,
+    Committed,
+    Connect,
+    Contribution,
+    Effect,
+    Entered,
+    Members,
+    Notice,
+    Pause,
+    Reduce,
+    Rounds,
+    Sync,
+    Take,
+    Update,
+)
+from pccl.bindings.diloco.trainee import Steps, Trainee
+from pccl.error_feedback import ErrorFeedback
+from pccl.protocol.data_type import DataType
+from pccl.protocol.errors import (
+    DeadlineExceeded,
+    MembershipError,
+    NotAdmitted,
+    PCCLError,
+    TooFewPeers,
+)
+from pccl.protocol.shared_state import Resume, SharedStateSyncStrategy, SyncPurpose
+from pccl.protocol.types import NS_PER_S, Descriptor, ReduceOp
+from pccl.runtime.collective.operand import borrow
+from pccl.runtime.requests import ReduceRequest
+from pccl.runtime.state.memory.stock import Stock
+from pccl.runtime.state.replay import ObservedReduction
+from pccl.runtime.state.running_prefetch import PrefetchRequest
+from pccl.runtime.state.sync import SyncReport, SyncRequest
+from pccl.stress.sim.checkers.outcomes import Checkers, InRun, Violation
+from pccl.stress.sim.checkers.training import Contents, Held, TrainingCheckers, contribution
+from pccl.stress.sim.loop import VirtualLoop
+from pccl.stress.sim.process import PeerProcess
+from pccl.stress.sim.scenarios.scenario import Scenario, Slot
+from pccl.stress.sim.workloads.toy_model import Floats, ToyOuter, ToyReplica, Whole, whole
+from pccl.stress.sim.workloads.training_plan import LIVES_MAX, Training
+
+_REFUSALS_MAX = 40
+_PATIENCE_S = 60.0
+"""How long a newcomer looks for a master of a run that may have lost its majority."""
+_TURNS_OF_WAITING = 12
+"""Rounds between the end of the busy part of a run and its end, about."""
+
+
+class _Over(Exception):
+    """No more rounds are made here."""
+
+
+class TrainingWorkload:
+    """The application of one process; it begins anew when the run can't go on for it."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        training: Training,
+        process: PeerProcess,
+        checkers: Checkers,
+        training_checkers: TrainingCheckers,
+        loop: VirtualLoop,
+    ) -> None:
+        self.ended_with: str | None = None
+        self.last_vote: InRun | None = None
+        self._scenario = scenario
+        self._process = process
+        self._checkers = checkers
+        self._loop = loop
+        self._leaving: asyncio.Task[None] | None = None
+        self._training = training
+        self._training_checkers = training_checkers
+
+    async def run(self) -> None:
+        """Join, train, stop."""
+        for _ in range(LIVES_MAX):
+            try:
+                await self._begin().run()
+                await self._checkers.before_goodbye(self._process, self.sleep)
+                self.ended_with = "finished"
+                break
+            except PCCLError as error:
+                if self._leaving is not None:
+                    self.ended_with = "left"
+                    break
+                if not isinstance(error, MembershipError | DeadlineExceeded):
+                    raise
+                self._checkers.done[f"training ended: {type(error).__name__}"] += 1
+                if self._checkers.nobody_to_join:
+                    self.ended_with = "master lost"
+                    break
+                self.ended_with = type(error).__name__
+        await self._process.engine.close()
+
+    def _begin(self) -> _Life:
+        return _Life(
+            self._scenario,
+            self._training,
+            self._process,
+            self._checkers,
+            self._training_checkers,
+            self._loop,
+            self.sleep,
+        )
+
+    def leave(self) -> None:
+        """Close the communicator, whatever goes on."""
+        if self._leaving is None:
+            self._leaving = self._loop.create_task(self._process.engine.close())
+
+    def interrupt(self) -> None:
+        """Nothing: calls are made by a thread that hears no Ctrl-C."""
+
+    async def sleep(self, duration_ns: int) -> None:
+        """Let virtual time pass."""
+        woken: asyncio.Future[None] = self._loop.create_future()
+        clock = self._process.clock
+        clock.call_at_ns(clock.now_ns() + duration_ns, _wake, woken)
+        await woken
+
+
+class _Life:
+    """From joining the run to the end, or to an error that only a new start mends."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        training: Training,
+        process: PeerProcess,
+        checkers: Checkers,
+        training_checkers: TrainingCheckers,
+        loop: VirtualLoop,
+        sleep: Callable[[int], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._scenario = scenario
+        self._training = training
+        self._process = process
+        self._engine = process.engine
+        self._checkers = checkers
+        self._training_checkers = training_checkers
+        self._loop = loop
+        self._sleep = sleep
+        axis, axes = training_checkers.claim_axis(), training_checkers.axes
+        rng = Random(f"{scenario.seed}/{process.name}/training of {axis}")
+        self._step_ns = round(training.step_ns * rng.uniform(0.5, 1.0))
+        self._weight = rng.choice((1.0, 1.0, 2.0, 0.3))
+        self._schedule = schedule = training.schedule
+        self._outer = ToyOuter(schedule.fragments, axes, training.piece_bytes)
+        self._replica = ToyReplica(schedule.fragments, axis, axes, training.digits)
+        self._feedback = ErrorFeedback()
+        self._trainee = Trainee(schedule, self._replica.parts, 0.0, self, lambda: self._now_s)
+        self._rounds = Rounds(schedule, self._outer, self._notify, training.min_peers)
+        self._steps = self._steps_at_entry = 0
+        self._revisions = Revisions(self._outer.ledger)
+        self._queue: deque[Contribution | None] = deque()
+        self._entries: deque[tuple[Entered, Held, Held]] = deque()
+        self._commits: dict[int, Committed] = {}
+        self._line = 0
+        self._held = Held(self._outer.contents())
+        """After the last round or entry."""
+        self._reduced: tuple[InRun | None, Contents, list[Whole]] | None = None
+        self._failure: BaseException | None = None
+        self._is_idle = self._has_ended = self._is_closing = False
+        self._waiting: list[asyncio.Future[None]] = []
+
+    @property
+    def _who(self) -> str:
+        return f"{self._process.name} (peer {self._process.peer})"
+
+    async def run(self) -> None:
+        """Live.
+
+        Raises:
+            PCCLError: the run can't go on.
+        """
+        conductor = self._loop.create_task(self._conduct())
+        try:
+            await self._train()
+        except _Over:
+            pass
+        finally:
+            conductor.cancel()
+        if self._trainee.pipeline.number or self._steps:
+            self._check_accounts()
+
+    # -- the task that trains ----------------------------------------------------------------------
+
+    async def _train(self) -> None:
+        await self._until(lambda: bool(self._entries))
+        self._hear()
+        await self._do(self._trainee.begin())
+        while not (self._time_is_up and self._is_at_end_of_period):
+            await self._sleep(self._pace_ns)
+            self._check()
+            self._replica.step(self._steps)
+            self._training_checkers.stepped(self._replica.axis, self._steps)
+            self._steps += 1
+            self._hear()
+            await self._do(self._trainee.step(self._weight))
+        await self._do(self._trainee.finish())
+        await self._until(lambda: self._is_idle)
+        self._hear()
+        if self._steps > self._steps_at_entry:
+            self._training_checkers.finished(self._who, self._replica)
+
+    @property
+    def _now_s(self) -> float:
+        return self._process.clock.now_ns() / NS_PER_S
+
+    @property
+    def _is_at_end_of_period(self) -> bool:
+        """Whether the last fragment's turn has just begun: here a run ends without a rest."""
+        position = self._trainee.pipeline.position()
+        return not position["since"] and position["number"] % self._training.fragments == 0
+
+    @property
+    def _time_is_up(self) -> bool:
+        return self._loop.now_ns() >= self._scenario.ends_ns
+
+    @property
+    def _pace_ns(self) -> int:
+        """How long an inner step takes: who only waits for faults to end is slow."""
+        scenario = self._scenario
+        if self._loop.now_ns() < scenario.stop_ns:
+            return self._step_ns
+        turns = _TURNS_OF_WAITING * self._training.steps_between
+        return self._step_ns + (scenario.ends_ns - scenario.stop_ns) // turns
+
+    async def _do(self, steps: Steps) -> None:
+        outcome: Committed | None = None
+        while True:
+            try:
+                wait = steps.send(outcome)
+            except StopIteration:
+                return
+            outcome = await self._wait(wait.number)
+
+    async def _wait(self, number: int) -> Committed | None:
+        entry = self._trainee.entry
+        while True:
+            await self._until(lambda: bool(self._entries) or number in self._commits)
+            if not self._entries:
+                return self._commits[number]
+            self._hear()
+            if self._trainee.entry != entry:
+                return None
+
+    def put(self, contribution: Contribution) -> None:
+        """See ``trainee.Driver``."""
+        self._replica.taken[contribution.number] = contribution.values
+        self._queue.append(contribution)
+        self._is_idle = False
+        self._changed()
+
+    def merged(self, merge: Merge, committed: Committed) -> None:
+        """See ``trainee.Driver``."""
+        del self._commits[merge.number]
+        replica, checkers, fragment = self._replica, self._training_checkers, merge.fragment
+        if merge.is_taken:
+            del replica.taken[merge.number]
+            checkers.given_up(self._who, replica.axis, fragment, replica.parts[fragment].given_up)
+        checkers.accounts(self._who, replica, fragment, whole(committed.contribution.values))
+
+    def _hear(self) -> None:
+        while self._entries:
+            entered, held, now = self._entries.popleft()
+            common = [np.frombuffer(content, np.int64) for content in now.contents[:-1]]
+            self._trainee.enter(entered, common)
+            self._steps_at_entry = self._steps
+            taken, self._replica.taken = self._replica.taken, {}
+            self._training_checkers.entered(self._who, self._replica, held, now, taken)
+
+    def _check_accounts(self) -> None:
+        """At the end: what was not merged any more is in the outer parameters, or not."""
+        self._hear()
+        for number in list(self._replica.taken):
+            if number in self._commits:
+                del self._replica.taken[number]
+        for fragment, common in enumerate(self._outer.values):
+            self._training_checkers.accounts(self._who, self._replica, fragment, common)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._has_ended:
+            raise _Over
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._check()
+            waiting: asyncio.Future[None] = self._loop.create_future()
+            self._waiting.append(waiting)
+            await waiting
+
+    def _changed(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            _wake(future)
+
+    # -- the task that makes joint calls -----------------------------------------------------------
+
+    async def _conduct(self) -> None:
+        try:
+            await self._drive()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the task that trains raises it
+            self._failure = error
+        self._has_ended = True
+        self._changed()
+
+    async def _drive(self) -> None:
+        steps = self._rounds.run()
+        try:
+            effect = next(steps)
+            while True:
+                try:
+                    outcome = await self._carry_out(effect)
+                except PCCLError as error:
+                    self._checkers.done[f"training: {type(error).__name__}"] += 1
+                    self._checkers.may_raise(self._process.name, error)
+                    effect = steps.throw(error)
+                else:
+                    effect = steps.send(outcome)
+        except StopIteration:
+            return
+
+    async def _carry_out(self, effect: Effect) -> object:
+        match effect:
+            case Connect():
+                await self._connect()
+                return self._members()
+            case Update():
+                await self._engine.update_topology(timeout_s=self._patience_s)
+                return self._members()
+            case Sync():
+                return await self._sync()
+            case Take():
+                return await self._take()
+            case Reduce(contribution):
+                return await self._reduce(contribution)
+            case Pause(seconds, why):
+                self._checkers.done["waits for a holder"] += bool(why)
+                await self._sleep(round(seconds * NS_PER_S))
+                self._is_closing = self._is_closing or self._time_is_up
+                return self._is_closing
+
+    async def _connect(self) -> None:
+        memory = self._outer.memory
+        prefetch = PrefetchRequest(memory, Stock(memory, 1 << 20), on_reduction=self._replay)
+        for _ in range(_REFUSALS_MAX):
+            try:
+                await self._engine.connect(
+                    100, min_peers=1, timeout_s=self._patience_s, prefetch=prefetch
+                )
+            except NotAdmitted:  # somebody that it can't reach now, perhaps
+                continue
+            return
+        raise AssertionError(f"{self._who}: refused {_REFUSALS_MAX} times")
+
+    @property
+    def _patience_s(self) -> float | None:
+        return _PATIENCE_S if self._scenario.standby else None
+
+    def _replay(self, seen: ObservedReduction) -> None:
+        self._checkers.done["training replay"] += 1
+        total = seen.total_weight or 0.0
+        work = whole(np.multiply(seen.values, total, dtype=np.float64), coded=self._is_coded)
+        self._rounds.finish(seen.tag - 1, work, Average(seen.contributors, total))
+
+    @property
+    def _is_coded(self) -> bool:
+        return self._training.quantization.active
+
+    def _owed(self, fragment: int) -> Floats | None:
+        return self._feedback.state_dict().get(f"{fragment}")
+
+    def _members(self) -> Members:
+        roster = self._engine.roster
+        assert roster is not None
+        return Members(self._process.peer, tuple(member.peer for member in roster.members))
+
+    async def _sync(self) -> Members:
+        outer, process = self._outer, self._process
+        outer.revision = self._revisions.next()
+        before = outer.contents()
+        request = SyncRequest(
+            outer, SyncPurpose.SYNC, SharedStateSyncStrategy.ENFORCE_POPULAR, Resume.ADVANCED
+        )
+        try:
+            report: SyncReport = await self._engine.sync(request)
+        except PCCLError:
+            if outer.contents() != before:
+                raise Violation(f"{self._who}: a failed synchronization has changed it") from None
+            raise
+        self._revisions.synced(report.elected.revision)
+        operation = InRun(process.run, report.operation)
+        self._line = self._training_checkers.synced(
+            self._who,
+            operation,
+            process.peer,
+            report.members,
+            report.elected.revision,
+            outer.contents(),
+        )
+        return Members(process.peer, report.members)
+
+    async def _take(self) -> Contribution | None:
+        self._is_idle = not self._queue
+        self._changed()
+        if self._is_closing:
+            return None
+        while not self._queue:
+            waiting: asyncio.Future[None] = self._loop.create_future()
+            self._waiting.append(waiting)
+            await waiting
+        taken = self._queue.popleft()
+        return taken and replace(taken, values=taken.values.astype(np.float32))
+
+    async def _reduce(self, given: Contribution) -> Average:
+        weight, before, fragment = given.weight, self._outer.contents(), given.fragment
+        own = given.values / np.float32(weight) if weight else given.values
+        self._reduced = None, before, [whole(given.values)]
+        buffer = own.copy()
+        quantization = self._training.quantization
+        slot = Slot(
+            tag=fragment + 1,
+            count=own.size,
+            data_type=DataType.FLOAT,
+            op=ReduceOp.AVG,
+            quantization=quantization,
+            weighted=True,
+        )
+        descriptor = Descriptor(
+            slot.data_type, slot.op, slot.count, quantization=quantization, weighted=True
+        )
+        axis, residuals = self._replica.axis, self._training_checkers.residuals
+        if weight:
+            self._training_checkers.reduces(axis, given.number)
+        pays = self._is_coded and bool(np.any(own))
+        begin = partial(self._feedback.begin, f"{fragment}", own.size, slot.data_type)
+        request = ReduceRequest(
+            borrow(buffer),
+            descriptor,
+            slot.tag,
+            begin if pays else None,
+            observable=True,
+            weight=weight,
+        )
+        if pays:
+            residuals.begins(self._who, axis, fragment, given.number, self._owed(fragment))
+        try:
+            report = await self._engine.reduce(request, retry=True)
+        except PCCLError as error:
+            if pays:
+                residuals.failed(self._who, axis, fragment, self._owed(fragment))
+            if isinstance(error, TooFewPeers):
+                residuals.alone(axis, fragment, given.number)
+            else:
+                self._checkers.failed(self._who, buffer, own)
+            raise
+        run, result = self._process.results[slot.tag]
+        self._checkers.succeeded(self._who, run, result, slot, buffer)
+        total = fsum(report.weights)
+        work = np.multiply(buffer, total, dtype=np.float64)
+        given.values[:] = whole(work, coded=self._is_coded)
+        operation = InRun(run, result.operation)
+        parts = self._checkers.given(operation, report.contributors)
+        self._reduced = operation, before, [contribution(*part) for part in parts]
+        if self._is_coded:
+            named = dict(zip(report.contributors, parts, strict=True))
+            peer, owed = self._process.peer, self._owed(fragment)
+            residuals.returned(
+                self._who, axis, fragment, given.number, operation, peer, named, work, owed
+            )
+        return Average(report.contributors, total, report.tx_bytes, report.rx_bytes)
+
+    def _notify(self, notice: Notice) -> None:
+        if isinstance(notice, Committed):
+            assert self._reduced is not None
+            operation, before, parts = self._reduced
+            number = notice.contribution.number
+            self._training_checkers.committed(
+                self._who, operation, number, parts, Held(before, self._line), self._outer
+            )
+            self._held = Held(self._outer.contents(), self._line)
+            if notice.contribution.weight:
+                self._training_checkers.saw_end(self._replica.axis)
+            self._commits[number] = notice
+        elif isinstance(notice, Entered):
+            self._commits.clear()
+            held, self._held = self._held, Held(self._outer.contents(), self._line)
+            self._entries.append((notice, held, self._held))
+            for fragment in notice.corrected:
+                self._feedback.forget(f"{fragment}")
+        self._changed()
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

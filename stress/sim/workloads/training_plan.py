@@ -1,0 +1,111 @@
+"""What processes that train do in a simulated run, all drawn from the seed."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from random import Random
+
+from pccl.bindings.diloco.schedule import Schedule
+from pccl.protocol.types import UNQUANTIZED, Quantization, WireFormat
+from pccl.stress.sim.workloads.toy_model import CODED_DIGITS, DIGITS
+
+_PIECES = (256, 1024, 8192)
+_FORMATS = (WireFormat.FLOAT16, WireFormat.UINT16)
+"""Fine enough to tell digits apart; what they lose is still much more than float32 does."""
+_IS_CODED = 0.25
+_BLOCK = 32
+LIVES_MAX = 2
+"""How often a process trains when the run could not go on for it: then it begins with nothing."""
+
+
+class Mode(enum.Enum):
+    """How rounds and inner steps go together."""
+
+    SYNCHRONOUS = "synchronous"
+    """Each round is waited for at once."""
+    DELAYED = "delayed"
+    """Some inner steps are made meanwhile."""
+    ROUND_DELAYED = "one round delayed"
+    """So many that the next round begins."""
+    STREAMING = "streaming"
+    """Several fragments take turns."""
+    BUDGET = "time budget"
+    """Rounds begin after a time instead of a number of steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What all processes of the run are told alike."""
+
+    mode: Mode
+    fragments: int
+    sync_steps: int
+    sync_s: float
+    delay: int
+    min_peers: int
+    step_ns: int
+    """What an inner step takes at most; every process has a pace of its own."""
+    piece_bytes: int
+    wire: WireFormat = WireFormat.NONE
+    """What rounds are compressed with, with error feedback."""
+
+    @property
+    def quantization(self) -> Quantization:
+        """Likewise, as a reduce is told."""
+        return UNQUANTIZED if self.wire is WireFormat.NONE else Quantization(self.wire, _BLOCK)
+
+    @property
+    def digits(self) -> int:
+        """Inner steps in one place of the model."""
+        return DIGITS if self.wire is WireFormat.NONE else CODED_DIGITS
+
+    @property
+    def schedule(self) -> Schedule:
+        """What the processes follow."""
+        return Schedule(self.fragments, self.sync_steps, self.sync_s, self.delay)
+
+    @property
+    def steps_between(self) -> int:
+        """Inner steps between two rounds, about."""
+        return max(1, (self.sync_steps or 4) // self.fragments)
+
+
+def draw_training(seed: int, latency_ns: int) -> Training:
+    """Draw what processes train, and when they synchronize."""
+    rng = Random(f"{seed}/training")
+    mode = rng.choice(tuple(Mode))
+    fragments, sync_steps, sync_s = 1, rng.choice((1, 2, 4, 6)), 0.0
+    step_ns = round(latency_ns * rng.uniform(0.3, 2.0))
+    match mode:
+        case Mode.SYNCHRONOUS:
+            delay = 0
+        case Mode.DELAYED:
+            sync_steps = rng.randint(2, 6)
+            delay = rng.randint(1, sync_steps - 1)
+        case Mode.ROUND_DELAYED:
+            delay = sync_steps
+        case Mode.STREAMING:
+            fragments = rng.randint(2, 4)
+            sync_steps = rng.randint(fragments, 2 * fragments)
+            delay = rng.randint(0, sync_steps)
+        case Mode.BUDGET:
+            fragments = rng.choice((1, 1, 2))
+            sync_steps, sync_s = 0, rng.uniform(1, 6) * step_ns / 1e9
+            delay = rng.choice((0, 1, 3))
+    return Training(
+        mode=mode,
+        fragments=fragments,
+        sync_steps=sync_steps,
+        sync_s=sync_s,
+        delay=delay,
+        min_peers=rng.choice((1, 1, 1, 2)),
+        step_ns=step_ns,
+        piece_bytes=rng.choice(_PIECES),
+        wire=_draw_wire(seed),
+    )
+
+
+def _draw_wire(seed: int) -> WireFormat:
+    rng = Random(f"{seed}/coded")
+    return rng.choice(_FORMATS) if rng.random() < _IS_CODED else WireFormat.NONE

@@ -1,0 +1,254 @@
+"""What a loss costs: bytes that survivors send after a member died in the middle of a reduce.
+
+The production runtime in virtual time: peers with one lane each, links with a rate and a round-trip
+time. A member is killed when a part of the time that the whole reduce takes has passed; the others
+reduce with ``retry=True`` until they have a result, which is checked. What they send from the loss
+on is compared with a full repeat by those that are left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any
+
+import click
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+from pccl.cli.streams import writing
+from pccl.protocol.data_type import DataType
+from pccl.protocol.limits import Timing
+from pccl.protocol.types import NS_PER_S, Descriptor, PeerId, ReduceOp
+from pccl.runtime.collective.operand import borrow
+from pccl.runtime.engine import PeerEngine
+from pccl.runtime.master_server import MasterServer
+from pccl.runtime.requests import PeerOptions, ReduceReport, ReduceRequest
+from pccl.stress.sim.fold import fold
+from pccl.stress.sim.loop import VirtualLoop
+from pccl.stress.sim.process import MASTER_ADDRESS, ProcessClock
+from pccl.transports.base import Address
+from pccl.transports.sim.network import SimNetwork
+
+Array = npt.NDArray[Any]
+
+PERCENTS = (10, 30, 50, 70, 90)
+WORLD_SIZES = (3, 4, 8)
+COUNT = 1 << 20
+"""Elements of float32: 4 MiB."""
+SEGMENT_BYTES = 16 << 10
+LATENCY_NS = 10 * NS_PER_S // 1000
+BYTES_PER_S = 5_000_000
+TAG = 1
+LIMIT_S = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What became of one reduce."""
+
+    peers: int
+    percent: int
+    """Of its undisturbed time, when a member was killed."""
+    repaired: bool
+    """Whether it was committed with the dead member's contribution."""
+    bytes_after: int
+    """What the others have sent each other from then on, headers included."""
+    bytes_repeat: int
+    """The same for a reduce of theirs from the beginning."""
+    seconds_after: float
+    """From the death to the last one's result; virtual."""
+    seconds_repeat: float
+    """Of an undisturbed reduce of those that are left."""
+
+    @property
+    def ratio(self) -> float:
+        """Bytes after the loss by bytes of a full repeat."""
+        return self.bytes_after / self.bytes_repeat
+
+
+class Run:
+    """One run of ``peers`` processes and one reduce.
+
+    Args:
+        peers: how many.
+        victim: index of the one that is killed.
+        kill_after_ns: how long after the others have begun; None: nobody dies.
+    """
+
+    def __init__(self, peers: int, victim: int = 0, kill_after_ns: int | None = None) -> None:
+        self._loop = VirtualLoop(limit_ns=LIMIT_S * NS_PER_S)
+        self._victim = victim
+        self._kill_after_ns = kill_after_ns
+        self._killed = False
+        self._killed_ns = 0
+        self._sent_before = 0
+        self._inputs = [
+            np.random.default_rng(index).standard_normal(COUNT, np.float32)
+            for index in range(peers)
+        ]
+        self._results: dict[int, Array] = {}
+        self._network = SimNetwork(
+            self._loop,
+            Random(peers),
+            None,
+            latency_ns=LATENCY_NS,
+            bytes_per_s=BYTES_PER_S,
+            window_bytes=128 << 10,
+            ragged=False,
+        )
+        self._engines = [self._engine(index) for index in range(peers)]
+        self.bytes_after = 0
+        self.duration_ns = 0
+        """From the loss, or if there is none from the beginning, to the last result."""
+        self.repaired = False
+
+    def run(self) -> Run:
+        """Do it, and check the result."""
+        try:
+            self._loop.run_until_complete(self._main())
+        finally:
+            self._loop.close()
+        return self
+
+    def _engine(self, index: int) -> PeerEngine:
+        host = self._network.host(f"peer{index}")
+        options = PeerOptions(
+            Timing(),
+            Address("", 0),
+            lanes=1,
+            segment_bytes=SEGMENT_BYTES,
+            random_bytes=Random(index).randbytes,
+        )
+        clock = ProcessClock(self._loop, host)
+        return PeerEngine(self._loop, clock, host, MASTER_ADDRESS, 0, options)
+
+    async def _main(self) -> None:
+        host = self._network.host("master")
+        clock = ProcessClock(self._loop, host)
+        nonces = Random(0).randbytes
+        master = MasterServer(clock, host, Timing(), nonces, lambda event, effects: None, None)
+        await master.start(MASTER_ADDRESS)
+        joins: list[asyncio.Task[None]] = []
+        for engine in self._engines:  # one behind the other: the ring is in this order
+            joins.append(self._loop.create_task(engine.connect(min_peers=len(self._engines))))
+            await self._pause()
+        await asyncio.gather(*joins)
+        reduces = [
+            self._loop.create_task(self._reduce(index, engine))
+            for index, engine in enumerate(self._engines)
+        ]
+        began_ns = self._loop.now_ns()
+        if self._kill_after_ns is not None:
+            self._loop.call_at_ns(began_ns + self._kill_after_ns, self._kill, reduces)
+        reports = await asyncio.gather(*reduces, return_exceptions=True)
+        self._judge([r for r in reports if isinstance(r, ReduceReport)])
+        self.duration_ns = self._loop.now_ns() - max(began_ns, self._killed_ns)
+        for index, engine in enumerate(self._engines):
+            if not (self._killed and index == self._victim):
+                await engine.close()
+        master.close()
+
+    async def _pause(self) -> None:
+        done = self._loop.create_future()
+        self._loop.call_at_ns(self._loop.now_ns() + LATENCY_NS, done.set_result, None)
+        await done
+
+    async def _reduce(self, index: int, engine: PeerEngine) -> ReduceReport:
+        self._results[index] = buffer = self._inputs[index].copy()
+        what = Descriptor(DataType.FLOAT, ReduceOp.SUM, COUNT)
+        return await engine.reduce(ReduceRequest(borrow(buffer), what, TAG), retry=True)
+
+    def _kill(self, reduces: list[asyncio.Task[ReduceReport]]) -> None:
+        self._killed, self._killed_ns = True, self._loop.now_ns()
+        self._sent_before = self._sent_bytes()
+        self._network.hosts[f"peer{self._victim}"].crash()
+        reduces[self._victim].cancel()
+
+    def _judge(self, reports: list[ReduceReport]) -> None:
+        """Compare with a fold of the contributors' inputs, and take the figures down."""
+        contributors = reports[0].contributors
+        inputs = [self._inputs[peer - 1] for peer in contributors]
+        self.repaired = self._killed and PeerId(self._victim + 1) in contributors
+        resumed = self._killed and not self.repaired
+        expected = fold(inputs, ReduceOp.SUM, self._firsts() if resumed else None).tobytes()
+        survivors = [
+            n for n in range(len(self._inputs)) if not (self._killed and n == self._victim)
+        ]
+        assert len(reports) == len(survivors), reports
+        assert all(report.contributors == contributors for report in reports)
+        assert all(self._results[index].tobytes() == expected for index in survivors)
+        self.bytes_after = self._sent_bytes() - self._sent_before
+
+    def _sent_bytes(self) -> int:
+        """What those that are left have given to the network for each other."""
+        survivors = [
+            e for n, e in enumerate(self._engines) if not self._killed or n != self._victim
+        ]
+        return sum(
+            lane.sent_bytes
+            for engine in survivors
+            for link in engine.links.all()
+            if not self._killed or link.peer != self._victim + 1
+            for lane in link.lanes
+        )
+
+    def _firsts(self) -> list[int]:
+        """Of each chunk of the first attempt the rank, in the ring that is left, that begins it."""
+        left = len(self._inputs) - 1
+        return [
+            (rank if rank <= self._victim else rank - 1) % left for rank in range(len(self._inputs))
+        ]
+
+
+def losses(peers: int) -> Iterator[Loss]:
+    """Let a member die at each of ``PERCENTS`` of a reduce."""
+    whole, rest = Run(peers).run(), Run(peers - 1).run()
+    for percent in PERCENTS:
+        kill_after_ns = whole.duration_ns * percent // 100
+        run = Run(peers, victim=peers // 2, kill_after_ns=kill_after_ns).run()
+        yield Loss(
+            peers,
+            percent,
+            run.repaired,
+            run.bytes_after,
+            rest.bytes_after,
+            run.duration_ns / NS_PER_S,
+            rest.duration_ns / NS_PER_S,
+        )
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one object per loss.")
+def resend(as_json: bool) -> None:
+    """What a member's death in the middle of a reduce costs the others, in simulation.
+
+    4 MiB of float32, links of 5 MB/s and 20 ms; the middle rank dies at several points.
+    """
+    found = [loss for peers in WORLD_SIZES for loss in losses(peers)]
+    with writing():
+        if as_json:
+            for loss in found:
+                click.echo(json.dumps({**asdict(loss), "ratio": loss.ratio}))
+        else:
+            Console().print(_table(found))
+
+
+def _table(found: list[Loss]) -> Table:
+    table = Table("peers", "death at", "outcome", "sent after", "full repeat", "ratio", "seconds")
+    for loss in found:
+        table.add_row(
+            str(loss.peers),
+            f"{loss.percent} %",
+            "repaired" if loss.repaired else "tried again",
+            f"{loss.bytes_after / 1e6:.2f} MB",
+            f"{loss.bytes_repeat / 1e6:.2f} MB",
+            f"{loss.ratio:.2f}",
+            f"{loss.seconds_after:.2f} of {loss.seconds_repeat:.2f}",
+        )
+    return table

@@ -1,0 +1,117 @@
+"""When a simulated process gets to run: at once, late, or not at all until somebody thaws it.
+
+Whatever calls into a process (bytes that arrive, timers, connections that are accepted) goes
+through its :class:`RunQueue`. A process that is stopped, or slow, has it done later, one thing at a
+time, in the order in which it came; or timers before the rest, as some event loops do it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from pccl.transports.sim.pipe import Action, Events
+
+
+class RunQueue:
+    """What one process has to do.
+
+    Args:
+        events: the order of everything.
+    """
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._stops = 0
+        self._lag_ns = 0
+        self._computes = False
+        self._computed_ns = 0
+        self._computed_until_ns = 0
+        self._waking = False
+        self._draining = False
+        self._waiting: deque[tuple[bool, Action]] = deque()  # (whether it is a timer's, what)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether what comes now has to wait."""
+        return bool(self._stops or self._lag_ns or self._draining)
+
+    def run(self, action: Action, *, timer: bool = False) -> None:
+        """Do ``action``, now or when the process runs again."""
+        if not self.is_late:
+            action()
+            return
+        self._waiting.append((timer, action))
+        if not self._stops and not self._waking and not self._draining:
+            self._waking = True
+            delay_ns = self._events.some(self._lag_ns)
+            self._events.at(self._events.now_ns() + delay_ns, self._wake)
+
+    @property
+    def busy_ns(self) -> int:
+        """How long the process has computed: what it is loaded with, nothing else takes time."""
+        now_ns = self._events.now_ns()
+        if self._computes and not self._stops:
+            self._computed_ns += now_ns - self._computed_until_ns
+        self._computed_until_ns = now_ns
+        return self._computed_ns
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether it does not run, or late, and not because it has so much to do."""
+        return bool(self._stops) or (bool(self._lag_ns) and not self._computes)
+
+    def stop(self) -> None:
+        """Run nothing until :meth:`resume` was called as often."""
+        self._computed_ns = self.busy_ns
+        self._stops += 1
+
+    def resume(self) -> None:
+        """Undo one :meth:`stop`."""
+        self._computed_ns = self.busy_ns
+        self._stops -= 1
+        if not self._stops and not self._waking:
+            self._drain()
+
+    def set_lag(self, lag_ns: int, *, computes: bool = False) -> None:
+        """Run whatever comes up to ``lag_ns`` late, together with what came meanwhile.
+
+        Args:
+            lag_ns: 0: at once.
+            computes: whether it is late because the process computes all the time; otherwise it is
+                not given a processor.
+        """
+        self._computed_ns = self.busy_ns
+        self._lag_ns = lag_ns
+        self._computes = computes
+
+    def clear(self) -> None:
+        """The process is dead: forget all."""
+        self._waiting.clear()
+
+    def _wake(self) -> None:
+        self._waking = False
+        if not self._stops:
+            self._drain()
+
+    def _drain(self) -> None:
+        if self._draining or not self._waiting:
+            return
+        if self._events.chance(0.5):  # libuv's order; the selector loop of asyncio has the other
+            self._waiting = deque(sorted(self._waiting, key=lambda entry: not entry[0]))
+        self._draining = True
+        self._events.soon(self._step)
+
+    def _step(self) -> None:
+        if self._stops:
+            self._draining = False
+            return
+        if self._waiting:
+            _, action = self._waiting.popleft()
+            action()
+        if self._waiting and not self._stops:
+            self._events.soon(self._step)
+        else:
+            self._draining = False
+
+
+__all__ = ["RunQueue"]
