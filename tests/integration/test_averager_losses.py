@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +35,7 @@ import pccl  # noqa: E402
 from pccl.bindings.events import Event, GradientsAveraged, StateSynced  # noqa: E402
 from pccl.bindings.gradient_averager import GradientAverager  # noqa: E402
 from pccl.machines.peer.machine import Standing  # noqa: E402
+from tests.support.paths import ROOT  # noqa: E402
 
 PAUSE_S = 0.01
 """Of a peer at each step, so that the test can follow."""
@@ -169,7 +169,7 @@ class Process:
         given = json.dumps([address, shard, peers, kill, list(stops)])
         self.process = subprocess.Popen(
             [sys.executable, "-m", __name__, given],
-            cwd=Path(__file__).parents[2],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -25,9 +25,9 @@ from pccl.cli.bench.plan import Plan
 from pccl.cli.bench.statistics import Result, Side
 from pccl.cli.bench.view import View
 from pccl.stress.emulator import loopback
+from tests.support.paths import ROOT
 from tests.support.patience import LONG_LIMIT_S, patient
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "pccl.cli.main", "bench", "allreduce")
 """Far more than it takes; a machine that is busy with other things must not fail the test."""
 

@@ -21,10 +21,10 @@ from click.testing import CliRunner
 import pccl
 from pccl.cli.bench.command import bench
 from pccl.cli.bench.peers.agreement import gather, share
+from tests.support.paths import ROOT
 from tests.support.patience import LONG_LIMIT_S
 from tests.support.secret_files import keep
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "pccl.cli.main", "bench")
 """Far more than it takes; a machine that is busy with other things must not fail the test."""
 

@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from pccl.cli.bench.command import bench
-from tests.integration.test_bench import ENVIRONMENT, ROOT
+from tests.integration.test_bench import ENVIRONMENT
+from tests.support.paths import ROOT
 from tests.support.patience import LONG_LIMIT_S
 
 COMMAND = (sys.executable, "-m", "pccl.cli.main", "bench", "state")

@@ -6,16 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from pccl.cli.bench.command import bench
+from tests.support.paths import ROOT
 from tests.support.patience import LONG_LIMIT_S
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "pccl.cli.main", "bench")
 """Far more than it takes; a machine that is busy with other things must not fail the test."""
 

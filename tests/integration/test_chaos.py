@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S, LONG_LIMIT_S, patient
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "pccl.cli.main", "stress", "run")
 """Far more than it takes; a machine that is busy with other things must not fail the test."""
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 from tests.support.secret_files import keep
 
-ROOT = Path(__file__).resolve().parents[2]
 SECRET = "b7Qz-Tr4k_Wm9x-Jp2v"
 
 SHOW = """

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 
-ROOT = Path(__file__).resolve().parents[2]
 PCCL_LAUNCH = (sys.executable, "-m", "pccl.cli.main", "launch")
 PYTHON = (sys.executable, "-c")
 

@@ -14,10 +14,10 @@ import pytest
 
 import pccl
 from pccl.errors import NotAdmitted
+from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 from tests.support.secret_files import keep
 
-ROOT = Path(__file__).resolve().parents[2]
 PCCL = (sys.executable, "-m", "pccl.cli.main")
 
 

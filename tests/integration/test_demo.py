@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.support.patience import LONG_LIMIT_S, patient
 
 for module in ("torch", "sklearn", "matplotlib"):
     pytest.importorskip(module)
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "pccl.cli.main", "demo")
 WEIGHT_COUNT = (32 * 9 + 32) + (64 * 32 * 9 + 64) + (64 * 4 * 4 * 10 + 10)
 STATE_BYTES = 1797 * (64 * 4 + 8) + 2 * 4 * WEIGHT_COUNT + 8

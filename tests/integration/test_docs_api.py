@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+PAGE = ROOT / "docs" / "api.md"
 LAUNCH = "from pccl.cli.main import main; main()"
 
 PRINTED = [

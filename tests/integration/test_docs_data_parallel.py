@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.support.patience import LONG_LIMIT_S
 
 pytest.importorskip("torch")
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "data-parallel.md"
+PAGE = ROOT / "docs" / "data-parallel.md"
 LAUNCH = "from pccl.cli.main import main; main()"
 
 

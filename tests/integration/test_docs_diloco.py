@@ -13,9 +13,9 @@ from typing import get_args
 import pytest
 
 from pccl.bindings.events import Event
+from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "diloco.md").read_text(encoding="utf-8")
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from pccl.state import election
+from tests.support.paths import ROOT
 from tests.support.patience import LONG_LIMIT_S
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "shared-state.md"
+PAGE = ROOT / "docs" / "shared-state.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 LAUNCH = "from pccl.cli.main import main; main()"
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)

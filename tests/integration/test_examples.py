@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.support.patience import LONG_LIMIT_S
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 LAUNCH = (sys.executable, "-m", "pccl.cli.main", "launch")
 PYTHON = (sys.executable, "-W", "error")

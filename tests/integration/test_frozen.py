@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -30,6 +29,7 @@ import numpy as np
 import pccl
 from pccl.errors import Evicted
 from pccl.runtime.collective.transfer import Transfer
+from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S, patient
 from tests.support.ports import free_port
 
@@ -117,7 +117,7 @@ class Process:
         self.id = 0
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, address, timing, json.dumps(options)],
-            cwd=Path(__file__).parents[2],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

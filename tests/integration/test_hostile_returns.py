@@ -33,11 +33,11 @@ from pccl.protocol.types import Member, OperationId, PeerId, Roster
 from pccl.runtime.master_store import DirectoryStore, Remembered
 from tests.integration.conftest import Run
 from tests.support.claimant import MASTER, Claimant, alone, returning
+from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S, patient
 
 QUICK = Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.05, recovery_s=1.0)
 RUN, INVENTED = b"the run of these", b"never was a run!"
-ROOT = Path(__file__).resolve().parents[2]
 TOKEN = b"a token that is long enough for all"
 MIB = 1 << 20
 LOAD_S = 8.0

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +24,7 @@ import pytest
 import pccl
 from pccl import Attribute, Result, Timing
 from pccl.errors import CollectiveAborted, Evicted, MasterLost, NotConnected
+from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S, patient
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Process:
     def __init__(self, address: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, address],
-            cwd=Path(__file__).parents[2],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

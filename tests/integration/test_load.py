@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 from pccl.protocol import messages as msg
 from pccl.protocol.codec import StreamDecoder, encode, frame
@@ -39,6 +38,7 @@ from pccl.protocol.types import (
     RoundId,
     RoundKind,
 )
+from tests.support.paths import ROOT
 
 GROUP = 7
 """Of the attacker: nobody else is in it."""
@@ -169,7 +169,7 @@ else:
         def __init__(self, address: str, kind: str) -> None:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.integration.test_load", address, kind],
-                cwd=Path(__file__).parents[2],
+                cwd=ROOT,
                 stdout=subprocess.PIPE,
                 text=True,
             )

@@ -22,6 +22,7 @@ import pccl
 from pccl import MasterNode, Timing
 from pccl.errors import MasterLost
 from pccl.inquiry import master_status
+from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S, patient
 
 T = TypeVar("T")
@@ -37,7 +38,6 @@ for thread in threads:
     thread.start()
 threading.Event().wait()
 """
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Worker:

@@ -15,6 +15,7 @@ import pytest
 
 import pccl
 from pccl.progress import Drawer, ProgressBar
+from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 
 COUNT = 1_000_000
@@ -117,7 +118,7 @@ def test_what_is_quick_is_not_shown(
 
 def test_the_example_of_the_page(tmp_path: Path) -> None:
     """docs/launching.md: both peers end, and the younger one fetches."""
-    text = (Path(__file__).resolve().parents[2] / "docs" / "launching.md").read_text()
+    text = (ROOT / "docs" / "launching.md").read_text()
     [example] = [one for one in re.findall(r"```python\n(.*?)```", text, re.S) if BAR in one]
     printed = text[text.index(example) :].split("```")[2].strip().splitlines()
     program = tmp_path / "download.py"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.support.patience import LONG_LIMIT_S
 
 pytest.importorskip("torch")
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = (
     "--steps 8 --sync-every 4 --width 16 --layers 1 --batch 2 --context 16 --warm-up 2"
     " --evaluate-every 4 --held-out 8"

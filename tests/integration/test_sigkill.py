@@ -22,7 +22,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -44,6 +43,7 @@ from pccl.runtime.master_server import MasterServer
 from pccl.transports.base import Address
 from pccl.transports.link import Link
 from pccl.transports.tcp import TcpTransport
+from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 
 COUNT = (64 << 20) // 4
@@ -182,7 +182,7 @@ class Process:
         self.id = 0
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, address],
-            cwd=Path(__file__).parents[2],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

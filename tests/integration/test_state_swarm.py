@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -33,6 +32,7 @@ from pccl import Timing
 from pccl.protocol.shared_state import PIECE_BYTES
 from pccl.protocol.types import PeerId
 from pccl.runtime.state.giver import StateGiver
+from tests.support.paths import ROOT
 from tests.support.patience import LONG_LIMIT_S
 
 SIZE = int(os.environ.get("SWARM_MIB", "256")) << 20
@@ -168,7 +168,7 @@ class Process:
     def __init__(self, address: str, full: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", __name__, address, full],
-            cwd=Path(__file__).parents[2],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -3,10 +3,9 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import TypedDict
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
 
 IMPORT_CPU_S_MAX = 0.3
 """CPU time, so that a busy machine does not fail the test; most of it is numpy."""

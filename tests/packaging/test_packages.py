@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
+
 SIBLINGS = ("transports", "bindings", "stress")
 """The rooms that lie beside pccl/ and are installed inside it."""
 STUDIES = "pccl.stress.studies"

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
+
 FOLDERS = ("pccl", "transports", "bindings", "stress")
 LINE_COUNT_MAX = 600
 

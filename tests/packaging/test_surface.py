@@ -20,9 +20,9 @@ import click
 import pccl.errors
 from pccl.cli.main import group
 from pccl.protocol.limits import PROTOCOL_VERSION
+from tests.support.paths import ROOT
 
 KEPT = Path(__file__).with_name("surface.txt")
-ROOT = Path(__file__).resolve().parents[2]
 PUBLIC = (
     "pccl", "pccl.aio", "pccl.checkpoint", "pccl.config", "pccl.cuda", "pccl.errors",
     "pccl.inquiry", "pccl.master_node", "pccl.progress", "pccl.shared_state",
@@ -94,17 +94,24 @@ def _environment() -> Iterator[str]:
     yield from (f"  {name}" for name in sorted(found))
 
 
-def _commands(command: click.Command, name: str) -> Iterator[str]:
+def _commands(
+    command: click.Command, name: str, parent: click.Context | None = None
+) -> Iterator[str]:
     context = click.Context(
-        command, info_name=name, terminal_width=COLUMNS, max_content_width=COLUMNS
+        command,
+        parent=parent,
+        info_name=name,
+        terminal_width=COLUMNS,
+        max_content_width=COLUMNS,
+        **command.context_settings,
     )
-    yield f"\ncommand {name}"
+    yield f"\ncommand {context.command_path}"
     yield from (f"  {line}".rstrip() for line in command.get_help(context).splitlines())
     if isinstance(command, click.Group):
         for inner in command.list_commands(context):
             found = command.get_command(context, inner)
             if found is not None:
-                yield from _commands(found, f"{name} {inner}")
+                yield from _commands(found, inner, context)
 
 
 def test_what_users_see_has_not_changed() -> None:

@@ -63,6 +63,7 @@ from pccl.stress.chaos import events
 from pccl.stress.emulator.spec import LinkSpec
 from pccl.stress.timeline import Fault, FaultKind, Timeline, TimelineError
 from tests.property import test_codec, test_hostile_frames
+from tests.support.paths import ROOT
 from tests.support.secret_files import keep
 
 T = TypeVar("T")
@@ -715,7 +716,7 @@ def decoders_in(path: Path) -> Iterator[str]:
 
 
 def test_the_table_is_complete() -> None:
-    root = Path(__file__).parents[2]
+    root = ROOT
     found = {
         name.removeprefix(f"{root.as_posix()}/")
         for room in ROOMS

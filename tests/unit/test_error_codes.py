@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 
 import pytest
 
 from pccl import errors, inquiry
 from pccl.errors import RESULT_OF_CALL, TOLD_PER_CALL, PCCLError, Result, named
+from tests.support.paths import ROOT
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
+PAGE = ROOT / "docs" / "errors.md"
 
 KINDS: dict[str, type[PCCLError]] = {
     name: kind

@@ -18,6 +18,7 @@ from pccl.protocol.errors import LinkError
 from pccl.stress.sim.loop import Deadlock, VirtualLoop
 from pccl.transports.base import Address, Connection, PathMeasure
 from pccl.transports.sim.network import SimConnection, SimHost, SimNetwork
+from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
@@ -530,7 +531,7 @@ def digest(seed: int) -> str:
 
 def test_a_seed_gives_one_trace_whatever_the_hash_seed() -> None:
     here = str(Path(__file__).resolve())
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(ROOT)
     children: list[subprocess.Popen[str]] = []
     for hash_seed in ("1", "2"):
         environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": root}

@@ -14,7 +14,7 @@ from pccl._api.arguments import list_request
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import Algorithm, ReduceOp
 from pccl.runtime.collective.operand import borrow, borrow_many
-from tests.unit.test_operand import collide
+from tests.unit.runtime.collective.test_operand import collide
 
 torch = pytest.importorskip("torch")
 

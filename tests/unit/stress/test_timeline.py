@@ -20,6 +20,7 @@ from pccl.stress.timeline import (
     Timeline,
     TimelineError,
 )
+from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 
 PLAIN: dict[str, Any] = {"seed": 7, "peers": 3, "duration_s": 30.0}
@@ -166,7 +167,7 @@ def test_a_seed_means_the_same_in_each_process() -> None:
     texts = {
         subprocess.run(
             [sys.executable, "-c", script],
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[2])},
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             text=True,
             check=True,

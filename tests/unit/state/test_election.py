@@ -24,7 +24,7 @@ from pccl.protocol.shared_state import (
 )
 from pccl.protocol.types import OperationId, PeerId
 from pccl.state.election import elect
-from tests.unit import election_twin
+from tests.unit.state import election_twin
 
 POPULAR = SharedStateSyncStrategy.ENFORCE_POPULAR
 RECEIVE = SharedStateSyncStrategy.RECEIVE_ONLY

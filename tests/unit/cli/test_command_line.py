@@ -9,9 +9,9 @@ import pytest
 
 from pccl.cli import main
 from pccl.cli.command_line import Seconds
+from tests.support.paths import ROOT
 from tests.support.secret_files import keep
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = "for example: pccl launch -n 4 -- python train.py"
 
 

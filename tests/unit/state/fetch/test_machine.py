@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pccl.protocol.types import NS_PER_MS, NS_PER_S, PeerId
 from pccl.state.fetch.machine import Ask, Fetch, SourceView
 from pccl.state.fetch.slots import SlotSet, ones
-from tests.unit.fetch_model import MIB, Judge, Network, Uplink
+from tests.unit.state.fetch.fetch_model import MIB, Judge, Network, Uplink
 
 STALL_NS = 5 * NS_PER_S
 A, B, C, D = (PeerId(number) for number in (1, 2, 3, 4))
