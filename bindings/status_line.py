@@ -149,7 +149,7 @@ class StatusLine:
         self.close()
 
 
-class Display(Protocol):
+class LineDisplay(Protocol):
     """Where the line is seen. Used by one thread."""
 
     interval_s: float
@@ -177,7 +177,7 @@ class Writer(threading.Thread):
         """Draw; if the stream cannot be written to, be silent."""
         with contextlib.suppress(Exception):
             kind = Rewritten if self._stream.isatty() else Plain
-            display: Display = kind(self._stream)
+            display: LineDisplay = kind(self._stream)
             while not self.ending.wait(display.interval_s):
                 display.draw(self.latest)
             display.finish(self.latest)

@@ -17,7 +17,7 @@ from typing import TypeVar
 from pccl._api.base import CommunicatorBase
 from pccl._api.handles import AsyncReduceHandle
 from pccl._api.reports import MemberInfo, ReduceInfo, info_of, sync_info_of
-from pccl._api.session import Call
+from pccl._api.session import CheckedCall
 from pccl.descriptors import QuantizationOptions, ReduceOpDescriptor, ReduceOperandDescriptor
 from pccl.errors import PCCLError, named
 from pccl.progress import listening
@@ -228,7 +228,7 @@ class Communicator(CommunicatorBase):
     ) -> None:
         await self.close()
 
-    async def _run(self, call: Call[_T]) -> _T:
+    async def _run(self, call: CheckedCall[_T]) -> _T:
         task = asyncio.current_task()
         assert task is not None
         submission = self._session.submit(call)

@@ -11,7 +11,7 @@ from typing import TypeVar
 from pccl._api.base import CommunicatorBase
 from pccl._api.handles import AsyncReduceHandle
 from pccl._api.reports import MemberInfo, ReduceInfo, info_of, sync_info_of
-from pccl._api.session import Call
+from pccl._api.session import CheckedCall
 from pccl.descriptors import QuantizationOptions, ReduceOpDescriptor, ReduceOperandDescriptor
 from pccl.errors import PCCLError, named
 from pccl.progress import listening
@@ -482,7 +482,7 @@ class Communicator(CommunicatorBase):
     ) -> None:
         self.close()
 
-    def _run(self, call: Call[_T]) -> _T:
+    def _run(self, call: CheckedCall[_T]) -> _T:
         with self._session.inside(call, threading.current_thread()):
             submission = self._session.submit(call)
             try:

@@ -6,7 +6,15 @@ import math
 from collections.abc import Mapping
 from random import Random
 
-from pccl.stress.timeline import LASTING, MASTER, OF_PAIR, PROCESSES_MAX, Fault, FaultKind, Timeline
+from pccl.stress.timeline import (
+    LASTING,
+    MASTER,
+    OF_PAIR,
+    PROCESSES_MAX,
+    FaultKind,
+    TimedFault,
+    Timeline,
+)
 
 WEIGHTS: Mapping[FaultKind, int] = {
     FaultKind.KILL: 5,
@@ -73,7 +81,7 @@ def draw(
         raise ValueError("every_s must be above 0")
     drawing = _Drawing(plain, weights)
     at_s = 0.0
-    faults: list[Fault] = []
+    faults: list[TimedFault] = []
     while True:
         # -log(u) is exponential; Random's own methods may differ between versions of Python.
         at_s += -math.log(1.0 - drawing.random.random()) * every_s
@@ -93,7 +101,7 @@ class _Drawing:
         self._alive = list(range(plain.peers))
         self._known = plain.peers
 
-    def fault(self, at_s: float) -> Fault | None:
+    def fault(self, at_s: float) -> TimedFault | None:
         """A fault that begins then; None: none of its kind fits."""
         kind = self._kind()
         duration_s = 0.0
@@ -103,7 +111,7 @@ class _Drawing:
             if duration_s < 0.001:
                 return None
         peer, other = self._who(kind)
-        fault = Fault(at_s, kind, peer, other, duration_s, self._amount(kind))
+        fault = TimedFault(at_s, kind, peer, other, duration_s, self._amount(kind))
         if kind in (FaultKind.KILL, FaultKind.LEAVE):
             self._alive.remove(peer)
         if kind is FaultKind.JOINERS:

@@ -23,7 +23,6 @@ from pccl.bindings.diloco.ledger import Revisions
 from pccl.bindings.diloco.outer import OuterParameters
 from pccl.bindings.diloco.rounds import (
     Average,
-    Committed,
     Connect,
     Contribution,
     Effect,
@@ -32,6 +31,7 @@ from pccl.bindings.diloco.rounds import (
     Notice,
     Pause,
     Reduce,
+    RoundCommitted,
     Rounds,
     Sync,
     Take,
@@ -42,7 +42,7 @@ from pccl.errors import MembershipError, NotConnected
 
 
 @dataclass(frozen=True, slots=True)
-class Synced:
+class GroupSynced:
     """A synchronization has moved something."""
 
     revision: int
@@ -92,8 +92,8 @@ class Conductor:
         self._rounds = Rounds(schedule, outer, self._notify, min_peers)
         self._changed = threading.Condition()
         self._contributions: deque[Contribution | None] = deque()
-        self._notices: deque[tuple[Notice | Synced, Any]] = deque()
-        self._commits: dict[int, tuple[Committed, float]] = {}
+        self._notices: deque[tuple[Notice | GroupSynced, Any]] = deque()
+        self._commits: dict[int, tuple[RoundCommitted, float]] = {}
         self._put_s: dict[int, float] = {}
         self._said_s = -math.inf
         self._failure: BaseException | None = None
@@ -118,11 +118,11 @@ class Conductor:
             self._revisions.synced(self._outer.state.revision)
         self._thread.start()
 
-    def outcome(self, number: int) -> Committed:
+    def outcome(self, number: int) -> RoundCommitted:
         """What came of a round that is over and not forgotten."""
         return self._commits[number][0]
 
-    def resume(self, number: int, committed: Committed) -> None:
+    def resume(self, number: int, committed: RoundCommitted) -> None:
         """A round was over before this one began."""
         self._commits[number] = committed, 0.0
 
@@ -134,7 +134,7 @@ class Conductor:
             self._is_idle = False
             self._changed.notify_all()
 
-    def notices(self, *, after_failure: bool = False) -> list[tuple[Notice | Synced, Any]]:
+    def notices(self, *, after_failure: bool = False) -> list[tuple[Notice | GroupSynced, Any]]:
         """What has happened since this was asked last.
 
         With ``Entered`` come copies of the outer parameters, by fragment.
@@ -149,7 +149,7 @@ class Conductor:
             self._notices.clear()
             return seen
 
-    def wait(self, number: int) -> tuple[Committed, float] | None:
+    def wait(self, number: int) -> tuple[RoundCommitted, float] | None:
         """Wait until a round is over.
 
         Returns:
@@ -309,7 +309,7 @@ class Conductor:
         self._revisions.synced(info.revision)
         if info.tx_bytes or info.rx_bytes:
             took_s = time.monotonic() - began_s
-            self._notify(Synced(info.revision, info.tx_bytes, info.rx_bytes, took_s))
+            self._notify(GroupSynced(info.revision, info.tx_bytes, info.rx_bytes, took_s))
         return Members(self._comm.peer_id, info.members)
 
     def _take(self) -> Contribution | None:
@@ -356,7 +356,7 @@ class Conductor:
         largest = self._comm.get_attribute(pccl.Attribute.LARGEST_PEER_GROUP_WORLD_SIZE)
         return peers == self._shards * largest
 
-    def _notify(self, notice: Notice | Synced) -> None:
+    def _notify(self, notice: Notice | GroupSynced) -> None:
         copies: Any = None
         if isinstance(notice, Entered):
             self._was_in = True
@@ -364,7 +364,7 @@ class Conductor:
             for number in notice.corrected:
                 self._compression.forget(number)
         with self._changed:
-            if isinstance(notice, Committed):
+            if isinstance(notice, RoundCommitted):
                 number = notice.contribution.number
                 put_s = self._put_s.pop(number, None)
                 took_s = time.monotonic() - put_s if put_s is not None else 0.0

@@ -24,7 +24,7 @@ from pccl.bindings.diloco.compression import Compression
 from pccl.bindings.diloco.conductor import Conductor
 from pccl.bindings.diloco.outer import Fragment, OuterFactory, OuterParameters
 from pccl.bindings.diloco.replica import Replica, named_parameters
-from pccl.bindings.diloco.rounds import Average, Committed, Contribution
+from pccl.bindings.diloco.rounds import Average, Contribution, RoundCommitted
 from pccl.bindings.diloco.schedule import partition, schedule
 from pccl.bindings.diloco.telling import Telling
 from pccl.bindings.diloco.training import Training
@@ -367,12 +367,12 @@ class DiLoCo(torch.optim.Optimizer):
         )
         self._training.resumed = [values.cpu().clone() for values in saved["outer"]["values"]]
 
-    def _unpacked(self, packed: dict[str, Any]) -> Committed:
+    def _unpacked(self, packed: dict[str, Any]) -> RoundCommitted:
         number, fragment = packed["number"], self._schedule.fragment(packed["number"])
         values = self._replica.parts[fragment].empty().copy_(packed["values"])
         contribution = Contribution(number, fragment, packed["weight"], values, 0)
         average = Average(tuple(packed["contributors"]), packed["total_weight"])
-        return Committed(contribution, average, packed["mean_norm"])
+        return RoundCommitted(contribution, average, packed["mean_norm"])
 
     def close(self) -> None:
         """Leave the run: finish the call that is under way, and close ``comm``. Idempotent."""
@@ -390,7 +390,7 @@ class DiLoCo(torch.optim.Optimizer):
         self._conductor.close(abandon=error is not None)
 
 
-def _packed(committed: Committed) -> dict[str, Any]:
+def _packed(committed: RoundCommitted) -> dict[str, Any]:
     return {
         "number": committed.contribution.number,
         "weight": committed.contribution.weight,

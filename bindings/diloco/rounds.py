@@ -165,7 +165,7 @@ class Entered:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class RoundCommitted:
     """A round is over; ``contribution.values`` are the outer parameters of its fragment now."""
 
     contribution: Contribution
@@ -174,7 +174,7 @@ class Committed:
     """L2 norm of the average."""
 
 
-Notice = Entered | Committed | Members
+Notice = Entered | RoundCommitted | Members
 Steps = Generator[Effect, Any, Any]
 
 
@@ -393,7 +393,7 @@ class Rounds:
         if contribution.weight:
             kept = [*self._committed, (contribution.number, self._peer)]
             self._committed = kept[-self._kept :]
-        self._notify(Committed(contribution, average, norm))
+        self._notify(RoundCommitted(contribution, average, norm))
         yield from self._sync()  # newcomers fetch what it is now
 
     def finish(self, fragment: int, values: Any, average: Average) -> float:

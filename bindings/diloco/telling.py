@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from pccl.bindings.diloco.conductor import Synced
-from pccl.bindings.diloco.rounds import Committed, Members
+from pccl.bindings.diloco.conductor import GroupSynced
+from pccl.bindings.diloco.rounds import Members, RoundCommitted
 from pccl.bindings.events import (
     Consumer,
     Event,
@@ -45,7 +45,7 @@ class Telling:
         self._events.append(InnerStep(step=step, seconds=now_s - self._last_s))
         self._last_s = now_s
 
-    def synced(self, step: int, synced: Synced) -> None:
+    def synced(self, step: int, synced: GroupSynced) -> None:
         """The shared state was made equal."""
         self._events.append(
             StateSynced(
@@ -73,7 +73,7 @@ class Telling:
         )
 
     def merged(
-        self, step: int, committed: Committed, norm: float, *, took_s: float, exposed_s: float
+        self, step: int, committed: RoundCommitted, norm: float, *, took_s: float, exposed_s: float
     ) -> None:
         """An average was merged into the model.
 

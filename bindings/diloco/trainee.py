@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pccl.bindings.diloco.pipeline import Launch, Merge, Pipeline
-from pccl.bindings.diloco.rounds import Committed, Contribution, Entered
+from pccl.bindings.diloco.rounds import Contribution, Entered, RoundCommitted
 from pccl.bindings.diloco.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """Wait until a round is over. Sent: ``Committed``, or None: this replica was cut off from it.
+class RoundWait:
+    """Wait until a round is over. Sent: ``RoundCommitted``, or None: it was cut off from that.
 
     In the second case ``Trainee.enter`` was called meanwhile.
     """
@@ -28,11 +28,11 @@ class Wait:
     number: int
 
 
-Steps = Generator[Wait, Committed | None, bool]
+Steps = Generator[RoundWait, RoundCommitted | None, bool]
 """Returns whether parameters of the model were changed."""
 
 
-class Part(Protocol):
+class ModelPart(Protocol):
     """One fragment of the local model; see ``replica.Part``."""
 
     def take(self) -> Any:
@@ -59,7 +59,7 @@ class Driver(Protocol):
         """A pseudo-gradient is to be reduced."""
         ...
 
-    def merged(self, merge: Merge, committed: Committed) -> None:
+    def merged(self, merge: Merge, committed: RoundCommitted) -> None:
         """A round was merged into the model."""
         ...
 
@@ -82,7 +82,7 @@ class Trainee:
     def __init__(
         self,
         schedule: Schedule,
-        parts: Sequence[Part],
+        parts: Sequence[ModelPart],
         mixing: float,
         driver: Driver,
         clock: Callable[[], float],
@@ -176,7 +176,7 @@ class Trainee:
             if isinstance(action, Launch):
                 self._launch(action)
                 continue
-            committed = yield Wait(action.number)
+            committed = yield RoundWait(action.number)
             changed = True
             if committed is None:
                 break  # cut off and back again: what else was due is void
@@ -189,7 +189,7 @@ class Trainee:
             Contribution(launch.number, launch.fragment, launch.weight, values, self.entry)
         )
 
-    def _merge(self, merge: Merge, committed: Committed) -> None:
+    def _merge(self, merge: Merge, committed: RoundCommitted) -> None:
         self.pipeline.merged(merge.number, self._clock())
         part, common = self._parts[merge.fragment], committed.contribution.values
         if merge.is_taken:

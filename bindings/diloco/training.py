@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 
 from pccl.bindings.diloco import interrupts
-from pccl.bindings.diloco.conductor import Conductor, Synced
+from pccl.bindings.diloco.conductor import Conductor, GroupSynced
 from pccl.bindings.diloco.outer import length
 from pccl.bindings.diloco.pipeline import Merge
 from pccl.bindings.diloco.replica import Replica
-from pccl.bindings.diloco.rounds import Committed, Contribution, Entered, Members
+from pccl.bindings.diloco.rounds import Contribution, Entered, Members, RoundCommitted
 from pccl.bindings.diloco.schedule import Schedule
 from pccl.bindings.diloco.telling import Telling
 from pccl.bindings.diloco.trainee import Steps, Trainee
@@ -65,7 +65,7 @@ class Training:
         Raises:
             PCCLError: the run can't go on; the message says why.
         """
-        outcome: Committed | None = None
+        outcome: RoundCommitted | None = None
         while True:
             with interrupts.put_off():
                 try:
@@ -75,7 +75,7 @@ class Training:
                     return
             outcome = self._wait(wait.number)
 
-    def _wait(self, number: int) -> Committed | None:
+    def _wait(self, number: int) -> RoundCommitted | None:
         began_s, entry = time.monotonic(), self.trainee.entry
         while (ended := self._conductor.wait(number)) is None:
             self.hear()
@@ -91,7 +91,7 @@ class Training:
         self._norms[contribution.number] = length(contribution.values)
         self._conductor.put(contribution)
 
-    def merged(self, merge: Merge, committed: Committed) -> None:
+    def merged(self, merge: Merge, committed: RoundCommitted) -> None:
         """See ``trainee.Driver``."""
         self._conductor.forget(merge.number)
         norm = self._norms.pop(merge.number, 0.0)
@@ -115,7 +115,7 @@ class Training:
             for notice, _ in notices:
                 if isinstance(notice, Members):
                     self._telling.met(self.inner_steps, notice)
-                elif isinstance(notice, Synced):
+                elif isinstance(notice, GroupSynced):
                     self._telling.synced(self.inner_steps, notice)
 
     def _enter(self, entered: Entered, common: list[torch.Tensor]) -> None:

@@ -28,10 +28,10 @@ from pccl.bindings.events import (
     StateSynced,
     TrainsAlone,
 )
-from pccl.bindings.gradient_averager.bucket_plan import Piece, plan_buckets
+from pccl.bindings.gradient_averager.bucket_plan import BucketPiece, plan_buckets
 from pccl.bindings.gradient_averager.buckets import Bucket
-from pccl.bindings.gradient_averager.reductions import OUT_OF_STEP, Outcome, Reductions
-from pccl.bindings.gradient_averager.replica import Replica
+from pccl.bindings.gradient_averager.reductions import OUT_OF_STEP, BucketOutcome, Reductions
+from pccl.bindings.gradient_averager.replica import AveragedReplica
 from pccl.checks import MIN_PEERS_MAX
 from pccl.errors import Evicted, MasterLost, NotConnected, ResyncRequired
 from pccl.inquiry import RemovalCause
@@ -103,12 +103,12 @@ class GradientAverager:
         if min_peers is not None:
             check_count("min_peers", min_peers, 1, MIN_PEERS_MAX)
         named = _averageable(model, optimizer)
-        pieces = [Piece(p.numel(), str(p.dtype), p.element_size()) for _, p in named]
+        pieces = [BucketPiece(p.numel(), str(p.dtype), p.element_size()) for _, p in named]
         self._buckets = [Bucket(plan, named) for plan in plan_buckets(pieces, bucket_bytes)]
         with_feedback = isinstance(compression, str)
         options = check_compression(compression)
         self._options = _options(options, len(self._buckets), with_feedback=with_feedback)
-        self._replica = Replica(model, optimizer, shared or {}, stateful or {})
+        self._replica = AveragedReplica(model, optimizer, shared or {}, stateful or {})
         # What changes in every step is not worth fetching before it.
         frozen = any(not parameter.requires_grad for parameter in model.parameters())
         self._fetches_early = bool(shared) or frozen
@@ -401,7 +401,7 @@ class GradientAverager:
                 "this peer is not in the run; call averager.update() before each forward pass"
             )
 
-    def _averaged(self, outcome: Outcome, called_s: float) -> GradientsAveraged:
+    def _averaged(self, outcome: BucketOutcome, called_s: float) -> GradientsAveraged:
         return GradientsAveraged(
             step=self.steps + 1,
             contributors=outcome.contributors,

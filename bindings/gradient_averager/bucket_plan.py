@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BucketPiece:
     """What the plan has to know of a parameter.
 
     Attributes:
@@ -28,7 +28,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class BucketSlot:
     """Where in a bucket a gradient lies.
 
     Attributes:
@@ -52,7 +52,7 @@ class BucketPlan:
     """
 
     dtype: str
-    slots: tuple[Slot, ...]
+    slots: tuple[BucketSlot, ...]
 
     @property
     def numel(self) -> int:
@@ -60,7 +60,7 @@ class BucketPlan:
         return self.slots[-1].end
 
 
-def plan_buckets(pieces: Sequence[Piece], bucket_bytes: int) -> list[BucketPlan]:
+def plan_buckets(pieces: Sequence[BucketPiece], bucket_bytes: int) -> list[BucketPlan]:
     """Deal parameters out to buckets.
 
     Args:
@@ -72,7 +72,7 @@ def plan_buckets(pieces: Sequence[Piece], bucket_bytes: int) -> list[BucketPlan]
         elements are in none.
     """
     plans: list[BucketPlan] = []
-    filling: dict[str, list[Slot]] = {}
+    filling: dict[str, list[BucketSlot]] = {}
     for number in reversed(range(len(pieces))):
         piece = pieces[number]
         if not piece.numel:
@@ -83,6 +83,6 @@ def plan_buckets(pieces: Sequence[Piece], bucket_bytes: int) -> list[BucketPlan]
             plans.append(BucketPlan(piece.dtype, tuple(slots)))
             slots = filling[piece.dtype] = []
             begin = 0
-        slots.append(Slot(number, begin, begin + piece.numel))
+        slots.append(BucketSlot(number, begin, begin + piece.numel))
     rest = [BucketPlan(dtype, tuple(slots)) for dtype, slots in filling.items()]
     return sorted([*plans, *rest], key=lambda plan: -plan.slots[-1].parameter)

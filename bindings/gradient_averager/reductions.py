@@ -33,7 +33,7 @@ OUT_OF_STEP = (Evicted, MasterLost, OutcomeUnknown, ResyncRequired)
 
 
 @dataclass(slots=True)
-class _Flight:
+class _BucketFlight:
     values: Tensor
     tag: int
     options: QuantizationOptions | None
@@ -42,7 +42,7 @@ class _Flight:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BucketOutcome:
     """How the averages of one step went.
 
     Attributes:
@@ -65,7 +65,7 @@ class Reductions:
 
     def __init__(self, comm: pccl.Communicator) -> None:
         self._comm = comm
-        self._flights: list[_Flight] = []
+        self._flights: list[_BucketFlight] = []
         self._out_of_step = False
 
     @property
@@ -75,11 +75,11 @@ class Reductions:
 
     def launch(self, values: Tensor, tag: int, options: QuantizationOptions | None) -> None:
         """Begin to average ``values``, contiguous and on the CPU; borrowed until ``wait``."""
-        flight = _Flight(values, tag, options)
+        flight = _BucketFlight(values, tag, options)
         self._flights.append(flight)
         self._start(flight)
 
-    def wait(self) -> Outcome | None:
+    def wait(self) -> BucketOutcome | None:
         """Wait until all averages are there, over whoever is left; alone, values stay as they are.
 
         May be called again after Ctrl-C.
@@ -104,13 +104,13 @@ class Reductions:
         members = {self._comm.peer_id}
         if infos and len(infos) == len(flights):
             members = set(infos[0].contributors).intersection(*(i.contributors for i in infos))
-        return Outcome(
+        return BucketOutcome(
             tuple(sorted(members)),
             sum(info.tx_bytes for info in infos),
             sum(info.rx_bytes for info in infos),
         )
 
-    def _start(self, flight: _Flight) -> None:
+    def _start(self, flight: _BucketFlight) -> None:
         flight.handle = None
         if self._out_of_step or self._comm.world_size == 1:
             return
@@ -127,9 +127,9 @@ class Reductions:
                 raise
             self._out_of_step = True  # the loss was told to another user of the communicator
 
-    def _aborted(self, flights: list[_Flight]) -> list[_Flight]:
+    def _aborted(self, flights: list[_BucketFlight]) -> list[_BucketFlight]:
         """Wait for all of them; those that have to be launched again."""
-        again: list[_Flight] = []
+        again: list[_BucketFlight] = []
         for flight in flights:
             if flight.handle is None or flight.info is not None:
                 continue

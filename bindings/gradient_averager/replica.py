@@ -24,7 +24,7 @@ from pccl import DataType, SharedState, TensorInfo
 from pccl.bindings.gradient_averager.leaves import numbers_of, with_numbers
 
 
-class Replica:
+class AveragedReplica:
     """A model and its optimizer, with the number of steps that they have taken together.
 
     Args:

@@ -26,7 +26,7 @@ from pccl.descriptors import (
 from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import PEERS_MAX
-from pccl.protocol.shared_state import Resume, SharedStateSyncStrategy, SyncPurpose
+from pccl.protocol.shared_state import ResumePolicy, SharedStateSyncStrategy, SyncPurpose
 from pccl.protocol.types import (
     BLOCK_MAX,
     BLOCK_MIN,
@@ -45,7 +45,7 @@ from pccl.runtime.state.memory.stock import Stock
 from pccl.runtime.state.progress import SyncProgress
 from pccl.runtime.state.replay import ObservedReduction
 from pccl.runtime.state.running_prefetch import PrefetchRequest
-from pccl.runtime.state.sync import SyncRequest
+from pccl.runtime.state.sync import SyncOptions
 from pccl.shared_state import SharedState
 
 COUNT_MAX = 2**63 - 1
@@ -313,14 +313,14 @@ def sync_request(
     staging_bytes_max: object,
     staging_directory: str | os.PathLike[str] | None,
     on_progress: Callable[[SyncProgress], None] | None,
-) -> SyncRequest:
+) -> SyncOptions:
     """Check the arguments of ``sync_shared_state``.
 
     Raises:
         TypeError, ValueError: one of them can't be used; the message says which.
     """
     state = check_type("shared_state", shared_state, SharedState)
-    policies = {policy.name.lower(): policy for policy in Resume}
+    policies = {policy.name.lower(): policy for policy in ResumePolicy}
     if not isinstance(resume, str) or resume not in policies:
         known = ", ".join(map(repr, policies))
         raise ValueError(f"resume must be one of {known}, not {resume!r}")
@@ -331,7 +331,7 @@ def sync_request(
             "synchronized before, and would be lost if this failed half-way"
         )
     check_listener("on_progress", on_progress)
-    return SyncRequest(
+    return SyncOptions(
         state,
         SyncPurpose.SYNC,
         check_member("strategy", strategy, SharedStateSyncStrategy),
@@ -389,11 +389,11 @@ def check_listener(name: str, listener: object) -> None:
         raise TypeError(f"{name} must be a function, not {type(listener).__name__}")
 
 
-def verify_request(shared_state: object) -> SyncRequest:
+def verify_request(shared_state: object) -> SyncOptions:
     """Check the arguments of ``verify``.
 
     Raises:
         TypeError: not a shared state.
     """
     state = check_type("shared_state", shared_state, SharedState)
-    return SyncRequest(state, SyncPurpose.VERIFY)
+    return SyncOptions(state, SyncPurpose.VERIFY)

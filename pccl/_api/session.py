@@ -58,14 +58,14 @@ from pccl.runtime.io_thread import IOThread, Submission
 from pccl.runtime.requests import ReduceReport
 from pccl.runtime.state.progress import SyncProgress
 from pccl.runtime.state.replay import ObservedReduction
-from pccl.runtime.state.sync import SyncReport, SyncRequest
+from pccl.runtime.state.sync import SyncOptions, SyncReport
 from pccl.shared_state import SharedState
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[_T]):
+class CheckedCall(Generic[_T]):
     """A call of the API whose arguments are checked.
 
     Attributes:
@@ -138,7 +138,7 @@ class Session:
         staging_directory: str | os.PathLike[str] | None = None,
         on_progress: Callable[[SyncProgress], None] | None = None,
         on_reduction: Callable[[ObservedReduction], None] | None = None,
-    ) -> Call[None]:
+    ) -> CheckedCall[None]:
         """Prepare ``connect``."""
         n_attempts = check_range("n_attempts", n_attempts, 1, ATTEMPTS_MAX)
         peers = resolve_min_peers(min_peers)
@@ -152,9 +152,9 @@ class Session:
                 n_attempts, min_peers=peers, timeout_s=limit_s, prefetch=prefetch
             )
 
-        return Call("connect", work, joint=False, left=self._left_admitted)
+        return CheckedCall("connect", work, joint=False, left=self._left_admitted)
 
-    def update_topology(self, timeout_s: float | None) -> Call[None]:
+    def update_topology(self, timeout_s: float | None) -> CheckedCall[None]:
         """Prepare ``update_topology``."""
         limit_s = check_timeout(timeout_s)
         return self._round(
@@ -163,7 +163,7 @@ class Session:
             lambda: self.engine.update_topology(timeout_s=limit_s),
         )
 
-    def are_peers_pending(self, timeout_s: float | None) -> Call[bool]:
+    def are_peers_pending(self, timeout_s: float | None) -> CheckedCall[bool]:
         """Prepare ``are_peers_pending``."""
         limit_s = check_timeout(timeout_s)
         return self._round(
@@ -172,7 +172,7 @@ class Session:
             lambda: self.engine.are_peers_pending(timeout_s=limit_s),
         )
 
-    def optimize_topology(self, timeout_s: float | None) -> Call[None]:
+    def optimize_topology(self, timeout_s: float | None) -> CheckedCall[None]:
         """Prepare ``optimize_topology``."""
         limit_s = check_timeout(timeout_s)
         return self._round(
@@ -194,7 +194,7 @@ class Session:
         algorithm: Algorithm | str = Algorithm.AUTO,
         observable: bool = False,
         weight: float | None = None,
-    ) -> Call[ReduceReport]:
+    ) -> CheckedCall[ReduceReport]:
         """Prepare ``all_reduce``."""
         limit_s, again = check_timeout(timeout_s), check_flag("retry", retry)
         what = (send, recv, op, tag, operand_descriptor, quantization_options)
@@ -217,7 +217,7 @@ class Session:
         timeout_s: float | None,
         observable: bool = False,
         weight: float | None = None,
-    ) -> Call[ReduceReport]:
+    ) -> CheckedCall[ReduceReport]:
         """Prepare ``all_reduce_many``."""
         limit_s, again = check_timeout(timeout_s), check_flag("retry", retry)
         what = (tensors, recv, op, tag, quantization_options)
@@ -240,7 +240,7 @@ class Session:
         algorithm: Algorithm | str = Algorithm.AUTO,
         observable: bool = False,
         weight: float | None = None,
-    ) -> Call[int]:
+    ) -> CheckedCall[int]:
         """Prepare the launch of ``all_reduce_async``, which returns a ticket."""
         limit_s = check_timeout(timeout_s)
         what = (send, recv, op, tag, operand_descriptor, quantization_options)
@@ -249,7 +249,7 @@ class Session:
         async def work() -> int:
             return self.engine.launch(request, timeout_s=limit_s)
 
-        return Call("all_reduce_async", work, joint=False, left=self.engine.calls.withdraw)
+        return CheckedCall("all_reduce_async", work, joint=False, left=self.engine.calls.withdraw)
 
     def finish(self, ticket: int) -> Submission[ReduceReport]:
         """Wait for a launched reduce; to cancel this leaves the reduce alone.
@@ -281,7 +281,7 @@ class Session:
         descriptors: Iterable[ReduceOpDescriptor],
         max_in_flight: int,
         timeout_s: float | None,
-    ) -> Call[ReduceReport]:
+    ) -> CheckedCall[ReduceReport]:
         """Prepare ``all_reduce_multiple_with_retry``."""
         in_flight = check_range("max_in_flight", max_in_flight, 1, IN_FLIGHT_MAX)
         limit_s = check_timeout(timeout_s)
@@ -295,7 +295,7 @@ class Session:
 
     def broadcast(
         self, tensor: object, root: int, tag: int, timeout_s: float | None
-    ) -> Call[ReduceReport]:
+    ) -> CheckedCall[ReduceReport]:
         """Prepare ``broadcast``."""
         limit_s = check_timeout(timeout_s)
         request = broadcast_request(tensor, root, tag)
@@ -305,7 +305,7 @@ class Session:
             [request.operand],
         )
 
-    def barrier(self, tag: int, timeout_s: float | None) -> Call[ReduceReport]:
+    def barrier(self, tag: int, timeout_s: float | None) -> CheckedCall[ReduceReport]:
         """Prepare ``barrier``."""
         limit_s = check_timeout(timeout_s)
         number = check_range("tag", tag, 0, TAG_MAX)
@@ -322,7 +322,7 @@ class Session:
         staging_directory: str | os.PathLike[str] | None,
         on_progress: Callable[[SyncProgress], None] | None,
         timeout_s: float | None,
-    ) -> Call[SyncReport]:
+    ) -> CheckedCall[SyncReport]:
         """Prepare ``sync_shared_state``."""
         request = sync_request(
             shared_state,
@@ -336,14 +336,16 @@ class Session:
         )
         return self._sync("sync_shared_state", request, timeout_s)
 
-    def verify(self, shared_state: SharedState, timeout_s: float | None) -> Call[SyncReport]:
+    def verify(self, shared_state: SharedState, timeout_s: float | None) -> CheckedCall[SyncReport]:
         """Prepare ``verify``."""
         return self._sync("verify", verify_request(shared_state), timeout_s)
 
-    def _sync(self, func: str, request: SyncRequest, timeout_s: float | None) -> Call[SyncReport]:
+    def _sync(
+        self, func: str, request: SyncOptions, timeout_s: float | None
+    ) -> CheckedCall[SyncReport]:
         limit_s = check_timeout(timeout_s)
         # Whoever leaves without noticing that it was committed has the state and its revision.
-        return Call(
+        return CheckedCall(
             func,
             lambda: self.engine.sync(request, timeout_s=limit_s),
             joint=True,
@@ -355,14 +357,16 @@ class Session:
         func: str,
         work: Callable[[], Coroutine[Any, Any, ReduceReport]],
         lent: Iterable[Operand | None] = (),
-    ) -> Call[ReduceReport]:
+    ) -> CheckedCall[ReduceReport]:
         left = partial(self.engine.calls.left_committed, lent=lent)
-        return Call(func, work, joint=True, left=left)
+        return CheckedCall(func, work, joint=True, left=left)
 
     def _round(
         self, func: str, kind: RoundKind, work: Callable[[], Coroutine[Any, Any, _T]]
-    ) -> Call[_T]:
-        return Call(func, work, joint=True, left=lambda _: self.engine.calls.left_answered(kind))
+    ) -> CheckedCall[_T]:
+        return CheckedCall(
+            func, work, joint=True, left=lambda _: self.engine.calls.left_answered(kind)
+        )
 
     def _left_admitted(self, _: None) -> None:
         self.engine.calls.left_admitted()
@@ -374,7 +378,7 @@ class Session:
         """Whether ``close`` was called, or this is a copy that fork made."""
         return not self._finalizer.alive or self._io.abandoned
 
-    def submit(self, call: Call[_T]) -> Submission[_T]:
+    def submit(self, call: CheckedCall[_T]) -> Submission[_T]:
         """Hand a call to the I/O thread; ``start`` or ``wait`` lets it begin.
 
         Raises:
@@ -386,14 +390,14 @@ class Session:
             return self._io.submit(lambda: self.callers.counted(call.work))
         return self._io.submit(call.work)
 
-    def inside(self, call: Call[Any], caller: Caller) -> AbstractContextManager[None]:
+    def inside(self, call: CheckedCall[Any], caller: Caller) -> AbstractContextManager[None]:
         """While the caller waits for the call."""
         if call.joint:
             return self.callers.inside(caller)
         self.callers.note(caller)
         return nullcontext()
 
-    def settle_left(self, call: Call[_T], submission: Submission[_T]) -> None:
+    def settle_left(self, call: CheckedCall[_T], submission: Submission[_T]) -> None:
         """The caller left; if his call had ended all the same, the engine must know how."""
         finished = submission.finished
         if not finished.done() or finished.cancelled():

@@ -12,7 +12,7 @@ import click
 import pccl
 from pccl import config
 from pccl.cli.command_line import Seconds, check_address
-from pccl.cli.status_view import LineView, TableView, View
+from pccl.cli.status_view import LineView, StatusView, TableView
 from pccl.cli.streams import writing
 from pccl.errors import PCCLError
 from pccl.inquiry import MasterStatus, to_json
@@ -20,7 +20,7 @@ from pccl.inquiry import MasterStatus, to_json
 INTERVAL_S_MIN = 0.1
 
 
-class JsonView:
+class StatusJsonView:
     """One object for each status."""
 
     def show(self, status: MasterStatus) -> None:
@@ -80,7 +80,7 @@ def status(
     The exit code is 1 if no master answered as one does.
     """
     secret = _secret(master, token)
-    view = JsonView() if as_json else _choose_view()
+    view = StatusJsonView() if as_json else _choose_view()
     try:
         with writing():
             view.show(_ask(master, secret, timeout_s))
@@ -102,11 +102,13 @@ def _secret(master: str | None, token: Path | None) -> bytes | None:
         raise click.BadParameter(str(error), param_hint=hint) from error
 
 
-def _choose_view() -> View:
+def _choose_view() -> StatusView:
     return TableView() if sys.stdout.isatty() else LineView()
 
 
-def _show_next(view: View, master: str | None, secret: bytes | None, timeout_s: float) -> None:
+def _show_next(
+    view: StatusView, master: str | None, secret: bytes | None, timeout_s: float
+) -> None:
     """A master that is gone for a while may come back: somebody who watches wants to see that."""
     try:
         found = _ask(master, secret, timeout_s)

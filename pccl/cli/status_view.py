@@ -31,7 +31,7 @@ MIB = 1 << 20
 Rows = Sequence[Sequence[str]]
 
 
-class View(Protocol):
+class StatusView(Protocol):
     """Somebody to show a status to."""
 
     def show(self, status: MasterStatus) -> None:

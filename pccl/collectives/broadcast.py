@@ -11,7 +11,7 @@ What travels is final from the start, so all members hold the root's bytes.
 
 from __future__ import annotations
 
-from pccl.collectives.layout import Layout, Segment
+from pccl.collectives.layout import Segment, SegmentLayout
 from pccl.collectives.route import Route
 from pccl.collectives.schedule import Arrival
 
@@ -26,7 +26,7 @@ class BroadcastSchedule:
         layout: segments, however they are grouped into chunks.
     """
 
-    def __init__(self, rank: int, root: int, world_size: int, layout: Layout) -> None:
+    def __init__(self, rank: int, root: int, world_size: int, layout: SegmentLayout) -> None:
         if world_size < 2 or not 0 <= rank < world_size or not 0 <= root < world_size:
             raise ValueError(f"no broadcast from rank {root} for rank {rank} of {world_size}")
         self.rank = rank

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pccl.collectives.layout import Layout, Segment
+from pccl.collectives.layout import Segment, SegmentLayout
 from pccl.collectives.route import Route
 
 CONTRIBUTE, PUBLISH = 0, 1
@@ -40,7 +40,9 @@ class DirectSchedule:
 
     step_count = 2
 
-    def __init__(self, rank: int, world_size: int, layout: Layout, root: int | None = None) -> None:
+    def __init__(
+        self, rank: int, world_size: int, layout: SegmentLayout, root: int | None = None
+    ) -> None:
         if world_size < 2 or not 0 <= rank < world_size or not 0 <= (root or 0) < world_size:
             raise ValueError(f"nothing direct for rank {rank} of {world_size} with root {root}")
         if layout.world_size != (world_size if root is None else 1):

@@ -44,7 +44,7 @@ class Segment:
         return self.wire_length != self.length
 
 
-class Layout:
+class SegmentLayout:
     """The chunks and segments of one tensor.
 
     Args:
@@ -87,7 +87,7 @@ class Layout:
         self.segment_count = position
         self._numbers = self._number()
 
-    def regrouped(self, groups: Sequence[Sequence[int]]) -> Layout:
+    def regrouped(self, groups: Sequence[Sequence[int]]) -> SegmentLayout:
         """The same segments, for as many ranks as there are groups: chunks become larger ones."""
         other = copy(self)
         other.world_size = len(groups)

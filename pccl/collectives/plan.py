@@ -8,7 +8,7 @@ from typing import assert_never
 
 from pccl.collectives.broadcast import BroadcastSchedule
 from pccl.collectives.direct import DirectSchedule
-from pccl.collectives.layout import Layout, segment_bytes_for
+from pccl.collectives.layout import SegmentLayout, segment_bytes_for
 from pccl.collectives.ring import RingSchedule
 from pccl.protocol.types import Algorithm, Collective, Descriptor
 
@@ -44,17 +44,17 @@ def plan(
         case Collective.ALL_REDUCE:
             star = descriptor.algorithm is Algorithm.STAR
             chunks = 1 if star else world_size
-            layout = Layout(descriptor.count, itemsize, chunks, segment_bytes, wire_bytes)
+            layout = SegmentLayout(descriptor.count, itemsize, chunks, segment_bytes, wire_bytes)
             if star:
                 return DirectSchedule(rank, world_size, layout, STAR_ROOT)
             if descriptor.algorithm is Algorithm.MESH:
                 return DirectSchedule(rank, world_size, layout)
             return RingSchedule(rank, layout)
         case Collective.BROADCAST:
-            layout = Layout(descriptor.count, itemsize, 1, segment_bytes)
+            layout = SegmentLayout(descriptor.count, itemsize, 1, segment_bytes)
             return BroadcastSchedule(rank, descriptor.root, world_size, layout)
         case Collective.BARRIER:  # a ring of nothing
-            return RingSchedule(rank, Layout(0, itemsize, world_size, segment_bytes))
+            return RingSchedule(rank, SegmentLayout(0, itemsize, world_size, segment_bytes))
         case Collective.SYNC:
             raise ValueError("shared state follows no schedule")
         case _:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pccl.collectives.layout import Layout
+from pccl.collectives.layout import SegmentLayout
 
 
-def layout_without(layout: Layout, left: Sequence[int]) -> Layout:
+def layout_without(layout: SegmentLayout, left: Sequence[int]) -> SegmentLayout:
     """The layout of the smaller ring.
 
     Args:

@@ -20,7 +20,7 @@ of c.
 
 from __future__ import annotations
 
-from pccl.collectives.layout import Layout, Segment
+from pccl.collectives.layout import Segment, SegmentLayout
 from pccl.collectives.route import Route
 from pccl.collectives.schedule import Arrival
 
@@ -34,7 +34,7 @@ class RingSchedule:
             nothing travels.
     """
 
-    def __init__(self, rank: int, layout: Layout) -> None:
+    def __init__(self, rank: int, layout: SegmentLayout) -> None:
         world_size = layout.world_size
         if world_size < 2 or not 0 <= rank < world_size:
             raise ValueError(f"no ring for rank {rank} of {world_size}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pccl.collectives.layout import Layout, Segment
+from pccl.collectives.layout import Segment, SegmentLayout
 
 Leg = tuple[int, tuple[Segment, ...]]
 """A step, and the segments that travel at it: a whole chunk, or several."""
@@ -22,7 +22,7 @@ class Route:
         legs: in the order of their steps.
     """
 
-    def __init__(self, layout: Layout, legs: Sequence[Leg]) -> None:
+    def __init__(self, layout: SegmentLayout, legs: Sequence[Leg]) -> None:
         self._layout = layout
         self._legs: dict[int, tuple[int, tuple[Segment, ...]]] = {}
         first = 0

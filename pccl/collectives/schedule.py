@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from pccl.collectives.layout import Layout, Segment
+from pccl.collectives.layout import Segment, SegmentLayout
 from pccl.collectives.route import Route
 
 
@@ -36,7 +36,7 @@ class ChainSchedule(Protocol):
         ...
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> SegmentLayout:
         """Chunks and segments, the same for all ranks."""
         ...
 

@@ -47,7 +47,7 @@ class SyncPurpose(enum.IntEnum):
         return "verify" if self is SyncPurpose.VERIFY else "sync_shared_state"
 
 
-class Resume(enum.IntEnum):
+class ResumePolicy(enum.IntEnum):
     """What counts when nobody has the revision that the group is at."""
 
     NEVER = 0
@@ -73,7 +73,7 @@ class Offer:
 
     purpose: SyncPurpose
     strategy: SharedStateSyncStrategy
-    resume: Resume
+    resume: ResumePolicy
     revision: int
     lineage: Lineage | None
     """None: these contents have never been synchronized."""
@@ -90,7 +90,7 @@ class Offer:
         if self.purpose is SyncPurpose.VERIFY:
             return self.purpose.call_name  # it takes neither
         how = self.strategy.name
-        if self.resume is not Resume.NEVER:
+        if self.resume is not ResumePolicy.NEVER:
             how += f", resume={self.resume.name.lower()}"
         return f"{self.purpose.call_name}({how})"
 

@@ -47,7 +47,7 @@ MakeEvent = Callable[[int], PeerEvent]
 
 
 @dataclass(slots=True)
-class Call:
+class OpenCall:
     """One call."""
 
     future: asyncio.Future[Any]
@@ -115,26 +115,26 @@ class Calls:
         self._loop = loop
         self._clock = clock
         self._feed = feed
-        self._open: dict[int, Call] = {}
+        self._open: dict[int, OpenCall] = {}
         self._lent = LentRanges()
         """Memory of the callers of the open ones."""
         self.held = LentRanges()
         """Memory of those that may make further attempts, also between two of them."""
-        self._launched: dict[int, Call] = {}
+        self._launched: dict[int, OpenCall] = {}
         """By ticket."""
         self._last = 0
 
-    def __iter__(self) -> Iterator[Call]:
+    def __iter__(self) -> Iterator[OpenCall]:
         return iter(self._open.values())
 
-    def items(self) -> list[tuple[int, Call]]:
+    def items(self) -> list[tuple[int, OpenCall]]:
         """The open calls with their numbers."""
         return list(self._open.items())
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def get(self, number: int) -> Call | None:
+    def get(self, number: int) -> OpenCall | None:
         """The open call of that number."""
         return self._open.get(number)
 
@@ -156,17 +156,17 @@ class Calls:
                 "another collective still uses this memory; wait for it, or pass a copy()"
             )
 
-    def new(self, operand: Operand | None = None) -> Call:
+    def new(self, operand: Operand | None = None) -> OpenCall:
         """A call that has not begun, with the memory that its caller lends."""
-        return Call(self._loop.create_future(), operand)
+        return OpenCall(self._loop.create_future(), operand)
 
-    def renew(self, call: Call, operand: Operand | None) -> None:
+    def renew(self, call: OpenCall, operand: Operand | None) -> None:
         """Another attempt of a call that has raised; what it moved counts on."""
         call.future, call.operand = self._loop.create_future(), operand
 
     # -- calls that are waited for -------------------------------------------------------------
 
-    async def wait(self, make_event: MakeEvent, deadline: Deadline | None, call: Call) -> Any:
+    async def wait(self, make_event: MakeEvent, deadline: Deadline | None, call: OpenCall) -> Any:
         """Begin a call and wait until it returns.
 
         Raises:
@@ -210,7 +210,7 @@ class Calls:
         """The caller left without noticing that he was admitted."""
         self._feed(LeftAdmitted())
 
-    def _left_unnoticed(self, call: Call, lent: Operand | None) -> None:
+    def _left_unnoticed(self, call: OpenCall, lent: Operand | None) -> None:
         error = call.future.exception()
         if error is not None:
             self.left_failed(error)
@@ -230,7 +230,7 @@ class Calls:
 
     # -- calls that are launched ---------------------------------------------------------------
 
-    def launch(self, make_event: MakeEvent, deadline: Deadline | None, call: Call) -> int:
+    def launch(self, make_event: MakeEvent, deadline: Deadline | None, call: OpenCall) -> int:
         """Begin a call that nobody waits for yet; return its ticket.
 
         Raises:
@@ -309,7 +309,7 @@ class Calls:
         for number in list(self._open):
             self.reject(number, error)
 
-    def _answered(self, number: int) -> Call | None:
+    def _answered(self, number: int) -> OpenCall | None:
         """The call that ends; None: it has ended before.
 
         Its caller may have been cancelled in this moment, without having run since: it finds the
@@ -321,12 +321,12 @@ class Calls:
             call.future.add_done_callback(lambda future: future.exception())
         return call if call is not None and not call.future.done() else None
 
-    def _forget_again(self, number: int, call: Call) -> None:
+    def _forget_again(self, number: int, call: OpenCall) -> None:
         """An outcome that nobody will ask for has come, and must not wait for anybody."""
         if call.forgotten:
             self._feed(Forget(number))
 
-    def _begin(self, make_event: MakeEvent, deadline: Deadline | None, call: Call) -> int:
+    def _begin(self, make_event: MakeEvent, deadline: Deadline | None, call: OpenCall) -> int:
         self._last += 1
         number = self._last
         self._open[number] = call
@@ -341,7 +341,7 @@ class Calls:
         self._feed(call.event)
         return number
 
-    def _end(self, number: int) -> Call | None:
+    def _end(self, number: int) -> OpenCall | None:
         call = self._open.pop(number, None)
         if call is not None:
             if call.operand is not None:

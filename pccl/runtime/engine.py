@@ -53,7 +53,7 @@ from pccl.machines.reachability import TryAddress
 from pccl.protocol import errors
 from pccl.protocol.operation import Phase
 from pccl.protocol.types import SYNC_TAG, Descriptor, OperationId, PeerId, Roster, RoundKind
-from pccl.runtime.calls import Call, Calls, fresh
+from pccl.runtime.calls import Calls, OpenCall, fresh
 from pccl.runtime.clock import ThreadClock, Ticker
 from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.collective.operand import Operand
@@ -69,7 +69,7 @@ from pccl.runtime.requests import Deadline, PeerOptions, ReduceReport, ReduceReq
 from pccl.runtime.state.desk import StateDesk
 from pccl.runtime.state.exchange import StateExchange
 from pccl.runtime.state.running_prefetch import PrefetchRequest
-from pccl.runtime.state.sync import SyncReport, SyncRequest
+from pccl.runtime.state.sync import SyncOptions, SyncReport
 from pccl.runtime.tasks import Tasks
 from pccl.runtime.waiting import log_wait, log_warning, next_turn
 from pccl.transports.base import Address, Listener, Transport
@@ -302,7 +302,7 @@ class PeerEngine:
 
     async def _reduce_by(
         self,
-        call: Call,
+        call: OpenCall,
         request: ReduceRequest,
         deadline: Deadline | None,
         may_retry: Callable[[], bool],
@@ -352,7 +352,7 @@ class PeerEngine:
         """The caller left, and can't know that this was raised."""
         self.calls.left_failed(error)
 
-    async def sync(self, request: SyncRequest, *, timeout_s: float | None = None) -> SyncReport:
+    async def sync(self, request: SyncOptions, *, timeout_s: float | None = None) -> SyncReport:
         """Joint call of all members of the group: make shared states equal, or compare them.
 
         Raises:
@@ -448,7 +448,7 @@ class PeerEngine:
         self,
         make_event: Callable[[int], PeerEvent],
         deadline: Deadline | None,
-        call: Call | None = None,
+        call: OpenCall | None = None,
     ) -> object:
         """Make a call and wait for it.
 

@@ -6,10 +6,10 @@ from itertools import zip_longest
 
 from pccl.protocol.shared_state import Difference
 from pccl.state.digests import PieceMap
-from pccl.state.layout import Layout
+from pccl.state.layout import StateLayout
 
 
-def layout_difference(mine: Layout, theirs: Layout) -> Difference | None:
+def layout_difference(mine: StateLayout, theirs: StateLayout) -> Difference | None:
     """The first tensor that is not the same kind of thing in both; None: there is none."""
     for index, (own, other) in enumerate(zip_longest(mine.entries, theirs.entries)):
         if own == other:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from blake3 import blake3
 
 from pccl.protocol.shared_state import DIGEST_BYTES
-from pccl.state.layout import Layout
+from pccl.state.layout import StateLayout
 
 _CONTEXT = "pccl 2026-11 shared state: {}"
 _TENSOR, _CONTENT, _LAYOUT = (_CONTEXT.format(name) for name in ("tensor", "content", "layout"))
@@ -42,7 +42,7 @@ def content_digest(tensors: Sequence[bytes]) -> bytes:
     return blake3(b"".join(tensors), derive_key_context=_CONTENT).digest()
 
 
-def layout_digest(layout: Layout) -> bytes:
+def layout_digest(layout: StateLayout) -> bytes:
     """Of a layout."""
     return blake3(layout.pack(), derive_key_context=_LAYOUT).digest()
 
@@ -55,7 +55,7 @@ class PieceMap:
         digests: of its pieces in order, ``DIGEST_BYTES`` each; of other pieces anything.
     """
 
-    def __init__(self, layout: Layout, digests: bytearray | None = None) -> None:
+    def __init__(self, layout: StateLayout, digests: bytearray | None = None) -> None:
         self.layout = layout
         self._digests = digests or bytearray(layout.piece_count * DIGEST_BYTES)
         assert len(self._digests) == layout.piece_count * DIGEST_BYTES

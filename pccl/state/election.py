@@ -56,7 +56,7 @@ from pccl.protocol.shared_state import (
     Elected,
     Expected,
     Offer,
-    Resume,
+    ResumePolicy,
     SharedStateSyncStrategy,
     SyncPurpose,
     Unavailable,
@@ -167,11 +167,11 @@ def _footing(
     if not standing:
         return None
     resume = next(iter(standing.values())).resume
-    if resume is Resume.NEVER:
+    if resume is ResumePolicy.NEVER:
         return None
     stocks = (fresh, list(standing.values()))
     ranges = [(0, REVISION_MAX)]
-    if resume is Resume.ADVANCED and expected.revision:
+    if resume is ResumePolicy.ADVANCED and expected.revision:
         ranges = [(1, reach), (1, REVISION_MAX)]
     for stock, (least, most) in product(stocks, ranges):
         pool = [offer for offer in stock if least <= offer.revision <= most]
@@ -192,7 +192,7 @@ def _shared_before(
     if len({(offer.revision, offer.content) for offer in offered}) > 1:
         return None
     revision, resume = offered[0].revision, offered[0].resume
-    most = reach if resume is Resume.ADVANCED else expected.revision
+    most = reach if resume is ResumePolicy.ADVANCED else expected.revision
     if not expected.revision - 1 <= revision <= most:
         return None
     return _Footing(
@@ -216,7 +216,7 @@ def _revision_met(fresh: Collection[Offer], expected: Expected, reach: int) -> i
     further = (
         offer.revision
         for offer in fresh
-        if offer.resume is Resume.ADVANCED
+        if offer.resume is ResumePolicy.ADVANCED
         and offer.lineage == expected.lineage
         and offer.revision <= reach
     )
@@ -326,7 +326,7 @@ def _why_nothing(members: _Members, standing: _Members, expected: Expected) -> s
     lacks, advice = f"revision {expected.revision}", "load a checkpoint of that revision"
     if not expected.revision:
         lacks, advice = "all that the group has committed", "load a checkpoint"
-    if next(iter(standing.values())).resume is Resume.ADVANCED:
+    if next(iter(standing.values())).resume is ResumePolicy.ADVANCED:
         advice = (
             "let a member come back that has it, or one with a checkpoint, of whatever revision "
             "above 0 (a new master begins anew)"

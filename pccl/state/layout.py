@@ -63,7 +63,7 @@ class Piece:
     length: int
 
 
-class Layout:
+class StateLayout:
     """The tensors of a shared state and their pieces.
 
     Args:
@@ -117,7 +117,7 @@ class Layout:
         )
 
     @staticmethod
-    def unpack(packed: bytes | bytearray) -> Layout:
+    def unpack(packed: bytes | bytearray) -> StateLayout:
         """The layout that was packed.
 
         Raises:
@@ -135,7 +135,7 @@ class Layout:
                 at += _HEAD.size + length
         except (struct.error, ValueError) as error:
             raise ValueError(f"not a packed layout: {error}") from None
-        return Layout(entries)
+        return StateLayout(entries)
 
     def numbers(self, *, may_differ: bool) -> Iterator[int]:
         """The numbers of all pieces whose tensors may differ, or of all others."""

@@ -91,7 +91,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
+class AssumedLinks:
     """What is known of the links, with what is assumed of the others.
 
     Attributes:
@@ -119,7 +119,7 @@ class Links:
         return min(known) / NS_PER_S if known else UNKNOWN_RTT_S
 
 
-def ring_cost(ring: Sequence[PeerId], links: Links) -> Cost:
+def ring_cost(ring: Sequence[PeerId], links: AssumedLinks) -> Cost:
     """The cost of a ring: 2(N-1) steps, each over all links between neighbours at once.
 
     Args:
@@ -137,7 +137,7 @@ def ring_cost(ring: Sequence[PeerId], links: Links) -> Cost:
     return Cost(fixed_s, steps / size * (1 / slowest + 2 * MESSAGE_S / SEGMENT_BYTES))
 
 
-def star_cost(ring: Sequence[PeerId], links: Links) -> Cost:
+def star_cost(ring: Sequence[PeerId], links: AssumedLinks) -> Cost:
     """The cost of a star: everything goes to the first member and back.
 
     Args:
@@ -153,7 +153,7 @@ def star_cost(ring: Sequence[PeerId], links: Links) -> Cost:
     return Cost(inward + outward + messages * MESSAGE_S, per_byte_s)
 
 
-def mesh_cost(ring: Sequence[PeerId], links: Links) -> Cost:
+def mesh_cost(ring: Sequence[PeerId], links: AssumedLinks) -> Cost:
     """The cost of a mesh: twice everybody sends his share of N to everybody.
 
     Args:
@@ -185,7 +185,7 @@ def choose_algorithms(
     """
     costs = {
         algorithm: cost
-        for algorithm, cost in _costs(ring, Links(measured), broken).items()
+        for algorithm, cost in _costs(ring, AssumedLinks(measured), broken).items()
         if algorithm in implemented
     }
     if list(costs) in ([], [Algorithm.RING]):
@@ -202,7 +202,9 @@ def choose_algorithms(
     return AlgorithmTable(tuple(steps[:ALGORITHM_STEPS_MAX]), quickest[-1][1], quantized)
 
 
-def _costs(ring: Sequence[PeerId], links: Links, broken: Collection[Pair]) -> dict[Algorithm, Cost]:
+def _costs(
+    ring: Sequence[PeerId], links: AssumedLinks, broken: Collection[Pair]
+) -> dict[Algorithm, Cost]:
     """Of what is possible."""
     if len(ring) < 2:
         return {}

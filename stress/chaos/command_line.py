@@ -19,7 +19,7 @@ from pccl.stress.chaos.verdict.judge import judge
 from pccl.stress.chaos.verdict.report import show, write_html, write_json
 from pccl.stress.chaos.view import choose_view
 from pccl.stress.drawing import draw
-from pccl.stress.emulator.command_line import Link, ending_on_sigterm
+from pccl.stress.emulator.command_line import LinkParameter, ending_on_sigterm
 from pccl.stress.emulator.spec import LinkSpec
 from pccl.stress.timeline import PEERS_MAX, Timeline, TimelineError
 
@@ -57,7 +57,7 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 )
 @click.option(
     "--link",
-    type=Link(),
+    type=LinkParameter(),
     default="rate=200mbit,rtt=10ms",
     show_default=True,
     help="Between any two processes.",

@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import Self
 
 from pccl import config
-from pccl.cli.processes.children import STDOUT, Children, Ended, Line
+from pccl.cli.processes.children import STDOUT, Children, Ended, OutputLine
 from pccl.stress.chaos.events import Event, decode
 from pccl.stress.chaos.namespaces import Hosts
 from pccl.stress.chaos.network import Network
 from pccl.stress.chaos.peer_process import DUMP_SIGNAL
 from pccl.stress.chaos.settings import Settings
-from pccl.stress.chaos.verdict.record import Life, Record
+from pccl.stress.chaos.verdict.record import Life, RunRecord
 from pccl.stress.timeline import MASTER, STANDBY
 
 OURS = frozenset(
@@ -32,7 +32,7 @@ PORT_FIRST, PORT_LAST = 20_000, 32_000
 is dead."""
 
 
-class Crew:
+class ChaosCrew:
     """See the module.
 
     Args:
@@ -42,7 +42,9 @@ class Crew:
         hosts: where they run.
     """
 
-    def __init__(self, settings: Settings, record: Record, network: Network, hosts: Hosts) -> None:
+    def __init__(
+        self, settings: Settings, record: RunRecord, network: Network, hosts: Hosts
+    ) -> None:
         self._settings = settings
         self._record = record
         self._network = network
@@ -172,7 +174,7 @@ class Crew:
         """What they tell, and their ends; what is no event is kept with the life."""
         found: list[tuple[Life, Event | Ended]] = []
         for life, what in self._children.hear(timeout_s):
-            if isinstance(what, Line):
+            if isinstance(what, OutputLine):
                 text = what.text.decode(errors="replace")
                 event = decode(text) if what.stream == STDOUT else None
                 if event is None:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ProcessReady:
     """The process runs, and knows what to do when it is told to leave."""
 
     name: ClassVar[str] = "ready"
@@ -24,7 +24,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class PeerJoined:
     """It is a member (again), with a new id."""
 
     name: ClassVar[str] = "joined"
@@ -57,7 +57,7 @@ class Reduced:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class CallFailed:
     """A call raised.
 
     Attributes:
@@ -76,7 +76,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Damaged:
+class DamageFound:
     """A buffer that must not have changed has."""
 
     name: ClassVar[str] = "damaged"
@@ -85,7 +85,7 @@ class Damaged:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MemorySample:
     """What the process holds. ``ends``: it has closed everything."""
 
     name: ClassVar[str] = "sample"
@@ -125,12 +125,30 @@ class Listens:
 
 
 Event: TypeAlias = (
-    Ready | Joined | Reduced | Failed | Damaged | Sample | Alone | Announced | Listens
+    ProcessReady
+    | PeerJoined
+    | Reduced
+    | CallFailed
+    | DamageFound
+    | MemorySample
+    | Alone
+    | Announced
+    | Listens
 )
 
 _KINDS: dict[str, type[Event]] = {
     kind.name: kind
-    for kind in (Ready, Joined, Reduced, Failed, Damaged, Sample, Alone, Announced, Listens)
+    for kind in (
+        ProcessReady,
+        PeerJoined,
+        Reduced,
+        CallFailed,
+        DamageFound,
+        MemorySample,
+        Alone,
+        Announced,
+        Listens,
+    )
 }
 
 _writing = threading.Lock()
@@ -159,10 +177,10 @@ def decode(line: str) -> Event | None:
         return None
 
 
-def sample(*, ends: bool = False) -> Sample:
+def sample(*, ends: bool = False) -> MemorySample:
     """What this process holds now."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return Sample(
+    return MemorySample(
         time.monotonic(),
         descriptors=len(os.listdir("/proc/self/fd")) - 1,  # one to list them
         threads=int(status["Threads"]),

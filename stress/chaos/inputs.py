@@ -33,7 +33,7 @@ _MIX = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1)
 """Odd constants (of xxHash), one for each thing that the values depend on."""
 
 
-class Style(StrEnum):
+class ReduceStyle(StrEnum):
     """How an iteration's reduces are called."""
 
     ONE_BY_ONE = "one_by_one"
@@ -42,7 +42,7 @@ class Style(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reduce:
+class PlannedReduce:
     """One reduce of an iteration."""
 
     tag: int
@@ -56,25 +56,25 @@ class Reduce:
 class Iteration:
     """What all members call in one iteration."""
 
-    style: Style
-    reduces: tuple[Reduce, ...]
+    style: ReduceStyle
+    reduces: tuple[PlannedReduce, ...]
 
 
 def iteration(seed: int, number: int) -> Iteration:
     """What iteration ``number`` consists of: the same for all members."""
     random = Random(f"iteration {seed} {number}")
-    reduces: list[Reduce] = []
+    reduces: list[PlannedReduce] = []
     for tag in range(random.randrange(1, TAGS_MAX + 1)):
         dtype = random.choice(DTYPES)
         ops = [ReduceOp.SUM, ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX]
         if dtype.startswith("int"):
             ops.append(ReduceOp.AVG)  # of floats it is rounded
         count = max(1, int(2 ** (random.random() * COUNT_MAX_BITS)))
-        reduces.append(Reduce(tag, count, dtype, random.choice(ops), random.random() < 0.5))
-    return Iteration(random.choice(list(Style)), tuple(reduces))
+        reduces.append(PlannedReduce(tag, count, dtype, random.choice(ops), random.random() < 0.5))
+    return Iteration(random.choice(list(ReduceStyle)), tuple(reduces))
 
 
-def values(seed: int, peer: int, number: int, what: Reduce) -> npt.NDArray[np.int32]:
+def values(seed: int, peer: int, number: int, what: PlannedReduce) -> npt.NDArray[np.int32]:
     """What a peer puts in, int32, shape (what.count,).
 
     Args:
@@ -94,12 +94,12 @@ def values(seed: int, peer: int, number: int, what: Reduce) -> npt.NDArray[np.in
     return found.astype(np.int32) - np.int32(VALUE_MAX - 1)
 
 
-def input_of(seed: int, peer: int, number: int, what: Reduce) -> Array:
+def input_of(seed: int, peer: int, number: int, what: PlannedReduce) -> Array:
     """``values`` in the dtype of the reduce."""
     return values(seed, peer, number, what).astype(what.dtype)
 
 
-def result_of(seed: int, peers: Sequence[int], number: int, what: Reduce) -> Array:
+def result_of(seed: int, peers: Sequence[int], number: int, what: PlannedReduce) -> Array:
     """What must come out if these peers contributed, in the dtype of the reduce."""
     first, *rest = (values(seed, peer, number, what) for peer in peers)
     found = first

@@ -20,7 +20,7 @@ ANNOUNCEMENT = "peer %d of group %d %s: %s"
 """How the master's log says what happens to a peer."""
 
 
-class Telling(logging.Handler):
+class AnnouncementHandler(logging.Handler):
     """Passes announcements on."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -49,7 +49,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, stop)
     log = logging.getLogger("pccl.master")
     log.setLevel(logging.INFO)
-    log.addHandler(Telling())
+    log.addHandler(AnnouncementHandler())
     log.propagate = False
     before = baseline()
     node = pccl.MasterNode(

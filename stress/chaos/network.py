@@ -23,7 +23,7 @@ from pccl.stress.emulator.shaper import Direction
 from pccl.stress.emulator.sorting import peer_of
 from pccl.stress.emulator.spec import RATE_BPS_MIN, LinkSpec
 from pccl.stress.emulator.thread import run_in_loop
-from pccl.stress.timeline import MASTER, Fault, FaultKind
+from pccl.stress.timeline import MASTER, FaultKind, TimedFault
 
 _T = TypeVar("_T")
 
@@ -41,7 +41,7 @@ _LASTING = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RelayedPlace:
     """Connections that a fault is about: those that ``source`` dials to ``target``."""
 
     source: int
@@ -81,7 +81,7 @@ class Network:
         self._link = link
         self._seed = seed
         self._doors: dict[int, _Doors] = {}
-        self._active: list[Fault] = []
+        self._active: list[TimedFault] = []
         self._done: dict[tuple[Relay, int | None], _State] = {}
         """Relay and key of the link in it -> what was done last."""
         self._stalled: dict[int, list[tuple[Relay, int]]] = {}
@@ -138,15 +138,15 @@ class Network:
 
     # -- faults ----------------------------------------------------------------------------------
 
-    def begin(self, fault: Fault) -> None:
+    def begin(self, fault: TimedFault) -> None:
         """A fault of the network begins, or, if it takes no time, happens."""
         self._ask(lambda: self._begin(fault))
 
-    def end(self, fault: Fault) -> None:
+    def end(self, fault: TimedFault) -> None:
         """A fault that takes time is over."""
         self._ask(lambda: self._end(fault))
 
-    def pour_garbage(self, door: str, fault: Fault) -> None:
+    def pour_garbage(self, door: str, fault: TimedFault) -> None:
         """Hostile bytes on a door."""
 
         def begin() -> None:
@@ -187,7 +187,7 @@ class Network:
         self._doors[index].ids.append(peer)
         self._settle()
 
-    def _begin(self, fault: Fault) -> None:
+    def _begin(self, fault: TimedFault) -> None:
         match fault.kind:
             case FaultKind.RESET:
                 for place in self._places(fault):
@@ -214,7 +214,7 @@ class Network:
                 self._active.append(fault)
                 self._settle()
 
-    def _end(self, fault: Fault) -> None:
+    def _end(self, fault: TimedFault) -> None:
         for relay, flow in self._stalled.pop(id(fault), ()):
             with suppress(LookupError):  # it has ended
                 relay.resume(flow=flow)
@@ -225,8 +225,8 @@ class Network:
     def _settle(self) -> None:
         """Let what is done to each connection be what the lasting faults want."""
         for source, target in self._all_places():
-            wanted = self._wanted(Place(source, target))
-            for relay, key in self._relays(Place(source, target)):
+            wanted = self._wanted(RelayedPlace(source, target))
+            for relay, key in self._relays(RelayedPlace(source, target)):
                 done = self._done.setdefault((relay, key), _State(self._link))
                 if done.spec != wanted.spec:
                     relay.change(wanted.spec, link=key)
@@ -236,7 +236,7 @@ class Network:
                     relay.resume(link=key, direction=direction)
                 self._done[relay, key] = wanted
 
-    def _wanted(self, place: Place) -> _State:
+    def _wanted(self, place: RelayedPlace) -> _State:
         spec = self._link
         held: set[Direction] = set()
         for fault in self._active:
@@ -264,16 +264,18 @@ class Network:
                 if source != target:
                     yield source, target
 
-    def _places(self, fault: Fault) -> set[Place]:
+    def _places(self, fault: TimedFault) -> set[RelayedPlace]:
         """What a fault is about."""
         others: Iterable[int] = [fault.other] if fault.other is not None else self._everybody()
         pairs = [(fault.peer, other) for other in others if other != fault.peer]
-        return {Place(*ends) for a, b in pairs for ends in ((a, b), (b, a)) if ends[0] != MASTER}
+        return {
+            RelayedPlace(*ends) for a, b in pairs for ends in ((a, b), (b, a)) if ends[0] != MASTER
+        }
 
     def _everybody(self) -> list[int]:
         return [MASTER, *self._doors]
 
-    def _relays(self, place: Place) -> Iterator[tuple[Relay, int | None]]:
+    def _relays(self, place: RelayedPlace) -> Iterator[tuple[Relay, int | None]]:
         """The relay of a place with the key of the link in it, for each id of the dialler."""
         dialler = self._doors.get(place.source)
         if dialler is None:

@@ -37,16 +37,23 @@ from pccl.errors import (
 )
 from pccl.stress.chaos.events import (
     Alone,
-    Damaged,
-    Failed,
-    Joined,
-    Ready,
+    CallFailed,
+    DamageFound,
+    MemorySample,
+    PeerJoined,
+    ProcessReady,
     Reduced,
-    Sample,
     sample,
     tell,
 )
-from pccl.stress.chaos.inputs import Array, Reduce, Style, input_of, iteration, result_of
+from pccl.stress.chaos.inputs import (
+    Array,
+    PlannedReduce,
+    ReduceStyle,
+    input_of,
+    iteration,
+    result_of,
+)
 from pccl.stress.chaos.settings import timing_of
 from pccl.stress.emulator.thread import run_in_loop
 
@@ -81,7 +88,7 @@ class Series:
     number: int = 0
 
 
-class Peer:
+class ChaosPeer:
     """The process.
 
     Args:
@@ -175,7 +182,7 @@ class Peer:
                 time.sleep(ALONE_S)
                 continue
             self._id = self._comm.peer_id
-            tell(Joined(time.monotonic(), self._id, time.monotonic() - began_s))
+            tell(PeerJoined(time.monotonic(), self._id, time.monotonic() - began_s))
             return
 
     def _follow(self) -> None:
@@ -183,7 +190,7 @@ class Peer:
         if self._comm.peer_id != self._id:
             self._id = self._comm.peer_id
             self._series = Series()
-            tell(Joined(time.monotonic(), self._id, 0.0))
+            tell(PeerJoined(time.monotonic(), self._id, 0.0))
 
     def _agree(self) -> bool:
         """Take over the eldest member's series; True: it says that the run ends."""
@@ -198,7 +205,7 @@ class Peer:
         self._call(lambda: self._comm.broadcast(said, root=eldest.rank))
         lineage, number, ends, author = (int(each) for each in said)
         if author != eldest.peer_id or (eldest.peer_id == self._id and lineage != mine.lineage):
-            tell(Damaged(time.monotonic(), f"a broadcast of peer {eldest.peer_id} gave {said}"))
+            tell(DamageFound(time.monotonic(), f"a broadcast of peer {eldest.peer_id} gave {said}"))
         self._series = Series(lineage, number)
         return bool(ends)
 
@@ -206,7 +213,7 @@ class Peer:
 
     def _reduce_all(self) -> None:
         plan = iteration(self._seed, self._series.number)
-        if plan.style is Style.HANDLES:
+        if plan.style is ReduceStyle.HANDLES:
             self._reduce_together(plan.reduces)
             return
         for what in plan.reduces:
@@ -219,7 +226,7 @@ class Peer:
                         recv,
                         op=what.op,
                         tag=what.tag,
-                        retry=plan.style is Style.RETRYING,
+                        retry=plan.style is ReduceStyle.RETRYING,
                     )
                 )
             except BaseException:
@@ -227,7 +234,7 @@ class Peer:
                 raise
             self._on_result(what, send, recv, info)
 
-    def _reduce_together(self, reduces: tuple[Reduce, ...]) -> None:
+    def _reduce_together(self, reduces: tuple[PlannedReduce, ...]) -> None:
         buffers = [self._buffers(what) for what in reduces]
         handles: list[pccl.AsyncReduceHandle] = []
         errors: list[PCCLError] = []
@@ -249,12 +256,14 @@ class Peer:
             # The worst one: an abort says nothing new if the membership is gone as well.
             raise next((e for e in errors if not isinstance(e, CollectiveAborted)), errors[0])
 
-    def _buffers(self, what: Reduce) -> tuple[Array, Array]:
+    def _buffers(self, what: PlannedReduce) -> tuple[Array, Array]:
         send = input_of(self._seed, self._id, self._series.number, what)
         recv = send if what.in_place else np.zeros(what.count, what.dtype)
         return send, recv
 
-    def _on_result(self, what: Reduce, send: Array, recv: Array, info: pccl.ReduceInfo) -> None:
+    def _on_result(
+        self, what: PlannedReduce, send: Array, recv: Array, info: pccl.ReduceInfo
+    ) -> None:
         at = time.monotonic()
         self._check_last()
         expected = result_of(self._seed, info.contributors, self._series.number, what)
@@ -280,16 +289,16 @@ class Peer:
             self._check_input(what, send, "after a success")
         self._last = recv, recv.copy()
 
-    def _check_input(self, what: Reduce, send: Array, when: str) -> None:
+    def _check_input(self, what: PlannedReduce, send: Array, when: str) -> None:
         expected = input_of(self._seed, self._id, self._series.number, what)
         if send.tobytes() != expected.tobytes():
             text = f"the input {when}: {_difference(what, send, expected)}"
-            tell(Damaged(time.monotonic(), text))
+            tell(DamageFound(time.monotonic(), text))
 
     def _check_last(self) -> None:
         """Nobody may have written into the last result since it was returned."""
         if self._last is not None and self._last[0].tobytes() != self._last[1].tobytes():
-            tell(Damaged(time.monotonic(), "a result changed after it had been returned"))
+            tell(DamageFound(time.monotonic(), "a result changed after it had been returned"))
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -308,10 +317,10 @@ class Peer:
         if not expected:
             news = self._comm.status().happened[:NEWS_COUNT]
             reason += "; before: " + ", ".join(f"{n.ago_s:.3f} s ago {n.text}" for n in news)
-        tell(Failed(at, call, type(error).__name__, reason, expected))
+        tell(CallFailed(at, call, type(error).__name__, reason, expected))
 
 
-def _difference(what: Reduce, got: Array, expected: Array) -> str:
+def _difference(what: PlannedReduce, got: Array, expected: Array) -> str:
     (where,) = np.nonzero(got != expected)
     if not len(where):
         return f"{what}: equal values of different bits"
@@ -322,7 +331,7 @@ def _difference(what: Reduce, got: Array, expected: Array) -> str:
     )
 
 
-def baseline() -> Sample:
+def baseline() -> MemorySample:
     """What a process holds before it has anything to do with a run.
 
     The first event loop of a process leaves two descriptors open for good: a pipe for signals,
@@ -371,9 +380,9 @@ def main() -> None:
         advertise=given.advertise,
         lanes=given.lanes,
     )
-    peer = Peer(comm, given.seed, given.stop, given.plant)
+    peer = ChaosPeer(comm, given.seed, given.stop, given.plant)
     signal.signal(signal.SIGTERM, peer.leave)
-    tell(Ready(time.monotonic()))
+    tell(ProcessReady(time.monotonic()))
     tell(before)
     with suppress(Leaving):
         peer.run()

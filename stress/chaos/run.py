@@ -6,14 +6,14 @@ import time
 from dataclasses import replace
 
 from pccl.cli.processes.children import Ended
-from pccl.stress.chaos.crew import Crew
-from pccl.stress.chaos.events import Event, Joined
+from pccl.stress.chaos.crew import ChaosCrew
+from pccl.stress.chaos.events import Event, PeerJoined
 from pccl.stress.chaos.namespaces import Loopback, Namespaces
 from pccl.stress.chaos.network import Network
 from pccl.stress.chaos.settings import Settings, patience_s
 from pccl.stress.chaos.trouble import Trouble
-from pccl.stress.chaos.verdict.record import Life, Record
-from pccl.stress.chaos.view import View
+from pccl.stress.chaos.verdict.record import Life, RunRecord
+from pccl.stress.chaos.view import ChaosView
 from pccl.stress.emulator.spec import LinkSpec
 
 REFRESH_S = 0.1
@@ -41,8 +41,8 @@ class ChaosRun:
         record: what was heard so far; complete when ``run`` has ended, however.
     """
 
-    def __init__(self, settings: Settings, view: View) -> None:
-        self.record = Record(settings.timeline)
+    def __init__(self, settings: Settings, view: ChaosView) -> None:
+        self.record = RunRecord(settings.timeline)
         self._settings = settings
         self._view = view
         self._patience_s = patience_s(settings.timeline)
@@ -61,7 +61,7 @@ class ChaosRun:
             with (
                 self._hosts() as hosts,
                 Network(self._link(), timeline.seed) as network,
-                Crew(self._settings, self.record, network, hosts) as crew,
+                ChaosCrew(self._settings, self.record, network, hosts) as crew,
             ):
                 self._network, self._crew = network, crew
                 self._trouble = trouble = Trouble(crew, network, self.record, self._note)
@@ -156,7 +156,7 @@ class ChaosRun:
             return
         known = self.record.newest(life.index)
         words = self.record.add(life, what)
-        if isinstance(what, Joined) and known is life:
+        if isinstance(what, PeerJoined) and known is life:
             self._network.joined(life.index, what.peer)
         if words is not None:
             self._note(words)

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pccl.stress.chaos.verdict.record import Life, Record
+from pccl.stress.chaos.verdict.record import Life, RunRecord
 
 NOTES_MAX = 14
 LINE_EVERY_S = 10.0
@@ -23,7 +23,7 @@ QUIET_S = 1.0
 BAD = ("WRONG", "DAMAGED", "HANG", "CRASH", "ERROR")
 
 
-class View(Protocol):
+class ChaosView(Protocol):
     """Somebody to tell what happens."""
 
     def __enter__(self) -> Self:
@@ -38,7 +38,7 @@ class View(Protocol):
         """Something happened, so many seconds after the beginning."""
         ...
 
-    def update(self, record: Record, now_s: float) -> None:
+    def update(self, record: RunRecord, now_s: float) -> None:
         """Show how things stand; called often."""
         ...
 
@@ -57,7 +57,7 @@ class _Rate:
         return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
 
 
-class PlainView:
+class ChaosPlainView:
     """A line for each event, and one now and then on how things stand."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class PlainView:
         """A line with the time before it."""
         print(f"{at_s:7.1f} s  {text}", flush=True)
 
-    def update(self, record: Record, now_s: float) -> None:
+    def update(self, record: RunRecord, now_s: float) -> None:
         """A line now and then."""
         if not record.began_s or now_s - self._line_s < LINE_EVERY_S:
             return
@@ -83,7 +83,7 @@ class PlainView:
         self.note(now_s - record.began_s, f"{summary(record)}, {rate:.1f} a second")
 
 
-class LiveView:
+class ChaosLiveView:
     """A table of the processes, and the last events under it."""
 
     def __init__(self, console: Console) -> None:
@@ -108,7 +108,7 @@ class LiveView:
         if bad:
             self._console.print(line)
 
-    def update(self, record: Record, now_s: float) -> None:
+    def update(self, record: RunRecord, now_s: float) -> None:
         """Draw."""
         if now_s - self._drawn_s < REDRAW_S:
             return
@@ -126,7 +126,7 @@ class LiveView:
         self._live.update(Group(table, *self._notes), refresh=True)
 
 
-def _cells(record: Record, life: Life, now_s: float) -> tuple[str, ...]:
+def _cells(record: RunRecord, life: Life, now_s: float) -> tuple[str, ...]:
     troubles = [
         str(done.fault.kind)
         for done in record.done
@@ -144,7 +144,7 @@ def _cells(record: Record, life: Life, now_s: float) -> tuple[str, ...]:
     return (life.label, str(life.pid), ", ".join([state, *troubles]), *held)
 
 
-def summary(record: Record) -> str:
+def summary(record: RunRecord) -> str:
     """How things stand, in a few words."""
     worlds = "+".join(str(size) for _, size in sorted(record.world_sizes.items()))
     wrong = record.wrong_values.count + record.damaged_inputs.count + record.hangs.count
@@ -154,7 +154,7 @@ def summary(record: Record) -> str:
     )
 
 
-def choose_view() -> View:
+def choose_view() -> ChaosView:
     """What suits our stdout."""
     console = Console()
-    return LiveView(console) if console.is_terminal else PlainView()
+    return ChaosLiveView(console) if console.is_terminal else ChaosPlainView()

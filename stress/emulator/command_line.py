@@ -30,7 +30,7 @@ STDIN = 0
 READ_BYTES = 1 << 12
 
 
-class Link(click.ParamType[LinkSpec]):
+class LinkParameter(click.ParamType[LinkSpec]):
     """A link as :meth:`LinkSpec.parse` takes it."""
 
     name = "SPEC"
@@ -47,7 +47,7 @@ class Link(click.ParamType[LinkSpec]):
             self.fail(str(error), param, ctx)
 
 
-class Place(click.ParamType[str]):
+class PlaceParameter(click.ParamType[str]):
     """``HOST:PORT``, checked.
 
     Args:
@@ -73,18 +73,18 @@ class Place(click.ParamType[str]):
 @click.command()
 @click.option(
     "--to",
-    type=Place(to_dial=True),
+    type=PlaceParameter(to_dial=True),
     required=True,
     help="The target that each connection is for.",
 )
 @click.option(
     "--link",
     "spec",
-    type=Link(),
+    type=LinkParameter(),
     required=True,
     help="Such as rate=200mbit,rtt=80ms,flow=100mbit,jitter=2ms,window=8mib,corrupt=0.1%, or part.",
 )
-@click.option("--listen", type=Place(), default="127.0.0.1:0", show_default=True)
+@click.option("--listen", type=PlaceParameter(), default="127.0.0.1:0", show_default=True)
 @click.option("--per-peer", is_flag=True, help="A link for each peer that dials, not one for all.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the jitter.")
 @click.option("--until-eof", is_flag=True, hidden=True, help="End when stdin ends, too.")
@@ -129,7 +129,7 @@ async def _serve(one: Relay, *, until_eof: bool) -> None:
 
 
 @click.command("verify-link")
-@click.option("--link", "spec", type=Link(), required=True, help="As for relay.")
+@click.option("--link", "spec", type=LinkParameter(), required=True, help="As for relay.")
 @click.option("--flows", type=click.IntRange(1, 256), default=1, show_default=True)
 @click.option("--seconds", type=Seconds(0.5, 600), default=5.0, show_default=True)
 @click.option("--both-ways", is_flag=True, help="Send both ways at the same time.")

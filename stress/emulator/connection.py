@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from functools import partial
 
-from pccl.stress.emulator.shaper import Direction, Flow, Shaper
+from pccl.stress.emulator.shaper import Direction, ShapedFlow, Shaper
 from pccl.stress.emulator.tuning import failure_of, reset
 
 READ_BYTES_MAX = 256 << 10
@@ -38,7 +38,7 @@ class Side(enum.Enum):
     """Whom the relay has dialled."""
 
 
-class End:
+class RelayEnd:
     """One of the two sockets, and what the loop is asked to watch it for."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
@@ -89,10 +89,10 @@ class End:
             self.sock.close()
 
 
-class Pipe:
+class RelayPipe:
     """One direction of a connection: what is in flight in it, and why it is held, if it is."""
 
-    def __init__(self, source: End, sink: End, shaper: Shaper, flow: Flow) -> None:
+    def __init__(self, source: RelayEnd, sink: RelayEnd, shaper: Shaper, flow: ShapedFlow) -> None:
         self.source = source
         self.sink = sink
         self.shaper = shaper
@@ -169,7 +169,7 @@ class Pipe:
             payload.popleft()
 
 
-class Connection:
+class RelayedConnection:
     """One accepted connection and the one dialled for it.
 
     Args:
@@ -186,11 +186,11 @@ class Connection:
         self,
         number: int,
         link: Hashable,
-        near: End,
-        far: End,
-        pipes: dict[Direction, Pipe],
-        tell: Callable[[Pipe], object],
-        ended: Callable[[Connection], object],
+        near: RelayEnd,
+        far: RelayEnd,
+        pipes: dict[Direction, RelayPipe],
+        tell: Callable[[RelayPipe], object],
+        ended: Callable[[RelayedConnection], object],
     ) -> None:
         self.number = number
         self.link = link
@@ -213,12 +213,12 @@ class Connection:
 
     # -- bytes -----------------------------------------------------------------------------------
 
-    def move(self, pipe: Pipe, now_ns: int) -> None:
+    def move(self, pipe: RelayPipe, now_ns: int) -> None:
         """Write what has arrived and read what there is room for; the shaper is at ``now_ns``."""
         self._write(pipe, now_ns)
         self._read(pipe, now_ns)
 
-    def _read(self, pipe: Pipe, now_ns: int) -> None:
+    def _read(self, pipe: RelayPipe, now_ns: int) -> None:
         source = pipe.source
         if not source.is_open or pipe.has_read_end or not source.is_connected:
             return
@@ -242,7 +242,7 @@ class Connection:
         source.unwatch_readable()
         pipe.shaper.finish(pipe.flow, now_ns)
 
-    def _write(self, pipe: Pipe, now_ns: int) -> None:
+    def _write(self, pipe: RelayPipe, now_ns: int) -> None:
         if not pipe.swallows and not (pipe.sink.is_open and pipe.sink.is_connected):
             return
         try:
@@ -271,7 +271,7 @@ class Connection:
         for wake in self._wakers.values():
             wake()
 
-    def _lose(self, end: End) -> None:
+    def _lose(self, end: RelayEnd) -> None:
         """An end was reset: the other one hears of it, if the way there is open."""
         end.close()
         direction = Direction.FORWARD if end is self._near else Direction.BACKWARD

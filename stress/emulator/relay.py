@@ -23,8 +23,8 @@ from random import Random
 from pccl.addresses import parse_address
 from pccl.protocol.handshake import OPENING_BYTES
 from pccl.stress.emulator.alarm import Alarm
-from pccl.stress.emulator.connection import Connection, End, Pipe, Side
-from pccl.stress.emulator.shaper import Direction, Flow, Shaper
+from pccl.stress.emulator.connection import RelayedConnection, RelayEnd, RelayPipe, Side
+from pccl.stress.emulator.shaper import Direction, ShapedFlow, Shaper
 from pccl.stress.emulator.sorting import SHARED, LinkOf
 from pccl.stress.emulator.spec import WINDOW_BYTES_MIN, LinkSpec
 from pccl.stress.emulator.tuning import BACKLOG, dialler, listener, resolve, tune
@@ -72,7 +72,7 @@ class FlowStatus:
     backward_flight_bytes: int
 
 
-class _Link:
+class _EmulatedLink:
     """One link: a shaper in each direction, and the directions in which it is stalled."""
 
     def __init__(self, key: Hashable, spec: LinkSpec, seed: int) -> None:
@@ -87,7 +87,7 @@ class _Link:
 class _Newcomer:
     """A connection whose first bytes are awaited, to know its link."""
 
-    def __init__(self, end: End, accepted_ns: int) -> None:
+    def __init__(self, end: RelayEnd, accepted_ns: int) -> None:
         self.end = end
         self.accepted_ns = accepted_ns
         self.first = bytearray()
@@ -131,11 +131,11 @@ class Relay:
         self._link_of = link_of
         self._first_byte_count = first_byte_count
         self._seed = seed
-        self._links: dict[Hashable, _Link] = {}
+        self._links: dict[Hashable, _EmulatedLink] = {}
         self._held: set[Direction] = set()
         self._newcomers: set[_Newcomer] = set()
-        self._connections: dict[int, Connection] = {}
-        self._owners: dict[Flow, tuple[Connection, Pipe]] = {}
+        self._connections: dict[int, RelayedConnection] = {}
+        self._owners: dict[ShapedFlow, tuple[RelayedConnection, RelayPipe]] = {}
         self._due_ns: dict[Shaper, int | None] = {}
         self._connection_count = 0
         self._rang_ns = 0
@@ -340,7 +340,7 @@ class Relay:
                 return
             sock.setblocking(False)
             tune(sock)
-            newcomer = _Newcomer(End(self._loop, sock), time.monotonic_ns())
+            newcomer = _Newcomer(RelayEnd(self._loop, sock), time.monotonic_ns())
             newcomer.end.is_connected = True
             self._newcomers.add(newcomer)
             if self._link_of is None:
@@ -369,7 +369,7 @@ class Relay:
     def _begin(self, newcomer: _Newcomer, key: Hashable, *, ended: bool) -> None:
         """Dial the target, and let the link's flows begin when a dial would have taken effect."""
         try:
-            far = End(self._loop, dialler(self._target))
+            far = RelayEnd(self._loop, dialler(self._target))
         except OSError:
             _log.warning("cannot dial the target", exc_info=True)
             self._dismiss(newcomer)
@@ -382,15 +382,15 @@ class Relay:
         now_ns = time.monotonic_ns()
         link, near = self._link(key), newcomer.end
         self._connection_count += 1
-        pipes: dict[Direction, Pipe] = {}
+        pipes: dict[Direction, RelayPipe] = {}
         for direction, source, sink, half_trips in (
             (Direction.FORWARD, near, far, 2),
             (Direction.BACKWARD, far, near, 3),
         ):
             shaper = link.shapers[direction]
             ready_ns = newcomer.accepted_ns + half_trips * link.spec.half_rtt_ns
-            pipes[direction] = Pipe(source, sink, shaper, shaper.add(now_ns, ready_ns))
-        connection = Connection(
+            pipes[direction] = RelayPipe(source, sink, shaper, shaper.add(now_ns, ready_ns))
+        connection = RelayedConnection(
             self._connection_count, key, near, far, pipes, self._on_ready, self._on_end
         )
         self._connections[connection.number] = connection
@@ -405,7 +405,7 @@ class Relay:
         far.await_writable(connection.dialled)
         self._on_ready(forward)
 
-    def _on_end(self, connection: Connection) -> None:
+    def _on_end(self, connection: RelayedConnection) -> None:
         del self._connections[connection.number]
         for pipe in connection.pipes.values():
             pipe.shaper.remove(pipe.flow)
@@ -413,7 +413,7 @@ class Relay:
 
     # -- time ------------------------------------------------------------------------------------
 
-    def _on_ready(self, pipe: Pipe) -> None:
+    def _on_ready(self, pipe: RelayPipe) -> None:
         """A socket of a pipe can be read or written again."""
         now_ns = time.monotonic_ns()
         self._advance(pipe.shaper, now_ns)
@@ -483,14 +483,14 @@ class Relay:
 
     # -- scopes ----------------------------------------------------------------------------------
 
-    def _link(self, key: Hashable) -> _Link:
+    def _link(self, key: Hashable) -> _EmulatedLink:
         if key not in self._links:
-            self._links[key] = _Link(key, self._spec, self._seed)
+            self._links[key] = _EmulatedLink(key, self._spec, self._seed)
         return self._links[key]
 
     def _scope(
         self, link: Hashable, flow: int | None
-    ) -> tuple[str, set[Direction], Iterable[Connection]]:
+    ) -> tuple[str, set[Direction], Iterable[RelayedConnection]]:
         """What a scope is called, where its stalls are kept, and the connections in it."""
         connections = list(self._connections.values())
         if flow is not None:

@@ -4,8 +4,8 @@
                  ^                                                                        |
                  └──────── room in the window <─── half a round trip back <───────────────┘
 
-A link's direction is one :class:`Shaper`; each connection has a :class:`Flow` in it. Both count
-bytes and never see them. Time goes in with each call and never goes back.
+A link's direction is one ``Shaper``; each connection has a ``ShapedFlow`` in it. Both count bytes
+and never see them. Time goes in with each call and never goes back.
 
 Invariants:
 
@@ -48,7 +48,7 @@ class Direction(enum.Enum):
         return Direction.BACKWARD if self is Direction.FORWARD else Direction.FORWARD
 
 
-class Flow:
+class ShapedFlow:
     """One direction of one connection. Made by :meth:`Shaper.add`; only the shaper changes it.
 
     Attributes:
@@ -131,7 +131,7 @@ class Shaper:
     def __init__(self, spec: LinkSpec, chance: Random, overhead_ns: int = 0) -> None:
         self._chance = chance
         self._overhead_ns = overhead_ns
-        self._flows: list[Flow] = []
+        self._flows: list[ShapedFlow] = []
         self._flow_count = 0
         self._free_ns = 0  # the link's work up to here is done or promised
         self._served_bytes = 0  # of the flow served last, when it was
@@ -175,19 +175,19 @@ class Shaper:
 
     # -- what happens ----------------------------------------------------------------------------
 
-    def add(self, now_ns: int, ready_ns: int = 0) -> Flow:
+    def add(self, now_ns: int, ready_ns: int = 0) -> ShapedFlow:
         """A connection begins; none of its bytes is serialised before ``ready_ns``."""
         self._flow_count += 1
-        flow = Flow(self._flow_count, max(now_ns, ready_ns))
+        flow = ShapedFlow(self._flow_count, max(now_ns, ready_ns))
         flow.served_bytes = self._served_bytes
         self._flows.append(flow)
         return flow
 
-    def remove(self, flow: Flow) -> None:
+    def remove(self, flow: ShapedFlow) -> None:
         """A connection is over, wherever its bytes are."""
         self._flows.remove(flow)
 
-    def room_bytes(self, flow: Flow) -> int:
+    def room_bytes(self, flow: ShapedFlow) -> int:
         """How many bytes of a flow may be offered now."""
         room = self._flight_max_bytes - flow.flight_bytes
         if self._queue_bytes is not None:
@@ -196,7 +196,7 @@ class Shaper:
             room = min(room, limit - flow.queued_bytes)
         return max(0, room)
 
-    def offer(self, flow: Flow, count: int, now_ns: int) -> None:
+    def offer(self, flow: ShapedFlow, count: int, now_ns: int) -> None:
         """The sender has sent ``count`` bytes; at most ``room_bytes``."""
         assert count > 0
         assert not flow.ending
@@ -205,18 +205,18 @@ class Shaper:
         flow.queued_bytes += count
         flow.flight_bytes += count
 
-    def finish(self, flow: Flow, now_ns: int) -> None:
+    def finish(self, flow: ShapedFlow, now_ns: int) -> None:
         """The sender will send no more."""
         self._join(flow, now_ns)
         flow.ending = True
 
-    def deliver(self, flow: Flow, count: int, now_ns: int) -> None:
+    def deliver(self, flow: ShapedFlow, count: int, now_ns: int) -> None:
         """The receiver has taken ``count`` of the bytes that have arrived."""
         assert 0 < count <= flow.arrived_bytes
         flow.arrived_bytes -= count
         flow.acks.append((now_ns + self._delay_ns, count))
 
-    def advance(self, now_ns: int) -> list[Flow]:
+    def advance(self, now_ns: int) -> list[ShapedFlow]:
         """Let time pass; return the flows of which bytes or the end arrived, or that got room."""
         self._serialise(now_ns)
         return [flow for flow in self._flows if flow.pass_due(now_ns)]
@@ -252,14 +252,14 @@ class Shaper:
         for flow in self._flows:  # what one could not use under its cap is not owed to it
             flow.served_bytes = self._served_bytes
 
-    def hold(self, flow: Flow, now_ns: int) -> None:
+    def hold(self, flow: ShapedFlow, now_ns: int) -> None:
         """Nothing of a flow moves until :meth:`release`; its acknowledgements do."""
         if flow.held_since_ns is None:
             self._serialise(now_ns)
             flow.pass_due(now_ns)
             flow.held_since_ns = now_ns
 
-    def release(self, flow: Flow, now_ns: int) -> None:
+    def release(self, flow: ShapedFlow, now_ns: int) -> None:
         """A held flow goes on where it was."""
         if flow.held_since_ns is not None:
             late_ns = now_ns - flow.held_since_ns
@@ -268,20 +268,20 @@ class Shaper:
             flow.free_ns = max(flow.free_ns, now_ns)
             flow.served_bytes = max(flow.served_bytes, self._served_bytes)
 
-    def lose(self, flow: Flow) -> None:
+    def lose(self, flow: ShapedFlow) -> None:
         """What of a flow is on its way is lost, and waits to be sent again, in order."""
         lost_bytes = sum(count for _, count in flow.transit)
         flow.ending |= any(not count for _, count in flow.transit)
         flow.transit.clear()
         flow.queued_bytes += lost_bytes
 
-    def hold_acks(self, flow: Flow, now_ns: int) -> None:
+    def hold_acks(self, flow: ShapedFlow, now_ns: int) -> None:
         """The way back is interrupted: no room is won until :meth:`release_acks`."""
         if flow.acks_held_since_ns is None:
             flow.pass_due(now_ns)
             flow.acks_held_since_ns = now_ns
 
-    def release_acks(self, flow: Flow, now_ns: int) -> None:
+    def release_acks(self, flow: ShapedFlow, now_ns: int) -> None:
         """Acknowledgements go on where they were."""
         if flow.acks_held_since_ns is not None:
             late_ns = now_ns - flow.acks_held_since_ns
@@ -290,15 +290,15 @@ class Shaper:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _join(self, flow: Flow, now_ns: int) -> None:
+    def _join(self, flow: ShapedFlow, now_ns: int) -> None:
         """A flow has something to send; time has been advanced to now."""
         if not flow.queued_bytes:
             flow.free_ns = max(flow.free_ns, now_ns)
             flow.served_bytes = max(flow.served_bytes, self._served_bytes)
 
-    def _choose(self) -> tuple[int, Flow] | None:
+    def _choose(self) -> tuple[int, ShapedFlow] | None:
         """Who is served next, and when: the first that can be, then who has had least."""
-        best: Flow | None = None
+        best: ShapedFlow | None = None
         best_key = (0, 0, 0)
         for flow in self._flows:
             if flow.is_backlogged:
@@ -324,7 +324,7 @@ class Shaper:
             flow.free_ns = start_ns + _duration_ns(count, self._flow_bps)
             self._send_off(flow, max(self._free_ns, flow.free_ns), count)
 
-    def _send_off(self, flow: Flow, departure_ns: int, count: int) -> None:
+    def _send_off(self, flow: ShapedFlow, departure_ns: int, count: int) -> None:
         at_ns = departure_ns + self._delay_ns
         if self._jitter_ns:
             at_ns += self._chance.randint(0, self._jitter_ns)
@@ -335,4 +335,4 @@ def _duration_ns(count: int, rate_bps: int | None) -> int:
     return 0 if rate_bps is None else -(-count * 8 * NS_PER_S // rate_bps)
 
 
-__all__ = ["NS_PER_S", "Direction", "Flow", "Shaper"]
+__all__ = ["NS_PER_S", "Direction", "ShapedFlow", "Shaper"]

@@ -178,7 +178,7 @@ def _echo_on(sock: socket.socket) -> None:
             sock.sendall(data)
 
 
-class _Threads:
+class _StreamThreads:
     """Threads that each serve a socket, until all the sockets are shut."""
 
     def __init__(self) -> None:
@@ -223,7 +223,7 @@ class _Streams:
     """Connections that send as fast as they may, and receive, if both ways."""
 
     def __init__(self, address: tuple[str, int], count: int, both_ways: bool) -> None:
-        self._threads = _Threads()
+        self._threads = _StreamThreads()
         try:
             for _ in range(count):
                 sock = _dial(address, _BOTH if both_ways else _SINK)
@@ -249,7 +249,7 @@ class _Target:
     """What the relay dials: echoes, or takes all that comes, or sends as well."""
 
     def __enter__(self) -> _Target:
-        self._threads = _Threads()
+        self._threads = _StreamThreads()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         host, port = self._listener.getsockname()
         self.address = f"{host}:{port}"

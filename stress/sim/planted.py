@@ -463,7 +463,7 @@ def _damaged_messages_believed(stack: ExitStack) -> None:
     def trust(sealed: Any, func: str, what: str) -> bytes:
         return bytes(sealed[:-SEAL_BYTES])
 
-    class Anything(int):
+    class AnyNumber(int):
         __hash__ = int.__hash__
 
         def __ne__(self, other: object) -> bool:
@@ -472,7 +472,7 @@ def _damaged_messages_believed(stack: ExitStack) -> None:
     stack.enter_context(patch.object(codec, "unseal", trust))
 
     def fits(*parts: bytes) -> int:
-        return Anything()
+        return AnyNumber()
 
     stack.enter_context(patch.object(codec, "payload_hash", fits))
 

@@ -50,7 +50,7 @@ from pccl.stress.sim.workloads.training import TrainingWorkload
 from pccl.transports.base import Address
 from pccl.transports.link import Link
 from pccl.transports.sim.network import SimConnection, SimHost, SimNetwork
-from pccl.transports.sim.pipe import Route
+from pccl.transports.sim.pipe import HostRoute
 
 _FIRST_LISTENING_PORT = 20000
 
@@ -287,7 +287,7 @@ class Stage:
             return [self.name(other)]
         return [name for name in self.names() if name != self.name(index)]
 
-    def routes(self, index: int, other: int | None) -> list[Route]:
+    def routes(self, index: int, other: int | None) -> list[HostRoute]:
         """Both directions between a process and another one (None: all others)."""
         name, route = self.name(index), self.network.route
         pairs = [(route(name, far), route(far, name)) for far in self.others(index, other)]

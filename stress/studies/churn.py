@@ -38,7 +38,7 @@ START_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ChurnLoad:
     """What is trained; as of ``train_gpt.py``."""
 
     mode: str
@@ -77,7 +77,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ChurnOutcome:
     """What came of one run.
 
     Attributes:
@@ -124,7 +124,7 @@ def churn(
     Fails if models differ, or a step of a survivor is lost.
     """
     load["fragments"] = 4 if load["mode"] == "streaming" else 1
-    what = Load(**load)
+    what = ChurnLoad(**load)
     turn = what.fragments * LOGGED_EVERY
     if steps % what.sync_every or what.sync_every % turn:
         raise click.UsageError(f"--steps must be a multiple of --sync-every, and that of {turn}")
@@ -143,7 +143,9 @@ def churn(
             raise click.ClickException(f"{name}: steps are in no average")
 
 
-def _run(example: Path, load: Load, peers: int, steps: int, every_s: float | None) -> Outcome:
+def _run(
+    example: Path, load: ChurnLoad, peers: int, steps: int, every_s: float | None
+) -> ChurnOutcome:
     """Train to the end; ``every_s``: None: nobody is killed."""
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -165,7 +167,7 @@ class _Run:
         crew: Crew,
         master: str,
         example: Path,
-        load: Load,
+        load: ChurnLoad,
         peers: int,
         steps: int,
         folder: Path,
@@ -178,7 +180,7 @@ class _Run:
         """Of each that lives, as it has told; 0: nothing yet."""
         self._weights: dict[str, str] = {}
 
-    def to_the_end(self, every_s: float | None) -> Outcome:
+    def to_the_end(self, every_s: float | None) -> ChurnOutcome:
         """Start all, disturb them, and wait until those that are left have ended."""
         self._min_peers = self._peers if every_s is None else MIN_PEERS
         chance = random.Random(self._load.seed)
@@ -232,7 +234,7 @@ class _Run:
             self._crew.kill(name)
             del self._step_of[name]
 
-    def _outcome(self, seconds: float, killed: int) -> Outcome:
+    def _outcome(self, seconds: float, killed: int) -> ChurnOutcome:
         load = self._load
         logs = {
             path.stem: [_event(line) for line in path.read_text("utf-8").splitlines()]
@@ -244,7 +246,7 @@ class _Run:
         )
         tokens = tokens_of(logs.values(), load.fragments)
         weights = tuple(sorted({self._weights.get(name, "none") for name in self._step_of}))
-        return Outcome(round(seconds, 1), killed, tokens, self._steps, weights, survivors)
+        return ChurnOutcome(round(seconds, 1), killed, tokens, self._steps, weights, survivors)
 
 
 def _event(line: str) -> dict[str, Any]:
@@ -255,7 +257,7 @@ def _event(line: str) -> dict[str, Any]:
     return event
 
 
-def _show(name: str, outcome: Outcome, as_json: bool) -> None:
+def _show(name: str, outcome: ChurnOutcome, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"run": name, **asdict(outcome)}))
         return

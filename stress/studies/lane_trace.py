@@ -43,7 +43,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TracedCall:
     """One all-reduce of the first peer."""
 
     call: int
@@ -82,7 +82,7 @@ def be_a_peer(
             ok = bool(np.array_equal(result, expected))
             if first or not ok:
                 mbit_s = size * 8 / 1e6 / seconds
-                _say(Call(call + 1, round(seconds, 3), round(mbit_s, 1), lanes, ok))
+                _say(TracedCall(call + 1, round(seconds, 3), round(mbit_s, 1), lanes, ok))
         stop.set()
         if first:
             watcher.join()
@@ -104,7 +104,7 @@ def _watch(comm: pccl.Communicator, stop: threading.Event) -> None:
         before, looked_s = sent, now_s
 
 
-def _say(what: Look | Call) -> None:
+def _say(what: Look | TracedCall) -> None:
     print(json.dumps(asdict(what)), flush=True)
 
 

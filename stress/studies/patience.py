@@ -25,7 +25,7 @@ import numpy as np
 from rich.console import Console
 
 import pccl
-from pccl.cli.processes.children import STDOUT, Children, Ended, Line
+from pccl.cli.processes.children import STDOUT, Children, Ended, OutputLine
 from pccl.cli.streams import writing
 from pccl.inquiry import RemovalCause, master_status
 
@@ -42,7 +42,7 @@ BUSY = "while True: sum(range(10000))"
 
 
 @dataclass
-class Findings:
+class PatienceFindings:
     """What a run has shown."""
 
     minutes: float
@@ -123,7 +123,7 @@ def patience(minutes: float, peers: int, busy: int, seed: int, as_json: bool) ->
     The peers hold the interpreter's lock for seconds at a time. Deadlines are the defaults.
     """
     signal.signal(signal.SIGTERM, _end)
-    findings = Findings(minutes, peers, busy, seed)
+    findings = PatienceFindings(minutes, peers, busy, seed)
     with pccl.MasterNode("127.0.0.1:0") as master, Children[int]() as children:
         _run(master.address, children, findings)
     verdict = findings.verdict()
@@ -141,7 +141,7 @@ def _end(signum: int, frame: FrameType | None) -> None:
     sys.exit(128 + signum)
 
 
-def _run(address: str, children: Children[int], findings: Findings) -> None:
+def _run(address: str, children: Children[int], findings: PatienceFindings) -> None:
     environment = _environment()
     python = [sys.executable, sys.executable]
     for number in range(findings.busy_processes):
@@ -156,9 +156,9 @@ def _run(address: str, children: Children[int], findings: Findings) -> None:
     while running and time.monotonic() < deadline_s:
         for peer, heard in children.hear(LOOK_S):
             match heard:
-                case Line(stream=stream, text=text) if stream == STDOUT:
+                case OutputLine(stream=stream, text=text) if stream == STDOUT:
                     _add(findings, json.loads(text))
-                case Line(text=text) if peer >= 0:
+                case OutputLine(text=text) if peer >= 0:
                     findings.errors.append(f"peer {peer}: {text.decode(errors='replace')}")
                 case Ended() if peer >= 0:
                     running.discard(peer)
@@ -175,14 +175,14 @@ def _environment() -> Mapping[str, str]:
     return {**os.environ, **threads}
 
 
-def _add(findings: Findings, told: dict[str, float]) -> None:
+def _add(findings: PatienceFindings, told: dict[str, float]) -> None:
     findings.reduces = max(findings.reduces, int(told["reduces"]))
     findings.wrong_values += int(told["wrong"])
     findings.locked_s += told["locked_s"]
     findings.longest_lock_s = max(findings.longest_lock_s, told["longest_lock_s"])
 
 
-def _look(address: str, findings: Findings) -> None:
+def _look(address: str, findings: PatienceFindings) -> None:
     """Ask the master as anybody else would, which also shows that it answers under load."""
     seen = master_status(address, timeout_s=ENDING_S)
     findings.status_reports += 1

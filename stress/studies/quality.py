@@ -24,8 +24,8 @@ from rich.table import Table
 from pccl.cli.bench.crew import Crew, ProcessDied
 from pccl.cli.streams import writing
 from pccl.stress.studies.gpt_options import gpt_options
-from pccl.stress.studies.quality_figures import SEEDS_MAX, Excess, Row, Run, seen_in, table
-from pccl.stress.studies.quality_grid import VARIANTS, Job, Variant
+from pccl.stress.studies.quality_figures import SEEDS_MAX, Excess, QualityRun, Row, seen_in, table
+from pccl.stress.studies.quality_grid import VARIANTS, Job, QualityVariant
 
 YARDSTICK = "data-parallel"
 RECORD = "run.json"
@@ -74,7 +74,7 @@ def quality(
     signal.signal(signal.SIGTERM, _end)
     grid = _Grid(folder.resolve(), example.resolve(), Job(**job))
     wanted = [VARIANTS[name] for name in names or VARIANTS]
-    runs: dict[str, dict[int, Run]] = {}
+    runs: dict[str, dict[int, QualityRun]] = {}
     todo = [(seed, variant) for seed in seeds for variant in wanted]
     for number, (seed, variant) in enumerate(todo, 1):
         made = grid.run(variant, seed, f"{number}/{len(todo)}")
@@ -98,7 +98,7 @@ class _Grid:
     example: Path
     job: Job
 
-    def run(self, variant: Variant, seed: int, place: str) -> Run:
+    def run(self, variant: QualityVariant, seed: int, place: str) -> QualityRun:
         """Make one run, or read what came of it."""
         arguments = self.job.arguments(variant, seed)
         where = self.folder / f"{variant.name}-{seed}"
@@ -118,7 +118,7 @@ class _Grid:
         click.echo(f"{said}: held-out loss {made.loss:.4f}, {made.seconds:.0f} s", err=True)
         return made
 
-    def _made(self, path: Path, arguments: list[str]) -> Run | None:
+    def _made(self, path: Path, arguments: list[str]) -> QualityRun | None:
         """What came of a run, if it was made as it is wanted."""
         try:
             record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -128,9 +128,9 @@ class _Grid:
             return None
         told: dict[str, Any] = record["run"]
         told["curve"] = tuple((tokens, loss) for tokens, loss in told["curve"])
-        return Run(**told)
+        return QualityRun(**told)
 
-    def _train(self, arguments: list[str], where: Path, said: str) -> Run:
+    def _train(self, arguments: list[str], where: Path, said: str) -> QualityRun:
         launch = ["launch", "-n", str(self.job.peers), "--fail-fast", "--"]
         log = ["--log", str(where / "peer-{peer}.jsonl")]
         began_s, began_cpu_s = time.monotonic(), _cpu_s()
@@ -153,7 +153,7 @@ class _Grid:
         if len(weights) != self.job.peers or len(set(weights.values())) != 1:
             raise click.ClickException(f"{said}: the peers' weights differ: {weights}")
         lines = (where / "peer-0.jsonl").read_text(encoding="utf-8").splitlines()
-        return Run(
+        return QualityRun(
             **seen_in(map(json.loads, lines)),
             parameters=parameters,
             weights=weights[0],

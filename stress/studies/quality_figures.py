@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pccl.stress.studies.quality_grid import Variant
+from pccl.stress.studies.quality_grid import QualityVariant
 
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Of Student's distribution at 97.5 %, for 1 to 9 degrees of freedom: an interval of 95 %."""
@@ -17,7 +17,7 @@ SEEDS_MAX = len(T_QUANTILES) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class QualityRun:
     """One run, as one of its peers has seen it; all end with the same weights.
 
     Attributes:
@@ -51,7 +51,7 @@ class Run:
 
 
 def seen_in(log: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Those fields of ``Run`` that a peer's log tells.
+    """Those fields of ``QualityRun`` that a peer's log tells.
 
     Args:
         log: its lines, as ``JsonlWriter`` has written them.
@@ -118,7 +118,7 @@ def excess(losses: Sequence[float], others: Sequence[float]) -> Excess:
     return Excess(each, mean, mean - half, mean + half)
 
 
-def verdict(found: Excess, variant: Variant) -> str:
+def verdict(found: Excess, variant: QualityVariant) -> str:
     """What became of the claim.
 
     "within": the whole interval is. "within on average": the mean is. A compressed variant may also
@@ -167,7 +167,9 @@ class Row:
 
 
 def table(
-    runs: Mapping[str, Mapping[int, Run]], variants: Mapping[str, Variant], yardstick: str
+    runs: Mapping[str, Mapping[int, QualityRun]],
+    variants: Mapping[str, QualityVariant],
+    yardstick: str,
 ) -> list[Row]:
     """A row for each variant that was trained.
 

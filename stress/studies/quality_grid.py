@@ -30,7 +30,7 @@ WAYS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class QualityVariant:
     """One way to train together, and what is claimed of it.
 
     Attributes:
@@ -54,15 +54,15 @@ class Variant:
 VARIANTS = {
     variant.name: variant
     for variant in (
-        Variant("data-parallel"),
-        Variant("sync", "", "data-parallel", 2.0),
-        Variant("sync", "int8", "sync", 0.5),
-        Variant("sync", "int4", "sync", 0.5),
-        Variant("delayed", "", "sync", 1.0),
-        Variant("late", "", "sync", 1.0),
-        Variant("streaming", "", "sync", 1.0),
-        Variant("streaming", "int8", "streaming", 0.5),
-        Variant("streaming", "int4", "streaming", 0.5),
+        QualityVariant("data-parallel"),
+        QualityVariant("sync", "", "data-parallel", 2.0),
+        QualityVariant("sync", "int8", "sync", 0.5),
+        QualityVariant("sync", "int4", "sync", 0.5),
+        QualityVariant("delayed", "", "sync", 1.0),
+        QualityVariant("late", "", "sync", 1.0),
+        QualityVariant("streaming", "", "sync", 1.0),
+        QualityVariant("streaming", "int8", "streaming", 0.5),
+        QualityVariant("streaming", "int4", "streaming", 0.5),
     )
 }
 
@@ -82,7 +82,7 @@ class Job:
     evaluate_every: int
     held_out: int
 
-    def arguments(self, variant: Variant, seed: int) -> list[str]:
+    def arguments(self, variant: QualityVariant, seed: int) -> list[str]:
         """Of ``train_gpt.py``, for one run."""
         words = ["--mode", WAYS[variant.way].mode, "--seed", str(seed), "--threads", "1"]
         for name in (

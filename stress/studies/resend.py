@@ -72,7 +72,7 @@ class Loss:
         return self.bytes_after / self.bytes_repeat
 
 
-class Run:
+class ResendRun:
     """One run of ``peers`` processes and one reduce.
 
     Args:
@@ -108,7 +108,7 @@ class Run:
         """From the loss, or if there is none from the beginning, to the last result."""
         self.repaired = False
 
-    def run(self) -> Run:
+    def run(self) -> ResendRun:
         """Do it, and check the result."""
         try:
             self._loop.run_until_complete(self._main())
@@ -208,10 +208,10 @@ class Run:
 
 def losses(peers: int) -> Iterator[Loss]:
     """Let a member die at each of ``PERCENTS`` of a reduce."""
-    whole, rest = Run(peers).run(), Run(peers - 1).run()
+    whole, rest = ResendRun(peers).run(), ResendRun(peers - 1).run()
     for percent in PERCENTS:
         kill_after_ns = whole.duration_ns * percent // 100
-        run = Run(peers, victim=peers // 2, kill_after_ns=kill_after_ns).run()
+        run = ResendRun(peers, victim=peers // 2, kill_after_ns=kill_after_ns).run()
         yield Loss(
             peers,
             percent,

@@ -20,7 +20,7 @@ NEVER = 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TrainingLoad:
     """What each peer computes.
 
     Attributes:
@@ -41,7 +41,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class StepCost:
     """What a peer has measured: in all steps together, without what follows them.
 
     Attributes:
@@ -94,7 +94,7 @@ class Times:
         )
 
 
-def options_of(mode: str, load: Load) -> dict[str, Any]:
+def options_of(mode: str, load: TrainingLoad) -> dict[str, Any]:
     """What the wrapper is made with."""
     every, parts = load.sync_every, load.fragments
     shared: dict[str, Any] = {"sync_every": every, "compression": load.compression}
@@ -107,7 +107,9 @@ def options_of(mode: str, load: Load) -> dict[str, Any]:
     return options[mode]
 
 
-def be_a_peer(master: str, listen: str, advertise: str, mode: str, peers: int, load: Load) -> Cost:
+def be_a_peer(
+    master: str, listen: str, advertise: str, mode: str, peers: int, load: TrainingLoad
+) -> StepCost:
     """Train; all modes make the same steps."""
     torch.set_num_threads(1)
     torch.default_generator.manual_seed(0)
@@ -157,7 +159,7 @@ def be_a_peer(master: str, listen: str, advertise: str, mode: str, peers: int, l
     def per_step_ms(seconds: float) -> float:
         return round(1000 * seconds / load.steps, 2)
 
-    return Cost(
+    return StepCost(
         mode=mode,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         steps_per_s=round(load.steps / wall_s, 2),
@@ -175,5 +177,5 @@ def be_a_peer(master: str, listen: str, advertise: str, mode: str, peers: int, l
 
 if __name__ == "__main__":
     given: dict[str, Any] = json.loads(sys.argv[1])
-    cost = be_a_peer(load=Load(**given.pop("load")), **given)
+    cost = be_a_peer(load=TrainingLoad(**given.pop("load")), **given)
     sys.stdout.write(json.dumps(asdict(cost)) + "\n")

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from pccl.stress.emulator.shaper import Direction, Flow, Shaper
+from pccl.stress.emulator.shaper import Direction, ShapedFlow, Shaper
 from pccl.stress.emulator.spec import LinkSpec
 
 US = 1_000
@@ -17,7 +17,7 @@ def shaper(text: str) -> Shaper:
 
 
 def arrivals(
-    link: Shaper, flow: Flow, until_ns: int, deliver: bool = True
+    link: Shaper, flow: ShapedFlow, until_ns: int, deliver: bool = True
 ) -> list[tuple[int, int]]:
     """Let time pass; return when, in microseconds, how many bytes of a flow arrived."""
     seen: list[tuple[int, int]] = []

@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl.stress.emulator.shaper import Flow, Shaper
+from pccl.stress.emulator.shaper import ShapedFlow, Shaper
 from pccl.stress.emulator.spec import LinkSpec
 
 MS = 1_000_000
@@ -34,7 +34,7 @@ ACTIONS = st.lists(
 class Sender:
     """One flow as its two ends see it."""
 
-    flow: Flow
+    flow: ShapedFlow
     offered_bytes: int = 0
     taken_bytes: int = 0
     is_held: bool = False

@@ -21,9 +21,9 @@ from click.testing import CliRunner
 import pccl.cli.bench.command
 from pccl.cli.bench.command import bench, try_to_write
 from pccl.cli.bench.crew import Crew
-from pccl.cli.bench.plan import Plan
-from pccl.cli.bench.statistics import Result, Side
-from pccl.cli.bench.view import View
+from pccl.cli.bench.plan import BenchPlan
+from pccl.cli.bench.statistics import BenchResult, SideFigures
+from pccl.cli.bench.view import BenchView
 from pccl.stress.emulator import loopback
 from tests.support.paths import ROOT
 from tests.support.patience import LONG_LIMIT_S, patient
@@ -313,10 +313,10 @@ def test_a_link_that_relays_do_not_understand() -> None:
 def test_wrong_values_are_a_failure(
     faults: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = Side((0.1,), (0.1,), 0.1, faults)
-    result = Result(2, 4, "int32", 1, False, ours, "", None, 0.0, 0, 0, "reno")
+    ours = SideFigures((0.1,), (0.1,), 0.1, faults)
+    result = BenchResult(2, 4, "int32", 1, False, ours, "", None, 0.0, 0, 0, "reno")
 
-    def measured(crew: Crew, plan: Plan, view: View, *, floor: bool) -> list[Result]:
+    def measured(crew: Crew, plan: BenchPlan, view: BenchView, *, floor: bool) -> list[BenchResult]:
         return [result]
 
     monkeypatch.setattr(pccl.cli.bench.command, "measure", measured)
@@ -330,9 +330,9 @@ def test_wrong_values_are_a_failure(
 def test_without_a_command_it_is_allreduce(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plans: list[Plan] = []
+    plans: list[BenchPlan] = []
 
-    def measured(crew: Crew, plan: Plan, view: View, *, floor: bool) -> list[Result]:
+    def measured(crew: Crew, plan: BenchPlan, view: BenchView, *, floor: bool) -> list[BenchResult]:
         plans.append(plan)
         return []
 
@@ -345,13 +345,13 @@ def test_a_picture_that_cannot_be_drawn_is_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib")
-    ours = Side((0.1,), (0.1,), 0.1, ("peer 1: wrong",))
-    result = Result(2, 4, "int32", 1, False, ours, "", None, 0.0, 0, 0, "reno")
+    ours = SideFigures((0.1,), (0.1,), 0.1, ("peer 1: wrong",))
+    result = BenchResult(2, 4, "int32", 1, False, ours, "", None, 0.0, 0, 0, "reno")
 
-    def measured(crew: Crew, plan: Plan, view: View, *, floor: bool) -> list[Result]:
+    def measured(crew: Crew, plan: BenchPlan, view: BenchView, *, floor: bool) -> list[BenchResult]:
         return [result]
 
-    def draw(results: list[Result], path: Path) -> None:
+    def draw(results: list[BenchResult], path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(pccl.cli.bench.command, "measure", measured)

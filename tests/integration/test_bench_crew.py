@@ -13,9 +13,9 @@ from pccl import config
 from pccl.cli.bench import run
 from pccl.cli.bench.crew import OURS, Crew, ProcessDied
 from pccl.cli.bench.peers.words import Connected, Doing, Failed, Measured, Report, Timed, encode
-from pccl.cli.bench.plan import Plan
+from pccl.cli.bench.plan import BenchPlan
 from pccl.cli.bench.run import Group
-from pccl.cli.bench.statistics import Result
+from pccl.cli.bench.statistics import BenchResult
 
 ENDS = "__import__('os')._exit({})"
 FOREVER = "__import__('signal').pause()"
@@ -99,12 +99,12 @@ def test_environment(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # -- what is made of the peers' reports ------------------------------------------------------------
 
-PLAN = Plan((8,), (2,), (0,), "float32", False, 1, 0, "", "")
+PLAN = BenchPlan((8,), (2,), (0,), "float32", False, 1, 0, "", "")
 
 
-def listened(crew: Crew, *peers: list[str]) -> tuple[list[Result], list[str]]:
+def listened(crew: Crew, *peers: list[str]) -> tuple[list[BenchResult], list[str]]:
     """Two peers do as they are told; results, and what was told about it."""
-    results: list[Result] = []
+    results: list[BenchResult] = []
     told: list[str] = []
     group = Group(
         PLAN, 2, 0, lambda who, doing: told.append(f"{who}: {doing.part}"), results.append

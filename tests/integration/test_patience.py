@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pccl.stress.studies.patience import Findings
+from pccl.stress.studies.patience import PatienceFindings
 from tests.support.patience import LONG_LIMIT_S
 
 
@@ -31,13 +31,13 @@ def test_a_short_run_removes_nobody() -> None:
 @pytest.mark.parametrize(
     ("found", "verdict"),
     [
-        (Findings(1.0, 2, 0, 0, reduces=1), "ok"),
-        (Findings(1.0, 2, 0, 0), "failed"),
-        (Findings(1.0, 2, 0, 0, reduces=1, removals=["peer 1: SILENT"]), "failed"),
-        (Findings(1.0, 2, 0, 0, reduces=1, wrong_values=1), "failed"),
-        (Findings(1.0, 2, 0, 0, reduces=1, hangs=1), "failed"),
-        (Findings(1.0, 2, 0, 0, reduces=1, errors=["peer 0: exit code 1"]), "failed"),
+        (PatienceFindings(1.0, 2, 0, 0, reduces=1), "ok"),
+        (PatienceFindings(1.0, 2, 0, 0), "failed"),
+        (PatienceFindings(1.0, 2, 0, 0, reduces=1, removals=["peer 1: SILENT"]), "failed"),
+        (PatienceFindings(1.0, 2, 0, 0, reduces=1, wrong_values=1), "failed"),
+        (PatienceFindings(1.0, 2, 0, 0, reduces=1, hangs=1), "failed"),
+        (PatienceFindings(1.0, 2, 0, 0, reduces=1, errors=["peer 0: exit code 1"]), "failed"),
     ],
 )
-def test_what_breaks_the_promise(found: Findings, verdict: str) -> None:
+def test_what_breaks_the_promise(found: PatienceFindings, verdict: str) -> None:
     assert found.verdict()["verdict"] == verdict

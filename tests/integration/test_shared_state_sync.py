@@ -40,7 +40,7 @@ from pccl.runtime.state.giver import StateGiver
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.memory.stock import Stock
 from pccl.runtime.state.session import StateSession
-from pccl.runtime.state.sync import SyncRequest
+from pccl.runtime.state.sync import SyncOptions
 from pccl.shared_state import SharedStateSyncInfo
 from tests.support.patience import LIMIT_S, patient
 
@@ -867,7 +867,7 @@ def test_who_leaves_while_it_is_put_in_place_has_all_of_it(
     monkeypatch.setattr(PooledHasher, "run", cancelled_before_it_begins)
 
     async def receive() -> None:
-        request = SyncRequest(states[1], strategy=RECEIVE_ONLY)
+        request = SyncOptions(states[1], strategy=RECEIVE_ONLY)
         task = asyncio.current_task()
         assert task is not None
         tasks.append(task)

@@ -19,7 +19,6 @@ from pccl.bindings.diloco.ledger import Ledger
 from pccl.bindings.diloco.pipeline import Merge
 from pccl.bindings.diloco.rounds import (
     Average,
-    Committed,
     Connect,
     Contribution,
     Effect,
@@ -27,6 +26,7 @@ from pccl.bindings.diloco.rounds import (
     Members,
     Notice,
     Reduce,
+    RoundCommitted,
     Rounds,
     Sync,
     Take,
@@ -133,7 +133,7 @@ class Process:
         self.watched = 0
         self._due: Steps
         self._entries: deque[tuple[Entered, list[Vector]]] = deque()
-        self._commits: dict[int, Committed] = {}
+        self._commits: dict[int, RoundCommitted] = {}
         self._history = history
         self._steps = Rounds(schedule, self.outer, self._notify).run()
         self.effect: Effect = next(self._steps)
@@ -199,7 +199,7 @@ class Process:
         self._due = due
         self._go_on(None)
 
-    def _go_on(self, outcome: Committed | None) -> None:
+    def _go_on(self, outcome: RoundCommitted | None) -> None:
         try:
             self.waits_for = self._due.send(outcome).number
         except StopIteration:
@@ -215,7 +215,7 @@ class Process:
     def put(self, contribution: Contribution) -> None:
         self.queue.append(replace(contribution, values=list(contribution.values)))
 
-    def merged(self, merge: Merge, committed: Committed) -> None:
+    def merged(self, merge: Merge, committed: RoundCommitted) -> None:
         self.watched += not merge.is_taken
 
     def hear(self) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccl.collectives.broadcast import BroadcastSchedule
-from pccl.collectives.layout import Layout, segment_bytes_for
+from pccl.collectives.layout import SegmentLayout, segment_bytes_for
 from pccl.collectives.plan import plan
 from pccl.collectives.ring import RingSchedule
 from pccl.protocol.data_type import DataType
@@ -29,7 +29,7 @@ CHAINS = st.integers(2, 12).flatmap(
 
 def chain(shape: tuple[int, int, int, int, int, int]) -> list[BroadcastSchedule]:
     world_size, root, count, itemsize, per_segment, chunks = shape
-    layout = Layout(count, itemsize, chunks, itemsize * per_segment)
+    layout = SegmentLayout(count, itemsize, chunks, itemsize * per_segment)
     return [BroadcastSchedule(rank, root, world_size, layout) for rank in range(world_size)]
 
 
@@ -135,7 +135,7 @@ def test_a_claim_with_one_thing_wrong_is_not_found(
 )
 def test_ranks_and_roots_lie_in_the_ring(rank: int, root: int, world_size: int) -> None:
     with pytest.raises(ValueError, match="no broadcast"):
-        BroadcastSchedule(rank, root, world_size, Layout(4, 4, 1, 16))
+        BroadcastSchedule(rank, root, world_size, SegmentLayout(4, 4, 1, 16))
 
 
 # -- which schedule carries out what -----------------------------------------------------------

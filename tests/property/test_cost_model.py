@@ -10,7 +10,7 @@ from pccl.protocol.types import STAR_BYTES_MAX, Algorithm, LinkMeasure, PeerId
 from pccl.topology.cost_model import (
     GAIN_MIN,
     SIZES,
-    Links,
+    AssumedLinks,
     choose_algorithms,
     mesh_cost,
     ring_cost,
@@ -45,7 +45,7 @@ def test_the_table_is_sound_and_names_the_quickest(
     ring, matrix = run
     table = choose_algorithms(ring, matrix, (), ALL)
     assert table.is_sound
-    links = Links(matrix)
+    links = AssumedLinks(matrix)
     for size in SIZES:
         times = {
             Algorithm.RING: GAIN_MIN * ring_cost(ring, links).time_s(size),
@@ -81,7 +81,7 @@ def test_more_bytes_longer_ways_and_slower_links_never_take_less_time(
     )
     small, large = sorted((one, other))
     for cost in (ring_cost, mesh_cost, star_cost):
-        now, then = cost(ring, Links(complete)), cost(ring, Links(worse))
+        now, then = cost(ring, AssumedLinks(complete)), cost(ring, AssumedLinks(worse))
         assert now.fixed_s > 0
         assert now.per_byte_s > 0
         assert now.time_s(small) <= now.time_s(large)

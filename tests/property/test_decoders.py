@@ -58,10 +58,10 @@ from pccl.runtime.master_store import DirectoryStore
 from pccl.runtime.state.post import numbers_of, pack_numbers
 from pccl.runtime.state.results import ResultNews
 from pccl.state.checkpoint_header import Checkpoint, CheckpointTensor, checkpoint_of, header_of
-from pccl.state.layout import Entry, Layout
+from pccl.state.layout import Entry, StateLayout
 from pccl.stress.chaos import events
 from pccl.stress.emulator.spec import LinkSpec
-from pccl.stress.timeline import Fault, FaultKind, Timeline, TimelineError
+from pccl.stress.timeline import FaultKind, TimedFault, Timeline, TimelineError
 from tests.property import test_codec, test_hostile_frames
 from tests.support.paths import ROOT
 from tests.support.secret_files import keep
@@ -315,10 +315,10 @@ NEWS = ResultNews(
     (PeerId(1), PeerId(9)),
 )
 STATE = b"\x95\x02\xc4\x100123456789abcdef\x07\xc4\x08incumben\xc3"
-LAYOUT = Layout([Entry("a", DataType.FLOAT, 5), Entry("ü", DataType.INT8, 0, may_differ=True)])
+LAYOUT = StateLayout([Entry("a", DataType.FLOAT, 5), Entry("ü", DataType.INT8, 0, may_differ=True)])
 
 TIMELINE = Timeline(
-    1, 3, 10.0, (Fault(2.5, FaultKind.KILL, 1), Fault(3.0, FaultKind.JOINERS, amount=1))
+    1, 3, 10.0, (TimedFault(2.5, FaultKind.KILL, 1), TimedFault(3.0, FaultKind.JOINERS, amount=1))
 )
 
 # -- texts -----------------------------------------------------------------------------------------
@@ -436,10 +436,10 @@ DECODERS: dict[str, Decoder] = {
         canonical=True,
     ),
     "pccl/state/layout.py Layout.unpack": Decoder(
-        lambda data: Layout.unpack(data).entries,
+        lambda data: StateLayout.unpack(data).entries,
         ValueError,
         (LAYOUT.pack(), b""),
-        write=lambda entries: Layout(entries).pack(),
+        write=lambda entries: StateLayout(entries).pack(),
         runs=("pccl/runtime/state/maps.py StateComparison.take_layout",),
     ),
     "pccl/collectives/received_set.py ReceivedSet.missing_in": Decoder(

@@ -17,8 +17,8 @@ from pccl.collectives.digest import DIGEST_BYTES, ResultDigest
 from pccl.collectives.layout import (
     SEGMENT_BYTES_MAX,
     SEGMENT_BYTES_MIN,
-    Layout,
     Segment,
+    SegmentLayout,
     segment_bytes_for,
 )
 from pccl.collectives.received_set import ReceivedSet
@@ -156,7 +156,7 @@ def test_every_rank_holds_the_fold_whatever_the_order_of_arrival(
     inputs, segment_bytes, op = case
     world_size, count, itemsize = len(inputs), len(inputs[0]), inputs[0].dtype.itemsize
     ranks = [
-        Rank(RingSchedule(rank, Layout(count, itemsize, world_size, segment_bytes)), own, op)
+        Rank(RingSchedule(rank, SegmentLayout(count, itemsize, world_size, segment_bytes)), own, op)
         for rank, own in enumerate(inputs)
     ]
     for rank in ranks:
@@ -213,7 +213,7 @@ SHAPES = st.tuples(
 @given(SHAPES)
 def test_neighbours_agree_on_every_number(shape: tuple[int, int, int, int]) -> None:
     world_size, count, itemsize, per_segment = shape
-    layout = Layout(count, itemsize, world_size, itemsize * per_segment)
+    layout = SegmentLayout(count, itemsize, world_size, itemsize * per_segment)
     schedules = [RingSchedule(rank, layout) for rank in range(world_size)]
     for sender in schedules:
         receiver = schedules[(sender.rank + 1) % world_size]
@@ -235,7 +235,7 @@ def test_what_is_not_expected_is_not_found(
     shape: tuple[int, int, int, int], data: st.DataObject
 ) -> None:
     world_size, count, itemsize, per_segment = shape
-    layout = Layout(count, itemsize, world_size, itemsize * per_segment)
+    layout = SegmentLayout(count, itemsize, world_size, itemsize * per_segment)
     receiver = RingSchedule(data.draw(st.integers(0, world_size - 1)), layout)
     upstream = RingSchedule(receiver.upstream, layout)
     expected = {(step, s.offset, s.length): (i, s) for i, (step, s) in enumerate(upstream.outgoing)}
@@ -253,7 +253,7 @@ def test_what_is_not_expected_is_not_found(
 @given(SHAPES)
 def test_a_claim_with_one_thing_wrong_is_not_found(shape: tuple[int, int, int, int]) -> None:
     world_size, count, itemsize, per_segment = shape
-    layout = Layout(count, itemsize, world_size, itemsize * per_segment)
+    layout = SegmentLayout(count, itemsize, world_size, itemsize * per_segment)
     schedules = [RingSchedule(rank, layout) for rank in range(world_size)]
     for receiver in schedules:
         sender = schedules[receiver.upstream]
@@ -270,16 +270,16 @@ def test_a_claim_with_one_thing_wrong_is_not_found(shape: tuple[int, int, int, i
 
 
 def test_a_ring_needs_two_and_a_rank_in_it() -> None:
-    layout = Layout(4, 4, 2, 16)
+    layout = SegmentLayout(4, 4, 2, 16)
     for rank in (-1, 2):
         with pytest.raises(ValueError, match="no ring"):
             RingSchedule(rank, layout)
     with pytest.raises(ValueError, match="no ring"):
-        RingSchedule(0, Layout(4, 4, 1, 16))
+        RingSchedule(0, SegmentLayout(4, 4, 1, 16))
 
 
 def test_a_ring_of_nothing_has_nothing_to_do() -> None:
-    layout = Layout(0, 1, 3, 64)
+    layout = SegmentLayout(0, 1, 3, 64)
     assert (layout.segment_count, layout.nbytes, list(layout.segments())) == (0, 0, [])
     schedule = RingSchedule(1, layout)
     assert (schedule.incoming.count, schedule.outgoing.count) == (0, 0)
@@ -295,7 +295,7 @@ def test_a_ring_of_nothing_has_nothing_to_do() -> None:
 def test_the_layout_partitions_exactly(shape: tuple[int, int, int, int], odd: int) -> None:
     world_size, count, itemsize, per_segment = shape
     segment_bytes = itemsize * per_segment + odd % itemsize
-    layout = Layout(count, itemsize, world_size, segment_bytes)
+    layout = SegmentLayout(count, itemsize, world_size, segment_bytes)
     offset = position = 0
     for index, (start, end) in enumerate(chunk_bounds(count, world_size)):
         assert offset == start * itemsize
@@ -317,7 +317,7 @@ def test_the_layout_partitions_exactly(shape: tuple[int, int, int, int], odd: in
 @pytest.mark.parametrize("wrong", [(-1, 4, 2, 64), (1, 0, 2, 64), (1, 4, 0, 64), (1, 8, 2, 7)])
 def test_impossible_layouts(wrong: tuple[int, int, int, int]) -> None:
     with pytest.raises(ValueError, match="no layout"):
-        Layout(*wrong)
+        SegmentLayout(*wrong)
 
 
 @given(st.integers(1, 1 << 40), st.integers(2, 1000))

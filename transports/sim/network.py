@@ -4,7 +4,7 @@ It behaves as TCP does where it hurts: writes are taken in part, reads come in o
 writes went out, windows fill, connections end in the middle of anything. Inside a connection no
 byte is lost, doubled or reordered, and what arrives is a prefix of what was sent, unless a fault
 plan adds a :class:`Noise`, which flips bits. It does not simulate packets, congestion or a kernel.
-All processes share one loop (of which only ``create_future`` is used; a ``Clock`` tells the time).
+All processes share one loop (it uses only ``create_future``; a ``VirtualClock`` tells time).
 
 A :class:`SimNetwork` joins hosts; a :class:`SimHost` is one process and its ``Transport``. Faults
 are methods of whom they befall. How bytes move is told in :mod:`pccl.transports.sim.pipe`.
@@ -27,7 +27,7 @@ from typing import Protocol
 from pccl.protocol.errors import LinkError, LocalProtocolError, RemoteProtocolError
 from pccl.protocol.types import NS_PER_S
 from pccl.transports.base import Address, Connection, Listener, PathMeasure, PortLimits, Receiver
-from pccl.transports.sim.pipe import Action, Clock, Events, Pipe, Route, Trace
+from pccl.transports.sim.pipe import Action, Events, HostRoute, Pipe, Trace, VirtualClock
 from pccl.transports.sim.run_queue import RunQueue
 
 _FIRST_PORT = 49152
@@ -535,7 +535,7 @@ class SimNetwork:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: VirtualClock,
         rng: Random,
         trace: Trace | None = None,
         *,
@@ -552,7 +552,7 @@ class SimNetwork:
         self.shut: dict[str, bool] = {}
         self._latency_ns = latency_ns
         self._bytes_per_s = bytes_per_s
-        self._routes: dict[tuple[str, str], Route] = {}
+        self._routes: dict[tuple[str, str], HostRoute] = {}
         self._boots: dict[str, int] = {}
 
     def host(self, name: str) -> SimHost:
@@ -565,11 +565,11 @@ class SimNetwork:
         self.hosts[name] = SimHost(self, name, boots)
         return self.hosts[name]
 
-    def route(self, source: str, target: str) -> Route:
+    def route(self, source: str, target: str) -> HostRoute:
         """Return the way from one host to another; its attributes can be set at any time."""
         route = self._routes.get((source, target))
         if route is None:
-            route = Route(self.events, self._latency_ns, self._bytes_per_s)
+            route = HostRoute(self.events, self._latency_ns, self._bytes_per_s)
             self._routes[source, target] = route
         return route
 

@@ -36,7 +36,7 @@ Trace = Callable[[int, str], None]
 Action = Callable[[], None]
 
 
-class Timer(Protocol):
+class VirtualTimer(Protocol):
     """A pending call."""
 
     def cancel(self) -> object:
@@ -44,14 +44,14 @@ class Timer(Protocol):
         ...
 
 
-class Clock(Protocol):
+class VirtualClock(Protocol):
     """Virtual time, as the simulation's loop offers it."""
 
     def now_ns(self) -> int:
         """Return the present."""
         ...
 
-    def call_at_ns(self, when_ns: int, callback: Action) -> Timer:
+    def call_at_ns(self, when_ns: int, callback: Action) -> VirtualTimer:
         """Call back at ``when_ns``."""
         ...
 
@@ -85,7 +85,9 @@ class Events:
         ragged: whether bytes are taken and delivered in random portions.
     """
 
-    def __init__(self, clock: Clock, rng: Random, trace: Trace | None, *, ragged: bool) -> None:
+    def __init__(
+        self, clock: VirtualClock, rng: Random, trace: Trace | None, *, ragged: bool
+    ) -> None:
         self.clock = clock
         self.rng = rng
         self.ragged = ragged
@@ -165,7 +167,7 @@ class Gate:
             self._events.at(self._shut_until_ns, self._release)
 
 
-class Route:
+class HostRoute:
     """One direction between two hosts.
 
     Attributes:
@@ -267,8 +269,8 @@ class Pipe:
         events: Events,
         source: PipeEnd,
         sink: PipeEnd,
-        route: Route,
-        back: Route,
+        route: HostRoute,
+        back: HostRoute,
         window_bytes: int,
     ) -> None:
         self.gate = Gate(events)
@@ -454,13 +456,13 @@ class Pipe:
 
 __all__ = [
     "Action",
-    "Clock",
     "Event",
     "Events",
     "Gate",
+    "HostRoute",
     "Pipe",
     "PipeEnd",
-    "Route",
-    "Timer",
     "Trace",
+    "VirtualClock",
+    "VirtualTimer",
 ]

@@ -17,7 +17,7 @@ from pccl.cli.bench.arguments import ListOf, Size, format_size, sweep
 from pccl.cli.bench.conditions import conditions_of, cores
 from pccl.cli.bench.crew import Crew
 from pccl.cli.bench.floor import Floor, costs_of
-from pccl.cli.bench.hosts import Place, measure_across
+from pccl.cli.bench.hosts import HostPlace, measure_across
 from pccl.cli.bench.options import (
     Default,
     check_place,
@@ -27,14 +27,14 @@ from pccl.cli.bench.options import (
     variants_from,
 )
 from pccl.cli.bench.peers.words import Doing
-from pccl.cli.bench.plan import DTYPES, Plan, check
+from pccl.cli.bench.plan import DTYPES, BenchPlan, check
 from pccl.cli.bench.plot import draw
 from pccl.cli.bench.run import BARRIERS, Group, check_link, measure_bandwidths
 from pccl.cli.bench.signals import end_on_signals
 from pccl.cli.bench.state.command import state
-from pccl.cli.bench.statistics import Result
+from pccl.cli.bench.statistics import BenchResult
 from pccl.cli.bench.variants import PLAIN
-from pccl.cli.bench.view import JsonView, View, choose_view
+from pccl.cli.bench.view import BenchJsonView, BenchView, choose_view
 
 PEERS_MAX = 64
 """Each is a process; more of them would measure the scheduler."""
@@ -219,7 +219,7 @@ def allreduce(
         raise click.UsageError("give --size, or --min, --max and --factor, not both")
     variants, data = variants_from(given)
     place = place_from(given)
-    plan = Plan(
+    plan = BenchPlan(
         sizes=sizes or sweep(smallest, largest, factor),
         variants=variants,
         data=data,
@@ -229,8 +229,8 @@ def allreduce(
     check_place(plan, place, floor)
     check(plan)
     end_on_signals()
-    view: View = (
-        JsonView() if as_json else choose_view(plan.against, by_variant=plan.compares_variants)
+    view: BenchView = (
+        BenchJsonView() if as_json else choose_view(plan.against, by_variant=plan.compares_variants)
     )
     if master:
         with view:
@@ -262,7 +262,7 @@ def chosen(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
-def measure_between(plan: Plan, place: Place, view: View) -> list[Result]:
+def measure_between(plan: BenchPlan, place: HostPlace, view: BenchView) -> list[BenchResult]:
     """Measure as one of several hosts.
 
     Raises:
@@ -278,7 +278,7 @@ def measure_between(plan: Plan, place: Place, view: View) -> list[Result]:
     return measure_across(plan, place, view, tell, say)
 
 
-def measure(crew: Crew, plan: Plan, view: View, *, floor: bool) -> list[Result]:
+def measure(crew: Crew, plan: BenchPlan, view: BenchView, *, floor: bool) -> list[BenchResult]:
     """Measure all that is planned, and show it.
 
     Args:
@@ -290,10 +290,10 @@ def measure(crew: Crew, plan: Plan, view: View, *, floor: bool) -> list[Result]:
     Raises:
         click.ClickException: a process failed.
     """
-    results: list[Result] = []
+    results: list[BenchResult] = []
     barriers: list[list[float]] = []
 
-    def on_result(result: Result) -> None:
+    def on_result(result: BenchResult) -> None:
         results.append(result)
         view.add(result)
 
@@ -334,7 +334,7 @@ def describe(doing: Doing, rounds: int) -> str:
             return doing.part
 
 
-def complain(results: list[Result]) -> bool:
+def complain(results: list[BenchResult]) -> bool:
     """Say on stderr which values were wrong; returns whether any was."""
     faults = [fault for result in results for fault in all_faults(result)]
     for fault in faults:
@@ -342,7 +342,7 @@ def complain(results: list[Result]) -> bool:
     return bool(faults)
 
 
-def all_faults(result: Result) -> list[str]:
+def all_faults(result: BenchResult) -> list[str]:
     """Of both sides, with whose they are and in which case."""
     theirs = result.theirs.faults if result.theirs is not None else ()
     sides = [("pccl", result.ours.faults), (result.against, theirs)]

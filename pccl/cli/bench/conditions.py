@@ -11,7 +11,7 @@ from typing import Any
 
 import pccl
 from pccl.cli.bench.arguments import format_size
-from pccl.cli.bench.plan import Plan
+from pccl.cli.bench.plan import BenchPlan
 from pccl.cli.bench.state.plan import StatePlan
 
 CPU_INFO = Path("/proc/cpuinfo")
@@ -38,7 +38,7 @@ class Conditions:
     cores: int
     system: str
     congestion_default: str
-    plan: Plan
+    plan: BenchPlan
     load: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def state_conditions_of(plan: StatePlan) -> StateConditions:
     )
 
 
-def conditions_of(plan: Plan) -> Conditions:
+def conditions_of(plan: BenchPlan) -> Conditions:
     """Ask this machine."""
     names = ["torch"] if plan.against else []
     return Conditions(

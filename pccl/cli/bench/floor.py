@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pccl.cli.bench.statistics import DIGITS, Result, bus_factor
+from pccl.cli.bench.statistics import DIGITS, BenchResult, bus_factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,9 @@ class Floor:
         return [*self.speeds.to_dicts(), *(costs.to_dict() for costs in self.costs)]
 
 
-def costs_of(result: Result, speeds: Bandwidths, barriers: Sequence[float], cores: int) -> Costs:
+def costs_of(
+    result: BenchResult, speeds: Bandwidths, barriers: Sequence[float], cores: int
+) -> Costs:
     """Itemise one case.
 
     Args:

@@ -19,12 +19,12 @@ from pccl.cli.bench.arguments import available_bytes, format_size
 from pccl.cli.bench.conditions import conditions_of
 from pccl.cli.bench.peers import memory
 from pccl.cli.bench.peers.agreement import gather, share
-from pccl.cli.bench.peers.peer import Peer
+from pccl.cli.bench.peers.peer import BenchPeer
 from pccl.cli.bench.peers.words import Connected, Doing, Task, decode, encode
-from pccl.cli.bench.plan import Plan, check_memory
+from pccl.cli.bench.plan import BenchPlan, check_memory
 from pccl.cli.bench.run import Group, task_of
-from pccl.cli.bench.statistics import Result
-from pccl.cli.bench.view import View
+from pccl.cli.bench.statistics import BenchResult
+from pccl.cli.bench.view import BenchView
 from pccl.cli.processes.join import NoMaster, wait_for_master
 from pccl.errors import DeadlineExceeded, PCCLError
 
@@ -32,7 +32,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HostPlace:
     """How this host takes part; None: what the environment says, as for any peer.
 
     Attributes:
@@ -49,7 +49,7 @@ class Place:
     token: Path | None
     timeout_s: float | None
 
-    def connect(self, plan: Plan) -> pccl.Communicator:
+    def connect(self, plan: BenchPlan) -> pccl.Communicator:
         """Make a communicator; it is not connected yet.
 
         Raises:
@@ -69,8 +69,8 @@ class Place:
 
 
 def measure_across(
-    plan: Plan, place: Place, view: View, tell: Callable[[str, Doing], None], say: Say
-) -> list[Result]:
+    plan: BenchPlan, place: HostPlace, view: BenchView, tell: Callable[[str, Doing], None], say: Say
+) -> list[BenchResult]:
     """Measure as one of several peers; all figures, on all of them.
 
     Args:
@@ -103,7 +103,9 @@ def measure_across(
             ) from error
 
 
-def _gather_peers(comm: pccl.Communicator, plan: Plan, timeout_s: float | None, say: Say) -> None:
+def _gather_peers(
+    comm: pccl.Communicator, plan: BenchPlan, timeout_s: float | None, say: Say
+) -> None:
     wanted = plan.peers[0]
     say(f"waiting until {wanted} peers are there")
     try:
@@ -119,12 +121,12 @@ def _gather_peers(comm: pccl.Communicator, plan: Plan, timeout_s: float | None, 
 
 def _measure(
     comm: pccl.Communicator,
-    plan: Plan,
+    plan: BenchPlan,
     connected: Connected,
-    view: View,
+    view: BenchView,
     tell: Callable[[str, Doing], None],
     say: Say,
-) -> list[Result]:
+) -> list[BenchResult]:
     rank, peers = comm.rank, comm.world_size
     task = replace(task_of(plan, peers, plan.lanes[0]), master="", peer=rank)
     task = replace(Task.from_json(share(comm, task.to_json())), peer=rank)
@@ -150,9 +152,9 @@ def _measure(
             f"rank {rank} of {peers}; measuring what rank 0 at {first.host} was asked for, "
             "which shows the figures"
         )
-    results: list[Result] = []
+    results: list[BenchResult] = []
 
-    def on_result(result: Result) -> None:
+    def on_result(result: BenchResult) -> None:
         results.append(result)
         if shows:
             view.add(result)
@@ -172,7 +174,7 @@ def _measure(
             group.add(name, report)
 
     exchange(encode(connected))
-    peer = Peer(task, comm, on_doing)
+    peer = BenchPeer(task, comm, on_doing)
     peer.measure_memory()
     for size in task.sizes:
         for measured in peer.measure_time(size):

@@ -11,9 +11,9 @@ import click
 from pccl import config
 from pccl.checks import PEER_GROUP_MAX
 from pccl.cli.bench.arguments import ListOf
-from pccl.cli.bench.hosts import Place
+from pccl.cli.bench.hosts import HostPlace
 from pccl.cli.bench.peers.samples import KINDS
-from pccl.cli.bench.plan import Plan
+from pccl.cli.bench.plan import BenchPlan
 from pccl.cli.bench.variants import ALGORITHMS, FORMATS, NO_FORMAT, Variant, variants_of
 from pccl.cli.command_line import Seconds, check_address, check_own_address
 
@@ -187,24 +187,24 @@ def variants_from(given: dict[str, Any]) -> tuple[tuple[Variant, ...], str]:
     return variants, data or KINDS[0]
 
 
-def place_from(given: dict[str, Any]) -> Place:
+def place_from(given: dict[str, Any]) -> HostPlace:
     """How this host takes part.
 
     Args:
         given: all options of the command; those of ``host_options`` but ``master`` are taken out.
     """
     names = ("group", "advertise", "listen", "token", "timeout_s")
-    return Place(**{name: given.pop(name) for name in names})
+    return HostPlace(**{name: given.pop(name) for name in names})
 
 
-def check_place(plan: Plan, place: Place, floor: bool | None) -> None:
+def check_place(plan: BenchPlan, place: HostPlace, floor: bool | None) -> None:
     """Refuse what is for one machine on several, and the other way round.
 
     Raises:
         click.UsageError: it says which.
     """
     if not plan.master:
-        if place != Place(None, None, None, None, None):
+        if place != HostPlace(None, None, None, None, None):
             raise click.UsageError(
                 "--group, --advertise, --listen, --token and --timeout are for --master"
             )

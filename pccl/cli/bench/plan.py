@@ -29,7 +29,7 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchPlan:
     """All that is to be measured.
 
     Attributes:
@@ -74,7 +74,7 @@ class Plan:
         return 2 + (1 if self.against else 0)
 
 
-def check(plan: Plan) -> None:
+def check(plan: BenchPlan) -> None:
     """Refuse what cannot be measured.
 
     Raises:
@@ -99,7 +99,7 @@ def check(plan: Plan) -> None:
     check_memory(plan, available_bytes())
 
 
-def check_sizes(plan: Plan) -> None:
+def check_sizes(plan: BenchPlan) -> None:
     """Refuse sizes that are no whole number of elements.
 
     Raises:
@@ -114,7 +114,7 @@ def check_sizes(plan: Plan) -> None:
             )
 
 
-def check_variant(plan: Plan, variant: Variant) -> None:
+def check_variant(plan: BenchPlan, variant: Variant) -> None:
     """Refuse a way by which some of the sizes cannot be reduced.
 
     Raises:
@@ -143,7 +143,7 @@ def check_variant(plan: Plan, variant: Variant) -> None:
         raise click.UsageError(f"--quantize {variant.quantize} is not shorter than {plan.dtype}")
 
 
-def check_memory(plan: Plan, available: int | None) -> None:
+def check_memory(plan: BenchPlan, available: int | None) -> None:
     """Refuse what this machine has no memory for.
 
     Args:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pccl.cli.bench.arguments import format_size
-from pccl.cli.bench.statistics import Result
+from pccl.cli.bench.statistics import BenchResult
 from pccl.cli.bench.variants import PLAIN
 from pccl.cli.demo.plot import blank
 
 GIGA = 1e9
 
 
-def draw(results: Sequence[Result], path: Path) -> None:
+def draw(results: Sequence[BenchResult], path: Path) -> None:
     """Draw results into a PNG file.
 
     Args:
@@ -52,9 +52,9 @@ def draw(results: Sequence[Result], path: Path) -> None:
     figure.savefig(path, dpi=120, format="png")
 
 
-def lines(results: Sequence[Result]) -> dict[str, list[Result]]:
+def lines(results: Sequence[BenchResult]) -> dict[str, list[BenchResult]]:
     """What belongs on one line: the same peers, lanes and variant, by size."""
-    found: dict[str, list[Result]] = {}
+    found: dict[str, list[BenchResult]] = {}
     for result in sorted(results, key=lambda result: (result.peers, result.bytes)):
         label = f"{result.peers} peers, {result.lanes} lane{'s' if result.lanes != 1 else ''}"
         if result.variant != PLAIN:

@@ -31,9 +31,9 @@ from pccl.cli.bench.peers.words import (
     Task,
     decode,
 )
-from pccl.cli.bench.plan import Plan
-from pccl.cli.bench.state.words import Joined, Played
-from pccl.cli.bench.statistics import Result, result_of
+from pccl.cli.bench.plan import BenchPlan
+from pccl.cli.bench.state.words import JoinMeasured, Played
+from pccl.cli.bench.statistics import BenchResult, result_of
 from pccl.cli.processes.children import Ended
 
 HOST = "127.0.0.1"
@@ -73,11 +73,11 @@ class Group:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: BenchPlan,
         peers: int,
         lanes: int,
         tell: Callable[[str, Doing], None],
-        on_result: Callable[[Result], None],
+        on_result: Callable[[BenchResult], None],
         *,
         has_master: bool = True,
     ) -> None:
@@ -164,10 +164,10 @@ class Group:
                     self._on_result(self._result(parts))
             case Committed():
                 self._barriers[name] = report
-            case Failed() | Played() | Joined():
+            case Failed() | Played() | JoinMeasured():
                 raise AssertionError("told elsewhere")
 
-    def _result(self, parts: dict[str, Measured]) -> Result:
+    def _result(self, parts: dict[str, Measured]) -> BenchResult:
         """All figures of a case; this process, if the master runs in it, has waited meanwhile."""
         first = parts[self.names[0]]
         if self._has_master and first.bytes not in self._master_cpu_s:
@@ -210,7 +210,7 @@ def listen(crew: Crew, names: Sequence[str], add: Callable[[str, Report], None])
         raise failure_of(death) from death
 
 
-def task_of(plan: Plan, peers: int, lanes: int) -> Task:
+def task_of(plan: BenchPlan, peers: int, lanes: int) -> Task:
     """What the first one of so many peers does, as far as the plan knows."""
     return Task(
         peer=0,

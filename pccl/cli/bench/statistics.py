@@ -30,7 +30,7 @@ DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class SideFigures:
     """What one side of a case has cost.
 
     Attributes:
@@ -52,7 +52,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class BenchResult:
     """The figures of one case.
 
     Attributes:
@@ -80,9 +80,9 @@ class Result:
     dtype: str
     lanes: int
     in_place: bool
-    ours: Side
+    ours: SideFigures
     against: str
-    theirs: Side | None
+    theirs: SideFigures | None
     master_cpu_s: float | None
     extra_bytes: int
     connect_bytes: int
@@ -169,10 +169,10 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
-def side_of(parts: Sequence[Timed]) -> Side:
+def side_of(parts: Sequence[Timed]) -> SideFigures:
     """Put the peers' measurements of one side together; the first peer comes first."""
     rounds = list(zip(*(part.seconds for part in parts), strict=True))
-    return Side(
+    return SideFigures(
         seconds=tuple(statistics.fmean(peers) for peers in rounds),
         slowest=tuple(max(peers) for peers in rounds),
         cpu_s=math.fsum(cpu_s for part in parts for cpu_s in part.cpu_s),
@@ -190,7 +190,7 @@ def result_of(
     master_cpu_s: float | None,
     connect_bytes: int,
     variants: Sequence[Variant] = (PLAIN,),
-) -> Result:
+) -> BenchResult:
     """Put all peers' parts of one case together.
 
     Args:
@@ -207,7 +207,7 @@ def result_of(
     ours = side_of([part.ours for part in parts])
     if len({part.digest for part in parts}) > 1:
         ours = replace(ours, faults=(*ours.faults, DIFFERENT))
-    return Result(
+    return BenchResult(
         peers=len(parts),
         bytes=parts[0].bytes,
         dtype=dtype,
@@ -227,7 +227,7 @@ def result_of(
     )
 
 
-def _times(name: str, side: Side) -> dict[str, Any]:
+def _times(name: str, side: SideFigures) -> dict[str, Any]:
     return {
         f"{name}_median": round(side.median, DIGITS),
         f"{name}_min": round(min(side.seconds), DIGITS),

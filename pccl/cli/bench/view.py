@@ -19,7 +19,7 @@ from rich.text import Text
 from pccl.cli.bench.arguments import format_size
 from pccl.cli.bench.conditions import Conditions
 from pccl.cli.bench.floor import Bandwidths, Costs, Floor
-from pccl.cli.bench.statistics import MIB, Result
+from pccl.cli.bench.statistics import MIB, BenchResult
 from pccl.cli.streams import writing
 
 GIGA = 1e9
@@ -61,7 +61,7 @@ error: relative L2 error of the sum, and so of the mean; 0: every bit was right
 wire: bytes that peers sent for each value that they sent; *: chosen by auto"""
 
 
-class View(Protocol):
+class BenchView(Protocol):
     """Somebody to tell what happens."""
 
     def __enter__(self) -> Self:
@@ -80,7 +80,7 @@ class View(Protocol):
         """What is being measured."""
         ...
 
-    def add(self, result: Result) -> None:
+    def add(self, result: BenchResult) -> None:
         """A case is done."""
         ...
 
@@ -89,7 +89,7 @@ class View(Protocol):
         ...
 
 
-class JsonView:
+class BenchJsonView:
     """One object per line: results, then what belongs to the floor."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class JsonView:
         """Not for programs."""
 
     @writing()
-    def add(self, result: Result) -> None:
+    def add(self, result: BenchResult) -> None:
         """Print the object."""
         assert self._conditions is not None
         found = {**result.to_dict(), "conditions": self._conditions.to_dict()}
@@ -122,7 +122,7 @@ class JsonView:
             print(json.dumps(found), flush=True)
 
 
-class PlainView:
+class BenchPlainView:
     """Lines of fixed width, each as soon as it is known."""
 
     def __init__(self, against: str, *, by_variant: bool = False) -> None:
@@ -145,7 +145,7 @@ class PlainView:
         """Not in a file."""
 
     @writing()
-    def add(self, result: Result) -> None:
+    def add(self, result: BenchResult) -> None:
         """One line."""
         self._congestion.add(result.congestion)
         found = cells(result, by_variant=self._by_variant, against=self._against)
@@ -164,7 +164,7 @@ class PlainView:
         return headings(self._against, by_variant=self._by_variant)
 
 
-class LiveView:
+class BenchLiveView:
     """A table that gets a row when a case is done, and under it what is being measured.
 
     On a narrow terminal it is several tables, one under the other; see :func:`tables`.
@@ -179,7 +179,7 @@ class LiveView:
         self._console = console
         self._live = Live(console=console, auto_refresh=False)
         self._headings = headings(against, by_variant=by_variant)
-        self._results: list[Result] = []
+        self._results: list[BenchResult] = []
 
     @writing()
     def __enter__(self) -> Self:
@@ -203,7 +203,7 @@ class LiveView:
         self._live.update(Group(self._table(), Text(text, style="cyan")), refresh=True)
 
     @writing()
-    def add(self, result: Result) -> None:
+    def add(self, result: BenchResult) -> None:
         """One more row."""
         self._results.append(result)
         self._live.update(self._table(), refresh=True)
@@ -241,13 +241,13 @@ class LiveView:
         return Group(*tables(title, self._headings, rows, styles, width, naming))
 
 
-def choose_view(against: str, *, by_variant: bool = False) -> PlainView | LiveView:
+def choose_view(against: str, *, by_variant: bool = False) -> BenchPlainView | BenchLiveView:
     """The table if somebody can watch it and it is wide enough for one, lines otherwise."""
     console = Console()
     needed = TABLE_WIDTH_MIN + (VARIANT_WIDTH if by_variant else 0)
     if console.is_terminal and console.width >= needed:
-        return LiveView(console, against, by_variant=by_variant)
-    return PlainView(against, by_variant=by_variant)
+        return BenchLiveView(console, against, by_variant=by_variant)
+    return BenchPlainView(against, by_variant=by_variant)
 
 
 def tables(
@@ -312,7 +312,7 @@ def headings(against: str, *, by_variant: bool = False) -> tuple[str, ...]:
     return (*named, *VARIANT_HEADINGS, *figures, *ERROR_HEADINGS, *theirs)
 
 
-def cells(result: Result, *, by_variant: bool = False, against: str = "") -> list[str]:
+def cells(result: BenchResult, *, by_variant: bool = False, against: str = "") -> list[str]:
     """One row of the table."""
     found = [
         format_size(result.bytes),

@@ -27,8 +27,8 @@ import click
 import pccl
 from pccl.cli import logs
 from pccl.cli.demo.plot import draw
-from pccl.cli.demo.record import Record, Worker, decode, judge
-from pccl.cli.demo.view import JsonView, View, choose_view
+from pccl.cli.demo.record import DemoRecord, Worker, decode, judge
+from pccl.cli.demo.view import DemoJsonView, DemoView, choose_view
 from pccl.cli.processes.children import STDOUT, Children, Ended
 
 EXTRAS = {"torch": "torch", "sklearn": "scikit-learn", "matplotlib": "matplotlib"}
@@ -50,7 +50,7 @@ AWAIT_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoPlan:
     """What happens half-way.
 
     Attributes:
@@ -71,7 +71,7 @@ def start(crew: Children[Worker], worker: Worker, arguments: Sequence[str]) -> N
 
 
 def direct(
-    crew: Children[Worker], record: Record, view: View, plan: Plan, *, started_s: float
+    crew: Children[Worker], record: DemoRecord, view: DemoView, plan: DemoPlan, *, started_s: float
 ) -> str:
     """Listen until all processes have ended; carry out the plan.
 
@@ -113,7 +113,7 @@ def direct(
     return ""
 
 
-def carry_out(plan: Plan, crew: Children[Worker], record: Record, now: float) -> list[str]:
+def carry_out(plan: DemoPlan, crew: Children[Worker], record: DemoRecord, now: float) -> list[str]:
     """Do what the plan has for the step that was reached; returns what to tell the user."""
     told: list[str] = []
     victim, newcomer = plan.victim, plan.newcomer
@@ -228,8 +228,8 @@ def demo(
     victim = random.Random(seed).choice(beginners) if kill else None
     newcomer = Worker(peers, late=True) if join else None
     together = beginners if newcomer is None else [*beginners, newcomer]
-    record = Record([*together, Worker(0, alone=True)], steps)
-    view: View = JsonView() if as_json else choose_view()
+    record = DemoRecord([*together, Worker(0, alone=True)], steps)
+    view: DemoView = DemoJsonView() if as_json else choose_view()
     common = ["--shards", str(len(together)), "--steps", str(steps), "--seed", str(seed)]
     with view, pccl.MasterNode("127.0.0.1:0") as node, Children[Worker]() as crew:
 
@@ -246,7 +246,7 @@ def demo(
         for worker in record.workers:
             if not worker.late:
                 begin(worker)
-        plan = Plan(victim, newcomer, begin)
+        plan = DemoPlan(victim, newcomer, begin)
         problem = direct(crew, record, view, plan, started_s=started_s)
         view.update(record, time.monotonic() - started_s)
 

@@ -135,7 +135,7 @@ def report(event: Event) -> None:
     sys.stdout.flush()
 
 
-class Progress:
+class DemoProgress:
     """Reports what a newcomer fetches, and knows how much it was in the end."""
 
     def __init__(self, report: Callable[[Event], None]) -> None:
@@ -161,7 +161,7 @@ class Reporter:
         rx_bytes: received likewise.
     """
 
-    def __init__(self, report: Callable[[Event], None], progress: Progress | None) -> None:
+    def __init__(self, report: Callable[[Event], None], progress: DemoProgress | None) -> None:
         self._report = report
         self._progress = progress
         self._has_joined = False
@@ -247,7 +247,7 @@ def train_together(
         late: this peer is such a one.
     """
     optimizer: Any = make_optimizer(model)
-    progress = Progress(report) if late else None
+    progress = DemoProgress(report) if late else None
     reporter = Reporter(report, progress)
     with (
         pccl.Communicator(master) as comm,

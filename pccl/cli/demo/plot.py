@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pccl.cli.demo.record import Record
+from pccl.cli.demo.record import DemoRecord
 
 
 def blank() -> tuple[Any, Any]:
@@ -20,7 +20,7 @@ def blank() -> tuple[Any, Any]:
     return figure, figure.add_subplot()
 
 
-def draw(record: Record, path: Path) -> None:
+def draw(record: DemoRecord, path: Path) -> None:
     """Draw a record into a PNG file.
 
     Args:

@@ -2,7 +2,7 @@
 
 Pure bookkeeping: no process, no clock, no terminal. A worker writes one JSON object per line
 (:func:`encode`); the orchestrator reads them back (:func:`decode`), feeds them to a
-:class:`Record` together with the time, and asks :func:`judge` for the verdict.
+:class:`DemoRecord` together with the time, and asks :func:`judge` for the verdict.
 
 Who was lost is counted from what the survivors report, never from the orchestrator having killed
 somebody: a process that is killed but still counted as a member is a failure of the demo.
@@ -194,7 +194,7 @@ class Point:
 
 
 @dataclass(slots=True)
-class Record:
+class DemoRecord:
     """Everything that is known about one demo.
 
     Attributes:
@@ -320,7 +320,7 @@ def name_peers(peer_ids: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DemoVerdict:
     """How the demo went; ``failures`` is empty if all is well.
 
     Attributes:
@@ -350,7 +350,9 @@ class Verdict:
         return json.dumps(values)
 
 
-def judge(record: Record, *, seconds: float, lost_expected: int, problem: str = "") -> Verdict:
+def judge(
+    record: DemoRecord, *, seconds: float, lost_expected: int, problem: str = ""
+) -> DemoVerdict:
     """Say whether a demo did what it set out to show.
 
     Args:
@@ -390,7 +392,7 @@ def judge(record: Record, *, seconds: float, lost_expected: int, problem: str = 
             failures.append(f"{peer.label} did not train with all the others")
     if lost_peers != lost_expected:
         failures.append(f"{lost_peers} peers were lost, not {lost_expected}")
-    return Verdict(
+    return DemoVerdict(
         accuracy=accuracy,
         single_shard_accuracy=alone[0] if alone else None,
         digests_equal=digests_equal,

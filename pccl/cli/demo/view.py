@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pccl.cli.demo.record import ACCURACY_MIN, Record, Verdict, Worker
+from pccl.cli.demo.record import ACCURACY_MIN, DemoRecord, DemoVerdict, Worker
 from pccl.progress import describe
 
 NOTE_COUNT_MAX = 16
@@ -40,7 +40,7 @@ STATUS_STYLES = {
 }
 
 
-class View(Protocol):
+class DemoView(Protocol):
     """Somebody to tell what happens. Entered before the first word, left before the conclusion."""
 
     def __enter__(self) -> Self:
@@ -59,16 +59,16 @@ class View(Protocol):
         """A process wrote a line that it should not have had to write."""
         ...
 
-    def update(self, record: Record, now: float) -> None:
+    def update(self, record: DemoRecord, now: float) -> None:
         """Show how things stand; called several times a second."""
         ...
 
-    def conclude(self, record: Record, verdict: Verdict, picture: Path) -> None:
+    def conclude(self, record: DemoRecord, verdict: DemoVerdict, picture: Path) -> None:
         """Say how it went."""
         ...
 
 
-class JsonView:
+class DemoJsonView:
     """Nothing on stdout but one object at the end; what went wrong goes to stderr."""
 
     def __enter__(self) -> Self:
@@ -84,17 +84,17 @@ class JsonView:
         """To stderr."""
         print(text, file=sys.stderr)
 
-    def update(self, record: Record, now: float) -> None:
+    def update(self, record: DemoRecord, now: float) -> None:
         """Not for programs."""
 
-    def conclude(self, record: Record, verdict: Verdict, picture: Path) -> None:
+    def conclude(self, record: DemoRecord, verdict: DemoVerdict, picture: Path) -> None:
         """Print the object."""
         for failure in verdict.failures:
             print(f"FAILED: {failure}", file=sys.stderr)
         print(verdict.to_json())
 
 
-class PlainView:
+class DemoPlainView:
     """One line for each event and a few for the progress."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class PlainView:
         """To stderr."""
         print(text, file=sys.stderr, flush=True)
 
-    def update(self, record: Record, now: float) -> None:
+    def update(self, record: DemoRecord, now: float) -> None:
         """A line now and then."""
         if not record.points or record.step < self._step_next:
             return
@@ -127,14 +127,14 @@ class PlainView:
             f"world size {point.world_size}  {megabytes(rate)}/s",
         )
 
-    def conclude(self, record: Record, verdict: Verdict, picture: Path) -> None:
+    def conclude(self, record: DemoRecord, verdict: DemoVerdict, picture: Path) -> None:
         """The same few lines as on a terminal."""
         for name, value in summary(record, verdict, picture):
             print(f"{name:24} {value}")
         print(outcome(verdict))
 
 
-class LiveView:
+class DemoLiveView:
     """A table that is drawn over itself, and the events under it."""
 
     def __init__(self, console: Console) -> None:
@@ -157,12 +157,12 @@ class LiveView:
         """Above the table, where it stays."""
         self._console.print(Text(text, style="yellow"))
 
-    def update(self, record: Record, now: float) -> None:
+    def update(self, record: DemoRecord, now: float) -> None:
         """Draw the table anew."""
         notes = Text("\n".join(self._notes), style="cyan")
         self._live.update(Group(table(record, now), fetches(record), notes), refresh=True)
 
-    def conclude(self, record: Record, verdict: Verdict, picture: Path) -> None:
+    def conclude(self, record: DemoRecord, verdict: DemoVerdict, picture: Path) -> None:
         """A few lines and a coloured last word."""
         grid = Table.grid(padding=(0, 2))
         for name, value in summary(record, verdict, picture):
@@ -173,13 +173,13 @@ class LiveView:
         self._console.print(Text(outcome(verdict), style=style))
 
 
-def choose_view() -> PlainView | LiveView:
+def choose_view() -> DemoPlainView | DemoLiveView:
     """The live table if somebody can watch it, lines otherwise."""
     console = Console()
-    return LiveView(console) if console.is_terminal else PlainView()
+    return DemoLiveView(console) if console.is_terminal else DemoPlainView()
 
 
-def table(record: Record, now: float) -> Table:
+def table(record: DemoRecord, now: float) -> Table:
     """How things stand, one row for each process; fits into 80 columns."""
     title = f"pccl demo: step {record.step} of {record.step_count}"
     found = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
@@ -193,7 +193,7 @@ def table(record: Record, now: float) -> Table:
     return found
 
 
-def fetches(record: Record) -> Table:
+def fetches(record: DemoRecord) -> Table:
     """What those that came late fetch or have fetched, as bars; 80 columns wide."""
     grid = Table.grid(padding=(0, 1))
     for peer in record.peers:
@@ -224,7 +224,7 @@ def megabytes(count: float) -> str:
     return f"{count / 1e6:.1f} MB"
 
 
-def summary(record: Record, verdict: Verdict, picture: Path) -> list[tuple[str, str]]:
+def summary(record: DemoRecord, verdict: DemoVerdict, picture: Path) -> list[tuple[str, str]]:
     """Name and value of all that the demo has found out."""
     ended = sorted(record.survivors, key=lambda peer: peer.peer_id or 0)
     lines = [
@@ -253,7 +253,7 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
 
 
-def outcome(verdict: Verdict) -> str:
+def outcome(verdict: DemoVerdict) -> str:
     """The last word."""
     if verdict.failures:
         return "\n".join(f"FAILED: {failure}" for failure in verdict.failures)

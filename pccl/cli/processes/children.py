@@ -34,7 +34,7 @@ STDOUT, STDERR = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class OutputLine:
     """A child wrote a line, given without its end, to ``STDOUT`` or ``STDERR``."""
 
     stream: int
@@ -65,7 +65,7 @@ class Ended:
             return f"signal {-self.exit_code}"
 
 
-Heard: TypeAlias = tuple[K, Line | Ended]
+Heard: TypeAlias = tuple[K, OutputLine | Ended]
 
 
 @dataclass(slots=True)
@@ -189,7 +189,9 @@ class Children(Generic[K]):
             return []
         if not data:
             return self._close_stream(child, descriptor)
-        return [(child.key, Line(stream, text)) for text in child.splitters[stream].feed(data)]
+        return [
+            (child.key, OutputLine(stream, text)) for text in child.splitters[stream].feed(data)
+        ]
 
     def _close_stream(self, child: _Child[K], descriptor: int) -> list[Heard[K]]:
         stream = child.streams.pop(descriptor)
@@ -197,7 +199,7 @@ class Children(Generic[K]):
         pipe = child.process.stdout if stream == STDOUT else child.process.stderr
         assert pipe is not None
         pipe.close()
-        return [(child.key, Line(stream, text)) for text in child.splitters[stream].finish()]
+        return [(child.key, OutputLine(stream, text)) for text in child.splitters[stream].finish()]
 
     def _end(self, child: _Child[K]) -> list[Heard[K]]:
         """A child has ended: kill the rest of its group, read what is in its pipes."""
@@ -209,7 +211,7 @@ class Children(Generic[K]):
         heard: list[Heard[K]] = []
         for descriptor, stream in list(child.streams.items()):
             texts = child.splitters[stream].feed(_read_rest(descriptor))
-            heard += [(child.key, Line(stream, text)) for text in texts]
+            heard += [(child.key, OutputLine(stream, text)) for text in texts]
             heard += self._close_stream(child, descriptor)
         heard.append((child.key, Ended(child.process.returncode)))
         return heard

@@ -43,7 +43,7 @@ STATUS_NO_RESOURCES = 71
 """EX_OSERR of sysexits.h: the system gives no more processes or descriptors."""
 
 
-class Launch:
+class LaunchedRun:
     """The peers of one launch, from their start to the status that they leave."""
 
     def __init__(
@@ -139,7 +139,7 @@ class Launch:
 
 
 @contextlib.contextmanager
-def signals_for(launch: Launch) -> Generator[None, None, None]:
+def signals_for(launch: LaunchedRun) -> Generator[None, None, None]:
     """Give the signals to a launch; those that were ignored (as by nohup) stay so, but Ctrl-C's.
 
     A shell ignores SIGINT for what it runs in the background; whoever sends one there means it.
@@ -277,7 +277,7 @@ def launch(
     command = [find_program(name), name, *arguments]
     token = secrets.token_urlsafe(32)
     with Children[int]() as children, contextlib.ExitStack() as stack:
-        started = Launch(children, PeerOutput(peers), grace_s, fail_fast)
+        started = LaunchedRun(children, PeerOutput(peers), grace_s, fail_fast)
         stack.enter_context(signals_for(started))
         if master is None:
             address = stack.enter_context(own_master(port or 0, token))

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import BinaryIO, TextIO
 
-from pccl.cli.processes.children import STDERR, STDOUT, Line
+from pccl.cli.processes.children import STDERR, STDOUT, OutputLine
 
 STYLES = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
 """Taken in turn; red is left for what goes wrong."""
@@ -30,7 +30,7 @@ class PeerOutput:
             number: prefixes(stream, peer_count) for number, stream in streams.items()
         }
 
-    def write(self, peer: int, line: Line) -> None:
+    def write(self, peer: int, line: OutputLine) -> None:
         """Pass a line on; it may wait for ``flush``."""
         prefix = self._prefixes[line.stream][peer]
         leaks_colour = b"\x1b" in line.text and b"\x1b" in prefix

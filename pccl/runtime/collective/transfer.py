@@ -30,7 +30,7 @@ from functools import partial
 import numpy as np
 
 from pccl.collectives.digest import ResultDigest
-from pccl.collectives.layout import Layout, Segment
+from pccl.collectives.layout import Segment, SegmentLayout
 from pccl.collectives.received_set import ReceivedSet
 from pccl.collectives.reductions import Reduction
 from pccl.collectives.route import Route
@@ -131,7 +131,7 @@ class Transfer(ABC):
         operation: OperationId,
         reduction: Reduction,
         operand: Operand,
-        layout: Layout,
+        layout: SegmentLayout,
         on_done: OnDone,
         buffers: Buffers,
         coding: Coding | None = None,

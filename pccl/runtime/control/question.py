@@ -36,7 +36,7 @@ async def ask_status(
         NotAdmitted: a master is there that gives no status; the reason says why.
         RemoteProtocolError: what is there is no master of our version, or has another token.
     """
-    question = _Question(clock, StatusRequest(), StatusReport, "status")
+    question = _MasterQuestion(clock, StatusRequest(), StatusReport, "status")
     return await question.ask(transport, master, credentials, timeout_s)
 
 
@@ -52,11 +52,11 @@ async def ask_run(
 
     Other arguments, and errors: see ``ask_status``.
     """
-    question = _Question(clock, query, RunIs, "run")
+    question = _MasterQuestion(clock, query, RunIs, "run")
     return await question.ask(transport, master, credentials, timeout_s)
 
 
-class _Question(Generic[_Answer]):
+class _MasterQuestion(Generic[_Answer]):
     """One question on one connection.
 
     Args:

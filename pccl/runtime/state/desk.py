@@ -23,7 +23,7 @@ from pccl.machines.peer.events import (
 from pccl.machines.peer.machine import PeerMachine
 from pccl.protocol.shared_state import Difference, Elected
 from pccl.protocol.types import OperationId, PeerId
-from pccl.runtime.calls import Call, Calls
+from pccl.runtime.calls import Calls, OpenCall
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.hashing import Hasher
 from pccl.runtime.requests import Deadline
@@ -32,12 +32,12 @@ from pccl.runtime.state.memory.state_hashing import StateHashing
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.memory.stock import Stock
 from pccl.runtime.state.running_prefetch import PrefetchRequest, RunningPrefetch
-from pccl.runtime.state.sync import StateSync, SyncReport, SyncRequest
+from pccl.runtime.state.sync import StateSync, SyncOptions, SyncReport
 from pccl.runtime.tasks import Tasks
 from pccl.transports.link import Links
 
 
-class Host(Protocol):
+class DeskHost(Protocol):
     """The engine, as far as shared state has to do with it."""
 
     @property
@@ -73,7 +73,7 @@ class Host(Protocol):
         ...
 
     def call(
-        self, make_event: Callable[[int], PeerEvent], deadline: Deadline | None, call: Call
+        self, make_event: Callable[[int], PeerEvent], deadline: Deadline | None, call: OpenCall
     ) -> Awaitable[object]:
         """Make a call and wait for it."""
         ...
@@ -96,7 +96,7 @@ class StateDesk:
         exchange: what is given and taken in the run that this peer is in now.
     """
 
-    def __init__(self, host: Host, hasher: Hasher, tasks: Tasks, stall_ns: int) -> None:
+    def __init__(self, host: DeskHost, hasher: Hasher, tasks: Tasks, stall_ns: int) -> None:
         self._host = host
         self._tasks = tasks
         self._hasher = hasher
@@ -137,7 +137,7 @@ class StateDesk:
 
     # -- calls -------------------------------------------------------------------------------------
 
-    async def sync(self, request: SyncRequest, deadline: Deadline | None) -> SyncReport:
+    async def sync(self, request: SyncOptions, deadline: Deadline | None) -> SyncReport:
         """Make shared states equal, or compare them.
 
         Raises:
@@ -227,7 +227,7 @@ class StateDesk:
                 self.exchange.results.forget(newest.ring)
             self.exchange.results.synchronized(memory.piece_map.digest(may_differ=False))
 
-    def note_result(self, call: Call, result: ReduceResult) -> None:
+    def note_result(self, call: OpenCall, result: ReduceResult) -> None:
         """A collective was committed; its values are still where the caller wants them."""
         if call.observable and call.operand is not None:
             self.exchange.results.committed(

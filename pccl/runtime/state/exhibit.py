@@ -16,12 +16,12 @@ from pccl.runtime.state.intake import Whole, check_length
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.post import StatePost, numbers_of
 from pccl.state.digests import layout_digest
-from pccl.state.layout import Layout
+from pccl.state.layout import StateLayout
 from pccl.transports.lane import Sink
 from pccl.transports.link import Links
 
 
-def idle_operation(layout: Layout, group: int) -> OperationId:
+def idle_operation(layout: StateLayout, group: int) -> OperationId:
     """Names what is fetched of a state of this layout while no operation is under way."""
     tag = int.from_bytes(layout_digest(layout)[:8])
     return OperationId(term=0, group=group, view=0, tag=tag, n=0)

@@ -16,7 +16,7 @@ from pccl.protocol.shared_state import DIGEST_BYTES
 from pccl.protocol.types import PeerId
 from pccl.runtime.state.post import StatePost, pack_numbers
 from pccl.state.digests import PieceMap
-from pccl.state.layout import Layout
+from pccl.state.layout import StateLayout
 
 MAP_PIECES_MAX = 32768
 """Digests in one frame: 1 MiB."""
@@ -38,7 +38,7 @@ class StateGiver:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: StateLayout,
         piece_map: PieceMap,
         read: Callable[[int], memoryview],
         holds: Callable[[int], bool],

@@ -16,7 +16,7 @@ from pccl.protocol.types import PeerId
 from pccl.runtime.collective.discard import discard
 from pccl.runtime.state.giver import MAP_PIECES_MAX, QUEUED_PIECES_MAX
 from pccl.state.digests import piece_digest
-from pccl.state.layout import Layout
+from pccl.state.layout import StateLayout
 from pccl.transports.lane import Sink
 
 _LISTS = (FrameKind.PIECE_ASK, FrameKind.PIECE_LACK, FrameKind.PIECE_HAVE)
@@ -101,7 +101,7 @@ class PieceIntake:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: StateLayout,
         expects: Callable[[PeerId, int], bool],
         wants: Callable[[int], bool],
         slot: Callable[[int], memoryview],

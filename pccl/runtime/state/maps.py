@@ -13,7 +13,7 @@ from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.post import StatePost
 from pccl.state.compare import content_difference, layout_difference
 from pccl.state.digests import PieceMap
-from pccl.state.layout import Layout
+from pccl.state.layout import StateLayout
 
 
 class MapRequest:
@@ -29,7 +29,7 @@ class MapRequest:
         now_ns: the present.
     """
 
-    def __init__(self, layout: Layout, post: StatePost, peer: PeerId, now_ns: int) -> None:
+    def __init__(self, layout: StateLayout, post: StatePost, peer: PeerId, now_ns: int) -> None:
         self.is_overdue = False
         """Whether nothing has come for long."""
         self._moved_ns = self._asked_ns = now_ns
@@ -85,7 +85,7 @@ class MapMeter:
         layout: of the state.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: StateLayout) -> None:
         self._whole = layout.piece_count * DIGEST_BYTES
         self._before = 0
         self._furthest: Counter[PeerId] = Counter()
@@ -155,7 +155,7 @@ class StateComparison:
             RemoteProtocolError: it is none.
         """
         try:
-            theirs = Layout.unpack(packed)
+            theirs = StateLayout.unpack(packed)
         except ValueError as error:
             raise RemoteProtocolError(func="lane", reason=str(error)) from error
         found = layout_difference(self._memory.layout, theirs)

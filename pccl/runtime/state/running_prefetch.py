@@ -45,7 +45,7 @@ class PrefetchRequest:
     on_reduction: Callable[[ObservedReduction], None] | None = None
 
 
-class Host(Protocol):
+class PrefetchHost(Protocol):
     """The engine."""
 
     @property
@@ -76,7 +76,7 @@ class RunningPrefetch:
     def __init__(
         self,
         request: PrefetchRequest,
-        host: Host,
+        host: PrefetchHost,
         hasher: Hasher,
         tasks: Tasks,
         exchange: Callable[[], StateExchange],

@@ -20,7 +20,7 @@ from pccl.protocol.shared_state import (
     Elected,
     Lineage,
     Offer,
-    Resume,
+    ResumePolicy,
     SharedStateSyncStrategy,
     SyncPurpose,
 )
@@ -64,7 +64,7 @@ class State(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SyncRequest:
+class SyncOptions:
     """What a caller wants.
 
     Attributes:
@@ -82,7 +82,7 @@ class SyncRequest:
     state: State
     purpose: SyncPurpose = SyncPurpose.SYNC
     strategy: SharedStateSyncStrategy = SharedStateSyncStrategy.ENFORCE_POPULAR
-    resume: Resume = Resume.NEVER
+    resume: ResumePolicy = ResumePolicy.NEVER
     expect_unchanged: bool = False
     in_place: bool = False
     staging_bytes_max: int = 1 << 30
@@ -157,7 +157,7 @@ class StateSync:
         self,
         caller: Caller,
         hasher: Hasher,
-        request: SyncRequest,
+        request: SyncOptions,
         deadline: Deadline | None,
         now_ns: Callable[[], int],
     ) -> None:

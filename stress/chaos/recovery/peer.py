@@ -31,7 +31,7 @@ def say(**what: Any) -> None:
     os.write(sys.stdout.fileno(), json.dumps(what).encode() + b"\n")
 
 
-class Values:
+class RecoveryValues:
     """Whole numbers that differ from place to place and from peer to peer; sums are exact."""
 
     def __init__(self, count: int) -> None:
@@ -42,7 +42,7 @@ class Values:
         return self._base * np.float32(len(peers)) + np.float32(sum(p % 61 for p in peers))
 
 
-class Peer:
+class RecoveryPeer:
     """The process.
 
     Args:
@@ -54,8 +54,8 @@ class Peer:
     def __init__(self, comm: pccl.Communicator, count: int, peers: int) -> None:
         self._comm = comm
         self._peers = peers
-        self._small = Values(SMALL)
-        self._values = Values(count)
+        self._small = RecoveryValues(SMALL)
+        self._values = RecoveryValues(count)
 
     def join(self) -> None:
         """Connect and reduce; the time of both together is the time of a join."""
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--die", type=float, metavar="SHARE")
     given = parser.parse_args()
     comm = pccl.Communicator(given.master)
-    peer = Peer(comm, given.count, given.peers)
+    peer = RecoveryPeer(comm, given.count, given.peers)
     say(event="ready")
     peer.join()
     if given.die is None:

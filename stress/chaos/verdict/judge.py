@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pccl.stress.chaos.settings import blame_s
-from pccl.stress.chaos.verdict.record import Findings, Life, Record, Removal
+from pccl.stress.chaos.verdict.record import Findings, Life, RemovalSeen, RunRecord
 from pccl.stress.timeline import MASTER, OF_MASTER, OF_PAIR, FaultKind
 
 _APART = re.compile(r"LINK_BROKEN: peers (\d+) and (\d+) ")
@@ -45,7 +45,7 @@ class Judgement:
     report: dict[str, Any]
 
 
-def judge(record: Record, *, interrupted: bool = False) -> Judgement:
+def judge(record: RunRecord, *, interrupted: bool = False) -> Judgement:
     """Judge a run that has ended."""
     leaks, crashes, false_removals = Findings(), Findings(), Findings()
     for life in record.lives:
@@ -105,7 +105,7 @@ def judge(record: Record, *, interrupted: bool = False) -> Judgement:
 # -- recovery ------------------------------------------------------------------------------------
 
 
-def waits(record: Record) -> dict[str, list[float]]:
+def waits(record: RunRecord) -> dict[str, list[float]]:
     """How long it took until the others went on: fault kind -> seconds.
 
     From each fault to the first operation that committed after it; with several groups concerned:
@@ -126,12 +126,12 @@ def waits(record: Record) -> dict[str, list[float]]:
     return found
 
 
-def recovery_s(record: Record) -> dict[str, dict[str, float]]:
+def recovery_s(record: RunRecord) -> dict[str, dict[str, float]]:
     """``waits`` as median, 95th percentile and maximum."""
     return {kind: _summary(each) for kind, each in sorted(waits(record).items())}
 
 
-def _groups_of(record: Record, peer: int, kind: FaultKind) -> Iterable[int]:
+def _groups_of(record: RunRecord, peer: int, kind: FaultKind) -> Iterable[int]:
     if peer == MASTER or kind in OF_MASTER:
         return sorted({group for group, *_ in record.operations})
     return [record.group_of(peer)]
@@ -166,7 +166,7 @@ def _summary(times: Sequence[float]) -> dict[str, float]:
 # -- what is wrong -------------------------------------------------------------------------------
 
 
-def _is_explained(record: Record, removal: Removal) -> bool:
+def _is_explained(record: RunRecord, removal: RemovalSeen) -> bool:
     """Whether something was done to that process shortly before, or it was killed."""
     slack_s = blame_s(record.timeline)
     for life in record.lives:
@@ -190,7 +190,7 @@ def _is_explained(record: Record, removal: Removal) -> bool:
     return False
 
 
-def _may_lose_master(record: Record, at_s: float) -> bool:
+def _may_lose_master(record: RunRecord, at_s: float) -> bool:
     """Whether a master that knew nothing had begun a run with a newcomer.
 
     It cannot know better until a member of the old run returns; then it takes up that one.

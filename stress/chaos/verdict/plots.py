@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from pccl.stress.chaos.verdict.record import Record
+from pccl.stress.chaos.verdict.record import RunRecord
 
 WIDTH, HEIGHT = 960, 220
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 14, 30
@@ -19,7 +19,7 @@ TICKS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PlotLine:
     """Points to be joined, ``x`` ascending."""
 
     label: str
@@ -34,7 +34,7 @@ class Mark:
     words: str
 
 
-def over_time(title: str, lines: Sequence[Line], marks: Sequence[Mark], x_max: float) -> str:
+def over_time(title: str, lines: Sequence[PlotLine], marks: Sequence[Mark], x_max: float) -> str:
     """Steps over seconds, with marks."""
     y_max = max((y for line in lines for _, y in line.points), default=1.0) or 1.0
     parts = [_frame(title, x_max, y_max, "seconds")]
@@ -82,7 +82,7 @@ def dots(title: str, values: Mapping[str, Sequence[float]]) -> str:
     return "".join([*parts, "</svg>"])
 
 
-def world_sizes(record: Record, seconds: float) -> list[Line]:
+def world_sizes(record: RunRecord, seconds: float) -> list[PlotLine]:
     """Contributors of the operations, in order; equal neighbours are one step."""
     points: dict[int, list[tuple[float, float]]] = {}
     ordered = sorted(record.operations.items(), key=lambda item: item[1].at_s)
@@ -92,12 +92,12 @@ def world_sizes(record: Record, seconds: float) -> list[Line]:
         if not line or line[-1][1] != size:
             line.append((max(0.0, operation.at_s - record.began_s), size))
     return [
-        Line(f"group {group}", [*line, (seconds, line[-1][1])])
+        PlotLine(f"group {group}", [*line, (seconds, line[-1][1])])
         for group, line in sorted(points.items())
     ]
 
 
-def rates(record: Record, seconds: float) -> Line:
+def rates(record: RunRecord, seconds: float) -> PlotLine:
     """Operations per second, in bins."""
     width_s = max(1.0, seconds / BINS_MAX)
     counts = Counter(
@@ -106,7 +106,7 @@ def rates(record: Record, seconds: float) -> Line:
         if each.at_s >= record.began_s
     )
     bins = range(int(seconds / width_s) + 1)
-    return Line("operations per second", [(n * width_s, counts[n] / width_s) for n in bins])
+    return PlotLine("operations per second", [(n * width_s, counts[n] / width_s) for n in bins])
 
 
 def _x(x: float, x_max: float) -> float:

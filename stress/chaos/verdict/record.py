@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from pccl.stress.chaos.events import (
     Alone,
     Announced,
-    Damaged,
+    CallFailed,
+    DamageFound,
     Event,
-    Failed,
-    Joined,
     Listens,
-    Ready,
+    MemorySample,
+    PeerJoined,
+    ProcessReady,
     Reduced,
-    Sample,
 )
-from pccl.stress.timeline import MASTER, STANDBY, Fault, Timeline
+from pccl.stress.timeline import MASTER, STANDBY, TimedFault, Timeline
 
 SAID_LINES_MAX = 200
 """Last lines of a process's complaints that are kept."""
@@ -64,7 +64,7 @@ class Life:
     first_result_s: float | None = None
     result_s: float = 0.0
     joined_s: float | None = None
-    samples: list[Sample] = field(default_factory=list[Sample])
+    samples: list[MemorySample] = field(default_factory=list[MemorySample])
     said: deque[str] = field(default_factory=lambda: deque[str](maxlen=SAID_LINES_MAX))
 
     @property
@@ -88,7 +88,7 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Removal:
+class RemovalSeen:
     """Somebody was removed from the run, by what the master or he himself says."""
 
     at_s: float
@@ -100,7 +100,7 @@ class Removal:
 class Done:
     """A fault that was carried out, between these times."""
 
-    fault: Fault
+    fault: TimedFault
     began_s: float
     ended_s: float
 
@@ -119,7 +119,7 @@ class Findings:
             self.texts.append(text)
 
 
-class Record:
+class RunRecord:
     """See the module. All times are those of ``time.monotonic``.
 
     Args:
@@ -142,8 +142,8 @@ class Record:
         self.results = 0
         self.retries = 0
         self.failures: Counter[str] = Counter()
-        self.removals: list[Removal] = []
-        self.lost_masters: list[Removal] = []
+        self.removals: list[RemovalSeen] = []
+        self.lost_masters: list[RemovalSeen] = []
         """Members that were told that their master is gone for good."""
         self.wrong_values = Findings()
         self.damaged_inputs = Findings()
@@ -163,20 +163,20 @@ class Record:
         match event:
             case Reduced():
                 return self._add_result(life, event)
-            case Joined(at, peer, _):
+            case PeerJoined(at, peer, _):
                 self.indices[peer] = life.index
                 life.progress_s = at
                 life.joined_s = life.joined_s or at
-            case Failed():
+            case CallFailed():
                 return self._add_failure(life, event)
-            case Damaged(_, text):
+            case DamageFound(_, text):
                 self.damaged_inputs.add(f"{life.label} (pid {life.pid}): {text}")
                 return f"DAMAGED: {life.label}: {text}"
-            case Sample():
+            case MemorySample():
                 life.samples.append(event)
             case Alone(at):
                 life.progress_s = at
-            case Ready():
+            case ProcessReady():
                 life.ready = True
             case Listens(at):
                 life.ready = True
@@ -194,7 +194,7 @@ class Record:
             cause = each.text.partition(":")[0]
             index = self.indices.get(each.peer) if known is None else known
             if cause not in HANDED_OVER and index is not None:
-                self.removals.append(Removal(each.at, index, each.text))
+                self.removals.append(RemovalSeen(each.at, index, each.text))
 
     def newest(self, index: int) -> Life | None:
         """The last process of an index."""
@@ -248,12 +248,12 @@ class Record:
         self.wrong_values.add(f"{where}: {wrong}")
         return f"WRONG: {where}: {wrong}"
 
-    def _add_failure(self, life: Life, event: Failed) -> str | None:
+    def _add_failure(self, life: Life, event: CallFailed) -> str | None:
         self.failures[event.error] += 1
         if event.error == "Evicted":
-            self.removals.append(Removal(event.at, life.index, event.text))
+            self.removals.append(RemovalSeen(event.at, life.index, event.text))
         if event.error == "MasterLost" and event.call != "connect":
-            self.lost_masters.append(Removal(event.at, life.index, event.text))
+            self.lost_masters.append(RemovalSeen(event.at, life.index, event.text))
         if event.expected:
             return None
         text = f"{life.label}: {event.call}: {event.error}: {event.text}"

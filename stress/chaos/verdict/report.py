@@ -14,7 +14,7 @@ from rich.table import Table
 from pccl.stress.chaos.trouble import words
 from pccl.stress.chaos.verdict.judge import Judgement, waits
 from pccl.stress.chaos.verdict.plots import Mark, dots, over_time, rates, world_sizes
-from pccl.stress.chaos.verdict.record import Record
+from pccl.stress.chaos.verdict.record import RunRecord
 
 COUNTS = (
     "operations",
@@ -50,7 +50,7 @@ def write_json(judgement: Judgement, path: Path) -> None:
     path.write_text(json.dumps(judgement.report, indent=2) + "\n")
 
 
-def write_html(judgement: Judgement, record: Record, path: Path) -> None:
+def write_html(judgement: Judgement, record: RunRecord, path: Path) -> None:
     """Write the report as one page that needs nothing else.
 
     Raises:

@@ -23,7 +23,7 @@ from pccl.protocol.shared_state import (
     Expected,
     Lineage,
     Offer,
-    Resume,
+    ResumePolicy,
     SharedStateSyncStrategy,
     SyncPurpose,
     Unavailable,
@@ -348,10 +348,10 @@ def _winner(offers: list[Offer], expected: Expected, commits: int) -> tuple[int,
     valid = valid or _held_before(offers, standing, expected, commits)
     if not valid or not expected.revision:
         pool = [offer for offer in standing if not offer.stale]
-        if (expected.revision or not pool) and offers[0].resume is Resume.NEVER:
+        if (expected.revision or not pool) and offers[0].resume is ResumePolicy.NEVER:
             return None
         pool = pool or standing
-        if expected.revision and offers[0].resume is Resume.ADVANCED:
+        if expected.revision and offers[0].resume is ResumePolicy.ADVANCED:
             begun = [offer for offer in standing if offer.revision or expected.revision == 1]
             begun = [offer for offer in begun if offer.revision] or begun
             pool = [offer for offer in begun if not offer.stale] or begun
@@ -375,7 +375,7 @@ def _held_before(
         return []
     if any((o.revision, o.content) != (held[0].revision, held[0].content) for o in held):
         return []
-    advanced = held[0].resume is Resume.ADVANCED
+    advanced = held[0].resume is ResumePolicy.ADVANCED
     further = advanced and _is_in_reach(held[0], offers, expected, commits)
     lag = expected.revision - held[0].revision
     return held if lag in (0, 1) or (lag < 0 and further) else []

@@ -39,7 +39,7 @@ from pccl.stress.sim.workloads.toy_model import (
     places_of,
     whole,
 )
-from pccl.stress.sim.workloads.training_plan import Training
+from pccl.stress.sim.workloads.training_plan import TrainingPlan
 
 _ROUNDS_TOLD = 16
 """Of so many rounds the ledger tells whose work is in them."""
@@ -79,7 +79,9 @@ class TrainingCheckers:
         excuses: what was done to the master.
     """
 
-    def __init__(self, training: Training, axes: int, done: Counter[str], excuses: Excuses) -> None:
+    def __init__(
+        self, training: TrainingPlan, axes: int, done: Counter[str], excuses: Excuses
+    ) -> None:
         self.axes = axes
         self._training = training
         self._done = done

@@ -31,8 +31,8 @@ from pccl.stress.sim.faults.links.divide import DIVIDED_IN, Divide, MasterCutOff
 from pccl.stress.sim.faults.links.half_open import DeadLane, HalfOpen, SilentLoss
 from pccl.stress.sim.faults.links.partition import OneWayPartition, Partition
 from pccl.stress.sim.faults.links.reset import Reset
-from pccl.stress.sim.faults.links.stall import Stall
-from pccl.stress.sim.faults.links.undialable import Undialable
+from pccl.stress.sim.faults.links.stall import StreamStall
+from pccl.stress.sim.faults.links.undialable import BehindNat
 from pccl.stress.sim.faults.processes.clock_pause import ClockPause
 from pccl.stress.sim.faults.processes.freeze import Freeze
 from pccl.stress.sim.faults.processes.garbage import Garbage, Rubbish
@@ -73,7 +73,7 @@ _HOW_MANY: tuple[tuple[type[Fault], tuple[int, ...]], ...] = (
     (Reset, (0, 0, 0, 0, 1, 2, 4)),
     (DeadLane, (0,) * 6 + (1, 2)),
     (HalfOpen, (0,) * 6 + (1, 2)),
-    (Stall, (0,) * 9 + (1, 2)),
+    (StreamStall, (0,) * 9 + (1, 2)),
     (PairReset, (0,) * 20 + (1,)),
     (PairHalfOpen, (0,) * 20 + (1,)),
     (PairStall, (0,) * 20 + (1,)),
@@ -87,7 +87,7 @@ _HOW_MANY: tuple[tuple[type[Fault], tuple[int, ...]], ...] = (
     (BlankMasterRestart, (0,) * 10 + (1, 2)),
     (Takeover, (0,) * 9 + (1,)),
     (SilentLoss, (0,) * 6 + (1, 2)),
-    (Undialable, (0,) * 12 + (1,)),
+    (BehindNat, (0,) * 12 + (1,)),
 )
 """From which counts the seed draws, by kind."""
 
@@ -157,6 +157,7 @@ __all__ = [
     "KINDS",
     "MASTER",
     "Bandwidth",
+    "BehindNat",
     "BlankMasterRestart",
     "ClockPause",
     "Corrupt",
@@ -196,9 +197,8 @@ __all__ = [
     "Rubbish",
     "SilentLoss",
     "Slow",
-    "Stall",
+    "StreamStall",
     "Takeover",
-    "Undialable",
     "draw_corruption",
     "draw_divides",
     "draw_faults",

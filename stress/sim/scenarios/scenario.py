@@ -19,6 +19,7 @@ from pccl.protocol.types import (
     WireFormat,
 )
 from pccl.stress.sim.faults import (
+    BehindNat,
     Fault,
     FetchInterrupt,
     Freeze,
@@ -27,7 +28,6 @@ from pccl.stress.sim.faults import (
     Lies,
     MasterDeath,
     Takeover,
-    Undialable,
     draw_corruption,
     draw_divides,
     draw_faults,
@@ -35,7 +35,7 @@ from pccl.stress.sim.faults import (
 )
 from pccl.stress.sim.faults.base import MS
 from pccl.stress.sim.workloads.syncs import Syncs, draw_syncs
-from pccl.stress.sim.workloads.training_plan import LIVES_MAX, Training, draw_training
+from pccl.stress.sim.workloads.training_plan import LIVES_MAX, TrainingPlan, draw_training
 
 
 class Style(enum.Enum):
@@ -145,7 +145,7 @@ class Scenario:
     """The largest tensor that goes ahead in every second process; the others have the default."""
     syncs: Syncs | None = None
     """The shared state that members synchronize in each iteration; None: there is none."""
-    training: Training | None = None
+    training: TrainingPlan | None = None
     """What processes train, instead of everything else that they do; None: nothing."""
     buckets: Buckets | None = None
     """What each iteration launches besides; None: nothing."""
@@ -271,7 +271,7 @@ def draw(seed: int) -> Scenario:
         scenario = replace(scenario, syncs=syncs, faults=faults, mistake=None)
     if peers not in _CROWDS:
         scenario = _with_buckets(scenario)
-    shut = [len(fault.peers) for fault in scenario.faults if isinstance(fault, Undialable)]
+    shut = [len(fault.peers) for fault in scenario.faults if isinstance(fault, BehindNat)]
     if max(shut, default=0) > 1:  # a pair of them has no link, whatever a caller names
         slots = tuple(replace(slot, algorithm=Algorithm.AUTO) for slot in scenario.slots)
         # Nor is there a ring once more than half of those that are left are such.
@@ -290,7 +290,7 @@ def draw(seed: int) -> Scenario:
 def _one_shut(faults: Iterable[Fault]) -> tuple[Fault, ...]:
     """The faults, with at most one process that nobody can dial."""
     return tuple(
-        replace(one, peers=one.peers[:1]) if isinstance(one, Undialable) else one for one in faults
+        replace(one, peers=one.peers[:1]) if isinstance(one, BehindNat) else one for one in faults
     )
 
 

@@ -12,10 +12,10 @@ from random import Random
 from typing import Any
 
 from pccl.protocol.errors import PCCLError, ResyncRequired, StateMismatch, StateUnavailable
-from pccl.protocol.shared_state import Resume, SharedStateSyncStrategy, SyncPurpose
+from pccl.protocol.shared_state import ResumePolicy, SharedStateSyncStrategy, SyncPurpose
 from pccl.runtime.state.memory.stock import Stock
 from pccl.runtime.state.running_prefetch import PrefetchRequest
-from pccl.runtime.state.sync import SyncReport, SyncRequest
+from pccl.runtime.state.sync import SyncOptions, SyncReport
 from pccl.stress.sim.checkers.state import Before, StateCheckers
 from pccl.stress.sim.faults.base import MS
 from pccl.stress.sim.process import PeerProcess
@@ -124,11 +124,11 @@ class StateWork:
             self._checkers.look_at(state)
             in_place = state.lineage is None and self._rng.random() < self._syncs.in_place
             state.is_lent_in_place = in_place
-            request = SyncRequest(
+            request = SyncOptions(
                 state,
                 SyncPurpose.SYNC,
                 self._strategy,
-                Resume.HIGHEST,
+                ResumePolicy.HIGHEST,
                 expect_unchanged=expects,
                 in_place=in_place,
             )
@@ -197,7 +197,7 @@ class StateWork:
         state = self.state
         for _ in range(_ATTEMPTS_MAX):
             before = Before.of(state)
-            request = SyncRequest(state, SyncPurpose.VERIFY)
+            request = SyncOptions(state, SyncPurpose.VERIFY)
             self._checkers.calls(self._process.name)
             try:
                 report = await self._process.engine.sync(request)

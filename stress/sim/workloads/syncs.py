@@ -121,7 +121,7 @@ def draw_syncs(seed: int) -> Syncs | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldState:
     """A tensor as the library sees it; the type says what its bytes are."""
 
     name: str
@@ -173,7 +173,7 @@ class SimState:
         ]
         self.memory = StateMemory(
             [
-                Held(f"t{index}", one.count, one.data_type, one.may_differ, array)
+                HeldState(f"t{index}", one.count, one.data_type, one.may_differ, array)
                 for index, (one, array) in enumerate(zip(syncs.tensors, self._arrays, strict=True))
             ],
             track_touched=syncs.tracks,

@@ -18,7 +18,7 @@ from pccl.bindings.diloco.ledger import Ledger
 from pccl.protocol.data_type import DataType
 from pccl.protocol.shared_state import Lineage
 from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.stress.sim.workloads.syncs import Held
+from pccl.stress.sim.workloads.syncs import HeldState
 
 Whole = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -89,7 +89,7 @@ class ToyOuter:
         self.values = [np.zeros(axes * PLACES, np.int64) for _ in range(fragments)]
         arrays = [*self.values, self.record]
         self.memory = StateMemory(
-            [Held(f"t{i}", a.size, DataType.INT64, False, a) for i, a in enumerate(arrays)],
+            [HeldState(f"t{i}", a.size, DataType.INT64, False, a) for i, a in enumerate(arrays)],
             track_touched=True,
             piece_bytes=piece_bytes,
         )

@@ -21,7 +21,6 @@ from pccl.bindings.diloco.ledger import Revisions
 from pccl.bindings.diloco.pipeline import Merge
 from pccl.bindings.diloco.rounds import (
     Average,
-    Committed,
     Connect,
     Contribution,
     Effect,
@@ -30,6 +29,7 @@ from pccl.bindings.diloco.rounds import (
     Notice,
     Pause,
     Reduce,
+    RoundCommitted,
     Rounds,
     Sync,
     Take,
@@ -45,21 +45,21 @@ from pccl.protocol.errors import (
     PCCLError,
     TooFewPeers,
 )
-from pccl.protocol.shared_state import Resume, SharedStateSyncStrategy, SyncPurpose
+from pccl.protocol.shared_state import ResumePolicy, SharedStateSyncStrategy, SyncPurpose
 from pccl.protocol.types import NS_PER_S, Descriptor, ReduceOp
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.requests import ReduceRequest
 from pccl.runtime.state.memory.stock import Stock
 from pccl.runtime.state.replay import ObservedReduction
 from pccl.runtime.state.running_prefetch import PrefetchRequest
-from pccl.runtime.state.sync import SyncReport, SyncRequest
+from pccl.runtime.state.sync import SyncOptions, SyncReport
 from pccl.stress.sim.checkers.outcomes import Checkers, InRun, Violation
 from pccl.stress.sim.checkers.training import Contents, Held, TrainingCheckers, contribution
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenarios.scenario import Scenario, Slot
 from pccl.stress.sim.workloads.toy_model import Floats, ToyOuter, ToyReplica, Whole, whole
-from pccl.stress.sim.workloads.training_plan import LIVES_MAX, Training
+from pccl.stress.sim.workloads.training_plan import LIVES_MAX, TrainingPlan
 
 _REFUSALS_MAX = 40
 _PATIENCE_S = 60.0
@@ -78,7 +78,7 @@ class TrainingWorkload:
     def __init__(
         self,
         scenario: Scenario,
-        training: Training,
+        training: TrainingPlan,
         process: PeerProcess,
         checkers: Checkers,
         training_checkers: TrainingCheckers,
@@ -148,7 +148,7 @@ class _Life:
     def __init__(
         self,
         scenario: Scenario,
-        training: Training,
+        training: TrainingPlan,
         process: PeerProcess,
         checkers: Checkers,
         training_checkers: TrainingCheckers,
@@ -177,7 +177,7 @@ class _Life:
         self._revisions = Revisions(self._outer.ledger)
         self._queue: deque[Contribution | None] = deque()
         self._entries: deque[tuple[Entered, Held, Held]] = deque()
-        self._commits: dict[int, Committed] = {}
+        self._commits: dict[int, RoundCommitted] = {}
         self._line = 0
         self._held = Held(self._outer.contents())
         """After the last round or entry."""
@@ -250,7 +250,7 @@ class _Life:
         return self._step_ns + (scenario.ends_ns - scenario.stop_ns) // turns
 
     async def _do(self, steps: Steps) -> None:
-        outcome: Committed | None = None
+        outcome: RoundCommitted | None = None
         while True:
             try:
                 wait = steps.send(outcome)
@@ -258,7 +258,7 @@ class _Life:
                 return
             outcome = await self._wait(wait.number)
 
-    async def _wait(self, number: int) -> Committed | None:
+    async def _wait(self, number: int) -> RoundCommitted | None:
         entry = self._trainee.entry
         while True:
             await self._until(lambda: bool(self._entries) or number in self._commits)
@@ -275,7 +275,7 @@ class _Life:
         self._is_idle = False
         self._changed()
 
-    def merged(self, merge: Merge, committed: Committed) -> None:
+    def merged(self, merge: Merge, committed: RoundCommitted) -> None:
         """See ``trainee.Driver``."""
         del self._commits[merge.number]
         replica, checkers, fragment = self._replica, self._training_checkers, merge.fragment
@@ -407,8 +407,8 @@ class _Life:
         outer, process = self._outer, self._process
         outer.revision = self._revisions.next()
         before = outer.contents()
-        request = SyncRequest(
-            outer, SyncPurpose.SYNC, SharedStateSyncStrategy.ENFORCE_POPULAR, Resume.ADVANCED
+        request = SyncOptions(
+            outer, SyncPurpose.SYNC, SharedStateSyncStrategy.ENFORCE_POPULAR, ResumePolicy.ADVANCED
         )
         try:
             report: SyncReport = await self._engine.sync(request)
@@ -499,7 +499,7 @@ class _Life:
         return Average(report.contributors, total, report.tx_bytes, report.rx_bytes)
 
     def _notify(self, notice: Notice) -> None:
-        if isinstance(notice, Committed):
+        if isinstance(notice, RoundCommitted):
             assert self._reduced is not None
             operation, before, parts = self._reduced
             number = notice.contribution.number

@@ -35,7 +35,7 @@ class Mode(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class TrainingPlan:
     """What all processes of the run are told alike."""
 
     mode: Mode
@@ -71,7 +71,7 @@ class Training:
         return max(1, (self.sync_steps or 4) // self.fragments)
 
 
-def draw_training(seed: int, latency_ns: int) -> Training:
+def draw_training(seed: int, latency_ns: int) -> TrainingPlan:
     """Draw what processes train, and when they synchronize."""
     rng = Random(f"{seed}/training")
     mode = rng.choice(tuple(Mode))
@@ -93,7 +93,7 @@ def draw_training(seed: int, latency_ns: int) -> Training:
             fragments = rng.choice((1, 1, 2))
             sync_steps, sync_s = 0, rng.uniform(1, 6) * step_ns / 1e9
             delay = rng.choice((0, 1, 3))
-    return Training(
+    return TrainingPlan(
         mode=mode,
         fragments=fragments,
         sync_steps=sync_steps,

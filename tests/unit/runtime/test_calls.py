@@ -27,7 +27,7 @@ from pccl.machines.peer.events import (
 from pccl.protocol import errors
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundKind
-from pccl.runtime.calls import LEFT, Call, Calls
+from pccl.runtime.calls import LEFT, Calls, OpenCall
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.requests import Deadline, ReduceReport
 
@@ -83,7 +83,7 @@ class Bench:
     def run(self, story: Coroutine[Any, Any, None]) -> None:
         self.loop.run_until_complete(story)
 
-    def launch(self, call: Call | None = None, deadline: Deadline | None = None) -> int:
+    def launch(self, call: OpenCall | None = None, deadline: Deadline | None = None) -> int:
         return self.calls.launch(reduce_event, deadline, call or self.calls.new())
 
     def wait(self, make_event: Callable[[int], PeerEvent]) -> asyncio.Task[Any]:

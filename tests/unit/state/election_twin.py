@@ -16,7 +16,7 @@ from pccl.protocol.shared_state import (
     Elected,
     Expected,
     Offer,
-    Resume,
+    ResumePolicy,
     SharedStateSyncStrategy,
     SyncPurpose,
 )
@@ -109,7 +109,7 @@ def elect(  # noqa: PLR0915 - the rules, one after the other
                 return False
             base = everyone[offering[0]].revision
             near = [expected.revision - 1, expected.revision]
-            if own.resume is Resume.ADVANCED and believed(offering):
+            if own.resume is ResumePolicy.ADVANCED and believed(offering):
                 near.append(max(base, expected.revision))
             return base in near and own.revision == base
         pool = {"highest": fresh, "highest of the stale": standing}[rule.removesuffix(" believed")]
@@ -125,17 +125,17 @@ def elect(  # noqa: PLR0915 - the rules, one after the other
         )
 
     rules = ["highest"] if expected.revision == 0 else ["expected", "before what all lack"]
-    if everyone[0].resume is Resume.ADVANCED and expected.revision > 0:
+    if everyone[0].resume is ResumePolicy.ADVANCED and expected.revision > 0:
         rules = ["further", "expected", "before what all lack"]
         rules += ["highest believed", "highest"]
         rules += ["highest of the stale believed", "highest of the stale"]
-    elif everyone[0].resume is not Resume.NEVER:
+    elif everyone[0].resume is not ResumePolicy.NEVER:
         rules += ["highest", "highest of the stale"]
     valid: list[int] = []
     for rule in rules:
         valid = [r for r in ranks if right_revision(r, rule)]
         is_lost = rule.startswith("highest") and expected.revision > 1
-        if everyone[0].resume is Resume.ADVANCED and is_lost:
+        if everyone[0].resume is ResumePolicy.ADVANCED and is_lost:
             valid = [r for r in valid if everyone[r].revision > 0]
         if any(r in standing for r in valid):
             break

@@ -16,7 +16,7 @@ from pccl.protocol.shared_state import (
     Expected,
     Lineage,
     Offer,
-    Resume,
+    ResumePolicy,
     SharedStateSyncStrategy,
     SyncPurpose,
     Unavailable,
@@ -36,7 +36,7 @@ FIRST = Expected()
 AT_5 = Expected(5, OURS)
 
 BASE = Offer(
-    SyncPurpose.SYNC, POPULAR, Resume.NEVER, revision=0, lineage=None, stale=False,
+    SyncPurpose.SYNC, POPULAR, ResumePolicy.NEVER, revision=0, lineage=None, stale=False,
     unchanged=False, layout=b"L", content=b"a", extra=b"e",
 )  # fmt: skip
 AT = replace(BASE, revision=5, lineage=OURS)
@@ -243,9 +243,9 @@ def test_a_lost_revision_is_not_replaced_unasked() -> None:
     )
 
 
-@pytest.mark.parametrize("resume", Resume)
+@pytest.mark.parametrize("resume", ResumePolicy)
 @pytest.mark.parametrize("revision", [4, 5])
-def test_what_all_lack_nobody_misses(revision: int, resume: Resume) -> None:
+def test_what_all_lack_nobody_misses(revision: int, resume: ResumePolicy) -> None:
     """All have left the same call: what was before it is what all have."""
     stale = replace(AT, revision=revision, stale=True, resume=resume)
     newcomer = replace(offer(b"x", 1), resume=resume)
@@ -256,8 +256,8 @@ def test_what_all_lack_nobody_misses(revision: int, resume: Resume) -> None:
 
 
 def test_what_all_lack_that_are_allowed_to_be_further() -> None:
-    stale = replace(AT, revision=6, stale=True, resume=Resume.ADVANCED)
-    newcomer = replace(offer(b"x", 1), resume=Resume.ADVANCED)
+    stale = replace(AT, revision=6, stale=True, resume=ResumePolicy.ADVANCED)
+    newcomer = replace(offer(b"x", 1), resume=ResumePolicy.ADVANCED)
     offers = (newcomer, newcomer, newcomer, stale)
     assert elected(*offers, expected=AT_5, commits=1).outdated == (11, 12, 13)
     assert elected(*offers, expected=AT_5).outdated == (14,)  # out of reach
@@ -283,7 +283,7 @@ def test_a_lost_revision_is_replaced_by_the_highest() -> None:
         replace(AT, stale=True, content=b"s"),
         replace(AT, revision=4, lineage=None, content=b"b", extra=b"f"),
     ]
-    verdict = vote(*(replace(o, resume=Resume.HIGHEST) for o in offers), expected=AT_5)
+    verdict = vote(*(replace(o, resume=ResumePolicy.HIGHEST) for o in offers), expected=AT_5)
     assert verdict == Elected(
         4, b"L", b"b", sources=(PeerId(12), PeerId(14)), behind=(PeerId(11), PeerId(13)),
         outdated=(PeerId(11), PeerId(13)), extra=b"e", extra_sources=(PeerId(12),),
@@ -291,13 +291,13 @@ def test_a_lost_revision_is_replaced_by_the_highest() -> None:
 
 
 def test_a_beginning_is_not_gone_on_with_where_there_was_more() -> None:
-    fresh = [replace(o, resume=Resume.ADVANCED) for o in (offer(b"x"), offer(b"y"))]
+    fresh = [replace(o, resume=ResumePolicy.ADVANCED) for o in (offer(b"x"), offer(b"y"))]
     assert reason(*fresh, expected=AT_5) == (
         "nobody offers contents with revision 5: let a member come back that has it, or one with a "
         "checkpoint, of whatever revision above 0 (a new master begins anew). There are: peers 11, "
         "12: revision 0 of another lineage"
     )
-    holder = replace(AT, resume=Resume.ADVANCED, content=b"h")
+    holder = replace(AT, resume=ResumePolicy.ADVANCED, content=b"h")
     verdict = elected(*fresh, holder, expected=AT_5)
     assert (verdict.revision, verdict.content, verdict.outdated) == (5, b"h", (11, 12))
 
@@ -306,20 +306,20 @@ def test_a_beginning_is_not_gone_on_with_where_there_was_more() -> None:
 def test_what_is_more_than_a_beginning_is_gone_on_with(stale: bool) -> None:
     """Also what lacks something that was committed since."""
     before = replace(AT, revision=1, lineage=OLD, content=b"b", stale=stale)
-    offers = [replace(o, resume=Resume.ADVANCED) for o in (offer(b"x"), before)]
+    offers = [replace(o, resume=ResumePolicy.ADVANCED) for o in (offer(b"x"), before)]
     verdict = elected(*offers, expected=AT_5)
     assert (verdict.revision, verdict.content, verdict.outdated) == (1, b"b", (11,))
 
 
 @pytest.mark.parametrize("expected", [FIRST, Expected(1, OURS)])
 def test_a_beginning_counts_where_there_was_no_more(expected: Expected) -> None:
-    verdict = elected(replace(offer(b"x"), resume=Resume.ADVANCED), expected=expected)
+    verdict = elected(replace(offer(b"x"), resume=ResumePolicy.ADVANCED), expected=expected)
     assert (verdict.revision, verdict.content) == (0, b"x")
 
 
 def test_advanced_goes_on_with_who_has_got_further_in_the_same_line() -> None:
     """Most have missed a call that the others have made since the last synchronization."""
-    there = replace(AT, resume=Resume.ADVANCED)
+    there = replace(AT, resume=ResumePolicy.ADVANCED)
     further = replace(there, revision=6, content=b"f")
     elsewhere = replace(there, revision=9, lineage=OLD, content=b"x")
     stale = replace(there, revision=7, stale=True, content=b"s")
@@ -329,7 +329,7 @@ def test_advanced_goes_on_with_who_has_got_further_in_the_same_line() -> None:
 
 
 def test_one_liar_with_a_huge_revision_does_not_replace_the_model_of_five() -> None:
-    there = replace(AT, revision=8, resume=Resume.ADVANCED)
+    there = replace(AT, revision=8, resume=ResumePolicy.ADVANCED)
     liar = replace(there, revision=1 << 40, content=b"x")
     verdict = elected(liar, *[there] * 5, expected=AT_5, commits=3)
     assert (verdict.revision, verdict.content) == (8, b"a")
@@ -338,14 +338,14 @@ def test_one_liar_with_a_huge_revision_does_not_replace_the_model_of_five() -> N
 
 def test_one_liar_does_not_replace_the_model_where_the_master_has_seen_nothing() -> None:
     """As a master that was started again: more than half have got further, and are believed."""
-    there = replace(AT, revision=8, resume=Resume.ADVANCED)
+    there = replace(AT, revision=8, resume=ResumePolicy.ADVANCED)
     liar = replace(there, revision=9, content=b"x")
     verdict = elected(liar, there, there, expected=AT_5)
     assert (verdict.revision, verdict.content, verdict.outdated) == (8, b"a", (11,))
 
 
 def test_further_than_the_master_has_seen_takes_more_than_half() -> None:
-    there = replace(AT, resume=Resume.ADVANCED)
+    there = replace(AT, resume=ResumePolicy.ADVANCED)
     further = replace(there, revision=6, content=b"f")
     verdict = elected(further, further, there, there, expected=AT_5)
     assert (verdict.revision, verdict.content) == (5, b"a")
@@ -355,7 +355,7 @@ def test_further_than_the_master_has_seen_takes_more_than_half() -> None:
 
 def test_among_what_survivors_bring_one_liar_does_not_count_first() -> None:
     """Nobody has the expected revision: what somebody can have reached comes first."""
-    before = replace(AT, revision=4, resume=Resume.ADVANCED, content=b"b")
+    before = replace(AT, revision=4, resume=ResumePolicy.ADVANCED, content=b"b")
     liar = replace(before, revision=1 << 40, lineage=OLD, content=b"x")
     verdict = elected(liar, before, expected=AT_5)
     assert (verdict.revision, verdict.content) == (4, b"b")
@@ -365,7 +365,7 @@ def test_among_what_survivors_bring_one_liar_does_not_count_first() -> None:
 def test_a_beginning_does_not_win_over_what_members_of_another_run_bring() -> None:
     """The run had only begun, and its only member is gone."""
     begun = Expected(1, AT_5.lineage)
-    newcomer = replace(AT, revision=0, lineage=None, resume=Resume.ADVANCED, content=b"n")
+    newcomer = replace(AT, revision=0, lineage=None, resume=ResumePolicy.ADVANCED, content=b"n")
     trained = replace(newcomer, revision=9, lineage=OLD, content=b"t")
     verdict = elected(newcomer, trained, expected=begun)
     assert (verdict.revision, verdict.content, verdict.outdated) == (9, b"t", (11,))
@@ -374,7 +374,7 @@ def test_a_beginning_does_not_win_over_what_members_of_another_run_bring() -> No
 
 def test_highest_changes_nothing_while_the_revision_is_there() -> None:
     ahead, there = replace(AT, revision=9, content=b"x"), AT
-    offers = [replace(o, resume=Resume.HIGHEST) for o in (ahead, ahead, there)]
+    offers = [replace(o, resume=ResumePolicy.HIGHEST) for o in (ahead, ahead, there)]
     verdict = elected(*offers, expected=AT_5)
     assert (verdict.revision, verdict.content, verdict.outdated) == (5, b"a", (11, 12))
 
@@ -386,7 +386,7 @@ def test_a_revision_that_only_a_receiver_has_is_lost() -> None:
         "There are: peer 11: revision 5 (RECEIVE_ONLY); peer 12: revision 3 of another lineage"
     )
     verdict = elected(
-        *(replace(o, resume=Resume.HIGHEST) for o in (receiver, sender)), expected=AT_5
+        *(replace(o, resume=ResumePolicy.HIGHEST) for o in (receiver, sender)), expected=AT_5
     )
     assert (verdict.revision, verdict.sources) == (3, (12,))
     assert verdict.behind == verdict.outdated == (11,)
@@ -399,7 +399,7 @@ def test_a_revision_that_only_a_receiver_has_is_lost() -> None:
 def test_stale_contents_count_only_if_there_are_no_others(expected: Expected, lack: str) -> None:
     stale = [replace(offer(b"x", 2), stale=True), replace(offer(b"y", 3), stale=True)]
     assert reason(*stale, expected=expected).startswith(f"nobody offers contents with {lack} go on")
-    verdict = elected(*(replace(o, resume=Resume.HIGHEST) for o in stale), expected=expected)
+    verdict = elected(*(replace(o, resume=ResumePolicy.HIGHEST) for o in stale), expected=expected)
     assert (verdict.revision, verdict.content, verdict.sources) == (3, b"y", (12,))
     assert verdict.outdated == (11,)
 
@@ -415,8 +415,8 @@ def test_what_there_is_in_words() -> None:
     )
 
 
-@pytest.mark.parametrize("resume", Resume)
-def test_somebody_has_to_send(resume: Resume) -> None:
+@pytest.mark.parametrize("resume", ResumePolicy)
+def test_somebody_has_to_send(resume: ResumePolicy) -> None:
     receiver = replace(AT, strategy=RECEIVE, resume=resume)
     assert reason(receiver, receiver, expected=AT_5) == (
         "nobody offers contents: all members are RECEIVE_ONLY, and at least one of them has to be "
@@ -549,7 +549,7 @@ def elections(
 ) -> tuple[list[tuple[PeerId, Offer]], Expected, int]:
     """Few members, and few values of everything: collisions are what matters."""
     expected = Expected(draw(st.sampled_from((0, 2, 2))), draw(st.sampled_from((OURS, None))))
-    resume = draw(st.sampled_from(Resume))
+    resume = draw(st.sampled_from(ResumePolicy))
     strategies = draw(st.sampled_from(((POPULAR,), (SEND, RECEIVE), (SEND, SEND, RECEIVE))))
     layouts = draw(st.sampled_from((b"L", b"L", b"L", b"L", b"L", b"LLM", b"LMN")))
     contents = draw(st.sampled_from((b"ab", b"abc", b"aab")))

@@ -17,8 +17,8 @@ from pccl.protocol.types import (
 from pccl.topology.cost_model import (
     IMPLEMENTED,
     MESH_MEMBERS_MAX,
+    AssumedLinks,
     Cost,
-    Links,
     choose_algorithms,
     mesh_cost,
     ring_cost,
@@ -66,20 +66,20 @@ O_S, O_PER_BYTE_S = 25e-6, 4.76837158203125e-11
 
 def test_a_ring_of_four_on_a_lan() -> None:
     # 6 steps of 50 us and two ends; 6/4 of the tensor at 0.8 ns and two ends a byte.
-    cost = ring_cost(peers(4), Links(uniform(4, *LAN)))
+    cost = ring_cost(peers(4), AssumedLinks(uniform(4, *LAN)))
     assert parts(cost) == approx(6 * 50e-6 + 12 * O_S, 1.5 * (0.8e-9 + 2 * O_PER_BYTE_S))
 
 
 def test_a_star_of_four_on_a_lan() -> None:
     # In and out; the root takes 3 and sends 3, and a leaf one of each. 3 tensors in, 3 out.
-    cost = star_cost(peers(4), Links(uniform(4, *LAN)))
+    cost = star_cost(peers(4), AssumedLinks(uniform(4, *LAN)))
     shared = 3 * 0.8e-9 * 1.16  # two further streams
     assert parts(cost) == approx(2 * 50e-6 + 8 * O_S, 2 * shared + 6 * O_PER_BYTE_S)
 
 
 def test_a_mesh_of_four_on_a_lan() -> None:
     # Twice: 50 us, and three messages each way. Twice 3/4 of the tensor, in three streams.
-    cost = mesh_cost(peers(4), Links(uniform(4, *LAN)))
+    cost = mesh_cost(peers(4), AssumedLinks(uniform(4, *LAN)))
     per_byte = 2 * (0.75 * 0.8e-9 * 1.16 + 6 / 4 * O_PER_BYTE_S)
     assert parts(cost) == approx(2 * (50e-6 + 6 * O_S), per_byte)
 
@@ -88,11 +88,11 @@ def test_the_slowest_link_of_the_ring_sets_its_pace() -> None:
     matrix = uniform(4, *LAN)
     slow = LinkMeasure(100 * US, 12_500_000)
     matrix[PeerId(1), PeerId(3)] = matrix[PeerId(3), PeerId(1)] = slow
-    lan = ring_cost(peers(4), Links(uniform(4, *LAN)))
-    assert ring_cost(peers(4), Links(matrix)) == lan  # no neighbours
+    lan = ring_cost(peers(4), AssumedLinks(uniform(4, *LAN)))
+    assert ring_cost(peers(4), AssumedLinks(matrix)) == lan  # no neighbours
     matrix[PeerId(3), PeerId(4)] = slow
     expected = 1.5 * (80e-9 + 2 * O_PER_BYTE_S)
-    assert ring_cost(peers(4), Links(matrix)).per_byte_s == pytest.approx(expected)
+    assert ring_cost(peers(4), AssumedLinks(matrix)).per_byte_s == pytest.approx(expected)
 
 
 def test_whatever_goes_around_a_ring_passes_the_longest_way_twice() -> None:
@@ -102,20 +102,20 @@ def test_whatever_goes_around_a_ring_passes_the_longest_way_twice() -> None:
         (PeerId(2), PeerId(3)): LinkMeasure(40 * MS, 0),
         (PeerId(3), PeerId(1)): LinkMeasure(60 * MS, 0),
     }
-    assert ring_cost(peers(3), Links(matrix)).fixed_s == pytest.approx(0.09 + 8 * O_S)
+    assert ring_cost(peers(3), AssumedLinks(matrix)).fixed_s == pytest.approx(0.09 + 8 * O_S)
 
 
 def test_what_nobody_has_measured_is_assumed() -> None:
     one, two = peers(2)
-    assert Links({}).latency_s(one, two) == 0.5e-3
-    assert Links({}).bytes_per_s(one, two) == 1.25e9
-    near = Links({(one, two): LinkMeasure(1_999_999, 0)})
-    far = Links({(two, one): LinkMeasure(2_000_000, 0)})
+    assert AssumedLinks({}).latency_s(one, two) == 0.5e-3
+    assert AssumedLinks({}).bytes_per_s(one, two) == 1.25e9
+    near = AssumedLinks({(one, two): LinkMeasure(1_999_999, 0)})
+    far = AssumedLinks({(two, one): LinkMeasure(2_000_000, 0)})
     assert near.bytes_per_s(one, two) == 1.25e9
     assert far.bytes_per_s(one, two) == 125e6
     assert far.latency_s(one, two) == 1e-3  # measured at the other end
-    assert Links({(two, one): LinkMeasure(0, 7)}).bytes_per_s(one, two) == 7
-    assert Links({(two, one): LinkMeasure(0, 7)}).latency_s(one, two) == 0.5e-3
+    assert AssumedLinks({(two, one): LinkMeasure(0, 7)}).bytes_per_s(one, two) == 7
+    assert AssumedLinks({(two, one): LinkMeasure(0, 7)}).latency_s(one, two) == 0.5e-3
 
 
 def test_four_on_a_lan() -> None:

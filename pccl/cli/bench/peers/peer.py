@@ -18,11 +18,11 @@ from pccl.cli.bench.peers.bounds import Bound
 from pccl.cli.bench.peers.ours import Ours
 from pccl.cli.bench.peers.rounds import (
     DIGITS,
+    BenchRounds,
     Inputs,
-    Log,
-    Rounds,
+    ReduceSide,
+    RoundLog,
     Shifted,
-    Side,
     extra_bytes,
     new_buffer,
     timed,
@@ -51,7 +51,7 @@ def say(report: Report) -> None:
     print(encode(report), flush=True)
 
 
-class Peer:
+class BenchPeer:
     """What this process is and has.
 
     Args:
@@ -91,11 +91,11 @@ class Peer:
         Args:
             size: bytes of the tensor.
         """
-        their_log = Log()
+        their_log = RoundLog()
         ours = self._sides(size)
         for number, (_, log) in enumerate(ours):
             log.fault = self._peaks[size, number][1]
-        sides: list[tuple[Side, Log]] = list(ours)
+        sides: list[tuple[ReduceSide, RoundLog]] = list(ours)
         if self._task.rendezvous:
             from pccl.cli.bench.peers.gloo import Gloo  # takes seconds, for torch comes along
 
@@ -132,15 +132,15 @@ class Peer:
         seconds = [timed(self._comm.barrier)[0] for _ in range(self._task.barriers)]
         return Committed(tuple(round(each, DIGITS) for each in seconds))
 
-    def _rounds(self, part: str, size: int) -> Rounds:
+    def _rounds(self, part: str, size: int) -> BenchRounds:
         self._tell(Doing(part, size, 0))
-        return Rounds(self._values, lambda done: self._tell(Doing(part, size, done)))
+        return BenchRounds(self._values, lambda done: self._tell(Doing(part, size, done)))
 
-    def _sides(self, size: int) -> list[tuple[Ours, Log]]:
+    def _sides(self, size: int) -> list[tuple[Ours, RoundLog]]:
         """Variants in turn, in the same buffers, each with values of other rounds."""
         send = self._buffer(size)
         recv = None if self._task.in_place else self._buffer(size)
-        found: list[tuple[Ours, Log]] = []
+        found: list[tuple[Ours, RoundLog]] = []
         for number, variant in enumerate(self._task.variants):
             ours = Ours(self._comm, send, recv, variant)
             inputs: Inputs
@@ -149,7 +149,7 @@ class Peer:
             else:
                 shift = number * VARIANT_SHIFT
                 inputs = Approximate(self._samples, self._bounds[variant], ours, shift)
-            found.append((ours, Log(inputs)))
+            found.append((ours, RoundLog(inputs)))
         return found
 
     def _buffer(self, size: int) -> Array:
@@ -176,7 +176,7 @@ def run(task: Task) -> None:
         )
         comm.connect(min_peers=task.peers)
         say(Connected(memory.resident_bytes() - before_bytes))
-        peer = Peer(task, comm, say)
+        peer = BenchPeer(task, comm, say)
         peer.measure_memory()
         if task.rendezvous:
             from pccl.cli.bench.peers import gloo

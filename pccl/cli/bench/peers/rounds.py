@@ -27,7 +27,7 @@ DIGITS = 9
 """Times are reported in whole nanoseconds."""
 
 
-class Side(Protocol):
+class ReduceSide(Protocol):
     """One library's way to reduce a tensor over all peers."""
 
     name: str
@@ -86,7 +86,7 @@ class Shifted:
         return self._inputs.check_sum(tensor, round_number + self._by)
 
 
-class Log:
+class RoundLog:
     """What the rounds of one side have shown so far.
 
     Args:
@@ -104,7 +104,7 @@ class Log:
         return Timed(tuple(self.seconds), tuple(self.cpu_s), self.fault)
 
 
-class Rounds:
+class BenchRounds:
     """Plays rounds, each with values of its own.
 
     Args:
@@ -118,7 +118,7 @@ class Rounds:
         self._number = 0
         self._told_s = time.monotonic()
 
-    def play(self, logs: Sequence[tuple[Side, Log]], count: int, *, keep: bool) -> None:
+    def play(self, logs: Sequence[tuple[ReduceSide, RoundLog]], count: int, *, keep: bool) -> None:
         """Let all sides play so many rounds, in turn; they alternate in who begins.
 
         Args:
@@ -141,7 +141,7 @@ class Rounds:
                 self._tell(done + 1)
                 self._told_s = time.monotonic()
 
-    def _check(self, side: Side, inputs: Inputs) -> str:
+    def _check(self, side: ReduceSide, inputs: Inputs) -> str:
         """The first wrong value, in words, or nothing."""
         where = f"{side.result.nbytes} bytes, round {self._number}"
         if wrong := inputs.check_sum(side.result, self._number):
@@ -170,7 +170,7 @@ def new_buffer(count: int, dtype: np.dtype[Any]) -> Array:
     return buffer
 
 
-def extra_bytes(rounds: Rounds, side: Side, log: Log, idle_bytes: int) -> int:
+def extra_bytes(rounds: BenchRounds, side: ReduceSide, log: RoundLog, idle_bytes: int) -> int:
     """Play a few rounds of one side alone; the peak of memory beyond its buffers.
 
     Args:

@@ -17,7 +17,7 @@ import xxhash
 
 from pccl.cli.bench.peers.bounds import Bound, bound_of
 from pccl.cli.bench.peers.ours import Ours
-from pccl.cli.bench.peers.values import PERIOD, Array, Difference, Pattern
+from pccl.cli.bench.peers.values import PERIOD, Array, Pattern, WrongValue
 from pccl.cli.bench.variants import ALGORITHMS, Variant
 
 KINDS = ("normal", "outliers")
@@ -107,7 +107,7 @@ class Approximate:
         """Write this peer's values of a round into a tensor, shape (n,)."""
         self._samples.input.fill(tensor, round_number + self._shift)
 
-    def check_input(self, tensor: Array, round_number: int) -> Difference | None:
+    def check_input(self, tensor: Array, round_number: int) -> WrongValue | None:
         """Where a tensor is not what ``fill`` has written."""
         return self._samples.input.compare(tensor, round_number + self._shift)
 

@@ -57,7 +57,7 @@ def pattern(largest: int) -> Array:
     return places * places % PERIOD % (largest + 1)
 
 
-class Difference(NamedTuple):
+class WrongValue(NamedTuple):
     """The first element that is not what it should be."""
 
     element: int
@@ -83,13 +83,13 @@ class Pattern:
         for begin, part in self.parts(len(tensor), round_number):
             tensor[begin : begin + len(part)] = part
 
-    def compare(self, tensor: Array, round_number: int) -> Difference | None:
+    def compare(self, tensor: Array, round_number: int) -> WrongValue | None:
         """Where a tensor differs in a bit from what ``fill`` writes."""
         for begin, part in self.parts(len(tensor), round_number):
             found = tensor[begin : begin + len(part)]
             if not np.array_equal(_bits(found), _bits(part)):
                 at = int(np.argmax(_bits(found) != _bits(part)))
-                return Difference(begin + at, str(found[at]), str(part[at]))
+                return WrongValue(begin + at, str(found[at]), str(part[at]))
         return None
 
     def parts(self, count: int, round_number: int) -> list[tuple[int, Array]]:
@@ -120,11 +120,11 @@ class Values:
         """Write this peer's values of a round into a tensor, shape (n,)."""
         self._input.fill(tensor, round_number)
 
-    def check_input(self, tensor: Array, round_number: int) -> Difference | None:
+    def check_input(self, tensor: Array, round_number: int) -> WrongValue | None:
         """Where a tensor is not what ``fill`` has written."""
         return self._input.compare(tensor, round_number)
 
-    def check_sum(self, tensor: Array, round_number: int) -> Difference | None:
+    def check_sum(self, tensor: Array, round_number: int) -> WrongValue | None:
         """Where a tensor is not the sum of all peers' values of a round."""
         return self._sum.compare(tensor, round_number)
 

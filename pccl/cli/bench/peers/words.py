@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from pccl.cli.bench.state.words import Joined, Played
+from pccl.cli.bench.state.words import JoinMeasured, Played
 from pccl.cli.bench.variants import PLAIN, Variant
 
 
@@ -153,11 +153,11 @@ class Failed:
     reason: str
 
 
-Report: TypeAlias = Connected | Doing | Measured | Committed | Failed | Played | Joined
+Report: TypeAlias = Connected | Doing | Measured | Committed | Failed | Played | JoinMeasured
 
 _KINDS: dict[str, type[Report]] = {
     kind.__name__.lower(): kind
-    for kind in (Connected, Doing, Measured, Committed, Failed, Played, Joined)
+    for kind in (Connected, Doing, Measured, Committed, Failed, Played, JoinMeasured)
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pccl.cli.bench.state.words import Case, Joined, Played
+from pccl.cli.bench.state.words import Case, JoinMeasured, Played
 from pccl.cli.bench.statistics import DIGITS, GIB, MIB
 
 HASHING_WANTED = 0.8
@@ -174,7 +174,9 @@ def with_ratios(figures: Sequence[Figure]) -> list[Figure]:
     return found
 
 
-def join_figure(nbytes: int, joins: Sequence[Sequence[Joined]], *, prefetches: bool) -> Figure:
+def join_figure(
+    nbytes: int, joins: Sequence[Sequence[JoinMeasured]], *, prefetches: bool
+) -> Figure:
     """Of joins of one kind; the seconds are those that all members of a join were kept longer.
 
     Args:
@@ -186,7 +188,7 @@ def join_figure(nbytes: int, joins: Sequence[Sequence[Joined]], *, prefetches: b
     longest: list[float] = []
     usual: list[float] = []
     steps: list[int] = []
-    joiners: list[Joined] = []
+    joiners: list[JoinMeasured] = []
     for said in joins:
         members = [each for each in said if each.before_s]
         joiners += [each for each in said if not each.before_s]

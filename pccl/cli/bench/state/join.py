@@ -14,7 +14,7 @@ import pccl
 from pccl.cli.bench.peers.peer import say
 from pccl.cli.bench.peers.words import Failed
 from pccl.cli.bench.state.peer import OTHER_ROUNDS, Contents, open_control, open_one
-from pccl.cli.bench.state.words import Joined, JoinTask
+from pccl.cli.bench.state.words import JoinMeasured, JoinTask
 from pccl.errors import PCCLError
 
 STEPS_BEFORE = 4
@@ -27,7 +27,7 @@ CHANGING = 0
 """The tensor that changes at every step, in the same way everywhere."""
 
 
-class Member:
+class JoinMember:
     """What this process is and has.
 
     Args:
@@ -40,7 +40,7 @@ class Member:
         self._control = control
         self._contents = Contents(task.bytes)
 
-    def take_part(self) -> Joined:
+    def take_part(self) -> JoinMeasured:
         """In the join; what this process has seen of it."""
         with contextlib.ExitStack() as stack:
             [gathering] = self._task.gatherings
@@ -53,7 +53,9 @@ class Member:
             self._control.barrier()  # nobody leaves before all are done
         return found
 
-    def _be_joined(self, members: int, comm: pccl.Communicator, state: pccl.SharedState) -> Joined:
+    def _be_joined(
+        self, members: int, comm: pccl.Communicator, state: pccl.SharedState
+    ) -> JoinMeasured:
         self._contents.fill(CONTENTS)
         comm.connect(min_peers=members)
         before_s = [self._step(comm, state) for _ in range(STEPS_BEFORE)][1:]
@@ -62,9 +64,9 @@ class Member:
         while comm.world_size == members:
             during_s.append(self._step(comm, state))
         self._step(comm, state)
-        return Joined(tuple(before_s), tuple(during_s), 0.0, 0.0, 0, self._fault(state))
+        return JoinMeasured(tuple(before_s), tuple(during_s), 0.0, 0.0, 0, self._fault(state))
 
-    def _join(self, comm: pccl.Communicator, state: pccl.SharedState) -> Joined:
+    def _join(self, comm: pccl.Communicator, state: pccl.SharedState) -> JoinMeasured:
         self._contents.fill(OTHER_ROUNDS)
         self._control.barrier()
         began_s = time.perf_counter()
@@ -75,7 +77,7 @@ class Member:
         fault = self._fault(state)
         self._step(comm, state)
         connect_s, sync_s = connected_s - began_s, ended_s - connected_s
-        return Joined((), (), connect_s, sync_s, info.rx_bytes, fault or self._fault(state))
+        return JoinMeasured((), (), connect_s, sync_s, info.rx_bytes, fault or self._fault(state))
 
     def _step(self, comm: pccl.Communicator, state: pccl.SharedState) -> float:
         """Compute, and synchronize; seconds of what is not computing."""
@@ -100,7 +102,7 @@ def run(task: JoinTask) -> None:
         PCCLError: the run was lost.
     """
     with contextlib.ExitStack() as stack:
-        say(Member(task, open_control(task, stack)).take_part())
+        say(JoinMember(task, open_control(task, stack)).take_part())
 
 
 def main() -> None:

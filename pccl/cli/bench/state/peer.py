@@ -116,7 +116,7 @@ class Watch:
 
 
 @dataclass(slots=True)
-class Log:
+class StateLog:
     """What the rounds of one case have shown so far."""
 
     seconds: list[float] = field(default_factory=list[float])
@@ -140,7 +140,7 @@ class Log:
             self.placing_s.append(round(began_s + seconds - placing_s, DIGITS))
 
 
-class Peer:
+class StatePeer:
     """What this process is and has.
 
     Args:
@@ -163,7 +163,7 @@ class Peer:
         self._socket = socket
         self._contents = Contents(task.bytes)
         self._states = {kind: self._contents.state(track_touched=True) for kind in comms}
-        self._logs = {case: Log() for case in task.cases}
+        self._logs = {case: StateLog() for case in task.cases}
         self._round = 0
 
     def measure(self) -> None:
@@ -360,7 +360,7 @@ def run(task: StateTask) -> None:
             for gathering in task.gatherings
         }
         socket = stack.enter_context(copying(task, control, congestion_of(comms.get((1, 1)))))
-        Peer(task, control, comms, socket).measure()
+        StatePeer(task, control, comms, socket).measure()
         control.barrier()  # nobody leaves before all are done
 
 

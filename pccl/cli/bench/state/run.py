@@ -30,7 +30,7 @@ from pccl.cli.bench.state.figures import (
     with_ratios,
 )
 from pccl.cli.bench.state.plan import JOIN_MEMBERS, StatePlan
-from pccl.cli.bench.state.words import Case, Gathering, Joined, JoinTask, Played, StateTask
+from pccl.cli.bench.state.words import Case, Gathering, JoinMeasured, JoinTask, Played, StateTask
 
 Tell = Callable[[str], None]
 
@@ -134,7 +134,7 @@ def measure_joins(crew: Crew, plan: StatePlan, tell: Tell) -> list[Figure]:
     Raises:
         click.ClickException: a process failed.
     """
-    found: dict[bool, list[list[Joined]]] = {False: [], True: []}
+    found: dict[bool, list[list[JoinMeasured]]] = {False: [], True: []}
     for number in range(plan.rounds):
         for prefetches, joins in found.items():
             tell(f"{number + 1} of {plan.rounds} joins")
@@ -145,12 +145,12 @@ def measure_joins(crew: Crew, plan: StatePlan, tell: Tell) -> list[Figure]:
     ]
 
 
-def _join(crew: Crew, plan: StatePlan, *, prefetches: bool) -> list[Joined]:
+def _join(crew: Crew, plan: StatePlan, *, prefetches: bool) -> list[JoinMeasured]:
     names = _names(JOIN_MEMBERS, 1)
-    found: list[Joined] = []
+    found: list[JoinMeasured] = []
 
     def add(name: str, report: Report) -> None:
-        assert isinstance(report, Joined)
+        assert isinstance(report, JoinMeasured)
         found.append(report)
 
     with contextlib.ExitStack() as stack:

@@ -154,7 +154,7 @@ class Played:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinMeasured:
     """One process's part of one join.
 
     Attributes:

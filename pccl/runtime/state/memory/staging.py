@@ -16,7 +16,7 @@ from contextlib import suppress
 import numpy as np
 
 from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.state.layout import Layout
+from pccl.state.layout import StateLayout
 
 
 class Staging:
@@ -39,7 +39,7 @@ class Staging:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: StateLayout,
         numbers: Sequence[int],
         memory_max_bytes: int,
         directory: str | None = None,

@@ -19,7 +19,7 @@ import numpy as np
 from pccl.protocol.data_type import DataType
 from pccl.protocol.shared_state import PIECE_BYTES
 from pccl.state.digests import PieceMap
-from pccl.state.layout import Entry, Layout, Piece
+from pccl.state.layout import Entry, Piece, StateLayout
 
 
 class Tensor(Protocol):
@@ -61,12 +61,12 @@ class Tensor(Protocol):
         ...
 
 
-def layout_of(tensors: Iterable[Tensor], piece_bytes: int = PIECE_BYTES) -> Layout:
+def layout_of(tensors: Iterable[Tensor], piece_bytes: int = PIECE_BYTES) -> StateLayout:
     """The layout of a state made of these."""
     entries = (
         Entry(one.name, one.dtype, one.numel, one.allow_content_inequality) for one in tensors
     )
-    return Layout(entries, piece_bytes)
+    return StateLayout(entries, piece_bytes)
 
 
 class StateMemory:

@@ -11,7 +11,7 @@ from pccl.stress.sim.faults.timed import TimedFault
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
-    from pccl.transports.sim.pipe import Route
+    from pccl.transports.sim.pipe import HostRoute
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Delay(TimedFault):
         self._add(routes, self.extra_ns)
         stage.at(stage.now_ns() + self.duration_ns, self._add, routes, -self.extra_ns)
 
-    def _add(self, routes: list[Route], extra_ns: int) -> None:
+    def _add(self, routes: list[HostRoute], extra_ns: int) -> None:
         for route in routes:
             route.extra_ns += extra_ns
 

@@ -19,7 +19,7 @@ from pccl.stress.sim.faults.phase_watch import PhaseWatch
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
-    from pccl.transports.sim.pipe import Route
+    from pccl.transports.sim.pipe import HostRoute
 
 DIVIDED_IN = (
     LifePhase.ROUND,
@@ -101,7 +101,7 @@ class Divide(Fault):
                 stage.at(stage.now_ns() + self.duration_ns, self._hasten, route)
             stage.at(stage.now_ns() + self.leaves_after_ns, self._leave, stage, self.lagging)
 
-    def _hasten(self, route: Route) -> None:
+    def _hasten(self, route: HostRoute) -> None:
         route.extra_ns -= self.late_ns
 
     def _leave(self, stage: Stage, index: int) -> None:
@@ -113,7 +113,7 @@ class Divide(Fault):
         """The hosts of the members at the start, the lagging one aside."""
         return [stage.name(i) for i in range(stage.scenario.peers) if i != self.lagging]
 
-    def _routes_to_lagging(self, stage: Stage) -> list[Route]:
+    def _routes_to_lagging(self, stage: Stage) -> list[HostRoute]:
         if self.lagging is None:
             return []
         lagging = stage.name(self.lagging)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Stall(ConnectionFault):
+class StreamStall(ConnectionFault):
     """Hold up what one end of any connection sends."""
 
     kind: ClassVar[str] = "stall"

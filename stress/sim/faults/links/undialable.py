@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Undialable(Fault):
+class BehindNat(Fault):
     """From the start to the end, whichever process runs there."""
 
     kind: ClassVar[str] = "undialable"

@@ -95,7 +95,7 @@ class InFetch(Fault):
 
     def plant(self, stage: Stage) -> None:
         """Wait for that."""
-        stage.watch(_Watch(self, stage).on_event)
+        stage.watch(_FetchWatch(self, stage).on_event)
 
     @abstractmethod
     def strike(self, stage: Stage, fetcher: Seat) -> None:
@@ -118,7 +118,7 @@ class InFetch(Fault):
         return seats[self.choice % len(seats)] if seats else None
 
 
-class _Watch:
+class _FetchWatch:
     """Waits until anybody fetches: when that begins, its machine hears nothing."""
 
     def __init__(self, fault: InFetch, stage: Stage) -> None:

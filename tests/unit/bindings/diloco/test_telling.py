@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pccl.bindings.diloco.rounds import Average, Committed, Contribution, Members
+from pccl.bindings.diloco.rounds import Average, Contribution, Members, RoundCommitted
 from pccl.bindings.diloco.telling import Telling
 from pccl.bindings.events import Event, TrainsAlone
 
@@ -13,7 +13,7 @@ def test_a_newcomer_that_adds_nothing_yet_is_company() -> None:
 
     def merge(number: int) -> list[Event]:
         heard.clear()
-        committed = Committed(Contribution(number, 0, 1.0, None, 1), Average((4,), 1.0), 0.5)
+        committed = RoundCommitted(Contribution(number, 0, 1.0, None, 1), Average((4,), 1.0), 0.5)
         telling.merged(number, committed, 0.5, took_s=0.25, exposed_s=0.0)
         telling.deliver()
         return [event for event in heard if isinstance(event, TrainsAlone)]

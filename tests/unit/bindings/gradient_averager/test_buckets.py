@@ -8,10 +8,10 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
-from pccl.bindings.gradient_averager.bucket_plan import BucketPlan, Slot  # noqa: E402
+from pccl.bindings.gradient_averager.bucket_plan import BucketPlan, BucketSlot  # noqa: E402
 from pccl.bindings.gradient_averager.buckets import Bucket  # noqa: E402
 
-PLAN = BucketPlan("torch.float32", (Slot(1, 0, 2), Slot(0, 2, 8)))
+PLAN = BucketPlan("torch.float32", (BucketSlot(1, 0, 2), BucketSlot(0, 2, 8)))
 
 
 def make_bucket() -> tuple[list[Tensor], Bucket]:

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.optim import Optimizer  # noqa: E402
 
-from pccl.bindings.gradient_averager.replica import Replica  # noqa: E402
+from pccl.bindings.gradient_averager.replica import AveragedReplica  # noqa: E402
 
 Make = Callable[[Any], Any]
 
@@ -54,7 +54,7 @@ class Trainee:
         self.optimizer = make(self.model.parameters())
         self.schedulers = [torch.optim.lr_scheduler.StepLR(self.optimizer, 3, gamma=0.5)]
         given: dict[str, Any] = {"shared": {}, "stateful": {"lr": self.schedulers[0]}, **options}
-        self.replica = Replica(self.model, self.optimizer, **given)
+        self.replica = AveragedReplica(self.model, self.optimizer, **given)
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
@@ -153,7 +153,7 @@ def test_what_is_shared_besides_and_dtypes_that_the_wire_does_not_know() -> None
 def test_tied_weights_are_shared_once() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight = model[0].weight
-    replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1), {}, {})
+    replica = AveragedReplica(model, torch.optim.SGD(model.parameters(), lr=0.1), {}, {})
     names = [info.name for info in replica.state.tensor_infos]
     assert names == ["model.0.weight", "model.0.bias", "model.1.bias", "numbers", "position"]
 
@@ -194,4 +194,4 @@ def test_parameters_that_are_not_contiguous_are_refused() -> None:
     model: Any = nn.Conv2d(2, 2, 3)
     model = model.to(memory_format=torch.channels_last)
     with pytest.raises(ValueError, match=r"'model\.weight' is not contiguous"):
-        Replica(model, torch.optim.SGD(model.parameters(), lr=0.1), {}, {})
+        AveragedReplica(model, torch.optim.SGD(model.parameters(), lr=0.1), {}, {})

@@ -8,9 +8,9 @@ import click
 import pytest
 
 from pccl.cli.bench.arguments import ListOf, Size, format_size, parse_size, sweep
-from pccl.cli.bench.plan import Plan, check, check_memory
+from pccl.cli.bench.plan import BenchPlan, check, check_memory
 
-PLAN = Plan(
+PLAN = BenchPlan(
     sizes=(4096,),
     peers=(2, 4),
     lanes=(0,),

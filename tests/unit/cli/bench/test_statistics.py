@@ -8,7 +8,7 @@ import pytest
 
 from pccl.cli.bench.floor import Bandwidths, costs_of
 from pccl.cli.bench.peers.words import Measured, Timed
-from pccl.cli.bench.statistics import Result, bus_factor, percentile, result_of, side_of
+from pccl.cli.bench.statistics import BenchResult, bus_factor, percentile, result_of, side_of
 from pccl.cli.bench.variants import Variant
 
 GIB = 1 << 30
@@ -24,7 +24,7 @@ def measured(
     return Measured(GIB, extra_bytes, (2,), (congestion,), ours, theirs, wire_bytes_per_value=4.0)
 
 
-def result(*parts: Measured, lanes: int = 0, against: str = "") -> Result:
+def result(*parts: Measured, lanes: int = 0, against: str = "") -> BenchResult:
     return result_of(
         parts,
         dtype="float32",
@@ -110,7 +110,7 @@ def test_faults() -> None:
 VARIANTS = (Variant(), Variant("mesh", "int8", 4))
 
 
-def quantized(error: float, wire_bytes: float, digest: str) -> Result:
+def quantized(error: float, wire_bytes: float, digest: str) -> BenchResult:
     """Of two peers, the first of which is as the arguments say."""
     parts = [
         Measured(GIB, 0, (1,), ("reno",), timed(1.0), None, 1, "mesh", *figures)

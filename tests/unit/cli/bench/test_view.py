@@ -15,17 +15,17 @@ from pccl.cli.bench.command import all_faults, describe
 from pccl.cli.bench.conditions import Conditions, conditions_of
 from pccl.cli.bench.floor import Bandwidths, Costs, Floor
 from pccl.cli.bench.peers.words import Doing
-from pccl.cli.bench.plan import Plan
+from pccl.cli.bench.plan import BenchPlan
 from pccl.cli.bench.plot import draw, lines
-from pccl.cli.bench.statistics import Result, Side
+from pccl.cli.bench.statistics import BenchResult, SideFigures
 from pccl.cli.bench.variants import Variant
 from pccl.cli.bench.view import (
     TABLE_WIDTH_MIN,
     VARIANT_WIDTH,
-    JsonView,
-    LiveView,
-    PlainView,
-    View,
+    BenchJsonView,
+    BenchLiveView,
+    BenchPlainView,
+    BenchView,
     arrange,
     cells,
     cost_cells,
@@ -36,11 +36,11 @@ from pccl.cli.bench.view import (
     percent,
 )
 
-PLAN = Plan((1 << 20,), (4,), (0,), "float32", False, 2, 1, "gloo", "")
+PLAN = BenchPlan((1 << 20,), (4,), (0,), "float32", False, 2, 1, "gloo", "")
 CONDITIONS = Conditions({"pccl": "9.8.7"}, "a processor", 2, "an OS", "bbr", PLAN, 1.5)
-OURS = Side((0.002, 0.004), (0.002, 0.004), 0.01, ())
-THEIRS = Side((0.006, 0.006), (0.006, 0.006), 0.02, ())
-RESULT = Result(
+OURS = SideFigures((0.002, 0.004), (0.002, 0.004), 0.01, ())
+THEIRS = SideFigures((0.006, 0.006), (0.006, 0.006), 0.02, ())
+RESULT = BenchResult(
     peers=4,
     bytes=1 << 20,
     dtype="float32",
@@ -125,7 +125,7 @@ def test_a_table_of_several_ways(width: int) -> None:
     console = Console(
         file=out, force_terminal=True, width=width, legacy_windows=False, no_color=True
     )
-    with LiveView(console, "gloo", by_variant=True) as live:
+    with BenchLiveView(console, "gloo", by_variant=True) as live:
         live.begin(CONDITIONS)
         live.add(RESULT)
         live.add(QUANTIZED)
@@ -137,7 +137,7 @@ def test_a_table_of_several_ways(width: int) -> None:
     assert all(row[:7] == ["4", "MiB", "4", "2", *WAY] for row in rows)
 
 
-def told(view: View, floor: Floor | None = FLOOR) -> None:
+def told(view: BenchView, floor: Floor | None = FLOOR) -> None:
     with view:
         view.begin(CONDITIONS)
         view.doing("something")
@@ -146,7 +146,7 @@ def told(view: View, floor: Floor | None = FLOOR) -> None:
 
 
 def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    told(PlainView("gloo"))
+    told(BenchPlainView("gloo"))
     out = capsys.readouterr().out
     said = [line.split() for line in out.splitlines()]
     assert " ".join(ROW).split() in said
@@ -160,7 +160,7 @@ def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_objects(capsys: pytest.CaptureFixture[str]) -> None:
-    told(JsonView())
+    told(BenchJsonView())
     result, *floor = map(json.loads, capsys.readouterr().out.splitlines())
     assert result["ratio"] == 2.0
     assert result["seconds"] == [0.002, 0.004]
@@ -187,7 +187,7 @@ def test_objects(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_table_fits_into_80_columns(floor: Floor | None) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=80, legacy_windows=False, no_color=True)
-    told(LiveView(console, "gloo"), floor)
+    told(BenchLiveView(console, "gloo"), floor)
     for cell in ROW + (COST_ROW if floor else []):
         assert cell in out.getvalue()
     assert "…" not in out.getvalue()
@@ -201,7 +201,7 @@ def test_no_figure_is_cut_on_a_narrow_terminal(width: int) -> None:
         file=out, force_terminal=True, width=width, legacy_windows=False, no_color=True
     )
     longest = dataclasses.replace(RESULT, bytes=(1 << 36) - 4, peers=64, lanes=64)
-    live = LiveView(console, "gloo")
+    live = BenchLiveView(console, "gloo")
     with live:
         live.begin(CONDITIONS)
         live.add(RESULT)
@@ -224,7 +224,7 @@ def test_columns_are_arranged_by_width() -> None:
     assert arrange(widths, 1) == [[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 5]]
 
 
-@pytest.mark.parametrize(("width", "kind"), [(40, LiveView), (39, PlainView)])
+@pytest.mark.parametrize(("width", "kind"), [(40, BenchLiveView), (39, BenchPlainView)])
 def test_a_terminal_without_room_for_a_table_gets_lines(
     width: int, kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,9 +235,9 @@ def test_a_terminal_without_room_for_a_table_gets_lines(
 
 
 def test_without_the_floor_nothing_is_said_of_it(capsys: pytest.CaptureFixture[str]) -> None:
-    told(PlainView(""), None)
+    told(BenchPlainView(""), None)
     assert "floor" not in capsys.readouterr().out
-    told(JsonView(), None)
+    told(BenchJsonView(), None)
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 

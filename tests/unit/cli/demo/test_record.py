@@ -7,14 +7,14 @@ import pytest
 
 from pccl.cli.demo.record import (
     ACCURACY_MIN,
+    DemoRecord,
+    DemoVerdict,
     Event,
     Finished,
     Joined,
     Ready,
-    Record,
     Stepped,
     Synced,
-    Verdict,
     Worker,
     decode,
     encode,
@@ -30,11 +30,11 @@ def step(number: int, *contributors: int) -> Stepped:
     return Stepped(number, 0.5, contributors, 1000 * number, 1000 * number)
 
 
-def story(*, lost_from: int = 3, accuracy: float = GOOD) -> Record:
+def story(*, lost_from: int = 3, accuracy: float = GOOD) -> DemoRecord:
     """Three peers take four steps; peer 2 is killed after the second."""
     peers = [Worker(shard) for shard in range(3)]
     alone = Worker(0, alone=True)
-    record = Record([*peers, alone], step_count=4)
+    record = DemoRecord([*peers, alone], step_count=4)
     for index, peer in enumerate(peers):
         record.add(1.0, peer, Joined(index + 1))
     for number in range(1, 5):
@@ -51,7 +51,7 @@ def story(*, lost_from: int = 3, accuracy: float = GOOD) -> Record:
     return record
 
 
-def story_with_a_newcomer(*, fetched_bytes: int = 700_000, with_all: bool = True) -> Record:
+def story_with_a_newcomer(*, fetched_bytes: int = 700_000, with_all: bool = True) -> DemoRecord:
     """Peer 4 joins the others of the story in step 4."""
     record = story()
     newcomer = Worker(3, late=True, pid=14)
@@ -68,7 +68,7 @@ def story_with_a_newcomer(*, fetched_bytes: int = 700_000, with_all: bool = True
     return record
 
 
-def judged(record: Record, lost_expected: int = 1, problem: str = "") -> Verdict:
+def judged(record: DemoRecord, lost_expected: int = 1, problem: str = "") -> DemoVerdict:
     return judge(record, seconds=5.0, lost_expected=lost_expected, problem=problem)
 
 
@@ -94,7 +94,7 @@ def test_other_output_is_no_event(line: str) -> None:
 
 def test_a_good_end() -> None:
     verdict = judged(story())
-    assert verdict == Verdict(GOOD, 0.9, True, 1, 3, 0, 5.0, ())
+    assert verdict == DemoVerdict(GOOD, 0.9, True, 1, 3, 0, 5.0, ())
     assert json.loads(verdict.to_json()) == {
         "accuracy": GOOD,
         "single_shard_accuracy": 0.9,
@@ -107,7 +107,7 @@ def test_a_good_end() -> None:
 
 
 def test_a_good_end_with_a_newcomer() -> None:
-    assert judged(story_with_a_newcomer()) == Verdict(GOOD, 0.9, True, 1, 4, 700_000, 5.0, ())
+    assert judged(story_with_a_newcomer()) == DemoVerdict(GOOD, 0.9, True, 1, 4, 700_000, 5.0, ())
 
 
 def test_a_newcomer_that_fetched_nothing_is_a_failure() -> None:
@@ -211,14 +211,14 @@ def test_more_lost_than_killed_is_a_failure() -> None:
 
 
 def test_an_empty_record_can_be_judged() -> None:
-    verdict = judged(Record([Worker(0), Worker(1)], step_count=4), problem="nothing was heard")
+    verdict = judged(DemoRecord([Worker(0), Worker(1)], step_count=4), problem="nothing was heard")
     assert (verdict.accuracy, verdict.single_shard_accuracy) == (None, None)
     assert verdict.failures[:2] == ("nothing was heard", "0 of 2 peers joined")
 
 
 def test_a_loss_is_told_once_and_by_name() -> None:
     first, second, third = peers = [Worker(shard, pid=10 + shard) for shard in range(3)]
-    record = Record(peers, step_count=4)
+    record = DemoRecord(peers, step_count=4)
     assert record.add(0.1, third, Joined(1)) == ["peer 1 joined (shard 2, pid 12)"]
     assert record.add(1.0, first, step(1, 1, 2, 3)) == ["all 3 train together"]
     assert record.add(1.0, second, step(1, 1, 2, 3)) == []
@@ -237,7 +237,7 @@ def test_peers_are_named() -> None:
 
 def test_bandwidth_is_that_of_the_last_moments() -> None:
     peer = Worker(0)
-    record = Record([peer], step_count=100)
+    record = DemoRecord([peer], step_count=100)
     assert peer.rate(0.0) == 0.0
     for number in range(1, 11):
         record.add(float(number), peer, step(number, 1))

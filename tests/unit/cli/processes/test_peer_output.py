@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from pccl.cli.processes.children import STDERR, STDOUT, Line
+from pccl.cli.processes.children import STDERR, STDOUT, OutputLine
 from pccl.cli.processes.peer_output import PeerOutput
 
 
@@ -40,9 +40,9 @@ def test_a_write_cut_short_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", out)
     monkeypatch.setattr("sys.stderr", err)
     output = PeerOutput(2)
-    output.write(0, Line(STDOUT, b"x" * 20))
-    output.write(1, Line(STDOUT, b"y"))
-    output.write(1, Line(STDERR, b"z"))
+    output.write(0, OutputLine(STDOUT, b"x" * 20))
+    output.write(1, OutputLine(STDOUT, b"y"))
+    output.write(1, OutputLine(STDERR, b"z"))
     output.complain("no")
     output.flush()
     assert out.buffer.taken == b"[0] " + b"x" * 20 + b"\n[1] y\n"

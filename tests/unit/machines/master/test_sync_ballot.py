@@ -31,7 +31,7 @@ from pccl.protocol.shared_state import (
     Expected,
     Lineage,
     Offer,
-    Resume,
+    ResumePolicy,
     SharedStateSyncStrategy,
     SyncPurpose,
     elect_nothing,
@@ -63,7 +63,7 @@ def offer(content: bytes = b"x", **changes: Any) -> Offer:
     values: dict[str, Any] = {
         "purpose": SyncPurpose.SYNC,
         "strategy": POPULAR,
-        "resume": Resume.NEVER,
+        "resume": ResumePolicy.NEVER,
         "revision": 7,
         "lineage": BEFORE,
         "stale": False,
@@ -152,7 +152,7 @@ def test_verifying_leaves_what_is_expected_alone() -> None:
     [
         (offer(strategy=SEND_ONLY), "sync_shared_state(SEND_ONLY)"),
         (offer(purpose=SyncPurpose.VERIFY), "verify"),
-        (offer(resume=Resume.HIGHEST), "sync_shared_state(ENFORCE_POPULAR, resume=highest)"),
+        (offer(resume=ResumePolicy.HIGHEST), "sync_shared_state(ENFORCE_POPULAR, resume=highest)"),
     ],
 )
 def test_calls_that_do_not_go_together(asked: Offer, words: str) -> None:

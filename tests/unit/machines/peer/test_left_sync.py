@@ -24,7 +24,7 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.shared_state import (
     Lineage,
     Offer,
-    Resume,
+    ResumePolicy,
     SharedStateSyncStrategy,
     SyncPurpose,
 )
@@ -36,7 +36,7 @@ SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
 FRESH = Offer(
     SyncPurpose.SYNC,
     SharedStateSyncStrategy.ENFORCE_POPULAR,
-    Resume.NEVER,
+    ResumePolicy.NEVER,
     revision=0,
     lineage=None,
     stale=False,

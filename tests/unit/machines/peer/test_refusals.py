@@ -10,7 +10,7 @@ from pccl.protocol import errors
 from pccl.protocol.data_type import DataType
 from pccl.protocol.shared_state import (
     Offer,
-    Resume,
+    ResumePolicy,
     SharedStateSyncStrategy,
     SyncPurpose,
 )
@@ -28,7 +28,7 @@ ME, LATER = PeerId(3), PeerId(9)
 OFFER = Offer(
     SyncPurpose.SYNC,
     SharedStateSyncStrategy.ENFORCE_POPULAR,
-    Resume.NEVER,
+    ResumePolicy.NEVER,
     revision=4,
     lineage=None,
     stale=False,

@@ -44,7 +44,7 @@ from pccl.protocol.shared_state import (
     Expected,
     Lineage,
     Offer,
-    Resume,
+    ResumePolicy,
     SharedStateSyncStrategy,
     SyncPurpose,
 )
@@ -68,7 +68,7 @@ SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8, algorithm=Algorithm.RING)
 OFFER = Offer(
     SyncPurpose.SYNC,
     SharedStateSyncStrategy.ENFORCE_POPULAR,
-    Resume.NEVER,
+    ResumePolicy.NEVER,
     revision=4,
     lineage=None,
     stale=False,

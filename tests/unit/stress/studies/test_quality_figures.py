@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from pccl.stress.studies.quality_figures import Excess, Run, excess, seen_in, table, verdict
-from pccl.stress.studies.quality_grid import VARIANTS, Job, Variant
+from pccl.stress.studies.quality_figures import Excess, QualityRun, excess, seen_in, table, verdict
+from pccl.stress.studies.quality_grid import VARIANTS, Job, QualityVariant
 
 
-def run(loss: float, *, tx_bytes: int = 0, largest: int = 0) -> Run:
-    return Run(
+def run(loss: float, *, tx_bytes: int = 0, largest: int = 0) -> QualityRun:
+    return QualityRun(
         loss=loss,
         curve=((1000, loss),),
         tokens=1000,
@@ -75,7 +75,7 @@ def test_what_cannot_be_compared_is_refused(losses: list[float], others: list[fl
 )
 def test_verdicts(mean: float, half: float, compression: str, said: str) -> None:
     found = Excess((mean,), mean, mean - half, mean + half)
-    assert verdict(found, Variant("sync", compression, "other", 1.0)) == said
+    assert verdict(found, QualityVariant("sync", compression, "other", 1.0)) == said
 
 
 # -- logs and tables -------------------------------------------------------------------------------

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from pccl.cli.bench.peers import memory
-from pccl.cli.bench.peers.rounds import Log, Rounds, Shifted, extra_bytes, new_buffer, timed
+from pccl.cli.bench.peers.rounds import (
+    BenchRounds,
+    RoundLog,
+    Shifted,
+    extra_bytes,
+    new_buffer,
+    timed,
+)
 from pccl.cli.bench.peers.values import Array, Values
 from pccl.cli.bench.peers.words import (
     Committed,
@@ -81,13 +88,13 @@ class Wasteful(Imagined):
         super().reduce()
 
 
-def rounds() -> Rounds:
-    return Rounds(Values(FLOAT32, 0, 2), lambda done: None)
+def rounds() -> BenchRounds:
+    return BenchRounds(Values(FLOAT32, 0, 2), lambda done: None)
 
 
 def test_sides_alternate() -> None:
     diary: list[str] = []
-    sides = [(Imagined("ours", diary), Log()), (Imagined("theirs", diary), Log())]
+    sides = [(Imagined("ours", diary), RoundLog()), (Imagined("theirs", diary), RoundLog())]
     played = rounds()
     played.play(sides, 2, keep=False)
     played.play(sides, 3, keep=True)
@@ -103,19 +110,19 @@ def test_sides_alternate() -> None:
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_right_values(in_place: bool) -> None:
-    log = Log()
+    log = RoundLog()
     rounds().play([(Imagined("ours", [], in_place=in_place), log)], 3, keep=True)
     assert log.fault == ""
 
 
 def test_a_result_that_was_not_written() -> None:
-    log = Log()
+    log = RoundLog()
     rounds().play([(Forgetful("ours", []), log)], 2, keep=True)
     assert log.fault.startswith("400000 bytes, round 1: element 0 is ")
 
 
 def test_wrong_values_count_in_warm_ups_too() -> None:
-    log = Log()
+    log = RoundLog()
     rounds().play([(Meddling("ours", []), log)], 1, keep=False)
     assert log.fault.startswith("400000 bytes, round 0: the input was changed: element 7 is -1.0")
     assert log.seconds == []
@@ -131,7 +138,7 @@ def test_timed() -> None:
 
 def test_a_log_may_have_inputs_of_its_own() -> None:
     """Of a later round, say: what another side has left there is no right result."""
-    log = Log(Shifted(Values(FLOAT32, 0, 2), 5))
+    log = RoundLog(Shifted(Values(FLOAT32, 0, 2), 5))
     right, wrong = Imagined("ours", [], begin=5), Imagined("ours", [])
     rounds().play([(right, log)], 2, keep=True)
     assert log.fault == ""
@@ -142,9 +149,9 @@ def test_a_log_may_have_inputs_of_its_own() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="nobody else forgets a peak")
 def test_memory_beyond_the_buffers() -> None:
     idle_bytes = memory.resident_bytes()
-    frugal = extra_bytes(rounds(), Imagined("ours", []), Log(), idle_bytes)
-    wasteful = extra_bytes(rounds(), Wasteful("ours", []), Log(), idle_bytes)
-    again = extra_bytes(rounds(), Imagined("ours", []), Log(), idle_bytes)
+    frugal = extra_bytes(rounds(), Imagined("ours", []), RoundLog(), idle_bytes)
+    wasteful = extra_bytes(rounds(), Wasteful("ours", []), RoundLog(), idle_bytes)
+    again = extra_bytes(rounds(), Imagined("ours", []), RoundLog(), idle_bytes)
     # The kernel counts resident pages per core, and adds up late: it may be some dozens off.
     assert 15 << 20 <= wasteful - frugal < 40 << 20
     assert again < wasteful - (8 << 20)  # the peak was forgotten

@@ -9,7 +9,7 @@ import pytest
 from pccl.cli.bench.peers.words import decode, encode
 from pccl.cli.bench.state.figures import hashing_figures, join_figure, played_figure, with_ratios
 from pccl.cli.bench.state.peer import Contents
-from pccl.cli.bench.state.words import Case, Gathering, Joined, JoinTask, Played, StateTask
+from pccl.cli.bench.state.words import Case, Gathering, JoinMeasured, JoinTask, Played, StateTask
 
 GIB = 1 << 30
 
@@ -74,9 +74,9 @@ def test_hashing_beside_the_hash_itself() -> None:
 
 
 def test_what_members_lose_by_a_join() -> None:
-    member = Joined((0.1, 0.2, 0.1), (0.1, 2.1), 0.0, 0.0, 0, "")
-    slower = Joined((0.1, 0.1, 0.1), (0.1, 2.6), 0.0, 0.0, 0, "")
-    joiner = Joined((), (), 0.5, 2.0, 8 << 20, "")
+    member = JoinMeasured((0.1, 0.2, 0.1), (0.1, 2.1), 0.0, 0.0, 0, "")
+    slower = JoinMeasured((0.1, 0.1, 0.1), (0.1, 2.6), 0.0, 0.0, 0, "")
+    joiner = JoinMeasured((), (), 0.5, 2.0, 8 << 20, "")
     figure = join_figure(GIB, [[member, slower, joiner]], prefetches=False)
     [seconds] = figure.seconds
     assert seconds == pytest.approx(2.5)
@@ -92,7 +92,7 @@ def test_tasks_and_reports_are_read_back() -> None:
     assert StateTask.from_json(task.to_json()) == task
     join = JoinTask(*told, compute_s=0.25, prefetches=True)
     assert JoinTask.from_json(join.to_json()) == join
-    for report in (played(1.0), Joined((0.5,), (), 0.0, 0.0, 0, "x")):
+    for report in (played(1.0), JoinMeasured((0.5,), (), 0.0, 0.0, 0, "x")):
         assert decode(encode(report)) == report
         assert json.loads(encode(report))["report"] == type(report).__name__.lower()
 

@@ -24,7 +24,7 @@ from pccl.protocol.shared_state import (
     Expected,
     Lineage,
     Offer,
-    Resume,
+    ResumePolicy,
     SharedStateSyncStrategy,
     SyncPurpose,
 )
@@ -44,7 +44,7 @@ def offer(content: bytes = b"x", **changes: Any) -> Offer:
     values: dict[str, Any] = {
         "purpose": SyncPurpose.SYNC,
         "strategy": SharedStateSyncStrategy.ENFORCE_POPULAR,
-        "resume": Resume.NEVER,
+        "resume": ResumePolicy.NEVER,
         "revision": 3,
         "lineage": OLD,
         "stale": False,

@@ -22,14 +22,16 @@ from pccl.protocol.shared_state import PIECE_BYTES
 from pccl.runtime.state.memory.staging import Staging
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.shared_state import TensorInfo
-from pccl.state.layout import Entry, Layout
+from pccl.state.layout import Entry, StateLayout
 from tests.support.patience import LIMIT_S
 
-SMALL = Layout(Entry(f"t{count}", DataType.UINT8, count) for count in (5, 0, PIECE_BYTES + 3, 2))
+SMALL = StateLayout(
+    Entry(f"t{count}", DataType.UINT8, count) for count in (5, 0, PIECE_BYTES + 3, 2)
+)
 """Pieces of 5, 1 MiB, 3 and 2 bytes."""
 
 
-def arrays_of(layout: Layout, value: int) -> list[Any]:
+def arrays_of(layout: StateLayout, value: int) -> list[Any]:
     return [np.full(entry.nbytes, value, np.uint8) for entry in layout.entries]
 
 
@@ -66,7 +68,7 @@ def test_slots_are_compact_and_in_order(memory_max_bytes: int, tmp_path: Path) -
 @given(st.sets(st.integers(0, 6)), st.booleans(), st.randoms(use_true_random=False))
 def test_what_is_staged_arrives_and_nothing_else(chosen: set[int], disk: bool, chance: Any) -> None:
     lengths = (3, PIECE_BYTES, 0, 2 * PIECE_BYTES + 1, 8, 1)
-    layout = Layout(Entry(f"t{n}", DataType.INT8, length) for n, length in enumerate(lengths))
+    layout = StateLayout(Entry(f"t{n}", DataType.INT8, length) for n, length in enumerate(lengths))
     assert layout.piece_count == 7
     numbers = sorted(chosen)
     chance.shuffle(numbers)
@@ -105,7 +107,7 @@ def test_closing_gives_the_descriptor_and_the_room_back(tmp_path: Path) -> None:
 
 
 def test_pages_that_nobody_touches_cost_nothing() -> None:
-    huge = Layout([Entry("t", DataType.DOUBLE, 1 << 30)])  # 8 GiB
+    huge = StateLayout([Entry("t", DataType.DOUBLE, 1 << 30)])  # 8 GiB
     staging = Staging(huge, range(huge.piece_count), 1 << 40)
     assert (staging.nbytes, staging.spooled) == (8 << 30, False)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -20,7 +20,7 @@ from pccl.protocol.data_type import DataType
 from pccl.protocol.shared_state import PIECE_BYTES
 from pccl.runtime.state.memory.state_memory import StateMemory, layout_of
 from pccl.state.digests import piece_digest
-from pccl.state.layout import Entry, Layout
+from pccl.state.layout import Entry, StateLayout
 
 
 @dataclass
@@ -274,4 +274,4 @@ def test_devices_are_copied_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
 def test_layouts_say_what_the_tensors_are() -> None:
     one = Given("x", 8, 3, DataType.INT16, allow_content_inequality=True)
     assert layout_of([one]).entries == (Entry("x", DataType.INT16, 3, may_differ=True),)
-    assert Layout([]).piece_count == 0
+    assert StateLayout([]).piece_count == 0

@@ -12,20 +12,20 @@ import pytest
 from pccl.stress.chaos.events import (
     Alone,
     Announced,
-    Damaged,
+    CallFailed,
+    DamageFound,
     Event,
-    Failed,
-    Joined,
+    MemorySample,
+    PeerJoined,
     Reduced,
-    Sample,
     decode,
     tell,
 )
 from pccl.stress.chaos.settings import blame_s, patience_s
 from pccl.stress.chaos.verdict.judge import judge
-from pccl.stress.chaos.verdict.record import Done, Life, Record
+from pccl.stress.chaos.verdict.record import Done, Life, RunRecord
 from pccl.stress.chaos.verdict.report import write_html, write_json
-from pccl.stress.timeline import MASTER, Fault, FaultKind, Timeline
+from pccl.stress.timeline import MASTER, FaultKind, TimedFault, Timeline
 
 KEYS = {
     "verdict",
@@ -46,9 +46,9 @@ def reduced(at: float, number: int = 1, tag: int = 0, **changes: Any) -> Reduced
     return Reduced(at, 77, number, tag, **given)
 
 
-def sample(at: float, *, ends: bool = False, **changes: Any) -> Sample:
+def sample(at: float, *, ends: bool = False, **changes: Any) -> MemorySample:
     held = {"descriptors": 10, "threads": 3, "resident_bytes": 50 * MIB, **changes}
-    return Sample(at, ends=ends, **held)
+    return MemorySample(at, ends=ends, **held)
 
 
 class Run:
@@ -56,14 +56,14 @@ class Run:
 
     def __init__(self, groups: int = 1) -> None:
         timeline = Timeline(7, 2, 100.0, deadline_s=2.0, groups=groups)
-        self.record = Record(timeline)
+        self.record = RunRecord(timeline)
         self.record.began_s, self.record.ended_s = 100.0, 200.0
         self.lives = {index: Life(index, 1000 + index, 99.0) for index in (MASTER, 0, 1)}
         self.record.lives += self.lives.values()
         for index, life in self.lives.items():
             self.add(index, sample(99.5))
             if index >= 0:
-                self.add(index, Joined(100.0, index + 1, 0.1))
+                self.add(index, PeerJoined(100.0, index + 1, 0.1))
                 self.add(index, reduced(100.5 + index))
             life.ended_s, life.exit_code = 201.0, 0
 
@@ -71,7 +71,7 @@ class Run:
         return self.record.add(self.lives[index], event)
 
     def fault(self, at_s: float, kind: FaultKind, **about: Any) -> None:
-        fault = Fault(at_s - 100.0, kind, **about)
+        fault = TimedFault(at_s - 100.0, kind, **about)
         self.record.done.append(Done(fault, at_s, at_s + fault.duration_s))
 
     def report(self) -> dict[str, Any]:
@@ -93,9 +93,9 @@ def test_a_run_in_which_nothing_is_wrong() -> None:
     [
         (reduced(120.0, 2, wrong="3 elements differ"), "wrong_values"),
         (reduced(120.0, 1, contributors=(1,)), "wrong_values"),  # peer 0 was told (1, 2)
-        (Damaged(120.0, "the input after a failure"), "damaged_inputs"),
-        (Failed(120.0, "all_reduce", "LocalProtocolError", "a bug", expected=False), "errors"),
-        (Failed(120.0, "all_reduce", "Evicted", "silent", expected=True), "false_removals"),
+        (DamageFound(120.0, "the input after a failure"), "damaged_inputs"),
+        (CallFailed(120.0, "all_reduce", "LocalProtocolError", "a bug", expected=False), "errors"),
+        (CallFailed(120.0, "all_reduce", "Evicted", "silent", expected=True), "false_removals"),
     ],
 )
 def test_what_a_peer_tells_fails_the_run(event: Event, count: str) -> None:
@@ -108,7 +108,9 @@ def test_what_a_peer_tells_fails_the_run(event: Event, count: str) -> None:
 
 def test_aborts_and_goodbyes_are_no_faults() -> None:
     run = Run()
-    run.add(1, Failed(120.0, "all_reduce", "CollectiveAborted", "peer 3 was lost", expected=True))
+    run.add(
+        1, CallFailed(120.0, "all_reduce", "CollectiveAborted", "peer 3 was lost", expected=True)
+    )
     run.add(MASTER, Announced(199.0, 2, "removed", "GOODBYE: it left"))
     run.add(MASTER, Announced(150.0, 9, "removed", "UNREACHABLE: nobody knows who it was"))
     assert run.report()["verdict"] == "ok"
@@ -160,7 +162,7 @@ def test_an_id_that_is_given_anew_says_nothing_of_who_had_it_before() -> None:
     run = Run()
     run.fault(118.0, FaultKind.RESET, peer=1)
     run.add(MASTER, REMOVED)
-    run.add(0, Joined(130.0, REMOVED.peer, 0.1))  # by a master that was started without state
+    run.add(0, PeerJoined(130.0, REMOVED.peer, 0.1))  # by a master that was started without state
     assert run.report()["false_removals"] == 0
 
 
@@ -226,7 +228,7 @@ def test_a_member_loses_its_master_only_to_one_that_knew_nothing(
 ) -> None:
     run = Run()
     run.fault(118.0, kind, duration_s=1.0)
-    run.add(1, Failed(120.0, call, "MasterLost", "another one answered", expected=True))
+    run.add(1, CallFailed(120.0, call, "MasterLost", "another one answered", expected=True))
     report = run.report()
     assert report["errors"] == errors
     assert report["verdict"] == ("failed" if errors else "ok")
@@ -278,14 +280,14 @@ def test_who_has_company_must_have_a_result_with_it(groups: int, waiting: list[i
 
 
 def test_patience_is_longer_than_any_rule() -> None:
-    frozen = Fault(0.0, FaultKind.FREEZE, 0, duration_s=7.0)
+    frozen = TimedFault(0.0, FaultKind.FREEZE, 0, duration_s=7.0)
     timeline = Timeline(1, 2, 10.0, (frozen,), deadline_s=2.0)
     # 7 frozen, 2 silent, 6 without progress, 2 to link, 10 to recover, 5 for the machine
     assert patience_s(timeline) == pytest.approx(32.0)
 
 
 def test_events_survive_the_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    events: list[Event] = [reduced(1.5), REMOVED, sample(2.0, ends=True), Joined(1.0, 3, 0.25)]
+    events: list[Event] = [reduced(1.5), REMOVED, sample(2.0, ends=True), PeerJoined(1.0, 3, 0.25)]
     for event in events:
         tell(event)
     lines = capsys.readouterr().out.splitlines()
@@ -298,7 +300,7 @@ def test_reports_are_written(tmp_path: Path) -> None:
     run = Run()
     run.fault(110.0, FaultKind.RESET, peer=0, other=1)
     run.add(0, reduced(111.0, 2))
-    run.add(1, Damaged(120.0, "<the input>"))
+    run.add(1, DamageFound(120.0, "<the input>"))
     run.report()
     judgement = judge(run.record)
     write_json(judgement, tmp_path / "report.json")
