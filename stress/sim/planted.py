@@ -24,10 +24,10 @@ from pccl.machines.master.registrar import Registrar
 from pccl.machines.master.rounds import RoundMaster
 from pccl.machines.master.succession.recovery import Recovery
 from pccl.machines.master.succession.restart import Restartable
+from pccl.machines.peer.calls import JointCall, OneTimeError, Refusals
 from pccl.machines.peer.eager import EagerBudget
 from pccl.machines.peer.membership import KnownMembership
 from pccl.machines.peer.operations import OpenOperations
-from pccl.machines.peer.refusals import JointCall, OneTimeError, Refusals
 from pccl.machines.ticks import Ticks, Wakefulness
 from pccl.protocol import codec
 from pccl.protocol import messages as msg

@@ -12,8 +12,7 @@
 * ``eager``: which data may go ahead of the start.
 * ``left_sync``: a synchronization whose caller has left it.
 * ``finals``: outcomes and answers that another master may have to be told.
-* ``deferred``: calls that wait until something in doubt is decided.
-* ``refusals``: calls that end before they begin.
+* ``calls``: which joint calls end before they begin, and which wait.
 * ``words``: the errors, in words.
 * ``news``: what has happened to a peer lately, for whoever was removed.
 """

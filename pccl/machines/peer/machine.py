@@ -21,11 +21,11 @@ from __future__ import annotations
 from pccl.machines.history import InvariantViolation
 from pccl.machines.peer import events as ev
 from pccl.machines.peer import words
+from pccl.machines.peer.calls import JointCall, OneTimeError
 from pccl.machines.peer.eager import EagerBudget
 from pccl.machines.peer.left_sync import LeftSync
 from pccl.machines.peer.membership import Standing
 from pccl.machines.peer.operations import MISSED_CAUSES, OpenOperation, OpenOperations
-from pccl.machines.peer.refusals import JointCall, OneTimeError
 from pccl.machines.peer.round_caller import RoundCaller
 from pccl.machines.reachability import AddressTried
 from pccl.protocol import errors

@@ -11,10 +11,10 @@ from abc import abstractmethod
 from pccl.machines.machine import Machine
 from pccl.machines.peer import events as ev
 from pccl.machines.peer import words
+from pccl.machines.peer.calls import OneTimeError, Refusals
 from pccl.machines.peer.contact import MasterContact
 from pccl.machines.peer.join import JoinAttempt
 from pccl.machines.peer.membership import KnownMembership, Standing
-from pccl.machines.peer.refusals import OneTimeError, Refusals
 from pccl.machines.reachability import AddressTried, TryAddress
 from pccl.protocol import errors
 from pccl.protocol import messages as msg

@@ -10,11 +10,10 @@ from abc import abstractmethod
 
 from pccl.machines.peer import events as ev
 from pccl.machines.peer import words
-from pccl.machines.peer.deferred import DeferredCalls
+from pccl.machines.peer.calls import DeferredCalls, JointCall
 from pccl.machines.peer.finals import SeenFinals
 from pccl.machines.peer.membership import Standing
 from pccl.machines.peer.participant import Participant
-from pccl.machines.peer.refusals import JointCall
 from pccl.machines.peer.rounds import OpenRound, OpenRounds
 from pccl.protocol import errors
 from pccl.protocol import messages as msg

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pccl.machines.peer.calls import OneTimeError, Refusals
 from pccl.machines.peer.events import ReduceCall, RoundCall, SyncCall
-from pccl.machines.peer.refusals import OneTimeError, Refusals
 from pccl.protocol import errors
 from pccl.protocol.data_type import DataType
 from pccl.protocol.shared_state import (
