@@ -246,7 +246,7 @@ def test_a_resume_without_the_token() -> None:
     """Who has overheard a peer's place still cannot take it."""
     with master_of(TOKEN) as node, pair_of(node, TOKEN) as members:
         machine = members[0]._session.engine.machine  # pyright: ignore[reportPrivateUsage]
-        overheard = machine._token  # pyright: ignore[reportPrivateUsage]
+        overheard = machine.own.token
         resume = encode(Resume(machine.peer, overheard, 0))
         run, _ = machine_of(node)
         opening = Opening(Channel.CONTROL, bytes(32), run, 1, machine.peer, security=1)

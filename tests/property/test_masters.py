@@ -624,7 +624,7 @@ def test_imposters_have_no_part_in_any_outcome(seed: int, size: int) -> None:
     world.live(60)
     for master in world.masters:
         if master is not None and not master.recovering:
-            tokens = {m.machine._token for m in world.members}  # pyright: ignore[reportPrivateUsage]
+            tokens = {m.machine.own.token for m in world.members}
             assert {peer.token for peer in master.membership.members()} <= tokens
 
 

@@ -1,19 +1,20 @@
-"""One peer's contact with the master: is it connected, when was the master heard, what it is owed.
+"""One peer's contact with its master: whether it is connected, how long it is silent, what to send.
 
-State only. Deadlines count from the last word of the master, without the time in which this process
-slept.
+Deadlines count from the last word of the master, without the time in which this process slept.
 """
 
 from __future__ import annotations
 
+from pccl.machines.peer import events as ev
 from pccl.machines.ticks import Ticks
+from pccl.protocol import errors
 from pccl.protocol import messages as msg
-from pccl.protocol.limits import ACKNOWLEDGED_BATCH_MAX, PROGRESS_BATCH_MAX, Timing
-from pccl.protocol.types import NS_PER_MS, OperationId, RoundId
+from pccl.protocol.limits import Timing
+from pccl.protocol.types import NS_PER_MS
 
 
-class MasterContact:
-    """The control connection as one peer knows it.
+class MasterLiveness:
+    """Whether the master is connected, and whether it is silent for too long. State only.
 
     Args:
         timing: deadlines.
@@ -32,15 +33,8 @@ class MasterContact:
         self._clock_ahead_ms: int | None = None
         """The master's clock less ours; None: it has not told on this connection."""
         self._timing = timing
-        self._beat_ns = now_ns
         self._ticks = Ticks(timing.ns(timing.tick_s), now_ns)
         self._redial_ns = timing.ns(timing.redial_min_s)
-        self._operations: list[OperationId] = []
-        self._rounds: list[RoundId] = []
-        self._blocked = False
-        """What the master was told last."""
-        self._stored_place = 0
-        """Up to where everything is stored here that the master followed has proposed."""
 
     def opened(self, now_ns: int) -> None:
         """There is a connection. That is no word from the master: it may be frozen behind it."""
@@ -114,64 +108,43 @@ class MasterContact:
             self._opened_ns = min(self._opened_ns + tick.slept_ns, now_ns)
         return tick.may_judge
 
-    def is_beat_due(self, now_ns: int, *, blocked: bool) -> bool:
-        """Whether it is time for a sign of life, or there is news about the callers."""
-        due = now_ns - self._beat_ns >= self._timing.ns(self._timing.heartbeat_s)
-        return due or blocked != self._blocked
 
-    # -- acknowledgements ----------------------------------------------------------------------
+class PeerOutbox:
+    """What the parts of one peer want done, in order.
 
-    def acknowledge(self, final: OperationId | RoundId) -> None:
-        """An outcome or an answer has arrived; the next heartbeat says so."""
-        if isinstance(final, RoundId):
-            self._rounds.append(final)
-        else:
-            self._operations.append(final)
+    Args:
+        contact: whether a message can reach the master.
+    """
 
-    def stored(self, place: int) -> None:
-        """Everything that the master has proposed is stored here up to ``place``."""
-        self._stored_place = max(self._stored_place, place)
+    def __init__(self, contact: MasterLiveness) -> None:
+        self._contact = contact
+        self._effects: list[ev.PeerEffect] = []
 
-    def follows_another(self) -> None:
-        """Another master is followed, or the same one in another term: nothing of it is stored."""
-        self._stored_place = 0
+    @property
+    def reaches_master(self) -> bool:
+        """Whether there is a connection to the master."""
+        return self._contact.connected
 
-    def is_batch_full(self) -> bool:
-        """Whether there is so much to acknowledge that it should not wait."""
-        return len(self._operations) + len(self._rounds) >= ACKNOWLEDGED_BATCH_MAX
+    def add(self, *effects: ev.PeerEffect) -> None:
+        """Do these next."""
+        self._effects.extend(effects)
 
-    def beat(
-        self,
-        progress: tuple[msg.Progress, ...],
-        now_ns: int,
-        roster_version: int,
-        term: int,
-        *,
-        blocked: bool,
-    ) -> list[msg.Heartbeat]:
-        """The sign of life to send now; several if it has much to say."""
-        self._beat_ns = now_ns
-        self._blocked = blocked
-        return self.batch(roster_version, term, progress)
+    def send(self, message: msg.PeerMessage) -> None:
+        """Send to the master, or leave it to the repetition after the reconnect."""
+        if self._contact.connected:
+            self._effects.append(ev.Send(message))
 
-    def batch(
-        self, roster_version: int, term: int, progress: tuple[msg.Progress, ...] = ()
-    ) -> list[msg.Heartbeat]:
-        """All acknowledgements so far, ahead of the next sign of life (which is sent as well)."""
-        operations, self._operations = tuple(self._operations), []
-        rounds, self._rounds = tuple(self._rounds), []
-        size, acknowledged = PROGRESS_BATCH_MAX, ACKNOWLEDGED_BATCH_MAX
-        longest = max(len(operations), len(rounds))
-        count = max(1, -(-len(progress) // size), -(-longest // acknowledged))
-        return [
-            msg.Heartbeat(
-                progress[i * size : (i + 1) * size],
-                operations[i * acknowledged : (i + 1) * acknowledged],
-                rounds[i * acknowledged : (i + 1) * acknowledged],
-                self._blocked,
-                roster_version,
-                term,
-                self._stored_place,
-            )
-            for i in range(count)
-        ]
+    def return_(
+        self, call: int, value: ev.ReduceResult | ev.SyncResult | bool | None = None
+    ) -> None:
+        """A call returns."""
+        self._effects.append(ev.Return(call, value))
+
+    def raise_(self, call: int, error: errors.PCCLError) -> None:
+        """A call raises."""
+        self._effects.append(ev.Raise(call, error))
+
+    def take(self) -> list[ev.PeerEffect]:
+        """All effects since the last time, in order."""
+        effects, self._effects = self._effects, []
+        return effects

@@ -1,7 +1,7 @@
-"""Outcomes and answers that one peer was told, or has to store, until everybody has them.
+"""Outcomes and answers: one peer keeps them until everybody has them, and acknowledges them.
 
-State only. If the master dies, or cannot be reached, whoever knows one tells the next master, so
-that it stays the same for all. What was only proposed is nobody's outcome yet.
+If the master dies, or cannot be reached, the peers that know an outcome report it to the next
+master, so that it stays the same for all. What was only proposed is nobody's outcome yet.
 """
 
 from __future__ import annotations
@@ -9,8 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pccl.machines.peer.contact import PeerOutbox
+from pccl.machines.peer.membership import KnownMembership, PeerIdentity
+from pccl.protocol import errors
 from pccl.protocol import messages as msg
+from pccl.protocol.limits import ACKNOWLEDGED_BATCH_MAX, PROGRESS_BATCH_MAX, Timing
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected
+from pccl.protocol.types import OperationId, RoundId
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +26,93 @@ class _Final:
     expected: Expected = NOTHING_EXPECTED
 
 
-class SeenFinals:
-    """By their place among everything that the run has decided."""
+class Heartbeats:
+    """The signs of life of one peer, and what each acknowledges.
 
-    def __init__(self) -> None:
+    Args:
+        timing: deadlines.
+        now_ns: the present.
+        out: for messages.
+        own: this peer.
+        membership: the rosters that have arrived.
+    """
+
+    def __init__(
+        self,
+        timing: Timing,
+        now_ns: int,
+        out: PeerOutbox,
+        own: PeerIdentity,
+        membership: KnownMembership,
+    ) -> None:
+        self._out, self._own, self._membership = out, own, membership
+        self._interval_ns = timing.ns(timing.heartbeat_s)
+        self._last_ns = now_ns
+        self._operations: list[OperationId] = []
+        self._rounds: list[RoundId] = []
+        self._blocked: bool = False
+        """What the master was told last."""
+        self._stored_place = 0
+        """Up to where everything is stored here that the master followed has proposed."""
+
+    def tick(self, progress: tuple[msg.Progress, ...], now_ns: int, *, blocked: bool) -> None:
+        """Send a sign of life if it is time for one, or there is news about the callers."""
+        due = now_ns - self._last_ns >= self._interval_ns or blocked != self._blocked
+        if due and self._own.token and self._out.reaches_master:
+            self._last_ns, self._blocked = now_ns, blocked
+            self.send(progress)
+
+    def send(self, progress: tuple[msg.Progress, ...] = ()) -> None:
+        """Say which master is followed, and what has come: in several messages if that is much."""
+        if not self._out.reaches_master:
+            return
+        operations, self._operations = tuple(self._operations), []
+        rounds, self._rounds = tuple(self._rounds), []
+        size, acknowledged = PROGRESS_BATCH_MAX, ACKNOWLEDGED_BATCH_MAX
+        longest = max(len(operations), len(rounds))
+        for i in range(max(1, -(-len(progress) // size), -(-longest // acknowledged))):
+            beat = msg.Heartbeat(
+                progress[i * size : (i + 1) * size],
+                operations[i * acknowledged : (i + 1) * acknowledged],
+                rounds[i * acknowledged : (i + 1) * acknowledged],
+                self._blocked,
+                self._membership.version,
+                self._own.term,
+                self._stored_place,
+            )
+            self._out.send(beat)
+
+    def acknowledge(self, final: OperationId | RoundId) -> None:
+        """An outcome or an answer has arrived; the next heartbeat says so.
+
+        It is sent ahead of time if there is so much to acknowledge that it should not wait.
+        """
+        if isinstance(final, RoundId):
+            self._rounds.append(final)
+        else:
+            self._operations.append(final)
+        if len(self._operations) + len(self._rounds) >= ACKNOWLEDGED_BATCH_MAX:
+            self.send()
+
+    def stored(self, place: int) -> None:
+        """Everything is stored here that the master has proposed up to ``place``: say so."""
+        self._stored_place = max(self._stored_place, place)
+        self.send()
+
+    def follows_another(self) -> None:
+        """Another master is followed, or the same one in another term: nothing of it is stored."""
+        self._stored_place = 0
+
+
+class SeenFinals:
+    """Outcomes and answers by their place among everything that the run has decided.
+
+    Args:
+        membership: learns which rosters they ratify.
+    """
+
+    def __init__(self, membership: KnownMembership) -> None:
+        self._membership = membership
         self._seen: dict[int, _Final] = {}
         self._settled = 0
 
@@ -33,15 +121,24 @@ class SeenFinals:
 
     def see(self, final: msg.OperationEnded | msg.RoundClosed) -> None:
         """The master has told this; again perhaps."""
+        self._membership.ratify(final.roster_version)
         known = self._seen.get(final.sequence)
         expected = known.expected if known is not None else NOTHING_EXPECTED
         self._keep(_Final(final, told=True, expected=expected))
 
-    def store(self, final: msg.OperationEnded | msg.RoundClosed, expected: Expected) -> None:
-        """The master has proposed this; it may have told it before."""
+    def store(self, message: msg.Proposed) -> int:
+        """The master has proposed something; it may have told it before.
+
+        Returns:
+            Up to which place everything is stored that it has proposed.
+        """
+        final = message.outcome or message.answer
+        if final is None or (message.outcome and message.answer):
+            raise errors.RemoteProtocolError(func="control", reason="it proposes not one thing")
         known = self._seen.get(final.sequence)
         told = known is not None and known.told
-        self._keep(_Final(final, told, expected))
+        self._keep(_Final(final, told, message.expected))
+        return message.place
 
     def _keep(self, final: _Final) -> None:
         place = final.final.sequence

@@ -96,8 +96,8 @@ class PeerMachine(RoundCaller):
         return (
             newest is not None
             and self._operations.get(operation) is None
-            and operation.term <= self.term
-            and operation.group == self.group
+            and operation.term <= self.own.term
+            and operation.group == self.own.group
             and operation.view in newest.open_views
             and operation.n >= self._operations.next_n(operation.view, operation.tag)
         )
@@ -108,6 +108,10 @@ class PeerMachine(RoundCaller):
         return self._refusals.resync is not None
 
     def _take(self, event: ev.PeerEvent) -> None:
+        self._dispatch(event)
+        self._effects += self._out.take()
+
+    def _dispatch(self, event: ev.PeerEvent) -> None:
         match event:
             case ev.JoinCall():
                 self._on_join_call(event)
@@ -124,7 +128,7 @@ class PeerMachine(RoundCaller):
             case ev.LeaveCall():
                 self._on_leave_call(event)
             case ev.CallersAsked(query, blocked):
-                self._send(msg.BlockedReply(query, self._is_blocked(blocked)))
+                self._out.send(msg.BlockedReply(query, self._is_blocked(blocked)))
             case ev.Close():
                 self._on_close()
             case ev.ControlOpened(run, term):
@@ -135,19 +139,19 @@ class PeerMachine(RoundCaller):
             case ev.ControlClosed(reason):
                 self._on_control_closed(reason)
             case ev.LinkChanged(peer, reason):
-                self._on_link_changed(peer, reason)
+                self._links.changed(peer, reason)
             case ev.LinksMeasured() | AddressTried():
-                self._on_measured(event)
+                self._links.measured(event)
             case ev.ReduceDone(operation, digest):
                 self._on_reduce_done(operation, digest)
             case ev.SyncStarved(operation, reason):
                 self._on_starved(operation, reason)
             case ev.StatesCompared(operation, difference):
-                self._send(msg.StatesCompared(operation, difference))
+                self._out.send(msg.StatesCompared(operation, difference))
             case ev.Prefetched():
                 self._on_prefetched()
             case ev.HoldingsKnown(operation, lost, complete):
-                self._send(msg.Holdings(operation, lost, complete))
+                self._out.send(msg.Holdings(operation, lost, complete))
             case ev.LeftCommitted(operation):
                 self._on_left_committed(operation)
             case ev.LeftFailed(error):
@@ -175,19 +179,19 @@ class PeerMachine(RoundCaller):
         assert roster is not None
         assert newest is not None
         if self._operations.is_tag_in_use(event.tag):
-            self._raise(event.call, words.tag_in_use(event.tag))
+            self._out.raise_(event.call, words.tag_in_use(event.tag))
             return
         if len(self._operations) >= OPERATIONS_OPEN_MAX:
-            self._raise(event.call, words.too_many_open())
+            self._out.raise_(event.call, words.too_many_open())
             return
         if roster.view not in newest.open_views:
-            self._raise(event.call, words.lost_before(roster, newest))
+            self._out.raise_(event.call, words.lost_before(roster, newest))
             self._membership.show(event.call, newest.version, detached=event.detached)
         elif len(roster.members) < 2:
             self._reduce_alone(event, roster)
         elif (missed := self._operations.take_missed(roster.view, event.tag)) is not None:
             self._membership.show(event.call, missed.roster_version, detached=event.detached)
-            self._raise(event.call, words.aborted(missed, attempt=0))
+            self._out.raise_(event.call, words.aborted(missed, attempt=0))
         else:
             self._open(self._opened(event, roster))
 
@@ -196,7 +200,7 @@ class PeerMachine(RoundCaller):
         if not self._may_call(event):
             return
         if self._is_busy:
-            self._raise(event.call, words.operations_open())
+            self._out.raise_(event.call, words.operations_open())
             return
         if not self._has_caught_up(event):
             return
@@ -204,7 +208,7 @@ class PeerMachine(RoundCaller):
         repeated = self.left_sync.take_repeat(event.offer)
         if repeated is not None:
             self._membership.show(event.call, repeated.roster_version, detached=False)
-            self._effects.append(ev.Return(event.call, repeated.result))
+            self._out.return_(event.call, repeated.result)
             return
         roster, newest = self.seen, self.newest
         assert roster is not None
@@ -214,22 +218,22 @@ class PeerMachine(RoundCaller):
         while (missed := self._operations.take_missed(roster.view, SYNC_TAG)) is not None:
             if missed.abort is not AbortCause.WITHDRAWN:  # then they have all called again
                 self._membership.show(event.call, missed.roster_version, detached=False)
-                self._raise(event.call, words.aborted(missed, attempt=0))
+                self._out.raise_(event.call, words.aborted(missed, attempt=0))
                 return
         operation = self._next_operation(roster, SYNC_TAG)
         opened = OpenOperation(operation, Descriptor.sync(), roster.ring, event.call)
         opened.made = event.offer
         opened.offer = self.left_sync.offer(event.offer, stale=self.needs_resync)
         self._operations.open(opened)
-        self._effects.append(ev.PostSync(event.call, operation, roster.ring))
-        self._send(opened.request())
+        self._out.add(ev.PostSync(event.call, operation, roster.ring))
+        self._out.send(opened.request())
 
     def _reduce_alone(self, event: ev.ReduceCall, roster: Roster) -> None:
         if event.descriptor.collective is Collective.ALL_REDUCE:
-            self._raise(event.call, words.alone_in_the_group())
+            self._out.raise_(event.call, words.alone_in_the_group())
         else:  # there is nobody to wait for, and nobody to send anything to
             operation = self._next_operation(roster, event.tag)
-            self._effects.append(ev.Return(event.call, ev.ReduceResult(operation, (self.peer,))))
+            self._out.return_(event.call, ev.ReduceResult(operation, (self.own.peer,)))
 
     def _opened(self, event: ev.ReduceCall, roster: Roster) -> OpenOperation:
         operation = self._next_operation(roster, event.tag)
@@ -240,7 +244,7 @@ class PeerMachine(RoundCaller):
 
     def _next_operation(self, roster: Roster, tag: int) -> OperationId:
         n = self._operations.next_n(roster.view, tag)
-        return OperationId(roster.term, self.group, roster.view, tag, n)
+        return OperationId(roster.term, self.own.group, roster.view, tag, n)
 
     def _open(self, operation: OpenOperation) -> None:
         assert operation.call is not None
@@ -248,10 +252,10 @@ class PeerMachine(RoundCaller):
         what, ring = operation.descriptor, operation.ring
         if operation.resumes is None:
             operation.eager = self._eager.take(operation.id, what, len(ring))
-        self._effects.append(ev.Post(operation.call, operation.id, what, ring))
+        self._out.add(ev.Post(operation.call, operation.id, what, ring))
         if operation.eager:
-            self._effects.append(ev.Begin(operation.id, ahead=True))
-        self._send(operation.request())
+            self._out.add(ev.Begin(operation.id, ahead=True))
+        self._out.send(operation.request())
 
     def _on_claim(self, call: int) -> None:
         self._membership.claim(call)
@@ -265,7 +269,7 @@ class PeerMachine(RoundCaller):
     def _is_blocked(self, callers_blocked: bool) -> bool:
         """Whether nobody here can go on before another member makes a call."""
         free = self._membership.has_unclaimed or not self._operations.all_block_their_callers
-        return callers_blocked and self.standing is Standing.MEMBER and not free
+        return callers_blocked and self.own.standing is Standing.MEMBER and not free
 
     def _on_leave_call(self, event: ev.LeaveCall) -> None:
         operation = self._operations.of_call(event.call)
@@ -273,52 +277,52 @@ class PeerMachine(RoundCaller):
             self._leave_operation(event, operation)
             return
         if self._deferred.leave(event.call, event.reason):
-            self._raise(event.call, words.left(event.reason))
+            self._out.raise_(event.call, words.left(event.reason))
             return
         for current in self._rounds:
             if current.call == event.call:
                 current.call = None
                 kind, waits_for = current.id.kind, current.waits_for
-                self._raise(event.call, words.left_round(event.reason, kind, waits_for))
+                self._out.raise_(event.call, words.left_round(event.reason, kind, waits_for))
                 return
         if self._join is not None and self._join.call == event.call:
             waits_for = self._join.waits_for
-            if not self._token:
+            if not self.own.token:
                 waits_for = f"a master ({self._why_closed or 'none has answered yet'})"
             self._lose(words.left_join(event.reason, waits_for), goodbye=True)
 
     def _leave_operation(self, event: ev.LeaveCall, operation: OpenOperation) -> None:
         done = operation.phase is Phase.DONE
-        in_doubt = done or self._has_standby
+        in_doubt = done or self.own.has_standby
         self._operations.leave(operation, None if done else event.reason, in_doubt=in_doubt)
         if done:
-            self._effects.append(ev.Detach(operation.id))
-            self._raise(event.call, words.left_done_operation(event.reason, operation.id))
+            self._out.add(ev.Detach(operation.id))
+            self._out.raise_(event.call, words.left_done_operation(event.reason, operation.id))
             return
-        self._effects.append(ev.End(operation.id, committed=False))
-        self._send(msg.Withdraw(operation.id, event.reason))
-        left = words.left_operation_in_doubt if self._has_standby else words.left_operation
-        self._raise(event.call, left(event.reason, operation.waits_for))
+        self._out.add(ev.End(operation.id, committed=False))
+        self._out.send(msg.Withdraw(operation.id, event.reason))
+        left = words.left_operation_in_doubt if self.own.has_standby else words.left_operation
+        self._out.raise_(event.call, left(event.reason, operation.waits_for))
 
     def _may_call(self, event: JointCall) -> bool:
         error = self._refusal(event)
         if error is not None:
-            self._raise(event.call, error)
+            self._out.raise_(event.call, error)
             return False
         if not isinstance(event, ev.SyncCall):
             self.left_sync.forget_repeat()
         in_doubt = self._operations.in_doubt()
         for operation in (o for o in in_doubt if o.withdrawn is None):  # others are answered anyway
-            self._send(msg.OutcomeQuery(operation.id))
+            self._out.send(msg.OutcomeQuery(operation.id))
         if in_doubt:
             self._deferred.add(event, self.seen)
         return not in_doubt
 
     def _refusal(self, event: JointCall) -> errors.PCCLError | None:
-        if self.standing is Standing.CLOSED:
+        if self.own.standing is Standing.CLOSED:
             return words.closed()
-        error = self._refusals.refusal(event, self.peer)
-        if error is not None or self.standing is Standing.MEMBER:
+        error = self._refusals.refusal(event, self.own.peer)
+        if error is not None or self.own.standing is Standing.MEMBER:
             return error
         update = RoundKind.UPDATE_TOPOLOGY
         asks = isinstance(event, ev.RoundCall) and event.kind is update
@@ -360,18 +364,18 @@ class PeerMachine(RoundCaller):
             unasked = self._opened(event, roster)
             self._operations.open(unasked)
             self._operations.leave(unasked, reason, in_doubt=False)
-            self._send(msg.Withdraw(unasked.id, reason))
+            self._out.send(msg.Withdraw(unasked.id, reason))
 
     # -- what the master says -------------------------------------------------------------------
 
     def _on_message(self, message: msg.Message) -> None:
-        if not self._takes_part:
+        if not self.own.takes_part:
             return
         match message:
             case msg.Registered():
                 self._on_registered(message)
             case msg.LinkPlan() | msg.DialNewcomers() | msg.ProbeAddress() | msg.Undialable():
-                self._on_whom_to_dial(message)
+                self._links.plan(message)
             case msg.Resumed():
                 self._on_resumed(message)
             case msg.Refused():
@@ -389,15 +393,15 @@ class PeerMachine(RoundCaller):
             case msg.CompareStates(operation, reference):
                 own = self._operations.get(operation)
                 if own is not None and own.call is not None and own.offer is not None:
-                    self._effects.append(ev.CompareSync(operation, reference))
+                    self._out.add(ev.CompareSync(operation, reference))
             case msg.HoldingsQuery():
-                self._effects.append(self._operations.answer_holdings(message, self.peer))
+                self._out.add(self._operations.answer_holdings(message, self.own.peer))
             case msg.Repair():
-                self._effects.extend(self._operations.send_across(message, self.peer))
+                self._out.add(*self._operations.send_across(message, self.own.peer))
             case msg.OperationEnded():
                 self._on_ended(message)
             case msg.Proposed():
-                self._on_proposed(message)
+                self._heartbeats.stored(self._finals.store(message))
             case msg.RoundWaits():
                 self._report_wait(self._rounds.note_wait(message), message.waited_s)
             case msg.OperationWaits():
@@ -406,7 +410,7 @@ class PeerMachine(RoundCaller):
                 self._join.waits_for = whom
                 self._report_wait(f"connect waits for {whom}", waited_s)
             case msg.BlockedQuery(query):
-                self._effects.append(ev.AskCallers(query))
+                self._out.add(ev.AskCallers(query))
             case msg.MasterHeartbeat(now_ms, settled, ratified):
                 self._contact.note_clock(now_ms, self._now_ns)
                 self._finals.settle(settled)
@@ -431,23 +435,19 @@ class PeerMachine(RoundCaller):
     def _repeat_requests(self) -> None:
         for current in self._rounds:
             if current.answer is None:
-                self._send(msg.RoundRequest(current.id))
+                self._out.send(msg.RoundRequest(current.id))
         for message in self._operations.unanswered():
-            self._send(message)
+            self._out.send(message)
 
     def _round_counts(self) -> tuple[msg.RoundCount, ...]:
         return self._rounds.counts()
-
-    def _report_finals(self) -> None:
-        for final in self._finals.report():
-            self._send(final)
 
     def _fail_calls(self, loss: OneTimeError) -> None:
         waiting = [current.call for current in self._rounds if current.call is not None]
         handles: list[int] = []
         for operation in self._operations:
             if operation.withdrawn is None:
-                self._effects.append(ev.End(operation.id, committed=False))
+                self._out.add(ev.End(operation.id, committed=False))
             if operation.call is not None:
                 (handles if operation.detached else waiting).append(operation.call)
                 if operation.detached and not operation.forgotten:
@@ -460,7 +460,7 @@ class PeerMachine(RoundCaller):
         for call in waiting:  # after those that were launched, all of which are due to be told
             loss.ends(call, detached=False)
         for call in sorted([*waiting, *handles]):
-            self._raise(call, loss.error)
+            self._out.raise_(call, loss.error)
         self._deferred.clear()
         self._operations.clear()
         self._rounds.clear()
@@ -483,7 +483,7 @@ class PeerMachine(RoundCaller):
         self._eager.all_asked(operation.id)
         if operation.call is not None:
             weights = operation.weights
-            self._effects.append(ev.Begin(operation.id, resumed, weights=weights))
+            self._out.add(ev.Begin(operation.id, resumed, weights=weights))
 
     def _on_sync_started(self, operation_id: OperationId, elected: Elected) -> None:
         """What is elected; told again after a reconnect, and when it has changed."""
@@ -494,14 +494,14 @@ class PeerMachine(RoundCaller):
             self._operations.enter(operation, Phase.STARTED)
         known, operation.elected = operation.elected, elected
         if operation.call is not None and operation.phase is Phase.STARTED and elected != known:
-            self._effects.append(ev.BeginSync(operation_id, elected))
+            self._out.add(ev.BeginSync(operation_id, elected))
 
     def _on_starved(self, operation_id: OperationId, reason: str) -> None:
         """Let all try again: what is here already is not lost with the attempt."""
         operation = self._operations.get(operation_id)
         if operation is not None and operation.phase is Phase.STARTED:
             operation.starved = reason
-            self._send(msg.Withdraw(operation_id, reason))
+            self._out.send(msg.Withdraw(operation_id, reason))
 
     def _on_reduce_done(self, operation_id: OperationId, digest: bytes) -> None:
         operation = self._operations.get(operation_id)
@@ -511,7 +511,7 @@ class PeerMachine(RoundCaller):
             self._start(operation, resumed=False)
         self._operations.enter(operation, Phase.DONE)
         operation.digest = digest
-        self._send(msg.OperationDone(operation_id, digest))
+        self._out.send(msg.OperationDone(operation_id, digest))
 
     def _on_ended(self, message: msg.OperationEnded) -> None:
         ended = message.operation
@@ -519,25 +519,25 @@ class PeerMachine(RoundCaller):
         if message.abort is None and posted is not None and posted.phase is not Phase.DONE:
             raise errors.RemoteProtocolError(func="control", reason="a commit of what is not done")
         might_come = self.may_come(ended)
-        self._see_final(message)
-        if ended.group == self.group:
+        self._finals.see(message)
+        if ended.group == self.own.group:
             newest = self.newest
             if newest is not None and ended.view in newest.open_views:
                 if message.abort in MISSED_CAUSES:
                     self._operations.miss(message)
                 self._operations.use_up(ended)
-        self._acknowledge(ended)
+        self._heartbeats.acknowledge(ended)
         committed = message.abort is None
         operation = self._operations.end(ended, committed=committed)
         if operation is None:  # told twice, or never asked for: others may have gone ahead
             if might_come:
-                self._effects.append(ev.ForgetEarly())
+                self._out.add(ev.ForgetEarly())
             return
         if operation.withdrawn is None:
-            self._effects.append(ev.End(ended, committed))
+            self._out.add(ev.End(ended, committed))
         if committed and operation.elected is not None:
-            lineage = Lineage(self.run, ended)
-            self.left_sync.commit(operation, lineage, message, self.peer)
+            lineage = Lineage(self.own.run, ended)
+            self.left_sync.commit(operation, lineage, message, self.own.peer)
             if not operation.only_looks:
                 self._expected = expected_after(operation.elected, lineage)
         if operation.call is None:
@@ -555,14 +555,14 @@ class PeerMachine(RoundCaller):
             if not operation.only_looks:
                 self._refusals.synchronized()
             result = ev.SyncResult(ended, operation.elected, message.contributors)
-            self._effects.append(ev.Return(operation.call, result))
+            self._out.return_(operation.call, result)
         elif committed:
             how, attempts = operation.descriptor.carrier, operation.attempt + 1
             whose = (ended, message.contributors)
             reduced = ev.ReduceResult(*whose, attempts, how, operation.weights)
-            self._effects.append(ev.Return(operation.call, reduced))
+            self._out.return_(operation.call, reduced)
         else:
-            self._raise(operation.call, words.aborted(message, operation.attempt))
+            self._out.raise_(operation.call, words.aborted(message, operation.attempt))
 
     def _on_left_committed(self, operation: OperationId) -> None:
         had_it = self.left_sync.leave(operation)
@@ -580,7 +580,7 @@ class PeerMachine(RoundCaller):
     # -- time ----------------------------------------------------------------------------------
 
     def _on_tick(self, progress: tuple[msg.Progress, ...], blocked: bool, busy_ns: int) -> None:
-        if self._takes_part:
+        if self.own.takes_part:
             waits = len(self._operations) > 0 or len(self._rounds) > 0
             self._watch_master(progress, busy_ns, blocked=blocked, waits=waits)
 
@@ -590,10 +590,10 @@ class PeerMachine(RoundCaller):
         Raises:
             InvariantViolation: a rule of this machine is broken; carries its history.
         """
-        if self.standing is Standing.MEMBER and (self.seen is None or self.newest is None):
+        if self.own.standing is Standing.MEMBER and (self.seen is None or self.newest is None):
             raise InvariantViolation("a member that knows no roster", self.history)
         open_count = len(self._operations) + len(self._rounds)
-        if self.standing in (Standing.LOST, Standing.CLOSED) and open_count:
+        if self.own.standing in (Standing.LOST, Standing.CLOSED) and open_count:
             raise InvariantViolation("outside the run with open calls", self.history)
         for operation in self._operations:
             if operation.phase.ended:

@@ -1,6 +1,6 @@
-"""What one peer knows of the run's membership, what its caller may know, and its links.
+"""Who one peer is to its run, what it knows of the membership, and its links to other peers.
 
-State only. Rosters arrive whenever somebody joins or is lost; the caller sees one when a joint call
+Rosters arrive whenever somebody joins or is lost; the caller sees one when a joint call
 of his returns, and it is the one that the answer names, so that all callers see the same at the
 same call.
 """
@@ -8,11 +8,16 @@ same call.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass
 
+from pccl.machines.peer import events as ev
+from pccl.machines.peer import words
+from pccl.machines.peer.contact import PeerOutbox
+from pccl.machines.reachability import AddressTried, TryAddress
 from pccl.protocol import messages as msg
-from pccl.protocol.limits import ROSTERS_KEPT_MAX
-from pccl.protocol.types import MeasuredLink, Member, PeerId, Roster
+from pccl.protocol.limits import LINKS_BATCH_MAX, ROSTERS_KEPT_MAX
+from pccl.protocol.types import NOBODY, MeasuredLink, Member, PeerId, Roster
 from pccl.topology.link_measures import ToldMeasures
 
 
@@ -29,8 +34,31 @@ class Standing(enum.Enum):
     CLOSED = "closed"
 
 
+@dataclass(slots=True)
+class PeerIdentity:
+    """Who one peer is to its run, and which master it follows."""
+
+    standing: Standing = Standing.OUTSIDE
+    peer: PeerId = NOBODY
+    """Own id, once registered."""
+    group: int = 0
+    run: bytes = b""
+    term: int = 0
+    token: bytes = b""
+    """Proves that this peer is the one that registered; empty before that."""
+    incumbent: bytes = b""
+    """Id of the master that is followed."""
+    has_standby: bool = False
+    """Whether the run has more than one master."""
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this peer joins, or has joined, and is not lost."""
+        return self.standing in (Standing.JOINING, Standing.PENDING, Standing.MEMBER)
+
+
 class KnownMembership:
-    """Rosters and links of one peer."""
+    """The rosters of one peer. State only."""
 
     def __init__(self) -> None:
         self.seen: Roster | None = None
@@ -45,18 +73,22 @@ class KnownMembership:
         """Detached calls with an outcome -> the roster version to see with it."""
         self._forgotten = 0
         """The newest of those that no caller will look at."""
-        self._elders: dict[PeerId, Member] = {}
-        self._newcomers: tuple[Member, ...] = ()
-        """Those that cannot dial this peer."""
-        self._links: dict[PeerId, str | None] = {}
-        """Peer -> None if the link is up, otherwise why not."""
-        self._links_wanted: tuple[Member, ...] = ()
-        self._measures = ToldMeasures()
 
     @property
     def newest(self) -> Roster | None:
         """The newest roster that has arrived (callers may not know it yet)."""
         return next(reversed(self._rosters.values()), None)
+
+    @property
+    def version(self) -> int:
+        """Of the newest roster; 0 before the first."""
+        newest = self.newest
+        return newest.version if newest is not None else 0
+
+    def is_open(self, view: int) -> bool:
+        """Whether a view of the own group is open, as far as this peer knows."""
+        newest = self.newest
+        return newest is not None and view in newest.open_views
 
     def roster_reports(self) -> list[msg.KnownRoster]:
         """All that another master has to know: the ratified one, newer ones, what callers see."""
@@ -75,8 +107,6 @@ class KnownMembership:
         newest = self.newest
         if newest is not None and roster.version <= newest.version:
             return False
-        if newest is not None:
-            self.learn_elders((), set(newest.ring).difference(roster.ring))
         self._rosters[roster.version] = roster
         self._reported[roster.version] = (roster, incumbent)
         return True
@@ -87,21 +117,6 @@ class KnownMembership:
             self.ratified = version
             floor = max((known for known in self._reported if known <= version), default=0)
             self._reported = {v: known for v, known in self._reported.items() if v >= floor}
-
-    def learn_elders(self, came: Iterable[Member], gone: Collection[PeerId]) -> None:
-        """Add and remove older peers of the own group."""
-        self._elders.update({member.peer: member for member in came})
-        for peer in gone:
-            self._elders.pop(peer, None)
-
-    def learn_newcomers(self, newcomers: tuple[Member, ...]) -> None:
-        """The newcomers that cannot dial this peer have changed."""
-        self._newcomers = newcomers
-
-    def forget_plans(self) -> None:
-        """Forget the peers to dial besides the members: the master will send them again."""
-        self._elders.clear()
-        self._newcomers = ()
 
     def see(self, version: int) -> None:
         """Let the caller see the roster ``version`` (or the oldest newer one that is known)."""
@@ -147,47 +162,112 @@ class KnownMembership:
         """Whether there are outcomes that no caller has looked at."""
         return bool(self._unclaimed)
 
-    # -- links ---------------------------------------------------------------------------------
+    def leave(self) -> None:
+        """This peer is no longer a part of the run: nobody looks at these outcomes any more."""
+        self._unclaimed.clear()
 
-    def want_links(self, own: PeerId) -> tuple[Member, ...] | None:
-        """The peers to keep links to, in order of id; None if that has not changed."""
-        newest = self.newest
+
+class OwnLinks:
+    """Which links one peer keeps, which of them are up, and what they can do.
+
+    Args:
+        out: for effects.
+        own: this peer.
+        membership: the members of the own group.
+    """
+
+    def __init__(self, out: PeerOutbox, own: PeerIdentity, membership: KnownMembership) -> None:
+        self._out, self._own, self._membership = out, own, membership
+        self._elders: dict[PeerId, Member] = {}
+        """Older peers of the own group that are to be dialled."""
+        self._newcomers: tuple[Member, ...] = ()
+        """Those that cannot dial this peer."""
+        self._wanted: tuple[Member, ...] = ()
+        self._links: dict[PeerId, str | None] = {}
+        """Peer -> None if the link is up, otherwise why not."""
+        self._measures = ToldMeasures()
+
+    def plan(
+        self, message: msg.LinkPlan | msg.DialNewcomers | msg.ProbeAddress | msg.Undialable
+    ) -> None:
+        """The master says whom to dial, or who can dial this peer."""
+        match message:
+            case msg.LinkPlan(elders, gone):
+                self._elders.update({member.peer: member for member in elders})
+                self._forget_elders(gone)
+                self.want()
+            case msg.DialNewcomers(newcomers):
+                self._newcomers = newcomers
+                self.want()
+            case msg.ProbeAddress(member, seen):
+                self._out.add(TryAddress(member, (member.host,), seen))
+            case msg.Undialable():
+                self._out.add(ev.ReportUndialable(words.undialable(message.reason)))
+
+    def members_changed(self, before: Roster | None, now: Roster) -> None:
+        """A newer roster has arrived: former members need no link."""
+        if before is not None:
+            self._forget_elders(set(before.ring).difference(now.ring))
+        self.want()
+
+    def _forget_elders(self, gone: Iterable[PeerId]) -> None:
+        for peer in gone:
+            self._elders.pop(peer, None)
+
+    def forget_plans(self) -> None:
+        """Forget the peers to dial besides the members: the master will send them again."""
+        self._elders.clear()
+        self._newcomers = ()
+
+    def want(self) -> None:
+        """Keep links to the members and to the peers of the plan, if these have changed."""
+        newest = self._membership.newest
         wanted = {member.peer: member for member in (*self._elders.values(), *self._newcomers)}
         wanted.update({member.peer: member for member in (newest.members if newest else ())})
-        wanted.pop(own, None)
+        wanted.pop(self._own.peer, None)
         peers = tuple(wanted[peer] for peer in sorted(wanted))
-        if peers == self._links_wanted:
-            return None
-        self._links_wanted = peers
-        self._links = {peer: why for peer, why in self._links.items() if peer in wanted}
-        self._measures.keep(wanted)
-        return peers
+        if peers != self._wanted:
+            self._wanted = peers
+            self._links = {peer: why for peer, why in self._links.items() if peer in wanted}
+            self._measures.keep(wanted)
+            self._out.add(ev.SetLinks(peers))
 
-    def link_changed(self, peer: PeerId, why: str | None) -> bool:
-        """A link is up (None) or down; return False if it was before."""
-        if self._links.get(peer, "") == why:
-            return False
-        if why is None or any(member.peer == peer for member in self._links_wanted):
+    def changed(self, peer: PeerId, why: str | None) -> None:
+        """A link is up (None) or down; the master is told if that is news."""
+        registered = self._own.standing in (Standing.PENDING, Standing.MEMBER)
+        if not registered or self._links.get(peer, "") == why:
+            return
+        if why is None or any(member.peer == peer for member in self._wanted):
             self._links[peer] = why
         else:
             self._links.pop(peer, None)  # a newcomer that never became a member
-        return True
+        self._report(peer, why)
 
-    def link_reports(self) -> list[msg.LinkReport]:
-        """What the master has to know of the own links, all of it."""
-        return [msg.LinkReport(peer, why is None, why or "") for peer, why in self._links.items()]
+    def measured(self, event: ev.LinksMeasured | AddressTried) -> None:
+        """Links were measured, or an address that the master asked about was tried."""
+        if self._own.standing not in (Standing.PENDING, Standing.MEMBER):
+            return
+        if not isinstance(event, AddressTried):
+            self._tell_measured(self._measures.news(event.links))
+        elif self._own.standing is Standing.MEMBER:  # the master asks only members
+            self._out.send(msg.AddressProbed(event.peer, event.reason))
 
-    def measured(self, links: tuple[MeasuredLink, ...]) -> tuple[MeasuredLink, ...]:
-        """Links were measured; return what is news of them."""
-        return self._measures.news(links)
+    def repeat(self) -> None:
+        """Tell a master everything that has not seen this connection before."""
+        self._tell_measured(tuple(self._measures.all()))
+        for peer, why in self._links.items():
+            self._report(peer, why)
 
-    def all_measured(self) -> tuple[MeasuredLink, ...]:
-        """What the master has to know of the own links, all of it."""
-        return tuple(self._measures.all())
+    def _report(self, peer: PeerId, why: str | None) -> None:
+        self._out.send(msg.LinkReport(peer, why is None, why or ""))
+
+    def _tell_measured(self, links: tuple[MeasuredLink, ...]) -> None:
+        for start in range(0, len(links), LINKS_BATCH_MAX):
+            self._out.send(msg.LinksMeasured(links[start : start + LINKS_BATCH_MAX]))
 
     def leave(self) -> None:
-        """This peer is no longer a part of the run, needs nobody, and has nothing to be told."""
-        self._unclaimed.clear()
+        """This peer is no longer a part of the run, and needs nobody."""
         self._links.clear()
         self._measures.keep(())
-        self._links_wanted = ()
+        self._wanted = ()
+        self._out.add(ev.SetLinks(()))

@@ -12,16 +12,16 @@ from pccl.machines.machine import Machine
 from pccl.machines.peer import events as ev
 from pccl.machines.peer import words
 from pccl.machines.peer.calls import OneTimeError, Refusals
-from pccl.machines.peer.contact import MasterContact
+from pccl.machines.peer.contact import MasterLiveness, PeerOutbox
+from pccl.machines.peer.finals import Heartbeats, SeenFinals
 from pccl.machines.peer.join import JoinAttempt
-from pccl.machines.peer.membership import KnownMembership, Standing
-from pccl.machines.reachability import AddressTried, TryAddress
+from pccl.machines.peer.membership import KnownMembership, OwnLinks, PeerIdentity, Standing
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.handshake import RUN_BYTES
-from pccl.protocol.limits import LINKS_BATCH_MAX, Timing
+from pccl.protocol.limits import Timing
 from pccl.protocol.shared_state import NOTHING_EXPECTED
-from pccl.protocol.types import MeasuredLink, PeerId, Roster
+from pccl.protocol.types import PeerId, Roster
 
 
 class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
@@ -38,27 +38,41 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
     ) -> None:
         super().__init__("peer", now_ns)
         self.timing = timing
-        self.standing = Standing.OUTSIDE
-        self.peer = PeerId(0)
-        """Own id, once registered."""
-        self.term = 0
-        self.run = b""
-        self.group = 0
-        self._join: JoinAttempt | None = None
-        self._token = b""
-        self._registration: msg.Register | None = None
-        self._has_standby = False
-        """Whether the run has more than one master."""
-        self._incumbent = b""
-        """Id of the master that is followed."""
-        self._has_prefetched = False
-        self._contact = MasterContact(timing, now_ns)
+        self.own = PeerIdentity()
+        self._contact = MasterLiveness(timing, now_ns)
+        self._out = PeerOutbox(self._contact)
         self._membership = KnownMembership()
+        self._links = OwnLinks(self._out, self.own, self._membership)
+        self._heartbeats = Heartbeats(timing, now_ns, self._out, self.own, self._membership)
+        self._finals = SeenFinals(self._membership)
+        self._refusals = Refusals(former_loss)
+        self._join: JoinAttempt | None = None
+        self._registration: msg.Register | None = None
+        self._has_prefetched = False
         self._why_closed = ""
         """How the last connection to the master, or the last attempt to make one, ended."""
         self._expected = NOTHING_EXPECTED
         """Of the group's shared state, as far as this peer knows."""
-        self._refusals = Refusals(former_loss)
+
+    @property
+    def standing(self) -> Standing:
+        """What this process is to the run."""
+        return self.own.standing
+
+    @property
+    def peer(self) -> PeerId:
+        """Own id, once registered."""
+        return self.own.peer
+
+    @property
+    def run(self) -> bytes:
+        """Id of the run."""
+        return self.own.run
+
+    @property
+    def term(self) -> int:
+        """Of the master that is followed."""
+        return self.own.term
 
     @property
     def newest(self) -> Roster | None:
@@ -84,23 +98,13 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
     def knows_its_loss(self) -> bool:
         """Whether this peer is no longer a member, and a caller has been told."""
         loss = self._refusals.loss
-        return self.standing is Standing.LOST and loss is not None and loss.is_reported
+        return self.own.standing is Standing.LOST and loss is not None and loss.is_reported
 
     @property
     def loss(self) -> errors.PCCLError | None:
         """Why this peer is not a part of the run any more; None while it is."""
         loss = self._refusals.loss
         return loss.error if loss is not None else None
-
-    @property
-    def _roster_version(self) -> int:
-        """Of the newest roster; 0 before the first."""
-        newest = self.newest
-        return newest.version if newest is not None else 0
-
-    @property
-    def _takes_part(self) -> bool:
-        return self.standing in (Standing.JOINING, Standing.PENDING, Standing.MEMBER)
 
     # -- what the calls have to do with it -------------------------------------------------------
 
@@ -121,108 +125,105 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         """How many rounds of each kind there were, as far as this peer knows."""
 
     @abstractmethod
-    def _report_finals(self) -> None:
-        """Send the outcomes and answers that may not have reached everybody."""
-
-    @abstractmethod
     def _fail_calls(self, loss: OneTimeError) -> None:
         """End everything that is open with ``loss``."""
 
     # -- joining ---------------------------------------------------------------------------------
 
     def _on_join_call(self, event: ev.JoinCall) -> None:
-        if self.standing is not Standing.OUTSIDE:
-            self._raise(event.call, words.connected_already())
+        if self.own.standing is not Standing.OUTSIDE:
+            self._out.raise_(event.call, words.connected_already())
             return
-        self.standing = Standing.JOINING
+        self.own.standing = Standing.JOINING
         self._join = JoinAttempt(event)
-        self.group = event.group
+        self.own.group = event.group
         self._contact.begins(self._now_ns)
-        self._effects.append(ev.DialControl(0))
+        self._out.add(ev.DialControl(0))
 
     def _on_join_failed(self, join: JoinAttempt, reason: str) -> None:
         error = join.failed(reason)
         if error is not None:
             self._lose(error, goodbye=False)
         else:
-            self._effects.append(ev.DialControl(self.timing.ns(self.timing.connect_retry_s)))
+            self._out.add(ev.DialControl(self.timing.ns(self.timing.connect_retry_s)))
 
     def _on_registered(self, message: msg.Registered) -> None:
-        if self.standing is not Standing.JOINING or len(message.run) != RUN_BYTES:
+        if self.own.standing is not Standing.JOINING or len(message.run) != RUN_BYTES:
             raise errors.RemoteProtocolError(func="control", reason="a registration out of place")
-        self.standing = Standing.PENDING
-        self.peer, self.term, self.run = message.peer, message.term, message.run
-        self._token, self._incumbent = message.token, message.incumbent
+        self.own.standing = Standing.PENDING
+        self.own.peer, self.own.term, self.own.run = message.peer, message.term, message.run
+        self.own.token, self.own.incumbent = message.token, message.incumbent
         assert self._join is not None
-        self._has_standby = bool(message.standbys) or self._join.masters > 1
+        self.own.has_standby = bool(message.standbys) or self._join.masters > 1
         self._contact.served(self._now_ns)
         self.history.owner = f"peer {message.peer}"
 
     def _on_admitted(self, message: msg.Admitted) -> None:
-        if self.standing is not Standing.PENDING or self._join is None:
+        if self.own.standing is not Standing.PENDING or self._join is None:
             return  # told twice
         self._on_roster(message.roster)
         self._membership.ratify(message.ratified)
-        self.standing = Standing.MEMBER
+        self.own.standing = Standing.MEMBER
         self._membership.see(message.roster.version)
         self._begin_membership(message.rounds, rejoins=self._join.rejoins)
         call, self._join = self._join.call, None
-        self._effects.append(ev.Return(call, None))
+        self._out.return_(call, None)
 
     def _on_prefetched(self) -> None:
-        if self.standing is Standing.PENDING:
+        if self.own.standing is Standing.PENDING:
             self._has_prefetched = True
-            self._send(msg.Prefetched())
+            self._out.send(msg.Prefetched())
 
     # -- the control connection ------------------------------------------------------------------
 
     def _on_control_opened(self, run: bytes, term: int) -> None:
-        if not self._takes_part:
-            self._effects.append(ev.CloseControl("not needed any more"))
+        if not self.own.takes_part:
+            self._out.add(ev.CloseControl("not needed any more"))
             return
         self._contact.opened(self._now_ns)
-        if not self._token:
+        if not self.own.token:
             assert self._join is not None
             self._registration = self._join.register()
-            self._send(self._registration)
-        elif (run, term) == (self.run, self.term):
-            version = self._roster_version
-            self._send(msg.Resume(self.peer, self._token, version, self._incumbent))
+            self._out.send(self._registration)
+        elif (run, term) == (self.own.run, self.own.term):
+            version = self._membership.version
+            self._out.send(msg.Resume(self.own.peer, self.own.token, version, self.own.incumbent))
         else:
             self._return()
 
     def _return(self) -> None:
         """Tell a master of another incarnation everything that it may have to know."""
         assert self._registration is not None
-        self._send(
+        self._out.send(
             msg.Return(
-                self.peer,
-                self._token,
-                self.run,
-                self.term,
+                self.own.peer,
+                self.own.token,
+                self.own.run,
+                self.own.term,
                 self._registration,
-                self._roster_version,
+                self._membership.version,
                 self._round_counts(),
-                self._incumbent,
+                self.own.incumbent,
                 self._membership.ratified,
                 self._expected,
             )
         )
         for known in self._membership.roster_reports():
-            self._send(known)
-        self._report_finals()
+            self._out.send(known)
+        for final in self._finals.report():
+            self._out.send(final)
         self._on_known_again()
-        self._send(msg.Reported())
+        self._out.send(msg.Reported())
 
     def _on_control_closed(self, reason: str) -> None:
         self._contact.connected = False
         self._why_closed = reason
-        if not self._takes_part:
+        if not self.own.takes_part:
             return
-        if self._join is not None and not self._token:
+        if self._join is not None and not self.own.token:
             self._on_join_failed(self._join, reason)
         elif not self._give_up_on_master(reason):
-            self._effects.append(ev.DialControl(self._contact.redial_delay_ns()))
+            self._out.add(ev.DialControl(self._contact.redial_delay_ns()))
 
     def _give_up_on_master(self, reason: str) -> bool:
         if not self._contact.is_lost(self._now_ns):
@@ -232,41 +233,34 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         return True
 
     def _on_resumed(self, message: msg.Resumed) -> None:
-        another = message.incumbent != self._incumbent
-        if not self._token or message.term < self.term + another:
+        another = message.incumbent != self.own.incumbent
+        if not self.own.token or message.term < self.own.term + another:
             raise errors.RemoteProtocolError(func="control", reason="a master of the past")
-        if (message.term, message.incumbent) != (self.term, self._incumbent):
-            self._contact.follows_another()
-        self.term, self._incumbent = message.term, message.incumbent
-        self._has_standby |= bool(message.standbys)
-        self._membership.forget_plans()  # the master sends them again
+        if (message.term, message.incumbent) != (self.own.term, self.own.incumbent):
+            self._heartbeats.follows_another()
+        self.own.term, self.own.incumbent = message.term, message.incumbent
+        self.own.has_standby |= bool(message.standbys)
+        self._links.forget_plans()  # the master sends them again
         self._contact.served(self._now_ns)
-        if self._has_standby:
-            self._acknowledge_roster()
+        if self.own.has_standby:
+            self._heartbeats.send()
         self._on_known_again()
 
     def _on_known_again(self) -> None:
         """Repeat what a master has to know that has not seen this connection before."""
-        self._tell_measured(self._membership.all_measured())
-        for report in self._membership.link_reports():
-            self._send(report)
-        if self._has_prefetched and self.standing is Standing.PENDING:
-            self._send(msg.Prefetched())
+        self._links.repeat()
+        if self._has_prefetched and self.own.standing is Standing.PENDING:
+            self._out.send(msg.Prefetched())
         self._repeat_requests()
 
     def _watch_master(
         self, progress: tuple[msg.Progress, ...], busy_ns: int, *, blocked: bool, waits: bool
     ) -> None:
         """A tick: send a sign of life; judge the master's silence if something ``waits`` for it."""
-        due = self._contact.is_beat_due(self._now_ns, blocked=blocked)
-        if due and self._contact.connected and self._token:
-            version = self._roster_version
-            now_ns, term = self._now_ns, self.term
-            for beat in self._contact.beat(progress, now_ns, version, term, blocked=blocked):
-                self._send(beat)
+        self._heartbeats.tick(progress, self._now_ns, blocked=blocked)
         if not self._contact.may_judge(self._now_ns, busy_ns):
             return
-        if self._token and not (self._contact.connected and self._contact.resumed):
+        if self.own.token and not (self._contact.connected and self._contact.resumed):
             reason = self._why_closed
             if self._contact.connected:
                 reason = "the one that answers lacks too many members to go on"
@@ -275,103 +269,51 @@ class Participant(Machine[ev.PeerEvent, ev.PeerEffect]):
         if not self._contact.connected:
             return
         waits = waits or self._join is not None
-        if waits and self._contact.is_silent(self._now_ns, known=bool(self._token)):
-            self._effects.append(ev.CloseControl("the master is silent"))
+        if waits and self._contact.is_silent(self._now_ns, known=bool(self.own.token)):
+            self._out.add(ev.CloseControl("the master is silent"))
             self._on_control_closed("it takes connections but does not answer as a master does")
 
     # -- membership ------------------------------------------------------------------------------
 
     def _on_roster(self, roster: Roster) -> None:
-        if self.peer not in roster.ring or roster.view not in roster.open_views:
+        if self.own.peer not in roster.ring or roster.view not in roster.open_views:
             raise errors.RemoteProtocolError(func="control", reason="a roster of others")
         if not roster.algorithms.is_sound:
             raise errors.RemoteProtocolError(func="control", reason="a table that no master makes")
-        if self._membership.learn(roster, self._incumbent):
+        before = self._membership.newest
+        if self._membership.learn(roster, self.own.incumbent):
             self._forget_closed(roster.open_views)
-            self._effects.append(ev.ForgetEarly())
-            self._want_links()
-            if self._has_standby:
-                self._acknowledge_roster()
-
-    def _acknowledge_roster(self) -> None:
-        """Say at once which master is followed, and what has come: a majority has to."""
-        if self._contact.connected:
-            for batch in self._contact.batch(self._roster_version, self.term):
-                self._send(batch)
-
-    def _on_whom_to_dial(
-        self, message: msg.LinkPlan | msg.DialNewcomers | msg.ProbeAddress | msg.Undialable
-    ) -> None:
-        match message:
-            case msg.LinkPlan(elders, gone):
-                self._membership.learn_elders(elders, gone)
-                self._want_links()
-            case msg.DialNewcomers(newcomers):
-                self._membership.learn_newcomers(newcomers)
-                self._want_links()
-            case msg.ProbeAddress(member, seen):
-                self._effects.append(TryAddress(member, (member.host,), seen))
-            case msg.Undialable():
-                self._effects.append(ev.ReportUndialable(words.undialable(message.reason)))
-
-    def _want_links(self) -> None:
-        peers = self._membership.want_links(self.peer)
-        if peers is not None:
-            self._effects.append(ev.SetLinks(peers))
-
-    def _on_link_changed(self, peer: PeerId, why: str | None) -> None:
-        registered = self.standing in (Standing.PENDING, Standing.MEMBER)
-        if registered and self._membership.link_changed(peer, why):
-            self._send(msg.LinkReport(peer, why is None, why or ""))
-
-    def _on_measured(self, event: ev.LinksMeasured | AddressTried) -> None:
-        if self.standing not in (Standing.PENDING, Standing.MEMBER):
-            return
-        if not isinstance(event, AddressTried):
-            self._tell_measured(self._membership.measured(event.links))
-        elif self.standing is Standing.MEMBER:  # the master asks only members
-            self._send(msg.AddressProbed(event.peer, event.reason))
-
-    def _tell_measured(self, links: tuple[MeasuredLink, ...]) -> None:
-        for start in range(0, len(links), LINKS_BATCH_MAX):
-            self._send(msg.LinksMeasured(links[start : start + LINKS_BATCH_MAX]))
+            self._out.add(ev.ForgetEarly())
+            self._links.members_changed(before, roster)
+            if self.own.has_standby:
+                self._heartbeats.send()
 
     # -- the end ---------------------------------------------------------------------------------
 
     def _on_refused(self, message: msg.Refused) -> None:
         ago_s = self._contact.ago_s(message, self._now_ns)
-        member = self.standing is Standing.MEMBER
+        member = self.own.standing is Standing.MEMBER
         self._lose(
             words.refused(message.reason, message.cause, ago_s, member=member), goodbye=False
         )
 
     def _on_close(self) -> None:
-        if self.standing is not Standing.CLOSED:
+        if self.own.standing is not Standing.CLOSED:
             self._lose(words.closed(), goodbye=True)
-            self.standing = Standing.CLOSED
+            self.own.standing = Standing.CLOSED
 
     def _lose(self, error: errors.PCCLError, *, goodbye: bool) -> None:
         """Stop being a part of the run: restore every buffer, fail every call."""
-        if goodbye and self._contact.connected and self._token:
-            self._send(msg.Goodbye())
-        self._effects.append(ev.CloseControl(error.reason))
+        if goodbye and self._contact.connected and self.own.token:
+            self._out.send(msg.Goodbye())
+        self._out.add(ev.CloseControl(error.reason))
         self._contact.connected = False
         loss = self._refusals.loss = self._refusals.loss or OneTimeError(error)
         self._fail_calls(loss)
         if self._join is not None:
             loss.ends(self._join.call, detached=False)
-            self._raise(self._join.call, error)
+            self._out.raise_(self._join.call, error)
             self._join = None
         self._membership.leave()
-        self._effects.append(ev.SetLinks(()))
-        self.standing = Standing.LOST
-
-    # -- helpers ---------------------------------------------------------------------------------
-
-    def _send(self, message: msg.PeerMessage) -> None:
-        """Send, or leave it to the repetition after the reconnect."""
-        if self._contact.connected:
-            self._effects.append(ev.Send(message))
-
-    def _raise(self, call: int, error: errors.PCCLError) -> None:
-        self._effects.append(ev.Raise(call, error))
+        self._links.leave()
+        self.own.standing = Standing.LOST

@@ -11,14 +11,13 @@ from abc import abstractmethod
 from pccl.machines.peer import events as ev
 from pccl.machines.peer import words
 from pccl.machines.peer.calls import DeferredCalls, JointCall
-from pccl.machines.peer.finals import SeenFinals
 from pccl.machines.peer.membership import Standing
 from pccl.machines.peer.participant import Participant
 from pccl.machines.peer.rounds import OpenRound, OpenRounds
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import OperationId, RoundId, RoundKind
+from pccl.protocol.types import RoundKind
 
 
 class RoundCaller(Participant):
@@ -37,7 +36,6 @@ class RoundCaller(Participant):
         self._rounds = OpenRounds()
         self._admission_unused = False
         """Whether the round that admitted this peer satisfies the next ``update_topology``."""
-        self._finals = SeenFinals()
         self._deferred = DeferredCalls()
 
     @property
@@ -86,26 +84,26 @@ class RoundCaller(Participant):
         if not self._may_call(event):
             return
         if self._is_busy and event.kind is not RoundKind.PEERS_PENDING:
-            self._raise(event.call, words.operations_open())
+            self._out.raise_(event.call, words.operations_open())
             return
         satisfied = event.kind is RoundKind.UPDATE_TOPOLOGY and self._admission_unused
         self._admission_unused = False
         if satisfied:
             self._rounds.forget_last(event.kind)
-            self._effects.append(ev.Return(event.call, None))
+            self._out.return_(event.call, None)
             return
         if event.kind is RoundKind.OPTIMIZE_TOPOLOGY:
             if not self._has_caught_up(event):
                 return
             if self._membership.is_alone:
-                self._raise(event.call, words.alone_in_the_run())
+                self._out.raise_(event.call, words.alone_in_the_run())
                 return
         current = self._rounds.get(event.kind)
         if current is None:
             current = self._rounds.open(event.kind, event.call)
-            self._send(msg.RoundRequest(current.id))
+            self._out.send(msg.RoundRequest(current.id))
         elif current.call is not None:
-            self._raise(event.call, words.same_call_twice(event.kind.call_name))
+            self._out.raise_(event.call, words.same_call_twice(event.kind.call_name))
         else:
             current.call = event.call
             if current.answer is not None:
@@ -113,7 +111,7 @@ class RoundCaller(Participant):
 
     def _on_left_answered(self, kind: RoundKind) -> None:
         """The next call of the kind gets what the caller has not noticed."""
-        if self.standing is Standing.MEMBER and not self._rounds.put_back(kind):
+        if self.own.standing is Standing.MEMBER and not self._rounds.put_back(kind):
             self._admission_unused = kind is RoundKind.UPDATE_TOPOLOGY
 
     def _on_left_admitted(self) -> None:
@@ -121,15 +119,15 @@ class RoundCaller(Participant):
 
         Otherwise the other members would wait for a member that makes no calls.
         """
-        if self.standing is Standing.MEMBER:
+        if self.own.standing is Standing.MEMBER:
             self._lose(words.left_join("the caller left"), goodbye=True)
 
     def _on_round_closed(self, message: msg.RoundClosed) -> None:
-        self._see_final(message)
+        self._finals.see(message)
         current = self._rounds.answer(message)
         if current is None:
             self._rounds.skip(message.round)
-            self._acknowledge(message.round)
+            self._heartbeats.acknowledge(message.round)
             return
         if current.call is not None:
             self._return_round(current, message)
@@ -139,42 +137,19 @@ class RoundCaller(Participant):
         assert current.call is not None
         self._take_answer(current, answer)
         if answer.lockstep:
-            self._raise(current.call, errors.LockstepError(reason=answer.lockstep))
+            self._out.raise_(current.call, errors.LockstepError(reason=answer.lockstep))
             return
         asked = current.id.kind is RoundKind.PEERS_PENDING
-        self._effects.append(ev.Return(current.call, answer.pending if asked else None))
+        self._out.return_(current.call, answer.pending if asked else None)
 
     def _take_answer(self, current: OpenRound, answer: msg.RoundClosed) -> None:
         self._rounds.close(current)
-        self._acknowledge(current.id)
+        self._heartbeats.acknowledge(current.id)
         if current.id.kind is RoundKind.UPDATE_TOPOLOGY:
             self._membership.see(answer.roster_version)
         elif current.id.kind is RoundKind.OPTIMIZE_TOPOLOGY:
             self._membership.follow(answer.roster_version)
 
-    def _acknowledge(self, final: OperationId | RoundId) -> None:
-        self._contact.acknowledge(final)
-        if self._contact.is_batch_full() and self._contact.connected:
-            self._send_batch()
-
-    def _send_batch(self) -> None:
-        for batch in self._contact.batch(self._roster_version, self.term):
-            self._send(batch)
-
-    def _see_final(self, final: msg.OperationEnded | msg.RoundClosed) -> None:
-        self._membership.ratify(final.roster_version)
-        self._finals.see(final)
-
-    def _on_proposed(self, message: msg.Proposed) -> None:
-        """Store what may become an outcome, or an answer, and say so: a majority has to."""
-        final = message.outcome or message.answer
-        if final is None or (message.outcome and message.answer):
-            raise errors.RemoteProtocolError(func="control", reason="it proposes not one thing")
-        self._finals.store(final, message.expected)
-        self._contact.stored(message.place)
-        if self._contact.connected:
-            self._send_batch()
-
     def _report_wait(self, text: str, waited_s: int) -> None:
         if text:
-            self._effects.append(ev.ReportWait(text, waited_s))
+            self._out.add(ev.ReportWait(text, waited_s))

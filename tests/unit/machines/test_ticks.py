@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.machines.peer.contact import MasterContact
+from pccl.machines.peer.contact import MasterLiveness
 from pccl.machines.ticks import Ticks, Wakefulness
 from pccl.protocol.limits import Timing
 
@@ -52,7 +52,7 @@ def test_a_starved_process_judges_too_and_counts_only_the_time_that_it_ran() -> 
 @pytest.mark.parametrize(("busy_s", "silent"), [(0, False), (2, True)])
 def test_a_busy_peer_finds_that_its_master_is_silent(busy_s: int, silent: bool) -> None:
     second = 10**9
-    contact = MasterContact(Timing(), 0)
+    contact = MasterLiveness(Timing(), 0)
     contact.opened(0)
     contact.served(0)
     found = [
