@@ -215,8 +215,7 @@ class Status:
 def status_of(engine: PeerEngine) -> Status:
     """The user's view of a peer that is or was a member; for the I/O thread."""
     machine, now_ns = engine.machine, engine.now_ns()
-    newest = machine.newest
-    heard_ns = machine.master_heard_ns
+    newest, contact = machine.newest, machine.contact
     return Status(
         peer_id=machine.peer,
         links=tuple(
@@ -227,7 +226,9 @@ def status_of(engine: PeerEngine) -> Status:
         term=machine.term,
         view=newest.view if newest is not None else 0,
         members=members_of(newest) if newest is not None else (),
-        master=MasterContact(str(engine.master), machine.hears_master, _seconds(now_ns - heard_ns)),
+        master=MasterContact(
+            str(engine.master), contact.connected, _seconds(now_ns - contact.heard_ns)
+        ),
         calls=tuple(
             _call_status(call.event, machine.waits_for(number), now_ns - (call.began_ns or now_ns))
             for number, call in engine.calls.items()

@@ -144,7 +144,10 @@ class PeerEngine:
         self.links = Links(self._make_link)
         self._meter = LinkMeter(self._clock, self.links)
         self.data_plane = DataPlane(
-            self.links.to, self.machine.may_come, self._on_done, self._options.segment_bytes
+            self.links.to,
+            self.machine.collectives.may_come,
+            self._on_done,
+            self._options.segment_bytes,
         )
         if hasher is not None:
             stall_ns = self._timing.ns(self._timing.deadline_s) // 4

@@ -209,7 +209,7 @@ def tables(run: Run) -> dict[str, int]:
     master = machine_of(run.master)
     run.until(lambda: not list(master._outcomes.everybody_owed()))
     run.until(lambda: not list(master._answers.everybody_owed()))
-    run.until(lambda: not any(len(engine_of(m).machine._finals) for m in run.members))
+    run.until(lambda: not any(len(engine_of(m).machine.finals) for m in run.members))
     found: dict[str, int] = {}
     for owner in (master, *map(engine_of, run.members)):
         found.update({f"{id(owner)} {name}": size for name, size in sizes(owner).items()})
@@ -302,4 +302,4 @@ def test_numbers_of_tags_are_forgotten_with_their_view(new_run: Callable[..., Ru
         run.each(pccl.Communicator.update_topology)
     assert len(master._next_n) == 0
     for member in run.members:
-        assert len(engine_of(member).machine._operations._next_n) == 0
+        assert len(engine_of(member).machine.operations._next_n) == 0

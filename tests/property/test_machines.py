@@ -641,7 +641,7 @@ class Process:
             assert shown or caught_up, "another membership, but no call has returned"
         for operation in self.posted:
             assert self.machine.phase_of(operation) is not None
-            assert not self.machine.may_come(operation)
+            assert not self.machine.collectives.may_come(operation)
         while self.asked:
             self.feed(pe.CallersAsked(self.asked.popleft(), self.callers_blocked))
         while self.gaps:

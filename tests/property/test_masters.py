@@ -170,7 +170,7 @@ class World:
                 member.inside = None
                 self.raised[type(error).__name__] += 1
                 if isinstance(error, ResyncRequired):  # nothing is shared here: that is done
-                    getattr(member.machine, "_refusals").synchronized()  # noqa: B009
+                    member.machine.refusals.synchronized()
                 self.call(member)
             case pe.AskCallers(query):
                 self.tell(member, pe.CallersAsked(query, False))

@@ -11,11 +11,17 @@ saw at that time, though the caller has looked at another outcome since. State o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from pccl.machines.peer import events as ev
 from pccl.machines.peer import words
+from pccl.machines.peer.contact import PeerOutbox
+from pccl.machines.peer.membership import KnownMembership, PeerIdentity, Standing
+from pccl.machines.peer.operations import OpenOperations
+from pccl.machines.peer.rounds import OpenRounds
+from pccl.machines.peer.synchronization import LeftSync
 from pccl.protocol import errors
-from pccl.protocol.types import NOBODY, SYNC_TAG, OperationId, PeerId, Roster
+from pccl.protocol.types import NOBODY, SYNC_TAG, OperationId, PeerId, Roster, RoundKind
 
 JointCall = ev.RoundCall | ev.ReduceCall | ev.SyncCall
 
@@ -199,3 +205,158 @@ class DeferredCalls:
         self._calls.clear()
         self._left.clear()
         self._seen.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class CallAllowed:
+    """The call can be made now."""
+
+    seen: Roster
+    """The membership that its caller saw when he made it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallRejected:
+    """The call ends before it begins."""
+
+    error: errors.PCCLError
+
+
+@dataclass(frozen=True, slots=True)
+class CallDeferred:
+    """The call is kept until something is decided."""
+
+    asks: tuple[OperationId, ...] = ()
+    """Operations whose outcomes the master has to be asked for."""
+
+
+class JointCalls:
+    """Decides which joint calls of one peer can be made now, and keeps those that have to wait.
+
+    Args:
+        out: for effects.
+        own: this peer.
+        membership: what callers see.
+        operations: what is open for callers, or was left by them.
+        rounds: likewise.
+        left_sync: forgets what a call may repeat once another call is made.
+        refusals: what callers are told once.
+    """
+
+    def __init__(
+        self,
+        out: PeerOutbox,
+        own: PeerIdentity,
+        membership: KnownMembership,
+        operations: OpenOperations,
+        rounds: OpenRounds,
+        left_sync: LeftSync,
+        refusals: Refusals,
+    ) -> None:
+        self._out, self._own, self._membership = out, own, membership
+        self._operations, self._rounds = operations, rounds
+        self._left_sync, self._refusals = left_sync, refusals
+        self.deferred = DeferredCalls()
+
+    def decide(self, event: JointCall) -> CallAllowed | CallRejected | CallDeferred:
+        """A caller makes a call now, or a deferred call is tried once more."""
+        error = self._refusal(event)
+        if error is not None:
+            return CallRejected(error)
+        if not isinstance(event, ev.SyncCall):
+            self._left_sync.forget_repeat()
+        in_doubt = self._operations.in_doubt()
+        if in_doubt:
+            self.deferred.add(event, self._membership.seen)
+            # Withdrawn ones are answered anyway.
+            return CallDeferred(tuple(known.id for known in in_doubt if known.withdrawn is None))
+        match event:
+            case ev.RoundCall(kind=RoundKind.PEERS_PENDING):
+                return self._allow(event)
+            case ev.RoundCall() | ev.SyncCall() if self._is_busy:
+                return CallRejected(words.operations_open())
+            case ev.RoundCall(kind=RoundKind.UPDATE_TOPOLOGY):
+                return self._allow(event)
+            case ev.RoundCall():
+                self._rounds.use_admission()
+                return self._catch_up(event)
+            case ev.ReduceCall() | ev.SyncCall():
+                decision = self._catch_up(event)
+                if isinstance(decision, CallAllowed):
+                    self._rounds.use_admission()
+                return decision
+
+    def decide_left(self, event: ev.ReduceCall) -> CallAllowed | CallDeferred:
+        """A deferred call whose caller has left is tried once more."""
+        if self._operations.in_doubt():
+            self.deferred.add(event)
+            return CallDeferred()
+        return self._catch_up(event)
+
+    def claim(self, call: int) -> None:
+        """The caller of a launched call looks at its outcome."""
+        self._membership.claim(call)
+        self._refusals.claim(call)
+
+    def forget(self, call: int) -> None:
+        """Nobody will look at the outcome of a launched call."""
+        self._membership.forget(call)
+        self._operations.forget(call)
+        self._refusals.forget(call)
+
+    def fail(self, loss: OneTimeError) -> None:
+        """End all calls that are open with ``loss``."""
+        waiting = [current.call for current in self._rounds.waiting() if current.call is not None]
+        handles: list[int] = []
+        for operation in self._operations:
+            if operation.withdrawn is None:
+                self._out.add(ev.End(operation.id, committed=False))
+            if operation.call is not None:
+                (handles if operation.detached else waiting).append(operation.call)
+                if operation.detached and not operation.forgotten:
+                    loss.ends(operation.call, detached=True)
+        for deferred in self.deferred:
+            detached = isinstance(deferred, ev.ReduceCall) and deferred.detached
+            (handles if detached else waiting).append(deferred.call)
+            if detached:
+                loss.ends(deferred.call, detached=True)
+        for call in waiting:  # after those that were launched, all of which are due to be told
+            loss.ends(call, detached=False)
+        for call in sorted([*waiting, *handles]):
+            self._out.raise_(call, loss.error)
+        self.deferred.clear()
+        self._operations.clear()
+        self._rounds.clear()
+
+    def _catch_up(self, event: JointCall) -> CallAllowed | CallDeferred:
+        """See what the others see, or defer the call until that can be.
+
+        The caller may have left a round that the others will have with him.
+        """
+        if self._rounds.follow_left():
+            self.deferred.see_anew()
+        if self._rounds.is_update_left:
+            self.deferred.add(event)
+            return CallDeferred()
+        return self._allow(event)
+
+    def _allow(self, event: JointCall) -> CallAllowed:
+        seen = self.deferred.seen_at(event.call) or self._membership.seen
+        assert seen is not None
+        return CallAllowed(seen)
+
+    def _refusal(self, event: JointCall) -> errors.PCCLError | None:
+        if self._own.standing is Standing.CLOSED:
+            return words.closed()
+        error = self._refusals.refusal(event, self._own.peer)
+        if error is not None or self._own.standing is Standing.MEMBER:
+            return error
+        asks = isinstance(event, ev.RoundCall) and event.kind is RoundKind.UPDATE_TOPOLOGY
+        if asks and self._own.rejoins:
+            return words.same_call_twice(RoundKind.UPDATE_TOPOLOGY.call_name)
+        return words.not_a_member(None)
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether operations are open for callers, or have outcomes that nobody has looked at."""
+        return self._membership.has_unclaimed or self._operations.have_callers

@@ -144,6 +144,11 @@ class PeerOutbox:
         """A call raises."""
         self._effects.append(ev.Raise(call, error))
 
+    def report_wait(self, text: str, waited_s: int) -> None:
+        """A call has been waiting for others for a while; empty ``text``: it has no caller."""
+        if text:
+            self._effects.append(ev.ReportWait(text, waited_s))
+
     def take(self) -> list[ev.PeerEffect]:
         """All effects since the last time, in order."""
         effects, self._effects = self._effects, []

@@ -15,6 +15,7 @@ from pccl.machines.peer import events as ev
 from pccl.machines.peer import words
 from pccl.machines.peer.contact import PeerOutbox
 from pccl.machines.reachability import AddressTried, TryAddress
+from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import LINKS_BATCH_MAX, ROSTERS_KEPT_MAX
 from pccl.protocol.types import NOBODY, MeasuredLink, Member, PeerId, Roster
@@ -50,6 +51,8 @@ class PeerIdentity:
     """Id of the master that is followed."""
     has_standby: bool = False
     """Whether the run has more than one master."""
+    rejoins: bool = False
+    """Whether an ``update_topology`` has brought this peer back, or does so now."""
 
     @property
     def takes_part(self) -> bool:
@@ -58,9 +61,14 @@ class PeerIdentity:
 
 
 class KnownMembership:
-    """The rosters of one peer. State only."""
+    """The rosters of one peer. State only.
 
-    def __init__(self) -> None:
+    Args:
+        own: this peer.
+    """
+
+    def __init__(self, own: PeerIdentity) -> None:
+        self._own = own
         self.seen: Roster | None = None
         """Membership as the caller may know it."""
         self._rosters: dict[int, Roster] = {}
@@ -102,13 +110,17 @@ class KnownMembership:
         """Whether the caller knows of nobody else in the run."""
         return self.seen is not None and self.seen.global_world_size < 2
 
-    def learn(self, roster: Roster, incumbent: bytes) -> bool:
-        """A roster has arrived from a master; return False if it is not news."""
+    def learn(self, roster: Roster) -> bool:
+        """A roster has arrived from the master; return False if it is not news."""
+        if self._own.peer not in roster.ring or roster.view not in roster.open_views:
+            raise errors.RemoteProtocolError(func="control", reason="a roster of others")
+        if not roster.algorithms.is_sound:
+            raise errors.RemoteProtocolError(func="control", reason="a table that no master makes")
         newest = self.newest
         if newest is not None and roster.version <= newest.version:
             return False
         self._rosters[roster.version] = roster
-        self._reported[roster.version] = (roster, incumbent)
+        self._reported[roster.version] = (roster, self._own.incumbent)
         return True
 
     def ratify(self, version: int) -> None:

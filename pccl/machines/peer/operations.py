@@ -1,6 +1,6 @@
 """The operations that one peer has open: their numbers, their phases and who waits for them.
 
-State only: ``PeerMachine`` decides what to send and what callers get.
+State only: ``collectives`` decides what to send and what callers get.
 
 * Every member derives the same number for the n-th use of a tag in a view, and an outcome, also
   one of an operation that was never asked for here, uses its number up.
@@ -21,7 +21,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.limits import MISSED_KEPT_MAX
 from pccl.protocol.operation import TRANSITIONS, Phase
 from pccl.protocol.shared_state import Elected, Offer, SyncPurpose
-from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId
+from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId, Roster
 
 MISSED_CAUSES = (AbortCause.DESCRIPTOR_MISMATCH, AbortCause.WITHDRAWN)
 """Losses close the view, and with it all numbers. Who was diagnosed to wait for something else has
@@ -140,6 +140,11 @@ class OpenOperations:
     def next_n(self, view: int, tag: int) -> int:
         """Number of the next operation of ``tag`` in ``view``."""
         return self._next_n.get((view, tag), 0)
+
+    def next_id(self, roster: Roster, group: int, tag: int) -> OperationId:
+        """The next operation of ``tag`` in the view of that roster."""
+        n = self.next_n(roster.view, tag)
+        return OperationId(roster.term, group, roster.view, tag, n)
 
     def open(self, operation: OpenOperation) -> None:
         """Add the next operation of its tag and view."""

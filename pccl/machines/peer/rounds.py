@@ -1,14 +1,19 @@
-"""The rounds that one peer has requested: at most one of each kind at a time.
+"""The joint decisions (rounds) that one peer has requested: at most one of each kind at a time.
 
-State only. A caller may leave a round, but the request stands: the next call of the kind takes the
-round over, also when its answer is here already.
+A caller may leave a round, but the request stands: the next call of the kind takes the round over,
+also when its answer is here already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pccl.machines.peer import events as ev
+from pccl.machines.peer import words
+from pccl.machines.peer.contact import PeerOutbox
+from pccl.machines.peer.finals import Heartbeats, SeenFinals
+from pccl.machines.peer.membership import KnownMembership
+from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.types import RoundId, RoundKind
 
@@ -26,78 +31,177 @@ class OpenRound:
 
 
 class OpenRounds:
-    """All requested rounds of one peer, and how many of each kind the run has had."""
+    """All requested rounds of one peer, and how many of each kind the run has had.
 
-    def __init__(self) -> None:
+    Args:
+        out: for effects.
+        membership: changes for the caller when a call returns.
+        finals: keeps the answers for another master.
+        heartbeats: acknowledge the answers.
+    """
+
+    def __init__(
+        self,
+        out: PeerOutbox,
+        membership: KnownMembership,
+        finals: SeenFinals,
+        heartbeats: Heartbeats,
+    ) -> None:
+        self._out, self._membership = out, membership
+        self._finals, self._heartbeats = finals, heartbeats
         self._open: dict[RoundKind, OpenRound] = {}
         self._counts: dict[RoundKind, int] = dict.fromkeys(RoundKind, 0)
         self._last: dict[RoundKind, OpenRound] = {}
         """The last round of each kind whose answer a caller has taken."""
-
-    def __iter__(self) -> Iterator[OpenRound]:
-        return iter(self._open.values())
+        self._admission_unused = False
+        """Whether the round that admitted this peer satisfies the next ``update_topology``."""
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def start_from(self, counts: tuple[msg.RoundCount, ...]) -> None:
-        """So many rounds were before this peer was admitted."""
-        self._counts.update({count.kind: count.n for count in counts})
+    def waiting(self) -> list[OpenRound]:
+        """The rounds that callers wait for."""
+        return [current for current in self._open.values() if current.call is not None]
+
+    def of_call(self, call: int) -> OpenRound | None:
+        """The round that a call waits for, if there is one."""
+        return next((current for current in self._open.values() if current.call == call), None)
 
     def counts(self) -> tuple[msg.RoundCount, ...]:
         """How many rounds of each kind were closed, as far as this peer knows."""
         return tuple(msg.RoundCount(kind, n) for kind, n in self._counts.items())
 
-    def get(self, kind: RoundKind) -> OpenRound | None:
-        """The open round of a kind, if there is one."""
-        return self._open.get(kind)
+    def start_from(self, counts: tuple[msg.RoundCount, ...], *, rejoins: bool) -> None:
+        """This peer was admitted after so many rounds.
 
-    def open(self, kind: RoundKind, call: int) -> OpenRound:
-        """Request the present round of a kind."""
-        current = self._open[kind] = OpenRound(RoundId(kind, self._counts[kind]), call)
-        return current
-
-    def answer(self, message: msg.RoundClosed) -> OpenRound | None:
-        """An answer has arrived; None if nobody waits for it (told twice)."""
-        current = self._open.get(message.round.kind)
-        if current is None or current.id != message.round or current.answer is not None:
-            return None
-        current.answer = message
-        return current
-
-    def note_wait(self, message: msg.RoundWaits) -> str:
-        """Remember whom a round waits for; return what to report, if there is a caller."""
-        current = self._open.get(message.round.kind)
-        if current is None or current.id != message.round or current.call is None:
-            return ""
-        current.waits_for = message.whom
-        return f"{current.id.kind.call_name} waits for {message.whom}"
-
-    def skip(self, closed: RoundId) -> None:
-        """A round is closed: never request it, or an older one, (again)."""
-        self._counts[closed.kind] = max(self._counts[closed.kind], closed.n + 1)
-
-    def close(self, current: OpenRound) -> None:
-        """A caller has taken the answer: the next call of the kind opens the next round."""
-        self._last[current.id.kind] = self._open.pop(current.id.kind)
-        self.skip(current.id)
-
-    def put_back(self, kind: RoundKind) -> bool:
-        """The answer that was taken last was not noticed: keep it for the next call.
-
-        Returns False if there is none, because no round of the kind was needed.
+        Args:
+            counts: of each kind.
+            rejoins: whether an ``update_topology`` has asked for the admission.
         """
+        self._counts.update({count.kind: count.n for count in counts})
+        self._admission_unused = not rejoins
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def use_admission(self) -> None:
+        """Another joint call is made: the admission satisfies no later call."""
+        self._admission_unused = False
+
+    def call(self, event: ev.RoundCall) -> None:
+        """Request a round, or take over the one that another caller has left."""
+        kind = event.kind
+        satisfied = kind is RoundKind.UPDATE_TOPOLOGY and self._admission_unused
+        self.use_admission()
+        if satisfied:
+            self._last.pop(kind, None)  # this call returns without a round
+            self._out.return_(event.call)
+            return
+        if kind is RoundKind.OPTIMIZE_TOPOLOGY and self._membership.is_alone:
+            self._out.raise_(event.call, words.alone_in_the_run())
+            return
+        current = self._open.get(kind)
+        if current is None:
+            current = self._open[kind] = OpenRound(RoundId(kind, self._counts[kind]), event.call)
+            self._out.send(msg.RoundRequest(current.id))
+        elif current.call is not None:
+            self._out.raise_(event.call, words.same_call_twice(kind.call_name))
+        else:
+            current.call = event.call
+            if current.answer is not None:
+                self._return(current, current.answer)
+
+    def leave(self, current: OpenRound, reason: str) -> None:
+        """The caller of a round does not wait any longer."""
+        assert current.call is not None
+        call, current.call = current.call, None
+        self._out.raise_(call, words.left_round(reason, current.id.kind, current.waits_for))
+
+    def left_answered(self, kind: RoundKind) -> None:
+        """A caller left without noticing the answer: the next call of the kind gets it."""
         last = self._last.pop(kind, None)
-        if last is None:
-            return False
-        if kind not in self._open:
+        if last is None:  # no round of the kind was needed
+            self._admission_unused = kind is RoundKind.UPDATE_TOPOLOGY
+        elif kind not in self._open:
             last.call = None
             self._open[kind] = last
+
+    @property
+    def is_update_left(self) -> bool:
+        """Whether a caller has left an ``update_topology`` that has no answer yet."""
+        left = self._open.get(RoundKind.UPDATE_TOPOLOGY)
+        return left is not None and left.call is None and left.answer is None
+
+    def follow_left(self) -> bool:
+        """See what the others see after rounds whose callers have left.
+
+        The others have had these rounds; their collectives and this peer's would wait for each
+        other in different views.
+
+        Returns:
+            Whether there was an answer that no caller has seen.
+        """
+        found = False
+        left = self._open.get(RoundKind.OPTIMIZE_TOPOLOGY)
+        if left is not None and left.call is None and left.answer is not None:
+            self._membership.follow(left.answer.roster_version)  # the next call gets the answer
+            found = True
+        left = self._open.get(RoundKind.UPDATE_TOPOLOGY)
+        if left is not None and left.call is None and left.answer is not None:
+            self._take_answer(left, left.answer)
+            found = True
+        return found
+
+    # -- what the master says --------------------------------------------------------------------
+
+    def closed(self, message: msg.RoundClosed) -> bool:
+        """An answer has arrived; return False if nobody waits for it (told twice)."""
+        self._finals.see(message)
+        current = self._open.get(message.round.kind)
+        if current is None or current.id != message.round or current.answer is not None:
+            self._skip(message.round)
+            self._heartbeats.acknowledge(message.round)
+            return False
+        current.answer = message
+        if current.call is not None:
+            self._return(current, message)
         return True
 
-    def forget_last(self, kind: RoundKind) -> None:
-        """A call of the kind has returned without a round."""
-        self._last.pop(kind, None)
+    def note_wait(self, message: msg.RoundWaits) -> None:
+        """Remember whom a round waits for; report it, if there is a caller."""
+        current = self._open.get(message.round.kind)
+        if current is not None and current.id == message.round and current.call is not None:
+            current.waits_for = message.whom
+            text = f"{current.id.kind.call_name} waits for {message.whom}"
+            self._out.report_wait(text, message.waited_s)
+
+    def repeat(self) -> None:
+        """Request again what the master has not answered."""
+        for current in self._open.values():
+            if current.answer is None:
+                self._out.send(msg.RoundRequest(current.id))
+
+    def _return(self, current: OpenRound, answer: msg.RoundClosed) -> None:
+        assert current.call is not None
+        self._take_answer(current, answer)
+        if answer.lockstep:
+            self._out.raise_(current.call, errors.LockstepError(reason=answer.lockstep))
+            return
+        asked = current.id.kind is RoundKind.PEERS_PENDING
+        self._out.return_(current.call, answer.pending if asked else None)
+
+    def _take_answer(self, current: OpenRound, answer: msg.RoundClosed) -> None:
+        """The answer is taken: the next call of the kind opens the next round."""
+        self._last[current.id.kind] = self._open.pop(current.id.kind)
+        self._skip(current.id)
+        self._heartbeats.acknowledge(current.id)
+        if current.id.kind is RoundKind.UPDATE_TOPOLOGY:
+            self._membership.see(answer.roster_version)
+        elif current.id.kind is RoundKind.OPTIMIZE_TOPOLOGY:
+            self._membership.follow(answer.roster_version)
+
+    def _skip(self, closed: RoundId) -> None:
+        """A round is closed: never request it, or an older one, (again)."""
+        self._counts[closed.kind] = max(self._counts[closed.kind], closed.n + 1)
 
     def clear(self) -> None:
         """This peer is no longer a part of the run."""

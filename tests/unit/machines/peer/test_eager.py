@@ -238,7 +238,7 @@ def test_before_it_is_done_its_caller_may_withdraw() -> None:
     peer.do(ReduceCall(3, 5, SUM))
     effects = peer.do(LeaveCall(3, "no time"))
     assert effects[:2] == [End(op(), False), Send(msg.Withdraw(op(), "no time"))]
-    assert not peer.machine.may_come(op())
+    assert not peer.machine.collectives.may_come(op())
 
 
 def test_whoever_is_behind_a_gap_goes_on_though_it_was_not_told_of_the_start() -> None:

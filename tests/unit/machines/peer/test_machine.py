@@ -496,9 +496,9 @@ def test_data_may_be_faster_than_the_start() -> None:
 
 def test_an_outcome_that_was_not_asked_for_uses_its_number_up() -> None:
     peer = member()
-    assert peer.machine.may_come(operation())
+    assert peer.machine.collectives.may_come(operation())
     assert peer.hear(ended(operation(), AbortCause.LOCKSTEP, "in a circle")) == [ForgetEarly()]
-    assert not peer.machine.may_come(operation())
+    assert not peer.machine.collectives.may_come(operation())
     effects = peer.do(ReduceCall(9, 5, SUM))
     assert effects[1] == Send(msg.OperationRequest(operation(1), SUM))
 
@@ -517,7 +517,7 @@ def test_who_comes_after_another_one_withdrew_is_told_and_stays_in_step() -> Non
 
 def test_what_may_come() -> None:
     peer = member()
-    may_come = peer.machine.may_come
+    may_come = peer.machine.collectives.may_come
     assert may_come(operation(7, tag=99))
     assert not may_come(operation(view=2))
     assert not may_come(OperationId(2, 0, 1, 5, 0))
@@ -527,7 +527,7 @@ def test_what_may_come() -> None:
     assert may_come(operation(1))
     peer.hear(msg.RosterChanged(roster(2, 2, ELDER, ME_MEMBER)))
     assert not may_come(operation(1))
-    assert not Peer().machine.may_come(operation())
+    assert not Peer().machine.collectives.may_come(operation())
 
 
 def test_one_open_collective_per_tag() -> None:
@@ -1567,7 +1567,7 @@ def test_optimizing_after_a_left_update_sees_what_the_others_see() -> None:
 
 
 def test_so_many_collectives_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl.machines.peer.machine.OPERATIONS_OPEN_MAX", 3)
+    monkeypatch.setattr("pccl.machines.peer.collectives.OPERATIONS_OPEN_MAX", 3)
     peer = member()
     for tag in (0, 1, 2):
         assert len(peer.do(ReduceCall(tag + 10, tag, SUM))) == 2

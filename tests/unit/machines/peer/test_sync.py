@@ -389,17 +389,17 @@ def test_after_a_reconnect_everything_is_said_again() -> None:
 
 def test_what_is_expected_goes_to_the_next_master() -> None:
     peer = Peer()
-    assert peer.machine._expected == Expected()  # pyright: ignore[reportPrivateUsage]
+    assert peer.machine.synchronizations.expected == Expected()
     peer.elected(VERIFY)
     peer.do(ReduceDone(sync_operation(), b"content"))
     peer.hear(ended(sync_operation()))
-    assert peer.machine._expected == Expected()  # pyright: ignore[reportPrivateUsage]
+    assert peer.machine.synchronizations.expected == Expected()
     peer.do(SyncCall(10, OFFER))
     peer.hear(msg.SyncStarted(sync_operation(1), ELECTED))
     peer.do(ReduceDone(sync_operation(1), b"content"))
     peer.hear(ended(sync_operation(1)))
     expected = Expected(5, Lineage(RUN, sync_operation(1)))
-    assert peer.machine._expected == expected  # pyright: ignore[reportPrivateUsage]
+    assert peer.machine.synchronizations.expected == expected
     peer.do(ControlClosed("broken"))
     effects = peer.do(ControlOpened(RUN, 2))
     sent = [e.message for e in effects if isinstance(e, Send)]

@@ -1,0 +1,237 @@
+"""The operations of one peer from the call to its outcome: what it posts, sends, and returns.
+
+``synchronization`` does so for shared state as far as an operation of that kind differs.
+"""
+
+from __future__ import annotations
+
+from pccl.machines.peer import events as ev
+from pccl.machines.peer import words
+from pccl.machines.peer.calls import Refusals
+from pccl.machines.peer.contact import PeerOutbox
+from pccl.machines.peer.eager import EagerBudget
+from pccl.machines.peer.finals import Heartbeats, SeenFinals
+from pccl.machines.peer.membership import KnownMembership, PeerIdentity
+from pccl.machines.peer.operations import MISSED_CAUSES, OpenOperation, OpenOperations
+from pccl.machines.peer.synchronization import Synchronizations
+from pccl.protocol import errors
+from pccl.protocol import messages as msg
+from pccl.protocol.limits import OPERATIONS_OPEN_MAX
+from pccl.protocol.operation import Phase
+from pccl.protocol.types import AbortCause, Collective, OperationId, Roster
+
+
+class Collectives:
+    """Turns reduces, broadcasts and barriers into operations, and outcomes into results.
+
+    Args:
+        out: for effects.
+        own: this peer.
+        membership: changes for the caller when a call returns.
+        operations: everything that is posted and has no outcome.
+        eager: which data may go ahead.
+        synchronizations: learn which of them were committed.
+        refusals: learn that this peer lacks what was committed, or lacks nothing any more.
+        finals: keeps the outcomes for another master.
+        heartbeats: acknowledge the outcomes.
+    """
+
+    def __init__(
+        self,
+        out: PeerOutbox,
+        own: PeerIdentity,
+        membership: KnownMembership,
+        operations: OpenOperations,
+        eager: EagerBudget,
+        synchronizations: Synchronizations,
+        refusals: Refusals,
+        finals: SeenFinals,
+        heartbeats: Heartbeats,
+    ) -> None:
+        self._out, self._own, self._membership = out, own, membership
+        self._operations, self._eager = operations, eager
+        self._synchronizations, self._refusals = synchronizations, refusals
+        self._finals, self._heartbeats = finals, heartbeats
+
+    def may_come(self, operation: OperationId) -> bool:
+        """Whether an operation that is not posted here may still be posted."""
+        return (
+            self._membership.is_open(operation.view)
+            and self._operations.get(operation) is None
+            and operation.term <= self._own.term
+            and operation.group == self._own.group
+            and operation.n >= self._operations.next_n(operation.view, operation.tag)
+        )
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def call(self, event: ev.ReduceCall, seen: Roster) -> None:
+        """A caller wants an operation, in the membership that he saw."""
+        newest = self._membership.newest
+        assert newest is not None
+        if self._operations.is_tag_in_use(event.tag):
+            self._out.raise_(event.call, words.tag_in_use(event.tag))
+            return
+        if len(self._operations) >= OPERATIONS_OPEN_MAX:
+            self._out.raise_(event.call, words.too_many_open())
+            return
+        if seen.view not in newest.open_views:
+            self._out.raise_(event.call, words.lost_before(seen, newest))
+            self._membership.show(event.call, newest.version, detached=event.detached)
+        elif len(seen.members) < 2:
+            self._call_alone(event, seen)
+        elif (missed := self._operations.take_missed(seen.view, event.tag)) is not None:
+            self._membership.show(event.call, missed.roster_version, detached=event.detached)
+            self._out.raise_(event.call, words.aborted(missed, attempt=0))
+        else:
+            self._open(self._made(event, seen))
+
+    def withdraw_unasked(self, event: ev.ReduceCall, seen: Roster, reason: str) -> None:
+        """Withdraw a deferred call that was left: others that made it must not wait for ever.
+
+        It can't be committed without this peer, so nothing has to wait for its outcome.
+        """
+        is_open = self._membership.is_open(seen.view) and len(seen.members) > 1
+        if not is_open or self._operations.is_tag_in_use(event.tag):
+            return
+        if self._operations.take_missed(seen.view, event.tag) is None:
+            unasked = self._made(event, seen)
+            self._operations.open(unasked)
+            self._operations.leave(unasked, reason, in_doubt=False)
+            self._out.send(msg.Withdraw(unasked.id, reason))
+
+    def leave(self, operation: OpenOperation, reason: str) -> None:
+        """The caller of an operation does not wait any longer."""
+        call, done = operation.call, operation.phase is Phase.DONE
+        assert call is not None
+        in_doubt = done or self._own.has_standby
+        self._operations.leave(operation, None if done else reason, in_doubt=in_doubt)
+        if done:
+            self._out.add(ev.Detach(operation.id))
+            self._out.raise_(call, words.left_done_operation(reason, operation.id))
+            return
+        self._out.add(ev.End(operation.id, committed=False))
+        self._out.send(msg.Withdraw(operation.id, reason))
+        left = words.left_operation_in_doubt if in_doubt else words.left_operation
+        self._out.raise_(call, left(reason, operation.waits_for))
+
+    def left_committed(self, operation: OperationId) -> None:
+        """A caller left this operation, which was committed."""
+        match self._synchronizations.left_sync.leave(operation):
+            case True:
+                self._refusals.synchronized()
+            case False:
+                self._refusals.require_resync(operation)
+            case None:
+                pass
+
+    def _call_alone(self, event: ev.ReduceCall, seen: Roster) -> None:
+        if event.descriptor.collective is Collective.ALL_REDUCE:
+            self._out.raise_(event.call, words.alone_in_the_group())
+        else:  # there is nobody to wait for, and nobody to send anything to
+            operation = self._operations.next_id(seen, self._own.group, event.tag)
+            self._out.return_(event.call, ev.ReduceResult(operation, (self._own.peer,)))
+
+    def _made(self, event: ev.ReduceCall, seen: Roster) -> OpenOperation:
+        operation = self._operations.next_id(seen, self._own.group, event.tag)
+        what, call = event.descriptor.settled(seen.algorithms), event.call
+        made = OpenOperation(operation, what, seen.ring, call, event.detached)
+        made.resumes, made.weight = event.resumes, event.weight
+        return made
+
+    def _open(self, operation: OpenOperation) -> None:
+        assert operation.call is not None
+        self._operations.open(operation)
+        what, ring = operation.descriptor, operation.ring
+        if operation.resumes is None:
+            operation.eager = self._eager.take(operation.id, what, len(ring))
+        self._out.add(ev.Post(operation.call, operation.id, what, ring))
+        if operation.eager:
+            self._out.add(ev.Begin(operation.id, ahead=True))
+        self._out.send(operation.request())
+
+    # -- from the start to the outcome -----------------------------------------------------------
+
+    def started(self, message: msg.OperationStarted) -> None:
+        """All members have asked for the same, as the master says."""
+        operation = self._operations.get(message.operation)
+        if operation is None or operation.phase is not Phase.REQUESTED:
+            return
+        if len(message.weights) != (len(operation.ring) if operation.descriptor.weighted else 0):
+            raise errors.RemoteProtocolError(func="control", reason="a start with wrong weights")
+        operation.weights = message.weights
+        self._start(operation, resumed=message.resumed)
+
+    def _start(self, operation: OpenOperation, *, resumed: bool) -> None:
+        self._operations.enter(operation, Phase.STARTED)
+        self._eager.all_asked(operation.id)
+        if operation.call is not None:
+            self._out.add(ev.Begin(operation.id, resumed, weights=operation.weights))
+
+    def done(self, operation_id: OperationId, digest: bytes) -> None:
+        """The own result is complete, or all of the elected state is here."""
+        operation = self._operations.get(operation_id)
+        if operation is None or operation.call is None:
+            return
+        if operation.phase is Phase.REQUESTED:  # everybody's data is here: it needs no telling
+            self._start(operation, resumed=False)
+        self._operations.enter(operation, Phase.DONE)
+        operation.digest = digest
+        self._out.send(msg.OperationDone(operation_id, digest))
+
+    def ended(self, message: msg.OperationEnded) -> bool:
+        """The outcome of an operation has arrived; it may never have been posted here.
+
+        Returns:
+            Whether a caller had left it, so that deferred calls have to be tried again.
+        """
+        ended, committed = message.operation, message.abort is None
+        posted = self._operations.get(ended)
+        if committed and posted is not None and posted.phase is not Phase.DONE:
+            raise errors.RemoteProtocolError(func="control", reason="a commit of what is not done")
+        might_come = self.may_come(ended)
+        self._finals.see(message)
+        if ended.group == self._own.group and self._membership.is_open(ended.view):
+            if message.abort in MISSED_CAUSES:
+                self._operations.miss(message)
+            self._operations.use_up(ended)
+        self._heartbeats.acknowledge(ended)
+        operation = self._operations.end(ended, committed=committed)
+        if operation is None:  # told twice, or never asked for: others may have gone ahead
+            if might_come:
+                self._out.add(ev.ForgetEarly())
+            return False
+        if operation.withdrawn is None:
+            self._out.add(ev.End(ended, committed))
+        if committed and operation.elected is not None:
+            self._synchronizations.committed(operation, operation.elected, message)
+        if operation.call is None:
+            if committed and not operation.only_looks:
+                self.left_committed(ended)
+            return True
+        if message.abort is AbortCause.DIGEST_MISMATCH and self._may_retry(operation):
+            again = self._operations.next_n(ended.view, ended.tag)
+            self._open(operation.next_attempt(again))
+        else:
+            version, detached = message.roster_version, operation.detached
+            self._membership.show(operation.call, version, detached=detached)
+            self._answer(operation, operation.call, message)
+        return False
+
+    def _may_retry(self, operation: OpenOperation) -> bool:
+        """Whether to try again, in the same view (all do alike), before the caller hears of it."""
+        is_open = self._membership.is_open(operation.id.view)
+        return is_open and operation.attempt == 0 and operation.offer is None
+
+    def _answer(self, operation: OpenOperation, call: int, message: msg.OperationEnded) -> None:
+        ended, contributors = message.operation, message.contributors
+        if message.abort is not None:
+            self._out.raise_(call, words.aborted(message, operation.attempt))
+        elif operation.elected is not None:
+            if not operation.only_looks:
+                self._refusals.synchronized()
+            self._out.return_(call, ev.SyncResult(ended, operation.elected, contributors))
+        else:
+            attempts, carrier = operation.attempt + 1, operation.descriptor.carrier
+            reduced = ev.ReduceResult(ended, contributors, attempts, carrier, operation.weights)
+            self._out.return_(call, reduced)

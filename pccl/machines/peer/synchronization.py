@@ -1,0 +1,216 @@
+"""Synchronizations of shared state: the call, the election, and what the peer expects afterwards.
+
+``LeftSync`` remembers the last committed synchronization, in case its caller left before it
+returned. Nothing was returned to the caller, so its state keeps its revision and lineage. If the
+peer had nothing to receive, its contents are the elected ones all the same, and it is in step with
+the other members:
+
+* If the caller repeats the call, it returns what the first call would have returned. It does so
+  only if no other joint call was made since, because the other members have finished that call.
+* Later offers carry the lineage of that synchronization. If neither revision nor contents have
+  changed, the offer is stale: it counts only if no member has got further.
+
+If the caller leaves another operation and that is committed, the peer lacks its result. Then its
+offers are stale until the next synchronization, even if it has rejoined.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pccl.machines.peer import events as ev
+from pccl.machines.peer import words
+from pccl.machines.peer.contact import PeerOutbox
+from pccl.machines.peer.membership import KnownMembership, PeerIdentity
+from pccl.machines.peer.operations import OpenOperation, OpenOperations
+from pccl.protocol import messages as msg
+from pccl.protocol.operation import Phase
+from pccl.protocol.shared_state import NOTHING_EXPECTED, Elected, Lineage, Offer, expected_after
+from pccl.protocol.types import SYNC_TAG, AbortCause, Descriptor, OperationId, PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedSync:
+    """A synchronization that was committed."""
+
+    made: Offer
+    """As the caller made it."""
+    lineage: Lineage
+    result: ev.SyncResult
+    roster_version: int
+    """Of the membership that the outcome names."""
+    had_it: bool
+    """Whether this peer had the elected contents, and their revision, when it called."""
+
+    def is_made_again(self, offer: Offer) -> bool:
+        """Whether a later call makes the same offer."""
+        what = (offer.purpose, offer.revision, offer.lineage, offer.layout, offer.content)
+        made = self.made
+        return what == (made.purpose, made.revision, made.lineage, made.layout, made.content)
+
+
+class LeftSync:
+    """How the offers of one process change after its caller left committed operations.
+
+    State only; it outlives the machine of one membership.
+    """
+
+    def __init__(self) -> None:
+        self._last: CommittedSync | None = None
+        """The last committed synchronization."""
+        self._left: CommittedSync | None = None
+        """The last one that the caller left and from which this peer needed nothing."""
+        self._looked: OperationId | None = None
+        """The last operation that has only compared states."""
+        self._may_repeat = False
+        """Whether no joint call was made since the caller left ``_left``."""
+        self._lacks = False
+        """Whether the caller left another operation that was committed after ``_last``."""
+
+    def commit(
+        self, known: OpenOperation, lineage: Lineage, outcome: msg.OperationEnded, peer: PeerId
+    ) -> None:
+        """A synchronization was committed, or states were compared."""
+        made, elected = known.made, known.elected
+        assert made is not None
+        assert elected is not None
+        if known.only_looks:
+            self._looked = known.id
+            return
+        self._lacks, self._left = False, None
+        result = ev.SyncResult(known.id, elected, outcome.contributors)
+        needy = peer in elected.behind or peer in elected.outdated
+        had_it = not needy and made.revision == elected.revision
+        self._last = CommittedSync(made, lineage, result, outcome.roster_version, had_it)
+
+    def leave(self, operation: OperationId) -> bool | None:
+        """The caller left this operation, which was committed.
+
+        Returns:
+            True: it is a synchronization from which this peer needed nothing. None: it has changed
+            nothing.
+        """
+        last = self._last
+        if operation == self._looked:
+            return None
+        if last is None or last.lineage.operation != operation or not last.had_it:
+            self._lacks = True
+            return False
+        self._left, self._may_repeat = last, True
+        return True
+
+    def forget_repeat(self) -> None:
+        """Another joint call is made, or this peer has lost its place."""
+        self._may_repeat = False
+
+    def take_repeat(self, offer: Offer) -> CommittedSync | None:
+        """What this call returns if it repeats the call that was left; None: it is a new call."""
+        left, may_repeat, self._may_repeat = self._left, self._may_repeat, False
+        repeats = may_repeat and left is not None and left.is_made_again(offer)
+        return left if repeats else None
+
+    def offer(self, made: Offer, *, stale: bool) -> Offer:
+        """The offer that goes to the other members.
+
+        Args:
+            made: the offer as the caller made it.
+            stale: whether the other members have committed something that this peer lacks.
+        """
+        left, last, lineage = self._left, self._last, made.lineage
+        if made.stale:
+            return made
+        same = left is not None and (lineage, made.layout) == (left.made.lineage, left.made.layout)
+        if left is not None and same:
+            lineage, stale = left.lineage, stale or left.is_made_again(made)
+        if self._lacks and last is not None and lineage == last.lineage:
+            stale = True
+        return replace(made, stale=stale, lineage=lineage)
+
+
+class Synchronizations:
+    """What differs if an operation is about shared state.
+
+    Args:
+        out: for effects.
+        own: this peer.
+        membership: changes for the caller when a call returns.
+        operations: everything that is posted and has no outcome.
+        left_sync: the last committed synchronization.
+    """
+
+    def __init__(
+        self,
+        out: PeerOutbox,
+        own: PeerIdentity,
+        membership: KnownMembership,
+        operations: OpenOperations,
+        left_sync: LeftSync,
+    ) -> None:
+        self._out, self._own, self._membership = out, own, membership
+        self._operations = operations
+        self.left_sync = left_sync
+        self.expected = NOTHING_EXPECTED
+        """Of the group's shared state, as far as this peer knows."""
+
+    def call(self, event: ev.SyncCall, *, stale: bool) -> None:
+        """Whoever is left, or alone, does it all the same; members that are lost don't matter.
+
+        Args:
+            event: the call.
+            stale: whether the other members have committed something that this peer lacks.
+        """
+        repeated = self.left_sync.take_repeat(event.offer)
+        if repeated is not None:
+            self._membership.show(event.call, repeated.roster_version, detached=False)
+            self._out.return_(event.call, repeated.result)
+            return
+        roster, newest = self._membership.seen, self._membership.newest
+        assert roster is not None
+        assert newest is not None
+        if roster.view not in newest.open_views:
+            roster = newest
+        while (missed := self._operations.take_missed(roster.view, SYNC_TAG)) is not None:
+            if missed.abort is not AbortCause.WITHDRAWN:  # then they have all called again
+                self._membership.show(event.call, missed.roster_version, detached=False)
+                self._out.raise_(event.call, words.aborted(missed, attempt=0))
+                return
+        operation = self._operations.next_id(roster, self._own.group, SYNC_TAG)
+        opened = OpenOperation(operation, Descriptor.sync(), roster.ring, event.call)
+        opened.made = event.offer
+        opened.offer = self.left_sync.offer(event.offer, stale=stale)
+        self._operations.open(opened)
+        self._out.add(ev.PostSync(event.call, operation, roster.ring))
+        self._out.send(opened.request())
+
+    def started(self, operation_id: OperationId, elected: Elected) -> None:
+        """What is elected; told again after a reconnect, and when it has changed."""
+        operation = self._operations.get(operation_id)
+        if operation is None or operation.offer is None:
+            return
+        if operation.phase is Phase.REQUESTED:
+            self._operations.enter(operation, Phase.STARTED)
+        known, operation.elected = operation.elected, elected
+        if operation.call is not None and operation.phase is Phase.STARTED and elected != known:
+            self._out.add(ev.BeginSync(operation_id, elected))
+
+    def compare(self, operation: OperationId, reference: PeerId) -> None:
+        """Say how the own state differs from that of ``reference``."""
+        own = self._operations.get(operation)
+        if own is not None and own.call is not None and own.offer is not None:
+            self._out.add(ev.CompareSync(operation, reference))
+
+    def starved(self, operation_id: OperationId, reason: str) -> None:
+        """Let all try again: what is here already is not lost with the attempt."""
+        operation = self._operations.get(operation_id)
+        if operation is not None and operation.phase is Phase.STARTED:
+            operation.starved = reason
+            self._out.send(msg.Withdraw(operation_id, reason))
+
+    def committed(
+        self, operation: OpenOperation, elected: Elected, outcome: msg.OperationEnded
+    ) -> None:
+        """A synchronization was committed, or states were compared."""
+        lineage = Lineage(self._own.run, operation.id)
+        self.left_sync.commit(operation, lineage, outcome, self._own.peer)
+        if not operation.only_looks:
+            self.expected = expected_after(elected, lineage)
