@@ -443,7 +443,7 @@ def _missed_sync_repeated(stack: ExitStack) -> None:
 
     def silent(refusals: Refusals, operation: OperationId) -> None:
         require(refusals, operation)
-        setattr(refusals, "_sync_missed", False)  # noqa: B010
+        refusals.sync_missed = False
 
     stack.enter_context(patch.object(Refusals, "require_resync", silent))
 
@@ -503,16 +503,16 @@ def _newcomers_speak_for_all(stack: ExitStack) -> None:
 
 def _loss_told_to_one_launch(stack: ExitStack) -> None:
     """The first call after a loss takes it, also one that is launched: others are strangers."""
-    refusal = Refusals.refusal
+    refuse = Refusals.refuse
 
     def hasty(refusals: Refusals, event: JointCall, peer: PeerId) -> PCCLError | None:
-        error, loss = refusal(refusals, event, peer), refusals.loss
+        error, loss = refuse(refusals, event, peer), refusals.loss
         if loss is not None and error is loss.error:
             loss.ends(event.call, detached=False)
         return error
 
     once = property(lambda error: not error.is_reported)
-    stack.enter_context(patch.object(Refusals, "refusal", hasty))
+    stack.enter_context(patch.object(Refusals, "refuse", hasty))
     stack.enter_context(patch.object(OneTimeError, "is_due", once))
 
 

@@ -88,12 +88,12 @@ class Refusals:
         """Why this peer is not a part of the run any more."""
         self.resync: OneTimeError | None = None
         """The others have committed something that this peer's caller had left."""
-        self._sync_missed = False
+        self.sync_missed = False
         """That was a synchronization, which the caller may want to repeat."""
         self._former_loss = former_loss
 
-    def refusal(self, event: JointCall, peer: PeerId) -> errors.PCCLError | None:
-        """What a call ends with; None: nothing that was told, or has to be told, prevents it.
+    def refuse(self, event: JointCall, peer: PeerId) -> errors.PCCLError | None:
+        """A call is made; return what it ends with at once, None if nothing prevents it.
 
         Args:
             event: the call.
@@ -118,16 +118,16 @@ class Refusals:
     @property
     def _may_sync(self) -> bool:
         """Whether a synchronization is what the caller makes good with what he had left."""
-        return not self._sync_missed or self.resync is None or self.resync.is_reported
+        return not self.sync_missed or self.resync is None or self.resync.is_reported
 
     def require_resync(self, operation: OperationId) -> None:
         """The others have committed this, which a caller had left."""
-        self._sync_missed = operation.tag == SYNC_TAG or not self._may_sync
+        self.sync_missed = operation.tag == SYNC_TAG or not self._may_sync
         self.resync = OneTimeError(words.resync_required(operation))
 
     def synchronized(self) -> None:
         """This peer's state is that of the others."""
-        self.resync, self._sync_missed = None, False
+        self.resync, self.sync_missed = None, False
 
     def claim(self, call: int) -> None:
         """The caller of a launched call looks at its outcome."""
@@ -158,6 +158,9 @@ class DeferredCalls:
         """Collectives that the caller has left as well -> why; others may wait for them."""
         self._seen: dict[int, Roster] = {}
         """What their callers saw when they made them, of those to which that matters."""
+
+    def __len__(self) -> int:
+        return len(self._calls)
 
     def __iter__(self) -> Iterator[JointCall]:
         """Those that have a caller."""
@@ -260,7 +263,7 @@ class JointCalls:
 
     def decide(self, event: JointCall) -> CallAllowed | CallRejected | CallDeferred:
         """A caller makes a call now, or a deferred call is tried once more."""
-        error = self._refusal(event)
+        error = self._refuse(event)
         if error is not None:
             return CallRejected(error)
         if not isinstance(event, ev.SyncCall):
@@ -345,10 +348,10 @@ class JointCalls:
         assert seen is not None
         return CallAllowed(seen)
 
-    def _refusal(self, event: JointCall) -> errors.PCCLError | None:
+    def _refuse(self, event: JointCall) -> errors.PCCLError | None:
         if self._own.standing is Standing.CLOSED:
             return words.closed()
-        error = self._refusals.refusal(event, self._own.peer)
+        error = self._refusals.refuse(event, self._own.peer)
         if error is not None or self._own.standing is Standing.MEMBER:
             return error
         asks = isinstance(event, ev.RoundCall) and event.kind is RoundKind.UPDATE_TOPOLOGY

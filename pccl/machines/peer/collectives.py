@@ -13,7 +13,7 @@ from pccl.machines.peer.eager import EagerBudget
 from pccl.machines.peer.finals import Heartbeats, SeenFinals
 from pccl.machines.peer.membership import KnownMembership, PeerIdentity
 from pccl.machines.peer.operations import MISSED_CAUSES, OpenOperation, OpenOperations
-from pccl.machines.peer.synchronization import Synchronizations
+from pccl.machines.peer.synchronization import AfterLeaving, Synchronizations
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX
@@ -118,11 +118,11 @@ class Collectives:
     def left_committed(self, operation: OperationId) -> None:
         """A caller left this operation, which was committed."""
         match self._synchronizations.left_sync.leave(operation):
-            case True:
+            case AfterLeaving.UP_TO_DATE:
                 self._refusals.synchronized()
-            case False:
+            case AfterLeaving.LACKS_RESULT:
                 self._refusals.require_resync(operation)
-            case None:
+            case AfterLeaving.UNCHANGED:
                 pass
 
     def _call_alone(self, event: ev.ReduceCall, seen: Roster) -> None:
@@ -141,6 +141,7 @@ class Collectives:
 
     def _open(self, operation: OpenOperation) -> None:
         assert operation.call is not None
+        assert self._membership.is_open(operation.id.view)
         self._operations.open(operation)
         what, ring = operation.descriptor, operation.ring
         if operation.resumes is None:

@@ -95,7 +95,7 @@ class MasterLiveness:
         self._redial_ns = min(2 * delay_ns, self._timing.ns(self._timing.redial_max_s))
         return delay_ns
 
-    def may_judge(self, now_ns: int, busy_ns: int) -> bool:
+    def tick(self, now_ns: int, busy_ns: int) -> bool:
         """A tick has come: shift the deadlines if this process slept.
 
         Returns:

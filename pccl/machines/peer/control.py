@@ -100,7 +100,7 @@ class ControlConnection:
         if self._own.standing is not Standing.OUTSIDE:
             self._out.raise_(event.call, words.connected_already())
             return
-        self._own.standing = Standing.JOINING
+        self._own.become(Standing.JOINING)
         self._own.group, self._own.rejoins = event.group, event.rejoins
         self.join = JoinAttempt(event)
         self._contact.begins(now_ns)
@@ -112,7 +112,7 @@ class ControlConnection:
         if own.standing is not Standing.JOINING or len(message.run) != RUN_BYTES:
             raise errors.RemoteProtocolError(func="control", reason="a registration out of place")
         assert self.join is not None
-        own.standing = Standing.PENDING
+        own.become(Standing.PENDING)
         own.peer, own.term, own.run = message.peer, message.term, message.run
         own.token, own.incumbent = message.token, message.incumbent
         own.has_standby = bool(message.standbys) or self.join.masters > 1
@@ -232,7 +232,7 @@ class ControlConnection:
     def watch(self, now_ns: int, busy_ns: int, *, waits: bool) -> errors.PCCLError | None:
         """A tick: judge the silence of the master; ``waits``: something open waits for it."""
         contact = self._contact
-        if not contact.may_judge(now_ns, busy_ns):
+        if not contact.tick(now_ns, busy_ns):
             return None
         registered = bool(self._own.token)
         if registered and not (contact.connected and contact.resumed):

@@ -338,7 +338,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
             return  # told twice
         self._learn(message.roster)
         self.membership.ratify(message.ratified)
-        self.own.standing = Standing.MEMBER
+        self.own.become(Standing.MEMBER)
         self.membership.see(message.roster.version)
         self.rounds.start_from(message.rounds, rejoins=self.own.rejoins)
         call = self.control.end_join()
@@ -361,7 +361,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
     def _close(self) -> None:
         if self.standing is not Standing.CLOSED:
             self._lose(words.closed(), goodbye=True)
-            self.own.standing = Standing.CLOSED
+            self.own.become(Standing.CLOSED)
 
     def _lose_if(self, error: errors.PCCLError | None) -> None:
         """Stop being a part of the run if there is a reason, without a word to the master."""
@@ -383,7 +383,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
             self.out.raise_(join, error)
         self.membership.leave()
         self.links.leave()
-        self.own.standing = Standing.LOST
+        self.own.become(Standing.LOST)
 
     def check(self) -> None:
         """Assert what must always hold (tests and the simulator call this after every event).
@@ -393,9 +393,12 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         """
         if self.standing is Standing.MEMBER and (self.seen is None or self.newest is None):
             raise InvariantViolation("a member that knows no roster", self.history)
-        open_count = len(self.operations) + len(self.rounds)
+        open_count = len(self.operations) + len(self.rounds) + len(self.calls.deferred)
         if self.standing in (Standing.LOST, Standing.CLOSED) and open_count:
             raise InvariantViolation("outside the run with open calls", self.history)
+        joins = self.standing in (Standing.JOINING, Standing.PENDING)
+        if joins is not (self.control.join is not None):
+            raise InvariantViolation("joining without a call, or with one left over", self.history)
         for operation in self.operations:
             if operation.phase.ended:
                 raise InvariantViolation(f"{operation.id} has ended and is open", self.history)

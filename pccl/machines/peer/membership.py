@@ -35,6 +35,17 @@ class Standing(enum.Enum):
     CLOSED = "closed"
 
 
+_NEXT = {
+    Standing.OUTSIDE: (Standing.JOINING, Standing.LOST),
+    Standing.JOINING: (Standing.PENDING, Standing.LOST),
+    Standing.PENDING: (Standing.MEMBER, Standing.LOST),
+    Standing.MEMBER: (Standing.LOST,),
+    Standing.LOST: (Standing.LOST, Standing.CLOSED),
+    Standing.CLOSED: (),
+}
+"""Nobody comes back from ``LOST``: another machine joins again."""
+
+
 @dataclass(slots=True)
 class PeerIdentity:
     """Who one peer is to its run, and which master it follows."""
@@ -53,6 +64,11 @@ class PeerIdentity:
     """Whether the run has more than one master."""
     rejoins: bool = False
     """Whether an ``update_topology`` has brought this peer back, or does so now."""
+
+    def become(self, standing: Standing) -> None:
+        """Change what this process is to the run."""
+        assert standing in _NEXT[self.standing], f"{self.standing} -> {standing}"
+        self.standing = standing
 
     @property
     def takes_part(self) -> bool:

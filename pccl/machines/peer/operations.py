@@ -148,9 +148,10 @@ class OpenOperations:
 
     def open(self, operation: OpenOperation) -> None:
         """Add the next operation of its tag and view."""
+        assert operation.call is not None
+        assert operation.id.tag not in self._by_tag
         self.use_up(operation.id)
         self._open[operation.id] = operation
-        assert operation.call is not None
         self._by_call[operation.call] = self._by_tag[operation.id.tag] = operation
 
     def leave(self, operation: OpenOperation, withdrawn: str | None, *, in_doubt: bool) -> None:

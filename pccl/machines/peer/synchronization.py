@@ -16,6 +16,7 @@ offers are stale until the next synchronization, even if it has rejoined.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, replace
 
 from pccl.machines.peer import events as ev
@@ -47,6 +48,16 @@ class CommittedSync:
         what = (offer.purpose, offer.revision, offer.lineage, offer.layout, offer.content)
         made = self.made
         return what == (made.purpose, made.revision, made.lineage, made.layout, made.content)
+
+
+class AfterLeaving(enum.Enum):
+    """How a peer stands to the other members once its caller has left a committed operation."""
+
+    UP_TO_DATE = enum.auto()
+    """It was a synchronization from which this peer needed nothing."""
+    LACKS_RESULT = enum.auto()
+    UNCHANGED = enum.auto()
+    """It has only compared states."""
 
 
 class LeftSync:
@@ -83,21 +94,16 @@ class LeftSync:
         had_it = not needy and made.revision == elected.revision
         self._last = CommittedSync(made, lineage, result, outcome.roster_version, had_it)
 
-    def leave(self, operation: OperationId) -> bool | None:
-        """The caller left this operation, which was committed.
-
-        Returns:
-            True: it is a synchronization from which this peer needed nothing. None: it has changed
-            nothing.
-        """
+    def leave(self, operation: OperationId) -> AfterLeaving:
+        """The caller left this operation, which was committed."""
         last = self._last
         if operation == self._looked:
-            return None
+            return AfterLeaving.UNCHANGED
         if last is None or last.lineage.operation != operation or not last.had_it:
             self._lacks = True
-            return False
+            return AfterLeaving.LACKS_RESULT
         self._left, self._may_repeat = last, True
-        return True
+        return AfterLeaving.UP_TO_DATE
 
     def forget_repeat(self) -> None:
         """Another joint call is made, or this peer has lost its place."""

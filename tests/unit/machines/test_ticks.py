@@ -56,7 +56,7 @@ def test_a_busy_peer_finds_that_its_master_is_silent(busy_s: int, silent: bool) 
     contact.opened(0)
     contact.served(0)
     found = [
-        contact.may_judge(n * 2 * second, busy_s * second)
+        contact.tick(n * 2 * second, busy_s * second)
         and contact.is_silent(n * 2 * second, known=True)
         for n in range(1, 8)
     ]

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.machines.peer.calls import OneTimeError, Refusals
+from pccl.machines.peer.calls import (
+    CallAllowed,
+    CallDeferred,
+    CallRejected,
+    JointCall,
+    OneTimeError,
+    Refusals,
+)
 from pccl.machines.peer.events import ReduceCall, RoundCall, SyncCall
+from pccl.machines.peer.machine import PeerMachine, Standing
+from pccl.machines.peer.operations import OpenOperation
 from pccl.protocol import errors
 from pccl.protocol.data_type import DataType
+from pccl.protocol.limits import Timing
 from pccl.protocol.shared_state import (
     Offer,
     ResumePolicy,
@@ -17,9 +27,11 @@ from pccl.protocol.shared_state import (
 from pccl.protocol.types import (
     SYNC_TAG,
     Descriptor,
+    Member,
     OperationId,
     PeerId,
     ReduceOp,
+    Roster,
     RoundKind,
 )
 
@@ -70,13 +82,13 @@ def kind_of(error: errors.PCCLError | None) -> type[errors.PCCLError] | None:
 
 def test_a_member_may_call() -> None:
     for event in (waits(1), launches(2), syncs(3), RoundCall(4, RoundKind.UPDATE_TOPOLOGY)):
-        assert Refusals().refusal(event, ME) is None
+        assert Refusals().refuse(event, ME) is None
 
 
 def test_a_loss_is_raised_once() -> None:
     refusals = lost()
-    assert refusals.refusal(waits(1), ME) is EVICTED
-    error = refusals.refusal(waits(2), ME)
+    assert refusals.refuse(waits(1), ME) is EVICTED
+    error = refusals.refuse(waits(2), ME)
     assert isinstance(error, errors.NotConnected)
     assert error.__cause__ is EVICTED
     assert "update_topology() or connect() joins again" in error.reason
@@ -87,23 +99,23 @@ def test_all_that_is_launched_before_anybody_was_told_ends_with_the_loss() -> No
     refusals = lost(1, 2)
     assert refusals.loss is not None
     for call in (3, 4, 5):
-        assert refusals.refusal(launches(call), ME) is EVICTED
+        assert refusals.refuse(launches(call), ME) is EVICTED
         assert not refusals.loss.is_reported
     for call in (1, 2, 3, 4):
         refusals.claim(call)
         assert refusals.loss.is_reported
-        assert refusals.refusal(launches(10 + call), ME) is EVICTED  # the fifth is still open
+        assert refusals.refuse(launches(10 + call), ME) is EVICTED  # the fifth is still open
     refusals.claim(5)
-    assert kind_of(refusals.refusal(launches(20), ME)) is errors.NotConnected
+    assert kind_of(refusals.refuse(launches(20), ME)) is errors.NotConnected
 
 
 def test_what_is_launched_after_the_report_does_not_put_its_end_off() -> None:
     """Else who always has one more in flight would never hear that he has to join again."""
     refusals = lost(1, 2)
     refusals.claim(1)
-    assert refusals.refusal(launches(3), ME) is EVICTED
+    assert refusals.refuse(launches(3), ME) is EVICTED
     refusals.claim(2)
-    assert kind_of(refusals.refusal(launches(4), ME)) is errors.NotConnected
+    assert kind_of(refusals.refuse(launches(4), ME)) is errors.NotConnected
     refusals.claim(3)
 
 
@@ -111,48 +123,48 @@ def test_a_handle_that_is_dropped_reports_nothing_and_keeps_nothing_open() -> No
     refusals = lost(1, 2)
     refusals.forget(1)
     refusals.forget(2)
-    assert refusals.refusal(waits(3), ME) is EVICTED
-    assert kind_of(refusals.refusal(waits(4), ME)) is errors.NotConnected
+    assert refusals.refuse(waits(3), ME) is EVICTED
+    assert kind_of(refusals.refuse(waits(4), ME)) is errors.NotConnected
 
 
 def test_a_call_that_waits_is_told_although_another_was_while_a_handle_is_open() -> None:
     refusals = lost(1)
-    assert refusals.refusal(waits(2), ME) is EVICTED
-    assert refusals.refusal(waits(3), ME) is EVICTED
+    assert refusals.refuse(waits(2), ME) is EVICTED
+    assert refusals.refuse(waits(3), ME) is EVICTED
     refusals.claim(1)
-    assert kind_of(refusals.refusal(waits(4), ME)) is errors.NotConnected
+    assert kind_of(refusals.refuse(waits(4), ME)) is errors.NotConnected
 
 
 def test_whoever_was_inside_between_two_attempts_is_told_too() -> None:
     refusals = lost()
-    assert refusals.refusal(waits(1), ME) is EVICTED
-    assert kind_of(refusals.refusal(waits(2), ME)) is errors.NotConnected
-    assert refusals.refusal(waits(3, begun_by=ME), ME) is EVICTED
+    assert refusals.refuse(waits(1), ME) is EVICTED
+    assert kind_of(refusals.refuse(waits(2), ME)) is errors.NotConnected
+    assert refusals.refuse(waits(3, begun_by=ME), ME) is EVICTED
 
 
 @pytest.mark.parametrize("present", [PeerId(0), LATER], ids=["joining", "member"])
 def test_whoever_was_inside_since_before_the_peer_came_back(present: PeerId) -> None:
     """Another caller was told, and joins again, or has."""
     refusals = Refusals(former_loss=EVICTED)
-    assert refusals.refusal(waits(1, begun_by=ME), present) is EVICTED
-    assert refusals.refusal(waits(2), present) is None
-    assert refusals.refusal(waits(3, begun_by=present), present) is None
+    assert refusals.refuse(waits(1, begun_by=ME), present) is EVICTED
+    assert refusals.refuse(waits(2), present) is None
+    assert refusals.refuse(waits(3, begun_by=present), present) is None
 
 
 def test_a_caller_who_left_without_noticing_was_not_told() -> None:
     refusals = lost()
-    assert refusals.refusal(waits(1), ME) is EVICTED
+    assert refusals.refuse(waits(1), ME) is EVICTED
     refusals.left_unnoticed(EVICTED)
     assert refusals.loss is not None
     assert not refusals.loss.is_reported
-    assert refusals.refusal(waits(2), ME) is EVICTED
-    assert kind_of(refusals.refusal(waits(3), ME)) is errors.NotConnected
+    assert refusals.refuse(waits(2), ME) is EVICTED
+    assert kind_of(refusals.refuse(waits(3), ME)) is errors.NotConnected
 
 
 def test_of_two_who_were_told_one_left_without_noticing() -> None:
     refusals = lost(7)
     for call in (1, 2):
-        assert refusals.refusal(waits(call), ME) is EVICTED
+        assert refusals.refuse(waits(call), ME) is EVICTED
     refusals.left_unnoticed(EVICTED)
     assert refusals.loss is not None
     assert refusals.loss.is_reported
@@ -170,28 +182,108 @@ def missed(tag: int) -> Refusals:
 def test_a_missed_reduce_is_told_to_all_until_a_sync() -> None:
     refusals = missed(5)
     for call in (1, 2):
-        assert kind_of(refusals.refusal(waits(call), ME)) is errors.ResyncRequired
-    assert refusals.refusal(syncs(3), ME) is None
+        assert kind_of(refusals.refuse(waits(call), ME)) is errors.ResyncRequired
+    assert refusals.refuse(syncs(3), ME) is None
     refusals.synchronized()
-    assert refusals.refusal(waits(4), ME) is None
+    assert refusals.refuse(waits(4), ME) is None
 
 
 def test_a_missed_sync_is_not_repeated_before_the_caller_knows_of_it() -> None:
     refusals = missed(SYNC_TAG)
-    assert kind_of(refusals.refusal(syncs(1), ME)) is errors.ResyncRequired
-    assert refusals.refusal(syncs(2), ME) is None
+    assert kind_of(refusals.refuse(syncs(1), ME)) is errors.ResyncRequired
+    assert refusals.refuse(syncs(2), ME) is None
 
 
 def test_a_handle_tells_of_a_missed_sync_when_somebody_looks_at_it() -> None:
     refusals = missed(SYNC_TAG)
-    assert kind_of(refusals.refusal(launches(1), ME)) is errors.ResyncRequired
-    assert kind_of(refusals.refusal(syncs(2), ME)) is errors.ResyncRequired  # nobody has looked
+    assert kind_of(refusals.refuse(launches(1), ME)) is errors.ResyncRequired
+    assert kind_of(refusals.refuse(syncs(2), ME)) is errors.ResyncRequired  # nobody has looked
     refusals.claim(1)
-    assert refusals.refusal(syncs(3), ME) is None
+    assert refusals.refuse(syncs(3), ME) is None
 
 
 def test_a_missed_sync_is_told_although_a_reduce_was_missed_after_it() -> None:
     refusals = missed(SYNC_TAG)
     refusals.require_resync(OperationId(1, 0, 1, 5, 0))
-    assert kind_of(refusals.refusal(syncs(1), ME)) is errors.ResyncRequired
-    assert refusals.refusal(syncs(2), ME) is None
+    assert kind_of(refusals.refuse(syncs(1), ME)) is errors.ResyncRequired
+    assert refusals.refuse(syncs(2), ME) is None
+
+
+# -- what is decided about a call ------------------------------------------------------------------
+
+UPDATE, PENDING = RoundKind.UPDATE_TOPOLOGY, RoundKind.PEERS_PENDING
+OPTIMIZE = RoundKind.OPTIMIZE_TOPOLOGY
+ROSTER = Roster(1, 0, 1, (Member(PeerId(1), "a", 1), Member(ME, "b", 2)), (1,), 2, 1, 2)
+ALL_CALLS = (waits(9), syncs(9), *(RoundCall(9, kind) for kind in (UPDATE, OPTIMIZE, PENDING)))
+
+
+def member(standing: Standing = Standing.MEMBER) -> PeerMachine:
+    machine = PeerMachine(Timing(), 0)
+    machine.own.standing, machine.own.peer = standing, ME
+    machine.membership.learn(ROSTER)
+    machine.membership.see(1)
+    return machine
+
+
+def posted(machine: PeerMachine) -> OpenOperation:
+    operation = OpenOperation(OperationId(1, 0, 1, 5, 0), SUM, ROSTER.ring, call=1)
+    machine.operations.open(operation)
+    return operation
+
+
+@pytest.mark.parametrize("event", ALL_CALLS)
+def test_a_member_with_nothing_open_may_call_in_the_membership_that_it_sees(
+    event: JointCall,
+) -> None:
+    assert member().calls.decide(event) == CallAllowed(ROSTER)
+
+
+@pytest.mark.parametrize("event", ALL_CALLS)
+def test_who_is_no_member_may_not_call(event: JointCall) -> None:
+    for standing in (Standing.OUTSIDE, Standing.PENDING, Standing.CLOSED):
+        decision = member(standing).calls.decide(event)
+        assert isinstance(decision, CallRejected)
+        assert kind_of(decision.error) is errors.NotConnected
+
+
+@pytest.mark.parametrize("event", ALL_CALLS)
+def test_a_call_waits_for_what_is_in_doubt(event: JointCall) -> None:
+    machine = member()
+    operation = posted(machine)
+    machine.operations.leave(operation, None, in_doubt=True)
+    assert machine.calls.decide(event) == CallDeferred((operation.id,))
+    assert list(machine.calls.deferred) == [event]
+    operation.withdrawn = "no more time"  # that is answered anyway
+    assert machine.calls.decide(event) == CallDeferred()
+
+
+@pytest.mark.parametrize(
+    ("event", "may"), [(event, event in (waits(9), RoundCall(9, PENDING))) for event in ALL_CALLS]
+)
+def test_what_changes_the_membership_is_rejected_while_operations_are_open(
+    event: JointCall, may: bool
+) -> None:
+    machine = member()
+    posted(machine)
+    decision = machine.calls.decide(event)
+    if may:
+        assert decision == CallAllowed(ROSTER)
+    else:
+        assert isinstance(decision, CallRejected)
+        assert kind_of(decision.error) is errors.PendingOperations
+
+
+@pytest.mark.parametrize(
+    ("event", "needs_it"),
+    [(event, event not in (RoundCall(9, UPDATE), RoundCall(9, PENDING))) for event in ALL_CALLS],
+)
+def test_what_needs_the_view_of_the_others_waits_for_an_update_that_was_left(
+    event: JointCall, needs_it: bool
+) -> None:
+    machine = member()
+    machine.rounds.call(RoundCall(1, UPDATE))
+    current = machine.rounds.of_call(1)
+    assert current is not None
+    machine.rounds.leave(current, "no more time")
+    decision = machine.calls.decide(event)
+    assert decision == (CallDeferred() if needs_it else CallAllowed(ROSTER))
