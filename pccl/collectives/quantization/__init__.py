@@ -24,7 +24,7 @@ from pccl.collectives.quantization.affine import AffineCodec
 from pccl.collectives.quantization.codec import Codec, EncodeError
 from pccl.collectives.quantization.halves import HalfCodec
 from pccl.collectives.quantization.noise import Noise, noise_source
-from pccl.collectives.quantization.symmetric import CompandedCodec, SymmetricCodec
+from pccl.collectives.quantization.symmetric import SymmetricCodec
 from pccl.collectives.reductions import Scratch
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import Quantization, WireFormat
@@ -36,7 +36,7 @@ _CODECS: dict[WireFormat, type[Codec]] = {
     WireFormat.UINT16: AffineCodec,
     WireFormat.INT4: AffineCodec,
     WireFormat.INT8: SymmetricCodec,
-    WireFormat.COMPANDED8: CompandedCodec,
+    WireFormat.COMPANDED8: SymmetricCodec,
     WireFormat.FLOAT16: HalfCodec,
     WireFormat.BFLOAT16: HalfCodec,
 }

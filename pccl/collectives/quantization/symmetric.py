@@ -15,6 +15,7 @@ the others.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,9 @@ import numpy.typing as npt
 
 from pccl.collectives.quantization import constants
 from pccl.collectives.quantization.codec import Codec, Written
+from pccl.collectives.reductions import Scratch
+from pccl.protocol.data_type import DataType
+from pccl.protocol.types import Quantization, WireFormat
 
 Array = npt.NDArray[Any]
 
@@ -29,11 +33,98 @@ _TOP = 127
 _NAN = -128
 
 
-class SymmetricCodec(Codec):
-    """int8."""
+class Scale(ABC):
+    """How many steps a code stands for."""
 
-    _power = 1
-    """The largest value is ``127 ** _power`` steps."""
+    power: int
+    """The largest value is ``127 ** power`` steps."""
+
+    @abstractmethod
+    def round(
+        self, values: Array, steps: Array, ends: Array | int, noise: Array | None, rows: Array
+    ) -> None:
+        """Codes of the values, into the first row; what ``values`` may be in is the second one."""
+
+    @abstractmethod
+    def expand(self, wide: Array, spare: Array) -> None:
+        """Codes become multiples of the step."""
+
+
+class EvenScale(Scale):
+    """As many as the code."""
+
+    power = 1
+
+    def round(
+        self, values: Array, steps: Array, ends: Array | int, noise: Array | None, rows: Array
+    ) -> None:
+        """See ``Scale``."""
+        grid = rows[0]
+        np.divide(values, steps, out=grid)
+        if noise is None:
+            np.rint(grid, out=grid)
+        else:
+            np.add(grid, noise, out=grid)
+            np.floor(grid, out=grid)
+            np.minimum(grid, ends, out=grid)  # the sum may have been rounded up
+
+    def expand(self, wide: Array, spare: Array) -> None:
+        """See ``Scale``."""
+
+
+class SquareScale(Scale):
+    """As many as the code's square."""
+
+    power = 2
+
+    def round(
+        self, values: Array, steps: Array, ends: Array | int, noise: Array | None, rows: Array
+    ) -> None:
+        """See ``Scale``."""
+        work = values.dtype
+        bits = np.uint32 if work.itemsize == 4 else np.uint64
+        sign = bits(1 << (8 * work.itemsize - 1))
+        grid, spare = rows[0], rows[2]
+        np.divide(values, steps, out=grid)
+        signs = np.bitwise_and(values.view(bits), sign, out=rows[1].view(bits))
+        np.abs(grid, out=grid)
+        if noise is None:
+            np.sqrt(grid, out=grid)
+            np.rint(grid, out=grid)
+        else:
+            below = np.sqrt(grid, out=spare)
+            np.floor(below, out=below)
+            # Of the way to the next square, 2 * below + 1, so much is done.
+            np.subtract(grid, np.square(below), out=grid)
+            np.divide(grid, 2 * below + work.type(1), out=grid)
+            np.add(grid, noise, out=grid)
+            np.floor(grid, out=grid)
+            np.clip(grid, 0, 1, out=grid)
+            np.add(grid, below, out=grid)
+            np.minimum(grid, ends, out=grid)
+        np.bitwise_or(grid.view(bits), signs, out=grid.view(bits))
+
+    def expand(self, wide: Array, spare: Array) -> None:
+        """See ``Scale``."""
+        np.abs(wide, out=spare)
+        np.multiply(wide, spare, out=wide)
+
+
+_SCALES: dict[WireFormat, Scale] = {
+    WireFormat.INT8: EvenScale(),
+    WireFormat.COMPANDED8: SquareScale(),
+}
+
+
+class SymmetricCodec(Codec):
+    """int8 and companded8, which differ in their scale.
+
+    Args: see ``Codec``.
+    """
+
+    def __init__(self, quantization: Quantization, data_type: DataType, scratch: Scratch) -> None:
+        super().__init__(quantization, data_type, scratch)
+        self._scale = _SCALES[quantization.format]
 
     def encoded_bytes(self, count: int) -> int:
         """Length of ``count`` encoded values."""
@@ -64,7 +155,7 @@ class SymmetricCodec(Codec):
         largest = blocks.fold(np.maximum, sizes)
         marked: Array | None = None
         special: Array | None = None
-        levels: Array | int = _TOP**self._power
+        levels: Array | int = _TOP**self._scale.power
         ends: Array | int = _TOP
         values = wide
         if largest.max() >= bits(self._steps.infinity):
@@ -76,7 +167,7 @@ class SymmetricCodec(Codec):
             np.bitwise_and(values.view(bits), magnitude, out=sizes)
             largest = blocks.fold(np.maximum, sizes)
             last = np.where(odd_blocks, _TOP - 1, _TOP).astype(self._work)
-            levels, ends = last**self._power, blocks.spread(last)
+            levels, ends = last**self._scale.power, blocks.spread(last)
         reach = largest.view(self._work)
         packed = self._steps.pack(reach / levels, reach, levels, marked)
         steps_out[:] = packed
@@ -84,7 +175,7 @@ class SymmetricCodec(Codec):
         largest_step = steps.max()
         steps[steps == 0] = 1
         spread = blocks.spread(steps, rows[3])
-        self._round(values, spread, ends, noise, rows)
+        self._scale.round(values, spread, ends, noise, rows)
         np.copyto(codes, grid, casting="unsafe")
         if special is not None:
             odd = wide[special]
@@ -96,7 +187,7 @@ class SymmetricCodec(Codec):
             constants.write_constants(padded.view(np.uint8), same, numbers, self.block)
         if special is not None or not self._fits(largest_step):
             return Written(special, None)
-        self._expand(grid, rows[1])
+        self._scale.expand(grid, rows[1])
         np.multiply(grid, spread, out=grid)
         if len(same):
             constants.fill(blocks, same, numbers, grid)
@@ -104,20 +195,7 @@ class SymmetricCodec(Codec):
 
     def _fits(self, step: np.floating[Any]) -> bool:
         """Whether the dtype can hold the largest value that a code of this step may have."""
-        return bool(step * self._work.type(_TOP**self._power) <= self._largest)
-
-    def _round(
-        self, values: Array, steps: Array, ends: Array | int, noise: Array | None, rows: Array
-    ) -> None:
-        """Codes of the values, into the first row; what ``values`` may be in is the second one."""
-        grid = rows[0]
-        np.divide(values, steps, out=grid)
-        if noise is None:
-            np.rint(grid, out=grid)
-        else:
-            np.add(grid, noise, out=grid)
-            np.floor(grid, out=grid)
-            np.minimum(grid, ends, out=grid)  # the sum may have been rounded up
+        return bool(step * self._work.type(_TOP**self._scale.power) <= self._largest)
 
     def _read(self, encoded: Array, wide: Array, spare: Array) -> None:
         count = len(wide)
@@ -126,7 +204,7 @@ class SymmetricCodec(Codec):
         blocks = self._blocks(count)
         steps, marked = self._steps.unpack(steps_in)
         np.copyto(wide, codes)
-        self._expand(wide, spare)
+        self._scale.expand(wide, spare)
         np.multiply(wide, blocks.spread(steps, spare), out=wide)
         if not self._fits(steps.max()):
             np.clip(wide, -self._largest, self._largest, out=wide)
@@ -135,41 +213,3 @@ class SymmetricCodec(Codec):
             inside = blocks.spread(marked)
             for code, value in ((_TOP, np.inf), (-_TOP, -np.inf), (_NAN, np.nan)):
                 wide[inside & (codes == code)] = value
-
-    def _expand(self, wide: Array, spare: Array) -> None:
-        """Codes become multiples of the step."""
-
-
-class CompandedCodec(SymmetricCodec):
-    """companded8."""
-
-    _power = 2
-
-    def _round(
-        self, values: Array, steps: Array, ends: Array | int, noise: Array | None, rows: Array
-    ) -> None:
-        bits = self._steps.bits.type
-        sign = bits(1 << (8 * self._work.itemsize - 1))
-        grid, spare = rows[0], rows[2]
-        np.divide(values, steps, out=grid)
-        signs = np.bitwise_and(values.view(bits), sign, out=rows[1].view(bits))
-        np.abs(grid, out=grid)
-        if noise is None:
-            np.sqrt(grid, out=grid)
-            np.rint(grid, out=grid)
-        else:
-            below = np.sqrt(grid, out=spare)
-            np.floor(below, out=below)
-            # Of the way to the next square, 2 * below + 1, so much is done.
-            np.subtract(grid, np.square(below), out=grid)
-            np.divide(grid, 2 * below + self._work.type(1), out=grid)
-            np.add(grid, noise, out=grid)
-            np.floor(grid, out=grid)
-            np.clip(grid, 0, 1, out=grid)
-            np.add(grid, below, out=grid)
-            np.minimum(grid, ends, out=grid)
-        np.bitwise_or(grid.view(bits), signs, out=grid.view(bits))
-
-    def _expand(self, wide: Array, spare: Array) -> None:
-        np.abs(wide, out=spare)
-        np.multiply(wide, spare, out=wide)
