@@ -6,6 +6,37 @@
         info = comm.all_reduce(x, op=pccl.ReduceOp.AVG)   # in place unless recv= is given
 
 Names are loaded when they are first used, so that ``import pccl`` costs next to nothing.
+
+What users import:
+
+* ``communicator``: the blocking API.
+* ``aio``: the same calls, awaitable on the caller's loop.
+* ``shared_state``: named tensors with a revision that all members of a group hold alike.
+* ``checkpoint``: files of shared state that prove they are whole.
+* ``descriptors``: what a caller may say about a reduce.
+* ``error_feedback``: what quantization leaves out of one reduce is added to the next.
+* ``master_node``: the master as an object.
+* ``inquiry``: how a run stands, asked of its master.
+* ``progress``: how far a fetch of shared state is, on a terminal.
+* ``errors``: the errors of the library.
+* ``config``: what the environment says where an argument is not given.
+* ``addresses``: ``host:port`` as people write it.
+* ``checks``: checks of plain arguments.
+* ``cuda``: tensors in the memory of CUDA devices.
+* ``bindings``: adapters to training frameworks.
+* ``cli``: the command line.
+
+What it is made of, from the vocabulary up:
+
+* ``protocol``: the vocabulary and the wire.
+* ``collectives``: who sends what when, and the arithmetic.
+* ``topology``: links, and the quickest way round.
+* ``state``: shared state: digests, election, fetching.
+* ``machines``: the deciders.
+* ``transports``: moving bytes.
+* ``runtime``: the shell, which carries out.
+* ``_api``: what both faces share.
+* ``stress``: proof that it holds.
 """
 
 from __future__ import annotations

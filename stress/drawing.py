@@ -12,8 +12,8 @@ from pccl.stress.timeline import (
     OF_PAIR,
     PROCESSES_MAX,
     FaultKind,
-    TimedFault,
     Timeline,
+    TimelineFault,
 )
 
 WEIGHTS: Mapping[FaultKind, int] = {
@@ -81,7 +81,7 @@ def draw(
         raise ValueError("every_s must be above 0")
     drawing = _Drawing(plain, weights)
     at_s = 0.0
-    faults: list[TimedFault] = []
+    faults: list[TimelineFault] = []
     while True:
         # -log(u) is exponential; Random's own methods may differ between versions of Python.
         at_s += -math.log(1.0 - drawing.random.random()) * every_s
@@ -101,7 +101,7 @@ class _Drawing:
         self._alive = list(range(plain.peers))
         self._known = plain.peers
 
-    def fault(self, at_s: float) -> TimedFault | None:
+    def fault(self, at_s: float) -> TimelineFault | None:
         """A fault that begins then; None: none of its kind fits."""
         kind = self._kind()
         duration_s = 0.0
@@ -111,7 +111,7 @@ class _Drawing:
             if duration_s < 0.001:
                 return None
         peer, other = self._who(kind)
-        fault = TimedFault(at_s, kind, peer, other, duration_s, self._amount(kind))
+        fault = TimelineFault(at_s, kind, peer, other, duration_s, self._amount(kind))
         if kind in (FaultKind.KILL, FaultKind.LEAVE):
             self._alive.remove(peer)
         if kind is FaultKind.JOINERS:

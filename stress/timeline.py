@@ -134,7 +134,7 @@ class TimelineError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class TimedFault:
+class TimelineFault:
     """One thing that goes wrong.
 
     Attributes:
@@ -227,7 +227,7 @@ class Timeline:
     seed: int
     peers: int
     duration_s: float
-    faults: tuple[TimedFault, ...] = ()
+    faults: tuple[TimelineFault, ...] = ()
     lanes: int = 2
     groups: int = 1
     deadline_s: float = 10.0
@@ -341,7 +341,7 @@ class Timeline:
         return f'{json.dumps(head)[:-1]},\n "faults": [\n  {lines}\n]}}\n'
 
 
-def _fault_to_json(fault: TimedFault) -> dict[str, Any]:
+def _fault_to_json(fault: TimelineFault) -> dict[str, Any]:
     return {
         each.name: value
         for each in fields(fault)
@@ -349,20 +349,20 @@ def _fault_to_json(fault: TimedFault) -> dict[str, Any]:
     }
 
 
-def _fault_from_json(number: int, given: object) -> TimedFault:
+def _fault_from_json(number: int, given: object) -> TimelineFault:
     where = f"faults[{number}]"
-    values = _object(where, given, TimedFault)
+    values = _object(where, given, TimelineFault)
     kinds = [kind.value for kind in FaultKind]
     if values["kind"] not in kinds:
         raise TimelineError(f"{where}.kind: {values['kind']!r} is none of {', '.join(kinds)}")
     values["kind"] = FaultKind(values["kind"])
     try:
-        return TimedFault(**values)
+        return TimelineFault(**values)
     except TimelineError as error:
         raise TimelineError(f"{where}.{error}") from error
 
 
-def _object(where: str, given: object, kind: type[TimedFault | Timeline]) -> dict[str, Any]:
+def _object(where: str, given: object, kind: type[TimelineFault | Timeline]) -> dict[str, Any]:
     """The fields of an object, of which none may be unknown and those without default are there."""
     if not isinstance(given, dict):
         raise TimelineError(f"{where}: must be an object, not {type(given).__name__}")
@@ -371,7 +371,7 @@ def _object(where: str, given: object, kind: type[TimedFault | Timeline]) -> dic
     for name in values:
         if name not in names:
             raise TimelineError(f"{where}.{name}: no such field; there are {', '.join(names)}")
-    needed = ("at_s", "kind") if kind is TimedFault else ("seed", "peers", "duration_s")
+    needed = ("at_s", "kind") if kind is TimelineFault else ("seed", "peers", "duration_s")
     for name in needed:
         if name not in values:
             raise TimelineError(f"{where}.{name}: is missing")
@@ -392,4 +392,4 @@ def _check_count(name: str, value: object, least: int, most: int) -> None:
         raise TimelineError(f"{name}: must be a whole number from {least} to {most}, not {value!r}")
 
 
-__all__ = ["MASTER", "STANDBY", "FaultKind", "TimedFault", "Timeline", "TimelineError"]
+__all__ = ["MASTER", "STANDBY", "FaultKind", "Timeline", "TimelineError", "TimelineFault"]

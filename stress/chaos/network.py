@@ -23,7 +23,7 @@ from pccl.stress.emulator.shaper import Direction
 from pccl.stress.emulator.sorting import peer_of
 from pccl.stress.emulator.spec import RATE_BPS_MIN, LinkSpec
 from pccl.stress.emulator.thread import run_in_loop
-from pccl.stress.timeline import MASTER, FaultKind, TimedFault
+from pccl.stress.timeline import MASTER, FaultKind, TimelineFault
 
 _T = TypeVar("_T")
 
@@ -81,7 +81,7 @@ class Network:
         self._link = link
         self._seed = seed
         self._doors: dict[int, _Doors] = {}
-        self._active: list[TimedFault] = []
+        self._active: list[TimelineFault] = []
         self._done: dict[tuple[Relay, int | None], _State] = {}
         """Relay and key of the link in it -> what was done last."""
         self._stalled: dict[int, list[tuple[Relay, int]]] = {}
@@ -138,15 +138,15 @@ class Network:
 
     # -- faults ----------------------------------------------------------------------------------
 
-    def begin(self, fault: TimedFault) -> None:
+    def begin(self, fault: TimelineFault) -> None:
         """A fault of the network begins, or, if it takes no time, happens."""
         self._ask(lambda: self._begin(fault))
 
-    def end(self, fault: TimedFault) -> None:
+    def end(self, fault: TimelineFault) -> None:
         """A fault that takes time is over."""
         self._ask(lambda: self._end(fault))
 
-    def pour_garbage(self, door: str, fault: TimedFault) -> None:
+    def pour_garbage(self, door: str, fault: TimelineFault) -> None:
         """Hostile bytes on a door."""
 
         def begin() -> None:
@@ -187,7 +187,7 @@ class Network:
         self._doors[index].ids.append(peer)
         self._settle()
 
-    def _begin(self, fault: TimedFault) -> None:
+    def _begin(self, fault: TimelineFault) -> None:
         match fault.kind:
             case FaultKind.RESET:
                 for place in self._places(fault):
@@ -214,7 +214,7 @@ class Network:
                 self._active.append(fault)
                 self._settle()
 
-    def _end(self, fault: TimedFault) -> None:
+    def _end(self, fault: TimelineFault) -> None:
         for relay, flow in self._stalled.pop(id(fault), ()):
             with suppress(LookupError):  # it has ended
                 relay.resume(flow=flow)
@@ -264,7 +264,7 @@ class Network:
                 if source != target:
                     yield source, target
 
-    def _places(self, fault: TimedFault) -> set[RelayedPlace]:
+    def _places(self, fault: TimelineFault) -> set[RelayedPlace]:
         """What a fault is about."""
         others: Iterable[int] = [fault.other] if fault.other is not None else self._everybody()
         pairs = [(fault.peer, other) for other in others if other != fault.peer]

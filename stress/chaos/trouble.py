@@ -11,7 +11,7 @@ from functools import partial
 from pccl.stress.chaos.crew import ChaosCrew
 from pccl.stress.chaos.network import Network
 from pccl.stress.chaos.verdict.record import Done, Life, RunRecord
-from pccl.stress.timeline import MASTER, OF_PAIR, STANDBY, FaultKind, TimedFault
+from pccl.stress.timeline import MASTER, OF_PAIR, STANDBY, FaultKind, TimelineFault
 
 SLOW_PERIOD_S = 0.1
 """A slow process runs for its share of each of these periods, and is stopped for the rest."""
@@ -66,7 +66,7 @@ class Trouble:
 
     # -- faults ----------------------------------------------------------------------------------
 
-    def _begin(self, fault: TimedFault) -> None:
+    def _begin(self, fault: TimelineFault) -> None:
         # Before anything is done: what comes of it may be told before it is over.
         self._began_s = time.monotonic()
         if fault.kind in OF_PAIR:
@@ -105,7 +105,7 @@ class Trouble:
         if life.index >= 0 and not life.comes_back:
             self._at(time.monotonic() + LAST_WORDS_S, partial(self._network.remove, life.index))
 
-    def _kill(self, fault: TimedFault) -> None:
+    def _kill(self, fault: TimelineFault) -> None:
         life = self._crew.living(fault.peer)
         if life is None:
             self._skip(fault)
@@ -121,7 +121,7 @@ class Trouble:
         if self._crew.living(index) is None:
             self._crew.start_peer(index)
 
-    def _hold(self, fault: TimedFault) -> None:
+    def _hold(self, fault: TimelineFault) -> None:
         life = self._crew.living(fault.peer)
         if life is None:
             self._skip(fault)
@@ -140,7 +140,7 @@ class Trouble:
 
         self._lasts(fault, end)
 
-    def _slow(self, fault: TimedFault, life: Life, until_s: float) -> None:
+    def _slow(self, fault: TimelineFault, life: Life, until_s: float) -> None:
         """Let it run for its share of a period, and stop it."""
         now = time.monotonic()
         self._crew.go_on(life, fault)
@@ -149,7 +149,7 @@ class Trouble:
             self._at(now + run_s, lambda: self._crew.stop(life, fault))
             self._at(now + SLOW_PERIOD_S, lambda: self._slow(fault, life, until_s))
 
-    def _kill_master(self, fault: TimedFault) -> None:
+    def _kill_master(self, fault: TimelineFault) -> None:
         takes_over = fault.kind is FaultKind.STANDBY
         if (takes_over and self._crew.living(STANDBY) is None) or not self._crew.kill(MASTER):
             self._skip(fault)
@@ -170,11 +170,11 @@ class Trouble:
     def _at(self, when_s: float, work: Callable[[], None]) -> None:
         heapq.heappush(self._due, (when_s, next(self._order), work))
 
-    def _happened(self, fault: TimedFault) -> None:
+    def _happened(self, fault: TimelineFault) -> None:
         self._record.done.append(Done(fault, self._began_s, time.monotonic()))
         self._note(words(fault))
 
-    def _lasts(self, fault: TimedFault, end: Callable[[], None]) -> None:
+    def _lasts(self, fault: TimelineFault, end: Callable[[], None]) -> None:
         """It has begun; undo it at its end, or when all are lifted, but once."""
         began_s = self._began_s
         place = len(self._record.done)
@@ -190,15 +190,15 @@ class Trouble:
         self._at(began_s + fault.duration_s, undo)
         self._note(words(fault))
 
-    def _skip(self, fault: TimedFault) -> None:
+    def _skip(self, fault: TimelineFault) -> None:
         self._record.skipped[fault.kind] += 1
 
-    def _lives_at_both_ends(self, fault: TimedFault) -> bool:
+    def _lives_at_both_ends(self, fault: TimelineFault) -> bool:
         other = fault.peer if fault.other is None else fault.other
         return all(self._crew.living(index) is not None for index in (fault.peer, other))
 
 
-def words(fault: TimedFault) -> str:
+def words(fault: TimelineFault) -> str:
     """A fault for people."""
     who = _who(fault.peer)
     if fault.kind in OF_PAIR:

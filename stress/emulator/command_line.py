@@ -24,7 +24,7 @@ from pccl.stress.emulator.relay import Relay
 from pccl.stress.emulator.sorting import peer_of
 from pccl.stress.emulator.spec import LinkSpec
 from pccl.stress.emulator.thread import run_in_loop
-from pccl.stress.emulator.verify import TOLERANCE, Measured, measure
+from pccl.stress.emulator.verify import TOLERANCE, StreamMeasured, measure
 
 STDIN = 0
 READ_BYTES = 1 << 12
@@ -168,7 +168,7 @@ def ending_on_sigterm() -> Generator[None, None, None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _show(measured: Measured) -> None:
+def _show(measured: StreamMeasured) -> None:
     table = Table("what", "asked", "measured", "off by")
     for name, asked, was, unit in (
         ("rate", measured.asked_bps, measured.rate_bps, 1e6),

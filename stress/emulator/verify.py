@@ -34,7 +34,7 @@ _ECHO, _SINK, _BOTH = b"e", b"s", b"b"
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class StreamMeasured:
     """What was asked of a link and what came out.
 
     Attributes:
@@ -67,7 +67,7 @@ class Measured:
         return all(not asked or abs(was / asked - 1) <= TOLERANCE for asked, was in pairs)
 
 
-def measure(spec: LinkSpec, *, flows: int, seconds: float, both_ways: bool) -> Measured:
+def measure(spec: LinkSpec, *, flows: int, seconds: float, both_ways: bool) -> StreamMeasured:
     """Measure the round trip and then the rate of a link, through a relay made for it.
 
     Raises:
@@ -83,7 +83,7 @@ def measure(spec: LinkSpec, *, flows: int, seconds: float, both_ways: bool) -> M
             lasted_s = time.monotonic() - started_s
             sunk, taken = target.received() - sunk, streams.received() - taken
             cpu_s = _cpu_s(pid) - cpu_s
-    return Measured(
+    return StreamMeasured(
         link=str(spec),
         flows=flows,
         asked_bps=_asked_bps(spec, flows),

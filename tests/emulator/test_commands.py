@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from pccl.protocol.handshake import OPENING_BYTES
 from pccl.stress.commands import main
-from pccl.stress.emulator.verify import Measured
+from pccl.stress.emulator.verify import StreamMeasured
 from tests.support.patience import LIMIT_S
 
 RELAY = [sys.executable, "-m", "pccl.stress", "relay"]
@@ -181,12 +181,12 @@ def test_verify_link_prints_what_was_asked_and_what_came_out() -> None:
 def test_five_percent_are_the_limit(
     rate_bps: float, back_bps: float | None, rtt_s: float, is_ok: bool
 ) -> None:
-    measured = Measured("", 1, 100e6, rate_bps, back_bps, 0.08, rtt_s, 0.1)
+    measured = StreamMeasured("", 1, 100e6, rate_bps, back_bps, 0.08, rtt_s, 0.1)
     assert measured.is_ok == is_ok
 
 
 def test_what_was_not_asked_for_cannot_be_off() -> None:
-    assert Measured("", 1, None, 1e9, None, 0.0, 0.5, 0.1).is_ok
+    assert StreamMeasured("", 1, None, 1e9, None, 0.0, 0.5, 0.1).is_ok
 
 
 def test_the_trace_of_lanes_names_every_call_and_checks_its_values() -> None:

@@ -61,7 +61,7 @@ from pccl.state.checkpoint_header import Checkpoint, CheckpointTensor, checkpoin
 from pccl.state.layout import Entry, StateLayout
 from pccl.stress.chaos import events
 from pccl.stress.emulator.spec import LinkSpec
-from pccl.stress.timeline import FaultKind, TimedFault, Timeline, TimelineError
+from pccl.stress.timeline import FaultKind, Timeline, TimelineError, TimelineFault
 from tests.property import test_codec, test_hostile_frames
 from tests.support.paths import ROOT
 from tests.support.secret_files import keep
@@ -318,7 +318,10 @@ STATE = b"\x95\x02\xc4\x100123456789abcdef\x07\xc4\x08incumben\xc3"
 LAYOUT = StateLayout([Entry("a", DataType.FLOAT, 5), Entry("ü", DataType.INT8, 0, may_differ=True)])
 
 TIMELINE = Timeline(
-    1, 3, 10.0, (TimedFault(2.5, FaultKind.KILL, 1), TimedFault(3.0, FaultKind.JOINERS, amount=1))
+    1,
+    3,
+    10.0,
+    (TimelineFault(2.5, FaultKind.KILL, 1), TimelineFault(3.0, FaultKind.JOINERS, amount=1)),
 )
 
 # -- texts -----------------------------------------------------------------------------------------
@@ -435,7 +438,7 @@ DECODERS: dict[str, Decoder] = {
         write=pack_numbers,
         canonical=True,
     ),
-    "pccl/state/layout.py Layout.unpack": Decoder(
+    "pccl/state/layout.py StateLayout.unpack": Decoder(
         lambda data: StateLayout.unpack(data).entries,
         ValueError,
         (LAYOUT.pack(), b""),

@@ -18,7 +18,7 @@ from pccl.stress.chaos.events import (
     ProcessReady,
     Reduced,
 )
-from pccl.stress.timeline import MASTER, STANDBY, TimedFault, Timeline
+from pccl.stress.timeline import MASTER, STANDBY, Timeline, TimelineFault
 
 SAID_LINES_MAX = 200
 """Last lines of a process's complaints that are kept."""
@@ -100,7 +100,7 @@ class RemovalSeen:
 class Done:
     """A fault that was carried out, between these times."""
 
-    fault: TimedFault
+    fault: TimelineFault
     began_s: float
     ended_s: float
 

@@ -35,7 +35,7 @@ from pccl.stress.sim.faults import (
 from pccl.stress.sim.faults.base import MS
 from pccl.stress.sim.scenarios.scenario import Scenario, Slot, Style
 from pccl.stress.timeline import FaultKind, Timeline
-from pccl.stress.timeline import TimedFault as Entry
+from pccl.stress.timeline import TimelineFault as Entry
 
 _ITERATIONS = 300
 """So many in all, about: a run of hours must not take hours."""

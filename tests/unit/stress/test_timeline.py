@@ -16,9 +16,9 @@ from pccl.stress.timeline import (
     OF_PAIR,
     WITH_AMOUNT,
     FaultKind,
-    TimedFault,
     Timeline,
     TimelineError,
+    TimelineFault,
 )
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
@@ -46,8 +46,8 @@ def test_a_scenario_is_read_with_its_defaults(tmp_path: Path) -> None:
     assert (read.lanes, read.groups, read.deadline_s) == (2, 1, 10.0)
     assert (read.link_spec.rate_bps, read.link_spec.rtt_s) == (200_000_000, 0.02)
     assert read.faults == (
-        TimedFault(1.5, FaultKind.FREEZE, 2, None, 4.0),
-        TimedFault(5, FaultKind.PARTITION, 1, MASTER, 4.0),
+        TimelineFault(1.5, FaultKind.FREEZE, 2, None, 4.0),
+        TimelineFault(5, FaultKind.PARTITION, 1, MASTER, 4.0),
     )
     assert [each.end_s for each in read.faults] == [5.5, 9.0]
 

@@ -25,7 +25,7 @@ from pccl.stress.chaos.settings import blame_s, patience_s
 from pccl.stress.chaos.verdict.judge import judge
 from pccl.stress.chaos.verdict.record import Done, Life, RunRecord
 from pccl.stress.chaos.verdict.report import write_html, write_json
-from pccl.stress.timeline import MASTER, FaultKind, TimedFault, Timeline
+from pccl.stress.timeline import MASTER, FaultKind, Timeline, TimelineFault
 
 KEYS = {
     "verdict",
@@ -71,7 +71,7 @@ class Run:
         return self.record.add(self.lives[index], event)
 
     def fault(self, at_s: float, kind: FaultKind, **about: Any) -> None:
-        fault = TimedFault(at_s - 100.0, kind, **about)
+        fault = TimelineFault(at_s - 100.0, kind, **about)
         self.record.done.append(Done(fault, at_s, at_s + fault.duration_s))
 
     def report(self) -> dict[str, Any]:
@@ -280,7 +280,7 @@ def test_who_has_company_must_have_a_result_with_it(groups: int, waiting: list[i
 
 
 def test_patience_is_longer_than_any_rule() -> None:
-    frozen = TimedFault(0.0, FaultKind.FREEZE, 0, duration_s=7.0)
+    frozen = TimelineFault(0.0, FaultKind.FREEZE, 0, duration_s=7.0)
     timeline = Timeline(1, 2, 10.0, (frozen,), deadline_s=2.0)
     # 7 frozen, 2 silent, 6 without progress, 2 to link, 10 to recover, 5 for the machine
     assert patience_s(timeline) == pytest.approx(32.0)
