@@ -16,9 +16,9 @@ from unittest.mock import patch
 from pccl.collectives.received_set import ReceivedSet
 from pccl.collectives.reductions import Reduction
 from pccl.collectives.ring import RingSchedule
-from pccl.machines.master.ballot import Commit, Decision
-from pccl.machines.master.collective_ballot import CollectiveBallot
-from pccl.machines.master.kept import Kept
+from pccl.machines.master.ballots.ballot import Commit, Decision
+from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
+from pccl.machines.master.ballots.kept import Kept
 from pccl.machines.master.lockstep import Finding, LockstepWatch, Wait
 from pccl.machines.master.registrar import Registrar
 from pccl.machines.master.rounds import RoundMaster

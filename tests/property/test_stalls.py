@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl.machines.master.ballot import Stall, Start
-from pccl.machines.master.collective_ballot import CollectiveBallot
+from pccl.machines.master.ballots.ballot import Stall, Start
+from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.protocol.data_type import DataType
 from pccl.protocol.messages import Flow, Progress
 from pccl.protocol.types import Algorithm, Descriptor, OperationId, PeerId, ReduceOp

@@ -9,8 +9,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pccl.machines.master.ballot import Abort, Commit, Decision, Start
-from pccl.machines.master.collective_ballot import CollectiveBallot
+from pccl.machines.master.ballots.ballot import Abort, Commit, Decision, Start
+from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import (

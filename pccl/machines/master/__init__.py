@@ -8,10 +8,7 @@
 * ``membership``: who is in the run, in which groups and views.
 * ``link_states``: which links are up, as their two ends say.
 * ``dial_plans``: who is asked to dial whom.
-* ``ballot``: the vote over one operation.
-* ``collective_ballot``: over a collective.
-* ``sync_ballot``: over a synchronization of the shared state.
-* ``kept``: what was decided, until everybody has it.
+* ``ballots``: the votes over operations.
 * ``lockstep``: callers that wait for each other in vain.
 * ``status``: the run as it is, for people.
 * ``succession``: a restarted master, standbys, and whose word counts.

@@ -19,15 +19,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from pccl.machines.history import InvariantViolation
-from pccl.machines.master.ballot import Abort, Ballot, Commit, Decision, Expel, Start
-from pccl.machines.master.collective_ballot import CollectiveBallot
-from pccl.machines.master.kept import Kept, affordable
+from pccl.machines.master.ballots.ballot import Abort, Ballot, Commit, Decision, Expel, Start
+from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
+from pccl.machines.master.ballots.kept import Kept, affordable
+from pccl.machines.master.ballots.sync_ballot import SyncBallot
 from pccl.machines.master.lockstep import AskBlocked, Finding, LockstepWatch, LongWait, Stuck, Wait
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.machines.master.rounds import RoundMaster
 from pccl.machines.master.status import RunState, report
 from pccl.machines.master.succession.recovery import Recovered
-from pccl.machines.master.sync_ballot import SyncBallot
 from pccl.machines.repair import Tell
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError

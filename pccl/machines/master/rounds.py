@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from pccl.machines.master.kept import Kept
+from pccl.machines.master.ballots.kept import Kept
 from pccl.machines.master.membership import RegisteredPeer
 from pccl.machines.master.succession.restart import Restartable
 from pccl.protocol import messages as msg

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from pccl.machines.master.ballot import Ballot
+from pccl.machines.master.ballots.ballot import Ballot
 from pccl.machines.master.lockstep import Wait, calls_by_member
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.protocol.guards.texts import shortened

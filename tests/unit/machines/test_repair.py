@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.machines.master.ballot import Abort, Commit, Stall, Start
-from pccl.machines.master.collective_ballot import CollectiveBallot
+from pccl.machines.master.ballots.ballot import Abort, Commit, Stall, Start
+from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.repair import Gap, Tell, find_gaps
 from pccl.protocol.data_type import DataType
 from pccl.protocol.messages import HoldingsQuery, OperationStarted, Progress, Repair

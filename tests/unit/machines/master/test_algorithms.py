@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pccl._api.arguments import check_algorithm, reduce_request
-from pccl.machines.master.ballot import Abort, Commit, Start
-from pccl.machines.master.collective_ballot import CollectiveBallot
+from pccl.machines.master.ballots.ballot import Abort, Commit, Start
+from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.master.events import ControlMessage as Heard
 from pccl.machines.master.events import ControlOpened as Opened
 from pccl.machines.master.events import MasterEffect, Tick

@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 
-from pccl.machines.master.ballot import Abort, Commit, Stall, Start
-from pccl.machines.master.collective_ballot import CollectiveBallot
+from pccl.machines.master.ballots.ballot import Abort, Commit, Stall, Start
+from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.protocol.data_type import DataType
 from pccl.protocol.messages import Progress
 from pccl.protocol.operation import TRANSITIONS, Phase, name_peers

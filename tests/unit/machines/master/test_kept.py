@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pccl.machines.master.kept import Kept
+from pccl.machines.master.ballots.kept import Kept
 from pccl.protocol.types import PeerId
 
 A, B, C = PeerId(1), PeerId(2), PeerId(3)

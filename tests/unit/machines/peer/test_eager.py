@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pccl.machines.master.ballot import Abort, Commit, Start
-from pccl.machines.master.collective_ballot import CollectiveBallot
+from pccl.machines.master.ballots.ballot import Abort, Commit, Start
+from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.peer.eager import EagerBudget, fingerprint
 from pccl.machines.peer.events import (
     Begin,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl.machines.master.ballot import Abort
+from pccl.machines.master.ballots.ballot import Abort
 from pccl.protocol.guards.texts import printable, shortened
 from pccl.protocol.limits import REASON_BYTES_MAX
 from pccl.protocol.types import AbortCause

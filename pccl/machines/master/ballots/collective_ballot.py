@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from pccl.machines.master.ballot import Abort, Ballot, Decision, Stall, Start
+from pccl.machines.master.ballots.ballot import Abort, Ballot, Decision, Stall, Start
 from pccl.machines.master.lockstep import Wait
 from pccl.machines.repair import RingRepair
 from pccl.protocol.limits import Timing
