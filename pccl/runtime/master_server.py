@@ -27,7 +27,7 @@ from pccl.machines.master.events import (
     Warn,
 )
 from pccl.machines.master.machine import MasterMachine
-from pccl.machines.master.succession.restart import Origin
+from pccl.machines.master.succession.origin import Origin
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
 from pccl.machines.reachability import TryAddress
 from pccl.protocol import messages as msg

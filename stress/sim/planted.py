@@ -19,11 +19,13 @@ from pccl.collectives.ring import RingSchedule
 from pccl.machines.master.ballots.ballot import Commit, Decision
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.master.ballots.kept import Kept
+from pccl.machines.master.dialling import Dialling
 from pccl.machines.master.lockstep import Finding, LockstepWatch, Wait
-from pccl.machines.master.registrar import Registrar
-from pccl.machines.master.rounds import RoundMaster
+from pccl.machines.master.membership import Membership
+from pccl.machines.master.registration import Registration
+from pccl.machines.master.rounds import OpenRounds
+from pccl.machines.master.succession.ratification import Ratification
 from pccl.machines.master.succession.recovery import Recovery
-from pccl.machines.master.succession.restart import Restartable
 from pccl.machines.peer.calls import JointCall, OneTimeError, Refusals
 from pccl.machines.peer.eager import EagerBudget
 from pccl.machines.peer.membership import KnownMembership
@@ -160,10 +162,10 @@ def _only_the_younger_dials(stack: ExitStack) -> None:
 def _elders_are_not_asked(stack: ExitStack) -> None:
     """A newcomer that cannot dial an older peer waits until it is refused: nobody dials it."""
 
-    def ignore(registrar: Registrar, elder: object, newcomer: object) -> bool:
+    def ignore(dialling: Dialling, elder: object, newcomer: object) -> bool:
         return True
 
-    stack.enter_context(patch.object(Registrar, "_ask", ignore))
+    stack.enter_context(patch.object(Dialling, "ask", ignore))
 
 
 def _world_changes_unseen(stack: ExitStack) -> None:
@@ -235,15 +237,16 @@ def _vote_counted_twice(stack: ExitStack) -> None:
 
 def _resume_token_ignored(stack: ExitStack) -> None:
     """Whoever knows the number of a peer is taken for it."""
-    resume = getattr(Registrar, "_resume")  # noqa: B009
+    resume = Registration.resume
 
-    def trusting(registrar: Registrar, connection: int, message: msg.Resume) -> None:
-        peer = registrar.membership.peers.get(message.peer)
+    def trusting(registration: Registration, connection: int, message: msg.Resume) -> None:
+        membership: Membership = getattr(registration, "_membership")  # noqa: B009 - not ours
+        peer = membership.peers.get(message.peer)
         if peer is not None:
             message = replace(message, token=peer.token)
-        resume(registrar, connection, message)
+        resume(registration, connection, message)
 
-    stack.enter_context(patch.object(Registrar, "_resume", trusting))
+    stack.enter_context(patch.object(Registration, "resume", trusting))
 
 
 def _late_tick_judged(stack: ExitStack) -> None:
@@ -480,10 +483,10 @@ def _damaged_messages_believed(stack: ExitStack) -> None:
 def _abort_told_at_once(stack: ExitStack) -> None:
     """A master with a standby tells every outcome before anybody has stored it."""
 
-    def propose(master: Restartable, *final: object, sends: bool = True) -> None:
+    def propose(ratification: Ratification, *final: object, sends: bool = True) -> None:
         return
 
-    stack.enter_context(patch.object(Restartable, "_propose", propose))
+    stack.enter_context(patch.object(Ratification, "propose", propose))
 
 
 def _newcomers_speak_for_all(stack: ExitStack) -> None:
@@ -491,14 +494,14 @@ def _newcomers_speak_for_all(stack: ExitStack) -> None:
 
     And it admits newcomers into a run without members, wherever those may have gone.
     """
-    admit = getattr(RoundMaster, "_admit_into_empty_run")  # noqa: B009
+    admit = OpenRounds.admit_into_empty_run
 
-    def hasty(master: RoundMaster) -> None:
-        with patch.object(type(master), "_has_consent", True):
-            admit(master)
+    def hasty(rounds: OpenRounds) -> None:
+        with patch.object(Ratification, "has_consent", True):
+            admit(rounds)
 
     stack.enter_context(patch.object(Recovery, "ratified", property(lambda recovery: 0)))
-    stack.enter_context(patch.object(RoundMaster, "_admit_into_empty_run", hasty))
+    stack.enter_context(patch.object(OpenRounds, "admit_into_empty_run", hasty))
 
 
 def _loss_told_to_one_launch(stack: ExitStack) -> None:

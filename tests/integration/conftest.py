@@ -48,13 +48,13 @@ class Run:
     @property
     def requests(self) -> int:
         """How many members have asked for an operation that has not started."""
-        ballots = list(self._machine._ballots.values())  # pyright: ignore[reportPrivateUsage]
+        ballots = list(self._machine.ballots.open.values())
         return sum(len(ballot.members) - len(ballot.waiting_for()) for ballot in ballots)
 
     @property
     def round_requests(self) -> int:
         """How many members have asked for a round that is open."""
-        rounds = self._machine._rounds  # pyright: ignore[reportPrivateUsage]
+        rounds = self._machine.rounds.requested
         return sum(len(requested) for requested in rounds.values())
 
     @property
@@ -65,7 +65,7 @@ class Run:
     @property
     def registered_ever(self) -> int:
         """How many peers there have been, the removed ones included."""
-        return self._machine._last_peer  # pyright: ignore[reportPrivateUsage]
+        return self._machine.registration.last_peer
 
     def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + LIMIT_S

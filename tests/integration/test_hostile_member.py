@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 import pccl
-from pccl.machines.master import machine as master_machine
+from pccl.machines.master.ballots import finals
 from pccl.protocol import codec
 from pccl.protocol.checksum import SEAL_BYTES, payload_hash, seal
 from pccl.protocol.codec import StreamDecoder, encode
@@ -224,7 +224,7 @@ def test_a_member_that_does_not_read(
 
 
 def test_a_member_that_acknowledges_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(master_machine, "OWED_MAX", 100)
+    monkeypatch.setattr(finals, "OWED_MAX", 100)
     forged = ForgedMember(run)
     with closing(forged.sock):
         forged.say(*[Withdraw(forged.operation(tag), "enough") for tag in range(101)])

@@ -207,8 +207,8 @@ def engine_of(member: pccl.Communicator) -> Any:
 def tables(run: Run) -> dict[str, int]:
     """Of the master and both members, once all that was said is acknowledged."""
     master = machine_of(run.master)
-    run.until(lambda: not list(master._outcomes.everybody_owed()))
-    run.until(lambda: not list(master._answers.everybody_owed()))
+    run.until(lambda: not list(master.finals.outcomes.everybody_owed()))
+    run.until(lambda: not list(master.finals.answers.everybody_owed()))
     run.until(lambda: not any(len(engine_of(m).machine.finals) for m in run.members))
     found: dict[str, int] = {}
     for owner in (master, *map(engine_of, run.members)):
@@ -295,11 +295,11 @@ def test_numbers_of_tags_are_forgotten_with_their_view(new_run: Callable[..., Ru
 
     run.each(take_new_tags)
     master = machine_of(run.master)
-    assert len(master._next_n) == 200
+    assert len(master.ballots.next_n) == 200
     for _ in range(2):
         run.join()
         run.members.pop().close()
         run.each(pccl.Communicator.update_topology)
-    assert len(master._next_n) == 0
+    assert len(master.ballots.next_n) == 0
     for member in run.members:
         assert len(engine_of(member).machine.operations._next_n) == 0

@@ -248,7 +248,7 @@ class WatchedMaster:
         now = time.monotonic()
         with self._changed:
             if isinstance(event, ControlMessage) and isinstance(event.message, OperationDone):
-                peers = self.server.machine._by_connection  # pyright: ignore[reportPrivateUsage]
+                peers = self.server.machine.connections.peers
                 done = self._done.setdefault(event.message.operation, set())
                 done.add(peers[event.connection].id)
             for effect in effects:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from pccl.machines.master import events as me
 from pccl.machines.master.machine import MasterMachine
 from pccl.machines.master.succession.majority import HELD_BACK
-from pccl.machines.master.succession.restart import Origin
+from pccl.machines.master.succession.origin import Origin
 from pccl.machines.master.succession.vouched import NOT_TOLD
 from pccl.machines.peer import events as pe
 from pccl.machines.peer.machine import PeerMachine, Standing

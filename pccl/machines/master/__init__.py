@@ -1,14 +1,18 @@
 """Who coordinates a run: admits, decides, removes, and tells all of it in one order.
 
+* ``machine``: ``MasterMachine``: all parts, and which of them an event is for.
 * ``events``: what goes in, and the effects that come out.
-* ``machine``: ``MasterMachine``: operations.
-* ``rounds``: joint decisions, admission among them.
-* ``registrar``: connections, registration, links, silence and removal.
+* ``connections``: the effects of one event; who is behind each connection.
 * ``credible``: whether a peer may say so.
 * ``membership``: who is in the run, in which groups and views.
+* ``registration``: peers that come, and that come back.
+* ``removal``: peers that go, and why.
 * ``link_states``: which links are up, as their two ends say.
 * ``dial_plans``: who is asked to dial whom.
-* ``ballots``: the votes over operations.
+* ``dialling``: how links are brought about, and who can be dialled.
+* ``ballots``: the votes over operations, and what came of them.
+* ``rounds``: joint decisions, admission among them.
+* ``waits``: who waits for whom, and what they are told of it.
 * ``lockstep``: callers that wait for each other in vain.
 * ``status``: the run as it is, for people.
 * ``succession``: a restarted master, standbys, and whose word counts.

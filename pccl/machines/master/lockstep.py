@@ -10,7 +10,7 @@ A member may have been released between its report and the verdict. So once a se
 a while, each of its members is asked again: its answer is given after it has seen everything that
 the master had sent it before, and after everything that it had sent itself.
 
-Pure state: ``MasterMachine`` carries out what is found.
+Pure state: ``Waits`` carries out what is found.
 """
 
 from __future__ import annotations

@@ -444,14 +444,23 @@ class Membership:
         return closed
 
     def restore(
-        self, recovered: RecoveredMembership, peers: Iterable[RegisteredPeer], *, shared: bool
+        self,
+        term: int,
+        recovered: RecoveredMembership,
+        peers: Iterable[RegisteredPeer],
+        *,
+        updates: int,
+        shared: bool,
     ) -> None:
-        """Take over what is known of the membership under the masters before.
+        """Forget everything but what is known of the membership under the masters before.
 
         What they may have given out besides is skipped: see ``TERM_GAP``. Where the run is
         ``shared`` with other masters, no two terms have a version in common.
         """
+        self._term, self.updates = term, updates
+        self.links, self._measures = LinkStates(), LinkMeasures()
         self.peers = {peer.id: peer for peer in sorted(peers, key=lambda peer: peer.id)}
+        self._groups = {}
         for group, known in recovered.groups.items():
             newest = known.rosters[max(known.rosters)]
             self._groups[group] = _Group(

@@ -1,111 +1,157 @@
-"""``RoundMaster``: the joint decisions of all members of a run, admission among them.
+"""The joint decisions of all members of a run, admission among them.
 
 A round closes when every member has made the call; the answer is the same for all.
-``MasterMachine`` builds operations on it.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Iterable, Mapping
 
-from pccl.machines.master.ballots.kept import Kept
-from pccl.machines.master.membership import RegisteredPeer
-from pccl.machines.master.succession.restart import Restartable
+from pccl.machines.history import History, InvariantViolation
+from pccl.machines.master.ballots.finals import Finals
+from pccl.machines.master.ballots.open_ballots import OpenBallots
+from pccl.machines.master.connections import Outbox
+from pccl.machines.master.membership import Membership, RegisteredPeer
+from pccl.machines.master.succession.ratification import Ratification
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import SEATED_AT_ONCE_MAX
 from pccl.protocol.types import PeerId, RoundId, RoundKind
 
 
-class RoundMaster(Restartable):
-    """A master, apart from operations.
+class OpenRounds:
+    """The present round of each kind, and what its end makes of the membership.
 
-    Args: see ``Restartable``.
+    Args:
+        membership: who is in the run.
+        ballots: the open operations: their views stay open, or are not renewed.
+        finals: where answers go.
+        ratification: tells members what moves the run.
+        outbox: what has to be done.
     """
 
-    def _forget_run(self) -> None:
-        """Know of no round."""
-        self._rounds: dict[RoundKind, dict[PeerId, None]] = {kind: {} for kind in RoundKind}
+    def __init__(
+        self,
+        membership: Membership,
+        ballots: OpenBallots,
+        finals: Finals,
+        ratification: Ratification,
+        outbox: Outbox,
+    ) -> None:
+        self._membership = membership
+        self._ballots = ballots
+        self._finals = finals
+        self._ratification = ratification
+        self._outbox = outbox
+        self.requested: dict[RoundKind, dict[PeerId, None]] = {kind: {} for kind in RoundKind}
         """Who has made the call that the present round of each kind waits for."""
-        self._round_counts: dict[RoundKind, int] = dict.fromkeys(RoundKind, 0)
-        self._answers: Kept[RoundId, msg.RoundClosed] = Kept()
-        self._sequence = 0
-        """Place of what was decided last."""
+        self._counts: dict[RoundKind, int] = dict.fromkeys(RoundKind, 0)
 
-    # -- what operations have to do with it -------------------------------------------------------
+    def take_up(self, counts: Mapping[RoundKind, int]) -> None:
+        """Know of no round but that so many of each kind were closed."""
+        self.requested = {kind: {} for kind in RoundKind}
+        self._counts = dict(counts)
 
-    @abstractmethod
-    def _busy_views(self) -> set[tuple[int, int]]:
-        """The views with undecided operations: (group, number)."""
+    def present(self, kind: RoundKind) -> RoundId:
+        """The round that is open, or the next one."""
+        return RoundId(kind, self._counts[kind])
 
-    @abstractmethod
-    def _groups_with_many_numbers(self) -> set[int]:
-        """The groups whose newest view has seen so many tags that a new one should begin."""
+    def request(self, peer: RegisteredPeer, round_id: RoundId) -> None:
+        """A member has made the call.
 
-    @abstractmethod
-    def _forget_numbers(self) -> None:
-        """Nothing is counted any more in views that are closed."""
-
-    def _next_sequence(self) -> int:
-        self._sequence += 1
-        return self._sequence
-
-    # -- rounds --------------------------------------------------------------------------------
-
-    def _on_round_request(self, peer: RegisteredPeer, round_id: RoundId) -> None:
-        present = self._round_counts[round_id.kind]
+        Raises:
+            RemoteProtocolError: it cannot have made it.
+        """
+        present = self._counts[round_id.kind]
         if not peer.admitted or round_id.n > present:
             raise RemoteProtocolError(reason=f"{round_id} is not open")
         if round_id.n < present:
-            answer = self._answers.owed(round_id, peer.id)
+            answer = self._finals.answers.owed(round_id, peer.id)
             if answer is None:
                 raise RemoteProtocolError(reason=f"{round_id} was acknowledged")
-            self._send(peer, answer)
+            self._ratification.tell(peer, answer)
             return
-        self._rounds[round_id.kind][peer.id] = None
-        self._close_round_if_complete(round_id.kind)
+        self.requested[round_id.kind][peer.id] = None
+        self._close_if_complete(round_id.kind)
 
-    def _close_round_if_complete(self, kind: RoundKind) -> None:
-        requested = self._rounds[kind]
-        members = self.membership.members()
+    def forget(self, gone: Iterable[PeerId]) -> None:
+        """These members were removed: their calls do not count any more."""
+        for peer in gone:
+            for requested in self.requested.values():
+                requested.pop(peer, None)
+
+    def close_complete(self) -> None:
+        """Members were removed: perhaps only their calls were missing."""
+        for kind in RoundKind:
+            if self._membership.members():
+                self._close_if_complete(kind)
+
+    def _close_if_complete(self, kind: RoundKind) -> None:
+        requested = self.requested[kind]
+        members = self._membership.members()
         if not requested or any(peer.id not in requested for peer in members):
             return
-        newcomers = self.membership.admissible()
+        newcomers = self._membership.admissible()
         if kind is RoundKind.UPDATE_TOPOLOGY:
-            self.membership.updates = self._round_counts[kind] + 1
+            self._membership.updates = self._counts[kind] + 1
             self._admit(newcomers)
         elif kind is RoundKind.OPTIMIZE_TOPOLOGY:
             self._renew_outdated()
-        self._answer_round(kind, members, pending=bool(newcomers))
+        self._close(kind, members, pending=bool(newcomers))
         if kind is RoundKind.UPDATE_TOPOLOGY:
-            for peer in newcomers:
-                self._send(peer, self._admission(peer))
+            self._tell_admitted(newcomers)
 
-    def _answer_round(
+    def get_stuck(self, kind: RoundKind, reason: str) -> None:
+        """The members wait for different things: end the round for that reason."""
+        self._close(kind, self._membership.members(), pending=False, lockstep=reason)
+
+    def _close(
         self, kind: RoundKind, members: list[RegisteredPeer], *, pending: bool, lockstep: str = ""
     ) -> None:
-        round_id = RoundId(kind, self._round_counts[kind])
-        self._round_counts[kind] += 1
-        self._rounds[kind] = {}
-        version, sequence = self.membership.version, self._next_sequence()
+        round_id = self.present(kind)
+        self._counts[kind] += 1
+        self.requested[kind] = {}
+        version, sequence = self._membership.version, self._finals.next_sequence()
         answer = msg.RoundClosed(round_id, version, pending, lockstep, sequence)
-        self._answers.keep(round_id, answer, [peer.id for peer in members])
-        if lockstep:
-            self._propose(answer)
-        for peer in members:
-            self._send(peer, answer)
+        self._finals.answer(answer, members, proposes=bool(lockstep))
+
+    # -- admission -----------------------------------------------------------------------------
 
     def _admit(self, newcomers: list[RegisteredPeer]) -> None:
-        renew = self._groups_with_many_numbers()
+        renew = self._ballots.groups_with_many_numbers()
         if not newcomers and not renew:
             return
-        informed = self.membership.members()
-        self._note_masters(newcomers)
-        self.membership.admit(newcomers, renew, self._busy_views())
-        self._forget_numbers()
-        self._tell_rosters(informed)
+        informed = self._membership.members()
+        self._ratification.note_masters(newcomers)
+        self._membership.admit(newcomers, renew, self._ballots.busy_views())
+        self._ballots.forget_numbers()
+        self._finals.tell_rosters(informed)
         for peer in newcomers:
-            self._announce("admitted", peer, f"world size {len(self.membership.members())}")
+            size = len(self._membership.members())
+            self._outbox.announce("admitted", peer, f"world size {size}")
+
+    def admit_into_empty_run(self, *, at_tick: bool = False) -> None:
+        """Something may have changed for the newcomers of a run without members."""
+        if self._membership.members() or not self._ratification.has_consent:
+            return
+        if len(self._membership.peers) > SEATED_AT_ONCE_MAX and not at_tick:
+            return
+        # Nobody is left who could call: the rounds that were open have no scope any more.
+        for kind in RoundKind:
+            self.requested[kind] = {}
+        newcomers = self._membership.admissible()
+        self._admit(newcomers)
+        self._tell_admitted(newcomers)
+
+    def _tell_admitted(self, newcomers: list[RegisteredPeer]) -> None:
+        for peer in newcomers:
+            self._ratification.tell_admitted(peer, self.admission(peer))
+
+    def admission(self, peer: RegisteredPeer) -> msg.Admitted:
+        """What a newcomer is told when it becomes a member."""
+        counts = tuple(msg.RoundCount(kind, n) for kind, n in self._counts.items())
+        roster = self._membership.roster(peer.group)
+        return msg.Admitted(roster, counts, self._ratification.ratified)
 
     def _renew_outdated(self) -> None:
         """Put views in the place of those that would do otherwise if they were opened now.
@@ -113,27 +159,21 @@ class RoundMaster(Restartable):
         Not of one that somebody has asked for an operation in: he does not know of the round's end
         (his caller has left it), or works on without the caller.
         """
-        busy = {group for group, _ in self._busy_views()}
-        renewed = sorted(self.membership.outdated() - busy)
+        busy = {group for group, _ in self._ballots.busy_views()}
+        renewed = sorted(self._membership.outdated() - busy)
         for group in renewed:
-            self.membership.reorder(group, self.membership.order(group))
+            self._membership.reorder(group, self._membership.order(group))
         if renewed:
-            self._forget_numbers()
-            self._tell_rosters(self.membership.members())
+            self._ballots.forget_numbers()
+            self._finals.tell_rosters(self._membership.members())
 
-    def _admit_into_empty_run(self, *, at_tick: bool = False) -> None:
-        if self.membership.members() or not self._has_consent:
-            return
-        if len(self.membership.peers) > SEATED_AT_ONCE_MAX and not at_tick:
-            return
-        # Nobody is left who could call: the rounds that were open have no scope any more.
-        for kind in RoundKind:
-            self._rounds[kind] = {}
-        newcomers = self.membership.admissible()
-        self._admit(newcomers)
-        for peer in newcomers:
-            self._send(peer, self._admission(peer))
+    def check(self, history: History) -> None:
+        """Assert that no round is open that everybody has called for.
 
-    def _admission(self, peer: RegisteredPeer) -> msg.Admitted:
-        counts = tuple(msg.RoundCount(kind, n) for kind, n in self._round_counts.items())
-        return msg.Admitted(self.membership.roster(peer.group), counts, self._ratified())
+        Raises:
+            InvariantViolation: one is.
+        """
+        members = self._membership.members()
+        for kind, requested in self.requested.items():
+            if requested and all(peer.id in requested for peer in members):
+                raise InvariantViolation(f"round {kind.name} should be closed", history)

@@ -13,6 +13,7 @@ from itertools import islice
 from pccl.machines.master.ballots.ballot import Ballot
 from pccl.machines.master.lockstep import Wait, calls_by_member
 from pccl.machines.master.membership import Membership, RegisteredPeer
+from pccl.machines.master.removal import Removal
 from pccl.protocol.guards.texts import shortened
 from pccl.protocol.operation import Phase
 from pccl.protocol.status_report import (
@@ -24,7 +25,7 @@ from pccl.protocol.status_report import (
     RoundStatus,
     StatusReport,
 )
-from pccl.protocol.types import NS_PER_MS, OperationId, PeerId, RemovalCause, RoundId
+from pccl.protocol.types import NS_PER_MS, OperationId, PeerId, RoundId
 
 MEMBERS_SHOWN_MAX = 1024
 NEWCOMERS_SHOWN_MAX = 256
@@ -37,21 +38,6 @@ TEXT_CHARACTERS_MAX = 120
 """Of what a member is in and of what a newcomer or an operation is about."""
 REASON_CHARACTERS_MAX = 400
 """Together these keep the largest report below ``CONTROL_MESSAGE_BYTES_MAX`` (a test fills one)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Removal:
-    """That a peer was taken out of the run."""
-
-    peer: PeerId
-    group: int
-    cause: RemovalCause
-    reason: str
-    at_ns: int
-
-    def ago_ms(self, now_ns: int) -> int:
-        """How long ago that was."""
-        return _ms(now_ns - self.at_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +67,7 @@ class RunState:
     waits_for: str
 
 
-def report(state: RunState, now_ns: int) -> StatusReport:
+def status_report(state: RunState, now_ns: int) -> StatusReport:
     """The run as of ``now_ns``."""
     membership = state.membership
     members, newcomers = membership.members(), membership.pending()

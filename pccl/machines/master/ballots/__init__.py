@@ -3,5 +3,8 @@
 * ``ballot``: the vote over one operation.
 * ``collective_ballot``: over a collective.
 * ``sync_ballot``: over a synchronization of the shared state.
-* ``kept``: what was decided, until everybody has it.
+* ``open_ballots``: all that are not decided: who may ask for which.
+* ``stalls``: those that cannot go on.
+* ``kept``: messages, until everybody has them.
+* ``finals``: what was decided, in one sequence.
 """

@@ -16,7 +16,7 @@ once; and a run of one ends with its member, for he may be with the other master
 loss: whoever says one follows nobody any more. (Vertical Paxos II, Lamport, Malkhi & Zhou, PODC
 2009, section 4, is the general case; the term is the ballot.)
 
-Pure state: ``Restartable`` holds back and tells.
+Pure state: ``Ratification`` holds back and tells.
 """
 
 from __future__ import annotations

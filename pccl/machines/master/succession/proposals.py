@@ -20,7 +20,7 @@ That gives one outcome, as in Viewstamped Replication (Liskov & Cowling, 2012) a
   nothing follows from done reports any more; so commits that are not settled then are proposed
   before that roster is told.
 
-State only: ``Restartable`` sends and counts.
+State only: ``Ratification`` sends and counts.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ decided and reached nobody who came back may be decided anew.
 Any process with the token can send a report. If the master before has named the members of the run
 (``vouched``), only their reports count; the rosters in them can name more members.
 
-Pure state: ``Restartable`` collects and carries out.
+Pure state: ``Succession`` collects and carries out.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pccl.machines.master.events import ControlOpened as Opened
 from pccl.machines.master.events import MasterEffect, Tick
 from pccl.machines.master.events import Send as Told
 from pccl.machines.master.machine import MasterMachine
-from pccl.machines.master.succession.restart import Origin
+from pccl.machines.master.succession.origin import Origin
 from pccl.machines.peer.events import (
     ControlMessage,
     ControlOpened,

@@ -684,7 +684,7 @@ def test_what_the_protocol_forbids_costs_the_connection_and_nothing_else(
 
 
 def test_a_member_can_open_so_many_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl.machines.master.machine.OPERATIONS_OPEN_MAX", 2)
+    monkeypatch.setattr("pccl.machines.master.ballots.open_ballots.OPERATIONS_OPEN_MAX", 2)
     master = Master(2)
     for tag in (0, 1):
         assert master.hear(1, msg.OperationRequest(operation(tag=tag), SUM)) == []
@@ -698,7 +698,7 @@ def test_a_member_can_open_so_many_operations(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_many_tags_are_followed_by_a_new_view(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl.machines.master.machine.TAGS_PER_VIEW_MAX", 2)
+    monkeypatch.setattr("pccl.machines.master.ballots.open_ballots.TAGS_PER_VIEW_MAX", 2)
     master = Master(2)
 
     def reduce(view: int, *tags: int) -> None:
@@ -724,7 +724,7 @@ def test_many_tags_are_followed_by_a_new_view(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_who_acknowledges_nothing_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl.machines.master.machine.OWED_MAX", 2)
+    monkeypatch.setattr("pccl.machines.master.ballots.finals.OWED_MAX", 2)
     master = Master(2)
     for n in range(3):
         for peer in (1, 2):

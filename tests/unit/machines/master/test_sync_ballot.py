@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pccl.machines.master.ballots.ballot import Abort, Commit, Decision, Expel
+from pccl.machines.master.ballots.ballot import Abort, Commit, Decision
 from pccl.machines.master.ballots.sync_ballot import SyncBallot
 from pccl.machines.master.events import (
     CloseControl,
@@ -18,6 +18,7 @@ from pccl.machines.master.events import (
     Tick,
 )
 from pccl.machines.master.machine import MasterMachine
+from pccl.machines.master.removal import Expel
 from pccl.machines.repair import Tell
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
@@ -560,7 +561,7 @@ def test_the_highest_revision_that_there_is() -> None:
     highest = offer(revision=2**64 - 1, lineage=None)
     outcome = master.sync(0, highest, highest)
     assert isinstance(outcome, msg.OperationEnded)
-    known = master.machine._expected[0]  # pyright: ignore[reportPrivateUsage]
+    known = master.machine.ballots.expected[0]
     assert known.revision == 2**64 - 1
     again = offer(revision=2**64 - 1, lineage=known.lineage)
     outcome = master.sync(1, again, again)
@@ -580,7 +581,7 @@ def test_a_conflict_that_is_told_to_everybody() -> None:
     for _, message in told:
         assert isinstance(message, msg.OperationEnded)
         assert (message.abort, message.difference) == (AbortCause.STATE_MISMATCH, DIFFERENCE)
-    assert master.machine._expected.get(0, NOTHING_EXPECTED) == NOTHING_EXPECTED  # pyright: ignore[reportPrivateUsage]
+    assert master.machine.ballots.expected.get(0, NOTHING_EXPECTED) == NOTHING_EXPECTED
 
 
 def test_nobody_is_a_newcomer_in_the_first_synchronization_of_a_group() -> None:
@@ -599,7 +600,7 @@ def test_nobody_is_a_newcomer_in_the_first_synchronization_of_a_group() -> None:
 
 def test_a_slow_newcomer_is_removed_and_the_others_go_on() -> None:
     master, before = Master(), Lineage(b"run", sync_operation())
-    master.machine._expected[0] = Expected(3, before)  # pyright: ignore[reportPrivateUsage]
+    master.machine.ballots.expected[0] = Expected(3, before)
     asked = [offer(revision=3, lineage=before), offer(b"z", **NEW)]
     for peer, offered in enumerate(asked, 1):
         master.hear(peer, msg.SyncRequest(sync_operation(), offered))

@@ -19,7 +19,7 @@ from pccl.machines.master.events import (
 )
 from pccl.machines.master.machine import MasterMachine
 from pccl.machines.master.succession.majority import HELD_BACK, Basis
-from pccl.machines.master.succession.restart import Origin
+from pccl.machines.master.succession.origin import Origin
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import TERM_GAP, Timing

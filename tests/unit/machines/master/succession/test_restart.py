@@ -25,7 +25,7 @@ from pccl.machines.master.events import (
     Warn,
 )
 from pccl.machines.master.machine import MasterMachine
-from pccl.machines.master.succession.restart import Origin
+from pccl.machines.master.succession.origin import Origin
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
@@ -636,7 +636,7 @@ def test_garbage_in_a_report_costs_that_connection_only(words: tuple[msg.Message
     assert (2, msg.Resumed(2, NEXT)) in sent(effects)
     effects += master.wait(2, speaking=(2,))
     assert [peer for peer, _ in removals(effects)] == [1]
-    assert 2 in master.machine._by_connection  # pyright: ignore[reportPrivateUsage]
+    assert 2 in master.machine.connections.peers
 
 
 def test_a_report_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1074,7 +1074,7 @@ def test_an_older_run_that_too_few_come_from_does_not_end_a_young_one() -> None:
     another = "this master coordinates another run"
     assert (1, msg.Refused(None, another)) in sent(effects)
     assert master.machine.shown_run == OTHER_RUN
-    assert {8, 9} == set(master.machine._by_connection)  # pyright: ignore[reportPrivateUsage]
+    assert {8, 9} == set(master.machine.connections.peers)
 
 
 def test_as_many_of_an_older_run_end_a_young_one() -> None:
@@ -1153,7 +1153,7 @@ def test_reports_that_are_not_complete_are_closed_when_the_run_goes_on() -> None
     master.come(1, known=known)
     effects = master.come(2, known=known)
     assert CloseControl(9, "the run went on before its report was complete") in effects
-    assert set(master.machine._hosts) == {1, 2}  # pyright: ignore[reportPrivateUsage]
+    assert set(master.machine.connections.hosts) == {1, 2}
 
 
 def test_the_largest_report_has_to_go_if_there_is_no_room_for_all(
@@ -1168,7 +1168,7 @@ def test_the_largest_report_has_to_go_if_there_is_no_room_for_all(
     reason = "its report is the largest, and there is no room for all"
     assert CloseControl(3, reason) in master.say(2, *[msg.Heartbeat()] * 10, known=known)
     master.hear(2, msg.Reported())
-    assert set(master.machine._hosts) == {1, 2}  # pyright: ignore[reportPrivateUsage]
+    assert set(master.machine.connections.hosts) == {1, 2}
 
 
 def test_what_a_crowd_reports_alike_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1222,7 +1222,7 @@ def test_two_restarts_in_a_row_give_out_different_ids() -> None:
     given: list[int] = []
     for chance in (b"\x07", b"\x09"):
         master = Master(Origin.RESTARTED, term=2)
-        master.machine._random_bytes = lambda size, chance=chance: chance * size  # type: ignore[misc]
+        master.machine.registration.random_bytes = lambda size, chance=chance: chance * size  # type: ignore[misc]
         for peer in (1, 2, 3):
             master.come(peer)
         ((_, registered),) = told(master.register(9), msg.Registered)

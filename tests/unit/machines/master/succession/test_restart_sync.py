@@ -16,7 +16,7 @@ from pccl.machines.master.events import (
     Tick,
 )
 from pccl.machines.master.machine import MasterMachine
-from pccl.machines.master.succession.restart import Origin
+from pccl.machines.master.succession.origin import Origin
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
 from pccl.protocol.shared_state import (
@@ -103,7 +103,7 @@ class Master:
 
     @property
     def expected(self) -> Expected:
-        known = self.machine._expected  # pyright: ignore[reportPrivateUsage]
+        known = self.machine.ballots.expected
         return known.get(0, NOTHING_EXPECTED)
 
 

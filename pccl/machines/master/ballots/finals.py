@@ -1,0 +1,192 @@
+"""What was decided, in one sequence, until everybody concerned has it: outcomes and answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from pccl.machines.history import History, InvariantViolation
+from pccl.machines.master.ballots.kept import Kept, affordable
+from pccl.machines.master.connections import Outbox
+from pccl.machines.master.membership import Membership, RegisteredPeer
+from pccl.machines.master.succession.ratification import Ratification
+from pccl.machines.master.succession.recovery import Recovered
+from pccl.protocol import messages as msg
+from pccl.protocol.limits import OWED_MAX
+from pccl.protocol.operation import name_peers
+from pccl.protocol.shared_state import Expected
+from pccl.protocol.types import OperationId, PeerId, RoundId
+
+
+class Finals:
+    """The outcomes of operations and the answers to rounds that somebody may yet lack.
+
+    Args:
+        membership: who is in the run.
+        ratification: tells them, once enough members agree.
+        outbox: what has to be done.
+    """
+
+    def __init__(self, membership: Membership, ratification: Ratification, outbox: Outbox) -> None:
+        self._membership = membership
+        self._ratification = ratification
+        self._outbox = outbox
+        self.outcomes: Kept[OperationId, msg.OperationEnded] = Kept()
+        self.answers: Kept[RoundId, msg.RoundClosed] = Kept()
+        self._sequence = 0
+        """Place of what was decided last."""
+
+    def next_sequence(self) -> int:
+        """The place of what is decided now."""
+        self._sequence += 1
+        return self._sequence
+
+    @property
+    def settled(self) -> int:
+        """Everybody has whatever was decided before this place in the sequence."""
+        outcome, answer = self.outcomes.oldest(), self.answers.oldest()
+        return min(
+            self._sequence + 1 if outcome is None else outcome.sequence,
+            self._sequence + 1 if answer is None else answer.sequence,
+        )
+
+    # -- telling -------------------------------------------------------------------------------
+
+    def end(
+        self,
+        ended: msg.OperationEnded,
+        concerned: Sequence[RegisteredPeer],
+        expected: Expected,
+        *,
+        follows: bool,
+    ) -> None:
+        """Tell the outcome of an operation.
+
+        Args:
+            ended: the outcome.
+            concerned: who has to have it.
+            expected: of the group's shared state from now on.
+            follows: whether any master that a majority follows comes to it by itself.
+        """
+        self.outcomes.keep(ended.operation, ended, [peer.id for peer in concerned])
+        if concerned and not follows:
+            self._ratification.propose(ended, expected)
+        for peer in concerned:
+            self._ratification.tell(peer, ended)
+
+    def answer(
+        self, answer: msg.RoundClosed, members: Sequence[RegisteredPeer], *, proposes: bool
+    ) -> None:
+        """Tell the answer to a round; with ``proposes``, another master might contradict it."""
+        self.answers.keep(answer.round, answer, [peer.id for peer in members])
+        if proposes:
+            self._ratification.propose(answer)
+        for peer in members:
+            self._ratification.tell(peer, answer)
+
+    def tell_rosters(self, peers: Iterable[RegisteredPeer]) -> None:
+        """The membership has changed.
+
+        Before a view is closed for them, members hear what was committed in it.
+        """
+        ring = self._membership.ring
+        for outcome in self.outcomes:
+            operation = outcome.operation
+            is_open = ring(operation.group, operation.view) is not None
+            has_proposed = self._ratification.has_proposed(operation)
+            if outcome.abort is None and not is_open and not has_proposed:
+                self._ratification.propose(outcome)
+        for peer in peers:
+            self._outbox.send(peer, msg.RosterChanged(self._membership.roster(peer.group)))
+
+    # -- what is owed --------------------------------------------------------------------------
+
+    def acknowledge(
+        self, peer: PeerId, operations: Iterable[OperationId], rounds: Iterable[RoundId]
+    ) -> None:
+        """A member has these."""
+        for operation in operations:
+            self.outcomes.acknowledge(operation, peer)
+            if operation not in self.outcomes:
+                self._ratification.acknowledged(operation)
+        for round_id in rounds:
+            self.answers.acknowledge(round_id, peer)
+            if round_id not in self.answers:
+                self._ratification.acknowledged(round_id)
+
+    def owed_to(self, peer: PeerId) -> Iterator[msg.MasterMessage]:
+        """What a member may lack."""
+        yield from self.outcomes.owed_to(peer)
+        yield from self.answers.owed_to(peer)
+
+    def are_acknowledged_by(self, peer: PeerId) -> bool:
+        """Whether a member acknowledges what it gets, or at least has not got too much yet."""
+        return self.outcomes.count_owed_to(peer) + self.answers.count_owed_to(peer) <= OWED_MAX
+
+    def forget(self, gone: Iterable[PeerId]) -> None:
+        """These members were removed: nothing is owed to them."""
+        for peer in gone:
+            self.outcomes.forget(peer)
+            self.answers.forget(peer)
+        for proposed in self._ratification.proposed():
+            outcome, answer = proposed.outcome, proposed.answer
+            if outcome is not None and outcome.operation not in self.outcomes:
+                self._ratification.acknowledged(outcome.operation)
+            if answer is not None and answer.round not in self.answers:
+                self._ratification.acknowledged(answer.round)
+
+    # -- a master before this one ----------------------------------------------------------------
+
+    def take_up(self, recovered: Recovered) -> list[OperationId]:
+        """Keep what the members of a run know; return the operations that have an outcome."""
+        self.outcomes, self.answers = Kept(), Kept()
+        self._sequence = recovered.sequence
+        told = {
+            report.peer: {o.outcome.sequence for o in report.outcomes if o.told}
+            | {a.answer.sequence for a in report.answers if a.told}
+            for report in recovered.returned
+        }
+        sizes = Counter(peer.group for peer in self._membership.members())
+        outcomes = affordable(
+            recovered.outcomes, told.values(), lambda outcome: sizes[outcome.operation.group]
+        )
+        for operation, outcome in outcomes:
+            members = [peer.id for peer in self._membership.members(operation.group)]
+            lacking = [peer for peer in members if outcome.sequence not in told.get(peer, ())]
+            self.outcomes.keep(operation, outcome, lacking)
+            if lacking:
+                self._ratification.propose(outcome, recovered.states[operation], sends=False)
+        members = [peer.id for peer in self._membership.members()]
+        for round_id, answer in affordable(
+            recovered.answers, told.values(), lambda _: len(members)
+        ):
+            lacking = [peer for peer in members if answer.sequence not in told.get(peer, ())]
+            self.answers.keep(round_id, answer, lacking)
+            if lacking:
+                self._ratification.propose(answer, sends=False)
+        taken = {
+            (report.peer, count.kind): count.n
+            for report in recovered.returned
+            for count in report.header.rounds
+        }
+        for kind, count in recovered.counts.items():
+            last = RoundId(kind, count - 1)
+            lacking = [peer for peer in members if taken.get((peer, kind), 0) < count]
+            if lacking and last not in recovered.answers:  # nobody who came back can tell it
+                version, sequence = self._membership.version, self.next_sequence()
+                answer = msg.RoundClosed(last, version, pending=False, sequence=sequence)
+                self.answers.keep(last, answer, lacking)
+        return [operation for operation, _ in outcomes]
+
+    def check(self, history: History) -> None:
+        """Assert that something is owed of each, and to members only.
+
+        Raises:
+            InvariantViolation: it is not.
+        """
+        members = {peer.id for peer in self._membership.members()}
+        for owed in (*self.outcomes.everybody_owed(), *self.answers.everybody_owed()):
+            strangers = [peer for peer in owed if peer not in members]
+            if strangers or not owed:
+                whom = name_peers(strangers) if strangers else "nobody"
+                raise InvariantViolation(f"outcome kept for {whom}", history)

@@ -1,0 +1,339 @@
+"""The operations that are not decided: who may ask for which, and what becomes of each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from pccl.machines.history import History, InvariantViolation
+from pccl.machines.master.ballots.ballot import Abort, Ballot, Commit, Decision, Start
+from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
+from pccl.machines.master.ballots.finals import Finals
+from pccl.machines.master.ballots.sync_ballot import SyncBallot
+from pccl.machines.master.connections import Outbox
+from pccl.machines.master.membership import Membership, RegisteredPeer
+from pccl.machines.master.removal import Expel
+from pccl.machines.master.succession.origin import Incarnation
+from pccl.machines.master.succession.ratification import Ratification
+from pccl.machines.master.succession.recovery import Recovered
+from pccl.machines.repair import Tell
+from pccl.protocol import messages as msg
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.limits import OPERATIONS_OPEN_MAX, TAGS_PER_VIEW_MAX
+from pccl.protocol.operation import Phase
+from pccl.protocol.shared_state import NOTHING_EXPECTED, Elect, Expected
+from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, PeerId
+
+
+class OpenBallots:
+    """The votes over operations that go on.
+
+    Args:
+        incarnation: of the master.
+        membership: who is in the run.
+        finals: where decided operations go.
+        ratification: tells members what moves the run.
+        elect: finds out which shared state everybody gets.
+        outbox: what has to be done.
+    """
+
+    def __init__(
+        self,
+        incarnation: Incarnation,
+        membership: Membership,
+        finals: Finals,
+        ratification: Ratification,
+        elect: Elect,
+        outbox: Outbox,
+    ) -> None:
+        self._incarnation = incarnation
+        self._membership = membership
+        self._finals = finals
+        self._ratification = ratification
+        self._elect = elect
+        self._outbox = outbox
+        self.open: dict[OperationId, Ballot] = {}
+        self.expected: dict[int, Expected] = {}
+        """Of each group's shared state; also of groups without members."""
+        self._commits: Counter[int] = Counter()
+        """Group -> collectives that it has committed here since its last synchronization."""
+        self._opened: Counter[PeerId] = Counter()
+        """How many of them were opened by each member."""
+        self.next_n: dict[tuple[int, int, int], int] = {}
+        """(group, open view, tag) -> number of the next operation that may be asked for."""
+
+    def take_up(self, recovered: Recovered, ended: Iterable[OperationId]) -> None:
+        """Know of no operation but those of a run that have ``ended``."""
+        self.open = {}
+        self.expected = dict(recovered.expected)
+        self._commits = Counter()
+        self._opened = Counter(dict.fromkeys(recovered.members, 0))
+        self.next_n = {}
+        for operation in ended:
+            if self._is_in_open_view(operation):
+                tag = (operation.group, operation.view, operation.tag)
+                self.next_n[tag] = max(self.next_n.get(tag, 0), operation.n + 1)
+
+    # -- what members say ----------------------------------------------------------------------
+
+    def take(self, peer: RegisteredPeer, message: msg.Message) -> Expel | None:
+        """A member says something about an operation; return whom the others go on without.
+
+        Raises:
+            RemoteProtocolError: ``peer`` may not say so.
+        """
+        now_ns = self._outbox.now_ns
+        match message:
+            case msg.OperationRequest():
+                return self._on_operation_request(peer, message)
+            case msg.SyncRequest(operation, offer):
+                if operation.tag != SYNC_TAG:
+                    raise RemoteProtocolError(reason="shared state under the tag of a collective")
+                ballot = self._find(peer, operation, opens=True)
+                if isinstance(ballot, SyncBallot):
+                    return self.decide(ballot, ballot.request(peer.id, offer, now_ns))
+            case msg.StatesCompared(operation, difference):
+                ballot = self._find(peer, operation, opens=False)
+                if isinstance(ballot, SyncBallot):
+                    return self.decide(ballot, ballot.compared(peer.id, difference, now_ns))
+            case msg.OperationDone(operation, digest):
+                ballot = self._find(peer, operation, opens=False)
+                if ballot is not None:
+                    return self.decide(ballot, ballot.done(peer.id, digest, now_ns))
+            case msg.Withdraw(operation, reason):
+                ballot = self._find(peer, operation, opens=True)
+                if ballot is not None:
+                    return self.decide(ballot, ballot.withdraw(peer.id, reason))
+            case msg.Holdings(operation, lost, complete):
+                ballot = self.open.get(operation)
+                if isinstance(ballot, CollectiveBallot):
+                    return self.decide(ballot, ballot.holdings(peer.id, lost, complete=complete))
+            case msg.OutcomeQuery(operation):
+                self._find(peer, operation, opens=False)
+            case _:
+                raise RemoteProtocolError(reason=f"unexpected {type(message).__name__}")
+        return None
+
+    def note_progress(self, peer: PeerId, reports: Iterable[msg.Progress]) -> None:
+        """A member says how far it is."""
+        for progress in reports:
+            ballot = self.open.get(progress.operation)
+            if ballot is not None and peer in ballot.survivors:
+                ballot.report(peer, progress, self._outbox.now_ns)
+
+    def _on_operation_request(
+        self, peer: RegisteredPeer, message: msg.OperationRequest
+    ) -> Expel | None:
+        if message.operation.tag == SYNC_TAG:
+            raise RemoteProtocolError(reason="a collective under the tag of shared state")
+        ballot = self._find(peer, message.operation, opens=True)
+        if not isinstance(ballot, CollectiveBallot):
+            return None
+        if not message.eager:
+            self.repeat_start(peer, ballot)
+        asked = (peer.id, message.descriptor, self._outbox.now_ns, message.resumes)
+        weight = message.weight
+        return self.decide(ballot, ballot.request(*asked, eager=message.eager, weight=weight))
+
+    def repeat_start(self, peer: RegisteredPeer, ballot: CollectiveBallot) -> None:
+        """A member may not have heard of the start."""
+        if ballot.phase is Phase.STARTED:
+            self._ratification.tell(peer, ballot.started())
+
+    def owed_to(self, peer: PeerId) -> Iterator[msg.MasterMessage]:
+        """What a member may have missed while its connection was lost."""
+        for ballot in self.open.values():
+            yield from ballot.owed_to(peer)
+
+    # -- which operation -----------------------------------------------------------------------
+
+    def _find(self, peer: RegisteredPeer, operation: OperationId, *, opens: bool) -> Ballot | None:
+        """The ballot that a member's message is about; a new one if that message ``opens`` it.
+
+        None if the operation has ended; ``peer`` is told how. A withdrawal too may be the first
+        that is heard of an operation (its request got lost with a connection), and it must end for
+        everybody: all members have to count the same numbers.
+
+        Raises:
+            RemoteProtocolError: ``peer`` has no part in it, or it is not the next of its tag.
+        """
+        if operation in self._finals.outcomes:
+            outcome = self._finals.outcomes.owed(operation, peer.id)
+            if outcome is None:
+                raise RemoteProtocolError(reason=f"the outcome of {operation} was acknowledged")
+            self._ratification.tell(peer, outcome)
+            return None
+        term, membership = self._incarnation.term, self._membership
+        if not peer.admitted or operation.term > term or operation.group != peer.group:
+            raise RemoteProtocolError(reason=f"operation {operation} is not of this run")
+        if operation.view > membership.newest_view(operation.group):
+            raise RemoteProtocolError(reason=f"operation {operation} of a future view")
+        known = self.open.get(operation)
+        if known is not None and known.outlives_view and peer.id in known.survivors:
+            return known  # its view is closed
+        view = membership.view(operation.group, operation.view)
+        if view is None:
+            self._ratification.tell(peer, self._ended_by_closed_view(operation))
+            return None
+        if peer.id not in view.ring:
+            raise RemoteProtocolError(reason=f"not a member of view {operation.view}")
+        if operation.term != view.term:
+            raise RemoteProtocolError(reason=f"view {operation.view} is of term {view.term}")
+        if known is not None:
+            return known
+        tag = (operation.group, operation.view, operation.tag)
+        inherited = view.term < term
+        next_n = self.next_n.get(tag)
+        if next_n is None:  # the master before may have counted; its members go on from there
+            next_n = operation.n if inherited else 0
+        if not opens or operation.n != next_n:
+            raise RemoteProtocolError(reason=f"operation {operation} is not the next one")
+        if self._opened[peer.id] >= OPERATIONS_OPEN_MAX:
+            raise RemoteProtocolError(reason="too many operations are open")
+        self._opened[peer.id] += 1
+        ballot = self._make(operation, view.ring, peer.id, inherited=inherited)
+        self.open[operation] = ballot
+        return ballot
+
+    def _make(
+        self, operation: OperationId, ring: tuple[PeerId, ...], opener: PeerId, *, inherited: bool
+    ) -> Ballot:
+        about = (operation, ring, opener, self._outbox.now_ns)
+        if operation.tag != SYNC_TAG:
+            return CollectiveBallot(*about, inherited=inherited)
+
+        def expected() -> tuple[Expected, int]:
+            group = operation.group
+            return self.expected.get(group, NOTHING_EXPECTED), self._commits[group]
+
+        return SyncBallot(*about, expected, self._elect, inherited=inherited)
+
+    def _ended_by_closed_view(self, operation: OperationId) -> msg.OperationEnded:
+        return msg.OperationEnded(
+            operation,
+            AbortCause.VIEW_CLOSED,
+            "a member was lost before this call",
+            (),
+            self._membership.version,
+        )
+
+    def _is_in_open_view(self, operation: OperationId) -> bool:
+        return self._membership.view(operation.group, operation.view) is not None
+
+    # -- decisions -----------------------------------------------------------------------------
+
+    def decide(self, ballot: Ballot, decision: Decision | None) -> Expel | None:
+        """Announce what a ballot has decided, if anything; return whom the others go on without."""
+        peers = self._membership.peers
+        match decision:
+            case Start(resumed, weights):
+                started = msg.OperationStarted(ballot.operation, resumed, weights)
+                for waiting in ballot.wait_for_start():
+                    self._ratification.tell(peers[waiting], started)
+            case Tell(whom, message):
+                for told in whom:
+                    self._ratification.tell(peers[told], message)
+            case Expel():
+                return decision
+            case Commit() | Abort():
+                self._end(ballot, decision)
+            case None:
+                pass
+        return None
+
+    def _end(self, ballot: Ballot, decision: Commit | Abort) -> None:
+        operation = ballot.operation
+        del self.open[operation]
+        if ballot.opener in self._membership.peers:
+            self._opened[ballot.opener] -= 1
+        if self._is_in_open_view(operation):
+            self.next_n[operation.group, operation.view, operation.tag] = operation.n + 1
+        committed = isinstance(decision, Commit)
+        expected: Expected | None = None
+        if committed and isinstance(ballot, SyncBallot):
+            expected = ballot.expected_after(self._incarnation.run)
+            if expected is not None:
+                self.expected[operation.group] = expected
+                del self._commits[operation.group]
+        elif committed:
+            self._commits[operation.group] += 1
+        ended = msg.OperationEnded(
+            operation,
+            None if isinstance(decision, Commit) else decision.cause,
+            "" if isinstance(decision, Commit) else decision.told_reason,
+            ballot.contributors if committed else (),
+            self._membership.version,
+            self._finals.next_sequence(),
+            decision.difference if isinstance(decision, Abort) else None,
+        )
+        concerned = [self._membership.peers[peer] for peer in ballot.survivors]
+        follows = self._would_follow(ballot, decision)
+        self._finals.end(ended, concerned, expected or NOTHING_EXPECTED, follows=follows)
+
+    def _would_follow(self, ballot: Ballot, decision: Commit | Abort) -> bool:
+        """Whether any master that a majority follows comes to this outcome by itself.
+
+        What all members of a view have reported done stays done. In a view that is closed for a
+        majority nothing is committed that was not proposed before.
+        """
+        if isinstance(decision, Abort):
+            return not self._is_in_open_view(ballot.operation)
+        is_whole = len(ballot.survivors) == len(ballot.members)
+        return is_whole and isinstance(ballot, CollectiveBallot)
+
+    def lose(self, gone: Sequence[PeerId], why: str) -> None:
+        """These members were removed; the others know."""
+        for ballot in list(self.open.values()):
+            lost = [peer for peer in ballot.survivors if peer in gone]
+            if lost:
+                expel = self.decide(ballot, ballot.lose(lost, why, self._outbox.now_ns))
+                assert expel is None, "a loss has made a ballot expel others"
+
+    def forget(self, gone: Iterable[PeerId]) -> None:
+        """These members were removed, and all has been concluded from that."""
+        for peer in gone:
+            del self._opened[peer]
+
+    def shift(self, gap_ns: int) -> None:
+        """This process slept: nothing has stood still for so long."""
+        for ballot in self.open.values():
+            ballot.shift(gap_ns, self._outbox.now_ns)
+
+    # -- views ---------------------------------------------------------------------------------
+
+    def busy_views(self) -> set[tuple[int, int]]:
+        """The views with undecided operations: (group, number)."""
+        return {(operation.group, operation.view) for operation in self.open}
+
+    def groups_with_many_numbers(self) -> set[int]:
+        """The groups whose newest view has seen so many tags that a new one should begin."""
+        if len(self.next_n) <= TAGS_PER_VIEW_MAX:
+            return set()
+        counts: Counter[tuple[int, int]] = Counter((group, view) for group, view, _ in self.next_n)
+        newest = self._membership.newest_view
+        return {
+            group
+            for (group, view), count in counts.items()
+            if count > TAGS_PER_VIEW_MAX and view == newest(group)
+        }
+
+    def forget_numbers(self) -> None:
+        """Nothing is counted any more in views that are closed."""
+        ring = self._membership.ring
+        self.next_n = {tag: n for tag, n in self.next_n.items() if ring(tag[0], tag[1])}
+
+    def check(self, history: History) -> None:
+        """Assert that every open operation can still be decided, and is not.
+
+        Raises:
+            InvariantViolation: it is decided, or its view is closed.
+        """
+        members = {peer.id for peer in self._membership.members()}
+        for operation, ballot in self.open.items():
+            ring = self._membership.ring(operation.group, operation.view)
+            if ballot.phase.ended or operation in self._finals.outcomes:
+                raise InvariantViolation(f"{operation} is decided and undecided", history)
+            strayed = any(peer not in members for peer in ballot.survivors)
+            whole = not ballot.outlives_view and len(ballot.survivors) == len(ballot.members)
+            if strayed or ring != (ballot.members if whole else None):
+                raise InvariantViolation(f"{operation} is open in a closed view", history)

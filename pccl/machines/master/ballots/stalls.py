@@ -1,0 +1,125 @@
+"""Operations that cannot go on: members have to talk and cannot, or their data stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pccl.machines.master.ballots.ballot import Ballot
+from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
+from pccl.machines.master.ballots.finals import Finals
+from pccl.machines.master.ballots.open_ballots import OpenBallots
+from pccl.machines.master.connections import Outbox
+from pccl.machines.master.membership import Membership
+from pccl.machines.master.removal import Expel
+from pccl.protocol.limits import Timing
+from pccl.protocol.operation import Phase
+from pccl.protocol.types import RemovalCause
+from pccl.topology.ring_order import apart, arrange, broken_neighbours, lacking
+
+
+class StallWatch:
+    """Looks at all open operations from time to time.
+
+    Args:
+        timing: deadlines.
+        membership: who is in the run.
+        ballots: the open operations.
+        finals: tells of changes of the membership.
+        outbox: what has to be done.
+    """
+
+    def __init__(
+        self,
+        timing: Timing,
+        membership: Membership,
+        ballots: OpenBallots,
+        finals: Finals,
+        outbox: Outbox,
+    ) -> None:
+        self._timing = timing
+        self._membership = membership
+        self._ballots = ballots
+        self._finals = finals
+        self._outbox = outbox
+
+    def look(self) -> Iterator[Expel]:
+        """A tick. Whoever is given out has to be removed before the iterator goes on."""
+        ballots = self._ballots
+        for group in sorted({ballot.operation.group for ballot in ballots.open.values()}):
+            yield from self._mend_ring(group)
+        for ballot in list(ballots.open.values()):
+            if ballot.phase is Phase.REQUESTED and isinstance(ballot, CollectiveBallot):
+                continue  # of many that wait for calls each would cost something at every tick
+            if ballot.operation in ballots.open:
+                expel = ballots.decide(ballot, ballot.look(self._timing, self._outbox.now_ns))
+                if expel is not None:
+                    yield expel
+            expel = self._judge_progress(ballot)
+            if expel is not None:
+                yield expel
+            if isinstance(ballot, CollectiveBallot):
+                for peer in ballot.take_untold():
+                    ballots.repeat_start(self._membership.peers[peer], ballot)
+
+    def _mend_ring(self, group: int) -> Iterator[Expel]:
+        """If an operation waits for members that cannot talk, go on in a view that needs it not.
+
+        Its ring has others as neighbours, and with them known to be apart no mesh is chosen.
+        Their lanes are redialled all the time; a pair that has no link for as long as a lost
+        control connection may take to come back counts as one that cannot talk.
+        """
+        ballots, membership = self._ballots, self._membership
+        patience_ns = self._timing.ns(self._timing.resume_s)
+        broken = membership.broken_links(group, self._outbox.now_ns - patience_ns)
+        started = [
+            ballot
+            for ballot in ballots.open.values()
+            if ballot.operation.group == group and ballot.phase is Phase.STARTED
+        ]
+        for ballot in started:
+            pairs = ballot.separated(broken) if broken else []
+            if pairs and ballot.is_forced and not ballot.follows_ring:
+                # Another view would not help: nobody chooses what the caller has named.
+                reason = f"{apart(pairs[0], broken)}; leave algorithm out, or name the ring"
+                ballots.decide(ballot, ballot.cannot_talk(reason))
+        started = [ballot for ballot in started if ballot.operation in ballots.open]
+        pairs = [pair for ballot in started for pair in ballot.separated(broken)] if broken else []
+        if not pairs:
+            return
+        why = apart(pairs[0], broken)
+        order, left_out = arrange(membership.order(group), broken)
+        if left_out:
+            reason = f"{lacking(left_out, broken)}, and no order of the ring avoids that"
+            yield Expel(tuple(left_out), RemovalCause.LINK_BROKEN, reason)
+        closed: list[int] = []
+        across = any(
+            ballot.separated(broken)
+            for ballot in started
+            if not ballot.follows_ring and ballot.operation in ballots.open
+        )
+        if across or broken_neighbours(membership.order(group), broken):
+            closed = membership.reorder(group, order)
+            self._finals.tell_rosters(membership.members())
+            ballots.forget_numbers()
+        for operation, ballot in list(ballots.open.items()):
+            still_stuck = ballot in started and ballot.separated(broken)
+            if still_stuck or (operation.group == group and operation.view in closed):
+                mended = (
+                    "another view was opened" if across else "the ring was put in another order"
+                )
+                ballots.decide(ballot, ballot.close_view(f"{why}; {mended}"))
+
+    def _judge_progress(self, ballot: Ballot) -> Expel | None:
+        if ballot.phase is not Phase.STARTED:
+            return None
+        stalled_ns = self._outbox.now_ns - ballot.progress_ns
+        if stalled_ns < self._timing.ns(self._timing.progress_s):
+            return None
+        window_ns = max(stalled_ns // 2, 2 * self._timing.ns(self._timing.heartbeat_s))
+        stall = ballot.stall(self._outbox.now_ns - window_ns)
+        if stall is None or ballot.operation not in self._ballots.open:
+            return None
+        seconds = stalled_ns / 1e9
+        reason = f"{ballot.operation} has stood still for {seconds:.1f} s, and {stall}"
+        charged = self._membership.worse_linked(stall.upstream, stall.downstream)
+        return Expel((charged.id,), RemovalCause.NO_PROGRESS, reason)

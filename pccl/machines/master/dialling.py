@@ -1,0 +1,201 @@
+"""Who dials whom, what became of it, and who can be dialled at all."""
+
+from __future__ import annotations
+
+from pccl.machines.master.connections import Outbox
+from pccl.machines.master.dial_plans import DialPlans
+from pccl.machines.master.membership import Membership, RegisteredPeer
+from pccl.machines.master.removal import Expel
+from pccl.machines.reachability import Reachability
+from pccl.protocol import messages as msg
+from pccl.protocol.limits import Timing
+from pccl.protocol.types import PeerId, RemovalCause
+
+
+class Dialling:
+    """Brings about the links between peers, as far as the master can.
+
+    Args:
+        timing: deadlines.
+        membership: who is in the run.
+        outbox: what has to be done.
+        tests_addresses: whether newcomers are dialled, to find out if they can be.
+    """
+
+    def __init__(
+        self, timing: Timing, membership: Membership, outbox: Outbox, *, tests_addresses: bool
+    ) -> None:
+        self._timing = timing
+        self._membership = membership
+        self._outbox = outbox
+        self._plans = DialPlans(membership, self._was_reached)
+        self._reachability = Reachability(outbox.now_ns) if tests_addresses else None
+
+    def begin_anew(self) -> None:
+        """Another run is taken up: ids may mean others from now on."""
+        self._plans = DialPlans(self._membership, self._was_reached)
+        if self._reachability is not None:
+            self._reachability = Reachability(self._outbox.now_ns)
+
+    # -- who dials whom ------------------------------------------------------------------------
+
+    def tell_plan(self, peer: RegisteredPeer) -> None:
+        """A newcomer, or one that has lost its connection, is told whom to dial."""
+        self._outbox.send(peer, msg.LinkPlan(self._plans.elders(peer)))
+        if asked := self._plans.asked(peer.id):
+            self._outbox.send(peer, msg.DialNewcomers(asked))
+
+    def beat(self) -> None:
+        """A heartbeat is due: the changes since the last one go out."""
+        for peer, plan in self._plans.beat():
+            self._outbox.send(peer, plan)
+
+    def comes(self, peer: RegisteredPeer) -> None:
+        """A peer has returned: all younger peers of its group have to dial it."""
+        self._plans.comes(peer)
+
+    def forget(self, peers: list[RegisteredPeer]) -> None:
+        """These peers are about to be removed from the membership."""
+        self._plans.remove(peers)
+        if self._reachability is not None:
+            self._reachability.forget(peer.id for peer in peers)
+
+    def ask(self, elder: RegisteredPeer, newcomer: RegisteredPeer) -> bool:
+        """Ask an elder to dial a newcomer that cannot reach it; False: the limits forbid that."""
+        if elder.group != newcomer.group or self._plans.is_asked(elder.id, newcomer.id):
+            return True
+        known, proven = self._reachability, self._was_reached(newcomer.id)
+        if not self._plans.has_room(elder.id, proven=proven):
+            return False
+        if known is not None and not proven and not known.may_dial(self._outbox.now_ns):
+            return False
+        if self._plans.ask(elder.id, newcomer.id, proven=proven):
+            self._outbox.send(elder, msg.DialNewcomers(self._plans.asked(elder.id)))
+        return True
+
+    # -- who can be dialled --------------------------------------------------------------------
+
+    def test_addresses(self, newcomer: RegisteredPeer) -> None:
+        """Find out whether a newcomer can be dialled, from here and from another machine."""
+        if self._reachability is None:
+            return
+        tester = self._membership.tester_of(newcomer)
+        now_ns = self._outbox.now_ns
+        test = self._reachability.begin(newcomer.member, newcomer.seen, tester, now_ns)
+        if test is None:
+            return
+        newcomer.untested = True
+        self._outbox.add(test)
+        if tester is not None:
+            probe = msg.ProbeAddress(newcomer.member, newcomer.seen)
+            self._outbox.send(self._membership.peers[tester], probe)
+
+    def tested(self, tested: PeerId, by: PeerId | None, host: str, reason: str) -> bool:
+        """A test has ended; return whether its peer may be admitted from now on.
+
+        Args:
+            tested: whose address it was.
+            by: who has tested it; None: the master.
+            host: where it answered; empty: nowhere.
+            reason: why not at the declared host.
+        """
+        if self._reachability is None:
+            return False
+        if not self._reachability.tested(tested, by, host, reason):
+            return False
+        peer = self._membership.peers[tested]
+        why = self._reachability.news_of(tested)
+        if why:
+            reason = f"at {peer.member.host}:{peer.member.port} ({why})"
+            self._outbox.send(peer, msg.Undialable(reason))
+            self._outbox.announce("undialable", peer, reason)
+        if self._reachability.was_reached(tested):
+            if self._plans.leaves_out:
+                self._plans.comes(peer)
+            for member in self._membership.members(peer.group):
+                if member.id < tested and self._reachability.why_undialable(member.id):
+                    self.ask(member, peer)
+        return self.end_tests(peer)
+
+    def end_tests(self, newcomer: RegisteredPeer) -> bool:
+        """A newcomer is not admitted before it is tested, but for long enough it was waited.
+
+        Returns whether it may be admitted from now on.
+        """
+        if not newcomer.untested or self._reachability is None:
+            return False
+        waited_ns = self._outbox.now_ns - newcomer.registered_ns
+        in_time = waited_ns < self._timing.ns(self._timing.dial_s)
+        newcomer.untested = in_time and self._reachability.awaits(newcomer.id)
+        return not newcomer.untested
+
+    def _was_reached(self, peer: PeerId) -> bool:
+        return self._reachability is None or self._reachability.was_reached(peer)
+
+    # -- links ---------------------------------------------------------------------------------
+
+    def note_link(self, peer: RegisteredPeer, other: PeerId, why: str | None) -> None:
+        """A peer says that its link to another one is up (None), or why it is not."""
+        self._membership.report_link(peer.id, other, why, self._outbox.now_ns)
+        elder = self._membership.peers.get(other)
+        if why is None:
+            self._plans.linked(peer.id, other)
+        if why is None or elder is None or other > peer.id:
+            return
+        if not (peer.admitted and elder.admitted):  # members know each other, and both dial
+            self.ask(elder, peer)
+
+    def report(self, peer: RegisteredPeer, other: PeerId, why: str | None) -> Expel | None:
+        """Likewise; a broken link may show that the peer at its other end is gone."""
+        self.note_link(peer, other, why)
+        accused = self._membership.peers.get(other)
+        if why is None or accused is None or accused.connection is not None:
+            return None
+        if accused.control_damaged:
+            return None  # it lost its connection for another reason than its death
+        trouble = self.trouble(accused)
+        if trouble is None:
+            return None
+        return Expel((other,), RemovalCause.CONNECTIONS_LOST, trouble)
+
+    def trouble(self, peer: RegisteredPeer) -> str | None:
+        """What shows, with a lost control connection, that a peer is gone.
+
+        That others can't reach it shows nothing of who can't be dialled anyway.
+        """
+        if self._reachability is not None and self._reachability.why_undialable(peer.id):
+            return None
+        since_ns = self._outbox.now_ns - self._timing.ns(self._timing.resume_s)
+        return self._membership.link_trouble(peer.id, since_ns)
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether so many newcomers wait that some do not dial all that were before them."""
+        return self._plans.leaves_out
+
+    def bring_up(self, newcomer: RegisteredPeer, neighbour: PeerId, *, leaves_out: bool) -> None:
+        """A tick: a newcomer still lacks a link; it has time until the elder may be asked."""
+        elder, links = self._membership.peers.get(neighbour), self._membership.links
+        if elder is None or elder.id > newcomer.id:
+            return
+        if links.why_down(newcomer.id, neighbour) is not None:
+            if not self.ask(elder, newcomer):
+                newcomer.pending_ns = self._outbox.now_ns
+        elif leaves_out and not (elder.admitted or self._was_reached(neighbour)):
+            self._outbox.send(newcomer, msg.LinkPlan((elder.member,)))
+
+    def overdue(self, peer: RegisteredPeer, missing: PeerId | None) -> Expel | None:
+        """A tick: whether a newcomer has lacked a link for too long; members lack none."""
+        now_ns = self._outbox.now_ns
+        if peer.control_lost_ns is not None:
+            return None
+        if missing is None:
+            peer.pending_ns = now_ns
+            return None
+        since_ns = max(peer.pending_ns, peer.held_until_ns)
+        if now_ns - since_ns < self._timing.ns(self._timing.link_s):
+            return None
+        if missing not in self._membership.peers:
+            return None  # it was removed just now
+        why = self._membership.why_apart(peer, missing)
+        return Expel((peer.id,), RemovalCause.UNREACHABLE, why)

@@ -1,0 +1,187 @@
+"""How peers come into a run, and come back to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pccl.machines.master.ballots.finals import Finals
+from pccl.machines.master.ballots.open_ballots import OpenBallots
+from pccl.machines.master.connections import Connections, Outbox
+from pccl.machines.master.dialling import Dialling
+from pccl.machines.master.membership import Membership, RegisteredPeer
+from pccl.machines.master.removal import Removals
+from pccl.machines.master.rounds import OpenRounds
+from pccl.machines.master.status import admission_waits_for
+from pccl.machines.master.succession.origin import Incarnation
+from pccl.machines.master.succession.ratification import Ratification
+from pccl.machines.master.succession.revival import revive
+from pccl.machines.reachability import dialled_at
+from pccl.protocol import messages as msg
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.limits import (
+    ID_JUMP_BYTES,
+    ID_JUMP_MAX,
+    RESUME_TOKEN_BYTES,
+    TERM_GAP,
+    Timing,
+)
+from pccl.protocol.types import NS_PER_S, Member, PeerId
+
+
+class Registration:
+    """Gives ids and tokens to newcomers, and knows peers again that come back.
+
+    Args:
+        timing: deadlines.
+        incarnation: of the master.
+        random_bytes: source of resume tokens; must be unpredictable outside simulation.
+        membership: who is in the run.
+        connections: by which peers are reached.
+        dialling: tells whom they dial.
+        removals: who was removed.
+        ballots: the open operations.
+        finals: what was decided.
+        rounds: admit newcomers.
+        ratification: tells members what moves the run.
+        outbox: what has to be done.
+    """
+
+    def __init__(
+        self,
+        timing: Timing,
+        incarnation: Incarnation,
+        random_bytes: Callable[[int], bytes],
+        membership: Membership,
+        connections: Connections,
+        dialling: Dialling,
+        removals: Removals,
+        ballots: OpenBallots,
+        finals: Finals,
+        rounds: OpenRounds,
+        ratification: Ratification,
+        outbox: Outbox,
+    ) -> None:
+        self._timing = timing
+        self._incarnation = incarnation
+        self.random_bytes = random_bytes
+        self._membership = membership
+        self._connections = connections
+        self._dialling = dialling
+        self._removals = removals
+        self._ballots = ballots
+        self._finals = finals
+        self._rounds = rounds
+        self._ratification = ratification
+        self._outbox = outbox
+        self.last_peer = PeerId(0)
+        """The highest id that was given out."""
+
+    def register(self, connection: int, message: msg.Register) -> None:
+        """Somebody comes for the first time, and there is room for it."""
+        self.last_peer = PeerId(self.last_peer + 1)
+        seen, now_ns = self._connections.hosts[connection], self._outbox.now_ns
+        host = dialled_at(message.host, seen)
+        peer = RegisteredPeer(
+            id=self.last_peer,
+            group=message.group,
+            member=Member(self.last_peer, host, message.port),
+            token=self.random_bytes(RESUME_TOKEN_BYTES),
+            seen=seen,
+            min_peers=message.min_peers,
+            masters=message.masters,
+            prefetching=message.prefetches,
+            heard_ns=now_ns,
+            pending_ns=now_ns,
+            registered_ns=now_ns,
+        )
+        self._membership.peers[peer.id] = peer
+        self._connections.bind(connection, peer)
+        us = self._incarnation
+        known_as = msg.Registered(peer.id, us.term, us.run, peer.token, us.incumbent, us.standbys)
+        self._outbox.send(peer, known_as)
+        self._dialling.tell_plan(peer)
+        self._outbox.announce("registered", peer, f"from {host}:{message.port}")
+        self._dialling.test_addresses(peer)
+        self._rounds.admit_into_empty_run()
+
+    def resume(self, connection: int, message: msg.Resume) -> None:
+        """A peer that has lost its connection is back.
+
+        Raises:
+            RemoteProtocolError: it follows another master.
+        """
+        peer = self._membership.peers.get(message.peer)
+        if peer is None or peer.token != message.token:
+            removal = self._removals.kept.get(message.peer)
+            if removal is None:
+                self._connections.refuse(connection, "this master does not know you")
+            else:
+                told = removal.told(self._outbox.now_ns)
+                self._connections.part_with(connection, told, removal.reason)
+            return
+        if not self._finals.are_acknowledged_by(peer.id):
+            self._connections.refuse(connection, "it acknowledges nothing")
+            return
+        if message.incumbent != self._incarnation.incumbent:
+            raise RemoteProtocolError(reason="it follows another master in this term")
+        self._connections.bind(connection, peer)
+        peer.control_lost_ns = None
+        peer.heard_ns = self._outbox.now_ns
+        peer.seen_version = max(peer.seen_version, message.roster_version)
+        self.welcome_back(peer, message.roster_version)
+        if not peer.admitted:
+            self._rounds.admit_into_empty_run()
+
+    def welcome_back(self, peer: RegisteredPeer, roster_version: int) -> None:
+        """Tell a peer what it has missed; ``roster_version`` is the newest roster it knows."""
+        us = self._incarnation
+        self._ratification.tell_resumed(peer, msg.Resumed(us.term, us.incumbent, us.standbys))
+        self._dialling.tell_plan(peer)
+        if not peer.admitted:
+            return
+        if roster_version == 0:  # it was admitted, but that news was lost
+            self._ratification.tell_admitted(peer, self._rounds.admission(peer))
+        else:
+            for roster in self._membership.rosters_after(peer.group, roster_version):
+                self._outbox.send(peer, msg.RosterChanged(roster))
+        for owed in (*self._ballots.owed_to(peer.id), *self._finals.owed_to(peer.id)):
+            self._ratification.tell(peer, owed)
+
+    def readmit(self, connection: int, header: msg.Return) -> None:
+        """A newcomer of a master before this one is back, of which nobody has known."""
+        host, now_ns = self._connections.hosts[connection], self._outbox.now_ns
+        peer = revive(header, host, connection, None, now_ns)
+        self.last_peer = max(self.last_peer, peer.id)  # nobody else gets this id
+        self._membership.peers[peer.id] = peer
+        self._membership.sort_peers()
+        self._connections.bind(connection, peer)
+        self.welcome_back(peer, 0)
+        self._dialling.comes(peer)
+        self._rounds.admit_into_empty_run()
+
+    def may_have_given_out(self, peer: PeerId) -> bool:
+        """Whether a master before this one may have given out an id, though nobody knew of it.
+
+        Each has jumped from what it was told, and this one not always the furthest.
+        """
+        return peer <= self.last_peer + ID_JUMP_MAX
+
+    def skip_ids(self, last_peer: PeerId) -> None:
+        """A run is taken up in which ``last_peer`` is the highest id that anybody knows.
+
+        Two restarts may follow each other with nobody to tell of whom the first one registered.
+        """
+        jump = TERM_GAP + int.from_bytes(self.random_bytes(ID_JUMP_BYTES))
+        self.last_peer = PeerId(last_peer + jump)
+
+    def report_admissions(self) -> None:
+        """A tick: tell newcomers what they wait for, after pauses that double."""
+        pending = [peer for peer in self._membership.pending() if peer.connection is not None]
+        size = len(self._membership.members()) + len(pending)
+        for peer in pending:
+            waited_s = (self._outbox.now_ns - peer.registered_ns) // NS_PER_S
+            if waited_s < max(self._timing.waiting_report_s, 2 * peer.waits_told_s):
+                continue
+            peer.waits_told_s = waited_s
+            whom = admission_waits_for(peer, size)
+            self._outbox.send(peer, msg.AdmissionWaits(waited_s, whom))

@@ -1,0 +1,95 @@
+"""Taking peers out of the run: for which reasons, what they are told, and what is kept of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pccl.machines.master.connections import Connections, Outbox
+from pccl.machines.master.membership import RegisteredPeer
+from pccl.protocol import messages as msg
+from pccl.protocol.limits import REMOVED_KEPT_MAX, Timing
+from pccl.protocol.types import NS_PER_MS, PeerId, RemovalCause
+
+
+@dataclass(frozen=True, slots=True)
+class Expel:
+    """The others go on without these peers."""
+
+    peers: tuple[PeerId, ...]
+    cause: RemovalCause
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """That a peer was taken out of the run."""
+
+    peer: PeerId
+    group: int
+    cause: RemovalCause
+    reason: str
+    at_ns: int
+
+    def ago_ms(self, now_ns: int) -> int:
+        """How long ago that was."""
+        return max(0, now_ns - self.at_ns) // NS_PER_MS
+
+    def told(self, now_ns: int) -> msg.Refused:
+        """What the peer is told."""
+        return msg.Refused(self.cause, self.reason, self.at_ns // NS_PER_MS, now_ns // NS_PER_MS)
+
+
+class Removals:
+    """Who was removed, and why.
+
+    Args:
+        connections: by which peers are reached.
+        outbox: what has to be done.
+    """
+
+    def __init__(self, connections: Connections, outbox: Outbox) -> None:
+        self._connections = connections
+        self._outbox = outbox
+        self.kept: dict[PeerId, Removal] = {}
+        """The last ones, the newest last."""
+
+    def dismiss(self, peer: RegisteredPeer, cause: RemovalCause, reason: str) -> None:
+        """Tell a peer that it is removed, and remember why."""
+        self._outbox.announce("removed", peer, f"{cause.name}: {reason}")
+        now_ns = self._outbox.now_ns
+        removal = Removal(peer.id, peer.group, cause, reason, now_ns)
+        self.kept[peer.id] = removal
+        if len(self.kept) > REMOVED_KEPT_MAX:
+            del self.kept[next(iter(self.kept))]
+        if peer.connection is not None:
+            if cause is not RemovalCause.GOODBYE:
+                self._outbox.send(peer, removal.told(now_ns))
+            self._connections.close(peer.connection, reason)
+            peer.connection = None
+
+    def turn_away(self, connection: int, peer: PeerId, group: int) -> None:
+        """The run has gone on without a peer; who removed it, and why, may be forgotten."""
+        now_ns = self._outbox.now_ns
+        removal = self.kept.get(peer)
+        if removal is None:
+            cause, reason = RemovalCause.CONTROL_LOST, "the run went on without it"
+            removal = Removal(peer, group, cause, reason, now_ns)
+        self._connections.part_with(connection, removal.told(now_ns), removal.reason)
+
+
+def overdue(peer: RegisteredPeer, timing: Timing, now_ns: int) -> Expel | None:
+    """Whether a peer has been gone or silent for too long."""
+    if peer.control_lost_ns is not None:
+        if now_ns - peer.control_lost_ns < timing.ns(timing.resume_s):
+            return None
+        return Expel((peer.id,), RemovalCause.CONTROL_LOST, "its connection was not resumed")
+    silent_since = max(peer.heard_ns, peer.held_until_ns)
+    if peer.admitted:
+        if peer.waited_for_ns is None:
+            return None
+        silent_since = max(silent_since, peer.waited_for_ns)
+    if now_ns - silent_since < timing.ns(timing.deadline_s):
+        return None
+    silence_s = (now_ns - peer.heard_ns) / 1e9
+    awaited = " while awaited" if peer.admitted else ""
+    return Expel((peer.id,), RemovalCause.SILENT, f"silent for {silence_s:.1f} s{awaited}")

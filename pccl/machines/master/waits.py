@@ -1,0 +1,116 @@
+"""What members wait for, whom they wait for, and what they are told of it."""
+
+from __future__ import annotations
+
+from pccl.machines.master.ballots.open_ballots import OpenBallots
+from pccl.machines.master.connections import Outbox
+from pccl.machines.master.lockstep import AskBlocked, Finding, LockstepWatch, LongWait, Stuck, Wait
+from pccl.machines.master.membership import Membership, RegisteredPeer
+from pccl.machines.master.rounds import OpenRounds
+from pccl.protocol import messages as msg
+from pccl.protocol.limits import WAITS_NAMED_MAX, Timing
+from pccl.protocol.types import OperationId, PeerId, RoundId, RoundKind
+
+
+class Waits:
+    """The rounds and operations that were requested and are not decided.
+
+    Args:
+        timing: deadlines.
+        membership: who is in the run.
+        rounds: the open rounds.
+        ballots: the open operations.
+        outbox: what has to be done.
+    """
+
+    def __init__(
+        self,
+        timing: Timing,
+        membership: Membership,
+        rounds: OpenRounds,
+        ballots: OpenBallots,
+        outbox: Outbox,
+    ) -> None:
+        self._timing = timing
+        self._membership = membership
+        self._rounds = rounds
+        self._ballots = ballots
+        self._outbox = outbox
+        self.lockstep = LockstepWatch(timing)
+
+    def begin_anew(self) -> None:
+        """Another run is taken up: nobody has waited yet."""
+        self.lockstep = LockstepWatch(self._timing)
+
+    def all(self) -> list[Wait]:
+        """Everything that was requested and isn't decided."""
+        waits: list[Wait] = []
+        members = [peer.id for peer in self._membership.members()]
+        for kind, requested in self._rounds.requested.items():
+            if requested:
+                missing = tuple(peer for peer in members if peer not in requested)
+                subject = self._rounds.present(kind)
+                waits.append(Wait(subject, kind.call_name, tuple(requested), missing))
+        return [*waits, *(ballot.wait() for ballot in self._ballots.open.values())]
+
+    def awaited(self) -> set[PeerId]:
+        """Whose calls or results others wait for, newcomers among them."""
+        awaited: set[PeerId] = set()
+        members = self._membership.members()
+        updating = self._rounds.requested[RoundKind.UPDATE_TOPOLOGY]
+        for requested in self._rounds.requested.values():
+            if requested:
+                awaited.update(peer.id for peer in members if peer.id not in requested)
+        if self._membership.admissible():  # newcomers that lack nothing but that round
+            awaited.update(peer.id for peer in members if peer.id not in updating)
+        for ballot in self._ballots.open.values():
+            if len(awaited) == len(members):
+                break  # all of them are
+            if ballot.has_company:
+                still_ns = self._outbox.now_ns - self._timing.ns(self._timing.progress_s) // 4
+                awaited.update(ballot.awaited(still_ns))
+        return awaited
+
+    def note_awaited(self) -> None:
+        """A tick: remember since when somebody waits for whom."""
+        awaited = self.awaited()
+        for peer in self._membership.peers.values():
+            if peer.id not in awaited:
+                peer.waited_for_ns = None
+            elif peer.waited_for_ns is None:
+                peer.waited_for_ns = self._outbox.now_ns
+
+    def answered(self, peer: RegisteredPeer, reply: msg.BlockedReply) -> None:
+        """A member that was asked says whether all its callers wait for others."""
+        peer.blocked = reply.blocked
+        self.lockstep.answered(peer.id, reply.query, blocked=reply.blocked)
+
+    def look(self) -> None:
+        """A tick: tell of long waits, and end what can't come about."""
+        blocked = [peer.id for peer in self._membership.members() if peer.blocked]
+        for finding in self.lockstep.look(self.all(), blocked, self._outbox.now_ns):
+            self._carry_out(finding)
+
+    def _carry_out(self, finding: Finding) -> None:
+        peers = self._membership.peers
+        match finding:
+            case LongWait(wait, waited_s, whom, others):
+                subject = wait.subject
+                if isinstance(subject, RoundId):
+                    told: msg.MasterMessage = msg.RoundWaits(subject, waited_s, whom)
+                else:
+                    named = [one.subject for one in others[:WAITS_NAMED_MAX]]
+                    alike = tuple(one for one in named if isinstance(one, OperationId))
+                    told = msg.OperationWaits(subject, waited_s, whom, alike, len(others))
+                for peer in wait.requested:
+                    self._outbox.send(peers[peer], told)
+            case AskBlocked(query, asked):
+                for peer in asked:
+                    self._outbox.send(peers[peer], msg.BlockedQuery(query))
+            case Stuck(subjects, reason):
+                for subject in subjects:
+                    if isinstance(subject, RoundId):
+                        self._rounds.get_stuck(subject.kind, reason)
+                    else:
+                        ballot = self._ballots.open[subject]
+                        self._ballots.decide(ballot, ballot.get_stuck(reason))
