@@ -5,6 +5,7 @@ from __future__ import annotations
 from pccl.machines.master.events import Announce, CloseControl, MasterEffect, Send
 from pccl.machines.master.membership import RegisteredPeer
 from pccl.protocol import messages as msg
+from pccl.protocol.guards.allowance import Trust
 
 
 class Outbox:
@@ -58,6 +59,13 @@ class Connections:
             self.close(peer.connection, "superseded")
         peer.connection = connection
         self.peers[connection] = peer
+
+    def trust_in(self, connection: int) -> Trust:
+        """What is known of a connection."""
+        peer = self.peers.get(connection)
+        if peer is None:
+            return Trust.STRANGER
+        return Trust.MEMBER if peer.admitted else Trust.NEWCOMER
 
     def lost(self, connection: int) -> RegisteredPeer | None:
         """A connection is gone; return the peer that was reached by it until now."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from pccl.machines.master.ballots.ballot import Expel
 from pccl.machines.master.connections import Outbox
 from pccl.machines.master.dial_plans import DialPlans
 from pccl.machines.master.membership import Membership, RegisteredPeer
-from pccl.machines.master.removal import Expel
 from pccl.machines.reachability import Reachability
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing

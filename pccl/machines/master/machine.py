@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pccl.machines.machine import Machine
+from pccl.machines.master.ballots.ballot import Expel
 from pccl.machines.master.ballots.finals import Finals
 from pccl.machines.master.ballots.open_ballots import OpenBallots
 from pccl.machines.master.ballots.stalls import StallWatch
 from pccl.machines.master.connections import Connections, Outbox
-from pccl.machines.master.credible import check_return, registration_flaw
+from pccl.machines.master.credible import check_return
 from pccl.machines.master.dialling import Dialling
 from pccl.machines.master.events import (
     CloseControl,
@@ -39,14 +40,13 @@ from pccl.machines.master.events import (
 )
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.machines.master.registration import Registration
-from pccl.machines.master.removal import Expel, Removals, overdue
+from pccl.machines.master.removal import Removals, overdue
 from pccl.machines.master.rounds import OpenRounds
 from pccl.machines.master.status import RunState, status_report
 from pccl.machines.master.succession.origin import Incarnation, Origin
 from pccl.machines.master.succession.ratification import Ratification
 from pccl.machines.master.succession.report import Report
 from pccl.machines.master.succession.restart import Succession, TakeUp
-from pccl.machines.master.succession.revival import revive_all
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
 from pccl.machines.master.waits import Waits
 from pccl.machines.reachability import AddressTried
@@ -55,10 +55,10 @@ from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.guards.allowance import Trust
 from pccl.protocol.handshake import NO_RUN
-from pccl.protocol.limits import PEERS_MAX, PENDING_MAX, Timing
+from pccl.protocol.limits import Timing
 from pccl.protocol.shared_state import Elect, elect_nothing
 from pccl.protocol.status_report import StatusReport
-from pccl.protocol.types import NS_PER_MS, PeerId, RemovalCause, RoundKind
+from pccl.protocol.types import NS_PER_MS, PeerId, RemovalCause
 from pccl.topology.link_measures import Choose, ring_always
 
 
@@ -117,7 +117,16 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.stalls = StallWatch(timing, who, self.ballots, self.finals, out)
         # How peers come and go.
         self.dialling = Dialling(timing, who, out, tests_addresses=tests_addresses)
-        self.removals = Removals(self.connections, out)
+        self.removals = Removals(
+            who,
+            self.connections,
+            self.dialling,
+            self.ballots,
+            self.finals,
+            self.rounds,
+            self.ratification,
+            out,
+        )
         self.registration = Registration(
             timing,
             us,
@@ -194,13 +203,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         """What is known of a connection: that decides how much is taken from it."""
         if connection not in self.connections.hosts:
             return Trust.STRANGER  # closed by us
-        trust = self.succession.trust_in(connection)
-        if trust is not None:
-            return trust
-        peer = self.connections.peers.get(connection)
-        if peer is None:
-            return Trust.STRANGER
-        return Trust.MEMBER if peer.admitted else Trust.NEWCOMER
+        return self.succession.trust_in(connection) or self.connections.trust_in(connection)
 
     def check(self) -> None:
         """Assert what must always hold (tests and the simulator call this after every event).
@@ -278,7 +281,8 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case _ if peer is not None:
                 self._on_peers_message(peer, message)
             case msg.Register():
-                self._register(connection, message)
+                self.succession.note_newcomer()
+                self.registration.register(connection, message)
             case msg.Resume():
                 self.registration.resume(connection, message)
             case _:
@@ -288,14 +292,14 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         peer.heard_ns = self._now_ns
         match message:
             case msg.LinkReport(other, up, reason):
-                self._expel(self.dialling.report(peer, other, None if up else reason))
+                self.removals.expel(self.dialling.report(peer, other, None if up else reason))
                 self.rounds.admit_into_empty_run()
             case msg.AddressProbed(other, reason):
                 newcomer = self.membership.peers.get(other)
                 host = "" if reason or newcomer is None else newcomer.member.host
                 self._on_tested(other, peer.id, host, reason)
             case msg.Goodbye():
-                self._expel(Expel((peer.id,), RemovalCause.GOODBYE, "it left"))
+                self.removals.remove(peer, RemovalCause.GOODBYE, "it left")
             case msg.Prefetched():
                 self._on_request(peer, message)
                 self.rounds.admit_into_empty_run()
@@ -319,9 +323,9 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 self.rounds.request(peer, round_id)
             case msg.OperationRequest() | msg.SyncRequest():
                 peer.blocked = False
-                self._expel(self.ballots.take(peer, message))
+                self.removals.expel(self.ballots.take(peer, message))
             case _:
-                self._expel(self.ballots.take(peer, message))
+                self.removals.expel(self.ballots.take(peer, message))
 
     def _on_heartbeat(self, peer: RegisteredPeer, message: msg.Heartbeat) -> None:
         peer.blocked = message.blocked
@@ -350,82 +354,19 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         peer.control_damaged = damaged
         trouble = None if damaged else self.dialling.trouble(peer)
         if trouble is not None:
-            cause, why = RemovalCause.CONNECTIONS_LOST, f"{reason}; {trouble}"
-            self._expel(Expel((peer.id,), cause, why))
-
-    # -- who comes, and who goes ---------------------------------------------------------------
-
-    def _register(self, connection: int, message: msg.Register) -> None:
-        self.succession.note_newcomer()
-        flaw = registration_flaw(message)
-        if not flaw and not self._make_room(connection):
-            flaw = "the run is full"
-        if flaw:
-            self.connections.refuse(connection, flaw)
-        else:
-            self.registration.register(connection, message)
-
-    def _make_room(self, connection: int) -> bool:
-        """Of too many that wait one has to go; return whether one more newcomer may come."""
-        crowded = self.membership.crowded_out(self.connections.hosts[connection])
-        if crowded is not None:
-            why = f"{PENDING_MAX} newcomers wait, the most from its address; call connect() again"
-            self._expel(Expel((crowded.id,), RemovalCause.CROWDED_OUT, why))
-        return len(self.membership.peers) < PEERS_MAX
+            why = f"{reason}; {trouble}"
+            self.removals.remove(peer, RemovalCause.CONNECTIONS_LOST, why)
 
     def _on_return(self, connection: int, header: msg.Return, *, is_known: bool) -> None:
         if is_known:
             raise RemoteProtocolError(reason="it returns, and is somebody already")
         check_return(header)
         if not self.recovering and header.run == self.run:
-            self._return_late(connection, header)
+            had_master = self.succession.had_master
+            self.registration.return_late(connection, header, had_master=had_master)
         else:
             self.succession.returns(connection, header)
         self.succession.begin_report(connection)
-
-    def _return_late(self, connection: int, header: msg.Return) -> None:
-        """The run goes on already; perhaps with this peer."""
-        if header.term > self.term:
-            raise RemoteProtocolError(reason="it follows a later master")
-        known = self.membership.peers.get(header.peer)
-        follows = (header.term, header.incumbent) == (self.term, self.incumbent)
-        if known is not None:
-            if known.admitted and not self.ratification.is_sole and not follows:
-                # Who knows whom it has followed since its report? What it had said is void.
-                raise RemoteProtocolError(reason="it has not followed this master")
-            resume = msg.Resume(header.peer, header.token, header.roster_version, self.incumbent)
-            self.registration.resume(connection, resume)
-            return
-        is_new = header.peer not in self.removals.kept and not header.roster_version
-        is_known_id = self.registration.may_have_given_out(header.peer)
-        if not (is_new and self.succession.had_master and is_known_id):
-            self.removals.turn_away(connection, header.peer, header.registration.group)
-        elif not self._make_room(connection):
-            self.connections.refuse(connection, "the run is full")
-        else:
-            self.registration.readmit(connection, header)
-
-    def _expel(self, expel: Expel | None) -> None:
-        """Take peers out of the run in one step, and draw every conclusion from that."""
-        if expel is None:
-            return
-        gone = list(expel.peers)
-        peers = [self.membership.peers[peer] for peer in gone]
-        for peer in peers:
-            if expel.cause is RemovalCause.GOODBYE:
-                self.ratification.leave(peer.id)
-            self.removals.dismiss(peer, expel.cause, expel.reason)
-        self.dialling.forget(peers)
-        self.membership.remove(peers)
-        if any(peer.admitted for peer in peers):
-            self.finals.tell_rosters(self.membership.members())
-        self.ballots.forget_numbers()
-        self.rounds.forget(gone)
-        self.finals.forget(gone)
-        self.ballots.lose(gone, f"{expel.cause.name.lower()}, {expel.reason}")
-        self.rounds.close_complete()
-        self.ballots.forget(gone)
-        self.rounds.admit_into_empty_run()
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -473,9 +414,9 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 self.dialling.bring_up(peer, missing, leaves_out=leaves_out)
             if peer.id in self.membership.peers:
                 late = overdue(peer, self.timing, self._now_ns)
-                self._expel(late or self.dialling.overdue(peer, missing))
+                self.removals.expel(late or self.dialling.overdue(peer, missing))
         for expel in self.stalls.look():
-            self._expel(expel)
+            self.removals.expel(expel)
         self.waits.look()
         self.registration.report_admissions()
 
@@ -502,19 +443,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         if taken is None:
             return
         recovered, hosts = taken.recovered, self.connections.hosts
-        self.registration.skip_ids(recovered.last_peer)
-        peers = revive_all(recovered, self._now_ns)
-        self.membership.restore(
-            self.term,
-            recovered.membership,
-            peers,
-            updates=recovered.counts[RoundKind.UPDATE_TOPOLOGY],
-            shared=not self.ratification.is_sole,
-        )
-        for peer in peers:
-            if peer.connection is not None:
-                self.connections.bind(peer.connection, peer)
-        self.dialling.begin_anew()
+        self.registration.restore(recovered)
         self.rounds.take_up(recovered.counts)
         self.ballots.take_up(recovered, self.finals.take_up(recovered))
         self.waits.begin_anew()
@@ -528,10 +457,10 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         left = tuple(peer for peer in missing if peer in recovered.left)
         lost = tuple(peer for peer in missing if peer not in recovered.left)
         if left:
-            self._expel(Expel(left, RemovalCause.GOODBYE, "it left"))
+            self.removals.expel(Expel(left, RemovalCause.GOODBYE, "it left"))
         if lost:
             reason = "it did not come back to the restarted master"
-            self._expel(Expel(lost, RemovalCause.CONTROL_LOST, reason))
+            self.removals.expel(Expel(lost, RemovalCause.CONTROL_LOST, reason))
         for report in recovered.strangers:
             if report.connection in hosts:
                 group = report.header.registration.group
@@ -543,7 +472,8 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.rounds.admit_into_empty_run()
         for connection, message in taken.waiting.items():
             if connection in hosts:
-                self._register(connection, message)
+                self.succession.note_newcomer()
+                self.registration.register(connection, message)
 
     def _replay(self, report: Report) -> None:
         """Deal with what a peer wants, as if it had come just now.

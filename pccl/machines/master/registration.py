@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pccl.machines.master.ballots.finals import Finals
 from pccl.machines.master.ballots.open_ballots import OpenBallots
 from pccl.machines.master.connections import Connections, Outbox
+from pccl.machines.master.credible import registration_flaw
 from pccl.machines.master.dialling import Dialling
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.machines.master.removal import Removals
@@ -14,18 +15,21 @@ from pccl.machines.master.rounds import OpenRounds
 from pccl.machines.master.status import admission_waits_for
 from pccl.machines.master.succession.origin import Incarnation
 from pccl.machines.master.succession.ratification import Ratification
-from pccl.machines.master.succession.revival import revive
+from pccl.machines.master.succession.recovery import Recovered
+from pccl.machines.master.succession.revival import revive, revive_all
 from pccl.machines.reachability import dialled_at
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import (
     ID_JUMP_BYTES,
     ID_JUMP_MAX,
+    PEERS_MAX,
+    PENDING_MAX,
     RESUME_TOKEN_BYTES,
     TERM_GAP,
     Timing,
 )
-from pccl.protocol.types import NS_PER_S, Member, PeerId
+from pccl.protocol.types import NS_PER_S, Member, PeerId, RemovalCause, RoundKind
 
 
 class Registration:
@@ -38,7 +42,7 @@ class Registration:
         membership: who is in the run.
         connections: by which peers are reached.
         dialling: tells whom they dial.
-        removals: who was removed.
+        removals: who was removed, and has to make room.
         ballots: the open operations.
         finals: what was decided.
         rounds: admit newcomers.
@@ -77,7 +81,13 @@ class Registration:
         """The highest id that was given out."""
 
     def register(self, connection: int, message: msg.Register) -> None:
-        """Somebody comes for the first time, and there is room for it."""
+        """Somebody comes for the first time."""
+        flaw = registration_flaw(message)
+        if not flaw and not self._make_room(connection):
+            flaw = "the run is full"
+        if flaw:
+            self._connections.refuse(connection, flaw)
+            return
         self.last_peer = PeerId(self.last_peer + 1)
         seen, now_ns = self._connections.hosts[connection], self._outbox.now_ns
         host = dialled_at(message.host, seen)
@@ -103,6 +113,14 @@ class Registration:
         self._outbox.announce("registered", peer, f"from {host}:{message.port}")
         self._dialling.test_addresses(peer)
         self._rounds.admit_into_empty_run()
+
+    def _make_room(self, connection: int) -> bool:
+        """Of too many that wait one has to go; return whether one more newcomer may come."""
+        crowded = self._membership.crowded_out(self._connections.hosts[connection])
+        if crowded is not None:
+            why = f"{PENDING_MAX} newcomers wait, the most from its address; call connect() again"
+            self._removals.remove(crowded, RemovalCause.CROWDED_OUT, why)
+        return len(self._membership.peers) < PEERS_MAX
 
     def resume(self, connection: int, message: msg.Resume) -> None:
         """A peer that has lost its connection is back.
@@ -147,7 +165,40 @@ class Registration:
         for owed in (*self._ballots.owed_to(peer.id), *self._finals.owed_to(peer.id)):
             self._ratification.tell(peer, owed)
 
-    def readmit(self, connection: int, header: msg.Return) -> None:
+    def return_late(self, connection: int, header: msg.Return, *, had_master: bool) -> None:
+        """A peer returns to the run that goes on already; perhaps with it.
+
+        Args:
+            connection: on which it is.
+            header: its first word.
+            had_master: whether the run had a master before this one.
+
+        Raises:
+            RemoteProtocolError: it follows another master.
+        """
+        us = self._incarnation
+        if header.term > us.term:
+            raise RemoteProtocolError(reason="it follows a later master")
+        known = self._membership.peers.get(header.peer)
+        follows = (header.term, header.incumbent) == (us.term, us.incumbent)
+        if known is not None:
+            if known.admitted and not self._ratification.is_sole and not follows:
+                # Who knows whom it has followed since its report? What it had said is void.
+                raise RemoteProtocolError(reason="it has not followed this master")
+            resume = msg.Resume(header.peer, header.token, header.roster_version, us.incumbent)
+            self.resume(connection, resume)
+            return
+        # A master before may have given out the id, though nobody knew of it. Each has jumped from
+        # what it was told, and this one not always the furthest.
+        may_have_id = had_master and header.peer <= self.last_peer + ID_JUMP_MAX
+        if header.peer in self._removals.kept or header.roster_version or not may_have_id:
+            self._removals.turn_away(connection, header.peer, header.registration.group)
+        elif not self._make_room(connection):
+            self._connections.refuse(connection, "the run is full")
+        else:
+            self._readmit(connection, header)
+
+    def _readmit(self, connection: int, header: msg.Return) -> None:
         """A newcomer of a master before this one is back, of which nobody has known."""
         host, now_ns = self._connections.hosts[connection], self._outbox.now_ns
         peer = revive(header, host, connection, None, now_ns)
@@ -159,20 +210,23 @@ class Registration:
         self._dialling.comes(peer)
         self._rounds.admit_into_empty_run()
 
-    def may_have_given_out(self, peer: PeerId) -> bool:
-        """Whether a master before this one may have given out an id, though nobody knew of it.
-
-        Each has jumped from what it was told, and this one not always the furthest.
-        """
-        return peer <= self.last_peer + ID_JUMP_MAX
-
-    def skip_ids(self, last_peer: PeerId) -> None:
-        """A run is taken up in which ``last_peer`` is the highest id that anybody knows.
-
-        Two restarts may follow each other with nobody to tell of whom the first one registered.
-        """
+    def restore(self, recovered: Recovered) -> None:
+        """The peers of a run that is taken up are registered as they were."""
+        # Two restarts may follow each other with nobody to tell of whom the first one registered.
         jump = TERM_GAP + int.from_bytes(self.random_bytes(ID_JUMP_BYTES))
-        self.last_peer = PeerId(last_peer + jump)
+        self.last_peer = PeerId(recovered.last_peer + jump)
+        peers = revive_all(recovered, self._outbox.now_ns)
+        self._membership.restore(
+            self._incarnation.term,
+            recovered.membership,
+            peers,
+            updates=recovered.counts[RoundKind.UPDATE_TOPOLOGY],
+            shared=not self._ratification.is_sole,
+        )
+        for peer in peers:
+            if peer.connection is not None:
+                self._connections.bind(peer.connection, peer)
+        self._dialling.begin_anew()
 
     def report_admissions(self) -> None:
         """A tick: tell newcomers what they wait for, after pauses that double."""

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pccl.machines.master.ballots.ballot import Expel
+from pccl.machines.master.ballots.finals import Finals
+from pccl.machines.master.ballots.open_ballots import OpenBallots
 from pccl.machines.master.connections import Connections, Outbox
-from pccl.machines.master.membership import RegisteredPeer
+from pccl.machines.master.dialling import Dialling
+from pccl.machines.master.membership import Membership, RegisteredPeer
+from pccl.machines.master.rounds import OpenRounds
+from pccl.machines.master.succession.ratification import Ratification
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import REMOVED_KEPT_MAX, Timing
 from pccl.protocol.types import NS_PER_MS, PeerId, RemovalCause
-
-
-@dataclass(frozen=True, slots=True)
-class Expel:
-    """The others go on without these peers."""
-
-    peers: tuple[PeerId, ...]
-    cause: RemovalCause
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +37,69 @@ class Removal:
 
 
 class Removals:
-    """Who was removed, and why.
+    """Takes peers out of the run, and knows for a while why.
 
     Args:
+        membership: who is in the run.
         connections: by which peers are reached.
+        dialling: whom they dial.
+        ballots: the open operations.
+        finals: what was decided.
+        rounds: the open rounds.
+        ratification: asks those who left no more.
         outbox: what has to be done.
     """
 
-    def __init__(self, connections: Connections, outbox: Outbox) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        connections: Connections,
+        dialling: Dialling,
+        ballots: OpenBallots,
+        finals: Finals,
+        rounds: OpenRounds,
+        ratification: Ratification,
+        outbox: Outbox,
+    ) -> None:
+        self._membership = membership
         self._connections = connections
+        self._dialling = dialling
+        self._ballots = ballots
+        self._finals = finals
+        self._rounds = rounds
+        self._ratification = ratification
         self._outbox = outbox
         self.kept: dict[PeerId, Removal] = {}
         """The last ones, the newest last."""
 
-    def dismiss(self, peer: RegisteredPeer, cause: RemovalCause, reason: str) -> None:
+    def expel(self, expel: Expel | None) -> None:
+        """Take peers out of the run in one step, and draw every conclusion from that."""
+        if expel is None:
+            return
+        gone = expel.peers
+        peers = [self._membership.peers[peer] for peer in gone]
+        for peer in peers:
+            self._dismiss(peer, expel.cause, expel.reason)
+        self._dialling.forget(peers)
+        self._membership.remove(peers)
+        if any(peer.admitted for peer in peers):
+            self._finals.tell_rosters(self._membership.members())
+        self._ballots.forget_numbers()
+        self._rounds.forget(gone)
+        self._finals.forget(gone)
+        self._ballots.lose(gone, f"{expel.cause.name.lower()}, {expel.reason}")
+        self._rounds.close_complete()
+        self._ballots.forget(gone)
+        self._rounds.admit_into_empty_run()
+
+    def remove(self, peer: RegisteredPeer, cause: RemovalCause, reason: str) -> None:
+        """Take one peer out of the run."""
+        self.expel(Expel((peer.id,), cause, reason))
+
+    def _dismiss(self, peer: RegisteredPeer, cause: RemovalCause, reason: str) -> None:
         """Tell a peer that it is removed, and remember why."""
+        if cause is RemovalCause.GOODBYE:
+            self._ratification.leave(peer.id)
         self._outbox.announce("removed", peer, f"{cause.name}: {reason}")
         now_ns = self._outbox.now_ns
         removal = Removal(peer.id, peer.group, cause, reason, now_ns)

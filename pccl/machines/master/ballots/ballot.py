@@ -17,14 +17,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from pccl.machines.master.lockstep import Wait
-from pccl.machines.master.removal import Expel
 from pccl.machines.repair import Tell
 from pccl.protocol.guards.texts import shortened
 from pccl.protocol.limits import REASON_BYTES_MAX, Timing
 from pccl.protocol.messages import MasterMessage, Progress
 from pccl.protocol.operation import Phase, name_peers
 from pccl.protocol.shared_state import Difference
-from pccl.protocol.types import QUOTES_MEMBERS, AbortCause, OperationId, PeerId
+from pccl.protocol.types import QUOTES_MEMBERS, AbortCause, OperationId, PeerId, RemovalCause
 from pccl.topology.ring_order import Pair
 
 
@@ -57,6 +56,15 @@ class Abort:
         """What members are told; what members have said is cut, since a master keeps it."""
         cuts = self.cause in QUOTES_MEMBERS
         return shortened(self.reason, REASON_BYTES_MAX) if cuts else self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class Expel:
+    """The others go on without these members."""
+
+    peers: tuple[PeerId, ...]
+    cause: RemovalCause
+    reason: str
 
 
 Decision = Start | Commit | Abort | Tell | Expel

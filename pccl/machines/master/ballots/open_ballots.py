@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from pccl.machines.history import History, InvariantViolation
-from pccl.machines.master.ballots.ballot import Abort, Ballot, Commit, Decision, Start
+from pccl.machines.master.ballots.ballot import Abort, Ballot, Commit, Decision, Expel, Start
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.master.ballots.finals import Finals
 from pccl.machines.master.ballots.sync_ballot import SyncBallot
 from pccl.machines.master.connections import Outbox
 from pccl.machines.master.membership import Membership, RegisteredPeer
-from pccl.machines.master.removal import Expel
 from pccl.machines.master.succession.origin import Incarnation
 from pccl.machines.master.succession.ratification import Ratification
 from pccl.machines.master.succession.recovery import Recovered

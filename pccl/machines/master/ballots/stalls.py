@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pccl.machines.master.ballots.ballot import Ballot
+from pccl.machines.master.ballots.ballot import Ballot, Expel
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.master.ballots.finals import Finals
 from pccl.machines.master.ballots.open_ballots import OpenBallots
 from pccl.machines.master.connections import Outbox
 from pccl.machines.master.membership import Membership
-from pccl.machines.master.removal import Expel
 from pccl.protocol.limits import Timing
 from pccl.protocol.operation import Phase
 from pccl.protocol.types import RemovalCause

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from pccl.machines.master.ballots.ballot import Abort, Ballot, Decision
-from pccl.machines.master.removal import Expel
+from pccl.machines.master.ballots.ballot import Abort, Ballot, Decision, Expel
 from pccl.machines.repair import Tell
 from pccl.protocol.limits import Timing
 from pccl.protocol.messages import CompareStates, MasterMessage, SyncStarted

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pccl.machines.master.ballots.ballot import Abort, Commit, Decision
+from pccl.machines.master.ballots.ballot import Abort, Commit, Decision, Expel
 from pccl.machines.master.ballots.sync_ballot import SyncBallot
 from pccl.machines.master.events import (
     CloseControl,
@@ -18,7 +18,6 @@ from pccl.machines.master.events import (
     Tick,
 )
 from pccl.machines.master.machine import MasterMachine
-from pccl.machines.master.removal import Expel
 from pccl.machines.repair import Tell
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
