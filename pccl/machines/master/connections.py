@@ -55,6 +55,7 @@ class Connections:
 
     def bind(self, connection: int, peer: RegisteredPeer) -> None:
         """A registered peer is reached by this connection from now on, and by no other one."""
+        assert connection in self.hosts, "a peer comes on a connection that is closed"
         if peer.connection not in (None, connection):  # the old one's end means nothing any more
             self.close(peer.connection, "superseded")
         peer.connection = connection

@@ -45,8 +45,9 @@ from pccl.machines.master.rounds import OpenRounds
 from pccl.machines.master.status import RunState, status_report
 from pccl.machines.master.succession.origin import Incarnation, Origin
 from pccl.machines.master.succession.ratification import Ratification
+from pccl.machines.master.succession.recovered import TakeUp
 from pccl.machines.master.succession.report import Report
-from pccl.machines.master.succession.restart import Succession, TakeUp
+from pccl.machines.master.succession.restart import Succession
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
 from pccl.machines.master.waits import Waits
 from pccl.machines.reachability import AddressTried

@@ -13,7 +13,7 @@ Newcomers are appended to the ring of their group, or put between two peers that
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pccl.machines.master.link_states import LinkStates
@@ -136,39 +136,6 @@ def _enough(newcomers: list[RegisteredPeer], members: int) -> list[RegisteredPee
             break
         count -= 1
     return [peer for peer in newcomers if peer.min_peers <= members + count]
-
-
-def newest_first(
-    known: dict[int, RecoveredGroup], ratified: int
-) -> list[tuple[int, RecoveredGroup]]:
-    """The groups that returning peers know, by number, without those that are gone.
-
-    Every change is told to all groups. So where the rosters of all groups are known of one version,
-    a group of which only older ones are known had lost all its members by then. Versions above
-    ``ratified`` say nothing of that: they had no consequences, and the members of the groups before
-    are still needed for consent.
-    """
-    told: dict[int, list[Roster]] = {}
-    for group in known.values():
-        for version, roster in group.rosters.items():
-            told.setdefault(version, []).append(roster)
-    whole = [v for v, rosters in told.items() if len(rosters) >= rosters[0].peer_groups]
-    since = max((version for version in whole if version <= ratified), default=0)
-    order = sorted(known.items(), key=lambda item: -max(item[1].rosters))
-    return [(number, group) for number, group in order if max(group.rosters) >= since]
-
-
-@dataclass(slots=True)
-class RecoveredMembership:
-    """What is known of the membership under the masters before.
-
-    Attributes:
-        version: of the newest roster that anybody knows.
-        groups: by number.
-    """
-
-    version: int
-    groups: dict[int, RecoveredGroup]
 
 
 @dataclass(slots=True)
@@ -446,7 +413,8 @@ class Membership:
     def restore(
         self,
         term: int,
-        recovered: RecoveredMembership,
+        version: int,
+        groups: Mapping[int, RecoveredGroup],
         peers: Iterable[RegisteredPeer],
         *,
         updates: int,
@@ -454,14 +422,15 @@ class Membership:
     ) -> None:
         """Forget everything but what is known of the membership under the masters before.
 
-        What they may have given out besides is skipped: see ``TERM_GAP``. Where the run is
-        ``shared`` with other masters, no two terms have a version in common.
+        ``version`` is that of the newest roster that anybody knows. What the masters before may
+        have given out besides is skipped: see ``TERM_GAP``. Where the run is ``shared`` with other
+        masters, no two terms have a version in common.
         """
         self._term, self.updates = term, updates
         self.links, self._measures = LinkStates(), LinkMeasures()
         self.peers = {peer.id: peer for peer in sorted(peers, key=lambda peer: peer.id)}
         self._groups = {}
-        for group, known in recovered.groups.items():
+        for group, known in groups.items():
             newest = known.rosters[max(known.rosters)]
             self._groups[group] = _Group(
                 newest.view,
@@ -471,7 +440,7 @@ class Membership:
                 list(newest.ring),
                 [newest.ring[0], *sorted(newest.ring[1:])],
             )
-        self.version = recovered.version + TERM_GAP
+        self.version = version + TERM_GAP
         if shared:
             self.version = max(self.version, self._term << 31)
         self._publish()

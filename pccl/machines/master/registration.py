@@ -15,7 +15,7 @@ from pccl.machines.master.rounds import OpenRounds
 from pccl.machines.master.status import admission_waits_for
 from pccl.machines.master.succession.origin import Incarnation
 from pccl.machines.master.succession.ratification import Ratification
-from pccl.machines.master.succession.recovery import Recovered
+from pccl.machines.master.succession.recovered import Recovered
 from pccl.machines.master.succession.revival import revive, revive_all
 from pccl.machines.reachability import dialled_at
 from pccl.protocol import messages as msg
@@ -212,13 +212,15 @@ class Registration:
 
     def restore(self, recovered: Recovered) -> None:
         """The peers of a run that is taken up are registered as they were."""
+        assert not self._connections.peers, "somebody is registered in no run"
         # Two restarts may follow each other with nobody to tell of whom the first one registered.
         jump = TERM_GAP + int.from_bytes(self.random_bytes(ID_JUMP_BYTES))
         self.last_peer = PeerId(recovered.last_peer + jump)
         peers = revive_all(recovered, self._outbox.now_ns)
         self._membership.restore(
             self._incarnation.term,
-            recovered.membership,
+            recovered.version,
+            recovered.groups,
             peers,
             updates=recovered.counts[RoundKind.UPDATE_TOPOLOGY],
             shared=not self._ratification.is_sole,

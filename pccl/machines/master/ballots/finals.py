@@ -10,7 +10,7 @@ from pccl.machines.master.ballots.kept import Kept, affordable
 from pccl.machines.master.connections import Outbox
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.machines.master.succession.ratification import Ratification
-from pccl.machines.master.succession.recovery import Recovered
+from pccl.machines.master.succession.recovered import Recovered
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import OWED_MAX
 from pccl.protocol.operation import name_peers

@@ -14,7 +14,7 @@ from pccl.machines.master.connections import Outbox
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.machines.master.succession.origin import Incarnation
 from pccl.machines.master.succession.ratification import Ratification
-from pccl.machines.master.succession.recovery import Recovered
+from pccl.machines.master.succession.recovered import Recovered
 from pccl.machines.repair import Tell
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError

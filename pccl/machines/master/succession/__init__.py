@@ -6,7 +6,8 @@
 * ``vouched``: the members that a master has named.
 * ``report``: what one returning peer says.
 * ``footprint``: how much memory that takes.
-* ``recovery``: what all reports together say.
+* ``recovered``: the run that follows from all reports.
+* ``recovery``: collects them, and knows when they are enough.
 * ``revival``: peers as they were.
 * ``majority``: whether enough members follow this master.
 * ``proposals``: what is told once a majority has stored it.

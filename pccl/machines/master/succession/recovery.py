@@ -1,10 +1,7 @@
-"""What returning peers report to a restarted master, and the run that follows from it.
+"""What returning peers report to a restarted master, and whether that is enough to go on.
 
-A master's state is soft: everything that it has told anybody is known to somebody. Of rosters the
-newest one counts, because every change was told before anything that was decided because of it; who
-is not in the newest one of his group was removed. Outcomes and answers that anybody has seen are
-adopted; so are those that were proposed to anybody (``proposals``). What was
-decided and reached nobody who came back may be decided anew.
+A master's state is soft: everything that it has told anybody is known to somebody. What follows
+from the reports: ``recovered``.
 
 Any process with the token can send a report. If the master before has named the members of the run
 (``vouched``), only their reports count; the rosters in them can name more members.
@@ -14,27 +11,19 @@ Pure state: ``Succession`` collects and carries out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 from pccl.machines.master.credible import check_roster
-from pccl.machines.master.membership import RecoveredGroup, RecoveredMembership, View, newest_first
 from pccl.machines.master.succession.footprint import footprint
 from pccl.machines.master.succession.majority import Basis
+from pccl.machines.master.succession.recovered import Recovered, recovered_run
 from pccl.machines.master.succession.report import (
     Report,
     SharedRoster,
-    age,
-    expected_states,
-    round_count,
 )
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched, token_digest
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import (
-    ID_JUMP_MAX,
     PEERS_MAX,
-    PENDING_MAX,
     REPORT_BYTES_MAX,
     REPORTS_BYTES_MAX,
     REQUEST_BYTES_MIN,
@@ -42,54 +31,10 @@ from pccl.protocol.limits import (
     ROSTERS_KEPT_MAX,
     Timing,
 )
-from pccl.protocol.shared_state import Expected
-from pccl.protocol.types import Member, OperationId, PeerId, Roster, RoundId, RoundKind
+from pccl.protocol.types import PeerId, Roster
 
 _LOOKS_MAX = 8
 """Between two ticks. Each goes through all reports, and a crowd could cause one by each word."""
-
-
-@dataclass(slots=True)
-class Recovered:
-    """The run as it is known.
-
-    Attributes:
-        term: the highest that anybody has followed.
-        last_peer: the highest id that anybody knows.
-        membership: groups, views and rosters.
-        members: all members of the newest views, also those that did not come back.
-        returned: reports of the members that came back, in order of id.
-        newcomers: reports of those that were registered, but not admitted.
-        strangers: reports of those that the run went on without.
-        outcomes: what became of operations; whoever is concerned may not know it.
-        answers: of rounds; likewise.
-        counts: how many rounds of each kind were closed.
-        sequence: the highest place of anything decided.
-        expected: what is known of each group's shared state.
-        states: what each of the outcomes makes of that.
-    """
-
-    term: int
-    last_peer: PeerId
-    membership: RecoveredMembership
-    members: dict[PeerId, tuple[int, Member]]
-    returned: list[Report]
-    newcomers: list[Report]
-    strangers: list[Report]
-    outcomes: dict[OperationId, msg.OperationEnded]
-    answers: dict[RoundId, msg.RoundClosed]
-    counts: dict[RoundKind, int]
-    sequence: int
-    expected: dict[int, Expected]
-    states: dict[OperationId, Expected]
-    left: set[PeerId]
-    """Who came back and said goodbye."""
-
-    @property
-    def missing(self) -> list[PeerId]:
-        """The members that did not come back, or not to stay."""
-        present = {report.peer for report in self.returned}
-        return [peer for peer in self.members if peer not in present]
 
 
 class Recovery:
@@ -470,73 +415,14 @@ class Recovery:
 
         With ``promised``, members that don't follow the master that asks count as missing.
         """
-        reports = [r for _, r in sorted(self._reports.items()) if r.complete]
-        believed = sorted(self._believed(), key=lambda report: report.peer)
-        groups = self._groups(believed)
-        members: dict[PeerId, tuple[int, Member]] = {}
-        for number, group in groups.items():
-            for member in group.rosters[max(group.rosters)].members:
-                members[member.peer] = (number, member)
-        told = [roster for report in believed for roster in report.rosters.values()]
-        given = _ids_given_out(reports, told, members)
-        newcomers = [r for r in reports if r.peer not in members and not r.rosters]
-        newcomers = [r for r in newcomers if r.peer in given]
-        newcomers = newcomers[: min(PENDING_MAX, PEERS_MAX - len(members))]
-        returned = [r for r in reports if _is_member(r, members)]
-        known = {report.peer for report in (*returned, *newcomers)}
-        returned = [r for r in returned if r.promised or not promised]
-        # Of others the last master may never have heard, and have decided without them.
-        back = {report.peer for report in returned}
-        heard = [r for r in believed if not promised or r.peer in back]
-        finals = sorted((o for report in heard for o in report.outcomes), key=age)
-        outcomes = {o.outcome.operation: o.outcome for o in finals}
-        answers = {a.answer.round: a.answer for report in heard for a in report.answers}
-        decided = [
-            *(o.outcome.sequence for report in believed for o in report.outcomes),
-            *(a.answer.sequence for report in believed for a in report.answers),
-        ]
-        version = self._newest.version if self._newest is not None else 0
-        return Recovered(
-            term=max((report.header.term for report in believed), default=0),
-            last_peer=max(given, default=PeerId(0)),
-            membership=RecoveredMembership(version, groups),
-            members=dict(sorted(members.items())),
-            returned=returned,
-            newcomers=newcomers,
-            strangers=[r for r in reports if r.peer not in known],
-            outcomes=dict(sorted(outcomes.items(), key=lambda item: item[1].sequence)),
-            answers=dict(sorted(answers.items(), key=lambda item: item[1].sequence)),
-            counts={kind: round_count(kind, believed, told) for kind in RoundKind},
-            sequence=max(decided, default=0),
-            expected=expected_states(believed, finals),
-            states={o.outcome.operation: o.expected for o in finals},
-            left=self._left,
+        return recovered_run(
+            [report for _, report in sorted(self._reports.items()) if report.complete],
+            sorted(self._believed(), key=lambda report: report.peer),
+            self._left,
+            version=self._newest.version if self._newest is not None else 0,
+            ratified=self.ratified,
+            promised=promised,
         )
-
-    def _groups(self, reports: list[Report]) -> dict[int, RecoveredGroup]:
-        """Of each group what is known; the newest first, and none that does not fit beside it.
-
-        No master makes a peer a member of two groups, or has more than so many members.
-        """
-        known: dict[int, RecoveredGroup] = {}
-        told = [roster for report in reports for roster in report.rosters.values()]
-        for roster in sorted(told, key=lambda roster: roster.version):
-            known.setdefault(roster.group, RecoveredGroup({}, {})).rosters[roster.version] = roster
-        groups: dict[int, RecoveredGroup] = {}
-        taken: set[PeerId] = set()
-        for number, group in newest_first(known, self.ratified):
-            newest = group.rosters[max(group.rosters)]
-            ring = set(newest.ring)
-            if len(taken) + len(ring) > PEERS_MAX or not ring.isdisjoint(taken):
-                continue
-            taken |= ring
-            groups[number] = group
-            for roster in group.rosters.values():
-                # Whoever loses a member closes its views: what is open has members of now.
-                is_open = roster.view in newest.open_views and roster.view <= newest.view
-                if is_open and ring.issuperset(roster.ring):
-                    group.views[roster.view] = View(roster.ring, roster.term, roster.algorithms)
-        return dict(sorted(groups.items()))
 
     def _is_complete(self) -> bool:
         if not self.world_size or self._came + len(self._left) < self.world_size:
@@ -558,25 +444,3 @@ def _newer(one: Roster | None, other: Roster | None) -> Roster | None:
     if one is None or other is None:
         return one or other
     return other if other.version > one.version else one
-
-
-def _ids_given_out(
-    reports: list[Report], told: list[Roster], members: Iterable[PeerId]
-) -> set[PeerId]:
-    """The ids that anybody knows of and that a master can have given out.
-
-    Each master begins a jump above those that it was told of. What is further away is invented, and
-    must not drive all later ids to where no number is left.
-    """
-    ids = {report.peer for report in reports}
-    ids.update(peer for roster in told for peer in roster.ring)
-    highest = max(members, default=None)
-    if highest is None:
-        return ids
-    return {peer for peer in ids if peer <= highest + 2 * ID_JUMP_MAX}
-
-
-def _is_member(report: Report, members: dict[PeerId, tuple[int, Member]]) -> bool:
-    """Whether this is the process that the others know as a member: by its group and its port."""
-    known, said = members.get(report.peer), report.header.registration
-    return known is not None and (known[0], known[1].port) == (said.group, said.port)

@@ -19,8 +19,8 @@ over and waits for the members to return.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import enum
+from collections.abc import Sequence
 
 from pccl.machines.master.connections import Connections, Outbox
 from pccl.machines.master.credible import registration_flaw
@@ -28,7 +28,8 @@ from pccl.machines.master.events import AskMaster, Forget, Remember, Send, Warn
 from pccl.machines.master.membership import Membership
 from pccl.machines.master.succession.origin import Incarnation, Origin
 from pccl.machines.master.succession.ratification import Ratification
-from pccl.machines.master.succession.recovery import Recovered, Recovery
+from pccl.machines.master.succession.recovered import TakeUp
+from pccl.machines.master.succession.recovery import Recovery
 from pccl.machines.master.succession.report import Report
 from pccl.machines.master.succession.standby import StandbyWatch
 from pccl.machines.master.succession.vouched import Vouched
@@ -44,19 +45,15 @@ from pccl.protocol.types import NS_PER_MS
 _ANOTHER_RUN = "this master coordinates another run"
 
 
-@dataclass(frozen=True, slots=True)
-class TakeUp:
-    """The run as it was: the machine goes on with it.
+class _Step(enum.Enum):
+    """What to do about a run whose members have come, or had time enough."""
 
-    Attributes:
-        recovered: what its members know.
-        connections: on which anybody has reported.
-        waiting: the newcomers that have waited for it, by connection.
-    """
-
-    recovered: Recovered
-    connections: Sequence[int]
-    waiting: Mapping[int, msg.Register]
+    WAIT = enum.auto()
+    ASK = enum.auto()
+    """Enough of them are here to ask whether they follow this master."""
+    TAKE_UP = enum.auto()
+    BEGIN_ANEW = enum.auto()
+    """They are too few."""
 
 
 class Succession:
@@ -428,27 +425,37 @@ class Succession:
     # -- whether it goes on --------------------------------------------------------------------
 
     def _take_up_if_over(self) -> TakeUp | None:
-        recovery, now_ns = self._recovery, self._outbox.now_ns
-        if recovery is None or recovery.run is None or not recovery.is_over(now_ns):
+        recovery = self._recovery
+        if recovery is None or recovery.run is None or not recovery.is_over(self._outbox.now_ns):
             return None
         if self._is_idle and not recovery.has_reports:
             return None  # there is no time by which members have to come to a standby
         self._ratification.is_sole &= not recovery.knows_another_master
+        match self._next_step(recovery):
+            case _Step.TAKE_UP:
+                return self._take_up(recovery)
+            case _Step.ASK:
+                self._ask_for_promises(recovery)
+            case _Step.BEGIN_ANEW:
+                self._begin_anew(recovery)
+            case _Step.WAIT:
+                pass
+        return None
+
+    def _next_step(self, recovery: Recovery) -> _Step:
+        """What to do about a run whose members have come, or had time enough."""
         if self._ratification.is_sole:
-            return self._take_up(recovery, recovery.result())
+            return _Step.TAKE_UP
+        now_ns = self._outbox.now_ns
         if self._asked_term is None:
             is_late = recovery.is_late(now_ns)
             if recovery.has_majority() and (is_late or not self._asked_in_vain):
-                self._ask_for_promises(recovery)
-            elif is_late:
-                self._begin_anew(recovery)
+                return _Step.ASK
         else:
-            late = now_ns - self._asked_ns >= self._timing.ns(self._timing.resume_s)
-            if (late or recovery.all_promised()) and recovery.has_promises():
-                return self._take_up(recovery, recovery.result(promised=True))
-            if late:
-                self._begin_anew(recovery)
-        return None
+            is_late = now_ns - self._asked_ns >= self._timing.ns(self._timing.resume_s)
+            if (is_late or recovery.all_promised()) and recovery.has_promises():
+                return _Step.TAKE_UP
+        return _Step.BEGIN_ANEW if is_late else _Step.WAIT
 
     def _ask_for_promises(self, recovery: Recovery) -> None:
         """Enough members have come: choose the term; they have to follow it before it begins."""
@@ -484,10 +491,10 @@ class Succession:
             del self._waiting[connection]
             self._connections.refuse(connection, reason)
 
-    def _take_up(self, recovery: Recovery, recovered: Recovered) -> TakeUp:
+    def _take_up(self, recovery: Recovery) -> TakeUp:
         """Coordinate this run from now on, in the next term."""
         assert recovery.run is not None
-        us = self._incarnation
+        us, recovered = self._incarnation, recovery.result(promised=not self._ratification.is_sole)
         self._ratification.take_up(recovery.bases(), recovery.ratified, recovery.vouched)
         self._recovery = None
         self._origin = Origin.RESTARTED

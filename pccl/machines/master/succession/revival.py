@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pccl.machines.master.membership import RegisteredPeer
-from pccl.machines.master.succession.recovery import Recovered
+from pccl.machines.master.succession.recovered import Recovered
 from pccl.machines.reachability import dialled_at
 from pccl.protocol import messages as msg
 from pccl.protocol.types import Member, PeerId

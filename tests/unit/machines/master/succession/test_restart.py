@@ -960,6 +960,7 @@ def test_who_was_not_named_has_no_vote() -> None:
 def test_who_was_named_finds_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many others have returned, and whatever they have said."""
     monkeypatch.setattr("pccl.machines.master.succession.recovery.PEERS_MAX", 5)
+    monkeypatch.setattr("pccl.machines.master.succession.recovered.PEERS_MAX", 5)
     master = Master(Origin.STANDBY)
     learns(master, RUN, 1, 2, 3)
     for stranger in range(90, 95):
