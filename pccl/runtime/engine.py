@@ -30,17 +30,17 @@ from pccl.machines.peer.events import (
     JoinCall,
     LeaveCall,
     LinkChanged,
-    LinksMeasured,
+    LinkMeasurements,
     PeerEffect,
     PeerEvent,
     Post,
     PostSync,
-    Raise,
+    RaiseCall,
     ReduceDone,
     ReduceResult,
     ReportUndialable,
     ReportWait,
-    Return,
+    ReturnCall,
     RoundCall,
     Send,
     SendAcross,
@@ -555,12 +555,12 @@ class PeerEngine:
                 self._control.probe(effect)
             case ReportUndialable(text):
                 log_warning(text)
-            case Return(number, value):
+            case ReturnCall(number, value):
                 call = self.calls.get(number)
                 if isinstance(value, ReduceResult) and call is not None:
                     self._state.note_result(call, value)
                 self.calls.resolve(number, value)
-            case Raise(number, error):
+            case RaiseCall(number, error):
                 self.calls.reject(number, error)
             case PostSync() | BeginSync() | CompareSync():
                 self._state.carry_out(effect)
@@ -583,7 +583,7 @@ class PeerEngine:
             return
         self.keeper.replace_stalled_lanes(busy_ns)
         if measured := self._meter.look():
-            self.feed(LinksMeasured(measured))
+            self.feed(LinkMeasurements(measured))
         self._state.tick()
         progress = (*self.data_plane.progress(), *self.exchange.progress())
         self.feed(Tick(progress, self._callers_blocked(), busy_ns))
@@ -592,7 +592,7 @@ class PeerEngine:
         if reason is not None:
             self._meter.forget(peer)
         elif measured := self._meter.look_at(self.links.to(peer)):
-            self.feed(LinksMeasured(measured))  # first: the view that this may bring needs it
+            self.feed(LinkMeasurements(measured))  # first: the view that this may bring needs it
         self.feed(LinkChanged(peer, reason))
         self._state.link_changed(peer, up=reason is None)
 

@@ -12,18 +12,18 @@ from functools import partial
 from pccl.machines.master.events import (
     Announce,
     AskMaster,
-    CloseControl,
-    ControlClosed,
-    ControlMessage,
-    ControlOpened,
-    ControlPaused,
-    Forget,
+    CloseConnection,
+    ConnectionClosed,
+    ConnectionMessage,
+    ConnectionOpened,
+    ConnectionPaused,
+    ForgetRun,
     MasterAnswered,
     MasterEvent,
+    MasterTick,
     MasterUnanswered,
     Remember,
-    Send,
-    Tick,
+    SendTo,
     Warn,
 )
 from pccl.machines.master.machine import MasterMachine
@@ -250,13 +250,13 @@ class MasterServer:
     def _on_proven(self, connection: Connection, remote: Opening, deadline_ns: int) -> None:
         self._last_connection += 1
         number = self._last_connection
-        self._feed(ControlOpened(number, connection.remote.host))
+        self._feed(ConnectionOpened(number, connection.remote.host))
 
         def on_message(message: msg.Message) -> None:
             known = msg.RunQuery(self.machine.run, self.machine.membership.version)
             is_known = message == known
             if is_known and number in self._silent:
-                self._feed(ControlMessage(number, message))  # the answer is short
+                self._feed(ConnectionMessage(number, message))  # the answer is short
                 return
             if isinstance(message, msg.RunQuery | msg.StatusRequest) and number in self._silent:
                 if number not in self._desk:  # until its turn it counts as silent
@@ -267,14 +267,14 @@ class MasterServer:
                 stream.close()
                 self._streams.pop(number, None)
                 reason = "what it got was damaged on the way"
-                self._feed(ControlClosed(number, reason, damaged=True))
+                self._feed(ConnectionClosed(number, reason, damaged=True))
             else:
-                self._feed(ControlMessage(number, message))
+                self._feed(ConnectionMessage(number, message))
 
         def on_closed(reason: str) -> None:
             self._has_spoken(number)
             self._streams.pop(number, None)
-            self._feed(ControlClosed(number, reason, stream.was_damaged))
+            self._feed(ConnectionClosed(number, reason, stream.was_damaged))
 
         stream = self._streams[number] = ControlStream(
             connection,
@@ -300,7 +300,7 @@ class MasterServer:
         now_ns = self._clock.now_ns()
         wait_ns = self._newcomers.spend(source, cost_bytes, now_ns)
         if wait_ns:
-            self._feed(ControlPaused(number, now_ns + wait_ns))
+            self._feed(ConnectionPaused(number, now_ns + wait_ns))
         return wait_ns
 
     def _has_spoken(self, number: int) -> None:
@@ -313,7 +313,7 @@ class MasterServer:
     def _dismiss(self, number: int, reason: str) -> None:
         self._has_spoken(number)
         self._streams.pop(number).abort()
-        self._feed(ControlClosed(number, reason))
+        self._feed(ConnectionClosed(number, reason))
         self._tell_closed(number, reason)
 
     def _tell_closed(self, number: int, reason: str) -> None:
@@ -321,10 +321,10 @@ class MasterServer:
 
     def _answer(self, number: int, question: msg.RunQuery | msg.StatusRequest) -> None:
         self._has_spoken(number)
-        self._feed(ControlMessage(number, question))
+        self._feed(ConnectionMessage(number, question))
 
     def _tick(self, busy_ns: int) -> None:
-        self._feed(Tick(busy_ns))
+        self._feed(MasterTick(busy_ns))
 
     # -- other masters -------------------------------------------------------------------------
 
@@ -366,17 +366,17 @@ class MasterServer:
     def _step(self, event: MasterEvent) -> None:
         effects = self.machine.handle(event, self._clock.now_ns())
         self._keep_members()
-        if isinstance(event, Tick):
+        if isinstance(event, MasterTick):
             self._keep(self._wanted)
         for effect in effects:
             match effect:
-                case Send(connection, message):
+                case SendTo(connection, message):
                     stream = self._streams.get(connection)
                     if stream is not None:
                         stream.send(message)
                         if isinstance(message, msg.Admitted) and stream.read_on():
-                            self._feed(ControlPaused(connection, self._clock.now_ns()))
-                case CloseControl(connection, reason):
+                            self._feed(ConnectionPaused(connection, self._clock.now_ns()))
+                case CloseConnection(connection, reason):
                     self._has_spoken(connection)
                     stream = self._streams.pop(connection, None)
                     if stream is not None:
@@ -396,7 +396,7 @@ class MasterServer:
                 case TryAddress():
                     assert self._tasks is not None, "not started"
                     self._tasks.create(self._probe(effect))
-                case Forget():
+                case ForgetRun():
                     self._keep(None)
                     _log.info("no member is left: the run is over")
                 case Announce(what, peer, group, text):

@@ -23,7 +23,7 @@ from pccl.machines.master.dialling import Dialling
 from pccl.machines.master.lockstep import Finding, LockstepWatch, Wait
 from pccl.machines.master.membership import Membership
 from pccl.machines.master.registration import Registration
-from pccl.machines.master.rounds import OpenRounds
+from pccl.machines.master.rounds import RunRounds
 from pccl.machines.master.succession.ratification import Ratification
 from pccl.machines.master.succession.recovery import Recovery
 from pccl.machines.peer.calls import JointCall, OneTimeError, Refusals
@@ -494,14 +494,14 @@ def _newcomers_speak_for_all(stack: ExitStack) -> None:
 
     And it admits newcomers into a run without members, wherever those may have gone.
     """
-    admit = OpenRounds.admit_into_empty_run
+    admit = RunRounds.admit_into_empty_run
 
-    def hasty(rounds: OpenRounds) -> None:
+    def hasty(rounds: RunRounds) -> None:
         with patch.object(Ratification, "has_consent", True):
             admit(rounds)
 
     stack.enter_context(patch.object(Recovery, "ratified", property(lambda recovery: 0)))
-    stack.enter_context(patch.object(OpenRounds, "admit_into_empty_run", hasty))
+    stack.enter_context(patch.object(RunRounds, "admit_into_empty_run", hasty))
 
 
 def _loss_told_to_one_launch(stack: ExitStack) -> None:

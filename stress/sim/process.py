@@ -11,8 +11,8 @@ from typing import Any
 import numpy.typing as npt
 
 from pccl.machines.master.events import Announce, MasterEvent
-from pccl.machines.master.events import ControlMessage as MasterHears
-from pccl.machines.master.events import Send as MasterSend
+from pccl.machines.master.events import ConnectionMessage as MasterHears
+from pccl.machines.master.events import SendTo as MasterSend
 from pccl.machines.peer.events import (
     ControlMessage,
     PeerEffect,
@@ -21,7 +21,7 @@ from pccl.machines.peer.events import (
     PostSync,
     ReduceCall,
     ReduceResult,
-    Return,
+    ReturnCall,
 )
 from pccl.machines.peer.machine import Standing
 from pccl.protocol.errors import RemoteProtocolError
@@ -358,6 +358,6 @@ class PeerProcess:
             if isinstance(effect, PostSync):
                 self.posted_sync = InRun(self.run, effect.operation)
                 self.sync_ring = effect.ring
-            if isinstance(effect, Return) and isinstance(effect.value, ReduceResult):
+            if isinstance(effect, ReturnCall) and isinstance(effect.value, ReduceResult):
                 self.results[effect.value.operation.tag] = self.run, effect.value
         self._on_event(self, event, effects)

@@ -14,8 +14,8 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import cast
 
-from pccl.machines.master.events import Tick as MasterTick
-from pccl.machines.peer.events import Tick as PeerTick
+from pccl.machines.master.events import MasterTick
+from pccl.machines.peer.events import Tick
 from pccl.protocol.types import NS_PER_S
 
 STORY_LINES_MAX = 400
@@ -55,7 +55,7 @@ def _is_routine(what: object) -> bool:
     """Whether it happens all the time: it counts for the hash, and is left out of the story."""
     if isinstance(what, str):
         return what.startswith(("deliver ", "writable "))
-    return isinstance(what, MasterTick | PeerTick)
+    return isinstance(what, MasterTick | Tick)
 
 
 @cache

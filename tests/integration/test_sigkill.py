@@ -31,7 +31,7 @@ import xxhash
 
 import pccl
 from pccl.errors import CollectiveAborted
-from pccl.machines.master.events import ControlMessage, MasterEvent, Send
+from pccl.machines.master.events import ConnectionMessage, MasterEvent, SendTo
 from pccl.protocol.frame import FrameHeader
 from pccl.protocol.limits import Timing
 from pccl.protocol.messages import OperationDone, OperationEnded, OperationStarted
@@ -247,14 +247,14 @@ class WatchedMaster:
     def _observe(self, event: MasterEvent, effects: list[object]) -> None:
         now = time.monotonic()
         with self._changed:
-            if isinstance(event, ControlMessage) and isinstance(event.message, OperationDone):
+            if isinstance(event, ConnectionMessage) and isinstance(event.message, OperationDone):
                 peers = self.server.machine.connections.peers
                 done = self._done.setdefault(event.message.operation, set())
                 done.add(peers[event.connection].id)
             for effect in effects:
-                if isinstance(effect, Send) and isinstance(effect.message, OperationStarted):
+                if isinstance(effect, SendTo) and isinstance(effect.message, OperationStarted):
                     self._started.setdefault(effect.message.operation, now)
-                if isinstance(effect, Send) and isinstance(effect.message, OperationEnded):
+                if isinstance(effect, SendTo) and isinstance(effect.message, OperationEnded):
                     self._ended.setdefault(effect.message.operation, now)
             self._changed.notify_all()
 

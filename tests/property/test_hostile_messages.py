@@ -22,13 +22,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccl.machines.master.events import (
-    CloseControl,
-    ControlMessage,
-    ControlOpened,
+    CloseConnection,
+    ConnectionMessage,
+    ConnectionOpened,
     MasterAnswered,
+    MasterTick,
     MasterUnanswered,
-    Send,
-    Tick,
+    SendTo,
 )
 from pccl.machines.master.lockstep import LockstepWatch, LongWait, Wait
 from pccl.machines.master.machine import MasterMachine
@@ -388,20 +388,22 @@ def test_the_fullest_roster_fits_a_message() -> None:
 def crowd(size: int) -> MasterMachine:
     machine = MasterMachine(Timing(), RUN, 1, lambda count: bytes(count), 0)
     for number in range(size):
-        machine.handle(ControlOpened(number, "there"), 0)
-        machine.handle(ControlMessage(number, msg.Register(0, "", 1)), 0)
+        machine.handle(ConnectionOpened(number, "there"), 0)
+        machine.handle(ConnectionMessage(number, msg.Register(0, "", 1)), 0)
     return machine
 
 
 def messages(effects: list[Any]) -> list[msg.Message]:
-    return [effect.message for effect in effects if isinstance(effect, Send)]
+    return [effect.message for effect in effects if isinstance(effect, SendTo)]
 
 
 def test_newcomers_who_leave_one_by_one_cost_a_word_for_each_who_stays() -> None:
     machine, quarter_ns = crowd(100), 250_000_000
     for number in range(50, 80):
-        assert messages(machine.handle(ControlMessage(number, msg.Goodbye()), 0)) == []
-    said = [m for tick in range(1, 9) for m in messages(machine.handle(Tick(), tick * quarter_ns))]
+        assert messages(machine.handle(ConnectionMessage(number, msg.Goodbye()), 0)) == []
+    said = [
+        m for tick in range(1, 9) for m in messages(machine.handle(MasterTick(), tick * quarter_ns))
+    ]
     gone = tuple(PeerId(number + 1) for number in range(50, 80))
     plans = [m for m in said if isinstance(m, msg.LinkPlan)]
     assert plans == [msg.LinkPlan((), gone)] * 20  # the younger ones
@@ -409,8 +411,8 @@ def test_newcomers_who_leave_one_by_one_cost_a_word_for_each_who_stays() -> None
 
 def test_of_a_crowd_that_waits_the_oldest_from_where_most_come_goes() -> None:
     machine, last = crowd(1 + PENDING_MAX), 1 + PENDING_MAX  # the first one is a member
-    machine.handle(ControlOpened(last, "elsewhere"), 0)
-    effects = machine.handle(ControlMessage(last, msg.Register(0, "", 1)), 0)
+    machine.handle(ConnectionOpened(last, "elsewhere"), 0)
+    effects = machine.handle(ConnectionMessage(last, msg.Register(0, "", 1)), 0)
     refused = [m for m in messages(effects) if isinstance(m, msg.Refused)]
     assert [m.cause for m in refused] == [RemovalCause.CROWDED_OUT]
     peers = list(machine.membership.peers)
@@ -420,8 +422,8 @@ def test_of_a_crowd_that_waits_the_oldest_from_where_most_come_goes() -> None:
 def test_a_run_may_begin_with_more_than_may_wait_for_one_that_goes_on() -> None:
     machine, size = MasterMachine(Timing(), RUN, 1, lambda count: bytes(count), 0), PENDING_MAX + 9
     for number in range(size):
-        machine.handle(ControlOpened(number, "there"), 0)
-        machine.handle(ControlMessage(number, msg.Register(0, "", 1, size)), 0)
+        machine.handle(ConnectionOpened(number, "there"), 0)
+        machine.handle(ConnectionMessage(number, msg.Register(0, "", 1, size)), 0)
     assert len(machine.membership.pending()) == size
 
 
@@ -474,11 +476,11 @@ def test_newcomers_of_whom_each_wants_one_more_than_there_are_cost_a_few_seating
 @pytest.mark.parametrize("host", ["\U0001f600" * 64, "a" * 254, "a\nb", "\0"])
 def test_what_is_no_host_name_is_refused(host: str) -> None:
     machine = crowd(1)
-    machine.handle(ControlOpened(7, "there"), 0)
-    refused, closed = machine.handle(ControlMessage(7, msg.Register(0, host, 1)), 0)
-    assert isinstance(refused, Send)
+    machine.handle(ConnectionOpened(7, "there"), 0)
+    refused, closed = machine.handle(ConnectionMessage(7, msg.Register(0, host, 1)), 0)
+    assert isinstance(refused, SendTo)
     assert isinstance(refused.message, msg.Refused)
-    assert isinstance(closed, CloseControl)
+    assert isinstance(closed, CloseConnection)
     assert len(machine.membership.peers) == 1
 
 

@@ -93,13 +93,13 @@ class MasterWitness:
     def before(self, event: me.MasterEvent) -> None:
         self.fresh_request = self.fresh_round = None
         match event:
-            case me.ControlOpened(connection):
+            case me.ConnectionOpened(connection):
                 assert connection not in self.open
                 self.open.add(connection)
-            case me.ControlClosed(connection):
+            case me.ConnectionClosed(connection):
                 self.open.discard(connection)
                 self._forget(connection)
-            case me.ControlMessage(connection, message) if connection in self.peer_of:
+            case me.ConnectionMessage(connection, message) if connection in self.peer_of:
                 self._note(self.peer_of[connection], message)
             case _:
                 pass
@@ -165,18 +165,18 @@ class MasterWitness:
                 case (
                     me.Announce()
                     | me.Remember()
-                    | me.Forget()
+                    | me.ForgetRun()
                     | me.AskMaster()
                     | me.Warn()
                     | TryAddress()
                 ):
                     pass
-                case me.CloseControl(connection):
+                case me.CloseConnection(connection):
                     self._on_close(connection)
-                case me.Send(connection, message):
+                case me.SendTo(connection, message):
                     assert connection in self.open, f"sent to a closed connection: {message}"
                     if isinstance(message, msg.Registered):
-                        assert isinstance(event, me.ControlMessage)
+                        assert isinstance(event, me.ConnectionMessage)
                         assert isinstance(event.message, msg.Register)
                         self.peer_of[connection] = message.peer
                         self.connection_of[message.peer] = connection
@@ -184,7 +184,7 @@ class MasterWitness:
                         self.group_of[message.peer] = event.message.group
                         self.min_peers[message.peer] = event.message.min_peers
                     elif isinstance(message, msg.Resumed):
-                        assert isinstance(event, me.ControlMessage)
+                        assert isinstance(event, me.ConnectionMessage)
                         assert isinstance(event.message, msg.Resume)
                         resumed = event.message.peer
                         self.resuming = True
@@ -365,24 +365,24 @@ class MasterAlone:
         choice = rng.random()
         if choice < 0.10 or not connections:
             self.last_connection += 1
-            self.feed(me.ControlOpened(self.last_connection, "host"))
+            self.feed(me.ConnectionOpened(self.last_connection, "host"))
             if rng.random() < 0.9:
-                self.feed(me.ControlMessage(self.last_connection, self._greeting()))
+                self.feed(me.ConnectionMessage(self.last_connection, self._greeting()))
         elif choice < 0.14:
-            self.feed(me.ControlClosed(rng.choice(connections), "reset"))
+            self.feed(me.ConnectionClosed(rng.choice(connections), "reset"))
         elif choice < 0.15:
-            self.feed(me.ControlClosed(rng.randint(1, self.last_connection), "late"))
+            self.feed(me.ConnectionClosed(rng.randint(1, self.last_connection), "late"))
         elif choice < 0.28:
             gap_s = rng.choice([0.1, 0.25, 0.25, 0.25, 0.4, 1, 12, 40])
             for _ in range(rng.choice([1, 1, 1, 4, 44]) if gap_s < 0.5 else 1):
                 self.now_ns += int(gap_s * SECOND)
-                self.feed(me.Tick())
+                self.feed(me.MasterTick())
         elif choice < 0.62:
             self._together()
         else:
             connection = rng.choice(connections)
             for _ in range(rng.choice([1, 1, 3])):
-                self.feed(me.ControlMessage(connection, self._message(connection)))
+                self.feed(me.ConnectionMessage(connection, self._message(connection)))
 
     def _greeting(self) -> msg.Message:
         rng, witness = self.rng, self.witness
@@ -423,7 +423,7 @@ class MasterAlone:
                 messages.append(msg.OperationRequest(operation, DESCRIPTORS[0]))
             for message in messages:
                 if peer in witness.connection_of:
-                    self.feed(me.ControlMessage(witness.connection_of[peer], message))
+                    self.feed(me.ConnectionMessage(witness.connection_of[peer], message))
 
     def _wait_in_a_circle(self, peers: list[PeerId]) -> None:
         """Each member waits for something, and most of them say so for a while."""
@@ -436,7 +436,7 @@ class MasterAlone:
                 operation = self._next_operation(witness.group_of[peer], tag=rng.choice([0, 1]))
                 message = msg.OperationRequest(operation, DESCRIPTORS[0])
             if peer in witness.connection_of:
-                self.feed(me.ControlMessage(witness.connection_of[peer], message))
+                self.feed(me.ConnectionMessage(witness.connection_of[peer], message))
         for _ in range(rng.choice([3, 8, 30])):
             self.now_ns += SECOND // 4
             for peer in waiting:
@@ -445,8 +445,8 @@ class MasterAlone:
                 answer: msg.Message = msg.Heartbeat(blocked=rng.random() < 0.99)
                 if rng.random() < 0.5:
                     answer = msg.BlockedReply(witness.last_query, rng.random() < 0.99)
-                self.feed(me.ControlMessage(witness.connection_of[peer], answer))
-            self.feed(me.Tick())
+                self.feed(me.ConnectionMessage(witness.connection_of[peer], answer))
+            self.feed(me.MasterTick())
 
     def _next_operation(self, group: int, tag: int) -> OperationId:
         view = max((view for g, view in self.witness.rings if g == group), default=0)
@@ -630,7 +630,7 @@ class Process:
         self.machine.check()
         shown = isinstance(event, pe.Claim)
         for effect in effects:
-            if isinstance(effect, pe.Return | pe.Raise):
+            if isinstance(effect, pe.ReturnCall | pe.RaiseCall):
                 shown |= effect.call not in detached
                 if isinstance(event, pe.LeaveCall):
                     self.handles.pop(effect.call, None)  # it has no outcome
@@ -703,7 +703,7 @@ class Process:
                 pass
             case pe.AskCallers() | pe.ReportWait() | pe.ForgetEarly() | pe.SendAcross():
                 self._take_note(effect)
-            case pe.Return() | pe.Raise():
+            case pe.ReturnCall() | pe.RaiseCall():
                 self._finish_call(effect)
             case pe.PostSync() | pe.BeginSync() | pe.CompareSync():
                 raise AssertionError("nobody synchronizes here")
@@ -723,16 +723,16 @@ class Process:
             case pe.ForgetEarly():
                 pass
 
-    def _finish_call(self, effect: pe.Return | pe.Raise) -> None:
+    def _finish_call(self, effect: pe.ReturnCall | pe.RaiseCall) -> None:
         match effect:
-            case pe.Return(call, value):
+            case pe.ReturnCall(call, value):
                 self._answer(call, value)
                 if isinstance(value, pe.ReduceResult):
                     assert self.world.witness.outcomes[value.operation] == (
                         None,
                         value.contributors,
                     )
-            case pe.Raise(call, error):
+            case pe.RaiseCall(call, error):
                 assert error.reason
                 assert not isinstance(error, errors.LocalProtocolError)
                 if isinstance(error, errors.LockstepError):
@@ -776,13 +776,13 @@ class World:
         by_number = {wire.number: wire for wire in self.wires}
         for effect in effects:
             match effect:
-                case me.Send(number, message):
+                case me.SendTo(number, message):
                     by_number[number].down.append(message)
-                case me.CloseControl(number):
+                case me.CloseConnection(number):
                     by_number[number].down.append(None)
                     by_number[number].up.clear()
                     self.wires.remove(by_number[number])
-                case me.Announce() | me.Remember() | me.Forget() | me.AskMaster() | me.Warn():
+                case me.Announce() | me.Remember() | me.ForgetRun() | me.AskMaster() | me.Warn():
                     pass
                 case TryAddress():
                     raise AssertionError("this master tests no addresses")
@@ -803,9 +803,9 @@ class World:
         message = wire.up.popleft()
         if message is None:
             self.wires.remove(wire)
-            self.feed_master(me.ControlClosed(wire.number, "closed by peer"))
+            self.feed_master(me.ConnectionClosed(wire.number, "closed by peer"))
         else:
-            self.feed_master(me.ControlMessage(wire.number, message))
+            self.feed_master(me.ConnectionMessage(wire.number, message))
 
     def deliver_down(self, process: Process) -> None:
         assert process.wire is not None
@@ -821,7 +821,7 @@ class World:
         self.last_number += 1
         process.wire = Wire(self.last_number)
         self.wires.append(process.wire)
-        self.feed_master(me.ControlOpened(self.last_number, "host"))
+        self.feed_master(me.ConnectionOpened(self.last_number, "host"))
         process.feed(pe.ControlOpened(self.master.run, self.master.term))
 
     def drop(self, wire: Wire) -> None:
@@ -881,7 +881,7 @@ class World:
         return [(p, o) for p in self.responsive() for o in p.posted if self.may_finish(p, o)]
 
     def tick(self) -> None:
-        self.feed_master(me.Tick())
+        self.feed_master(me.MasterTick())
         for process in self.responsive():
             progress = tuple(
                 msg.Progress(operation, 0, 1, 0) for operation in process.posted

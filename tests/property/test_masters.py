@@ -162,11 +162,11 @@ class World:
                 if committed:
                     member.applied.append(operation)
                     self.commits += 1
-            case pe.Return(call):
+            case pe.ReturnCall(call):
                 member.steps += call > 1
                 member.inside = None
                 self.call(member)
-            case pe.Raise(_, error):
+            case pe.RaiseCall(_, error):
                 member.inside = None
                 self.raised[type(error).__name__] += 1
                 if isinstance(error, ResyncRequired):  # nothing is shared here: that is done
@@ -204,17 +204,17 @@ class World:
             self.vouched[index] = master.vouched()  # on disk before it is told
         for effect in effects:
             match effect:
-                case me.Send(connection, message):
+                case me.SendTo(connection, message):
                     self.watch(master, message)
                     line = self.lines.get(connection)
                     if connection in self.imposters and isinstance(message, msg.Resumed):
                         follows = msg.Heartbeat(roster_version=1 << 40, term=message.term)
-                        self.tell_master(index, me.ControlMessage(connection, follows))
+                        self.tell_master(index, me.ConnectionMessage(connection, follows))
                     if line is not None and line.at_master and line.at_peer:
                         line.to_peer.append(message)
-                case me.CloseControl(connection) if connection in self.imposters:
+                case me.CloseConnection(connection) if connection in self.imposters:
                     del self.imposters[connection]
-                case me.CloseControl(connection):
+                case me.CloseConnection(connection):
                     self.drop(self.lines[connection])
                 case me.Remember(run, term, coordinated=coordinated, vouched=vouched):
                     if coordinated:
@@ -232,13 +232,13 @@ class World:
         first = self.masters[0]
         answer: me.MasterEvent = me.MasterUnanswered(number, "nobody there")
         if first is not None and self.between:
-            first.handle(me.ControlOpened(0, "standby"), self.now_ns)
-            asked = me.ControlMessage(0, query)
+            first.handle(me.ConnectionOpened(0, "standby"), self.now_ns)
+            asked = me.ConnectionMessage(0, query)
             for effect in first.handle(asked, self.now_ns):
-                if isinstance(effect, me.Send):
+                if isinstance(effect, me.SendTo):
                     assert isinstance(effect.message, msg.RunIs)
                     answer = me.MasterAnswered(number, effect.message)
-            first.handle(me.ControlClosed(0, "it knows"), self.now_ns)
+            first.handle(me.ConnectionClosed(0, "it knows"), self.now_ns)
         self.tell_master(1, answer)
 
     def drop(self, line: Line) -> None:
@@ -281,9 +281,9 @@ class World:
             message = line.to_master.popleft()
             if message is None:
                 line.at_master = False
-                self.tell_master(line.master, me.ControlClosed(line.number, "closed"))
+                self.tell_master(line.master, me.ConnectionClosed(line.number, "closed"))
             else:
-                self.tell_master(line.master, me.ControlMessage(line.number, message))
+                self.tell_master(line.master, me.ConnectionMessage(line.number, message))
         elif queues[1]:
             word = line.to_peer.popleft()
             member = self.members[line.peer]
@@ -318,7 +318,7 @@ class World:
         """Both ends learn of it; what was under way is lost."""
         if line.at_master:
             line.at_master = False
-            self.tell_master(line.master, me.ControlClosed(line.number, "reset"))
+            self.tell_master(line.master, me.ConnectionClosed(line.number, "reset"))
         if line.at_peer:
             member = self.members[line.peer]
             self.hang_up(member)
@@ -342,14 +342,14 @@ class World:
             return
         line = Line(next(self.numbers), member.number, index)
         self.lines[line.number] = member.line = line
-        self.tell_master(index, me.ControlOpened(line.number, "host"))
+        self.tell_master(index, me.ConnectionOpened(line.number, "host"))
         self.tell(member, pe.ControlOpened(run, term))
 
     def pass_time(self, step_ns: int = STEP_NS) -> None:
         self.now_ns += step_ns
         for index in (0, 1):
             if step_ns:
-                self.tell_master(index, me.Tick())
+                self.tell_master(index, me.MasterTick())
         for member in self.members:
             if step_ns:
                 self.tell(member, pe.Tick())
@@ -420,10 +420,10 @@ class World:
         ]
         if lies.random() < 0.2:
             words.append(msg.Goodbye())
-        self.tell_master(index, me.ControlOpened(connection, "elsewhere"))
+        self.tell_master(index, me.ConnectionOpened(connection, "elsewhere"))
         for word in words:
             if connection in self.imposters:
-                self.tell_master(index, me.ControlMessage(connection, word))
+                self.tell_master(index, me.ConnectionMessage(connection, word))
 
     def hop_some_half_open(self) -> None:
         index = self.moods.randrange(2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pccl.machines.master.events import Announce, CloseControl, MasterEffect, Send
+from pccl.machines.master.events import Announce, CloseConnection, MasterEffect, SendTo
 from pccl.machines.master.membership import RegisteredPeer
 from pccl.protocol import messages as msg
 from pccl.protocol.guards.allowance import Trust
@@ -27,7 +27,7 @@ class Outbox:
     def send(self, peer: RegisteredPeer, message: msg.MasterMessage) -> None:
         """Send to a peer, if it is connected."""
         if peer.connection is not None:
-            self.add(Send(peer.connection, message))
+            self.add(SendTo(peer.connection, message))
 
     def announce(self, what: str, peer: RegisteredPeer, text: str) -> None:
         """Operators want to know this of a peer."""
@@ -76,13 +76,13 @@ class Connections:
 
     def close(self, connection: int, reason: str) -> None:
         """Close a connection; whoever was behind it may come again."""
-        self._outbox.add(CloseControl(connection, reason))
+        self._outbox.add(CloseConnection(connection, reason))
         self.hosts.pop(connection, None)
         self.peers.pop(connection, None)
 
     def part_with(self, connection: int, message: msg.MasterMessage, reason: str) -> None:
         """Say a last word on a connection, and close it."""
-        self._outbox.add(Send(connection, message))
+        self._outbox.add(SendTo(connection, message))
         self.close(connection, reason)
 
     def refuse(self, connection: int, reason: str) -> None:

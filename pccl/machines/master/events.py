@@ -13,7 +13,7 @@ from pccl.protocol.types import PeerId
 
 
 @dataclass(frozen=True, slots=True)
-class ControlOpened:
+class ConnectionOpened:
     """Somebody has connected from ``host``; the shell calls this connection by a new number."""
 
     connection: int
@@ -21,7 +21,7 @@ class ControlOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlMessage:
+class ConnectionMessage:
     """A decoded message has arrived."""
 
     connection: int
@@ -29,7 +29,7 @@ class ControlMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlPaused:
+class ConnectionPaused:
     """The shell does not read from the connection until ``until_ns``; the present ends a pause."""
 
     connection: int
@@ -37,7 +37,7 @@ class ControlPaused:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlClosed:
+class ConnectionClosed:
     """The connection is gone, whoever closed it."""
 
     connection: int
@@ -47,7 +47,7 @@ class ControlClosed:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class MasterTick:
     """Time has passed; the shell sends one every ``Timing.tick_s``."""
 
     busy_ns: int = 0
@@ -71,11 +71,11 @@ class MasterUnanswered:
 
 
 MasterEvent = (
-    ControlOpened
-    | ControlMessage
-    | ControlPaused
-    | ControlClosed
-    | Tick
+    ConnectionOpened
+    | ConnectionMessage
+    | ConnectionPaused
+    | ConnectionClosed
+    | MasterTick
     | MasterAnswered
     | MasterUnanswered
     | AddressTried
@@ -85,7 +85,7 @@ MasterEvent = (
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendTo:
     """Send ``message`` on a connection."""
 
     connection: int
@@ -93,8 +93,8 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class CloseControl:
-    """Close a connection after what was sent on it; its ``ControlClosed`` is ignored."""
+class CloseConnection:
+    """Close a connection after what was sent on it; its ``ConnectionClosed`` is ignored."""
 
     connection: int
     reason: str
@@ -144,8 +144,10 @@ class Warn:
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class ForgetRun:
     """The run is over, nobody is a member any more: the next start begins another one."""
 
 
-MasterEffect = Send | CloseControl | Announce | Remember | Forget | AskMaster | Warn | TryAddress
+MasterEffect = (
+    SendTo | CloseConnection | Announce | Remember | ForgetRun | AskMaster | Warn | TryAddress
+)

@@ -26,22 +26,22 @@ from pccl.machines.master.connections import Connections, Outbox
 from pccl.machines.master.credible import check_return
 from pccl.machines.master.dialling import Dialling
 from pccl.machines.master.events import (
-    CloseControl,
-    ControlClosed,
-    ControlMessage,
-    ControlOpened,
-    ControlPaused,
+    CloseConnection,
+    ConnectionClosed,
+    ConnectionMessage,
+    ConnectionOpened,
+    ConnectionPaused,
     MasterAnswered,
     MasterEffect,
     MasterEvent,
+    MasterTick,
     MasterUnanswered,
-    Send,
-    Tick,
+    SendTo,
 )
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.machines.master.registration import Registration
 from pccl.machines.master.removal import Removals, overdue
-from pccl.machines.master.rounds import OpenRounds
+from pccl.machines.master.rounds import RunRounds
 from pccl.machines.master.status import RunState, status_report
 from pccl.machines.master.succession.origin import Incarnation, Origin
 from pccl.machines.master.succession.ratification import Ratification
@@ -113,7 +113,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.finals = Finals(who, self.ratification, out)
         # What members decide together.
         self.ballots = OpenBallots(us, who, self.finals, self.ratification, elect, out)
-        self.rounds = OpenRounds(who, self.ballots, self.finals, self.ratification, out)
+        self.rounds = RunRounds(who, self.ballots, self.finals, self.ratification, out)
         self.waits = Waits(timing, who, self.rounds, self.ballots, out)
         self.stalls = StallWatch(timing, who, self.ballots, self.finals, out)
         # How peers come and go.
@@ -220,7 +220,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
 
     def _told_as(self, effect: MasterEffect) -> object:
         match effect:
-            case Send(connection, StatusReport()):
+            case SendTo(connection, StatusReport()):
                 return f"Send(connection={connection}, the status)"
             case _:
                 return effect
@@ -228,16 +228,16 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
     def _take(self, event: MasterEvent) -> None:
         self.outbox.now_ns = self._now_ns
         match event:
-            case ControlOpened(connection, host):
+            case ConnectionOpened(connection, host):
                 self.connections.hosts[connection] = host
-            case ControlMessage(connection, message):
+            case ConnectionMessage(connection, message):
                 self._on_message(connection, message)
-            case ControlPaused(connection, until_ns):
+            case ConnectionPaused(connection, until_ns):
                 if connection in self.connections.peers:
                     self.connections.peers[connection].held_until_ns = until_ns
-            case ControlClosed(connection, reason, damaged):
+            case ConnectionClosed(connection, reason, damaged):
                 self._on_closed(connection, reason, damaged=damaged)
-            case Tick(busy_ns):
+            case MasterTick(busy_ns):
                 self._on_tick(busy_ns)
             case MasterAnswered(master, answer):
                 self.succession.master_answered(master, answer)
@@ -342,7 +342,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
 
     def _give_up(self, connection: int, reason: str) -> None:
         """Close a connection as if the other side had."""
-        self.outbox.add(CloseControl(connection, reason))
+        self.outbox.add(CloseConnection(connection, reason))
         self._on_closed(connection, reason)
 
     def _on_closed(self, connection: int, reason: str, *, damaged: bool = False) -> None:
@@ -396,7 +396,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         now_ms, ratified = self._now_ns // NS_PER_MS, self.ratification.ratified
         beat = msg.MasterHeartbeat(now_ms, self.finals.settled, ratified)
         for connection in self.connections.peers:
-            self.outbox.add(Send(connection, beat))
+            self.outbox.add(SendTo(connection, beat))
         self.dialling.beat()
 
     def _judge(self) -> None:

@@ -11,7 +11,7 @@ from pccl.machines.master.credible import registration_flaw
 from pccl.machines.master.dialling import Dialling
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.machines.master.removal import Removals
-from pccl.machines.master.rounds import OpenRounds
+from pccl.machines.master.rounds import RunRounds
 from pccl.machines.master.status import admission_waits_for
 from pccl.machines.master.succession.origin import Incarnation
 from pccl.machines.master.succession.ratification import Ratification
@@ -61,7 +61,7 @@ class Registration:
         removals: Removals,
         ballots: OpenBallots,
         finals: Finals,
-        rounds: OpenRounds,
+        rounds: RunRounds,
         ratification: Ratification,
         outbox: Outbox,
     ) -> None:

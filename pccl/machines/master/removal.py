@@ -10,7 +10,7 @@ from pccl.machines.master.ballots.open_ballots import OpenBallots
 from pccl.machines.master.connections import Connections, Outbox
 from pccl.machines.master.dialling import Dialling
 from pccl.machines.master.membership import Membership, RegisteredPeer
-from pccl.machines.master.rounds import OpenRounds
+from pccl.machines.master.rounds import RunRounds
 from pccl.machines.master.succession.ratification import Ratification
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import REMOVED_KEPT_MAX, Timing
@@ -57,7 +57,7 @@ class Removals:
         dialling: Dialling,
         ballots: OpenBallots,
         finals: Finals,
-        rounds: OpenRounds,
+        rounds: RunRounds,
         ratification: Ratification,
         outbox: Outbox,
     ) -> None:

@@ -19,7 +19,7 @@ from pccl.protocol.limits import SEATED_AT_ONCE_MAX
 from pccl.protocol.types import PeerId, RoundId, RoundKind
 
 
-class OpenRounds:
+class RunRounds:
     """The present round of each kind, and what its end makes of the membership.
 
     Args:

@@ -6,7 +6,7 @@ from pccl.machines.master.ballots.open_ballots import OpenBallots
 from pccl.machines.master.connections import Outbox
 from pccl.machines.master.lockstep import AskBlocked, Finding, LockstepWatch, LongWait, Stuck, Wait
 from pccl.machines.master.membership import Membership, RegisteredPeer
-from pccl.machines.master.rounds import OpenRounds
+from pccl.machines.master.rounds import RunRounds
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import WAITS_NAMED_MAX, Timing
 from pccl.protocol.types import OperationId, PeerId, RoundId, RoundKind
@@ -27,7 +27,7 @@ class Waits:
         self,
         timing: Timing,
         membership: Membership,
-        rounds: OpenRounds,
+        rounds: RunRounds,
         ballots: OpenBallots,
         outbox: Outbox,
     ) -> None:

@@ -138,11 +138,11 @@ class PeerOutbox:
         self, call: int, value: ev.ReduceResult | ev.SyncResult | bool | None = None
     ) -> None:
         """A call returns."""
-        self._effects.append(ev.Return(call, value))
+        self._effects.append(ev.ReturnCall(call, value))
 
     def raise_(self, call: int, error: errors.PCCLError) -> None:
         """A call raises."""
-        self._effects.append(ev.Raise(call, error))
+        self._effects.append(ev.RaiseCall(call, error))
 
     def report_wait(self, text: str, waited_s: int) -> None:
         """A call has been waiting for others for a while; empty ``text``: it has no caller."""

@@ -40,7 +40,7 @@ class JoinCall:
     masters: int = 1
     """How many masters' addresses are known."""
     prefetches: bool = False
-    """Whether it wants to be admitted only after ``Prefetched``."""
+    """Whether it wants to be admitted only after ``PrefetchDone``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class LinkChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class LinksMeasured:
+class LinkMeasurements:
     """What the links can do, as far as was seen; also those that are what they were."""
 
     links: tuple[MeasuredLink, ...]
@@ -171,7 +171,7 @@ class SyncStarved:
 
 
 @dataclass(frozen=True, slots=True)
-class StatesCompared:
+class ComparisonDone:
     """What ``CompareSync`` has come to."""
 
     operation: OperationId
@@ -179,7 +179,7 @@ class StatesCompared:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefetched:
+class PrefetchDone:
     """What the group holds is here, or as much of it as can be had."""
 
 
@@ -244,12 +244,12 @@ PeerEvent = (
     | ControlMessage
     | ControlClosed
     | LinkChanged
-    | LinksMeasured
+    | LinkMeasurements
     | AddressTried
     | ReduceDone
     | SyncStarved
-    | StatesCompared
-    | Prefetched
+    | ComparisonDone
+    | PrefetchDone
     | HoldingsKnown
     | LeftCommitted
     | LeftAnswered
@@ -428,7 +428,7 @@ class SyncResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Return:
+class ReturnCall:
     """A call returns.
 
     ``value``: ReduceResult for reduces, SyncResult for shared state, bool for PEERS_PENDING, else
@@ -440,7 +440,7 @@ class Return:
 
 
 @dataclass(frozen=True, slots=True)
-class Raise:
+class RaiseCall:
     """A call raises."""
 
     call: int
@@ -466,6 +466,6 @@ PeerEffect = (
     | TryAddress
     | ReportUndialable
     | ForgetEarly
-    | Return
-    | Raise
+    | ReturnCall
+    | RaiseCall
 )

@@ -199,15 +199,15 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
                 self._lose_if(self.control.closed(reason, self._now_ns))
             case ev.LinkChanged(peer, reason):
                 self.links.changed(peer, reason)
-            case ev.LinksMeasured() | AddressTried():
+            case ev.LinkMeasurements() | AddressTried():
                 self.links.measured(event)
             case ev.ReduceDone(operation, digest):
                 self.collectives.done(operation, digest)
             case ev.SyncStarved(operation, reason):
                 self.synchronizations.starved(operation, reason)
-            case ev.StatesCompared(operation, difference):
+            case ev.ComparisonDone(operation, difference):
                 self.out.send(msg.StatesCompared(operation, difference))
-            case ev.Prefetched():
+            case ev.PrefetchDone():
                 self.control.prefetched()
             case ev.HoldingsKnown(operation, lost, complete):
                 self.out.send(msg.Holdings(operation, lost, complete))

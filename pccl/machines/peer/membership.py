@@ -271,7 +271,7 @@ class OwnLinks:
             self._links.pop(peer, None)  # a newcomer that never became a member
         self._report(peer, why)
 
-    def measured(self, event: ev.LinksMeasured | AddressTried) -> None:
+    def measured(self, event: ev.LinkMeasurements | AddressTried) -> None:
         """Links were measured, or an address that the master asked about was tried."""
         if self._own.standing not in (Standing.PENDING, Standing.MEMBER):
             return

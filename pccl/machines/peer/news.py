@@ -16,7 +16,7 @@ from pccl.machines.peer.events import (
     LinkChanged,
     PeerEffect,
     PeerEvent,
-    Raise,
+    RaiseCall,
 )
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import NEWS_KEPT_MAX
@@ -65,5 +65,5 @@ class PeerNews:
                 texts.append(f"the link to peer {peer} is down: {reason}")
             case _:
                 pass
-        raised = [effect.error for effect in effects if isinstance(effect, Raise)]
+        raised = [effect.error for effect in effects if isinstance(effect, RaiseCall)]
         return texts + [f"{type(error).__name__}: {error.reason}" for error in raised]

@@ -26,7 +26,7 @@ class Redial:
 
 
 @dataclass(slots=True)
-class Dialling:
+class WantedLink:
     """A peer that we want a link to."""
 
     member: Member

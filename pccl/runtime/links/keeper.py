@@ -34,7 +34,7 @@ from pccl.protocol.limits import AUTO_LANES_MAX, LANES_MAX, Timing
 from pccl.protocol.types import NS_PER_S, Member, PeerId
 from pccl.runtime.clock import Clock
 from pccl.runtime.control.greeting import Credentials, Identity, Reception, introduce
-from pccl.runtime.links.dialling import Dialling, Redial
+from pccl.runtime.links.dialling import Redial, WantedLink
 from pccl.runtime.links.lane_tuner import LaneTuner
 from pccl.topology.link_damage import LinkDamage
 from pccl.transports.base import Address, Connection, Transport
@@ -160,7 +160,7 @@ class LinkKeeper:
         self._links = links
         self._frames = frames
         self._wanted: dict[PeerId, Member] = {}
-        self._dialling: dict[PeerId, Dialling] = {}
+        self._dialling: dict[PeerId, WantedLink] = {}
         patience_ns = timing.ns(timing.dial_s)
         self._newcomers: SourceShares[PeerId] = SourceShares(transport.port_limits.newcomers)
         """Links to peers that we do not know yet, each of one lane."""
@@ -200,7 +200,7 @@ class LinkKeeper:
             self._newcomers.remove(peer)
             self._frames.expect_peer(peer)
             if peer not in self._dialling:
-                self._dialling[peer] = Dialling(member, was_up=self._links.to(peer).up)
+                self._dialling[peer] = WantedLink(member, was_up=self._links.to(peer).up)
                 if not self._links.to(peer).up:
                     self._bring_up(peer)
 

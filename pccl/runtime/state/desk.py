@@ -13,11 +13,11 @@ from typing import Protocol
 from pccl.machines.peer.events import (
     BeginSync,
     CompareSync,
+    ComparisonDone,
     PeerEvent,
     PostSync,
     ReduceDone,
     ReduceResult,
-    StatesCompared,
     SyncStarved,
 )
 from pccl.machines.peer.machine import PeerMachine
@@ -128,7 +128,7 @@ class StateDesk:
             feed(SyncStarved(operation, reason))
 
         def on_compared(operation: OperationId, difference: Difference) -> None:
-            feed(StatesCompared(operation, difference))
+            feed(ComparisonDone(operation, difference))
 
         links, now_ns = self._host.links, self._host.now_ns
         return StateExchange(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from pccl.machines.peer.events import PeerEvent, Prefetched
+from pccl.machines.peer.events import PeerEvent, PrefetchDone
 from pccl.machines.peer.machine import PeerMachine, Standing
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.hashing import Hasher
@@ -102,7 +102,7 @@ class RunningPrefetch:
         request, exchange = self._request, self._exchange()
 
         def on_ready() -> None:
-            self._host.feed(Prefetched())
+            self._host.feed(PrefetchDone())
 
         self._prefetch = exchange.begin_prefetch(request.memory, request.stock, on_ready)
         if request.on_reduction is not None:

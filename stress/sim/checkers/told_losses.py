@@ -14,7 +14,7 @@ from pccl.machines.peer.events import (
     LeftFailed,
     PeerEffect,
     PeerEvent,
-    Raise,
+    RaiseCall,
     ReduceCall,
 )
 from pccl.machines.peer.machine import Standing
@@ -58,12 +58,12 @@ class ToldLosses:
             case _:
                 pass
         for effect in effects:
-            if isinstance(effect, Raise):
+            if isinstance(effect, RaiseCall):
                 self._raised(effect, me, is_lost=machine.standing is Standing.LOST)
         if machine.standing is Standing.LOST and not isinstance(event, Close) and len(engine.calls):
             raise Violation(f"{self._who}: it has lost its place, and calls go on: {event}")
 
-    def _raised(self, effect: Raise, me: tuple[bytes, PeerId], *, is_lost: bool) -> None:
+    def _raised(self, effect: RaiseCall, me: tuple[bytes, PeerId], *, is_lost: bool) -> None:
         if isinstance(effect.error, MembershipError):
             if effect.call in self._launched:
                 self._tells[effect.call] = me

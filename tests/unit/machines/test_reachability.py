@@ -6,12 +6,12 @@ import pytest
 
 from pccl.machines.master.events import (
     Announce,
-    ControlMessage,
-    ControlOpened,
+    ConnectionMessage,
+    ConnectionOpened,
     MasterEffect,
     MasterEvent,
-    Send,
-    Tick,
+    MasterTick,
+    SendTo,
 )
 from pccl.machines.master.machine import MasterMachine
 from pccl.machines.reachability import AddressTried, Reachability, TryAddress, may_be_dialled
@@ -49,10 +49,10 @@ class Master:
         return effects
 
     def hear(self, peer: int, message: msg.Message) -> list[MasterEffect]:
-        return self.do(ControlMessage(peer, message))
+        return self.do(ConnectionMessage(peer, message))
 
     def register(self, peer: int, host: str = "") -> list[MasterEffect]:
-        self.do(ControlOpened(peer, f"10.0.0.{peer}"))
+        self.do(ConnectionOpened(peer, f"10.0.0.{peer}"))
         return self.hear(peer, msg.Register(0, host, 4000, 1))
 
     def linked(self, peer: int, *others: int) -> None:
@@ -92,7 +92,7 @@ class Master:
             for peer in self.machine.membership.peers.values():
                 if peer.connection is not None:
                     effects += self.hear(peer.connection, msg.Heartbeat())
-            effects += self.do(Tick())
+            effects += self.do(MasterTick())
         return effects
 
 
@@ -100,7 +100,7 @@ def told(effects: list[MasterEffect], kind: type[msg.Message]) -> list[tuple[int
     return [
         (e.connection, e.message)
         for e in effects
-        if isinstance(e, Send) and isinstance(e.message, kind)
+        if isinstance(e, SendTo) and isinstance(e.message, kind)
     ]
 
 
@@ -124,11 +124,11 @@ def test_a_member_tests_as_well() -> None:
     assert told(master.register(2), msg.ProbeAddress) == [(1, msg.ProbeAddress(at(2), "10.0.0.2"))]
     master.linked(2, 1)
     master.answered(2)
-    assert master.update(1, n=0)[-1] == Send(1, msg.RoundClosed(RoundId(UPDATE, 0), 1, False))
+    assert master.update(1, n=0)[-1] == SendTo(1, msg.RoundClosed(RoundId(UPDATE, 0), 1, False))
     effects = master.hear(1, msg.AddressProbed(PeerId(2), "no answer in time"))
     text = "at 10.0.0.2:4000 (peer 1: no answer in time)"
     assert effects == [
-        Send(2, msg.Undialable(text)),
+        SendTo(2, msg.Undialable(text)),
         Announce("undialable", PeerId(2), 0, text),
     ]
     assert [where for where, _ in told(master.update(1, n=1), msg.Admitted)] == [2]
@@ -232,7 +232,7 @@ def test_an_elder_that_tries_in_vain_for_long_is_asked_no_more() -> None:
     master = Master()
     master.admit(1)
     master.admit(2)
-    master.do(ControlOpened(3, "10.0.0.3"))
+    master.do(ConnectionOpened(3, "10.0.0.3"))
     master.hear(3, msg.Register(0, "", 4000, 1, 1, prefetches=True))
     master.do(AddressTried(PeerId(3), "", "connection refused"))
     assert told(master.hear(3, FAILED_TWO), msg.DialNewcomers) == [(2, msg.DialNewcomers((at(3),)))]

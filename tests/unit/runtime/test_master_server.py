@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from pccl.machines.master.events import ControlMessage, ControlPaused, MasterEvent
+from pccl.machines.master.events import ConnectionMessage, ConnectionPaused, MasterEvent
 from pccl.protocol import messages as msg
 from pccl.protocol.codec import encode
 from pccl.protocol.errors import LocalProtocolError
@@ -92,9 +92,9 @@ class World:
 
     def _observe(self, event: MasterEvent, effects: list[object]) -> None:
         match event:
-            case ControlPaused(connection, until_ns):
+            case ConnectionPaused(connection, until_ns):
                 self.paused[connection] = until_ns
-            case ControlMessage(connection, message):
+            case ConnectionMessage(connection, message):
                 cost = len(encode(message)) + MESSAGE_COST_BYTES
                 self.cost_bytes[connection] = self.cost_bytes.get(connection, 0) + cost
             case _:

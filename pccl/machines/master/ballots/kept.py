@@ -13,14 +13,14 @@ _Key = TypeVar("_Key", bound=Hashable)
 _Message = TypeVar("_Message")
 
 
-class _Final(Protocol):
+class _KeptFinal(Protocol):
     @property
     def sequence(self) -> int:
         """Its place among everything that the run has decided."""
         ...
 
 
-_AnyFinal = TypeVar("_AnyFinal", bound=_Final)
+_AnyFinal = TypeVar("_AnyFinal", bound=_KeptFinal)
 
 
 def affordable(

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from pccl.machines.master.connections import Connections, Outbox
 from pccl.machines.master.credible import registration_flaw
-from pccl.machines.master.events import AskMaster, Forget, Remember, Send, Warn
+from pccl.machines.master.events import AskMaster, ForgetRun, Remember, SendTo, Warn
 from pccl.machines.master.membership import Membership
 from pccl.machines.master.succession.origin import Incarnation, Origin
 from pccl.machines.master.succession.ratification import Ratification
@@ -369,7 +369,7 @@ class Succession:
         beat = msg.MasterHeartbeat(self._outbox.now_ns // NS_PER_MS)
         for connection in self._connections.hosts:
             if connection in self._waiting or self._recovery.report_on(connection):
-                self._outbox.add(Send(connection, beat))
+                self._outbox.add(SendTo(connection, beat))
 
     def tick(self, tick: Wakefulness) -> TakeUp | None:
         """A tick while no run goes on; returns the run, if it is known now."""
@@ -419,7 +419,7 @@ class Succession:
             self._outbox.add(Remember(us.run, us.term, us.incumbent))
         elif not has_members and self._ratification.has_consent:
             self._is_forgotten = True
-            self._outbox.add(Forget())
+            self._outbox.add(ForgetRun())
         self._has_members = has_members
 
     # -- whether it goes on --------------------------------------------------------------------
@@ -476,7 +476,7 @@ class Succession:
                 self._begin_anew(recovery)  # another master was faster
             return
         asked = msg.Resumed(self._asked_term, us.incumbent, us.standbys)
-        self._outbox.add(Send(report.connection, asked))
+        self._outbox.add(SendTo(report.connection, asked))
 
     def _begin_anew(self, recovery: Recovery) -> None:
         """Too few follow this master; whoever still comes may have news."""

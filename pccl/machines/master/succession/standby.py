@@ -20,7 +20,7 @@ from pccl.protocol.limits import TERM_MAX, Timing
 
 
 @dataclass(slots=True)
-class _Source:
+class _Master:
     """A master that is asked."""
 
     name: str
@@ -58,7 +58,7 @@ class StandbyWatch:
         self._is_settled = run is not None
         self.vouched = vouched if run is not None else NOT_TOLD
         """The members of the run, as its master has named them."""
-        self._sources = [_Source(name) for name in masters]
+        self._sources = [_Master(name) for name in masters]
         self._interval_ns = timing.ns(timing.heartbeat_s)
 
     def due(self, now_ns: int) -> list[int]:

@@ -12,10 +12,10 @@ import pytest
 from pccl._api.arguments import check_algorithm, reduce_request
 from pccl.machines.master.ballots.ballot import Abort, Commit, Start
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
-from pccl.machines.master.events import ControlMessage as Heard
-from pccl.machines.master.events import ControlOpened as Opened
-from pccl.machines.master.events import MasterEffect, Tick
-from pccl.machines.master.events import Send as Told
+from pccl.machines.master.events import ConnectionMessage as Heard
+from pccl.machines.master.events import ConnectionOpened as Opened
+from pccl.machines.master.events import MasterEffect, MasterTick
+from pccl.machines.master.events import SendTo as Told
 from pccl.machines.master.machine import MasterMachine
 from pccl.machines.master.succession.origin import Origin
 from pccl.machines.peer.events import (
@@ -23,14 +23,14 @@ from pccl.machines.peer.events import (
     ControlOpened,
     JoinCall,
     LeaveCall,
-    LinksMeasured,
+    LinkMeasurements,
     PeerEffect,
     PeerEvent,
     Post,
     ReduceCall,
     ReduceDone,
     ReduceResult,
-    Return,
+    ReturnCall,
     RoundCall,
     Send,
 )
@@ -219,7 +219,7 @@ def test_auto_is_settled_before_anybody_is_asked() -> None:
     peer.do(ReduceDone(what(), b"digest"))
     ended = msg.OperationEnded(what(), None, "", (PeerId(1), PeerId(2), PeerId(3)), 1)
     result = ReduceResult(what(), ended.contributors, 1, STAR)
-    assert Return(9, result) in peer.hear(ended)
+    assert ReturnCall(9, result) in peer.hear(ended)
 
 
 def test_the_view_says_what_auto_is_and_a_caller_who_forces_it_is_asked_nothing() -> None:
@@ -241,7 +241,7 @@ def test_after_optimizing_a_caller_goes_on_in_the_view_that_it_has_opened() -> N
     peer = Peer(AlgorithmTable())
     peer.do(RoundCall(8, OPTIMIZE))
     peer.hear(msg.RosterChanged(roster(2, 2, SMALL_STAR)))
-    assert peer.hear(msg.RoundClosed(RoundId(OPTIMIZE, 0), 2, False))[-1:] == [Return(8, None)]
+    assert peer.hear(msg.RoundClosed(RoundId(OPTIMIZE, 0), 2, False))[-1:] == [ReturnCall(8, None)]
     effects = peer.do(ReduceCall(9, 5, SUM))
     assert sent(effects) == [msg.OperationRequest(what(view=2), by(STAR))]
 
@@ -254,7 +254,7 @@ def test_who_has_left_the_round_goes_on_there_too() -> None:
     peer.hear(msg.RoundClosed(RoundId(OPTIMIZE, 0), 2, False))
     assert sent(peer.do(ReduceCall(9, 5, SUM))) == [msg.OperationRequest(what(view=2), by(STAR))]
     peer.hear(msg.OperationEnded(what(view=2), AbortCause.WITHDRAWN, "", (), 2))
-    assert peer.do(RoundCall(10, OPTIMIZE)) == [Return(10, None)]  # its answer is still his
+    assert peer.do(RoundCall(10, OPTIMIZE)) == [ReturnCall(10, None)]  # its answer is still his
 
 
 def test_only_what_has_changed_much_is_reported_and_everything_to_a_new_master() -> None:
@@ -263,15 +263,15 @@ def test_only_what_has_changed_much_is_reported_and_everything_to_a_new_master()
 
     peer = Peer(AlgorithmTable())
     first = (link(1, 50_000, 0), link(3, 80_000_000, 10**7))
-    assert sent(peer.do(LinksMeasured(first))) == [msg.LinksMeasured(first)]
-    assert peer.do(LinksMeasured(first)) == []
+    assert sent(peer.do(LinkMeasurements(first))) == [msg.LinksMeasured(first)]
+    assert peer.do(LinkMeasurements(first)) == []
     # 149 us is noise; 1.5 times as long or as fast is no news yet.
     same = (link(1, 149_000, 0), link(3, 120_000_000, 15 * 10**6))
-    assert peer.do(LinksMeasured(same)) == []
+    assert peer.do(LinkMeasurements(same)) == []
     news = (link(1, 50_000, 10**9), link(3, 121_000_000, 10**7))
-    assert sent(peer.do(LinksMeasured(news))) == [msg.LinksMeasured(news)]
+    assert sent(peer.do(LinkMeasurements(news))) == [msg.LinksMeasured(news)]
     slower = (link(3, 121_000_000, 6 * 10**6),)
-    assert sent(peer.do(LinksMeasured(slower))) == [msg.LinksMeasured(slower)]
+    assert sent(peer.do(LinkMeasurements(slower))) == [msg.LinksMeasured(slower)]
     report = sent(peer.do(ControlOpened(RUN, 2)))
     assert isinstance(report[0], msg.Return)
     assert msg.LinksMeasured((news[0], slower[0])) in report
@@ -413,7 +413,7 @@ def what_a_broken_pair_ends(master: Master) -> list[msg.OperationEnded]:
         master.now_ns += NS_PER_S // 4
         for peer in (1, 2, 3, 4):
             master.hear(peer, msg.Heartbeat())
-        effects += master.do(Tick())
+        effects += master.do(MasterTick())
     told = [effect.message for effect in effects if isinstance(effect, Told)]
     return [message for message in told if isinstance(message, msg.OperationEnded)]
 

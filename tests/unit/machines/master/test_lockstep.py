@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from itertools import count
 
-from pccl.machines.master.events import ControlClosed, ControlMessage, ControlOpened, Send, Tick
+from pccl.machines.master.events import (
+    ConnectionClosed,
+    ConnectionMessage,
+    ConnectionOpened,
+    MasterTick,
+    SendTo,
+)
 from pccl.machines.master.lockstep import (
     AskBlocked,
     Finding,
@@ -293,7 +299,7 @@ class Master:
         self.blocked = dict.fromkeys(range(1, len(groups) + 1), False)
         self.sent: list[tuple[int, msg.MasterMessage]] = []
         for peer, group in enumerate(groups, start=1):
-            self.do(ControlOpened(peer, "host"))
+            self.do(ConnectionOpened(peer, "host"))
             self.hear(peer, msg.Register(group, "", 9, len(groups)))
         for younger in self.blocked:
             for elder in range(1, younger):
@@ -301,13 +307,15 @@ class Master:
         assert len(self.machine.membership.members()) == len(groups)
         self.sent.clear()
 
-    def do(self, event: ControlOpened | ControlClosed | ControlMessage | Tick) -> None:
+    def do(
+        self, event: ConnectionOpened | ConnectionClosed | ConnectionMessage | MasterTick
+    ) -> None:
         effects = self.machine.handle(event, self.now_ns)
         self.machine.check()
-        self.sent += [(e.connection, e.message) for e in effects if isinstance(e, Send)]
+        self.sent += [(e.connection, e.message) for e in effects if isinstance(e, SendTo)]
 
     def hear(self, peer: int, message: msg.Message) -> None:
-        self.do(ControlMessage(peer, message))
+        self.do(ConnectionMessage(peer, message))
 
     def ask_round(self, kind: RoundKind, *peers: int) -> None:
         for peer in peers:
@@ -325,7 +333,7 @@ class Master:
             self.now_ns += STEP
             for peer, blocked in self.blocked.items():
                 self.hear(peer, msg.Heartbeat((), (), (), blocked))
-            self.do(Tick())
+            self.do(MasterTick())
         sent, self.sent = self.sent, []
         return [(c, m) for c, m in sent if not isinstance(m, msg.MasterHeartbeat)]
 
@@ -383,8 +391,8 @@ def test_a_verdict_is_repeated_until_it_is_acknowledged() -> None:
     master.reply(1, 2)
     verdicts = [message for peer, message in master.wait(0.25) if peer == 2]
     assert len(verdicts) == 2
-    master.do(ControlClosed(2, "reset"))
-    master.do(ControlOpened(12, "host"))
+    master.do(ConnectionClosed(2, "reset"))
+    master.do(ConnectionOpened(12, "host"))
     master.sent.clear()
     master.hear(12, msg.Resume(B, bytes([2] * 16), 1))
     assert [message for _, message in master.sent[2:]] == verdicts
@@ -411,8 +419,8 @@ def test_a_reply_that_is_lost_with_its_connection_is_asked_for_again() -> None:
     master.ask_reduce(5, 2)
     master.wait(1.25)
     master.reply(1)
-    master.do(ControlClosed(2, "reset"))
-    master.do(ControlOpened(12, "host"))
+    master.do(ConnectionClosed(2, "reset"))
+    master.do(ConnectionOpened(12, "host"))
     master.hear(12, msg.Resume(B, bytes([2] * 16), 1))
     master.hear(12, msg.OperationRequest(operation(5), SUM))
     master.sent.clear()

@@ -8,15 +8,15 @@ import pytest
 
 from pccl.machines.master.events import (
     Announce,
-    CloseControl,
-    ControlClosed,
-    ControlMessage,
-    ControlOpened,
-    ControlPaused,
+    CloseConnection,
+    ConnectionClosed,
+    ConnectionMessage,
+    ConnectionOpened,
+    ConnectionPaused,
     MasterEffect,
     MasterEvent,
-    Send,
-    Tick,
+    MasterTick,
+    SendTo,
 )
 from pccl.machines.master.machine import MasterMachine
 from pccl.protocol import messages as msg
@@ -91,14 +91,14 @@ class Master:
         return effects
 
     def hear(self, connection: int, message: msg.Message) -> list[MasterEffect]:
-        return self.do(ControlMessage(connection, message))
+        return self.do(ConnectionMessage(connection, message))
 
     def register(self, peer: int, min_peers: int = 1, group: int = 0) -> list[MasterEffect]:
-        self.do(ControlOpened(peer, f"10.0.0.{peer}"))
+        self.do(ConnectionOpened(peer, f"10.0.0.{peer}"))
         return self.hear(peer, msg.Register(group, "", 4000 + peer, min_peers))
 
     def resume(self, peer: int, connection: int, version: int) -> list[MasterEffect]:
-        self.do(ControlOpened(connection, f"10.0.0.{peer}"))
+        self.do(ConnectionOpened(connection, f"10.0.0.{peer}"))
         return self.hear(connection, msg.Resume(PeerId(peer), token(peer), version))
 
     def link_all(self, peers: range) -> None:
@@ -117,9 +117,9 @@ class Master:
             self.now_ns += SECOND // 4
             for connection in speaking:
                 effects += self.hear(connection, msg.Heartbeat())
-            effects += self.do(Tick())
+            effects += self.do(MasterTick())
         return [
-            e for e in effects if not (isinstance(e, Send) and isinstance(e.message, BACKGROUND))
+            e for e in effects if not (isinstance(e, SendTo) and isinstance(e.message, BACKGROUND))
         ]
 
     def refused(self, cause: RemovalCause, reason: str) -> msg.Refused:
@@ -132,7 +132,7 @@ class Master:
         effects: list[MasterEffect] = []
         for peer in peers:
             effects = self.hear(peer, msg.OperationRequest(what, SUM))
-        assert effects == [Send(peer, msg.OperationStarted(what)) for peer in peers]
+        assert effects == [SendTo(peer, msg.OperationStarted(what)) for peer in peers]
         return what
 
 
@@ -140,7 +140,7 @@ BACKGROUND = (msg.MasterHeartbeat, msg.AdmissionWaits)
 
 
 def sent(effects: list[MasterEffect]) -> list[tuple[int, msg.MasterMessage]]:
-    return [(e.connection, e.message) for e in effects if isinstance(e, Send)]
+    return [(e.connection, e.message) for e in effects if isinstance(e, SendTo)]
 
 
 def admitted(effects: list[MasterEffect]) -> list[int]:
@@ -156,19 +156,19 @@ def removals(effects: list[MasterEffect]) -> list[tuple[int, str]]:
 
 def test_the_first_peer_is_admitted_at_once() -> None:
     master = Master()
-    assert master.do(ControlOpened(1, "10.0.0.1")) == []
+    assert master.do(ConnectionOpened(1, "10.0.0.1")) == []
     assert master.hear(1, msg.Register(0, "", 4001)) == [
-        Send(1, msg.Registered(ONE, 1, b"run", token(1))),
-        Send(1, msg.LinkPlan(())),
+        SendTo(1, msg.Registered(ONE, 1, b"run", token(1))),
+        SendTo(1, msg.LinkPlan(())),
         Announce("registered", ONE, 0, "from 10.0.0.1:4001"),
         Announce("admitted", ONE, 0, "world size 1"),
-        Send(1, msg.Admitted(roster(1, 1, 1), counts(0))),
+        SendTo(1, msg.Admitted(roster(1, 1, 1), counts(0))),
     ]
 
 
 def test_a_peer_may_name_its_own_host() -> None:
     master = Master(1)
-    master.do(ControlOpened(2, "10.0.0.2"))
+    master.do(ConnectionOpened(2, "10.0.0.2"))
     effects = master.hear(2, msg.Register(0, "example.org", 9))
     assert Announce("registered", TWO, 0, "from example.org:9") in effects
 
@@ -176,24 +176,24 @@ def test_a_peer_may_name_its_own_host() -> None:
 def test_a_round_admits_who_is_linked() -> None:
     master = Master(1)
     assert master.register(2) == [
-        Send(2, msg.Registered(TWO, 1, b"run", token(2))),
-        Send(2, msg.LinkPlan((where(1),))),
+        SendTo(2, msg.Registered(TWO, 1, b"run", token(2))),
+        SendTo(2, msg.LinkPlan((where(1),))),
         Announce("registered", TWO, 0, "from 10.0.0.2:4002"),
     ]
     assert master.hear(1, msg.RoundRequest(RoundId(PENDING, 0))) == [
-        Send(1, msg.RoundClosed(RoundId(PENDING, 0), 1, False))
+        SendTo(1, msg.RoundClosed(RoundId(PENDING, 0), 1, False))
     ]
     assert master.hear(2, msg.LinkReport(ONE, True, "")) == []
     assert master.hear(1, msg.LinkReport(TWO, True, "")) == []
     assert master.hear(1, msg.RoundRequest(RoundId(PENDING, 1))) == [
-        Send(1, msg.RoundClosed(RoundId(PENDING, 1), 1, True))
+        SendTo(1, msg.RoundClosed(RoundId(PENDING, 1), 1, True))
     ]
     both = roster(2, 2, 1, 2, views=(1, 2))
     assert master.hear(1, msg.RoundRequest(RoundId(UPDATE, 0))) == [
-        Send(1, msg.RosterChanged(both)),
+        SendTo(1, msg.RosterChanged(both)),
         Announce("admitted", TWO, 0, "world size 2"),
-        Send(1, msg.RoundClosed(RoundId(UPDATE, 0), 2, True)),
-        Send(2, msg.Admitted(both, counts(1, 2))),
+        SendTo(1, msg.RoundClosed(RoundId(UPDATE, 0), 2, True)),
+        SendTo(2, msg.Admitted(both, counts(1, 2))),
     ]
 
 
@@ -203,7 +203,7 @@ def test_a_round_waits_for_all_members() -> None:
     assert master.hear(1, msg.RoundRequest(RoundId(UPDATE, 1))) == []
     closed = msg.RoundClosed(RoundId(UPDATE, 1), 2, False)
     effects = master.hear(2, msg.RoundRequest(RoundId(UPDATE, 1)))
-    assert effects == [Send(1, closed), Send(2, closed)]
+    assert effects == [SendTo(1, closed), SendTo(2, closed)]
 
 
 def test_a_newcomer_that_cannot_be_linked_is_refused_and_members_carry_on() -> None:
@@ -213,7 +213,7 @@ def test_a_newcomer_that_cannot_be_linked_is_refused_and_members_carry_on() -> N
     master.hear(3, msg.LinkReport(TWO, False, "connection refused"))
     master.hear(1, msg.RoundRequest(RoundId(UPDATE, 1)))
     effects = master.hear(2, msg.RoundRequest(RoundId(UPDATE, 1)))
-    assert effects[-1] == Send(2, msg.RoundClosed(RoundId(UPDATE, 1), 2, False))
+    assert effects[-1] == SendTo(2, msg.RoundClosed(RoundId(UPDATE, 1), 2, False))
     assert master.wait(9.75, speaking=(1, 2, 3)) == []
     reason = (
         "it could not be linked to peer 2, and no ring avoids the pair: peer 3 cannot dial peer 2 "
@@ -223,10 +223,10 @@ def test_a_newcomer_that_cannot_be_linked_is_refused_and_members_carry_on() -> N
     )
     assert master.wait(0.25, speaking=(1, 2, 3)) == [
         Announce("removed", THREE, 0, f"UNREACHABLE: {reason}"),
-        Send(3, master.refused(RemovalCause.UNREACHABLE, reason)),
-        CloseControl(3, reason),
+        SendTo(3, master.refused(RemovalCause.UNREACHABLE, reason)),
+        CloseConnection(3, reason),
     ]
-    assert master.wait(1, speaking=(1, 2)) == [Send(2, msg.DialNewcomers(()))]
+    assert master.wait(1, speaking=(1, 2)) == [SendTo(2, msg.DialNewcomers(()))]
     master.start(1, 2)
 
 
@@ -234,7 +234,7 @@ def test_a_newcomer_that_reaches_nobody_costs_no_member_its_place() -> None:
     master = Master(2)
     master.register(3)
     master.hear(3, msg.LinkReport(TWO, False, "connection refused"))
-    assert master.do(ControlClosed(2, "reset")) == []
+    assert master.do(ConnectionClosed(2, "reset")) == []
     assert master.hear(3, msg.LinkReport(TWO, False, "timed out")) == []
     assert sent(master.resume(2, 12, 2))[0] == (12, msg.Resumed(1))
 
@@ -246,14 +246,14 @@ def test_the_last_member_leaves_and_the_next_newcomer_is_admitted() -> None:
     effects = master.hear(1, msg.Goodbye())
     assert (2, msg.Admitted(roster(3, 2, 2), counts(0, 1))) in sent(effects)
     assert master.hear(2, msg.RoundRequest(RoundId(PENDING, 1))) == [
-        Send(2, msg.RoundClosed(RoundId(PENDING, 1), 3, False))
+        SendTo(2, msg.RoundClosed(RoundId(PENDING, 1), 3, False))
     ]
 
 
 def test_a_newcomer_that_was_away_when_the_run_became_empty() -> None:
     master = Master(1)
     master.register(2)
-    master.do(ControlClosed(2, "reset"))
+    master.do(ConnectionClosed(2, "reset"))
     master.hear(1, msg.Goodbye())
     assert sent(master.resume(2, 12, 0))[-1] == (12, msg.Admitted(roster(3, 2, 2), counts(0)))
 
@@ -265,7 +265,7 @@ def test_a_round_of_optimizing_keeps_the_ring() -> None:
     assert master.hear(1, msg.RoundRequest(RoundId(OPTIMIZE, 0))) == []
     closed = msg.RoundClosed(RoundId(OPTIMIZE, 0), 2, True)
     effects = master.hear(2, msg.RoundRequest(RoundId(OPTIMIZE, 0)))
-    assert effects == [Send(1, closed), Send(2, closed)]  # nobody is admitted, nothing moves
+    assert effects == [SendTo(1, closed), SendTo(2, closed)]  # nobody is admitted, nothing moves
     master.start(1, 2)
 
 
@@ -276,7 +276,7 @@ def test_rounds_of_different_kinds_wait_side_by_side() -> None:
     for kind, n in ((OPTIMIZE, 0), (UPDATE, 1), (PENDING, 0)):
         closed = msg.RoundClosed(RoundId(kind, n), 2, False)
         effects = master.hear(2, msg.RoundRequest(RoundId(kind, n)))
-        assert effects == [Send(1, closed), Send(2, closed)]
+        assert effects == [SendTo(1, closed), SendTo(2, closed)]
 
 
 def test_a_newcomer_learns_how_many_rounds_of_each_kind_there_were() -> None:
@@ -305,9 +305,9 @@ def test_a_gang_enters_an_empty_run_together() -> None:
         Announce("admitted", ONE, 0, "world size 3"),
         Announce("admitted", TWO, 0, "world size 3"),
         Announce("admitted", THREE, 0, "world size 3"),
-        Send(1, msg.Admitted(everybody, counts(0))),
-        Send(2, msg.Admitted(everybody, counts(0))),
-        Send(3, msg.Admitted(everybody, counts(0))),
+        SendTo(1, msg.Admitted(everybody, counts(0))),
+        SendTo(2, msg.Admitted(everybody, counts(0))),
+        SendTo(3, msg.Admitted(everybody, counts(0))),
     ]
 
 
@@ -326,7 +326,7 @@ def test_newcomers_are_told_what_they_wait_for() -> None:
         master.now_ns += SECOND // 4
         for peer in (1, 2, 3):
             master.hear(peer, msg.LinkReport(PeerId(1), True, "") if peer > 1 else msg.Heartbeat())
-        for connection, message in sent(master.do(Tick())):
+        for connection, message in sent(master.do(MasterTick())):
             if isinstance(message, msg.AdmissionWaits):
                 told.append((connection, message.waited_s, message.whom))
     company = "4 members; with this one there are 3 (start 1 more, or the run is over)"
@@ -350,10 +350,10 @@ def test_a_newcomer_that_wants_more_company_is_not_there_yet() -> None:
     master.register(2, min_peers=3)
     master.link_all(range(2, 3))
     assert master.hear(1, msg.RoundRequest(RoundId(PENDING, 0))) == [
-        Send(1, msg.RoundClosed(RoundId(PENDING, 0), 1, False))
+        SendTo(1, msg.RoundClosed(RoundId(PENDING, 0), 1, False))
     ]
     assert master.hear(1, msg.RoundRequest(RoundId(UPDATE, 0))) == [
-        Send(1, msg.RoundClosed(RoundId(UPDATE, 0), 1, False))
+        SendTo(1, msg.RoundClosed(RoundId(UPDATE, 0), 1, False))
     ]
     master.register(3, min_peers=1)
     master.link_all(range(3, 4))
@@ -373,7 +373,7 @@ def test_company_must_be_linked_to_count() -> None:
 def test_company_must_be_connected_to_count() -> None:
     master = Master()
     master.register(1, min_peers=2)
-    master.do(ControlClosed(1, "reset"))
+    master.do(ConnectionClosed(1, "reset"))
     master.register(2, min_peers=2)
     assert admitted(master.hear(2, msg.LinkReport(ONE, True, ""))) == []
     assert admitted(master.resume(1, 11, 0)) == [1, 2]
@@ -410,7 +410,7 @@ def test_a_gang_that_cannot_be_linked_is_told() -> None:
     assert removal[1].startswith(
         "UNREACHABLE: it could not be linked to peer 1, and no ring avoids the pair: "
     )
-    assert master.wait(60, speaking=(1,)) == [Send(1, msg.DialNewcomers(()))]  # it may wait on
+    assert master.wait(60, speaking=(1,)) == [SendTo(1, msg.DialNewcomers(()))]  # it may wait on
 
 
 def test_who_need_not_be_linked_is_not_refused_for_that() -> None:
@@ -445,14 +445,14 @@ def test_all_or_nothing() -> None:
     master = Master(2)
     assert master.hear(2, msg.OperationRequest(operation(), SUM)) == []
     assert master.hear(1, msg.OperationRequest(operation(), SUM)) == [
-        Send(1, msg.OperationStarted(operation())),
-        Send(2, msg.OperationStarted(operation())),
+        SendTo(1, msg.OperationStarted(operation())),
+        SendTo(2, msg.OperationStarted(operation())),
     ]
     assert master.hear(1, msg.OperationDone(operation(), b"x")) == []
     committed = ended(operation(), contributors=(ONE, TWO))
     assert master.hear(2, msg.OperationDone(operation(), b"x")) == [
-        Send(1, committed),
-        Send(2, committed),
+        SendTo(1, committed),
+        SendTo(2, committed),
     ]
 
 
@@ -462,7 +462,7 @@ def test_descriptor_mismatch_names_who_asked_for_what() -> None:
     reason = "tag 5: peer 1 asked for SUM of 8 x float32; peer 2 asked for AVG of 8 x float32"
     aborted = ended(operation(), AbortCause.DESCRIPTOR_MISMATCH, reason)
     effects = master.hear(2, msg.OperationRequest(operation(), AVG))
-    assert effects == [Send(1, aborted), Send(2, aborted)]
+    assert effects == [SendTo(1, aborted), SendTo(2, aborted)]
 
 
 WEIGHTED = Descriptor(DataType.FLOAT, ReduceOp.AVG, 8, weighted=True)
@@ -476,8 +476,8 @@ def test_the_start_of_a_weighted_average_tells_all_weights_in_ring_order() -> No
     assert master.hear(3, again) == []  # the first word counts
     started = msg.OperationStarted(operation(), weights=(2.5, 7.0, 0.0))
     effects = master.hear(2, msg.OperationRequest(operation(), WEIGHTED, weight=7.0))
-    assert effects == [Send(peer, started) for peer in (1, 2, 3)]
-    assert master.hear(2, again) == [Send(2, started)]  # it has lost its connection meanwhile
+    assert effects == [SendTo(peer, started) for peer in (1, 2, 3)]
+    assert master.hear(2, again) == [SendTo(2, started)]  # it has lost its connection meanwhile
     assert (11, started) in sent(master.resume(1, 11, 2))
 
 
@@ -489,7 +489,7 @@ def test_weights_are_given_by_all_or_by_none() -> None:
     )
     aborted = ended(operation(), AbortCause.DESCRIPTOR_MISMATCH, reason)
     effects = master.hear(2, msg.OperationRequest(operation(), AVG))
-    assert effects == [Send(1, aborted), Send(2, aborted)]
+    assert effects == [SendTo(1, aborted), SendTo(2, aborted)]
 
 
 def test_contributors_that_are_lost_keep_their_weight() -> None:
@@ -511,7 +511,7 @@ def test_digest_mismatch_names_the_minority_and_the_next_number_may_follow() -> 
     reason = "results differ: peer 2 computed something else than the others"
     effects = master.hear(3, msg.OperationDone(what, b"x"))
     aborted = ended(what, AbortCause.DIGEST_MISMATCH, reason)
-    assert effects == [Send(peer, aborted) for peer in (1, 2, 3)]
+    assert effects == [SendTo(peer, aborted) for peer in (1, 2, 3)]
     master.start(1, 2, 3, what=operation(1))
 
 
@@ -519,7 +519,7 @@ def test_a_withdrawal_ends_it_for_all() -> None:
     master = Master(2)
     what = master.start(1, 2)
     aborted = ended(what, AbortCause.WITHDRAWN, "peer 2 withdrew: Ctrl-C")
-    assert master.hear(2, msg.Withdraw(what, "Ctrl-C")) == [Send(1, aborted), Send(2, aborted)]
+    assert master.hear(2, msg.Withdraw(what, "Ctrl-C")) == [SendTo(1, aborted), SendTo(2, aborted)]
 
 
 def test_a_withdrawal_whose_request_got_lost_still_uses_the_number_up() -> None:
@@ -527,8 +527,8 @@ def test_a_withdrawal_whose_request_got_lost_still_uses_the_number_up() -> None:
     master = Master(2)
     aborted = ended(operation(), AbortCause.WITHDRAWN, "peer 2 withdrew: Ctrl-C")
     effects = master.hear(2, msg.Withdraw(operation(), "Ctrl-C"))
-    assert effects == [Send(1, aborted), Send(2, aborted)]
-    assert master.hear(1, msg.OperationRequest(operation(), SUM)) == [Send(1, aborted)]
+    assert effects == [SendTo(1, aborted), SendTo(2, aborted)]
+    assert master.hear(1, msg.OperationRequest(operation(), SUM)) == [SendTo(1, aborted)]
     master.start(1, 2, what=operation(1))
 
 
@@ -556,7 +556,7 @@ def test_a_death_aborts_if_it_takes_a_contribution_along() -> None:
     reason = "peer 3 lost: goodbye, it left"
     aborted = ended(what, AbortCause.MEMBER_LOST, reason, version=3)
     answer = msg.Holdings(what, 1, complete=False)
-    assert master.hear(1, answer) == [Send(1, aborted), Send(2, aborted)]
+    assert master.hear(1, answer) == [SendTo(1, aborted), SendTo(2, aborted)]
 
 
 def test_a_death_that_takes_nothing_along_is_repaired() -> None:
@@ -564,13 +564,13 @@ def test_a_death_that_takes_nothing_along_is_repaired() -> None:
     what = master.start(1, 2, 3)
     master.hear(3, msg.Goodbye())
     assert master.hear(1, msg.Holdings(what, 1, complete=True)) == [
-        Send(2, msg.Repair(what, (THREE,)))  # it is before peer 3
+        SendTo(2, msg.Repair(what, (THREE,)))  # it is before peer 3
     ]
     assert master.hear(1, msg.Holdings(what, 1, complete=True)) == []
     assert master.hear(2, msg.OperationDone(what, b"x")) == []
     committed = ended(what, contributors=(ONE, TWO, THREE), version=3)
     done = msg.OperationDone(what, b"x")
-    assert master.hear(1, done) == [Send(1, committed), Send(2, committed)]
+    assert master.hear(1, done) == [SendTo(1, committed), SendTo(2, committed)]
     master.start(1, 2, what=operation(view=3))
 
 
@@ -584,12 +584,12 @@ def test_who_was_away_during_a_repair_is_told_again() -> None:
     assert [m for _, m in sent(master.resume(4, 14, 2))][2:] == [*again, asked]
     assert [m for _, m in sent(master.resume(2, 12, 2))][2:] == again
     repair = msg.Repair(what, (THREE,))
-    assert master.hear(14, msg.Holdings(what, 1, complete=True)) == [Send(12, repair)]
+    assert master.hear(14, msg.Holdings(what, 1, complete=True)) == [SendTo(12, repair)]
     assert [m for _, m in sent(master.resume(4, 24, 3))][2:] == again[1:]
     assert [m for _, m in sent(master.resume(2, 22, 3))][2:] == [*again[1:], repair]
     # What they ask for once more is what is being repaired, though its view is closed.
     request = msg.OperationRequest(what, SUM)
-    assert master.hear(22, request) == [Send(22, msg.OperationStarted(what))]
+    assert master.hear(22, request) == [SendTo(22, msg.OperationStarted(what))]
 
 
 def test_a_withdrawal_ends_a_repair() -> None:
@@ -598,7 +598,7 @@ def test_a_withdrawal_ends_a_repair() -> None:
     master.hear(3, msg.Goodbye())
     aborted = ended(what, AbortCause.WITHDRAWN, "peer 2 withdrew: Ctrl-C", version=3)
     effects = master.hear(2, msg.Withdraw(what, "Ctrl-C"))
-    assert effects == [Send(1, aborted), Send(2, aborted)]
+    assert effects == [SendTo(1, aborted), SendTo(2, aborted)]
     assert master.hear(1, msg.Holdings(what, 1, complete=True)) == []
 
 
@@ -617,7 +617,7 @@ def test_who_does_not_answer_in_a_repair_is_lost_as_well() -> None:
     reason = "peer 1 lost: silent, silent for 10.2 s while awaited"
     aborted = ended(what, AbortCause.MEMBER_LOST, reason, version=4)
     assert master.hear(2, msg.Holdings(what, 1, complete=True)) == []  # to an older question
-    assert master.hear(2, msg.Holdings(what, 2, complete=False)) == [Send(2, aborted)]
+    assert master.hear(2, msg.Holdings(what, 2, complete=False)) == [SendTo(2, aborted)]
 
 
 def test_a_request_that_crosses_a_death() -> None:
@@ -625,7 +625,7 @@ def test_a_request_that_crosses_a_death() -> None:
     master.hear(3, msg.Goodbye())
     closed = "a member was lost before this call"
     assert master.hear(1, msg.OperationRequest(operation(), SUM)) == [
-        Send(1, ended(operation(), AbortCause.VIEW_CLOSED, closed, version=3))
+        SendTo(1, ended(operation(), AbortCause.VIEW_CLOSED, closed, version=3))
     ]
     master.start(1, 2, what=operation(view=3))
 
@@ -670,16 +670,16 @@ def test_what_the_protocol_forbids_costs_the_connection_and_nothing_else(
 ) -> None:
     master = Master(2)
     (effect,) = master.hear(2, message)
-    assert isinstance(effect, CloseControl)
+    assert isinstance(effect, CloseConnection)
     assert effect.connection == 2
     assert reason in effect.reason
     assert master.hear(2, msg.Goodbye()) == []  # what it still had on its way
-    assert master.do(ControlClosed(2, "closed")) == []
+    assert master.do(ConnectionClosed(2, "closed")) == []
     master.resume(2, 12, 2)
     master.hear(1, msg.OperationRequest(operation(), SUM))
     assert master.hear(12, msg.OperationRequest(operation(), SUM)) == [
-        Send(1, msg.OperationStarted(operation())),
-        Send(12, msg.OperationStarted(operation())),
+        SendTo(1, msg.OperationStarted(operation())),
+        SendTo(12, msg.OperationStarted(operation())),
     ]
 
 
@@ -693,7 +693,7 @@ def test_a_member_can_open_so_many_operations(monkeypatch: pytest.MonkeyPatch) -
     master.hear(2, msg.Withdraw(operation(tag=1), "x"))
     assert master.hear(1, msg.OperationRequest(operation(tag=3), SUM)) == []
     assert master.hear(1, msg.OperationRequest(operation(tag=4), SUM)) == [
-        CloseControl(1, "too many operations are open")
+        CloseConnection(1, "too many operations are open")
     ]
 
 
@@ -730,14 +730,14 @@ def test_who_acknowledges_nothing_loses_its_connection(monkeypatch: pytest.Monke
         for peer in (1, 2):
             master.hear(peer, msg.RoundRequest(RoundId(PENDING, n)))
         master.hear(2, msg.Heartbeat((), (), (RoundId(PENDING, n), RoundId(UPDATE, 0))))
-    assert master.wait(0.25, speaking=(1, 2)) == [CloseControl(1, "it acknowledges nothing")]
+    assert master.wait(0.25, speaking=(1, 2)) == [CloseConnection(1, "it acknowledges nothing")]
 
 
 def test_a_stranger_must_introduce_itself() -> None:
     master = Master(1)
-    master.do(ControlOpened(9, "10.0.0.9"))
+    master.do(ConnectionOpened(9, "10.0.0.9"))
     assert master.hear(9, msg.Heartbeat()) == [
-        CloseControl(9, "did not begin with Register or Resume")
+        CloseConnection(9, "did not begin with Register or Resume")
     ]
 
 
@@ -745,7 +745,7 @@ def test_a_newcomer_has_no_operations() -> None:
     master = Master(2)
     master.register(3)
     (effect,) = master.hear(3, msg.OperationRequest(operation(), SUM))
-    assert isinstance(effect, CloseControl)
+    assert isinstance(effect, CloseConnection)
     master.start(1, 2)
 
 
@@ -756,8 +756,8 @@ def test_control_and_a_link_lost_removes_at_once_whichever_comes_first() -> None
     for first, second in ((0, 1), (1, 0)):
         master = Master(2)
         events: list[MasterEvent] = [
-            ControlClosed(2, "reset"),
-            ControlMessage(1, msg.LinkReport(TWO, False, "lane reset")),
+            ConnectionClosed(2, "reset"),
+            ConnectionMessage(1, msg.LinkReport(TWO, False, "lane reset")),
         ]
         assert master.do(events[first]) == []
         effects = master.do(events[second])
@@ -775,7 +775,7 @@ def test_a_link_alone_costs_nobody_its_place() -> None:
 
 def test_control_loss_alone_has_two_seconds() -> None:
     master = Master(2)
-    master.do(ControlClosed(2, "reset"))
+    master.do(ConnectionClosed(2, "reset"))
     assert master.wait(1.75, speaking=(1,)) == []
     effects = master.wait(0.25, speaking=(1,))
     assert removals(effects) == [(2, "CONTROL_LOST: its connection was not resumed")]
@@ -785,26 +785,26 @@ def test_resuming_in_time_keeps_everything() -> None:
     master = Master(2)
     what = master.start(1, 2)
     master.hear(1, msg.OperationDone(what, b"x"))
-    master.do(ControlClosed(2, "reset"))
+    master.do(ConnectionClosed(2, "reset"))
     master.wait(1.75, speaking=(1,))
     assert master.resume(2, 12, 2) == [
-        Send(12, msg.Resumed(1)),
-        Send(12, msg.LinkPlan((where(1),))),
-        Send(12, msg.OperationStarted(what)),
+        SendTo(12, msg.Resumed(1)),
+        SendTo(12, msg.LinkPlan((where(1),))),
+        SendTo(12, msg.OperationStarted(what)),
     ]
     assert master.hear(12, msg.OperationRequest(what, SUM)) == [
-        Send(12, msg.OperationStarted(what))
+        SendTo(12, msg.OperationStarted(what))
     ]
     committed = ended(what, contributors=(ONE, TWO))
     effects = master.hear(12, msg.OperationDone(what, b"x"))
-    assert effects == [Send(1, committed), Send(12, committed)]
+    assert effects == [SendTo(1, committed), SendTo(12, committed)]
     assert master.wait(60, speaking=(1, 12)) == []
 
 
 def test_a_superseded_connection_means_nothing_any_more() -> None:
     master = Master(2)
-    assert master.resume(2, 12, 2)[0] == CloseControl(2, "superseded")
-    assert master.do(ControlClosed(2, "reset")) == []
+    assert master.resume(2, 12, 2)[0] == CloseConnection(2, "superseded")
+    assert master.do(ConnectionClosed(2, "reset")) == []
     assert master.hear(2, msg.Goodbye()) == []
     assert master.wait(60, speaking=(1, 12)) == []
 
@@ -813,15 +813,15 @@ def test_an_outcome_is_repeated_after_each_resume_until_it_is_acknowledged() -> 
     master = Master(2)
     what = master.start(1, 2)
     master.hear(1, msg.OperationDone(what, b"x"))
-    master.do(ControlClosed(2, "reset"))
+    master.do(ConnectionClosed(2, "reset"))
     master.resume(2, 12, 2)
     master.hear(12, msg.OperationDone(what, b"x"))
     committed = ended(what, contributors=(ONE, TWO))
     for connection in (22, 32):
         assert sent(master.resume(2, connection, 2))[-1] == (connection, committed)
-        assert master.hear(connection, msg.OutcomeQuery(what)) == [Send(connection, committed)]
+        assert master.hear(connection, msg.OutcomeQuery(what)) == [SendTo(connection, committed)]
         effects = master.hear(connection, msg.OperationDone(what, b"x"))
-        assert effects == [Send(connection, committed)]
+        assert effects == [SendTo(connection, committed)]
     master.hear(32, msg.Heartbeat((), (what,), ()))
     assert sent(master.resume(2, 42, 2)) == [
         (42, msg.Resumed(1)),
@@ -837,14 +837,14 @@ def test_an_answer_is_repeated_until_it_is_acknowledged() -> None:
     master.hear(2, msg.RoundRequest(round_id))
     closed = msg.RoundClosed(round_id, 2, False)
     assert sent(master.resume(2, 12, 2))[-1] == (12, closed)
-    assert master.hear(12, msg.RoundRequest(round_id)) == [Send(12, closed)]
+    assert master.hear(12, msg.RoundRequest(round_id)) == [SendTo(12, closed)]
     master.hear(12, msg.Heartbeat((), (), (round_id,)))
     assert closed not in [message for _, message in sent(master.resume(2, 22, 2))]
 
 
 def test_rosters_that_were_missed_come_one_by_one() -> None:
     master = Master(3)
-    master.do(ControlClosed(1, "reset"))
+    master.do(ConnectionClosed(1, "reset"))
     master.hear(3, msg.Goodbye())
     master.hear(2, msg.Goodbye())
     assert sent(master.resume(1, 11, 2))[2:] == [
@@ -868,21 +868,21 @@ def test_a_link_that_has_long_been_broken_does_not_make_a_lost_connection_a_deat
     master.hear(1, msg.LinkReport(TWO, False, "no route"))
     master.wait(2.25 if older else 1.75, speaking=(1, 2, 3))
     master.hear(1, msg.LinkReport(TWO, False, "no answer"))  # a redial that failed in another way
-    effects = master.do(ControlClosed(2, "reset"))
+    effects = master.do(ConnectionClosed(2, "reset"))
     assert [peer for peer, _ in removals(effects)] == ([] if older else [2])
     if older:
         assert removals(master.hear(1, msg.LinkReport(TWO, False, "no route"))) == []
-        assert Send(12, msg.Resumed(1)) in master.resume(2, 12, 2)
+        assert SendTo(12, msg.Resumed(1)) in master.resume(2, 12, 2)
 
 
 def test_who_was_removed_is_told_why() -> None:
     master = Master(2)
-    master.do(ControlClosed(2, "reset"))
+    master.do(ConnectionClosed(2, "reset"))
     master.wait(9, speaking=(1,))
     reason = "its connection was not resumed"
     assert master.resume(2, 12, 2) == [
-        Send(12, msg.Refused(RemovalCause.CONTROL_LOST, reason, 2000, 9000)),
-        CloseControl(12, reason),
+        SendTo(12, msg.Refused(RemovalCause.CONTROL_LOST, reason, 2000, 9000)),
+        CloseConnection(12, reason),
     ]
 
 
@@ -891,10 +891,10 @@ def test_a_wrong_token_and_an_unknown_peer() -> None:
     for connection, resume in enumerate(
         [msg.Resume(ONE, b"wrong", 1), msg.Resume(PeerId(99), token(99), 1)], start=7
     ):
-        master.do(ControlOpened(connection, "10.0.0.9"))
+        master.do(ConnectionOpened(connection, "10.0.0.9"))
         assert master.hear(connection, resume) == [
-            Send(connection, msg.Refused(None, "this master does not know you")),
-            CloseControl(connection, "this master does not know you"),
+            SendTo(connection, msg.Refused(None, "this master does not know you")),
+            CloseConnection(connection, "this master does not know you"),
         ]
     assert master.wait(60, speaking=(1,)) == []
 
@@ -912,19 +912,19 @@ def test_a_silent_peer_is_removed_when_it_is_awaited_and_only_after_the_deadline
     master.hear(1, msg.RoundRequest(RoundId(UPDATE, 1)))
     waits = msg.RoundWaits(RoundId(UPDATE, 1), 5, "peer 2 (in no call)")
     effects = master.wait(10, speaking=(1,))  # awaited since the first of these ticks
-    assert effects == [Send(1, waits)]
+    assert effects == [SendTo(1, waits)]
     effects = master.wait(0.25, speaking=(1,))
     assert removals(effects) == [(2, "SILENT: silent for 40.2 s while awaited")]
     reason = "silent for 40.2 s while awaited"
     assert (2, master.refused(RemovalCause.SILENT, reason)) in sent(effects)
-    assert CloseControl(2, reason) in effects
+    assert CloseConnection(2, reason) in effects
     assert (1, msg.RoundClosed(RoundId(UPDATE, 1), 3, False)) in sent(effects)
 
 
 def test_a_newcomer_that_is_held_back_is_not_silent() -> None:
     master = Master(2)
     master.register(3)
-    master.do(ControlPaused(3, 30 * SECOND))
+    master.do(ConnectionPaused(3, 30 * SECOND))
     assert removals(master.wait(39.75, speaking=(1, 2))) == [], "nor does it lack a link"
     assert removals(master.wait(0.25, speaking=(1, 2))) == [(3, "SILENT: silent for 40.0 s")]
 
@@ -932,8 +932,8 @@ def test_a_newcomer_that_is_held_back_is_not_silent() -> None:
 def test_a_member_whose_pause_is_over_is_silent_from_then_on() -> None:
     master = Master(2)
     master.hear(1, msg.OperationRequest(operation(), SUM))
-    master.do(ControlPaused(2, 30 * SECOND))
-    master.do(ControlPaused(2, master.now_ns))
+    master.do(ConnectionPaused(2, 30 * SECOND))
+    master.do(ConnectionPaused(2, master.now_ns))
     effects = master.wait(10.25, speaking=(1,))
     assert removals(effects) == [(2, "SILENT: silent for 10.2 s while awaited")]
 
@@ -946,7 +946,7 @@ def test_a_busy_master_removes_a_silent_member_as_soon_as_an_idle_one() -> None:
     for tick in range(1, 60):
         master.now_ns += SECOND
         master.hear(1, msg.Heartbeat())
-        if removals(master.do(Tick(busy_ns=SECOND - 1000))):
+        if removals(master.do(MasterTick(busy_ns=SECOND - 1000))):
             removed_s = tick
             break
     assert removed_s == 12, "awaited since the second tick, which is the first that is judged"
@@ -981,14 +981,14 @@ def test_a_member_that_computes_for_long_keeps_newcomers_waiting() -> None:
 @pytest.mark.parametrize("lacks", ["what it fetches", "company", "its connection"])
 def test_a_newcomer_that_lacks_more_than_the_round_does_not_count(lacks: str) -> None:
     master = Master(1)
-    master.do(ControlOpened(2, "10.0.0.2"))
+    master.do(ConnectionOpened(2, "10.0.0.2"))
     company = 3 if lacks == "company" else 1
     fetches = lacks == "what it fetches"
     master.hear(2, msg.Register(0, "", 4002, company, prefetches=fetches))
     master.hear(2, msg.LinkReport(ONE, True, ""))
     if lacks == "its connection":
         assert removals(master.wait(9, speaking=(2,))) == []
-        master.do(ControlClosed(2, "lost"))
+        master.do(ConnectionClosed(2, "lost"))
         assert [peer for peer, _ in removals(master.wait(60))] == [2]
     else:
         assert removals(master.wait(60, speaking=(2,))) == []
@@ -1008,7 +1008,7 @@ def test_who_speaks_is_waited_for() -> None:
     master.hear(1, msg.OperationRequest(operation(), SUM))
     effects = master.wait(300, speaking=(1, 2))
     assert effects == [
-        Send(1, msg.OperationWaits(operation(), waited_s, "peer 2 (in no call)"))
+        SendTo(1, msg.OperationWaits(operation(), waited_s, "peer 2 (in no call)"))
         for waited_s in (5, 10, 20, 40, 80, 160)
     ]
 
@@ -1022,10 +1022,10 @@ def test_whom_a_call_waits_for_and_what_they_do_meanwhile() -> None:
         operation(), 5, "peer 2 (in update_topology), peer 3 (in no call)"
     )
     effects = master.wait(3.25, speaking=(1, 2, 3))
-    assert effects == [Send(1, operation_waits)]
+    assert effects == [SendTo(1, operation_waits)]
     whom = "peer 1 (in tag 5 (SUM of 8 x float32)), peer 3 (in no call)"
     effects = master.wait(2, speaking=(1, 2, 3))
-    assert effects == [Send(2, msg.RoundWaits(RoundId(UPDATE, 1), 5, whom))]
+    assert effects == [SendTo(2, msg.RoundWaits(RoundId(UPDATE, 1), 5, whom))]
 
 
 def test_a_started_operation_waits_for_no_call() -> None:
@@ -1042,7 +1042,7 @@ def test_never_after_a_late_tick(sleep_s: float) -> None:
     master.hear(1, msg.OperationRequest(operation(), SUM))
     master.wait(9.75)
     master.now_ns += int(sleep_s * SECOND)
-    effects = master.do(Tick())
+    effects = master.do(MasterTick())
     assert removals(effects) == []
     assert removals(master.wait(0.25)) == []
     assert removals(master.wait(0.25)) != []  # the deadline has moved by the gap and no further
@@ -1050,11 +1050,11 @@ def test_never_after_a_late_tick(sleep_s: float) -> None:
 
 def test_a_late_tick_moves_the_time_to_resume_as_well() -> None:
     master = Master(2)
-    master.do(ControlClosed(2, "reset"))
+    master.do(ConnectionClosed(2, "reset"))
     master.wait(1.75)
     master.now_ns += 60 * SECOND
-    master.do(Tick())
-    assert master.resume(2, 12, 2)[0] == Send(12, msg.Resumed(1))
+    master.do(MasterTick())
+    assert master.resume(2, 12, 2)[0] == SendTo(12, msg.Resumed(1))
 
 
 def test_signs_of_life() -> None:
@@ -1062,10 +1062,10 @@ def test_signs_of_life() -> None:
     beats: list[int] = []
     for _ in range(8):
         master.now_ns += SECOND // 4
-        beats += [connection for connection, _ in sent(master.do(Tick()))]
+        beats += [connection for connection, _ in sent(master.do(MasterTick()))]
     assert beats == [1, 2, 1, 2]
     master.now_ns += 5 * SECOND  # also when the master itself was late
-    assert [connection for connection, _ in sent(master.do(Tick()))] == [1, 2]
+    assert [connection for connection, _ in sent(master.do(MasterTick()))] == [1, 2]
 
 
 def test_hostile_heartbeats_change_nothing() -> None:
@@ -1081,7 +1081,10 @@ def test_hostile_heartbeats_change_nothing() -> None:
     master.hear(1, msg.OperationDone(what, b"x"))
     committed = ended(what, contributors=(ONE, TWO))
     effects = master.hear(2, msg.OperationDone(what, b"x"))
-    assert effects == [Send(1, committed), Send(2, committed)]  # it can't be acknowledged before
+    assert effects == [
+        SendTo(1, committed),
+        SendTo(2, committed),
+    ]  # it can't be acknowledged before
 
 
 def test_no_progress_is_charged_to_the_furthest_upstream() -> None:

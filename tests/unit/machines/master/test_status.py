@@ -9,13 +9,13 @@ import pytest
 
 from pccl.machines.master import status
 from pccl.machines.master.events import (
-    CloseControl,
-    ControlClosed,
-    ControlMessage,
-    ControlOpened,
+    CloseConnection,
+    ConnectionClosed,
+    ConnectionMessage,
+    ConnectionOpened,
     MasterEffect,
-    Send,
-    Tick,
+    MasterTick,
+    SendTo,
 )
 from pccl.machines.master.machine import MasterMachine
 from pccl.protocol import messages as msg
@@ -64,10 +64,10 @@ class Master:
             self.hear(1, msg.RoundRequest(RoundId(RoundKind.UPDATE_TOPOLOGY, 0)))
 
     def hear(self, connection: int, message: msg.Message) -> list[MasterEffect]:
-        return self.machine.handle(ControlMessage(connection, message), self.now_ns)
+        return self.machine.handle(ConnectionMessage(connection, message), self.now_ns)
 
     def register(self, peer: int, host: str = "", min_peers: int = 1, group: int = 0) -> None:
-        self.machine.handle(ControlOpened(peer, f"10.0.0.{peer}"), self.now_ns)
+        self.machine.handle(ConnectionOpened(peer, f"10.0.0.{peer}"), self.now_ns)
         self.hear(peer, msg.Register(group, host, 4000, min_peers))
 
     def wait(self, seconds: float, speaking: tuple[int, ...]) -> None:
@@ -76,13 +76,13 @@ class Master:
             self.now_ns += SECOND // 4
             for connection in speaking:
                 self.hear(connection, msg.Heartbeat())
-            self.machine.handle(Tick(), self.now_ns)
+            self.machine.handle(MasterTick(), self.now_ns)
 
     def ask(self) -> StatusReport:
-        self.machine.handle(ControlOpened(ASKER, "10.0.0.99"), self.now_ns)
+        self.machine.handle(ConnectionOpened(ASKER, "10.0.0.99"), self.now_ns)
         answer, closing = self.hear(ASKER, msg.StatusRequest())
-        assert closing == CloseControl(ASKER, "its question is answered")
-        assert isinstance(answer, Send)
+        assert closing == CloseConnection(ASKER, "its question is answered")
+        assert isinstance(answer, SendTo)
         assert answer.connection == ASKER
         assert isinstance(answer.message, StatusReport)
         self.machine.check()
@@ -176,7 +176,7 @@ def test_newcomers_and_what_each_waits_for() -> None:
 def test_removals_the_newest_first_and_members_without_a_connection() -> None:
     master = Master(3)
     master.hear(3, msg.Goodbye())
-    master.machine.handle(ControlClosed(2, "reset"), master.now_ns)
+    master.machine.handle(ConnectionClosed(2, "reset"), master.now_ns)
     assert [one.connected for one in master.ask().members] == [True, False]
     master.wait(4, speaking=(1,))
     found = master.ask()
@@ -213,7 +213,7 @@ def test_the_story_of_a_master_keeps_no_reports() -> None:
 
 def test_a_peer_of_the_run_has_no_business_to_ask_on_its_connection() -> None:
     master = Master(2)
-    assert master.hear(2, msg.StatusRequest()) == [CloseControl(2, "unexpected StatusRequest")]
+    assert master.hear(2, msg.StatusRequest()) == [CloseConnection(2, "unexpected StatusRequest")]
 
 
 def test_what_is_too_much_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,12 @@ import pytest
 from pccl.machines.master.ballots.ballot import Abort, Commit, Decision, Expel
 from pccl.machines.master.ballots.sync_ballot import SyncBallot
 from pccl.machines.master.events import (
-    CloseControl,
-    ControlMessage,
-    ControlOpened,
+    CloseConnection,
+    ConnectionMessage,
+    ConnectionOpened,
     MasterEffect,
-    Send,
-    Tick,
+    MasterTick,
+    SendTo,
 )
 from pccl.machines.master.machine import MasterMachine
 from pccl.machines.repair import Tell
@@ -471,19 +471,19 @@ class Master:
         )
         self.now_ns = 0
         for peer in range(1, members + 1):
-            self.machine.handle(ControlOpened(peer, f"10.0.0.{peer}"), 0)
+            self.machine.handle(ConnectionOpened(peer, f"10.0.0.{peer}"), 0)
             self.hear(peer, msg.Register(0, "", 4000 + peer))
         self.hear(2, msg.LinkReport(PeerId(1), True, ""))
         self.hear(1, msg.RoundRequest(RoundId(RoundKind.UPDATE_TOPOLOGY, 0)))
 
     def hear(self, peer: int, message: msg.Message) -> list[MasterEffect]:
-        effects = self.machine.handle(ControlMessage(peer, message), self.now_ns)
+        effects = self.machine.handle(ConnectionMessage(peer, message), self.now_ns)
         self.machine.check()
         return effects
 
     def sent(self, peer: int, message: msg.Message) -> list[tuple[int, msg.MasterMessage]]:
         effects = self.hear(peer, message)
-        return [(e.connection, e.message) for e in effects if isinstance(e, Send)]
+        return [(e.connection, e.message) for e in effects if isinstance(e, SendTo)]
 
     def wait(self, seconds: int) -> list[MasterEffect]:
         effects: list[MasterEffect] = []
@@ -491,7 +491,7 @@ class Master:
             self.now_ns += SECOND // 4
             for peer in (1, 2):
                 effects += self.hear(peer, msg.Heartbeat())
-            effects += self.machine.handle(Tick(), self.now_ns)
+            effects += self.machine.handle(MasterTick(), self.now_ns)
         return effects
 
     def sync(self, n: int, *offers: Offer) -> msg.MasterMessage:
@@ -511,7 +511,7 @@ def sync_operation(n: int = 0) -> OperationId:
 
 
 def closes(effects: list[MasterEffect]) -> list[int]:
-    return [effect.connection for effect in effects if isinstance(effect, CloseControl)]
+    return [effect.connection for effect in effects if isinstance(effect, CloseConnection)]
 
 
 def test_the_tag_of_shared_state_is_for_shared_state_only() -> None:
@@ -522,7 +522,7 @@ def test_the_tag_of_shared_state_is_for_shared_state_only() -> None:
     ]
     for message in wrong:
         master = Master()
-        (closed,) = [e for e in master.hear(1, message) if isinstance(e, CloseControl)]
+        (closed,) = [e for e in master.hear(1, message) if isinstance(e, CloseConnection)]
         assert closed.connection == 1
         assert "the tag of" in closed.reason
 
@@ -611,7 +611,7 @@ def test_a_slow_newcomer_is_removed_and_the_others_go_on() -> None:
         master.hear(2, msg.Heartbeat(progress=(Progress(sync_operation(), 0, 0, seconds),)))
         effects += master.wait(1)
     assert master.now_ns >= 30 * SECOND
-    sent = [(e.connection, e.message) for e in effects if isinstance(e, Send)]
+    sent = [(e.connection, e.message) for e in effects if isinstance(e, SendTo)]
     ends = [m for peer, m in sent if peer == 1 and isinstance(m, msg.OperationEnded)]
     assert [(m.abort, m.contributors) for m in ends] == [(None, (1,))]
     refused = [m for peer, m in sent if peer == 2 and isinstance(m, msg.Refused)]

@@ -70,9 +70,9 @@ class Peer:
                     later.append((self, pe.ReduceDone(operation, b"digest")))
                 case pe.BeginSync(operation, elected):
                     later.append((self, pe.ReduceDone(operation, elected.content)))
-                case pe.Raise(call, error):
+                case pe.RaiseCall(call, error):
                     self.answers[call] = error
-                case pe.Return(call, value):
+                case pe.ReturnCall(call, value):
                     self.answers[call] = value
                     if isinstance(value, pe.SyncResult):
                         self._take(value)
@@ -126,7 +126,7 @@ class Group:
         connection = len(self.connections) + 1
         self.connections[connection] = peer
         peer.feed(pe.JoinCall(next(self.calls), 0, "", 4000 + connection, 5))
-        self._to_master(me.ControlOpened(connection, "10.0.0.1"))
+        self._to_master(me.ConnectionOpened(connection, "10.0.0.1"))
         peer.feed(pe.ControlOpened(RUN, 1))
         self.settle()
         members = list(self.peers)
@@ -161,13 +161,13 @@ class Group:
             else:
                 sender, message = self.up.popleft()
                 newest = max(n for n, peer in self.connections.items() if peer is sender)
-                self._to_master(me.ControlMessage(newest, message))
+                self._to_master(me.ConnectionMessage(newest, message))
 
     def _to_master(self, event: me.MasterEvent) -> None:
         effects = self.master.handle(event, 0)
         self.master.check()
         for effect in effects:
-            if isinstance(effect, me.Send):
+            if isinstance(effect, me.SendTo):
                 heard = pe.ControlMessage(effect.message)
                 self.later.append((self.connections[effect.connection], heard))
 
@@ -202,7 +202,7 @@ class Group:
         while self.up:  # what all ask for
             peer, message = self.up.popleft()
             newest = max(n for n, one in self.connections.items() if one is peer)
-            self._to_master(me.ControlMessage(newest, message))
+            self._to_master(me.ConnectionMessage(newest, message))
         self.frozen = True
         self.settle()  # they are done, and say so
         return numbers

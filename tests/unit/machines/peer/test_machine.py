@@ -32,12 +32,12 @@ from pccl.machines.peer.events import (
     PeerEffect,
     PeerEvent,
     Post,
-    Raise,
+    RaiseCall,
     ReduceCall,
     ReduceDone,
     ReduceResult,
     ReportWait,
-    Return,
+    ReturnCall,
     RoundCall,
     Send,
     SendAcross,
@@ -132,12 +132,12 @@ def member(*members: Member) -> Peer:
     peer = registered()
     counts = (msg.RoundCount(UPDATE, 1), msg.RoundCount(PENDING, 0))
     peer.hear(msg.Admitted(roster(1, 1, *(members or (ELDER, ME_MEMBER))), counts))
-    assert peer.do(RoundCall(2, UPDATE)) == [Return(2, None)]
+    assert peer.do(RoundCall(2, UPDATE)) == [ReturnCall(2, None)]
     return peer
 
 
 def only_error(effects: list[PeerEffect]) -> errors.PCCLError:
-    raised = [effect.error for effect in effects if isinstance(effect, Raise)]
+    raised = [effect.error for effect in effects if isinstance(effect, RaiseCall)]
     assert len(raised) == 1
     return raised[0]
 
@@ -163,7 +163,7 @@ def test_join_alone() -> None:
     assert peer.machine.standing.name == "PENDING"
     assert peer.hear(msg.Admitted(roster(1, 1, ME_MEMBER), ())) == [
         ForgetEarly(),
-        Return(1, None),
+        ReturnCall(1, None),
     ]
     assert peer.machine.standing is Standing.MEMBER
     assert peer.machine.seen == roster(1, 1, ME_MEMBER)
@@ -180,7 +180,7 @@ def test_join_a_run() -> None:
     assert peer.do(LinkChanged(PeerId(1), None)) == [Send(msg.LinkReport(PeerId(1), True, ""))]
     assert peer.hear(msg.Admitted(roster(2, 2, ELDER, ME_MEMBER), ())) == [
         ForgetEarly(),
-        Return(1, None),
+        ReturnCall(1, None),
     ]
 
 
@@ -188,7 +188,7 @@ def test_the_round_that_admitted_a_newcomer_satisfies_its_first_update() -> None
     peer = registered()
     counts = (msg.RoundCount(UPDATE, 7), msg.RoundCount(PENDING, 3))
     peer.hear(msg.Admitted(roster(1, 1, ELDER, ME_MEMBER), counts))
-    assert peer.do(RoundCall(2, UPDATE)) == [Return(2, None)]
+    assert peer.do(RoundCall(2, UPDATE)) == [ReturnCall(2, None)]
     assert peer.do(RoundCall(3, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 7)))]
     assert peer.do(RoundCall(4, PENDING)) == [Send(msg.RoundRequest(RoundId(PENDING, 3)))]
 
@@ -199,7 +199,9 @@ def test_a_member_that_comes_back_by_an_update_has_had_that_update() -> None:
     assert peer.do(ControlOpened(RUN, 1)) == [Send(msg.Register(3, "me", 4002, 7))]
     peer.hear(msg.Registered(ME, 1, RUN, b"token"))
     counts = (msg.RoundCount(UPDATE, 7), msg.RoundCount(OPTIMIZE, 2))
-    assert peer.hear(msg.Admitted(roster(1, 1, ELDER, ME_MEMBER), counts))[-1] == Return(1, None)
+    assert peer.hear(msg.Admitted(roster(1, 1, ELDER, ME_MEMBER), counts))[-1] == ReturnCall(
+        1, None
+    )
     assert peer.do(RoundCall(2, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 7)))]
     assert peer.do(RoundCall(3, OPTIMIZE)) == [Send(msg.RoundRequest(RoundId(OPTIMIZE, 2)))]
 
@@ -262,7 +264,7 @@ def test_refused_newcomer() -> None:
     error = only_error(effects)
     assert isinstance(error, errors.NotAdmitted)
     assert error.reason == "refused by the master: open its port; then call connect() again"
-    assert effects == [CloseControl(error.reason), Raise(1, error), SetLinks(())]
+    assert effects == [CloseControl(error.reason), RaiseCall(1, error), SetLinks(())]
 
 
 def test_a_second_join() -> None:
@@ -285,7 +287,7 @@ def test_a_round_shows_the_membership_that_its_answer_names() -> None:
     assert peer.machine.newest == grown
     lost = roster(3, 3, ELDER, ME_MEMBER)
     peer.hear(msg.RosterChanged(lost))
-    assert peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 2, True)) == [Return(3, None)]
+    assert peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 2, True)) == [ReturnCall(3, None)]
     assert peer.machine.seen == grown
 
 
@@ -293,7 +295,7 @@ def test_peers_pending_changes_nothing_that_the_caller_sees() -> None:
     peer = member()
     peer.do(RoundCall(3, PENDING))
     peer.hear(msg.RosterChanged(roster(2, 2, ELDER, ME_MEMBER, YOUNGER)))
-    assert peer.hear(msg.RoundClosed(RoundId(PENDING, 0), 2, True)) == [Return(3, True)]
+    assert peer.hear(msg.RoundClosed(RoundId(PENDING, 0), 2, True)) == [ReturnCall(3, True)]
     assert peer.machine.seen == roster(1, 1, ELDER, ME_MEMBER)
     assert peer.do(RoundCall(4, PENDING)) == [Send(msg.RoundRequest(RoundId(PENDING, 1)))]
 
@@ -308,7 +310,7 @@ def test_the_next_caller_takes_over_a_round_that_was_left() -> None:
     assert peer.machine.in_round
     peer.do(LeaveCall(4, "again"))
     assert peer.hear(msg.RoundClosed(RoundId(PENDING, 0), 1, True)) == []
-    assert peer.do(RoundCall(5, PENDING)) == [Return(5, True)]
+    assert peer.do(RoundCall(5, PENDING)) == [ReturnCall(5, True)]
 
 
 def test_two_threads_in_one_round() -> None:
@@ -331,7 +333,7 @@ def test_optimize_topology_keeps_what_the_caller_sees() -> None:
     peer = member()
     assert peer.do(RoundCall(3, OPTIMIZE)) == [Send(msg.RoundRequest(RoundId(OPTIMIZE, 0)))]
     peer.hear(msg.RosterChanged(roster(2, 2, ELDER, ME_MEMBER, YOUNGER, views=(1, 2))))
-    assert peer.hear(msg.RoundClosed(RoundId(OPTIMIZE, 0), 2, True)) == [Return(3, None)]
+    assert peer.hear(msg.RoundClosed(RoundId(OPTIMIZE, 0), 2, True)) == [ReturnCall(3, None)]
     assert peer.machine.seen == roster(1, 1, ELDER, ME_MEMBER)
     assert peer.do(RoundCall(4, OPTIMIZE)) == [Send(msg.RoundRequest(RoundId(OPTIMIZE, 1)))]
 
@@ -371,7 +373,7 @@ def test_members_that_waited_for_different_things_in_a_round(kind: RoundKind) ->
     closed = msg.RoundClosed(RoundId(kind, n), 1, False, "who waits where")
     effects = peer.hear(closed)
     error = only_error(effects)
-    assert effects == [Raise(3, error)]
+    assert effects == [RaiseCall(3, error)]
     assert type(error) is errors.LockstepError
     assert (error.result, error.reason) == (4, "who waits where")
     assert peer.do(RoundCall(4, kind)) == [Send(msg.RoundRequest(RoundId(kind, n + 1)))]
@@ -390,7 +392,7 @@ def test_a_round_that_ended_while_an_older_answer_waited_for_a_caller() -> None:
     peer.do(LeaveCall(3, "x"))
     peer.hear(msg.RoundClosed(RoundId(PENDING, 0), 1, True))
     peer.hear(msg.RoundClosed(RoundId(PENDING, 1), 1, False, "who waits where"))
-    assert peer.do(RoundCall(4, PENDING)) == [Return(4, True)]
+    assert peer.do(RoundCall(4, PENDING)) == [ReturnCall(4, True)]
     assert peer.do(RoundCall(5, PENDING)) == [Send(msg.RoundRequest(RoundId(PENDING, 2)))]
 
 
@@ -444,7 +446,7 @@ def test_a_reduce() -> None:
     ]
     assert peer.hear(ended(operation())) == [
         End(operation(), True),
-        Return(9, ReduceResult(operation(), ring)),
+        ReturnCall(9, ReduceResult(operation(), ring)),
     ]
     assert peer.hear(ended(operation())) == []  # told twice
     assert peer.machine.phase_of(operation()) is None
@@ -470,7 +472,7 @@ def test_a_weighted_average() -> None:
     peer.hear(msg.OperationStarted(operation(1), weights=(0.0, 2.5)))
     peer.do(ReduceDone(operation(1), b"digest"))
     result = ReduceResult(operation(1), ring, 2, weights=(0.0, 2.5))
-    assert peer.hear(ended(operation(1)))[-1] == Return(9, result)
+    assert peer.hear(ended(operation(1)))[-1] == ReturnCall(9, result)
 
 
 @pytest.mark.parametrize(
@@ -550,7 +552,7 @@ def test_alone_there_is_nobody_to_wait_for(what: Descriptor) -> None:
     peer = member(ME_MEMBER)
     alone = ReduceResult(operation(), (ME,))
     for call in (9, 10):  # nobody counts these: the numbers are free
-        assert peer.do(ReduceCall(call, 5, what)) == [Return(call, alone)]
+        assert peer.do(ReduceCall(call, 5, what)) == [ReturnCall(call, alone)]
 
 
 @pytest.mark.parametrize("what", [BROADCAST, Descriptor.barrier()], ids=["broadcast", "barrier"])
@@ -568,7 +570,7 @@ def test_an_unseen_death_raises_exactly_once_and_then_proceeds() -> None:
     assert peer.machine.seen == roster(1, 1, ELDER, ME_MEMBER, YOUNGER)
     effects = peer.do(ReduceCall(9, 5, SUM))
     error = only_error(effects)
-    assert effects == [Raise(9, error)]
+    assert effects == [RaiseCall(9, error)]
     assert isinstance(error, errors.CollectiveAborted)
     assert error.result == 8
     assert error.reason == (
@@ -593,7 +595,7 @@ def test_a_death_during_the_reduce() -> None:
     peer.hear(msg.RosterChanged(roster(2, 2, ME_MEMBER)))
     effects = peer.hear(ended(operation(), AbortCause.MEMBER_LOST, "peer 1 lost: gone", version=2))
     error = only_error(effects)
-    assert effects == [End(operation(), False), Raise(9, error)]
+    assert effects == [End(operation(), False), RaiseCall(9, error)]
     assert type(error) is errors.CollectiveAborted
     assert error.reason == "tag 5: peer 1 lost: gone; inputs are intact, call again"
     assert peer.machine.seen == roster(2, 2, ME_MEMBER)
@@ -635,7 +637,7 @@ def test_a_repair_is_committed_with_those_who_were_lost() -> None:
     effects = peer.hear(msg.OperationEnded(operation(), None, "", contributors, 2))
     assert effects == [
         End(operation(), committed=True),
-        Return(9, ReduceResult(operation(), contributors)),
+        ReturnCall(9, ReduceResult(operation(), contributors)),
     ]
     assert peer.machine.seen == left
 
@@ -696,7 +698,7 @@ def test_different_digests_are_tried_once_more_and_then_raised() -> None:
     second = ended(operation(1), AbortCause.DIGEST_MISMATCH, "results differ: peer 1 computed ...")
     effects = peer.hear(second)
     error = only_error(effects)
-    assert effects == [End(operation(1), False), Raise(9, error)]
+    assert effects == [End(operation(1), False), RaiseCall(9, error)]
     assert error.result == 2
     assert error.reason == (
         "tag 5: results differ: peer 1 computed ..., twice in a row; inputs are intact"
@@ -709,7 +711,7 @@ def test_the_second_try_counts() -> None:
     peer.hear(msg.OperationStarted(operation(1)))
     peer.do(ReduceDone(operation(1), b"digest"))
     ring = (PeerId(1), ME)
-    assert peer.hear(ended(operation(1)))[-1] == Return(9, ReduceResult(operation(1), ring, 2))
+    assert peer.hear(ended(operation(1)))[-1] == ReturnCall(9, ReduceResult(operation(1), ring, 2))
 
 
 def test_members_that_waited_for_different_things() -> None:
@@ -717,7 +719,7 @@ def test_members_that_waited_for_different_things() -> None:
     peer.do(ReduceCall(9, 5, SUM))
     effects = peer.hear(ended(operation(), AbortCause.LOCKSTEP, "who waits where"))
     error = only_error(effects)
-    assert effects == [End(operation(), False), Raise(9, error)]
+    assert effects == [End(operation(), False), RaiseCall(9, error)]
     assert type(error) is errors.LockstepError
     assert (error.result, error.reason) == (4, "who waits where")
     again = peer.do(ReduceCall(10, 5, SUM))
@@ -775,7 +777,7 @@ def test_a_detached_outcome_is_seen_when_it_is_claimed() -> None:
     members = (PeerId(1), ME, PeerId(3))
     committed = msg.OperationEnded(operation(), None, "", members, 2)
     result = ReduceResult(operation(), members)
-    assert peer.hear(committed) == [End(operation(), True), Return(9, result)]
+    assert peer.hear(committed) == [End(operation(), True), ReturnCall(9, result)]
     assert peer.machine.seen == BEFORE
     assert peer.do(Claim(9)) == []
     assert peer.machine.seen == AFTER
@@ -786,7 +788,7 @@ def test_a_detached_failure_is_seen_when_it_is_claimed() -> None:
     peer = launched()
     peer.hear(msg.RosterChanged(AFTER))
     effects = peer.hear(ended(operation(), AbortCause.MEMBER_LOST, "peer 3 lost", version=2))
-    assert effects == [End(operation(), False), Raise(9, only_error(effects))]
+    assert effects == [End(operation(), False), RaiseCall(9, only_error(effects))]
     assert peer.machine.seen == BEFORE
     peer.do(Claim(9))
     assert peer.machine.seen == AFTER
@@ -927,7 +929,7 @@ def test_a_handle_that_is_dropped_shows_nothing_before_the_next_call() -> None:
     assert peer.do(Claim(9)) == []
     assert peer.machine.seen == BEFORE
     assert peer.do(RoundCall(10, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 1)))]
-    assert peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 1, False)) == [Return(10, None)]
+    assert peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 1, False)) == [ReturnCall(10, None)]
     assert peer.machine.seen == AFTER, "a call has returned, and the outcome named that roster"
 
 
@@ -940,7 +942,7 @@ def test_a_handle_that_is_dropped_before_its_outcome() -> None:
     peer.hear(ended(operation(), AbortCause.MEMBER_LOST, "peer 3 lost", version=2))
     assert peer.machine.seen == BEFORE
     assert peer.do(Forget(9)) == []
-    assert peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 2, False)) == [Return(10, None)]
+    assert peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 2, False)) == [ReturnCall(10, None)]
     assert peer.do(RoundCall(11, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 2)))]
 
 
@@ -1079,7 +1081,7 @@ def test_withdraw() -> None:
     assert effects == [
         End(operation(), False),
         Send(msg.Withdraw(operation(), "Ctrl-C")),
-        Raise(9, error),
+        RaiseCall(9, error),
     ]
     assert type(error) is errors.DeadlineExceeded
     assert error.result == 8
@@ -1096,7 +1098,7 @@ def test_leave_after_done_then_committed() -> None:
     peer = running(done=True)
     effects = peer.do(LeaveCall(9, "Ctrl-C"))
     error = only_error(effects)
-    assert effects == [Detach(operation()), Raise(9, error)]
+    assert effects == [Detach(operation()), RaiseCall(9, error)]
     assert isinstance(error, errors.OutcomeUnknown)
     assert error.result == 8
     assert error.reason == (
@@ -1110,12 +1112,15 @@ def test_leave_after_done_then_committed() -> None:
     assert isinstance(gave_up, errors.DeadlineExceeded)
     effects = peer.hear(ended(operation()))
     resync = only_error(effects)
-    assert effects == [End(operation(), True), Raise(10, resync)]  # nobody needs its data any more
+    assert effects == [
+        End(operation(), True),
+        RaiseCall(10, resync),
+    ]  # nobody needs its data any more
     assert isinstance(resync, errors.ResyncRequired)
     assert "tag 5" in resync.reason
     for number, event in ((12, ReduceCall(12, 6, SUM)), (13, RoundCall(13, UPDATE))):
         effects = peer.do(event)
-        assert effects == [Raise(number, only_error(effects))]
+        assert effects == [RaiseCall(number, only_error(effects))]
         assert isinstance(only_error(effects), errors.ResyncRequired)
 
 
@@ -1172,7 +1177,7 @@ def test_a_handle_that_had_to_wait_is_none_of_a_later_view() -> None:
     assert peer.machine.seen == AFTER
     effects = peer.hear(ended(operation(tag=6), AbortCause.MEMBER_LOST, "peer 3 lost", version=2))
     error = only_error(effects)
-    assert effects == [End(operation(tag=6), False), Raise(11, error)]
+    assert effects == [End(operation(tag=6), False), RaiseCall(11, error)]
     assert isinstance(error, errors.CollectiveAborted)
     assert "the run lost peer 3 before this call" in error.reason
     assert peer.do(ReduceCall(12, 7, SUM))[0] == Post(
@@ -1229,7 +1234,7 @@ def test_a_place_that_is_lost_is_not_told_to_a_deferred_call_that_was_left() -> 
     peer.do(ReduceCall(10, 6, SUM))
     peer.do(LeaveCall(10, "no more time"))
     effects = peer.hear(msg.Refused(RemovalCause.SILENT, "silent"))
-    assert [effect for effect in effects if isinstance(effect, Raise)] == []
+    assert [effect for effect in effects if isinstance(effect, RaiseCall)] == []
     assert isinstance(only_error(peer.do(RoundCall(11, UPDATE))), errors.Evicted)
 
 
@@ -1275,7 +1280,7 @@ def test_leave_while_joining() -> None:
     reason = "no time before this peer was admitted; it waited for the members' update_topology()"
     assert error.reason == reason
     assert effects == [
-        Send(msg.Goodbye()), CloseControl(reason), Raise(1, error), SetLinks(()),
+        Send(msg.Goodbye()), CloseControl(reason), RaiseCall(1, error), SetLinks(()),
     ]  # fmt: skip
 
 
@@ -1294,7 +1299,7 @@ def test_leave_while_no_master_answers() -> None:
     effects = peer.do(LeaveCall(1, "no time"))
     error = only_error(effects)
     assert (type(error), error.result) == (errors.DeadlineExceeded, 6)
-    assert effects == [CloseControl(error.reason), Raise(1, error), SetLinks(())]
+    assert effects == [CloseControl(error.reason), RaiseCall(1, error), SetLinks(())]
 
 
 def test_leaving_an_operation_tells_whom_it_waited_for() -> None:
@@ -1375,7 +1380,7 @@ def test_master_lost_restores_before_it_raises() -> None:
     assert error.result == 8
     assert error.reason.startswith("no word from the master for 60.0 s (reset); buffers")
     assert effects == [
-        CloseControl(error.reason), End(operation(), False), Raise(9, error), SetLinks(()),
+        CloseControl(error.reason), End(operation(), False), RaiseCall(9, error), SetLinks(()),
     ]  # fmt: skip
     assert peer.machine.standing is Standing.LOST
     assert isinstance(only_error(peer.do(RoundCall(20, UPDATE))), errors.NotConnected)
@@ -1454,7 +1459,7 @@ def test_evicted_while_it_waits() -> None:
     effects = peer.hear(msg.Refused(RemovalCause.CONTROL_LOST, "not resumed"))
     error = only_error(effects)
     assert isinstance(error, errors.Evicted)
-    assert effects[1:3] == [End(operation(), False), Raise(9, error)]
+    assert effects[1:3] == [End(operation(), False), RaiseCall(9, error)]
 
 
 def test_another_master_answers() -> None:
@@ -1520,10 +1525,10 @@ def test_close_says_goodbye_and_fails_what_is_open() -> None:
     peer.do(RoundCall(10, PENDING))
     effects = peer.do(Close())
     reason = "the communicator was closed"
-    assert [effect for effect in effects if not isinstance(effect, Raise)] == [
+    assert [effect for effect in effects if not isinstance(effect, RaiseCall)] == [
         Send(msg.Goodbye()), CloseControl(reason), End(operation(), False), SetLinks(()),
     ]  # fmt: skip
-    raised = [effect for effect in effects if isinstance(effect, Raise)]
+    raised = [effect for effect in effects if isinstance(effect, RaiseCall)]
     assert [(r.call, type(r.error), r.error.reason) for r in raised] == [
         (9, errors.NotConnected, reason), (10, errors.NotConnected, reason),
     ]  # fmt: skip
@@ -1547,7 +1552,7 @@ def test_a_reduce_that_waits_for_a_left_update_goes_on_whoever_takes_that_over()
     assert peer.do(ReduceCall(10, 5, SUM)) == []
     assert peer.do(RoundCall(11, UPDATE)) == []  # of another thread
     assert peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 1, False)) == [
-        Return(11, None),
+        ReturnCall(11, None),
         Post(10, operation(), SUM, (PeerId(1), ME)),
         Send(msg.OperationRequest(operation(), SUM)),
     ]
@@ -1620,7 +1625,7 @@ def test_acknowledgements_never_replace_a_heartbeat_with_progress() -> None:
 
 def test_a_caller_who_left_without_noticing_the_commit_must_resync() -> None:
     peer = running(done=True)
-    assert peer.hear(ended(operation()))[-1] == Return(
+    assert peer.hear(ended(operation()))[-1] == ReturnCall(
         9, ReduceResult(operation(), (PeerId(1), ME))
     )
     assert peer.do(LeftCommitted(operation())) == []
@@ -1644,12 +1649,12 @@ def test_an_answer_that_the_caller_has_not_noticed_is_for_the_next_call(kind: Ro
     n, value = ANSWERS[kind]
     peer = member()
     peer.do(RoundCall(3, kind))
-    assert peer.hear(msg.RoundClosed(RoundId(kind, n), 1, True)) == [Return(3, value)]
+    assert peer.hear(msg.RoundClosed(RoundId(kind, n), 1, True)) == [ReturnCall(3, value)]
     assert peer.do(LeftAnswered(kind)) == []
     assert not peer.machine.in_round
-    assert peer.do(RoundCall(4, kind)) == [Return(4, value)], "in the round that the others had"
+    assert peer.do(RoundCall(4, kind)) == [ReturnCall(4, value)], "in the round that the others had"
     assert peer.do(LeftAnswered(kind)) == []
-    assert peer.do(RoundCall(5, kind)) == [Return(5, value)], "as often as it takes"
+    assert peer.do(RoundCall(5, kind)) == [ReturnCall(5, value)], "as often as it takes"
     assert peer.do(RoundCall(6, kind)) == [Send(msg.RoundRequest(RoundId(kind, n + 1)))]
 
 
@@ -1659,8 +1664,8 @@ def test_other_calls_do_not_touch_an_answer_that_was_put_back() -> None:
     peer.hear(msg.RoundClosed(RoundId(PENDING, 0), 1, True))
     peer.do(LeftAnswered(PENDING))
     assert peer.do(RoundCall(4, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 1)))]
-    assert peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 1, False)) == [Return(4, None)]
-    assert peer.do(RoundCall(5, PENDING)) == [Return(5, True)]
+    assert peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 1, False)) == [ReturnCall(4, None)]
+    assert peer.do(RoundCall(5, PENDING)) == [ReturnCall(5, True)]
 
 
 def test_a_reduce_sees_the_update_whose_answer_was_put_back() -> None:
@@ -1681,9 +1686,9 @@ def test_an_update_that_the_admission_satisfied_without_being_noticed() -> None:
     peer = registered()
     peer.hear(msg.Admitted(roster(1, 1, ELDER, ME_MEMBER), (msg.RoundCount(UPDATE, 7),)))
     for call in (2, 3):
-        assert peer.do(RoundCall(call, UPDATE)) == [Return(call, None)]
+        assert peer.do(RoundCall(call, UPDATE)) == [ReturnCall(call, None)]
         assert peer.do(LeftAnswered(UPDATE)) == []
-    assert peer.do(RoundCall(4, UPDATE)) == [Return(4, None)]
+    assert peer.do(RoundCall(4, UPDATE)) == [ReturnCall(4, None)]
     assert peer.do(RoundCall(5, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 7)))]
 
 
@@ -1694,7 +1699,7 @@ def test_an_update_that_rejoined_without_being_noticed() -> None:
     peer.hear(msg.Registered(ME, 1, RUN, b"token"))
     peer.hear(msg.Admitted(roster(1, 1, ELDER, ME_MEMBER), (msg.RoundCount(UPDATE, 7),)))
     peer.do(LeftAnswered(UPDATE))
-    assert peer.do(RoundCall(2, UPDATE)) == [Return(2, None)]
+    assert peer.do(RoundCall(2, UPDATE)) == [ReturnCall(2, None)]
     assert peer.do(RoundCall(3, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 7)))]
 
 
@@ -1705,7 +1710,7 @@ def test_another_thread_has_gone_on_to_the_next_round() -> None:
     peer.do(RoundCall(4, UPDATE))
     peer.do(LeftAnswered(UPDATE))
     assert peer.machine.in_round
-    assert peer.hear(msg.RoundClosed(RoundId(UPDATE, 2), 1, False)) == [Return(4, None)]
+    assert peer.hear(msg.RoundClosed(RoundId(UPDATE, 2), 1, False)) == [ReturnCall(4, None)]
     assert peer.do(RoundCall(5, UPDATE)) == [Send(msg.RoundRequest(RoundId(UPDATE, 3)))]
 
 
@@ -1735,7 +1740,7 @@ def test_a_caller_who_left_without_noticing_his_admission_is_no_member() -> None
 def test_a_caller_between_two_attempts_is_told_of_the_loss_that_another_was_told() -> None:
     peer = member()
     error = evicted_by(peer, msg.Refused(RemovalCause.SILENT, "silent", 1000, 1000))
-    assert peer.do(ReduceCall(12, 6, SUM, begun_by=peer.machine.peer)) == [Raise(12, error)]
+    assert peer.do(ReduceCall(12, 6, SUM, begun_by=peer.machine.peer)) == [RaiseCall(12, error)]
     assert isinstance(only_error(peer.do(ReduceCall(13, 6, SUM))), errors.NotConnected)
 
 
@@ -1747,7 +1752,7 @@ def test_all_handles_of_a_step_are_told_of_the_loss_those_launched_after_it_too(
     told = peer.hear(msg.Refused(RemovalCause.SILENT, "silent"))
     for call in (12, 13):
         told += peer.do(ReduceCall(call, call, SUM, True))
-    raised = {effect.call: effect.error for effect in told if isinstance(effect, Raise)}
+    raised = {effect.call: effect.error for effect in told if isinstance(effect, RaiseCall)}
     assert {call: type(error) for call, error in raised.items()} == dict.fromkeys(
         (10, 11, 12, 13), errors.Evicted
     )
@@ -1794,7 +1799,7 @@ def test_what_is_proposed_is_stored_at_once_and_is_nobodys_outcome() -> None:
     outcome = replace(ended(operation(), AbortCause.WITHDRAWN, "peer 1 withdrew"), sequence=4)
     effects = peer.hear(msg.Proposed(3, outcome, None))
     assert [beat.proposed for beat in beats(effects)] == [3]
-    assert not [e for e in effects if isinstance(e, End | Raise | Return)]
+    assert not [e for e in effects if isinstance(e, End | RaiseCall | ReturnCall)]
     assert peer.machine.phase_of(operation()) is Phase.STARTED
     peer.do(ControlClosed("reset"))
     words = [e.message for e in peer.do(ControlOpened(RUN, 2)) if isinstance(e, Send)]

@@ -15,11 +15,11 @@ from pccl.machines.peer.events import (
     LinkChanged,
     PeerEffect,
     PeerEvent,
-    Raise,
+    RaiseCall,
     ReduceCall,
     ReduceDone,
     ReduceResult,
-    Return,
+    ReturnCall,
     RoundCall,
     Send,
     SetLinks,
@@ -108,7 +108,7 @@ def member(
     peer.hear(msg.Registered(ME, 1, RUN, b"token", MASTER, standbys))
     rounds = (msg.RoundCount(UPDATE, 1), msg.RoundCount(PENDING, 0))
     peer.hear(msg.Admitted(roster(1, 1, *(members or (ELDER, ME_MEMBER))), rounds))
-    assert peer.do(RoundCall(2, UPDATE)) == [Return(2, None)]
+    assert peer.do(RoundCall(2, UPDATE)) == [ReturnCall(2, None)]
     return peer
 
 
@@ -129,7 +129,7 @@ def sent(effects: list[PeerEffect]) -> list[msg.PeerMessage]:
 
 
 def only_error(effects: list[PeerEffect]) -> errors.PCCLError:
-    (error,) = [effect.error for effect in effects if isinstance(effect, Raise)]
+    (error,) = [effect.error for effect in effects if isinstance(effect, RaiseCall)]
     return error
 
 
@@ -143,10 +143,10 @@ def test_everything_that_another_master_has_to_know() -> None:
     peer.hear(msg.OperationStarted(operation()))
     peer.do(ReduceDone(operation(), b"digest"))
     outcome = ended(operation(), 3)
-    assert peer.hear(outcome)[-1] == Return(8, ReduceResult(operation(), (PeerId(1), ME)))
+    assert peer.hear(outcome)[-1] == ReturnCall(8, ReduceResult(operation(), (PeerId(1), ME)))
     peer.do(RoundCall(9, PENDING))
     answer = msg.RoundClosed(RoundId(PENDING, 0), 1, False, sequence=4)
-    assert peer.hear(answer) == [Return(9, False)]
+    assert peer.hear(answer) == [ReturnCall(9, False)]
     grown = roster(2, 2, ELDER, ME_MEMBER, YOUNGER)
     grown = Roster(2, 0, 2, grown.members, (1, 2), 3, 1, 3)
     peer.hear(msg.RosterChanged(grown))
@@ -189,7 +189,7 @@ def test_who_was_not_admitted_says_so() -> None:
     peer.hear(msg.Resumed(2, NEXT))
     rounds = (msg.RoundCount(UPDATE, 1),)
     newest = roster(9, 9, ELDER, ME_MEMBER, term=2)
-    assert peer.hear(msg.Admitted(newest, rounds))[-1] == Return(1, None)
+    assert peer.hear(msg.Admitted(newest, rounds))[-1] == ReturnCall(1, None)
 
 
 def test_a_report_that_broke_off_is_repeated() -> None:
@@ -308,7 +308,7 @@ def test_a_master_that_answers_and_never_goes_on_is_lost_too() -> None:
         "no word from the master for 6.0 s (the one that answers lacks too many members to go on)"
     )
     assert effects == [
-        CloseControl(error.reason), End(operation(), False), Raise(9, error), SetLinks(()),
+        CloseControl(error.reason), End(operation(), False), RaiseCall(9, error), SetLinks(()),
     ]  # fmt: skip
     assert peer.machine.standing is Standing.LOST
 

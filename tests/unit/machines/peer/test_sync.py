@@ -10,6 +10,7 @@ from pccl.machines.peer.events import (
     BeginSync,
     Claim,
     CompareSync,
+    ComparisonDone,
     ControlClosed,
     ControlMessage,
     ControlOpened,
@@ -22,13 +23,12 @@ from pccl.machines.peer.events import (
     PeerEffect,
     PeerEvent,
     PostSync,
-    Raise,
+    RaiseCall,
     ReduceCall,
     ReduceDone,
-    Return,
+    ReturnCall,
     RoundCall,
     Send,
-    StatesCompared,
     SyncCall,
     SyncResult,
     SyncStarved,
@@ -106,7 +106,7 @@ class Peer:
         self.hear(msg.Registered(ME, 1, RUN, b"token"))
         counts = (msg.RoundCount(RoundKind.UPDATE_TOPOLOGY, 1),)
         self.hear(msg.Admitted(roster(1, 1, *(members or (ELDER, ME_MEMBER))), counts))
-        assert self.do(RoundCall(2, RoundKind.UPDATE_TOPOLOGY)) == [Return(2, None)]
+        assert self.do(RoundCall(2, RoundKind.UPDATE_TOPOLOGY)) == [ReturnCall(2, None)]
 
     def do(self, event: PeerEvent) -> list[PeerEffect]:
         effects = self.machine.handle(event, 0)
@@ -124,7 +124,7 @@ class Peer:
 
 
 def only_error(effects: list[PeerEffect]) -> errors.PCCLError:
-    raised = [effect.error for effect in effects if isinstance(effect, Raise)]
+    raised = [effect.error for effect in effects if isinstance(effect, RaiseCall)]
     assert len(raised) == 1
     return raised[0]
 
@@ -146,7 +146,10 @@ def test_from_the_call_to_the_result() -> None:
         Send(msg.OperationDone(sync_operation(), b"content"))
     ]
     result = SyncResult(sync_operation(), ELECTED, (PeerId(1), ME))
-    assert peer.hear(ended(sync_operation())) == [End(sync_operation(), True), Return(9, result)]
+    assert peer.hear(ended(sync_operation())) == [
+        End(sync_operation(), True),
+        ReturnCall(9, result),
+    ]
     assert peer.do(SyncCall(10, OFFER))[0] == PostSync(10, sync_operation(1), (PeerId(1), ME))
 
 
@@ -160,7 +163,7 @@ def test_what_is_elected_may_change_before_it_is_complete_here() -> None:
     peer.do(ReduceDone(sync_operation(), b"content"))
     assert peer.hear(msg.SyncStarted(sync_operation(), ELECTED)) == []
     effects = peer.hear(ended(sync_operation()))
-    assert Return(9, SyncResult(sync_operation(), ELECTED, (PeerId(1), ME))) in effects
+    assert ReturnCall(9, SyncResult(sync_operation(), ELECTED, (PeerId(1), ME))) in effects
 
 
 def test_comparing() -> None:
@@ -169,7 +172,7 @@ def test_comparing() -> None:
     question = msg.CompareStates(sync_operation(), PeerId(1))
     assert peer.hear(question) == [CompareSync(sync_operation(), PeerId(1))]
     difference = Difference("w", 2, "they differ")
-    assert peer.do(StatesCompared(sync_operation(), difference)) == [
+    assert peer.do(ComparisonDone(sync_operation(), difference)) == [
         Send(msg.StatesCompared(sync_operation(), difference))
     ]
     message = replace(
@@ -247,7 +250,7 @@ def test_it_is_not_mended(how: str) -> None:
     peer.hear(msg.SyncStarted(sync_operation(), ELECTED))
     if how == "verified":
         peer.do(ReduceDone(sync_operation(), b"content"))
-        assert any(isinstance(e, Return) for e in peer.hear(ended(sync_operation())))
+        assert any(isinstance(e, ReturnCall) for e in peer.hear(ended(sync_operation())))
     else:
         peer.hear(ended(sync_operation(), AbortCause.MEMBER_LOST, "gone"))
     assert peer.machine.needs_resync
@@ -335,7 +338,10 @@ def test_left_when_complete_and_committed_and_nothing_was_received() -> None:
     peer = left_when_done()
     assert peer.do(SyncCall(10, OFFER)) == [Send(msg.OutcomeQuery(sync_operation()))]
     result = SyncResult(sync_operation(), ELECTED, (PeerId(1), ME))
-    assert peer.hear(ended(sync_operation())) == [End(sync_operation(), True), Return(10, result)]
+    assert peer.hear(ended(sync_operation())) == [
+        End(sync_operation(), True),
+        ReturnCall(10, result),
+    ]
     lineage = Lineage(RUN, sync_operation())
     # It did not return to the caller's state that time either, and is not the next call any more.
     assert offers(peer.do(SyncCall(11, OFFER))) == [replace(OFFER, stale=True, lineage=lineage)]

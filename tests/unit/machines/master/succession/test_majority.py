@@ -7,15 +7,15 @@ from itertools import count
 import pytest
 
 from pccl.machines.master.events import (
-    CloseControl,
-    ControlClosed,
-    ControlMessage,
-    ControlOpened,
+    CloseConnection,
+    ConnectionClosed,
+    ConnectionMessage,
+    ConnectionOpened,
     MasterEffect,
     MasterEvent,
+    MasterTick,
     Remember,
-    Send,
-    Tick,
+    SendTo,
 )
 from pccl.machines.master.machine import MasterMachine
 from pccl.machines.master.succession.majority import HELD_BACK, Basis
@@ -75,7 +75,7 @@ class Master:
         return effects
 
     def hear(self, connection: int, *messages: msg.Message) -> list[MasterEffect]:
-        return [e for m in messages for e in self.do(ControlMessage(connection, m))]
+        return [e for m in messages for e in self.do(ConnectionMessage(connection, m))]
 
     def acknowledge(self, connection: int, term: int | None = None) -> list[MasterEffect]:
         """What a peer says that follows this master and has all that it was sent."""
@@ -99,7 +99,7 @@ class Master:
             PeerId(peer), bytes([peer] * 16), RUN, term, registration,
             max(r.version for r in known), (), by, ratified,
         )  # fmt: skip
-        self.do(ControlOpened(connection or peer, f"10.0.0.{peer}"))
+        self.do(ConnectionOpened(connection or peer, f"10.0.0.{peer}"))
         words = [msg.KnownRoster(r, by) for r in known]
         return self.hear(connection or peer, header, *words, msg.Reported())
 
@@ -111,16 +111,16 @@ class Master:
             self.now_ns += SECOND // 4
             for connection in speaking:
                 effects += self.hear(connection, msg.Heartbeat())
-            effects += self.do(Tick())
+            effects += self.do(MasterTick())
         beats = msg.MasterHeartbeat
-        return [e for e in effects if not (isinstance(e, Send) and isinstance(e.message, beats))]
+        return [e for e in effects if not (isinstance(e, SendTo) and isinstance(e.message, beats))]
 
 
 def incumbent(members: int) -> Master:
     """A master with a standby, and members that have acknowledged their roster."""
     master = Master(Origin.BLANK, FIRST)
     for peer in range(1, members + 1):
-        master.do(ControlOpened(peer, f"10.0.0.{peer}"))
+        master.do(ConnectionOpened(peer, f"10.0.0.{peer}"))
         master.hear(peer, msg.Register(0, "", 4000 + peer, members, 2))
         for elder in range(1, peer):
             master.hear(peer, msg.LinkReport(PeerId(elder), True, ""))
@@ -136,16 +136,16 @@ def standby() -> Master:
 
 def moving(effects: list[MasterEffect]) -> list[tuple[int, str]]:
     """What moves the run."""
-    sends = [e for e in effects if isinstance(e, Send) and isinstance(e.message, HELD_BACK)]
+    sends = [e for e in effects if isinstance(e, SendTo) and isinstance(e.message, HELD_BACK)]
     return [(e.connection, type(e.message).__name__) for e in sends]
 
 
 def closed(effects: list[MasterEffect]) -> list[int]:
-    return [effect.connection for effect in effects if isinstance(effect, CloseControl)]
+    return [effect.connection for effect in effects if isinstance(effect, CloseConnection)]
 
 
 def resumed(effects: list[MasterEffect]) -> list[int]:
-    sends = [e for e in effects if isinstance(e, Send)]
+    sends = [e for e in effects if isinstance(e, SendTo)]
     return [e.connection for e in sends if isinstance(e.message, msg.Resumed)]
 
 
@@ -182,10 +182,10 @@ def test_a_loss_moves_nothing_before_a_majority_knows_of_it() -> None:
     round_id = RoundId(RoundKind.PEERS_PENDING, 0)
     master.hear(1, msg.RoundRequest(round_id))
     master.hear(2, msg.RoundRequest(round_id))
-    master.do(ControlClosed(3, "reset"))
+    master.do(ConnectionClosed(3, "reset"))
     effects = master.wait(2, speaking=(1, 2))
     assert moving(effects) == []
-    assert [type(e.message) for e in effects if isinstance(e, Send)] == [msg.RosterChanged] * 2
+    assert [type(e.message) for e in effects if isinstance(e, SendTo)] == [msg.RosterChanged] * 2
     assert moving(master.acknowledge(1)) == []
     assert moving(master.acknowledge(2, term=9)) == []  # it follows another master
     assert moving(master.acknowledge(2)) == [(1, "RoundClosed"), (2, "RoundClosed")]
@@ -203,14 +203,14 @@ def test_what_the_others_have_acknowledged_is_told() -> None:
     master.hear(3, msg.Goodbye())
     before = master.machine.membership.version - 1
     master.now_ns += SECOND
-    beats = [e.message for e in master.do(Tick()) if isinstance(e, Send)]
+    beats = [e.message for e in master.do(MasterTick()) if isinstance(e, SendTo)]
     assert {m.ratified for m in beats if isinstance(m, msg.MasterHeartbeat)} == {before}
     for peer in (1, 2):
         master.acknowledge(peer)
     master.now_ns += SECOND // 4
-    master.do(Tick())
+    master.do(MasterTick())
     master.now_ns += 3 * SECOND // 4
-    beats = [e.message for e in master.do(Tick()) if isinstance(e, Send)]
+    beats = [e.message for e in master.do(MasterTick()) if isinstance(e, SendTo)]
     assert {m.ratified for m in beats if isinstance(m, msg.MasterHeartbeat)} == {before + 1}
 
 
@@ -220,7 +220,7 @@ def test_exactly_half_goes_on_with_the_incumbent() -> None:
     for peer in (1, 2):
         master.hear(peer, msg.RoundRequest(round_id))
     for peer in (3, 4):
-        master.do(ControlClosed(peer, "reset"))
+        master.do(ConnectionClosed(peer, "reset"))
     master.wait(2, speaking=(1, 2))
     assert [peer.id for peer in master.machine.membership.members()] == [1, 2]
     assert moving(master.acknowledge(1)) == []
@@ -230,7 +230,7 @@ def test_exactly_half_goes_on_with_the_incumbent() -> None:
 def test_a_minority_is_closed_and_its_own_successor_gives_it_nothing() -> None:
     master = incumbent(3)
     for peer in (2, 3):
-        master.do(ControlClosed(peer, "reset"))
+        master.do(ConnectionClosed(peer, "reset"))
     effects = master.wait(2, speaking=(1,)) + master.acknowledge(1)
     successor = master.machine.membership.roster(0)
     assert successor.ring == (PeerId(1),)
@@ -253,11 +253,11 @@ def test_a_minority_is_closed_and_its_own_successor_gives_it_nothing() -> None:
 
 def test_a_standby_begins_no_run() -> None:
     master = standby()
-    master.do(ControlOpened(9, "10.0.0.9"))
+    master.do(ConnectionOpened(9, "10.0.0.9"))
     reason = "this is a standby, and its run has not come to it"
     assert master.hear(9, msg.Register(0, "", 4009)) == [
-        Send(9, msg.Refused(None, reason)),
-        CloseControl(9, reason),
+        SendTo(9, msg.Refused(None, reason)),
+        CloseConnection(9, reason),
     ]
 
 
@@ -268,11 +268,11 @@ def test_it_asks_a_majority_to_follow_it_and_rebuilds_the_run_then() -> None:
     assert master.come(2, whole) == []
     effects = master.wait(5, speaking=(1, 2))
     asked = msg.Resumed(2, NEXT, (STANDBY,))
-    assert effects == [Remember(RUN, 2, NEXT), Send(1, asked), Send(2, asked)]
+    assert effects == [Remember(RUN, 2, NEXT), SendTo(1, asked), SendTo(2, asked)]
     assert master.promise(1, 1) == []  # that was said before it heard
     assert master.promise(1, 2) == []
     effects = master.promise(2, 2)
-    changed = [e.message for e in effects if isinstance(e, Send)]
+    changed = [e.message for e in effects if isinstance(e, SendTo)]
     newest = [m.roster for m in changed if isinstance(m, msg.RosterChanged)][-1]
     assert (newest.version, newest.view) == ((2 << 31) + 2, VIEW + TERM_GAP + 1)
     assert newest.ring == (PeerId(1), PeerId(2))
@@ -323,13 +323,13 @@ def test_who_breaks_off_before_it_has_promised_has_said_nothing() -> None:
     master.come(2, whole)
     master.wait(5, speaking=(1, 2))
     master.promise(1, 2)
-    master.do(ControlClosed(2, "reset"))
+    master.do(ConnectionClosed(2, "reset"))
     effects = master.wait(2.25, speaking=(1,))
     assert closed(effects) == [1]
     assert master.machine.recovering
     master.come(1, whole, term=2, by=NEXT)
     effects = master.come(2, whole) + master.wait(5, speaking=(1, 2))
-    assert Send(1, msg.Resumed(3, NEXT, (STANDBY,))) in effects  # in a term of its own
+    assert SendTo(1, msg.Resumed(3, NEXT, (STANDBY,))) in effects  # in a term of its own
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
@@ -340,7 +340,7 @@ def test_a_member_that_loses_its_connection_before_it_promises_is_waited_for(
     master = standby()
     for peer in (1, 2, 3):
         master.come(peer, whole)
-    master.do(ControlClosed(3, "a message was damaged on the way", damaged=True))
+    master.do(ConnectionClosed(3, "a message was damaged on the way", damaged=True))
     for peer in (1, 2):
         master.promise(peer, 2)
     assert master.machine.recovering
@@ -363,13 +363,13 @@ def test_who_comes_back_without_having_followed_is_not_counted() -> None:
     for peer in (1, 2, 3):
         master.promise(peer, 2)
     assert not master.machine.recovering
-    master.do(ControlClosed(3, "reset"))
+    master.do(ConnectionClosed(3, "reset"))
     assert master.come(3, whole, connection=13) == [
-        CloseControl(13, "it has not followed this master")
+        CloseConnection(13, "it has not followed this master")
     ]
     other = msg.Resume(PeerId(3), bytes([3] * 16), 99, FIRST)
-    master.do(ControlOpened(14, "10.0.0.3"))
-    assert master.hear(14, other) == [CloseControl(14, "it follows another master in this term")]
+    master.do(ConnectionOpened(14, "10.0.0.3"))
+    assert master.hear(14, other) == [CloseConnection(14, "it follows another master in this term")]
 
 
 # -- what a majority has to store before it is told ----------------------------------------------
@@ -383,7 +383,7 @@ def started(members: int, *, group_of_last: int = 0) -> Master:
     master = Master(Origin.BLANK, FIRST)
     for peer in range(1, members + 1):
         group = group_of_last if peer == members else 0
-        master.do(ControlOpened(peer, f"10.0.0.{peer}"))
+        master.do(ConnectionOpened(peer, f"10.0.0.{peer}"))
         master.hear(peer, msg.Register(group, "", 4000 + peer, members, 2))
         for elder in range(1, peer):
             master.hear(peer, msg.LinkReport(PeerId(elder), True, ""))
@@ -397,7 +397,7 @@ def started(members: int, *, group_of_last: int = 0) -> Master:
 
 
 def proposed(effects: list[MasterEffect]) -> list[tuple[int, msg.Proposed]]:
-    sends = [e for e in effects if isinstance(e, Send)]
+    sends = [e for e in effects if isinstance(e, SendTo)]
     return [(e.connection, e.message) for e in sends if isinstance(e.message, msg.Proposed)]
 
 
@@ -444,7 +444,7 @@ def test_a_commit_after_a_loss_is_proposed() -> None:
     master = started(4)
     for peer in (1, 2, 3):
         master.hear(peer, msg.OperationDone(OPERATION, b"same"))
-    effects = master.do(ControlClosed(4, "reset")) + master.hear(
+    effects = master.do(ConnectionClosed(4, "reset")) + master.hear(
         1, msg.LinkReport(PeerId(4), False, "reset")
     )
     assert [m.outcome.contributors for _, m in proposed(effects) if m.outcome] == [(1, 2, 3, 4)] * 3
@@ -470,19 +470,19 @@ def test_what_is_asked_for_again_is_told_once() -> None:
 def test_whoever_is_resumed_or_admitted_gets_proposals_before_rosters() -> None:
     master = started(3)
     master.hear(3, msg.Withdraw(OPERATION, "it is late"))
-    master.do(ControlClosed(2, "reset"))
-    master.do(ControlOpened(12, "10.0.0.2"))
+    master.do(ConnectionClosed(2, "reset"))
+    master.do(ConnectionOpened(12, "10.0.0.2"))
     token = master.machine.membership.peers[PeerId(2)].token
     effects = master.hear(12, msg.Resume(PeerId(2), token, 0, FIRST))
-    kinds = [type(e.message).__name__ for e in effects if isinstance(e, Send)]
+    kinds = [type(e.message).__name__ for e in effects if isinstance(e, SendTo)]
     assert kinds.index("Proposed") < kinds.index("Admitted")
-    master.do(ControlOpened(4, "10.0.0.4"))
+    master.do(ConnectionOpened(4, "10.0.0.4"))
     master.hear(4, msg.Register(0, "", 4004, 1, 2))
     for elder in (1, 2, 3):
         master.hear(4, msg.LinkReport(PeerId(elder), True, ""))
     update = msg.RoundRequest(RoundId(RoundKind.UPDATE_TOPOLOGY, 0))
     effects = master.hear(1, update) + master.hear(12, update) + master.hear(3, update)
-    to_newcomer = [e.message for e in effects if isinstance(e, Send) and e.connection == 4]
+    to_newcomer = [e.message for e in effects if isinstance(e, SendTo) and e.connection == 4]
     kinds = [type(message).__name__ for message in to_newcomer]
     assert kinds == ["Proposed", "Admitted"]
 
@@ -494,8 +494,8 @@ def test_what_everybody_has_acknowledged_is_not_proposed_any_more() -> None:
         store(master, peer, 1)
     for peer in (1, 2, 3):
         master.hear(peer, msg.Heartbeat(operations=(OPERATION,)))
-    master.do(ControlClosed(3, "reset"))
-    master.do(ControlOpened(13, "10.0.0.3"))
+    master.do(ConnectionClosed(3, "reset"))
+    master.do(ConnectionOpened(13, "10.0.0.3"))
     token = master.machine.membership.peers[PeerId(3)].token
     version = master.machine.membership.version
     assert proposed(master.hear(13, msg.Resume(PeerId(3), token, version, FIRST))) == []
@@ -505,7 +505,7 @@ def test_without_a_standby_an_abort_is_told_at_once() -> None:
     master = Master(Origin.BLANK, FIRST)
     master.machine = MasterMachine(Timing(), RUN, 1, bytes, 0, Origin.BLANK, FIRST)
     for peer in (1, 2):
-        master.do(ControlOpened(peer, f"10.0.0.{peer}"))
+        master.do(ConnectionOpened(peer, f"10.0.0.{peer}"))
         master.hear(peer, msg.Register(0, "", 4000 + peer, 2))
         for elder in range(1, peer):
             master.hear(peer, msg.LinkReport(PeerId(elder), True, ""))
@@ -520,7 +520,7 @@ def test_a_newcomer_that_says_it_knows_another_master_ends_nothing() -> None:
     """Where the operator has named no standby, members alone may say that there is one."""
     master = Master(Origin.BLANK, FIRST, standbys=())
     for peer, masters in ((1, 1), (2, 5)):
-        master.do(ControlOpened(peer, f"10.0.0.{peer}"))
+        master.do(ConnectionOpened(peer, f"10.0.0.{peer}"))
         master.hear(peer, msg.Register(0, "", 4000 + peer, 1, masters))
     asked = msg.RoundRequest(RoundId(RoundKind.PEERS_PENDING, 0))
     assert moving(master.hear(1, asked)) == [(1, "RoundClosed")]  # without any acknowledgement
@@ -534,7 +534,7 @@ def test_a_master_names_those_that_may_have_gone_on_without_it() -> None:
     """It has removed them, and nobody has acknowledged that: its standby has to know them."""
     master = incumbent(3)
     for peer in (2, 3):
-        master.do(ControlClosed(peer, "reset"))
+        master.do(ConnectionClosed(peer, "reset"))
     master.wait(2, speaking=(1,))
     assert master.machine.membership.roster(0).ring == (PeerId(1),)
     assert set(master.machine.vouched().digests or ()) == {1, 2, 3}

@@ -10,18 +10,18 @@ import pytest
 from pccl.machines.master.events import (
     Announce,
     AskMaster,
-    CloseControl,
-    ControlClosed,
-    ControlMessage,
-    ControlOpened,
-    Forget,
+    CloseConnection,
+    ConnectionClosed,
+    ConnectionMessage,
+    ConnectionOpened,
+    ForgetRun,
     MasterAnswered,
     MasterEffect,
     MasterEvent,
+    MasterTick,
     MasterUnanswered,
     Remember,
-    Send,
-    Tick,
+    SendTo,
     Warn,
 )
 from pccl.machines.master.machine import MasterMachine
@@ -122,10 +122,10 @@ class Master:
         return effects
 
     def hear(self, connection: int, *messages: msg.Message) -> list[MasterEffect]:
-        return [e for m in messages for e in self.do(ControlMessage(connection, m))]
+        return [e for m in messages for e in self.do(ConnectionMessage(connection, m))]
 
     def open(self, connection: int, peer: int | None = None) -> None:
-        self.do(ControlOpened(connection, f"10.0.0.{peer or connection}"))
+        self.do(ConnectionOpened(connection, f"10.0.0.{peer or connection}"))
 
     def register(self, peer: int, masters: int = 1) -> list[MasterEffect]:
         self.open(peer)
@@ -170,13 +170,13 @@ class Master:
             self.now_ns += SECOND // 4
             for connection in speaking:
                 effects += self.hear(connection, msg.Heartbeat())
-            effects += self.do(Tick())
+            effects += self.do(MasterTick())
         quiet = (msg.MasterHeartbeat, msg.AdmissionWaits)
-        return [e for e in effects if not (isinstance(e, Send) and isinstance(e.message, quiet))]
+        return [e for e in effects if not (isinstance(e, SendTo) and isinstance(e.message, quiet))]
 
 
 def sent(effects: list[MasterEffect]) -> list[tuple[int, msg.MasterMessage]]:
-    return [(e.connection, e.message) for e in effects if isinstance(e, Send)]
+    return [(e.connection, e.message) for e in effects if isinstance(e, SendTo)]
 
 
 def told(effects: list[MasterEffect], kind: type) -> list[tuple[int, msg.MasterMessage]]:
@@ -198,15 +198,15 @@ def test_a_blank_master_takes_up_a_run_as_soon_as_everybody_is_back() -> None:
     known = roster(VERSION + TERM_GAP + 1, VIEW, 1, 2, 3)
     assert master.come(2) == [
         Remember(RUN, 2, NEXT),
-        Send(1, msg.Resumed(2, NEXT)),
-        Send(1, msg.LinkPlan(())),
-        Send(1, msg.RosterChanged(known)),
-        Send(2, msg.Resumed(2, NEXT)),
-        Send(2, msg.LinkPlan((where(1),))),
-        Send(2, msg.RosterChanged(known)),
-        Send(3, msg.Resumed(2, NEXT)),
-        Send(3, msg.LinkPlan((where(1), where(2)))),
-        Send(3, msg.RosterChanged(known)),
+        SendTo(1, msg.Resumed(2, NEXT)),
+        SendTo(1, msg.LinkPlan(())),
+        SendTo(1, msg.RosterChanged(known)),
+        SendTo(2, msg.Resumed(2, NEXT)),
+        SendTo(2, msg.LinkPlan((where(1),))),
+        SendTo(2, msg.RosterChanged(known)),
+        SendTo(3, msg.Resumed(2, NEXT)),
+        SendTo(3, msg.LinkPlan((where(1), where(2)))),
+        SendTo(3, msg.RosterChanged(known)),
     ]
     assert (master.machine.shown_run, master.machine.shown_term) == (RUN, 2)
 
@@ -275,7 +275,7 @@ def test_operations_in_a_view_that_is_open_keep_its_term() -> None:
     assert sent(effects) == [(1, committed), (2, committed)]
     wrong = operation(4, term=2)
     (effect,) = master.hear(1, msg.OperationRequest(wrong, SUM))
-    assert isinstance(effect, CloseControl)
+    assert isinstance(effect, CloseConnection)
     assert f"view {VIEW} is of term 1" in effect.reason
 
 
@@ -303,7 +303,7 @@ def test_the_newest_roster_counts_and_older_views_in_it_stay_open() -> None:
     master.come(1, known=(old,))  # it has not heard of the newcomer
     master.come(2, known=(old, new))
     effects = master.come(3, known=(new,))
-    assert Send(3, msg.Resumed(2, NEXT)) in effects
+    assert SendTo(3, msg.Resumed(2, NEXT)) in effects
     for peer in (1, 2):
         master.hear(peer, msg.OperationRequest(operation(), SUM))
     assert master.machine.membership.newest_view(0) == VIEW + 1
@@ -473,9 +473,9 @@ def test_newcomers_that_were_registered_before_keep_their_ids() -> None:
 def test_a_newcomer_may_go_while_it_waits() -> None:
     master = Master(Origin.RESTARTED, term=2)
     master.register(9)
-    assert master.hear(9, msg.Goodbye()) == [CloseControl(9, "it left")]
+    assert master.hear(9, msg.Goodbye()) == [CloseConnection(9, "it left")]
     master.register(8)
-    master.do(ControlClosed(8, "reset"))
+    master.do(ConnectionClosed(8, "reset"))
     effects = master.wait(5)
     assert told(effects, msg.Registered) == []
 
@@ -486,7 +486,7 @@ def test_a_young_run_gives_way_to_members_of_an_older_one() -> None:
     assert told(master.register(9), msg.Admitted) != []
     assert master.machine.shown_run == NO_RUN
     assert master.say(1, known=known) == []
-    given_up = [CloseControl(9, "members of an older run are back")]
+    given_up = [CloseConnection(9, "members of an older run are back")]
     assert master.hear(1, msg.Reported()) == given_up
     effects = master.come(2, known=known)
     assert effects[0] == Remember(RUN, 2, NEXT)
@@ -498,7 +498,7 @@ def test_a_run_that_is_no_longer_young_is_not_given_up() -> None:
     master.wait(5, speaking=(9,))
     assert master.machine.shown_run == OTHER_RUN
     reason = "this master coordinates another run"
-    assert master.come(1)[:2] == [Send(1, msg.Refused(None, reason)), CloseControl(1, reason)]
+    assert master.come(1)[:2] == [SendTo(1, msg.Refused(None, reason)), CloseConnection(1, reason)]
 
 
 def test_members_of_two_runs_do_not_mix() -> None:
@@ -506,7 +506,7 @@ def test_members_of_two_runs_do_not_mix() -> None:
     master.come(1)
     reason = "this master coordinates another run"
     effects = master.come(2, run=OTHER_RUN)
-    assert effects[:2] == [Send(2, msg.Refused(None, reason)), CloseControl(2, reason)]
+    assert effects[:2] == [SendTo(2, msg.Refused(None, reason)), CloseConnection(2, reason)]
 
 
 # -- who belongs to it -----------------------------------------------------------------------
@@ -521,7 +521,7 @@ def test_a_member_that_was_removed_before_is_told_so() -> None:
     effects = master.come(2, known=(newest,))
     why = "the run went on without it"
     assert sent(effects)[-1] == (3, msg.Refused(RemovalCause.CONTROL_LOST, why))
-    assert effects[-1] == CloseControl(3, why)
+    assert effects[-1] == CloseConnection(3, why)
 
 
 def test_who_comes_too_late_is_told_so() -> None:
@@ -532,8 +532,8 @@ def test_who_comes_too_late_is_told_so() -> None:
     effects = master.come(3)
     why = "it did not come back to the restarted master"
     assert effects == [
-        Send(3, msg.Refused(RemovalCause.CONTROL_LOST, why, 5000, 5000)),
-        CloseControl(3, why),
+        SendTo(3, msg.Refused(RemovalCause.CONTROL_LOST, why, 5000, 5000)),
+        CloseConnection(3, why),
     ]
 
 
@@ -574,7 +574,7 @@ def test_a_peer_that_lost_its_connection_meanwhile_goes_on() -> None:
     known = (roster(VERSION, VIEW, 1, 2),)
     master = Master(Origin.RESTARTED, term=2)
     master.come(1, known=known)
-    assert master.do(ControlClosed(1, "reset")) == []
+    assert master.do(ConnectionClosed(1, "reset")) == []
     master.come(2, known=known)
     effects = master.come(1, connection=11, known=known)
     assert sent(effects)[:2] == [(11, msg.Resumed(2, NEXT)), (11, msg.LinkPlan(()))]
@@ -585,7 +585,7 @@ def test_half_a_report_is_none() -> None:
     known = (roster(VERSION, VIEW, 1, 2),)
     master = Master(Origin.RESTARTED, term=2)
     master.say(1, known=known)
-    master.do(ControlClosed(1, "reset"))
+    master.do(ConnectionClosed(1, "reset"))
     assert master.come(2, known=known) == []
     effects = master.wait(5, speaking=(2,))
     assert [peer for peer, _ in removals(effects)] == [1]
@@ -595,9 +595,9 @@ def test_the_second_connection_of_a_peer_takes_the_place_of_the_first() -> None:
     known = (roster(VERSION, VIEW, 1, 2),)
     master = Master()
     master.say(1, known=known)
-    assert master.come(1, connection=11, known=known) == [CloseControl(1, "superseded")]
+    assert master.come(1, connection=11, known=known) == [CloseConnection(1, "superseded")]
     assert master.hear(1, msg.Reported()) == []
-    assert master.do(ControlClosed(1, "reset")) == []
+    assert master.do(ConnectionClosed(1, "reset")) == []
     effects = master.come(2, known=known)
     assert [c for c, _ in told(effects, msg.Resumed)] == [11, 2]
 
@@ -607,7 +607,7 @@ def test_nobody_returns_in_the_name_of_another() -> None:
     master = Master()
     master.come(1, known=known)
     effects = master.say(1, connection=11, known=known, secret=b"guessed")
-    assert effects == [CloseControl(11, "another process has returned as peer 1")]
+    assert effects == [CloseConnection(11, "another process has returned as peer 1")]
     effects = master.come(2, known=known)
     assert [c for c, _ in told(effects, msg.Resumed)] == [1, 2]
     effects = master.come(1, connection=12, known=known, secret=b"guessed")
@@ -632,7 +632,7 @@ def test_garbage_in_a_report_costs_that_connection_only(words: tuple[msg.Message
     master = Master(Origin.RESTARTED, term=2)
     master.come(2, known=known)
     effects = master.say(1, *words, known=known) + master.wait(5, speaking=(2,))
-    assert [e.connection for e in effects if isinstance(e, CloseControl)] == [1]
+    assert [e.connection for e in effects if isinstance(e, CloseConnection)] == [1]
     assert (2, msg.Resumed(2, NEXT)) in sent(effects)
     effects += master.wait(2, speaking=(2,))
     assert [peer for peer, _ in removals(effects)] == [1]
@@ -643,13 +643,15 @@ def test_a_report_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pccl.machines.master.succession.recovery.REPORT_BYTES_MAX", 20 << 10)
     master = Master()
     assert master.say(1, *[msg.Heartbeat()] * 10) == []
-    assert master.hear(1, *[msg.Heartbeat()] * 10) == [CloseControl(1, "its report is too large")]
+    assert master.hear(1, *[msg.Heartbeat()] * 10) == [
+        CloseConnection(1, "its report is too large")
+    ]
 
 
 @pytest.mark.parametrize("run", [b"short", NO_RUN])
 def test_who_returns_from_no_run(run: bytes) -> None:
     master = Master()
-    assert master.say(1, run=run, known=()) == [CloseControl(1, "it returns from no run")]
+    assert master.say(1, run=run, known=()) == [CloseConnection(1, "it returns from no run")]
 
 
 @pytest.mark.parametrize("message", [msg.Heartbeat(), msg.Reported(), msg.Goodbye()])
@@ -657,7 +659,7 @@ def test_a_stranger_must_introduce_itself(message: msg.Message) -> None:
     master = Master(Origin.RESTARTED, term=2)
     master.open(9)
     assert master.hear(9, message) == [
-        CloseControl(9, "did not begin with Register, Resume or Return")
+        CloseConnection(9, "did not begin with Register, Resume or Return")
     ]
 
 
@@ -666,8 +668,8 @@ def test_who_only_resumes_is_not_known() -> None:
     master.open(1)
     reason = "this master does not know you"
     assert master.hear(1, msg.Resume(ONE, token(1), VERSION)) == [
-        Send(1, msg.Refused(None, reason)),
-        CloseControl(1, reason),
+        SendTo(1, msg.Refused(None, reason)),
+        CloseConnection(1, reason),
     ]
 
 
@@ -678,7 +680,7 @@ def test_who_says_goodbye_meanwhile_is_not_waited_for() -> None:
     master = Master(Origin.RESTARTED, term=2)
     master.come(1)
     master.come(3)
-    assert master.hear(3, msg.Goodbye()) == [CloseControl(3, "it left")]
+    assert master.hear(3, msg.Goodbye()) == [CloseConnection(3, "it left")]
     effects = master.come(2)
     assert removals(effects) == [(3, "GOODBYE: it left")]
     assert master.machine.membership.roster(0).ring == (ONE, TWO)
@@ -718,7 +720,7 @@ def test_a_late_tick_gives_everybody_so_much_more_time(sleep_s: int) -> None:
     master.come(1)
     assert master.wait(4.5, speaking=(1,)) == []
     master.now_ns += sleep_s * SECOND
-    assert removals(master.do(Tick())) == []
+    assert removals(master.do(MasterTick())) == []
     assert removals(master.wait(0.25, speaking=(1,))) == []
     assert [peer for peer, _ in removals(master.wait(0.25, speaking=(1,)))] == [2, 3]
 
@@ -739,7 +741,7 @@ def test_signs_of_life_go_to_all_who_wait() -> None:
     beats: list[int] = []
     for _ in range(4):
         master.now_ns += SECOND // 4
-        beats += [connection for connection, _ in sent(master.do(Tick()))]
+        beats += [connection for connection, _ in sent(master.do(MasterTick()))]
     assert sorted(beats) == [1, 9]
 
 
@@ -753,7 +755,7 @@ def test_who_follows_a_later_master_is_no_consent_here() -> None:
     master.wait(5, speaking=(1, 2))
     assert master.machine.term == 2
     effects = master.say(2, connection=12, term=3, incumbent=b"a later")
-    assert CloseControl(12, "it follows a later master") in effects
+    assert CloseConnection(12, "it follows a later master") in effects
     assert master.machine.membership.peers[PeerId(2)].connection == 2
 
 
@@ -778,7 +780,7 @@ def test_a_member_whose_admission_nobody_else_knows_is_told_that_the_run_went_on
     effects = master.say(stranger, connection=14, known=(roster(9, 9, stranger),))
     reason = "the run went on without it"
     assert (14, msg.Refused(RemovalCause.CONTROL_LOST, reason, 0)) in sent(effects)
-    assert CloseControl(14, reason) in effects
+    assert CloseConnection(14, reason) in effects
     assert PeerId(stranger) not in master.machine.membership.peers
     (registered,) = told(master.register(15), msg.Registered)
     assert registered[1].peer == stranger  # type: ignore[union-attr]
@@ -789,7 +791,7 @@ def test_an_id_that_no_master_gives_out_binds_nobody() -> None:
     for peer in (1, 2, 3):
         master.come(peer)
     effects = master.say((1 << 62) - 1, connection=14, known=())
-    assert CloseControl(14, "the run went on without it") in effects
+    assert CloseConnection(14, "the run went on without it") in effects
     (registered,) = told(master.register(15), msg.Registered)
     assert registered[1].peer == 3 + JUMP + 1  # type: ignore[union-attr]
 
@@ -823,7 +825,7 @@ def test_a_standby_believes_those_whom_its_master_has_named() -> None:
     effects = master.wait(4) + master.do(MasterAnswered(0, msg.RunIs(RUN, 1, True)))
     effects += master.wait(8)
     assert told(effects, msg.Resumed) == []
-    assert [e.connection for e in effects if isinstance(e, CloseControl)] == [99]
+    assert [e.connection for e in effects if isinstance(e, CloseConnection)] == [99]
     master.come(99, known=INVENTED)
     for peer in (1, 2, 3):
         master.come(peer)
@@ -836,7 +838,7 @@ def test_nobody_returns_as_a_peer_whose_token_he_does_not_know() -> None:
     master = Master(Origin.STANDBY)
     learns(master, RUN, 1, 2, 3)
     effects = master.say(1, connection=99, known=INVENTED[:0], secret=b"guessed")
-    assert effects == [CloseControl(99, "its token is not that of peer 1")]
+    assert effects == [CloseConnection(99, "its token is not that of peer 1")]
     assert told(master.come(1), msg.Refused) == []
 
 
@@ -921,7 +923,7 @@ def test_who_came_as_a_peer_before_that_was_named_gives_way() -> None:
     master.come(3, connection=99, known=INVENTED[:0], secret=b"guessed")
     proofs = tuple(proof(peer, token(peer)) for peer in (1, 2, 3))
     effects = master.do(MasterAnswered(0, msg.RunIs(RUN, 1, True, VERSION + 1, proofs)))
-    assert [e.connection for e in effects if isinstance(e, CloseControl)] == [99]
+    assert [e.connection for e in effects if isinstance(e, CloseConnection)] == [99]
     for peer in (1, 2, 3):
         master.come(peer)
     for peer in (1, 2, 3):
@@ -965,10 +967,10 @@ def test_who_was_named_finds_room(monkeypatch: pytest.MonkeyPatch) -> None:
     learns(master, RUN, 1, 2, 3)
     for stranger in range(90, 95):
         master.come(stranger, known=INVENTED[:0])
-    full = [CloseControl(95, "too many have returned")]
+    full = [CloseConnection(95, "too many have returned")]
     assert master.say(95, known=INVENTED[:0]) == full
     closed = [effect for peer in (1, 2, 3) for effect in master.come(peer)]
-    assert [e.connection for e in closed if isinstance(e, CloseControl)] == [90, 91, 92]
+    assert [e.connection for e in closed if isinstance(e, CloseConnection)] == [90, 91, 92]
     for peer in (1, 2, 3):
         master.hear(peer, msg.Heartbeat(term=2))
     assert [int(peer.id) for peer in master.machine.membership.members()] == [1, 2, 3]
@@ -980,9 +982,9 @@ def test_newcomers_that_wait_for_a_recovery_are_bounded_and_shared(
     monkeypatch.setattr("pccl.machines.master.succession.restart.PENDING_MAX", 3)
     master = Master(Origin.RESTARTED, term=2)
     for number in (10, 11, 12):
-        master.do(ControlOpened(number, "10.0.0.9"))
+        master.do(ConnectionOpened(number, "10.0.0.9"))
         assert master.hear(number, msg.Register(0, "", 4000)) == []
-    master.do(ControlOpened(20, "10.0.0.20"))
+    master.do(ConnectionOpened(20, "10.0.0.20"))
     effects = master.hear(20, msg.Register(0, "", 4000))
     assert [connection for connection, _ in sent(effects)] == [10]
 
@@ -1001,12 +1003,12 @@ def test_a_standby_takes_up_no_run_that_its_master_has_not_named() -> None:
     """Nobody who knows the token can invent one for it, or bring one that is long over."""
     master = Master(Origin.STANDBY)
     (unknown,) = master.come(7, run=OTHER_RUN, known=(roster(VERSION, VIEW, 7),))
-    assert isinstance(unknown, CloseControl)
+    assert isinstance(unknown, CloseConnection)
     assert unknown.reason.startswith("it is a standby, and takes up no run before")
     assert master.wait(12) == [AskMaster(0, msg.RunQuery())]
     assert learns(master) == [Remember(RUN, 1, NEXT, coordinated=False)]
     another = "this master coordinates another run"
-    refused = [Send(7, msg.Refused(None, another)), CloseControl(7, another)]
+    refused = [SendTo(7, msg.Refused(None, another)), CloseConnection(7, another)]
     assert master.come(7, run=OTHER_RUN, known=(roster(VERSION, VIEW, 7),)) == refused
     for peer in (1, 2, 3):
         assert told(master.come(peer), msg.Refused) == []
@@ -1042,7 +1044,7 @@ def test_a_master_names_its_run_and_whether_it_may_yet_give_it_up() -> None:
     def named(master: Master) -> msg.MasterMessage:
         master.open(9)
         ((_, answer),) = sent(master.hear(9, msg.RunQuery()))
-        master.do(ControlClosed(9, "it knows"))
+        master.do(ConnectionClosed(9, "it knows"))
         return answer
 
     blank = Master()
@@ -1085,7 +1087,7 @@ def test_as_many_of_an_older_run_end_a_young_one() -> None:
     master.register(9)
     assert master.come(1, known=known) == []
     effects = master.come(2, known=known)
-    assert [e.connection for e in effects if isinstance(e, CloseControl)] == [8, 9]
+    assert [e.connection for e in effects if isinstance(e, CloseConnection)] == [8, 9]
     assert Remember(RUN, 2, NEXT) in effects
 
 
@@ -1099,7 +1101,7 @@ def test_a_return_passes_the_checks_of_a_registration(host: str) -> None:
         master = Master(origin, term=2)
         master.open(1)
         reason = "this is no host name, or it is too long"
-        assert master.hear(1, header) == [CloseControl(1, reason)]
+        assert master.hear(1, header) == [CloseConnection(1, reason)]
 
 
 def test_a_master_that_has_given_out_all_ids_itself_knows_no_others() -> None:
@@ -1107,7 +1109,7 @@ def test_a_master_that_has_given_out_all_ids_itself_knows_no_others() -> None:
     master.register(1)
     master.wait(5, speaking=(1,))
     effects = master.come(4, run=OTHER_RUN, known=())
-    assert CloseControl(4, "the run went on without it") in effects
+    assert CloseConnection(4, "the run went on without it") in effects
     assert list(master.machine.membership.peers) == [ONE]
 
 
@@ -1120,7 +1122,7 @@ def test_groups_that_share_members_and_views_of_strangers_are_not_taken_up() -> 
     stale = roster(VERSION - 1, VIEW - 1, 1, 2, 3, 66)
     later = roster(VERSION, VIEW, 1, 2, 3, views=(VIEW - 1, VIEW))
     master.say(4, connection=4, known=())
-    master.do(ControlClosed(4, "reset"))
+    master.do(ConnectionClosed(4, "reset"))
     for peer in (1, 2, 3):
         master.come(peer, known=(stale, later))
     assert master.machine.membership.view(0, VIEW - 1) is None
@@ -1153,7 +1155,7 @@ def test_reports_that_are_not_complete_are_closed_when_the_run_goes_on() -> None
     master.say(9, known=())
     master.come(1, known=known)
     effects = master.come(2, known=known)
-    assert CloseControl(9, "the run went on before its report was complete") in effects
+    assert CloseConnection(9, "the run went on before its report was complete") in effects
     assert set(master.machine.connections.hosts) == {1, 2}
 
 
@@ -1167,7 +1169,7 @@ def test_the_largest_report_has_to_go_if_there_is_no_room_for_all(
     effects = master.say(3, *[msg.Heartbeat()] * 25, known=known)
     assert effects == []
     reason = "its report is the largest, and there is no room for all"
-    assert CloseControl(3, reason) in master.say(2, *[msg.Heartbeat()] * 10, known=known)
+    assert CloseConnection(3, reason) in master.say(2, *[msg.Heartbeat()] * 10, known=known)
     master.hear(2, msg.Reported())
     assert set(master.machine.connections.hosts) == {1, 2}
 
@@ -1188,7 +1190,9 @@ def test_a_roster_is_told_once_and_not_too_many(monkeypatch: pytest.MonkeyPatch)
     many = tuple(roster(VERSION + n, VIEW + n, 1) for n in range(3))
     for known in ((many[0], many[0]), many):
         master = Master(Origin.RESTARTED, term=2)
-        assert master.say(1, known=known) == [CloseControl(1, "more rosters than a master keeps")]
+        assert master.say(1, known=known) == [
+            CloseConnection(1, "more rosters than a master keeps")
+        ]
 
 
 def test_a_run_that_all_have_left_is_not_remembered() -> None:
@@ -1196,8 +1200,8 @@ def test_a_run_that_all_have_left_is_not_remembered() -> None:
     for peer in (1, 2, 3):
         master.come(peer)
     effects = [e for peer in (1, 2, 3) for e in master.hear(peer, msg.Goodbye())]
-    assert [e for e in effects if isinstance(e, Forget)] == [Forget()]
-    assert effects[-1] == Forget()
+    assert [e for e in effects if isinstance(e, ForgetRun)] == [ForgetRun()]
+    assert effects[-1] == ForgetRun()
     effects = master.register(4)
     assert Remember(RUN, 2, NEXT) in effects  # it has a member again
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from pccl.machines.master.events import (
-    CloseControl,
-    ControlMessage,
-    ControlOpened,
+    CloseConnection,
+    ConnectionMessage,
+    ConnectionOpened,
     MasterEffect,
-    Send,
-    Tick,
+    MasterTick,
+    SendTo,
 )
 from pccl.machines.master.machine import MasterMachine
 from pccl.machines.master.succession.origin import Origin
@@ -75,7 +75,7 @@ class Master:
     def hear(self, peer: int, *messages: msg.Message) -> list[MasterEffect]:
         effects: list[MasterEffect] = []
         for message in messages:
-            effects += self.machine.handle(ControlMessage(peer, message), self.now_ns)
+            effects += self.machine.handle(ConnectionMessage(peer, message), self.now_ns)
             self.machine.check()
         return effects
 
@@ -83,7 +83,7 @@ class Master:
         self, peer: int, expected: Expected, *more: msg.Message, group: int = 0
     ) -> list[MasterEffect]:
         """A peer returns with a report."""
-        self.machine.handle(ControlOpened(peer, f"10.0.0.{peer}"), self.now_ns)
+        self.machine.handle(ConnectionOpened(peer, f"10.0.0.{peer}"), self.now_ns)
         token = bytes([100 + peer] * 16)
         header = msg.Return(
             PeerId(peer), token, RUN, 1, msg.Register(group, "", 4000 + peer), VERSION, (),
@@ -98,7 +98,7 @@ class Master:
             self.now_ns += SECOND // 4
             for peer in speaking:
                 effects += self.hear(peer, msg.Heartbeat())
-            effects += self.machine.handle(Tick(), self.now_ns)
+            effects += self.machine.handle(MasterTick(), self.now_ns)
         return effects
 
     @property
@@ -111,7 +111,7 @@ def told(effects: list[MasterEffect], kind: type[Any]) -> list[tuple[int, Any]]:
     return [
         (e.connection, e.message)
         for e in effects
-        if isinstance(e, Send) and isinstance(e.message, kind)
+        if isinstance(e, SendTo) and isinstance(e.message, kind)
     ]
 
 
@@ -137,7 +137,7 @@ def test_who_tells_of_another_groups_state_is_not_believed() -> None:
     master = Master()
     foreign = Expected(9, Lineage(RUN, OperationId(1, 5, VIEW, SYNC_TAG, 50)))
     effects = master.come(1, foreign)
-    assert [e.connection for e in effects if isinstance(e, CloseControl)] == [1]
+    assert [e.connection for e in effects if isinstance(e, CloseConnection)] == [1]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_who_tells_of_a_synchronization_that_cannot_have_been_is_not_believed(
     """Nobody's contents would count any more."""
     master = Master()
     effects = master.come(1, Expected(9, Lineage(RUN, operation)))
-    assert [e.connection for e in effects if isinstance(e, CloseControl)] == [1]
+    assert [e.connection for e in effects if isinstance(e, CloseConnection)] == [1]
 
 
 def test_one_that_was_under_way_goes_on() -> None:
