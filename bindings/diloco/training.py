@@ -76,6 +76,7 @@ class Training:
             outcome = self._wait(wait.number)
 
     def _wait(self, number: int) -> RoundCommitted | None:
+        self._telling.deliver()  # what is known already must not wait for the round as well
         began_s, entry = time.monotonic(), self.trainee.entry
         while (ended := self._conductor.wait(number)) is None:
             self.hear()
