@@ -32,6 +32,8 @@ BYTES_PER_COMMUNICATOR = 1_000
 
 LOGS = {"AlgorithmTable", "Member", "Removal", "Roster"}
 """Kept by the master for peers that come back late, so many and no more."""
+IN_HISTORIES = ("peer.events.", "master.events.", "messages.", ".reachability.")
+"""The histories of the machines are of bounded length."""
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -85,8 +87,8 @@ def census() -> dict[str, Any]:
         if str(getattr(kind, "__module__", "")).startswith("pccl.") and kind.__name__ not in LOGS:
             objects[f"{kind.__module__}.{kind.__qualname__}"] += 1
     for name in list(objects):
-        if any(part in name for part in ("_events.", "messages.", ".reachability.")):
-            del objects[name]  # in the histories of the machines, which are of bounded length
+        if any(part in name for part in IN_HISTORIES):
+            del objects[name]
     return {
         "descriptors": len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else 0,
         "threads": sorted(thread.name for thread in threading.enumerate()),
