@@ -19,11 +19,11 @@ from pccl.collectives.ring import RingSchedule
 from pccl.machines.master.ballots.ballot import Commit, Decision
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.master.ballots.kept import Kept
-from pccl.machines.master.dialling import Dialling
 from pccl.machines.master.lockstep import Finding, LockstepWatch, Wait
 from pccl.machines.master.membership import Membership
+from pccl.machines.master.peer_links import PeerLinks
 from pccl.machines.master.registration import Registration
-from pccl.machines.master.rounds import RunRounds
+from pccl.machines.master.rounds import JointRounds
 from pccl.machines.master.succession.ratification import Ratification
 from pccl.machines.master.succession.recovery import Recovery
 from pccl.machines.peer.calls import JointCall, OneTimeError, Refusals
@@ -162,10 +162,10 @@ def _only_the_younger_dials(stack: ExitStack) -> None:
 def _elders_are_not_asked(stack: ExitStack) -> None:
     """A newcomer that cannot dial an older peer waits until it is refused: nobody dials it."""
 
-    def ignore(dialling: Dialling, elder: object, newcomer: object) -> bool:
+    def ignore(links: PeerLinks, elder: object, newcomer: object) -> bool:
         return True
 
-    stack.enter_context(patch.object(Dialling, "ask", ignore))
+    stack.enter_context(patch.object(PeerLinks, "ask", ignore))
 
 
 def _world_changes_unseen(stack: ExitStack) -> None:
@@ -494,14 +494,14 @@ def _newcomers_speak_for_all(stack: ExitStack) -> None:
 
     And it admits newcomers into a run without members, wherever those may have gone.
     """
-    admit = RunRounds.admit_into_empty_run
+    admit = JointRounds.admit_into_empty_run
 
-    def hasty(rounds: RunRounds) -> None:
+    def hasty(rounds: JointRounds) -> None:
         with patch.object(Ratification, "has_consent", True):
             admit(rounds)
 
     stack.enter_context(patch.object(Recovery, "ratified", property(lambda recovery: 0)))
-    stack.enter_context(patch.object(RunRounds, "admit_into_empty_run", hasty))
+    stack.enter_context(patch.object(JointRounds, "admit_into_empty_run", hasty))
 
 
 def _loss_told_to_one_launch(stack: ExitStack) -> None:

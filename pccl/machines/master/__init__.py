@@ -9,7 +9,7 @@
 * ``removal``: peers that go, and why.
 * ``link_states``: which links are up, as their two ends say.
 * ``dial_plans``: who is asked to dial whom.
-* ``dialling``: how links are brought about, and who can be dialled.
+* ``peer_links``: how links are brought about, and who can be dialled.
 * ``ballots``: the votes over operations, and what came of them.
 * ``rounds``: joint decisions, admission among them.
 * ``waits``: who waits for whom, and what they are told of it.

@@ -9,11 +9,7 @@ from pccl.protocol.guards.allowance import Trust
 
 
 class Outbox:
-    """The effects of one event, in order; all parts of the machine append to it.
-
-    Args:
-        now_ns: the present.
-    """
+    """The effects of one event, in order; all parts of the machine append to it."""
 
     def __init__(self, now_ns: int) -> None:
         self.now_ns = now_ns
@@ -40,11 +36,7 @@ class Outbox:
 
 
 class Connections:
-    """Which connections are open, and who is behind each.
-
-    Args:
-        outbox: what has to be done.
-    """
+    """Which connections are open, and who is behind each."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox

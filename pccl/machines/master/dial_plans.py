@@ -9,7 +9,7 @@ A newcomer declares its own address, which may be somebody else's. A newcomer is
 a test, or the elder itself, has reached it there. An elder dials only a few unproven newcomers, and
 so does a newcomer of those before it.
 
-Pure state: ``Dialling`` sends.
+Pure state: ``PeerLinks`` sends.
 """
 
 from __future__ import annotations

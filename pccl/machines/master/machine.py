@@ -24,7 +24,6 @@ from pccl.machines.master.ballots.open_ballots import OpenBallots
 from pccl.machines.master.ballots.stalls import StallWatch
 from pccl.machines.master.connections import Connections, Outbox
 from pccl.machines.master.credible import check_return
-from pccl.machines.master.dialling import Dialling
 from pccl.machines.master.events import (
     CloseConnection,
     ConnectionClosed,
@@ -39,9 +38,10 @@ from pccl.machines.master.events import (
     SendTo,
 )
 from pccl.machines.master.membership import Membership, RegisteredPeer
+from pccl.machines.master.peer_links import PeerLinks
 from pccl.machines.master.registration import Registration
 from pccl.machines.master.removal import Removals, overdue
-from pccl.machines.master.rounds import RunRounds
+from pccl.machines.master.rounds import JointRounds
 from pccl.machines.master.status import RunState, status_report
 from pccl.machines.master.succession.origin import Incarnation, Origin
 from pccl.machines.master.succession.ratification import Ratification
@@ -113,47 +113,24 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.finals = Finals(who, self.ratification, out)
         # What members decide together.
         self.ballots = OpenBallots(us, who, self.finals, self.ratification, elect, out)
-        self.rounds = RunRounds(who, self.ballots, self.finals, self.ratification, out)
+        self.rounds = JointRounds(who, self.ballots, self.finals, self.ratification, out)
         self.waits = Waits(timing, who, self.rounds, self.ballots, out)
         self.stalls = StallWatch(timing, who, self.ballots, self.finals, out)
         # How peers come and go.
-        self.dialling = Dialling(timing, who, out, tests_addresses=tests_addresses)
+        self.links = PeerLinks(timing, who, out, tests_addresses=tests_addresses)
         self.removals = Removals(
-            who,
-            self.connections,
-            self.dialling,
-            self.ballots,
-            self.finals,
-            self.rounds,
-            self.ratification,
-            out,
-        )
+            who, self.connections, self.links, self.ballots, self.finals, self.rounds,
+            self.ratification, out,
+        )  # fmt: skip
         self.registration = Registration(
-            timing,
-            us,
-            random_bytes,
-            who,
-            self.connections,
-            self.dialling,
-            self.removals,
-            self.ballots,
-            self.finals,
-            self.rounds,
-            self.ratification,
-            out,
-        )
+            timing, us, random_bytes, who, self.connections, self.links, self.removals,
+            self.ballots, self.finals, self.rounds, self.ratification, out,
+        )  # fmt: skip
         # How the master comes to a run.
         self.succession = Succession(
-            timing,
-            origin,
-            us,
-            stands_by_for,
-            vouched,
-            who,
-            self.connections,
-            self.ratification,
-            out,
-        )
+            timing, origin, us, stands_by_for, vouched, who, self.connections,
+            self.registration, self.ratification, out,
+        )  # fmt: skip
 
     # -- what others may ask -------------------------------------------------------------------
 
@@ -282,7 +259,6 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case _ if peer is not None:
                 self._on_peers_message(peer, message)
             case msg.Register():
-                self.succession.note_newcomer()
                 self.registration.register(connection, message)
             case msg.Resume():
                 self.registration.resume(connection, message)
@@ -293,7 +269,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         peer.heard_ns = self._now_ns
         match message:
             case msg.LinkReport(other, up, reason):
-                self.removals.expel(self.dialling.report(peer, other, None if up else reason))
+                self.removals.expel(self.links.report(peer, other, None if up else reason))
                 self.rounds.admit_into_empty_run()
             case msg.AddressProbed(other, reason):
                 newcomer = self.membership.peers.get(other)
@@ -337,7 +313,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.finals.acknowledge(peer.id, message.operations, message.rounds)
 
     def _on_tested(self, tested: PeerId, by: PeerId | None, host: str, reason: str) -> None:
-        if self.dialling.tested(tested, by, host, reason):
+        if self.links.tested(tested, by, host, reason):
             self.rounds.admit_into_empty_run()
 
     def _give_up(self, connection: int, reason: str) -> None:
@@ -353,7 +329,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         peer.connection = None
         peer.control_lost_ns = self._now_ns
         peer.control_damaged = damaged
-        trouble = None if damaged else self.dialling.trouble(peer)
+        trouble = None if damaged else self.links.trouble(peer)
         if trouble is not None:
             why = f"{reason}; {trouble}"
             self.removals.remove(peer, RemovalCause.CONNECTIONS_LOST, why)
@@ -397,25 +373,25 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         beat = msg.MasterHeartbeat(now_ms, self.finals.settled, ratified)
         for connection in self.connections.peers:
             self.outbox.add(SendTo(connection, beat))
-        self.dialling.beat()
+        self.links.beat()
 
     def _judge(self) -> None:
         """See who may be admitted, who has to go, and what waits in vain."""
         self.waits.note_awaited()
         for peer in self.membership.pending():
-            if self.dialling.end_tests(peer):
+            if self.links.end_tests(peer):
                 self.rounds.admit_into_empty_run()
         self.rounds.admit_into_empty_run(at_tick=True)
-        unlinked, leaves_out = self.membership.unlinked(), self.dialling.leaves_out
+        unlinked, leaves_out = self.membership.unlinked(), self.links.leaves_out
         for peer in list(self.membership.peers.values()):
             if peer.connection is not None and not self.finals.are_acknowledged_by(peer.id):
                 self._give_up(peer.connection, "it acknowledges nothing")
             missing = unlinked[peer.id][0] if peer.id in unlinked else None
             if missing is not None:
-                self.dialling.bring_up(peer, missing, leaves_out=leaves_out)
+                self.links.bring_up(peer, missing, leaves_out=leaves_out)
             if peer.id in self.membership.peers:
                 late = overdue(peer, self.timing, self._now_ns)
-                self.removals.expel(late or self.dialling.overdue(peer, missing))
+                self.removals.expel(late or self.links.overdue(peer, missing))
         for expel in self.stalls.look():
             self.removals.expel(expel)
         self.waits.look()
@@ -473,7 +449,6 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.rounds.admit_into_empty_run()
         for connection, message in taken.waiting.items():
             if connection in hosts:
-                self.succession.note_newcomer()
                 self.registration.register(connection, message)
 
     def _replay(self, report: Report) -> None:
@@ -485,7 +460,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         if peer is None:
             return  # another one's request has cost it its place
         for other, why_down in report.links.items():
-            self.dialling.note_link(peer, other, why_down)
+            self.links.note_link(peer, other, why_down)
         for message in report.requests:
             try:
                 self._on_request(peer, message)

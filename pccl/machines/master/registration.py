@@ -8,10 +8,10 @@ from pccl.machines.master.ballots.finals import Finals
 from pccl.machines.master.ballots.open_ballots import OpenBallots
 from pccl.machines.master.connections import Connections, Outbox
 from pccl.machines.master.credible import registration_flaw
-from pccl.machines.master.dialling import Dialling
 from pccl.machines.master.membership import Membership, RegisteredPeer
+from pccl.machines.master.peer_links import PeerLinks
 from pccl.machines.master.removal import Removals
-from pccl.machines.master.rounds import RunRounds
+from pccl.machines.master.rounds import JointRounds
 from pccl.machines.master.status import admission_waits_for
 from pccl.machines.master.succession.origin import Incarnation
 from pccl.machines.master.succession.ratification import Ratification
@@ -33,22 +33,7 @@ from pccl.protocol.types import NS_PER_S, Member, PeerId, RemovalCause, RoundKin
 
 
 class Registration:
-    """Gives ids and tokens to newcomers, and knows peers again that come back.
-
-    Args:
-        timing: deadlines.
-        incarnation: of the master.
-        random_bytes: source of resume tokens; must be unpredictable outside simulation.
-        membership: who is in the run.
-        connections: by which peers are reached.
-        dialling: tells whom they dial.
-        removals: who was removed, and has to make room.
-        ballots: the open operations.
-        finals: what was decided.
-        rounds: admit newcomers.
-        ratification: tells members what moves the run.
-        outbox: what has to be done.
-    """
+    """Gives ids and tokens to newcomers, and knows peers again that come back."""
 
     def __init__(
         self,
@@ -57,11 +42,11 @@ class Registration:
         random_bytes: Callable[[int], bytes],
         membership: Membership,
         connections: Connections,
-        dialling: Dialling,
+        links: PeerLinks,
         removals: Removals,
         ballots: OpenBallots,
         finals: Finals,
-        rounds: RunRounds,
+        rounds: JointRounds,
         ratification: Ratification,
         outbox: Outbox,
     ) -> None:
@@ -70,7 +55,7 @@ class Registration:
         self.random_bytes = random_bytes
         self._membership = membership
         self._connections = connections
-        self._dialling = dialling
+        self._links = links
         self._removals = removals
         self._ballots = ballots
         self._finals = finals
@@ -79,9 +64,13 @@ class Registration:
         self._outbox = outbox
         self.last_peer = PeerId(0)
         """The highest id that was given out."""
+        self.first_ns: int | None = None
+        """When somebody came for the first time."""
 
     def register(self, connection: int, message: msg.Register) -> None:
         """Somebody comes for the first time."""
+        if self.first_ns is None:
+            self.first_ns = self._outbox.now_ns
         flaw = registration_flaw(message)
         if not flaw and not self._make_room(connection):
             flaw = "the run is full"
@@ -109,9 +98,9 @@ class Registration:
         us = self._incarnation
         known_as = msg.Registered(peer.id, us.term, us.run, peer.token, us.incumbent, us.standbys)
         self._outbox.send(peer, known_as)
-        self._dialling.tell_plan(peer)
+        self._links.tell_plan(peer)
         self._outbox.announce("registered", peer, f"from {host}:{message.port}")
-        self._dialling.test_addresses(peer)
+        self._links.test_addresses(peer)
         self._rounds.admit_into_empty_run()
 
     def _make_room(self, connection: int) -> bool:
@@ -154,7 +143,7 @@ class Registration:
         """Tell a peer what it has missed; ``roster_version`` is the newest roster it knows."""
         us = self._incarnation
         self._ratification.tell_resumed(peer, msg.Resumed(us.term, us.incumbent, us.standbys))
-        self._dialling.tell_plan(peer)
+        self._links.tell_plan(peer)
         if not peer.admitted:
             return
         if roster_version == 0:  # it was admitted, but that news was lost
@@ -207,7 +196,7 @@ class Registration:
         self._membership.sort_peers()
         self._connections.bind(connection, peer)
         self.welcome_back(peer, 0)
-        self._dialling.comes(peer)
+        self._links.comes(peer)
         self._rounds.admit_into_empty_run()
 
     def restore(self, recovered: Recovered) -> None:
@@ -228,7 +217,7 @@ class Registration:
         for peer in peers:
             if peer.connection is not None:
                 self._connections.bind(peer.connection, peer)
-        self._dialling.begin_anew()
+        self._links.begin_anew()
 
     def report_admissions(self) -> None:
         """A tick: tell newcomers what they wait for, after pauses that double."""

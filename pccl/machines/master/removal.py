@@ -8,9 +8,9 @@ from pccl.machines.master.ballots.ballot import Expel
 from pccl.machines.master.ballots.finals import Finals
 from pccl.machines.master.ballots.open_ballots import OpenBallots
 from pccl.machines.master.connections import Connections, Outbox
-from pccl.machines.master.dialling import Dialling
 from pccl.machines.master.membership import Membership, RegisteredPeer
-from pccl.machines.master.rounds import RunRounds
+from pccl.machines.master.peer_links import PeerLinks
+from pccl.machines.master.rounds import JointRounds
 from pccl.machines.master.succession.ratification import Ratification
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import REMOVED_KEPT_MAX, Timing
@@ -37,33 +37,22 @@ class Removal:
 
 
 class Removals:
-    """Takes peers out of the run, and knows for a while why.
-
-    Args:
-        membership: who is in the run.
-        connections: by which peers are reached.
-        dialling: whom they dial.
-        ballots: the open operations.
-        finals: what was decided.
-        rounds: the open rounds.
-        ratification: asks those who left no more.
-        outbox: what has to be done.
-    """
+    """Takes peers out of the run, and knows for a while why."""
 
     def __init__(
         self,
         membership: Membership,
         connections: Connections,
-        dialling: Dialling,
+        links: PeerLinks,
         ballots: OpenBallots,
         finals: Finals,
-        rounds: RunRounds,
+        rounds: JointRounds,
         ratification: Ratification,
         outbox: Outbox,
     ) -> None:
         self._membership = membership
         self._connections = connections
-        self._dialling = dialling
+        self._links = links
         self._ballots = ballots
         self._finals = finals
         self._rounds = rounds
@@ -80,7 +69,7 @@ class Removals:
         peers = [self._membership.peers[peer] for peer in gone]
         for peer in peers:
             self._dismiss(peer, expel.cause, expel.reason)
-        self._dialling.forget(peers)
+        self._links.forget(peers)
         self._membership.remove(peers)
         if any(peer.admitted for peer in peers):
             self._finals.tell_rosters(self._membership.members())

@@ -19,16 +19,8 @@ from pccl.protocol.limits import SEATED_AT_ONCE_MAX
 from pccl.protocol.types import PeerId, RoundId, RoundKind
 
 
-class RunRounds:
-    """The present round of each kind, and what its end makes of the membership.
-
-    Args:
-        membership: who is in the run.
-        ballots: the open operations: their views stay open, or are not renewed.
-        finals: where answers go.
-        ratification: tells members what moves the run.
-        outbox: what has to be done.
-    """
+class JointRounds:
+    """The present round of each kind, and what its end makes of the membership."""
 
     def __init__(
         self,

@@ -6,28 +6,20 @@ from pccl.machines.master.ballots.open_ballots import OpenBallots
 from pccl.machines.master.connections import Outbox
 from pccl.machines.master.lockstep import AskBlocked, Finding, LockstepWatch, LongWait, Stuck, Wait
 from pccl.machines.master.membership import Membership, RegisteredPeer
-from pccl.machines.master.rounds import RunRounds
+from pccl.machines.master.rounds import JointRounds
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import WAITS_NAMED_MAX, Timing
 from pccl.protocol.types import OperationId, PeerId, RoundId, RoundKind
 
 
 class Waits:
-    """The rounds and operations that were requested and are not decided.
-
-    Args:
-        timing: deadlines.
-        membership: who is in the run.
-        rounds: the open rounds.
-        ballots: the open operations.
-        outbox: what has to be done.
-    """
+    """The rounds and operations that were requested and are not decided."""
 
     def __init__(
         self,
         timing: Timing,
         membership: Membership,
-        rounds: RunRounds,
+        rounds: JointRounds,
         ballots: OpenBallots,
         outbox: Outbox,
     ) -> None:

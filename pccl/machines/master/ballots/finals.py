@@ -19,13 +19,7 @@ from pccl.protocol.types import OperationId, PeerId, RoundId
 
 
 class Finals:
-    """The outcomes of operations and the answers to rounds that somebody may yet lack.
-
-    Args:
-        membership: who is in the run.
-        ratification: tells them, once enough members agree.
-        outbox: what has to be done.
-    """
+    """The outcomes of operations and the answers to rounds that somebody may yet lack."""
 
     def __init__(self, membership: Membership, ratification: Ratification, outbox: Outbox) -> None:
         self._membership = membership

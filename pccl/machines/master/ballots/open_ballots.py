@@ -25,16 +25,7 @@ from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, PeerId
 
 
 class OpenBallots:
-    """The votes over operations that go on.
-
-    Args:
-        incarnation: of the master.
-        membership: who is in the run.
-        finals: where decided operations go.
-        ratification: tells members what moves the run.
-        elect: finds out which shared state everybody gets.
-        outbox: what has to be done.
-    """
+    """The votes over operations that go on."""
 
     def __init__(
         self,

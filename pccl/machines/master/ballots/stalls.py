@@ -17,15 +17,7 @@ from pccl.topology.ring_order import apart, arrange, broken_neighbours, lacking
 
 
 class StallWatch:
-    """Looks at all open operations from time to time.
-
-    Args:
-        timing: deadlines.
-        membership: who is in the run.
-        ballots: the open operations.
-        finals: tells of changes of the membership.
-        outbox: what has to be done.
-    """
+    """Looks at all open operations from time to time."""
 
     def __init__(
         self,

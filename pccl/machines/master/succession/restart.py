@@ -26,6 +26,7 @@ from pccl.machines.master.connections import Connections, Outbox
 from pccl.machines.master.credible import registration_flaw
 from pccl.machines.master.events import AskMaster, ForgetRun, Remember, SendTo, Warn
 from pccl.machines.master.membership import Membership
+from pccl.machines.master.registration import Registration
 from pccl.machines.master.succession.origin import Incarnation, Origin
 from pccl.machines.master.succession.ratification import Ratification
 from pccl.machines.master.succession.recovered import TakeUp
@@ -57,19 +58,7 @@ class _Step(enum.Enum):
 
 
 class Succession:
-    """Which run this master coordinates, and how it comes to it.
-
-    Args:
-        timing: deadlines.
-        origin: what is known at the start.
-        incarnation: of the master; this part takes it from one run and term to the next.
-        stands_by_for: of a standby, the masters whose run it takes up, as people know them.
-        vouched: the members of the run, as this master or the one before knew them.
-        membership: who is in the run.
-        connections: all that are open.
-        ratification: who has to consent.
-        outbox: what has to be done.
-    """
+    """Which run this master coordinates, and how it comes to it."""
 
     def __init__(
         self,
@@ -80,6 +69,7 @@ class Succession:
         vouched: Vouched,
         membership: Membership,
         connections: Connections,
+        registration: Registration,
         ratification: Ratification,
         outbox: Outbox,
     ) -> None:
@@ -88,11 +78,10 @@ class Succession:
         self._incarnation = incarnation
         self._membership = membership
         self._connections = connections
+        self._registration = registration
         self._ratification = ratification
         self._outbox = outbox
         self._term_min = incarnation.term
-        self._first_peer_ns: int | None = None
-        """When somebody registered in a run that was begun here."""
         self._waiting: dict[int, msg.Register] = {}
         """Newcomers that have to wait until the run is rebuilt, by connection."""
         self._reporting: set[int] = set()
@@ -164,10 +153,10 @@ class Succession:
         """Whether a run that was begun here gives way to one that was there before."""
         if self._origin is not Origin.BLANK:
             return False
-        if self._first_peer_ns is None:
-            return True
-        age_ns = self._outbox.now_ns - self._first_peer_ns
-        return age_ns < self._timing.ns(self._timing.recovery_s)
+        first_ns = self._registration.first_ns
+        return first_ns is None or self._outbox.now_ns - first_ns < self._timing.ns(
+            self._timing.recovery_s
+        )
 
     # -- connections ---------------------------------------------------------------------------
 
@@ -200,11 +189,6 @@ class Succession:
     def end_report(self, connection: int) -> None:
         """It has said all."""
         self._reporting.discard(connection)
-
-    def note_newcomer(self) -> None:
-        """Somebody registers with the run that goes on."""
-        if self._first_peer_ns is None:
-            self._first_peer_ns = self._outbox.now_ns
 
     def closed(self, connection: int) -> None:
         """A connection is gone."""

@@ -12,7 +12,7 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.types import PeerId, RemovalCause
 
 
-class Dialling:
+class PeerLinks:
     """Brings about the links between peers, as far as the master can.
 
     Args:
