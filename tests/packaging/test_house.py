@@ -21,7 +21,6 @@ LINES_MAX = 500
 LONG = {
     "bindings/gradient_averager/averager.py",
     "pccl/machines/master/membership.py",
-    "pccl/machines/master/succession/restart.py",
     "pccl/protocol/messages.py",
     "pccl/runtime/engine.py",
     "pccl/runtime/links/keeper.py",
