@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from pccl.protocol.handshake import OPENING_BYTES
 from pccl.stress.commands import main
 from pccl.stress.emulator.verify import StreamMeasured
+from tests.support.commands import printed_objects
 from tests.support.patience import LIMIT_S
 
 RELAY = [sys.executable, "-m", "pccl.stress", "relay"]
@@ -192,9 +193,7 @@ def test_what_was_not_asked_for_cannot_be_off() -> None:
 def test_the_trace_of_lanes_names_every_call_and_checks_its_values() -> None:
     arguments = ["--link", "rate=400mbit,rtt=10ms,flow=40mbit", "--size", "4MiB", "--calls", "3"]
     command = [sys.executable, "-m", "pccl.stress", "lanes", "--json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    told = [json.loads(line) for line in done.stdout.splitlines()]
+    told = printed_objects(*command, limit_s=LIMIT_S)
     calls = [line for line in told if "call" in line]
     assert [call["call"] for call in calls] == [1, 2, 3]
     assert all(call["values_ok"] and call["lanes"] >= 1 for call in calls)

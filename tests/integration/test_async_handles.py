@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -27,6 +26,7 @@ from pccl.errors import (
     PendingOperations,
     TooFewPeers,
 )
+from tests.support.commands import run_to_end
 from tests.support.patience import LIMIT_S, patient
 
 if TYPE_CHECKING:
@@ -455,13 +455,8 @@ ENDINGS = {
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_no_word_at_the_end(ending: str) -> None:
     program = PROGRAM.format(ending=textwrap.dedent(ENDINGS[ending]).replace("\n", "\n    "))
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "-X", "dev", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    command = (sys.executable, "-W", "error", "-X", "dev", "-c", program)
+    ended = run_to_end(*command, limit_s=LIMIT_S)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.split() == (["True", "False", "True"] if ending == "forked" else [])
 

@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -25,11 +24,11 @@ from pccl.cli.bench.plan import BenchPlan
 from pccl.cli.bench.statistics import BenchResult, SideFigures
 from pccl.cli.bench.view import BenchView
 from pccl.stress.emulator import loopback
+from tests.support.commands import PCCL, printed_objects, run_to_end, running
 from tests.support.paths import ROOT
 from tests.support.patience import LONG_LIMIT_S, patient
 
-COMMAND = (sys.executable, "-m", "pccl.cli.main", "bench", "allreduce")
-"""Far more than it takes; a machine that is busy with other things must not fail the test."""
+COMMAND = (*PCCL, "bench", "allreduce")
 
 FIELDS = {
     *("peers", "bytes", "dtype", "algorithm", "lanes", "in_place", "seconds_median"),
@@ -52,17 +51,7 @@ ENVIRONMENT = {
 
 def measure(*options: str) -> list[dict[str, Any]]:
     """The objects that a benchmark prints."""
-    run = subprocess.run(
-        [*COMMAND, "--json", *options],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=LONG_LIMIT_S,
-        check=False,
-    )
-    assert (run.returncode, run.stderr) == (0, ""), run.stdout + run.stderr
-    return [json.loads(line) for line in run.stdout.splitlines()]
+    return printed_objects(*COMMAND, "--json", *options, env=ENVIRONMENT)
 
 
 def test_sizes_peers_and_lanes() -> None:
@@ -185,15 +174,8 @@ def peers_when_measuring(pid: int) -> list[int]:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("wanted", ["SIGINT", "SIGTERM", "SIGKILL", "death of a peer"])
 def test_no_process_and_no_folder_is_left(wanted: str, tmp_path: Path) -> None:
-    run = subprocess.Popen(
-        [*COMMAND, "--size", "1MiB", "--rounds", "1000"],
-        cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    command = (*COMMAND, "--size", "1MiB", "--rounds", "1000")
+    with running(*command, env={**os.environ, "TMPDIR": str(tmp_path)}) as run:
         peers = peers_when_measuring(run.pid)
         everybody = descendants(run.pid)
         began = time.monotonic()
@@ -203,9 +185,6 @@ def test_no_process_and_no_folder_is_left(wanted: str, tmp_path: Path) -> None:
             os.kill(peers[1], signal.SIGKILL)
         _, complaints = run.communicate(timeout=LONG_LIMIT_S)
         assert time.monotonic() - began < patient(10.0)
-    finally:
-        run.kill()
-        run.communicate()
     # Its guard takes a moment.
     give_up = time.monotonic() + (LONG_LIMIT_S if wanted == "SIGKILL" else 0.0)
     while (left := [pid for pid in everybody if runs(pid)]) and time.monotonic() < give_up:
@@ -293,14 +272,7 @@ def test_standard_streams_that_are_closed() -> None:
 
 
 def test_a_link_that_relays_do_not_understand() -> None:
-    run = subprocess.run(
-        [*COMMAND, "--emulate", "rate=200foo"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LONG_LIMIT_S,
-        check=False,
-    )
+    run = run_to_end(*COMMAND, "--emulate", "rate=200foo")
     assert run.returncode == 2
     assert run.stdout == ""
     expected = (

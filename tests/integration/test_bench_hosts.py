@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
@@ -21,12 +19,9 @@ from click.testing import CliRunner
 import pccl
 from pccl.cli.bench.command import bench
 from pccl.cli.bench.peers.agreement import gather, share
-from tests.support.paths import ROOT
+from tests.support.commands import PCCL, environment_with, running
 from tests.support.patience import LONG_LIMIT_S
 from tests.support.secret_files import keep
-
-COMMAND = (sys.executable, "-m", "pccl.cli.main", "bench")
-"""Far more than it takes; a machine that is busy with other things must not fail the test."""
 
 SECRET = "b7Qz-Tr4k_Wm9x-Jp2v"
 SMALL = ("--size", "4KiB,64KiB", "--rounds", "2", "--warmup", "0")
@@ -42,25 +37,12 @@ def master(tmp_path: Path) -> Iterator[str]:
         yield node.address
 
 
-@contextlib.contextmanager
 def host(
     tmp_path: Path, master: str, *options: str, stderr: int | IO[str] = subprocess.PIPE
-) -> Generator[subprocess.Popen[str]]:
+) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
     """One host's process; it is gone afterwards."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_")}
-    process = subprocess.Popen(
-        [*COMMAND, "--master", master, "--token", str(tmp_path / "token"), *options],
-        cwd=ROOT,
-        env=clean,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    where = ("--master", master, "--token", str(tmp_path / "token"))
+    return running(*PCCL, "bench", *where, *options, env=environment_with(), stderr=stderr)
 
 
 def line_with(process: subprocess.Popen[str], words: str) -> str:

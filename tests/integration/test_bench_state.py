@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -12,25 +9,14 @@ from click.testing import CliRunner
 
 from pccl.cli.bench.command import bench
 from tests.integration.test_bench import ENVIRONMENT
-from tests.support.paths import ROOT
-from tests.support.patience import LONG_LIMIT_S
+from tests.support.commands import PCCL, printed_objects
 
-COMMAND = (sys.executable, "-m", "pccl.cli.main", "bench", "state")
+COMMAND = (*PCCL, "bench", "state")
 
 
 def measure(*options: str) -> dict[tuple[str, str], dict[str, Any]]:
     """The objects that a benchmark prints, by part and case."""
-    run = subprocess.run(
-        [*COMMAND, "--json", *options],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=LONG_LIMIT_S,
-        check=False,
-    )
-    assert (run.returncode, run.stderr) == (0, ""), run.stdout + run.stderr
-    found = [json.loads(line) for line in run.stdout.splitlines()]
+    found = printed_objects(*COMMAND, "--json", *options, env=ENVIRONMENT)
     for figure in found:
         assert figure["values_ok"] is True
         assert figure["faults"] == []

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from pccl.cli.bench.command import bench
-from tests.support.paths import ROOT
-from tests.support.patience import LONG_LIMIT_S
-
-COMMAND = (sys.executable, "-m", "pccl.cli.main", "bench")
-"""Far more than it takes; a machine that is busy with other things must not fail the test."""
+from tests.support.commands import PCCL, environment_with, printed_objects
 
 ONCE = ("--rounds", "1", "--warmup", "1", "--no-floor")
 
 
 def measure(*options: str) -> list[dict[str, Any]]:
     """The objects that a benchmark prints."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_")}
-    run = subprocess.run(
-        [*COMMAND, "--json", *options],
-        cwd=ROOT,
-        env=clean,
-        capture_output=True,
-        text=True,
-        timeout=LONG_LIMIT_S,
-        check=False,
-    )
-    assert (run.returncode, run.stderr) == (0, ""), run.stdout + run.stderr
-    return [json.loads(line) for line in run.stdout.splitlines()]
+    return printed_objects(*PCCL, "bench", "--json", *options, env=environment_with())
 
 
 def test_eight_bits_through_a_mesh() -> None:

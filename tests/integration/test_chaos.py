@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -15,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.commands import FROM_ANYWHERE, PCCL, run_to_end, running
 from tests.support.patience import LIMIT_S, LONG_LIMIT_S, patient
 
-COMMAND = (sys.executable, "-m", "pccl.cli.main", "stress", "run")
-"""Far more than it takes; a machine that is busy with other things must not fail the test."""
+COMMAND = (*PCCL, "stress", "run")
 
 REPORT_KEYS = {
     "verdict",
@@ -59,15 +57,7 @@ def write(folder: Path, scenario: dict[str, Any]) -> str:
 
 
 def stress(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *options],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=LONG_LIMIT_S,
-        check=False,
-    )
+    return run_to_end(*COMMAND, *options, cwd=folder, env=FROM_ANYWHERE)
 
 
 def test_a_short_run_with_faults_of_many_kinds(tmp_path: Path) -> None:
@@ -130,15 +120,8 @@ def is_there(pid: int) -> bool:
 def test_no_process_is_left(wanted: signal.Signals, tmp_path: Path) -> None:
     frozen = [{"at_s": 0.0, "kind": "freeze", "peer": 2, "duration_s": 60.0}]
     scenario = write(tmp_path, {**SHORT, "duration_s": 100.0, "faults": frozen})
-    run = subprocess.Popen(
-        [*COMMAND, "--scenario", scenario, "--json", "r.json"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
+    command = (*COMMAND, "--scenario", scenario, "--json", "r.json")
+    with running(*command, cwd=tmp_path, env=FROM_ANYWHERE, stderr=subprocess.STDOUT) as run:
         assert run.stdout is not None
         for line in run.stdout:
             if "freeze peer 2" in line:
@@ -147,9 +130,6 @@ def test_no_process_is_left(wanted: signal.Signals, tmp_path: Path) -> None:
         assert len(pids) >= 4
         run.send_signal(wanted)
         said, _ = run.communicate(timeout=LONG_LIMIT_S)
-    finally:
-        run.kill()
-        run.wait()
     deadline = time.monotonic() + LIMIT_S
     while any(is_there(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.01)  # a guard ends them if the harness could not
@@ -194,15 +174,8 @@ def test_what_was_drawn_can_be_saved_and_run_again(tmp_path: Path) -> None:
 
 def test_recovery_and_joins_are_measured(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pccl.stress", "recovery"]
-    done = subprocess.run(
-        [*command, "--tries", "2", "--peers", "3", "--size", "1M", "--json"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=LONG_LIMIT_S,
-        check=False,
-    )
+    options = ["--tries", "2", "--peers", "3", "--size", "1M", "--json"]
+    done = run_to_end(*command, *options, cwd=tmp_path, env=FROM_ANYWHERE)
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)["sizes"]
     assert (found["bytes"], found["tries"]) == (1 << 20, 2)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import commands
+from tests.support.commands import PCCL, environment_with
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 from tests.support.secret_files import keep
@@ -25,15 +27,7 @@ print(json.dumps({"pid": os.getpid(), "told": told, "arguments": sys.argv[1:]}))
 
 
 def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_")}
-    return subprocess.Popen(
-        [sys.executable, "-m", "pccl.cli.main", "join", *arguments],
-        cwd=ROOT,
-        env={**clean, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return commands.start(*PCCL, "join", *arguments, env=environment_with(**environment))
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[str, str]:

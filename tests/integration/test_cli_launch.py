@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import PCCL, environment_with, run_to_end
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 
-PCCL_LAUNCH = (sys.executable, "-m", "pccl.cli.main", "launch")
+PCCL_LAUNCH = (*PCCL, "launch")
 PYTHON = (sys.executable, "-c")
 
 ME = "import os, signal, sys, time; me = int(os.environ['PCCL_PEER_INDEX'])\n"
@@ -59,11 +60,10 @@ class Launched:
     """A launch that runs."""
 
     def __init__(self, *arguments: str, **environment: str) -> None:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_")}
         self.process = subprocess.Popen(
             [*PCCL_LAUNCH, *arguments],
             cwd=ROOT,
-            env={**clean, **environment},
+            env=environment_with(**environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -429,14 +429,8 @@ def test_nohup_stays_in_force(start: type[Launched], tmp_path: Path) -> None:
 def test_no_descriptors_left() -> None:
     """Those that were started are ended."""
     limited = ("sh", "-c", 'ulimit -n 40; exec "$@"', "sh", *PCCL_LAUNCH)
-    launch = subprocess.run(
-        [*limited, "-n", "64", "--", *PYTHON, ME + FOREVER],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    command = (*limited, "-n", "64", "--", *PYTHON, ME + FOREVER)
+    launch = run_to_end(*command, limit_s=LIMIT_S)
     assert launch.returncode == 71
     complaint = r"pccl launch: cannot start peer \d+: Too many open files\n"
     assert re.fullmatch(complaint, launch.stderr), launch.stderr

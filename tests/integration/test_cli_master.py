@@ -1,55 +1,28 @@
 """``pccl master`` as users run it, and the group of commands around it."""
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 import pccl
 from pccl.errors import NotAdmitted
-from tests.support.paths import ROOT
+from tests.support import commands
+from tests.support.commands import PCCL, environment_with, run_to_end
 from tests.support.patience import LIMIT_S
 from tests.support.secret_files import keep
-
-PCCL = (sys.executable, "-m", "pccl.cli.main")
-
 
 TOKEN = "the token of these tests"
 
 
-def environment_with(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_")}
-    return {**kept, **more}
-
-
-def start_master(*options: str, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*PCCL, "master", *options],
-        cwd=ROOT,
-        env=environment_with(**environment),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def run_pccl(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*PCCL, *arguments],
-        cwd=ROOT,
-        env=environment_with(**environment),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    return run_to_end(*PCCL, *arguments, env=environment_with(**environment), limit_s=LIMIT_S)
 
 
 def read_greeting(master: subprocess.Popen[str]) -> tuple[str, str]:
@@ -65,14 +38,8 @@ def read_greeting(master: subprocess.Popen[str]) -> tuple[str, str]:
     return found[1], words
 
 
-@contextmanager
-def running(*options: str, **environment: str) -> Generator[subprocess.Popen[str]]:
-    process = start_master(*options, **environment)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+def running(*options: str, **environment: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    return commands.running(*PCCL, "master", *options, env=environment_with(**environment))
 
 
 @pytest.fixture
@@ -254,14 +221,7 @@ def test_help_names_every_command_and_imports_none() -> None:
         "try: main.main()\n"
         "finally: print(json.dumps(sorted(sys.modules)), file=sys.stderr)\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", probe, "--help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    run = run_to_end(sys.executable, "-c", probe, "--help", limit_s=LIMIT_S)
     assert run.returncode == 0
     assert {"demo", "master"} <= set(re.findall(r"^  (\w+) ", run.stdout, re.MULTILINE))
     loaded = set(json.loads(run.stderr))

@@ -20,6 +20,7 @@ import pccl
 from pccl._api.session import Session
 from pccl.errors import LinkError, NotConnected
 from pccl.runtime.engine import PeerEngine
+from tests.support.commands import run_to_end
 from tests.support.patience import LIMIT_S, patient
 
 PROMPT_S = patient(3.0)
@@ -357,13 +358,9 @@ ENDINGS = {
 
 def run_script(script: str) -> tuple[subprocess.CompletedProcess[str], float]:
     started = time.monotonic()
-    finished = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", PREAMBLE + textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    program = PREAMBLE + textwrap.dedent(script)
+    command = (sys.executable, "-X", "dev", "-W", "error", "-c", program)
+    finished = run_to_end(*command, limit_s=LIMIT_S)
     return finished, time.monotonic() - started
 
 

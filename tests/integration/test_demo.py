@@ -5,19 +5,18 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.commands import FROM_ANYWHERE, PCCL, run_to_end, running
 from tests.support.patience import LONG_LIMIT_S, patient
 
 for module in ("torch", "sklearn", "matplotlib"):
     pytest.importorskip(module)
 
-COMMAND = (sys.executable, "-m", "pccl.cli.main", "demo")
+COMMAND = (*PCCL, "demo")
 WEIGHT_COUNT = (32 * 9 + 32) + (64 * 32 * 9 + 64) + (64 * 4 * 4 * 10 + 10)
 STATE_BYTES = 1797 * (64 * 4 + 8) + 2 * 4 * WEIGHT_COUNT + 8
 """Images and digits; weights and their momentum; the step counter."""
@@ -25,14 +24,7 @@ STATE_BYTES = 1797 * (64 * 4 + 8) + 2 * 4 * WEIGHT_COUNT + 8
 
 def test_demo_survives_a_kill_and_takes_a_newcomer_in(tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
-    run = subprocess.run(
-        [*COMMAND, "--json", "--steps", "150", "--out", str(picture)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LONG_LIMIT_S,
-        check=False,
-    )
+    run = run_to_end(*COMMAND, "--json", "--steps", "150", "--out", str(picture))
     assert run.returncode == 0, run.stdout + run.stderr
     verdict = json.loads(run.stdout)
     assert set(verdict) == {
@@ -76,15 +68,9 @@ def pids_when_training(demo: subprocess.Popen[str]) -> list[int]:
 
 @pytest.mark.parametrize("wanted", ["SIGINT", "SIGTERM", "death of a peer"])
 def test_no_process_is_left(wanted: str, tmp_path: Path) -> None:
-    demo = subprocess.Popen(
-        [*COMMAND, "--peers", "2", "--no-kill", "--steps", "100000", "--out", "picture.png"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
+    options = ("--peers", "2", "--no-kill", "--steps", "100000", "--out", "picture.png")
+    merged = subprocess.STDOUT
+    with running(*COMMAND, *options, cwd=tmp_path, env=FROM_ANYWHERE, stderr=merged) as demo:
         pids = pids_when_training(demo)
         assert len(pids) == 3
         began = time.monotonic()
@@ -95,9 +81,6 @@ def test_no_process_is_left(wanted: str, tmp_path: Path) -> None:
         said, _ = demo.communicate(timeout=LONG_LIMIT_S)
         if wanted.startswith("SIG"):
             assert time.monotonic() - began < patient(10.0)
-    finally:
-        demo.kill()
-        demo.wait()
     assert [pid for pid in pids if is_there(pid)] == []
     assert demo.returncode != 0
     assert "Traceback" not in said
@@ -115,15 +98,7 @@ def test_no_process_is_left(wanted: str, tmp_path: Path) -> None:
     ],
 )
 def test_options_are_checked_first(options: list[str], words: str, tmp_path: Path) -> None:
-    run = subprocess.run(
-        [*COMMAND, *options],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=LONG_LIMIT_S,
-        check=False,
-    )
+    run = run_to_end(*COMMAND, *options, cwd=tmp_path, env=FROM_ANYWHERE)
     assert run.returncode == 2
     assert words in run.stderr
     assert "Traceback" not in run.stderr

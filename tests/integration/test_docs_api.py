@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.commands import launch_example
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 
 PAGE = ROOT / "docs" / "api.md"
-LAUNCH = "from pccl.cli.main import main; main()"
 
 PRINTED = [
     "[15. 15. 15. 15. 15.] from peers (1, 2)",
@@ -33,16 +31,5 @@ def test_there_is_an_expectation_for_each() -> None:
 
 @pytest.mark.parametrize("number", range(len(PRINTED)))
 def test_example(number: int, tmp_path: Path) -> None:
-    example = tmp_path / "example.py"
-    example.write_text(EXAMPLES[number], encoding="utf-8")
-    command = [sys.executable, "-W", "error", str(example)]
-    ended = subprocess.run(
-        [sys.executable, "-c", LAUNCH, "launch", "-n", "2", "--", *command],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    ended = launch_example(EXAMPLES[number], tmp_path, LIMIT_S)
     assert sorted(ended.stdout.splitlines()) == [f"[{n}] {PRINTED[number]}" for n in range(2)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import get_args
@@ -13,6 +12,7 @@ from typing import get_args
 import pytest
 
 from pccl.bindings.events import Event
+from tests.support.commands import run_to_end
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 
@@ -23,15 +23,8 @@ def test_consumers(tmp_path: Path) -> None:
     found = re.search(r"```python\n(import io\n.*?)```\n\n```\n(.*?)```", PAGE, re.DOTALL)
     assert found is not None
     (tmp_path / "example.py").write_text(found[1], encoding="utf-8")
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "example.py"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    command = (sys.executable, "-W", "error", "example.py")
+    ended = run_to_end(*command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, limit_s=LIMIT_S)
     assert (ended.stderr, ended.stdout) == ("", found[2])
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pccl.state import election
+from tests.support.commands import launch_example
 from tests.support.paths import ROOT
-from tests.support.patience import LONG_LIMIT_S
 
 PAGE = ROOT / "docs" / "shared-state.md"
 TEXT = PAGE.read_text(encoding="utf-8")
-LAUNCH = "from pccl.cli.main import main; main()"
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
@@ -25,19 +22,7 @@ def test_there_is_a_test_for_each() -> None:
 
 def lines_of(number: int, tmp_path: Path) -> list[str]:
     """What the two peers print, in order of the processes."""
-    example = tmp_path / "example.py"
-    example.write_text(EXAMPLES[number], encoding="utf-8")
-    command = [sys.executable, "-W", "error", str(example)]
-    ended = subprocess.run(
-        [sys.executable, "-c", LAUNCH, "launch", "-n", "2", "--", *command],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=LONG_LIMIT_S,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return sorted(ended.stdout.splitlines())
+    return sorted(launch_example(EXAMPLES[number], tmp_path).stdout.splitlines())
 
 
 def test_first_example(tmp_path: Path) -> None:

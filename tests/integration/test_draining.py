@@ -84,6 +84,7 @@ import pytest  # noqa: E402
 
 from pccl.errors import CollectiveAborted  # noqa: E402
 from pccl.inquiry import RemovalCause  # noqa: E402
+from tests.support import commands  # noqa: E402
 from tests.support.patience import LIMIT_S, patient  # noqa: E402
 
 if TYPE_CHECKING:
@@ -115,13 +116,7 @@ def _run(command: list[str], drain: str | None) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if name != "PCCL_DRAIN"}
     if drain is not None:
         environment["PCCL_DRAIN"] = drain
-    return subprocess.Popen(
-        [sys.executable, "-m", "pccl.cli.main", *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    return commands.start(*commands.PCCL, *command, env=environment)
 
 
 def joining(run: Run, part: str) -> list[str]:

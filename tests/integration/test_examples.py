@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.commands import PCCL, environment_with, run_to_end
 from tests.support.paths import ROOT
-from tests.support.patience import LONG_LIMIT_S
 
 EXAMPLES = ROOT / "examples"
-LAUNCH = (sys.executable, "-m", "pccl.cli.main", "launch")
 PYTHON = (sys.executable, "-W", "error")
-"""Far more than they take; a machine that is busy with other things must not fail the tests."""
 
 
 def launch(
     peers: int, *command: str, status: int = 0, cwd: Path = ROOT
 ) -> tuple[dict[int, list[str]], list[str]]:
     """Run so many peers to their end; what each printed, in order, and what went to stderr."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_")}
-    clean["PYTHONPATH"] = str(ROOT)
-    ended = subprocess.run(
-        [*LAUNCH, "-n", str(peers), "--", *command],
-        cwd=cwd,
-        env=clean,
-        capture_output=True,
-        text=True,
-        timeout=LONG_LIMIT_S,
-        check=False,
-    )
+    clean = environment_with(PYTHONPATH=str(ROOT))
+    ended = run_to_end(*PCCL, "launch", "-n", str(peers), "--", *command, cwd=cwd, env=clean)
     assert ended.returncode == status, ended.stdout + ended.stderr
     printed: dict[int, list[str]] = {peer: [] for peer in range(peers)}
     for line in ended.stdout.splitlines():

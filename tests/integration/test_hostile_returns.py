@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,8 +31,9 @@ from pccl.protocol.types import Member, OperationId, PeerId, Roster
 from pccl.runtime.master_store import DirectoryStore, Remembered
 from tests.integration.conftest import Run
 from tests.support.claimant import MASTER, Claimant, alone, returning
-from tests.support.paths import ROOT
+from tests.support.commands import PCCL, environment_with, running
 from tests.support.patience import LIMIT_S, patient
+from tests.support.ports import free_address
 
 QUICK = Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.05, recovery_s=1.0)
 RUN, INVENTED = b"the run of these", b"never was a run!"
@@ -51,11 +50,6 @@ def _no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """What they do is no error of ours; the loop's exception handler logs errors, too."""
     yield
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
-
-
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -273,17 +267,10 @@ def test_a_standby_that_is_started_again_remembers_the_run(two: Two) -> None:
 @contextmanager
 def process(*options: str) -> Generator[tuple[subprocess.Popen[str], str]]:
     """A master of its own, and where it listens."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_")}
-    command = [sys.executable, "-m", "pccl.cli.main", "master", "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(
-        [*command, *options], cwd=ROOT, env=kept, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    ) as started:  # fmt: skip
-        try:
-            assert started.stdout is not None
-            yield started, started.stdout.readline().split()[-1]
-        finally:
-            started.kill()
+    command = (*PCCL, "master", "--listen", "127.0.0.1:0", *options)
+    with running(*command, env=environment_with(), stderr=subprocess.DEVNULL) as started:
+        assert started.stdout is not None
+        yield started, started.stdout.readline().split()[-1]
 
 
 def rss_bytes(process: subprocess.Popen[str]) -> int:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,8 +20,10 @@ import pccl
 from pccl import MasterNode, Timing
 from pccl.errors import MasterLost
 from pccl.inquiry import master_status
+from tests.support.commands import PCCL, environment_with, running
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S, patient
+from tests.support.ports import free_address
 
 T = TypeVar("T")
 BACK_S = patient(10.0)
@@ -136,11 +136,6 @@ def run() -> Iterator[Run]:
         yield Run(stack)
 
 
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
-
-
 @pytest.mark.parametrize("keeps", [True, False], ids=["with its state", "without"])
 def test_a_master_comes_back_and_no_call_notices(run: Run, tmp_path: Path, keeps: bool) -> None:
     state = tmp_path if keeps else None
@@ -248,22 +243,9 @@ def test_without_a_master_calls_fail_in_the_end(run: Run) -> None:
 # -- as a process ----------------------------------------------------------------------------
 
 
-@contextmanager
-def master_process(*options: str) -> Generator[subprocess.Popen[str]]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pccl.cli.main", "master", *options],
-        cwd=ROOT,
-        env=kept,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+def master_process(*options: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    kept = environment_with()
+    return running(*PCCL, "master", *options, env=kept, stderr=subprocess.DEVNULL)
 
 
 def address_of(process: subprocess.Popen[str]) -> str:

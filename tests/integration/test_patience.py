@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
 
 from pccl.stress.studies.patience import PatienceFindings
-from tests.support.patience import LONG_LIMIT_S
+from tests.support.commands import run_to_end
 
 
 def test_a_short_run_removes_nobody() -> None:
     options = ["--minutes", "0.02", "--peers", "2", "--busy", "1", "--json"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "pccl.stress", "patience", *options],
-        capture_output=True,
-        text=True,
-        timeout=LONG_LIMIT_S,
-        check=False,
-    )
+    ended = run_to_end(sys.executable, "-m", "pccl.stress", "patience", *options)
     assert (ended.returncode, ended.stderr) == (0, "")
     told = json.loads(ended.stdout)
     assert (told["verdict"], told["removals"], told["errors"], told["hangs"]) == ("ok", [], [], 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.patience import LONG_LIMIT_S
+from tests.support.ports import free_address
 
 PROGRAM = Path(__file__).with_name("pccl_recipe.py")
 
@@ -36,8 +36,7 @@ def outcome(process: subprocess.Popen[str]) -> tuple[dict[str, Any], list[str]]:
 
 @pytest.fixture
 def address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return f"127.0.0.1:{taken.getsockname()[1]}"
+    return free_address()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import pccl
+from tests.support.commands import start
 from tests.support.patience import LONG_LIMIT_S
 
 PROGRAM = Path(__file__).with_name("pccl_state_recipe.py")
@@ -29,22 +30,8 @@ class Trainers:
 
     def start(self, steps: int, *waits: str) -> subprocess.Popen[str]:
         seed = str(len(self.processes))
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-W",
-                "error",
-                PROGRAM,
-                self._how,
-                self._address,
-                str(steps),
-                seed,
-                *waits,
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        told = (self._how, self._address, str(steps), seed, *waits)
+        process = start(sys.executable, "-W", "error", str(PROGRAM), *told)
         self.processes.append(process)
         return process
 

@@ -3,8 +3,6 @@
 import asyncio
 import io
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +13,11 @@ import pytest
 
 import pccl
 from pccl.progress import Drawer, ProgressBar
+from tests.support.commands import launch_example
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 
 COUNT = 1_000_000
-LAUNCH = "from pccl.cli.main import main; main()"
 BAR = "from pccl.progress import ProgressBar"
 
 
@@ -121,18 +119,7 @@ def test_the_example_of_the_page(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "launching.md").read_text()
     [example] = [one for one in re.findall(r"```python\n(.*?)```", text, re.S) if BAR in one]
     printed = text[text.index(example) :].split("```")[2].strip().splitlines()
-    program = tmp_path / "download.py"
-    program.write_text(example, encoding="utf-8")
-    command = [sys.executable, "-W", "error", str(program)]
-    ended = subprocess.run(
-        [sys.executable, "-c", LAUNCH, "launch", "-n", "2", "--", *command],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    ended = launch_example(example, tmp_path, LIMIT_S)
     said = [line.partition("] ")[2] for line in printed]
     assert sorted(line.partition("] ")[2] for line in ended.stdout.splitlines()) == said[1:]
     [bar] = [line for line in ended.stderr.splitlines() if "pccl: " in line]

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
-from tests.support.patience import LONG_LIMIT_S
+from tests.support.commands import run_to_end
 
 pytest.importorskip("torch")
 
@@ -23,13 +22,7 @@ WHICH = "--seeds 5 --variant data-parallel --variant streaming-int4"
 
 def quality(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pccl.stress", "quality", str(folder), *SMALL.split()]
-    return subprocess.run(
-        [*command, *WHICH.split(), *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LONG_LIMIT_S,
-    )
+    return run_to_end(*command, *WHICH.split(), *words)
 
 
 def test_a_grid_is_made_once_and_told_again(tmp_path: Path) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import pickle
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import replace
@@ -27,6 +25,7 @@ from pccl.inquiry import RemovalCause, master_status, to_json
 from pccl.protocol.codec import encode
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.messages import StatusRequest
+from tests.support.commands import PCCL, environment_with, run_to_end
 from tests.support.patience import LIMIT_S
 from tests.support.secret_files import keep
 
@@ -46,15 +45,8 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def pccl_status(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_")}
-    return subprocess.run(
-        [sys.executable, "-m", "pccl.cli.main", "status", *arguments],
-        env={**clean, **environment, "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    settings = environment_with(**environment, PYTHONDONTWRITEBYTECODE="1")
+    return run_to_end(*PCCL, "status", *arguments, env=settings, limit_s=LIMIT_S)
 
 
 # -- what programs are told ------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
 import sys
 import textwrap
 import threading
@@ -19,6 +18,7 @@ import pytest
 import pccl
 import pccl.aio
 from pccl.errors import CollectiveAborted, DeadlineExceeded, NotConnected
+from tests.support.commands import run_to_end
 from tests.support.patience import LIMIT_S, patient
 
 if TYPE_CHECKING:
@@ -393,11 +393,5 @@ def test_programs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         options = ["-W", "error", "-W", "ignore::DeprecationWarning"]  # torch's own
         pytest.importorskip("torch")
     script = PREAMBLE + textwrap.dedent(PROGRAMS[name])
-    ended = subprocess.run(
-        [sys.executable, *options, "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=2 * LIMIT_S,
-        check=False,
-    )
+    ended = run_to_end(sys.executable, *options, "-c", script, limit_s=2 * LIMIT_S)
     assert (ended.returncode, ended.stderr) == (0, "")

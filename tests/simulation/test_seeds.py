@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from pccl.stress.sim.planted import planted
 from pccl.stress.sim.runner import run_scenario, run_seed
 from pccl.stress.sim.scenarios.mixes import MIXES
-from tests.support.patience import LONG_LIMIT_S
+from tests.support.commands import run_to_end
 
 PHASES = (
     *("connecting", "round", "reduce_scatter", "gather", "done_before_commit"),
@@ -108,14 +107,7 @@ what it reads, and before newcomers knew that there was a majority before them."
 
 def simulate(*arguments: str, **environment: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "pccl.stress", "sim", "--json", *arguments]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=LONG_LIMIT_S,
-        check=False,
-        env={**os.environ, **environment},
-    )
+    done = run_to_end(*command, env={**os.environ, **environment})
     assert done.stdout, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == (1 if result["failed"] or result["missed"] else 0)

@@ -10,3 +10,8 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as one:
         port: int = one.getsockname()[1]
         return port
+
+
+def free_address() -> str:
+    """One of this machine with such a port."""
+    return f"127.0.0.1:{free_port()}"
