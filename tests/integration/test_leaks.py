@@ -279,7 +279,7 @@ def test_peers_come_and_go(new_run: Callable[..., Run]) -> None:
     before = tables(run)
     for _ in range(300):
         one_comes_and_goes()
-    bounded = {"_removed", "rosters", "_items"}  # logs that keep so many and no more
+    bounded = {"recent", "rosters", "_items"}  # logs that keep so many and no more
     assert not {
         name: sizes
         for name, sizes in grown(before, tables(run)).items()

@@ -408,7 +408,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             [] if idle else self.waits.all(),
             self.waits.lockstep.since_ns,
             {} if idle else self.ballots.open,
-            self.removals.kept,
+            self.removals.recent,
             self.succession.waits_for(),
         )
         return status_report(state, self._now_ns)

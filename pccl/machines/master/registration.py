@@ -119,7 +119,7 @@ class Registration:
         """
         peer = self._membership.peers.get(message.peer)
         if peer is None or peer.token != message.token:
-            removal = self._removals.kept.get(message.peer)
+            removal = self._removals.recent.get(message.peer)
             if removal is None:
                 self._connections.refuse(connection, "this master does not know you")
             else:
@@ -180,7 +180,7 @@ class Registration:
         # A master before may have given out the id, though nobody knew of it. Each has jumped from
         # what it was told, and this one not always the furthest.
         may_have_id = had_master and header.peer <= self.last_peer + ID_JUMP_MAX
-        if header.peer in self._removals.kept or header.roster_version or not may_have_id:
+        if header.peer in self._removals.recent or header.roster_version or not may_have_id:
             self._removals.turn_away(connection, header.peer, header.registration.group)
         elif not self._make_room(connection):
             self._connections.refuse(connection, "the run is full")

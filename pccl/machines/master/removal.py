@@ -58,7 +58,7 @@ class Removals:
         self._rounds = rounds
         self._ratification = ratification
         self._outbox = outbox
-        self.kept: dict[PeerId, Removal] = {}
+        self.recent: dict[PeerId, Removal] = {}
         """The last ones, the newest last."""
 
     def expel(self, expel: Expel | None) -> None:
@@ -92,9 +92,9 @@ class Removals:
         self._outbox.announce("removed", peer, f"{cause.name}: {reason}")
         now_ns = self._outbox.now_ns
         removal = Removal(peer.id, peer.group, cause, reason, now_ns)
-        self.kept[peer.id] = removal
-        if len(self.kept) > REMOVED_KEPT_MAX:
-            del self.kept[next(iter(self.kept))]
+        self.recent[peer.id] = removal
+        if len(self.recent) > REMOVED_KEPT_MAX:
+            del self.recent[next(iter(self.recent))]
         if peer.connection is not None:
             if cause is not RemovalCause.GOODBYE:
                 self._outbox.send(peer, removal.told(now_ns))
@@ -104,7 +104,7 @@ class Removals:
     def turn_away(self, connection: int, peer: PeerId, group: int) -> None:
         """The run has gone on without a peer; who removed it, and why, may be forgotten."""
         now_ns = self._outbox.now_ns
-        removal = self.kept.get(peer)
+        removal = self.recent.get(peer)
         if removal is None:
             cause, reason = RemovalCause.CONTROL_LOST, "the run went on without it"
             removal = Removal(peer, group, cause, reason, now_ns)
