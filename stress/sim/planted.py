@@ -496,9 +496,9 @@ def _newcomers_speak_for_all(stack: ExitStack) -> None:
     """
     admit = JointRounds.admit_into_empty_run
 
-    def hasty(rounds: JointRounds) -> None:
+    def hasty(rounds: JointRounds, *, at_tick: bool = False) -> None:
         with patch.object(Ratification, "has_consent", True):
-            admit(rounds)
+            admit(rounds, at_tick=at_tick)
 
     stack.enter_context(patch.object(Recovery, "ratified", property(lambda recovery: 0)))
     stack.enter_context(patch.object(JointRounds, "admit_into_empty_run", hasty))
