@@ -109,7 +109,8 @@ class ControlConnection:
     def registered(self, message: msg.Registered, now_ns: int) -> None:
         """The master has given this peer an id."""
         own = self._own
-        if own.standing is not Standing.JOINING or len(message.run) != RUN_BYTES:
+        is_whole = len(message.run) == RUN_BYTES and message.token
+        if own.standing is not Standing.JOINING or not is_whole:
             raise errors.RemoteProtocolError(func="control", reason="a registration out of place")
         assert self.join is not None
         own.become(Standing.PENDING)

@@ -154,6 +154,16 @@ def running(call: int = 9, *, done: bool = False) -> Peer:
 # -- joining -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("run", "token"), [(RUN, b""), (b"short", b"token"), (b"", b"")])
+def test_a_registration_that_cannot_be_resumed_is_refused(run: bytes, token: bytes) -> None:
+    """It would count as none after a reconnect, when this peer is a member already."""
+    peer = Peer()
+    peer.do(JoinCall(1, 0, "", 4002, 5))
+    peer.do(ControlOpened(RUN, 1))
+    with pytest.raises(errors.RemoteProtocolError, match="a registration out of place"):
+        peer.hear(msg.Registered(ME, 1, run, token))
+
+
 def test_join_alone() -> None:
     peer = Peer()
     assert peer.do(JoinCall(1, 0, "", 4002, 5)) == [DialControl(0)]
