@@ -185,9 +185,12 @@ class PeerLinks:
             self._outbox.send(newcomer, msg.LinkPlan((elder.member,)))
 
     def overdue(self, peer: RegisteredPeer, missing: PeerId | None) -> Expel | None:
-        """A tick: whether a newcomer has lacked a link for too long; members lack none."""
+        """A tick: whether a newcomer has lacked a link for too long; members lack none.
+
+        Somebody admitted in this tick may have lacked one when it began.
+        """
         now_ns = self._outbox.now_ns
-        if peer.control_lost_ns is not None:
+        if peer.admitted or peer.control_lost_ns is not None:
             return None
         if missing is None:
             peer.pending_ns = now_ns

@@ -441,6 +441,20 @@ def ended(
     return msg.OperationEnded(what, abort, reason, contributors, version)
 
 
+def test_who_is_admitted_in_a_tick_is_not_judged_by_what_it_lacked_before() -> None:
+    """The last member's removal admits a newcomer that lacked a link to another newcomer."""
+    master = Master(1)
+    master.register(2, min_peers=5)
+    master.hear(2, msg.LinkReport(ONE, True, ""))
+    master.register(3)
+    timing = Timing()
+    master.wait(timing.link_s - timing.resume_s, speaking=(1, 2, 3))
+    master.do(ConnectionClosed(1, "it is gone"))
+    effects = master.wait(2 * timing.resume_s, speaking=(2, 3))
+    assert [peer for peer, _ in removals(effects)] == [1]
+    assert admitted(effects) == [3]
+
+
 def test_all_or_nothing() -> None:
     master = Master(2)
     assert master.hear(2, msg.OperationRequest(operation(), SUM)) == []
