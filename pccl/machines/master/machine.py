@@ -245,7 +245,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case msg.RunQuery() if not is_known:
                 answer = self.succession.run_is(message)
                 self.connections.part_with(connection, answer, "its question is answered")
-            case msg.StatusRequest() if peer is None and not self.succession.hears(connection):
+            case msg.StatusRequest() if not is_known:
                 status = self._status()
                 self.connections.part_with(connection, status, "its question is answered")
             case msg.Return() if peer is None:

@@ -254,7 +254,7 @@ class Succession:
                     recovery.leave(connection)
                 self._waiting.pop(connection, None)
                 self._connections.close(connection, "it left")
-            case msg.Resume() if report is None:
+            case msg.Resume() if report is None and connection not in self._waiting:
                 self._connections.refuse(connection, "this master does not know you")
             case _ if report is not None:
                 return self._hear_report(recovery, report, message)

@@ -31,7 +31,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
 from pccl.protocol.guards.allowance import Trust
 from pccl.protocol.handshake import NO_RUN
-from pccl.protocol.limits import TERM_GAP, Timing
+from pccl.protocol.limits import PENDING_MAX, TERM_GAP, Timing
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import (
     AbortCause,
@@ -1253,3 +1253,16 @@ def test_another_process_under_a_members_id_is_no_member() -> None:
     ((_, refused),) = [(c, m) for c, m in told(effects, msg.Refused) if c == 9]
     assert isinstance(refused, msg.Refused)
     assert refused.cause is RemovalCause.CONTROL_LOST
+
+
+@pytest.mark.parametrize("says", [msg.StatusRequest(), msg.Resume(ONE, token(1), 0)])
+def test_who_waits_and_says_something_else_waits_no_more(says: msg.Message) -> None:
+    """Its connection is closed, so it must not count among those that wait."""
+    master = Master(Origin.RESTARTED)
+    for connection in range(1, PENDING_MAX + 2):
+        master.do(ConnectionOpened(connection, "10.0.0.1"))
+        effects = master.hear(connection, msg.Register(0, "", 5000))
+        if connection == 1:
+            closed = master.hear(connection, says)
+            assert [type(effect) for effect in closed] == [CloseConnection]
+    assert effects == []  # there was room for the last one
