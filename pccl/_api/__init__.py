@@ -7,6 +7,5 @@
 * ``reports``: what calls tell their callers.
 * ``handles``: the outcome of a reduce that goes on while its caller does other things.
 * ``base``: what the two communicators have in common: construction, and what needs no waiting.
-* ``draining``: SIGTERM as a goodbye: the run is told before the program ends, and nobody waits for
-  a deadline.
+* ``draining``: SIGTERM as a goodbye: this peer leaves the run before the program ends.
 """

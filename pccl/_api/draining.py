@@ -1,4 +1,4 @@
-"""SIGTERM as a goodbye: the run is told before the program ends, and nobody waits for a deadline.
+"""SIGTERM as a goodbye: this peer leaves the run before the program ends, so nobody waits for it.
 
 ``pccl launch`` and ``pccl join`` ask for it by ``PCCL_DRAIN=1``. The first communicator that is
 then made in the main thread takes SIGTERM over, if nobody else has: a program with a handler of its

@@ -138,17 +138,14 @@ class PeerEngine:
 
     def _enter_run(self, loss: errors.PCCLError | None, hasher: Hasher | None = None) -> None:
         """Begin anew, after a ``loss``, as a process that no run knows; ``hasher``: at first."""
-        eager = EagerBudget(self._options.eager_bytes_max, self._options.segment_bytes)
+        segment_bytes = self._options.segment_bytes
+        eager = EagerBudget(self._options.eager_bytes_max, segment_bytes)
         left = self.machine.left_sync if hasher is None else None
         self.machine: PeerMachine = PeerMachine(self._timing, self.now_ns(), eager, loss, left)
         self.links = Links(self._make_link)
         self._meter = LinkMeter(self._clock, self.links)
-        self.data_plane = DataPlane(
-            self.links.to,
-            self.machine.collectives.may_come,
-            self._on_done,
-            self._options.segment_bytes,
-        )
+        may_come = self.machine.collectives.may_come
+        self.data_plane = DataPlane(self.links.to, may_come, self._on_done, segment_bytes)
         if hasher is not None:
             stall_ns = self._timing.ns(self._timing.deadline_s) // 4
             self._state = StateDesk(self, hasher, self._tasks, stall_ns)

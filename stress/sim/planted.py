@@ -20,7 +20,6 @@ from pccl.machines.master.ballots.ballot import Commit, Decision
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.master.ballots.kept import Kept
 from pccl.machines.master.lockstep import Finding, LockstepWatch, Wait
-from pccl.machines.master.membership import Membership
 from pccl.machines.master.peer_links import PeerLinks
 from pccl.machines.master.registration import Registration
 from pccl.machines.master.rounds import JointRounds
@@ -240,8 +239,7 @@ def _resume_token_ignored(stack: ExitStack) -> None:
     resume = Registration.resume
 
     def trusting(registration: Registration, connection: int, message: msg.Resume) -> None:
-        membership: Membership = getattr(registration, "_membership")  # noqa: B009 - not ours
-        peer = membership.peers.get(message.peer)
+        peer = registration.membership.peers.get(message.peer)
         if peer is not None:
             message = replace(message, token=peer.token)
         resume(registration, connection, message)

@@ -67,7 +67,7 @@ class Connections:
         return peer if peer is not None and peer.connection == connection else None
 
     def close(self, connection: int, reason: str) -> None:
-        """Close a connection; whoever was behind it may come again."""
+        """Close a connection; its peer may come again."""
         self._outbox.add(CloseConnection(connection, reason))
         self.hosts.pop(connection, None)
         self.peers.pop(connection, None)

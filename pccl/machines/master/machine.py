@@ -107,7 +107,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.outbox = out = Outbox(now_ns)
         self.connections = Connections(out)
         self.membership = who = Membership(term, choose)
-        # What was decided, and who has to agree before it is told.
+        # What was decided, and which members must agree before it is told.
         is_sole = not standbys and origin is not Origin.STANDBY
         self.ratification = Ratification(who, out, is_sole=is_sole)
         self.finals = Finals(who, self.ratification, out)

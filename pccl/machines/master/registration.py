@@ -53,7 +53,7 @@ class Registration:
         self._timing = timing
         self._incarnation = incarnation
         self.random_bytes = random_bytes
-        self._membership = membership
+        self.membership = membership
         self._connections = connections
         self._links = links
         self._removals = removals
@@ -93,7 +93,7 @@ class Registration:
             pending_ns=now_ns,
             registered_ns=now_ns,
         )
-        self._membership.peers[peer.id] = peer
+        self.membership.peers[peer.id] = peer
         self._connections.bind(connection, peer)
         us = self._incarnation
         known_as = msg.Registered(peer.id, us.term, us.run, peer.token, us.incumbent, us.standbys)
@@ -105,11 +105,11 @@ class Registration:
 
     def _make_room(self, connection: int) -> bool:
         """Of too many that wait one has to go; return whether one more newcomer may come."""
-        crowded = self._membership.crowded_out(self._connections.hosts[connection])
+        crowded = self.membership.crowded_out(self._connections.hosts[connection])
         if crowded is not None:
             why = f"{PENDING_MAX} newcomers wait, the most from its address; call connect() again"
             self._removals.remove(crowded, RemovalCause.CROWDED_OUT, why)
-        return len(self._membership.peers) < PEERS_MAX
+        return len(self.membership.peers) < PEERS_MAX
 
     def resume(self, connection: int, message: msg.Resume) -> None:
         """A peer that has lost its connection is back.
@@ -117,7 +117,7 @@ class Registration:
         Raises:
             RemoteProtocolError: it follows another master.
         """
-        peer = self._membership.peers.get(message.peer)
+        peer = self.membership.peers.get(message.peer)
         if peer is None or peer.token != message.token:
             removal = self._removals.recent.get(message.peer)
             if removal is None:
@@ -149,7 +149,7 @@ class Registration:
         if roster_version == 0:  # it was admitted, but that news was lost
             self._ratification.tell_admitted(peer, self._rounds.admission(peer))
         else:
-            for roster in self._membership.rosters_after(peer.group, roster_version):
+            for roster in self.membership.rosters_after(peer.group, roster_version):
                 self._outbox.send(peer, msg.RosterChanged(roster))
         for owed in (*self._ballots.owed_to(peer.id), *self._finals.owed_to(peer.id)):
             self._ratification.tell(peer, owed)
@@ -168,7 +168,7 @@ class Registration:
         us = self._incarnation
         if header.term > us.term:
             raise RemoteProtocolError(reason="it follows a later master")
-        known = self._membership.peers.get(header.peer)
+        known = self.membership.peers.get(header.peer)
         follows = (header.term, header.incumbent) == (us.term, us.incumbent)
         if known is not None:
             if known.admitted and not self._ratification.is_sole and not follows:
@@ -192,8 +192,8 @@ class Registration:
         host, now_ns = self._connections.hosts[connection], self._outbox.now_ns
         peer = revive(header, host, connection, None, now_ns)
         self.last_peer = max(self.last_peer, peer.id)  # nobody else gets this id
-        self._membership.peers[peer.id] = peer
-        self._membership.sort_peers()
+        self.membership.peers[peer.id] = peer
+        self.membership.sort_peers()
         self._connections.bind(connection, peer)
         self.welcome_back(peer, 0)
         self._links.comes(peer)
@@ -206,7 +206,7 @@ class Registration:
         jump = TERM_GAP + int.from_bytes(self.random_bytes(ID_JUMP_BYTES))
         self.last_peer = PeerId(recovered.last_peer + jump)
         peers = revive_all(recovered, self._outbox.now_ns)
-        self._membership.restore(
+        self.membership.restore(
             self._incarnation.term,
             recovered.version,
             recovered.groups,
@@ -221,8 +221,8 @@ class Registration:
 
     def report_admissions(self) -> None:
         """A tick: tell newcomers what they wait for, after pauses that double."""
-        pending = [peer for peer in self._membership.pending() if peer.connection is not None]
-        size = len(self._membership.members()) + len(pending)
+        pending = [peer for peer in self.membership.pending() if peer.connection is not None]
+        size = len(self.membership.members()) + len(pending)
         for peer in pending:
             waited_s = (self._outbox.now_ns - peer.registered_ns) // NS_PER_S
             if waited_s < max(self._timing.waiting_report_s, 2 * peer.waits_told_s):

@@ -34,7 +34,7 @@ class StallWatch:
         self._outbox = outbox
 
     def look(self) -> Iterator[Expel]:
-        """A tick. Whoever is given out has to be removed before the iterator goes on."""
+        """A tick. The caller removes each peer that it gets before it asks for the next one."""
         ballots = self._ballots
         for group in sorted({ballot.operation.group for ballot in ballots.open.values()}):
             yield from self._mend_ring(group)
