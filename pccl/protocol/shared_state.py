@@ -8,7 +8,6 @@ the contents that all members must share, and of those that may differ. How they
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pccl.protocol.types import OperationId, PeerId
@@ -181,17 +180,6 @@ class Unavailable:
 
 
 Verdict = Elected | Differ | Unavailable
-
-Elect = Callable[[Sequence[tuple[PeerId, Offer]], Expected, int], Verdict]
-"""From what all members offer, in ring order, what is expected, and how many collectives the group
-has committed since its last synchronization, to what becomes of it."""
-
-
-def elect_nothing(
-    offers: Sequence[tuple[PeerId, Offer]], expected: Expected, commits: int
-) -> Verdict:
-    """The election of a master that knows nothing of shared state."""
-    return Unavailable("this master synchronizes no shared state")
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,6 @@ from pccl.protocol.limits import (
     Timing,
 )
 from pccl.protocol.messages import MasterAddress
-from pccl.protocol.shared_state import Elect
 from pccl.runtime.clock import ThreadClock, Ticker, Timer
 from pccl.runtime.control.greeting import Credentials, Reception
 from pccl.runtime.control.probe import probe
@@ -52,8 +51,6 @@ from pccl.runtime.control.stranger_log import StrangerLog
 from pccl.runtime.control.stream import ControlStream
 from pccl.runtime.master_store import MasterStore, Remembered
 from pccl.runtime.tasks import Tasks
-from pccl.state.election import elect
-from pccl.topology.cost_model import choose_algorithms
 from pccl.transports.base import Address, Connection, Listener, Transport
 
 _log = logging.getLogger("pccl.master")
@@ -72,7 +69,6 @@ class MasterServer:
         store: where it is kept which run this is; None: nowhere, the members know it.
         standbys: where other masters listen, which the peers are told.
         standby_of: the masters whose run it takes up when they are gone; none: it is no standby.
-        elect: finds out which shared state everybody gets.
         tests_addresses: whether newcomers are dialled, to find out if they can be.
 
     Raises:
@@ -90,11 +86,9 @@ class MasterServer:
         store: MasterStore | None = None,
         standbys: tuple[MasterAddress, ...] = (),
         standby_of: Sequence[Address] = (),
-        elect: Elect = elect,
         *,
         tests_addresses: bool = True,
     ) -> None:
-        self._elect = elect
         self._tests_addresses = tests_addresses
         self._clock = clock
         self._transport = transport
@@ -166,8 +160,6 @@ class MasterServer:
             origin,
             incumbent,
             standbys,
-            choose_algorithms,
-            self._elect,
             tuple(str(address) for address in self._standby_of),
             vouched,
             tests_addresses=self._tests_addresses,

@@ -6,30 +6,19 @@ nobody checks them beyond their bounds, and a restarted master has them from the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 
 from pccl.protocol.limits import BYTES_PER_S_MAX, RTT_NS_MAX
-from pccl.protocol.types import AlgorithmTable, LinkMeasure, MeasuredLink, PeerId
-from pccl.topology.ring_order import Pair
+from pccl.protocol.types import LinkMeasure, MeasuredLink, PeerId
 
 LinkMatrix = Mapping[tuple[PeerId, PeerId], LinkMeasure]
 """(who has measured, the other end) -> what."""
-
-Choose = Callable[[Sequence[PeerId], LinkMatrix, Collection[Pair]], AlgorithmTable]
-"""Of a ring, what is known of the links, and the pairs that cannot talk: what its view does."""
 
 _CHANGE = 1.5
 """What has become so many times more or less is worth a report."""
 
 _RTT_NOISE_NS = 100_000
 """Round trips that differ by less are the same: that much depends on who is busy."""
-
-
-def ring_always(
-    ring: Sequence[PeerId], links: LinkMatrix, broken: Collection[Pair]
-) -> AlgorithmTable:
-    """The table of a master that knows nothing of costs."""
-    return AlgorithmTable()
 
 
 class LinkMeasures:

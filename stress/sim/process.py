@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -34,14 +34,12 @@ from pccl.protocol.messages import (
     OperationStarted,
 )
 from pccl.protocol.operation import Phase
-from pccl.protocol.shared_state import Expected, Offer, Verdict
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.clock import Timer
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import Remembered
 from pccl.runtime.requests import PeerOptions
-from pccl.state.election import elect
 from pccl.stress.sim.checkers.outcomes import Checkers, InRun, Violation
 from pccl.stress.sim.checkers.told_losses import ToldLosses
 from pccl.stress.sim.faults.base import LifePhase
@@ -174,7 +172,6 @@ class MasterProcess:
             store,
             standbys,
             others if standby else (),
-            self._elect,
         )
 
     async def start(self) -> None:
@@ -186,23 +183,17 @@ class MasterProcess:
         self.host.crash()
         self.server.close()
 
-    def _elect(
-        self, offers: Sequence[tuple[PeerId, Offer]], expected: Expected, commits: int
-    ) -> Verdict:
-        verdict = elect(offers, expected, commits)
-        if self._checkers.state is not None and self.host.alive:
-            machine = self.server.machine
-            self._checkers.state.elected(
-                machine.run, machine.term, offers, expected, commits, verdict
-            )
-        return verdict
-
     def _observe(self, event: MasterEvent, effects: list[object]) -> None:
+        state = self._checkers.state
+        elections = state.take_elections() if state is not None else []
         if not self.host.alive:
             return
         self._trace.note(self._loop.now_ns(), self.host.name, event)
         machine = self.server.machine
         machine.check()
+        for election in elections:
+            assert state is not None
+            state.judge(machine.run, machine.term, election)
         if isinstance(event, MasterHears):
             self.heard_ns[event.connection] = self._loop.now_ns()
         if isinstance(event, MasterHears) and isinstance(event.message, OperationRequest):

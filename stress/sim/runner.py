@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -81,8 +81,10 @@ class Simulation:
         silence = logging.getLogger("pccl")
         level, silence.disabled = silence.level, True
         silence.setLevel(logging.CRITICAL + 1)
+        state = self.checkers.state
         try:
-            self._loop.run_until_complete(self._main())
+            with state.hear_elections() if state is not None else nullcontext():
+                self._loop.run_until_complete(self._main())
         except RuntimeError:
             if not self._errors:  # otherwise _on_loop_error has stopped the loop
                 raise

@@ -57,10 +57,8 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.guards.allowance import Trust
 from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.limits import Timing
-from pccl.protocol.shared_state import Elect, elect_nothing
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import NS_PER_MS, PeerId, RemovalCause
-from pccl.topology.link_measures import Choose, ring_always
 
 
 class MasterMachine(Machine[MasterEvent, MasterEffect]):
@@ -75,8 +73,6 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         origin: what is known at the start.
         incumbent: id of this master, the same after a restart if it has kept it.
         standbys: where other masters of the run listen.
-        choose: finds out which algorithms are the quickest in a ring.
-        elect: finds out which shared state everybody gets.
         stands_by_for: of a standby, the masters whose run it takes up, as people know them.
         vouched: the members of the run, as this master or the one before knew them.
         tests_addresses: whether newcomers are dialled, to find out if they can be.
@@ -92,8 +88,6 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         origin: Origin = Origin.BLANK,
         incumbent: bytes = b"",
         standbys: tuple[msg.MasterAddress, ...] = (),
-        choose: Choose = ring_always,
-        elect: Elect = elect_nothing,
         stands_by_for: Sequence[str] = (),
         vouched: Vouched = NOT_TOLD,
         *,
@@ -106,13 +100,13 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.incarnation = us = Incarnation(run, term, incumbent, standbys)
         self.outbox = out = Outbox(now_ns)
         self.connections = Connections(out)
-        self.membership = who = Membership(term, choose)
+        self.membership = who = Membership(term)
         # What was decided, and which members must agree before it is told.
         is_sole = not standbys and origin is not Origin.STANDBY
         self.ratification = Ratification(who, out, is_sole=is_sole)
         self.finals = Finals(who, self.ratification, out)
         # What members decide together.
-        self.ballots = OpenBallots(us, who, self.finals, self.ratification, elect, out)
+        self.ballots = OpenBallots(us, who, self.finals, self.ratification, out)
         self.rounds = JointRounds(who, self.ballots, self.finals, self.ratification, out)
         self.waits = Waits(timing, who, self.rounds, self.ballots, out)
         self.stalls = StallWatch(timing, who, self.ballots, self.finals, out)

@@ -21,7 +21,8 @@ from pccl.machines.master.succession.vouched import token_digest
 from pccl.protocol.guards.source_shares import of_the_largest
 from pccl.protocol.limits import PENDING_MAX, ROSTERS_KEPT_MAX, TERM_GAP
 from pccl.protocol.types import AlgorithmTable, LinkMeasure, Member, PeerId, Roster
-from pccl.topology.link_measures import Choose, LinkMeasures, ring_always
+from pccl.topology.cost_model import choose_algorithms
+from pccl.topology.link_measures import LinkMeasures
 from pccl.topology.ring_order import Pair
 
 _LATE_MAX = 64
@@ -164,10 +165,9 @@ class Membership:
 
     Args:
         term: of the master.
-        choose: finds out which algorithms are the quickest in a ring.
     """
 
-    def __init__(self, term: int, choose: Choose = ring_always) -> None:
+    def __init__(self, term: int) -> None:
         self.peers: dict[PeerId, RegisteredPeer] = {}
         """Everybody who is registered, in order of id."""
         self.version = 0
@@ -176,7 +176,6 @@ class Membership:
         self._term = term
         self._groups: dict[int, _Group] = {}
         self.links = LinkStates()
-        self._choose = choose
         self._measures = LinkMeasures()
 
     # -- peers ---------------------------------------------------------------------------------
@@ -461,7 +460,7 @@ class Membership:
         ring = self._groups[group].order
         accusers = [peer for peer in ring if self.may_accuse(peer)]
         broken = {pair for pair, _ in self.links.broken(accusers)}
-        return self._choose(ring, self._measures.matrix, broken)
+        return choose_algorithms(ring, self._measures.matrix, broken)
 
     def _publish(self) -> None:
         self.version += 1

@@ -13,9 +13,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from unittest.mock import patch
 
+from pccl.machines.master.ballots import sync_ballot
 from pccl.protocol.errors import StateMismatch
 from pccl.protocol.shared_state import (
     Differ,
@@ -31,6 +34,7 @@ from pccl.protocol.shared_state import (
 )
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.state.sync import SyncReport
+from pccl.state.election import elect
 from pccl.stress.sim.checkers.outcomes import InRun, Violation
 from pccl.stress.sim.workloads.syncs import Contents, SimState, Syncs, free, shared
 
@@ -70,6 +74,16 @@ class Before:
         return Before(state.contents(), state.revision, state.lineage)
 
 
+@dataclass(frozen=True, slots=True)
+class Election:
+    """What a master's machine was asked, and what it has answered."""
+
+    offers: Sequence[tuple[PeerId, Offer]]
+    expected: Expected
+    commits: int
+    verdict: Verdict
+
+
 class StateCheckers:
     """Hears of everything that the processes of one run do with shared state.
 
@@ -104,6 +118,8 @@ class StateCheckers:
         """Revision and shared contents of what was committed."""
         self._groups: dict[tuple[bytes, PeerId], int] = {}
         self._states: list[SimState] = []
+        self._elections: list[Election] = []
+        """That nobody has judged yet."""
 
     # -- memory ----------------------------------------------------------------------------------
 
@@ -143,16 +159,28 @@ class StateCheckers:
         needy = peer in elected.behind or peer in elected.outdated
         self._needed[name] = needy or self._revisions[name] != elected.revision
 
-    def elected(
-        self,
-        run: bytes,
-        term: int,
-        offers: Sequence[tuple[PeerId, Offer]],
-        expected: Expected,
-        commits: int,
-        verdict: Verdict,
-    ) -> None:
-        """The master of a run has judged what its members offer."""
+    @contextmanager
+    def hear_elections(self) -> Generator[None]:
+        """Note what the machines of all masters elect."""
+
+        def elect_and_tell(
+            offers: Sequence[tuple[PeerId, Offer]], expected: Expected, commits: int
+        ) -> Verdict:
+            verdict = elect(offers, expected, commits)
+            self._elections.append(Election(offers, expected, commits, verdict))
+            return verdict
+
+        with patch.object(sync_ballot, "elect", elect_and_tell):
+            yield
+
+    def take_elections(self) -> list[Election]:
+        """Those since the last call."""
+        taken, self._elections = self._elections, []
+        return taken
+
+    def judge(self, run: bytes, term: int, election: Election) -> None:
+        """The master of a run has held an election."""
+        offers, expected, verdict = election.offers, election.expected, election.verdict
         if not self._may_part:
             self._check_expected(run, term, offers[0][0], expected)
         contents = {offer.content for _, offer in offers}
@@ -160,7 +188,7 @@ class StateCheckers:
             if isinstance(verdict, Elected) is not (len(contents) == 1):
                 raise Violation(f"of {len(contents)} different contents verify says {verdict}")
             return
-        right = _winner([offer for _, offer in offers], expected, commits)
+        right = _winner([offer for _, offer in offers], expected, election.commits)
         if right is None or isinstance(verdict, Unavailable):
             if right is not None or not isinstance(verdict, Unavailable):
                 raise Violation(f"{right} should be elected of {offers}, and is {verdict}")

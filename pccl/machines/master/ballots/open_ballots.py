@@ -20,7 +20,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX, TAGS_PER_VIEW_MAX
 from pccl.protocol.operation import Phase
-from pccl.protocol.shared_state import NOTHING_EXPECTED, Elect, Expected
+from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected
 from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, PeerId
 
 
@@ -33,14 +33,12 @@ class OpenBallots:
         membership: Membership,
         finals: Finals,
         ratification: Ratification,
-        elect: Elect,
         outbox: Outbox,
     ) -> None:
         self._incarnation = incarnation
         self._membership = membership
         self._finals = finals
         self._ratification = ratification
-        self._elect = elect
         self._outbox = outbox
         self.open: dict[OperationId, Ballot] = {}
         self.expected: dict[int, Expected] = {}
@@ -196,7 +194,7 @@ class OpenBallots:
             group = operation.group
             return self.expected.get(group, NOTHING_EXPECTED), self._commits[group]
 
-        return SyncBallot(*about, expected, self._elect, inherited=inherited)
+        return SyncBallot(*about, expected, inherited=inherited)
 
     def _ended_by_closed_view(self, operation: OperationId) -> msg.OperationEnded:
         return msg.OperationEnded(

@@ -21,7 +21,6 @@ from pccl.protocol.operation import Phase, name_peers
 from pccl.protocol.shared_state import (
     Differ,
     Difference,
-    Elect,
     Elected,
     Expected,
     Lineage,
@@ -32,6 +31,7 @@ from pccl.protocol.shared_state import (
     expected_after,
 )
 from pccl.protocol.types import AbortCause, OperationId, PeerId, RemovalCause
+from pccl.state.election import elect
 
 _UNKNOWN = Difference("", None, "")
 
@@ -46,7 +46,6 @@ class SyncBallot(Ballot):
         now_ns: the present.
         expected: tells what is expected of the group's shared state now, and how many collectives
             the group has committed since its last synchronization.
-        elect: the election.
         inherited: whether a master before this one may have started it.
     """
 
@@ -57,13 +56,11 @@ class SyncBallot(Ballot):
         opener: PeerId,
         now_ns: int,
         expected: Callable[[], tuple[Expected, int]],
-        elect: Elect,
         *,
         inherited: bool = False,
     ) -> None:
         super().__init__(operation, members, opener, now_ns, inherited=inherited)
         self._expected = expected
-        self._elect = elect
         self._offers: dict[PeerId, Offer] = {}
         self._elected: Elected | None = None
         self._started_ns = now_ns
@@ -213,7 +210,7 @@ class SyncBallot(Ballot):
         offers = [(peer, self._offers[peer]) for peer in self._present]
         if not _agree([offer for _, offer in offers]):
             return self._end(Abort(AbortCause.DESCRIPTOR_MISMATCH, self._who_asked_what()))
-        verdict = self._elect(offers, *self._expected())
+        verdict = elect(offers, *self._expected())
         if isinstance(verdict, Unavailable):
             return self._end(Abort(AbortCause.STATE_UNAVAILABLE, verdict.reason))
         if isinstance(verdict, Elected):

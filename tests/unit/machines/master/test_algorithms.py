@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pccl._api.arguments import check_algorithm, reduce_request
+from pccl.machines.master import membership
 from pccl.machines.master.ballots.ballot import Abort, Commit, Start
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.master.events import ConnectionMessage as Heard
@@ -303,14 +304,17 @@ def star_up_to(tensor_bytes: int, *, mesh: bool = True) -> AlgorithmTable:
     return AlgorithmTable((AlgorithmStep(tensor_bytes, STAR), *beyond))
 
 
+@pytest.fixture(autouse=True)
+def _chosen_by_speed(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
+    monkeypatch.setattr(membership, "choose_algorithms", by_speed)
+
+
 class Master:
     """Three members in a view that was opened when nothing was measured."""
 
     def __init__(self, size: int = 3) -> None:
         numbers = iter(range(1, 99))
-        self.machine = MasterMachine(
-            Timing(), RUN, 1, lambda n: bytes([next(numbers)] * n), 0, choose=by_speed
-        )
+        self.machine = MasterMachine(Timing(), RUN, 1, lambda n: bytes([next(numbers)] * n), 0)
         self.now_ns = 0
         for peer in range(1, size + 1):
             self.register(peer)
@@ -460,7 +464,7 @@ def test_a_restarted_master_keeps_the_table_of_a_view_and_learns_the_measures_an
     numbers = iter(range(1, 99))
     machine = MasterMachine(
         Timing(), RUN, 2, lambda n: bytes([next(numbers)] * n), 0, Origin.RESTARTED,
-        b"next", choose=by_speed,
+        b"next",
     )  # fmt: skip
     known = roster(7, 3, star_up_to(700))
     for peer in (1, 2, 3):

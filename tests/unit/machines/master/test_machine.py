@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 
+from pccl.machines.master import membership
 from pccl.machines.master.events import (
     Announce,
     CloseConnection,
@@ -24,6 +25,7 @@ from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import (
     AbortCause,
+    AlgorithmTable,
     Descriptor,
     Member,
     OperationId,
@@ -67,6 +69,16 @@ def counts(update: int, pending: int = 0, optimize: int = 0) -> tuple[msg.RoundC
         msg.RoundCount(PENDING, pending),
         msg.RoundCount(OPTIMIZE, optimize),
     )
+
+
+@pytest.fixture(autouse=True)
+def _rings_only(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
+    """Which algorithm is the quickest is not the subject here."""
+
+    def ring(*known: object) -> AlgorithmTable:
+        return AlgorithmTable()
+
+    monkeypatch.setattr(membership, "choose_algorithms", ring)
 
 
 class Master:

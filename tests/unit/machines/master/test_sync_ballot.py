@@ -34,7 +34,6 @@ from pccl.protocol.shared_state import (
     ResumePolicy,
     SharedStateSyncStrategy,
     SyncPurpose,
-    elect_nothing,
 )
 from pccl.protocol.types import (
     SYNC_TAG,
@@ -47,7 +46,6 @@ from pccl.protocol.types import (
     RoundId,
     RoundKind,
 )
-from pccl.state.election import elect
 
 SECOND = 1_000_000_000
 RUN = b"the run of these"
@@ -82,7 +80,7 @@ def ballot(
     *offers: Offer, expected: Expected = EXPECTED, inherited: bool = False
 ) -> tuple[SyncBallot, Decision | None]:
     """One in which the first members have asked; with the last decision."""
-    made = SyncBallot(OPERATION, (A, B, C), A, 0, lambda: (expected, 0), elect, inherited=inherited)
+    made = SyncBallot(OPERATION, (A, B, C), A, 0, lambda: (expected, 0), inherited=inherited)
     decision: Decision | None = None
     for peer, offered in zip((A, B, C), offers, strict=False):
         assert decision is None
@@ -177,12 +175,6 @@ def test_nothing_to_go_on_with() -> None:
     assert made.request(A, offer(), 0) is None
 
 
-def test_a_master_that_knows_no_shared_state() -> None:
-    made = SyncBallot(OPERATION, (A,), A, 0, lambda: (EXPECTED, 0), elect_nothing)
-    reason = "this master synchronizes no shared state"
-    assert made.request(A, offer(), 0) == Abort(AbortCause.STATE_UNAVAILABLE, reason)
-
-
 def test_a_withdrawal_ends_it() -> None:
     made, _ = ballot(offer(), offer(b"y"), offer())
     assert made.withdraw(B, "Ctrl-C") == Abort(AbortCause.WITHDRAWN, "peer 5 withdrew: Ctrl-C")
@@ -237,7 +229,7 @@ def test_without_a_majority_all_are_told_what_differs() -> None:
 )
 def test_who_is_told_of_a_conflict_is_told_what_to_do(asked: dict[str, Any], remedy: str) -> None:
     offers = [offer(b"x", **asked), offer(b"y", **asked | {"layout": b"layout"})]
-    made = SyncBallot(OPERATION, (A, B), A, 0, lambda: (EXPECTED, 0), elect)
+    made = SyncBallot(OPERATION, (A, B), A, 0, lambda: (EXPECTED, 0))
     assert made.request(A, offers[0], 0) is None
     made.request(B, offers[1], 0)
     decision = made.compared(B, DIFFERENCE, 0)
@@ -467,7 +459,7 @@ class Master:
     def __init__(self, members: int = 2) -> None:
         numbers = count(1)
         self.machine = MasterMachine(
-            Timing(), RUN, 1, lambda size: bytes([next(numbers)] * size), 0, elect=elect
+            Timing(), RUN, 1, lambda size: bytes([next(numbers)] * size), 0
         )
         self.now_ns = 0
         for peer in range(1, members + 1):

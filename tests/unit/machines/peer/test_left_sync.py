@@ -29,7 +29,6 @@ from pccl.protocol.shared_state import (
     SyncPurpose,
 )
 from pccl.protocol.types import SYNC_TAG, Descriptor, OperationId, PeerId, ReduceOp, RoundKind
-from pccl.state.election import elect
 
 RUN = b"r" * 16
 SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
@@ -110,7 +109,7 @@ class Group:
     def __init__(self, *contents: bytes) -> None:
         numbers = count(1)
         self.master = MasterMachine(
-            Timing(), RUN, 1, lambda size: next(numbers).to_bytes(size, "big"), 0, elect=elect
+            Timing(), RUN, 1, lambda size: next(numbers).to_bytes(size, "big"), 0
         )
         self.calls = count(1)
         self.connections: dict[int, Peer] = {}

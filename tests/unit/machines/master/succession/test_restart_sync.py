@@ -29,7 +29,6 @@ from pccl.protocol.shared_state import (
     SyncPurpose,
 )
 from pccl.protocol.types import SYNC_TAG, AbortCause, Member, OperationId, PeerId, Roster
-from pccl.state.election import elect
 
 SECOND = 1_000_000_000
 RUN = b"the run of these"
@@ -68,7 +67,7 @@ class Master:
         numbers = count(1)
         self.machine = MasterMachine(
             Timing(), RUN, 1, lambda size: bytes([next(numbers)] * size), 0,
-            Origin.RESTARTED, b"master B", elect=elect,
+            Origin.RESTARTED, b"master B",
         )  # fmt: skip
         self.now_ns = 0
 
