@@ -10,12 +10,9 @@ import hashlib
 import json
 import math
 import os
-import queue
 import select
 import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -35,7 +32,7 @@ import pccl  # noqa: E402
 from pccl.bindings.events import Event, GradientsAveraged, StateSynced  # noqa: E402
 from pccl.bindings.gradient_averager import GradientAverager  # noqa: E402
 from pccl.machines.peer.machine import Standing  # noqa: E402
-from tests.support.paths import ROOT  # noqa: E402
+from tests.support.peers import PeerProcess, report  # noqa: E402
 
 PAUSE_S = 0.01
 """Of a peer at each step, so that the test can follow."""
@@ -61,11 +58,6 @@ def digest(model: nn.Module) -> str:
     for parameter in model.parameters():
         found.update(parameter.detach().numpy().tobytes())
     return found.hexdigest()
-
-
-def say(**values: Any) -> None:
-    sys.stdout.write(json.dumps(values) + "\n")
-    sys.stdout.flush()
 
 
 def has_been_told_to_stop() -> bool:
@@ -122,7 +114,7 @@ def train(address: str, shard: int, peers: int, kill: bool, stops: list[tuple[in
     for parameter in model:
         hooked: Any = parameter
         hooked.register_post_accumulate_grad_hook(count)
-    say(ready=True)
+    report({"ready": True})
     stop = torch.zeros(1)
     while not stop.item():
         averager.update()
@@ -134,24 +126,24 @@ def train(address: str, shard: int, peers: int, kill: bool, stops: list[tuple[in
         )
         stop.fill_(float(has_been_told_to_stop()))
         if not averager.step(stop):
-            say(refused=True)
+            report({"refused": True})
             stop.zero_()
             made_in_run = 0.0
             continue
-        say(step=averager.steps, contributors=contributors, digest=digest(model))
+        report({"step": averager.steps, "contributors": contributors, "digest": digest(model)})
         time.sleep(PAUSE_S)
     averager.verify()
     for parameter in model:
         assert (parameter == parameter[0]).all()
-    say(weights=[parameter[0].item() for parameter in model], syncs=syncs)
+    report({"weights": [parameter[0].item() for parameter in model], "syncs": syncs})
     comm.close()
 
 
 # -- the test's side -------------------------------------------------------------------------------
 
 
-class Process:
-    """A peer, as the test sees it."""
+class Process(PeerProcess):
+    """A peer that trains, and what it has reported."""
 
     def __init__(
         self,
@@ -163,31 +155,20 @@ class Process:
     ) -> None:
         self.steps: dict[int, tuple[tuple[int, ...], str]] = {}
         """Who contributed to each step, and the digest of the weights after it."""
-        self.end: dict[str, Any] = {}
+        self.last: dict[str, Any] = {}
         self.refusals = 0
         """Steps that were not taken."""
         given = json.dumps([address, shard, peers, kill, list(stops)])
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", __name__, given],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        super().__init__(__name__, given, limit_s=LONG_LIMIT_S)
 
     def until(self, condition: Callable[[Process], bool]) -> None:
         """Take in what it says until the condition holds."""
         while not condition(self):
-            line = self._lines.get(timeout=LONG_LIMIT_S)
-            assert line, "it has ended"
-            said: dict[str, Any] = json.loads(line)
+            said = self.answer()
             if "step" in said:
                 self.steps[said["step"]] = (tuple(said["contributors"]), said["digest"])
             elif "weights" in said:
-                self.end = said
+                self.last = said
             self.refusals += "refused" in said
 
     @property
@@ -199,25 +180,6 @@ class Process:
         found = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED)
         assert found is not None
         assert found.si_code == os.CLD_STOPPED
-
-    def stop(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("stop\n")
-        self.process.stdin.flush()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._lines.put(line)
-        self._lines.put("")
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._reader.join()
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
-            stream.close()
 
 
 @contextmanager
@@ -232,16 +194,16 @@ def crew(
             yield peers
         finally:
             for peer in peers:
-                peer.close()
+                peer.end()
 
 
 def ended(peers: list[Process]) -> list[list[float]]:
     """Stop them all; their weights at the end."""
-    peers[0].stop()
+    peers[0].tell("stop")
     for peer in peers:
-        peer.until(lambda peer: bool(peer.end))
+        peer.until(lambda peer: bool(peer.last))
         assert peer.process.wait(LONG_LIMIT_S) == 0
-    return [peer.end["weights"] for peer in peers]
+    return [peer.last["weights"] for peer in peers]
 
 
 def test_survivors_of_a_kill_in_the_middle_of_backward_stay_alike() -> None:
@@ -307,7 +269,7 @@ def test_a_peer_that_was_frozen_comes_back_and_is_alike() -> None:
         for step, made in frozen.steps.items():
             assert first.steps[step] == made
         assert len(frozen.steps) < len(first.steps)
-        assert [peer.end["syncs"] for peer in peers] == [2, 2, 2]
+        assert [peer.last["syncs"] for peer in peers] == [2, 2, 2]
 
 
 def has_refused(peer: Process, count: int) -> bool:
@@ -334,7 +296,7 @@ def test_a_peer_that_stops_between_two_buckets_comes_back_every_time() -> None:
         for step, made in frozen.steps.items():
             assert first.steps[step] == made
         assert [peer.refusals for peer in peers] == [0, 0, len(stops)]
-        assert [peer.end["syncs"] for peer in peers] == [1 + len(stops)] * 3
+        assert [peer.last["syncs"] for peer in peers] == [1 + len(stops)] * 3
 
 
 if __name__ == "__main__":

@@ -13,11 +13,8 @@ import contextlib
 import ctypes
 import json
 import os
-import queue
 import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -29,9 +26,10 @@ import numpy as np
 import pccl
 from pccl.errors import Evicted
 from pccl.runtime.collective.transfer import Transfer
-from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S, patient
+from tests.support.peers import PeerProcess, obey
 from tests.support.ports import free_port
+from tests.support.waiting import until
 
 PROMISE_S = 3.0
 """From the freeze to the survivors' result, with a deadline of two seconds."""
@@ -101,74 +99,33 @@ class Peer:
 
 def serve(address: str, timing: str, options: dict[str, Any]) -> None:
     peer = Peer(address, timing, **options)
-    for line in sys.stdin:
-        name, *arguments = json.loads(line)
-        print(json.dumps(getattr(peer, name)(*arguments)), flush=True)  # noqa: T201
+    obey(peer)
     peer.comm.close()
 
 
 # -- the test's side -------------------------------------------------------------------------------
 
 
-class Process:
-    """A peer, as the test sees it."""
+class Process(PeerProcess):
+    """A peer that can be frozen."""
 
     def __init__(self, address: str, timing: str, **options: Any) -> None:
-        self.id = 0
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, address, timing, json.dumps(options)],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._answers: queue.SimpleQueue[tuple[float, str]] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def tell(self, name: str, *arguments: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([name, *arguments]) + "\n")
-        self._process.stdin.flush()
-
-    def answer(self) -> tuple[float, dict[str, Any]]:
-        """When it came, and what it says."""
-        came_s, text = self._answers.get(timeout=LIMIT_S)
-        told: dict[str, Any] = json.loads(text)
-        return came_s, told
-
-    def ask(self, name: str, *arguments: object) -> dict[str, Any]:
-        self.tell(name, *arguments)
-        return self.answer()[1]
+        super().__init__(__name__, address, timing, json.dumps(options))
 
     def wait_frozen(self) -> float:
         """Return when it has stopped."""
-        found = os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        found = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         assert found is not None
         assert found.si_code == os.CLD_STOPPED
         return time.monotonic()
 
     def stop(self) -> float:
         """Return when it has stopped."""
-        self._process.send_signal(signal.SIGSTOP)
+        self.process.send_signal(signal.SIGSTOP)
         return self.wait_frozen()
 
     def thaw(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._answers.put((time.monotonic(), line))
+        self.process.send_signal(signal.SIGCONT)
 
 
 class Crew:
@@ -202,7 +159,7 @@ class Crew:
             self.peers[number].tell("connect", size)
             self.until(partial(self._has_registered, number + 1))
         for peer in self.peers:
-            peer.id = peer.answer()[1]["peer"]
+            peer.id = peer.answer()["peer"]
         assert [peer.id for peer in self.peers] == list(range(1, size + 1))
 
     def _has_registered(self, count: int) -> bool:
@@ -213,10 +170,7 @@ class Crew:
         return pccl.master_status(self.address, timeout_s=LIMIT_S)
 
     def until(self, condition: Callable[[], object]) -> None:
-        deadline_s = time.monotonic() + LIMIT_S
-        while not condition():
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        until(condition, pause_s=0.01)
 
     def removals(self) -> list[tuple[int, str]]:
         return [(one.peer, one.cause.name) for one in self.seen().removals]
@@ -225,7 +179,7 @@ class Crew:
         """Everybody is a member and agrees."""
         for peer in self.peers:
             peer.tell("reduce", 1000)
-        told = [peer.answer()[1] for peer in self.peers]
+        told = [peer.answer() for peer in self.peers]
         ids = sorted(peer.id for peer in self.peers)
         assert [sorted(one["contributors"]) for one in told] == [ids] * len(self.peers)
         assert all(one["exact"] for one in told)
@@ -259,7 +213,7 @@ else:
         others = [peer for peer in crew.peers if peer is not victim]
         contributors: set[tuple[int, ...]] = set()
         for peer in others:
-            came_s, told = peer.answer()
+            came_s, told = peer.hear()
             print(f"peer {peer.id} has its result after {came_s - began_s:.3f} s")  # noqa: T201
             assert told["exact"]
             contributors.add(tuple(sorted(told["contributors"])))
@@ -270,7 +224,7 @@ else:
 
     def comes_back(crew: Crew, victim: Process, out_s: float) -> None:
         """The victim, which has been out for ``out_s`` or more, hears why and joins again."""
-        _, told = victim.answer()
+        told = victim.answer()
         assert told["intact"]
         assert told["evicted"]["cause"] == "SILENT"
         assert told["evicted"]["ago_s"] > out_s
@@ -278,7 +232,7 @@ else:
         for peer in crew.peers:
             if peer is not victim:
                 peer.tell("grow", len(crew.peers))
-        renewed = [peer.answer()[1]["peer"] for peer in crew.peers]
+        renewed = [peer.answer()["peer"] for peer in crew.peers]
         victim.id = max(renewed)
         assert victim.id == len(crew.peers) + 1
         crew.all_reduce()
@@ -340,7 +294,7 @@ else:
         crew.until(lambda: crew.seen().members[1].silent_ms >= 1500)
         victim.thaw()
         for peer in crew.peers:
-            _, told = peer.answer()
+            told = peer.answer()
             assert (told["contributors"], told["exact"]) == ([1, 2, 3], True)
             assert told["attempts"] == 1
         assert crew.removals() == []
@@ -361,7 +315,7 @@ else:
         assert operation.missing == (holder.id,)
         holder.answer()
         for peer in crew.peers:
-            assert peer.answer()[1]["contributors"] == [1, 2, 3]
+            assert peer.answer()["contributors"] == [1, 2, 3]
         assert crew.removals() == []
 
     def test_a_lock_that_is_held_for_long_while_nobody_waits(

@@ -6,15 +6,13 @@ Where a signal is sent, the member is a process of its own; this file is its pro
 from __future__ import annotations
 
 import json
-import queue
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,8 +22,8 @@ import pytest
 import pccl
 from pccl import Attribute, Result, Timing
 from pccl.errors import CollectiveAborted, Evicted, MasterLost, NotConnected
-from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S, patient
+from tests.support.peers import PeerProcess, report
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
@@ -140,7 +138,7 @@ def serve(address: str) -> None:
     """The program of a member: do what stdin says, report on stdout."""
     comm = pccl.Communicator(address, timing=Timing(heartbeat_s=0.1, tick_s=0.05))
     for line in sys.stdin:
-        name = json.loads(line)
+        (name,) = json.loads(line)
         answer: dict[str, Any] = {}
         array = np.arange(1_000_000, dtype=np.int64)
         try:
@@ -157,60 +155,14 @@ def serve(address: str) -> None:
             answer["words"] = str(error)
         answer["intact"] = bool(np.array_equal(array, np.arange(1_000_000)))
         answer["sum"] = int(array.sum())
-        print(json.dumps(answer), flush=True)  # noqa: T201
+        report(answer)
     comm.close()
 
 
-class Process:
-    """A member, as the test sees it."""
-
-    def __init__(self, address: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, address],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def tell(self, name: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(name) + "\n")
-        self._process.stdin.flush()
-
-    def answer(self) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self._answers.get(timeout=LIMIT_S))
-        return answer
-
-    def ask(self, name: str) -> dict[str, Any]:
-        self.tell(name)
-        return self.answer()
-
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            with suppress(BrokenPipeError):
-                stream.close()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._answers.put(line)
-
-
 @contextmanager
-def a_process(run: Run) -> Generator[Process, None, None]:
+def a_process(run: Run) -> Generator[PeerProcess]:
     """A process that is a member of the run."""
-    process = Process(run.master.address)
+    process = PeerProcess(__name__, run.master.address)
     try:
         assert "error" not in run.admit(lambda: process.ask("connect"))
         yield process
@@ -236,7 +188,7 @@ def test_frozen_peer_is_removed_and_can_come_back(new_run: Callable[..., Run]) -
     run = new_run(2, timing)
     with a_process(run) as third:
         frozen_id = 3
-        third.signal(signal.SIGSTOP)
+        third.process.send_signal(signal.SIGSTOP)
         arrays: list[Array] = [np.arange(1e6), np.arange(1e6)]
         futures = [
             run.start(member.all_reduce, array)
@@ -250,7 +202,7 @@ def test_frozen_peer_is_removed_and_can_come_back(new_run: Callable[..., Run]) -
         infos = run.reduce(arrays)
         assert {info.contributors for info in infos} == {(1, 2)}
         assert all(np.array_equal(array, 2 * np.arange(1e6)) for array in arrays)
-        third.signal(signal.SIGCONT)
+        third.process.send_signal(signal.SIGCONT)
         answer = third.ask("update_topology")
         assert answer["error"] == Evicted.__name__
         assert "has gone on without this peer" in answer["words"]
@@ -275,7 +227,7 @@ def test_ctrl_c_leaves_a_blocking_reduce(new_run: Callable[..., Run], partners_i
         ]
         run.until(lambda: run.requests == 1 + partners_in_it)
         started = time.monotonic()
-        third.signal(signal.SIGINT)
+        third.process.send_signal(signal.SIGINT)
         answer = third.answer()
         assert time.monotonic() - started < PROMPT_S
         assert answer["error"] == KeyboardInterrupt.__name__
@@ -304,16 +256,16 @@ def test_ctrl_c_leaves_connect_and_rounds(new_run: Callable[..., Run]) -> None:
         for call in ("update_topology", "are_peers_pending"):
             second.tell(call)
             run.until(lambda: run.round_requests == 1)
-            second.signal(signal.SIGINT)
+            second.process.send_signal(signal.SIGINT)
             assert second.answer()["error"] == KeyboardInterrupt.__name__
             again = run.start(getattr(run.members[0], call))
             assert "error" not in second.ask(call)
             again.result(LIMIT_S)
-        third = Process(run.master.address)
+        third = PeerProcess(__name__, run.master.address)
         try:
             third.tell("connect")
             run.until(lambda: run.registered == 3)
-            third.signal(signal.SIGINT)
+            third.process.send_signal(signal.SIGINT)
             assert third.answer()["error"] == KeyboardInterrupt.__name__
             run.until(lambda: run.registered == 2)
         finally:

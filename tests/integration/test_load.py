@@ -7,10 +7,7 @@ is also the attackers' program.
 from __future__ import annotations
 
 import itertools
-import json
-import queue
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -38,7 +35,7 @@ from pccl.protocol.types import (
     RoundId,
     RoundKind,
 )
-from tests.support.paths import ROOT
+from tests.support.peers import PeerProcess, report
 
 GROUP = 7
 """Of the attacker: nobody else is in it."""
@@ -139,13 +136,13 @@ def attack(address: str, kind: str) -> None:
     """Register, say so, and flood; again and again, if the master closes the connection."""
     while True:
         attacker = Attacker(address)
-        print(json.dumps("registered"), flush=True)  # noqa: T201
+        report("registered")
         view = 0
         if kind.startswith("member"):
             admitted = attacker.hear(msg.Admitted)
             assert isinstance(admitted, msg.Admitted)
             view = admitted.roster.view
-            print(json.dumps("admitted"), flush=True)  # noqa: T201
+            report("admitted")
         attacker.flood(words_of(kind, view))
 
 
@@ -155,39 +152,13 @@ else:
     import pytest
 
     from tests.integration.test_frozen import QUICK, Crew
-    from tests.support.patience import LIMIT_S, patient
+    from tests.support.patience import patient
 
     SLACK_S = patient(2.0)
     LOADS = (
         *("a mebibyte", "long heartbeats", "short heartbeats", "link reports", "measured links"),
         *("member: heartbeats", "member: operations", "member: rounds"),
     )
-
-    class Attack:
-        """An attacker's process."""
-
-        def __init__(self, address: str, kind: str) -> None:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.integration.test_load", address, kind],
-                cwd=ROOT,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            self.said: queue.SimpleQueue[str] = queue.SimpleQueue()
-            self._reader = threading.Thread(target=self._read, daemon=True)
-            self._reader.start()
-
-        def _read(self) -> None:
-            assert self.process.stdout is not None
-            for line in self.process.stdout:
-                self.said.put(json.loads(line))
-
-        def end(self) -> None:
-            self.process.kill()
-            self.process.wait()
-            self._reader.join()
-            assert self.process.stdout is not None
-            self.process.stdout.close()
 
     @pytest.fixture
     def crew() -> Iterator[Crew]:
@@ -196,12 +167,12 @@ else:
         made.close()
 
     @pytest.fixture
-    def attack_on(crew: Crew) -> Iterator[Callable[[str], Attack]]:
-        attacks: list[Attack] = []
+    def attack_on(crew: Crew) -> Iterator[Callable[[str], PeerProcess]]:
+        attacks: list[PeerProcess] = []
 
-        def begin(kind: str) -> Attack:
-            attacks.append(Attack(crew.address, kind))
-            assert attacks[-1].said.get(timeout=LIMIT_S) == "registered"
+        def begin(kind: str) -> PeerProcess:
+            attacks.append(PeerProcess(__name__, crew.address, kind))
+            assert attacks[-1].hear()[1] == "registered"
             return attacks[-1]
 
         yield begin
@@ -210,7 +181,7 @@ else:
 
     @pytest.mark.parametrize("kind", LOADS)
     def test_survivors_go_on_whatever_one_connection_sends(
-        crew: Crew, attack_on: Callable[[str], Attack], kind: str
+        crew: Crew, attack_on: Callable[[str], PeerProcess], kind: str
     ) -> None:
         crew.connect(3)
         attacker = attack_on(kind)
@@ -219,7 +190,7 @@ else:
                 peer.tell("grow", len(crew.peers) + 1)
             for peer in crew.peers:
                 peer.answer()
-            assert attacker.said.get(timeout=LIMIT_S) == "admitted"
+            assert attacker.hear()[1] == "admitted"
         time.sleep(1.0)  # the load has begun
         victim = crew.peers[1]
         stopped_s = victim.stop()
@@ -227,7 +198,7 @@ else:
         for peer in survivors:
             peer.tell("reduce", 1000)
         for peer in survivors:
-            came_s, told = peer.answer()
+            came_s, told = peer.hear()
             print(f"{kind}: a result {came_s - stopped_s:.2f} s after the stop")  # noqa: T201
             assert told["exact"]
             assert victim.id not in told["contributors"]

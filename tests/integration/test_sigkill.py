@@ -12,13 +12,9 @@ victim holds it open, and it has been seen by the master before the victim is ki
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import queue
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -43,8 +39,8 @@ from pccl.runtime.master_server import MasterServer
 from pccl.transports.base import Address
 from pccl.transports.link import Link
 from pccl.transports.tcp import TcpTransport
-from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
+from tests.support.peers import PeerProcess, obey
 
 COUNT = (64 << 20) // 4
 DTYPES = ("float32", "int32")
@@ -165,64 +161,24 @@ class Peer:
 
 def serve(address: str) -> None:
     peer = Peer(address)
-    for line in sys.stdin:
-        name, *arguments = json.loads(line)
-        answer = getattr(peer, name)(*arguments)
-        print(json.dumps(answer), flush=True)  # noqa: T201
+    obey(peer)
     peer.comm.close()
 
 
 # -- the test's side -----------------------------------------------------------------------------
 
 
-class Process:
-    """A peer, as the test sees it."""
+class Process(PeerProcess):
+    """A peer that can be killed."""
 
     def __init__(self, address: str) -> None:
-        self.id = 0
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, address],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def tell(self, name: str, *arguments: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([name, *arguments]) + "\n")
-        self._process.stdin.flush()
-
-    def answer(self) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self._answers.get(timeout=LIMIT_S))
-        return answer
-
-    def ask(self, name: str, *arguments: object) -> dict[str, Any]:
-        self.tell(name, *arguments)
-        return self.answer()
+        super().__init__(__name__, address)
 
     def kill(self) -> None:
-        self._process.kill()
+        self.process.kill()
 
     def wait_killed(self) -> None:
-        assert self._process.wait(LIMIT_S) == -signal.SIGKILL
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._answers.put(line)
+        assert self.process.wait(LIMIT_S) == -signal.SIGKILL
 
 
 class WatchedMaster:

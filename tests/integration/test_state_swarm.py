@@ -9,15 +9,11 @@ program too. What they hold is computed, also by the test, from nothing but the 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import queue
 import resource
 import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,8 +28,8 @@ from pccl import Timing
 from pccl.protocol.shared_state import PIECE_BYTES
 from pccl.protocol.types import PeerId
 from pccl.runtime.state.giver import StateGiver
-from tests.support.paths import ROOT
 from tests.support.patience import LONG_LIMIT_S
+from tests.support.peers import PeerProcess, obey, report
 
 SIZE = int(os.environ.get("SWARM_MIB", "256")) << 20
 PIECES = SIZE // PIECE_BYTES
@@ -96,7 +92,7 @@ class Peer:
 
     def send_plain(self) -> dict[str, Any]:
         with socket.create_server(("127.0.0.1", 0)) as server:
-            print(json.dumps({"port": server.getsockname()[1]}), flush=True)  # noqa: T201
+            report({"port": server.getsockname()[1]})
             connection, _ = server.accept()
             with connection:
                 connection.sendall(self.array.data)
@@ -152,56 +148,11 @@ class Peer:
 
 def serve(address: str, full: str) -> None:
     peer = Peer(address, full)
-    for line in sys.stdin:
-        name, *arguments = json.loads(line)
-        answer = getattr(peer, name)(*arguments)
-        print(json.dumps(answer), flush=True)  # noqa: T201
+    obey(peer)
     peer.comm.close()
 
 
 # -- the test's side -----------------------------------------------------------------------------
-
-
-class Process:
-    """A peer, as the test sees it."""
-
-    def __init__(self, address: str, full: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", __name__, address, full],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def tell(self, name: str, *arguments: object) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([name, *arguments]) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self, limit_s: float = LONG_LIMIT_S) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self._answers.get(timeout=limit_s))
-        return answer
-
-    def ask(self, name: str, *arguments: object) -> dict[str, Any]:
-        self.tell(name, *arguments)
-        return self.answer()
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._reader.join()
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
-            stream.close()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._answers.put(line)
 
 
 class Swarm:
@@ -210,7 +161,7 @@ class Swarm:
     def __init__(self, sources: int = 3) -> None:
         self.master = pccl.MasterNode("127.0.0.1:0", timing=TIMING)
         self.master.run()
-        self.processes: list[Process] = []
+        self.processes: list[PeerProcess] = []
         self.digest = digest_of(contents())
         for _ in range(sources):
             self._join("full")
@@ -222,7 +173,7 @@ class Swarm:
 
     def _join(self, full: str) -> None:
         size = len(self.processes) + 1
-        newcomer = Process(self.master.address, full)
+        newcomer = PeerProcess(__name__, self.master.address, full, limit_s=LONG_LIMIT_S)
         newcomer.tell("connect")
         for process in self.processes:
             process.tell("grow", size)
@@ -243,14 +194,14 @@ def swarm() -> Iterator[Swarm]:
     made.close()
 
 
-def plain_copy_s(source: Process, joiner: Process) -> float:
+def plain_copy_s(source: PeerProcess, joiner: PeerProcess) -> float:
     port = source.ask("send_plain")["port"]
     took_s: float = joiner.ask("receive_plain", port)["took_s"]
     source.answer()
     return took_s
 
 
-def report(what: str, answers: dict[str, dict[str, Any]], plain_s: float) -> None:
+def print_figures(what: str, answers: dict[str, dict[str, Any]], plain_s: float) -> None:
     took_s = answers["joiner"]["took_s"]
     peak = {name: answer["rss_mib"] for name, answer in answers.items()}
     print(  # noqa: T201
@@ -269,7 +220,7 @@ def test_from_some_at_once(sources: int) -> None:
         named = dict(
             zip([f"source {n}" for n in range(sources)] + ["joiner"], answers, strict=True)
         )
-        report(f"from {sources}", named, plain_copy_s(swarm.sources[0], swarm.joiner))
+        print_figures(f"from {sources}", named, plain_copy_s(swarm.sources[0], swarm.joiner))
         assert {answer["digest"] for answer in answers} == {swarm.digest}
         assert answers[-1]["rx"] == SIZE
         assert all(answer["tx"] > 0 for answer in answers[:-1])
@@ -287,7 +238,7 @@ def test_one_is_killed_and_one_lies(swarm: Swarm) -> None:
     left = [liar, honest, swarm.joiner]
     answers = [process.answer() for process in left]
     named = {"liar": answers[0], "honest": answers[1], "joiner": answers[2]}
-    report("one killed, one lies", named, plain_copy_s(honest, swarm.joiner))
+    print_figures("one killed, one lies", named, plain_copy_s(honest, swarm.joiner))
     assert victim.process.wait(LONG_LIMIT_S) == -signal.SIGKILL
     assert {answer["digest"] for answer in answers} == {swarm.digest}
     assert {answer["attempts"] for answer in answers} == {1}
