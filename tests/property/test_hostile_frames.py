@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from pccl.protocol.checksum import payload_hash, seal
 from pccl.protocol.data_type import DataType
-from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_frame, encode_header
 from pccl.protocol.guards.source_shares import PortLimits
 from pccl.protocol.handshake import Channel, Opening
@@ -28,9 +27,10 @@ from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.control.greeting import Credentials
 from pccl.runtime.links.keeper import LinkKeeper
-from pccl.transports.base import Address, Connection, Receiver
+from pccl.transports.base import Connection
 from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Links
+from tests.support.wires import FakeClock, Wire
 
 SEEDS = st.integers(0, (1 << 32) - 1)
 RUN = b"the run of these"
@@ -39,87 +39,6 @@ RING = (ME, DOWNSTREAM, UPSTREAM)
 OPERATION = OperationId(1, 0, 1, 0, 0)
 COUNT = 30
 SEGMENT_BYTES = 16
-
-
-class FakeTimer:
-    def cancel(self) -> None:
-        pass
-
-
-class FakeClock:
-    """Time that stands still."""
-
-    def now_ns(self) -> int:
-        return 0
-
-    def busy_ns(self) -> int:
-        return 0
-
-    def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> FakeTimer:
-        return FakeTimer()
-
-
-class Wire:
-    """One end of a connection, and what a transport does to its receiver.
-
-    Args:
-        on_sent: takes what the receiver sends; None: the network takes nothing, ever.
-    """
-
-    def __init__(self, on_sent: Callable[[bytes], None] | None = None) -> None:
-        self.remote = Address("elsewhere", 1)
-        self.local = Address("here", 1)
-        self.congestion = ""
-        self.error: Exception | None = None
-        self.open = True
-        self._on_sent = on_sent
-        self._receiver: Receiver | None = None
-
-    def start(self, receiver: Receiver) -> None:
-        self._receiver = receiver
-
-    def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
-        if self._on_sent is None or not self.open:
-            return 0
-        data = b"".join(buffers)
-        self._on_sent(data)
-        return len(data)
-
-    def notify_writable(self) -> None:
-        pass
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.abort()
-
-    def abort(self) -> None:
-        self.open = False
-
-    def feed(self, data: bytes, rng: Random) -> None:
-        """Bytes arrive, in any split. Whatever but a RemoteProtocolError is raised gets out."""
-        view = memoryview(data)
-        while view and self.open:
-            assert self._receiver is not None
-            buffer = self._receiver.get_buffer()
-            assert len(buffer) > 0
-            nbytes = min(len(buffer), len(view), rng.choice((1, 5, 48, 1000, len(view))))
-            buffer[:nbytes] = view[:nbytes]
-            view = view[nbytes:]
-            try:
-                self._receiver.buffer_updated(nbytes)
-            except RemoteProtocolError as error:
-                self.open, self.error = False, error
-
-    def end(self) -> None:
-        """Tell of the end, if it has not been told."""
-        receiver, self._receiver, self.open = self._receiver, None, False
-        if receiver is not None:
-            receiver.connection_lost(self.error)
 
 
 # -- a peer's port ----------------------------------------------------------------------
@@ -272,7 +191,7 @@ def test_questions_of_one_who_does_not_read_cost_no_memory() -> None:
     port, rng = Port(in_place=True), Random(0)
     wire = port.accept(lambda data: None)
     wire.feed(opening_of(UPSTREAM), rng)
-    wire._on_sent = None  # pyright: ignore[reportPrivateUsage]
+    wire.on_sent = None
     query = encode_header(FrameHeader(FrameKind.QUERY, OPERATION, 0, 0, 0))
     wire.feed(query * 5000, rng)
     assert wire.open
@@ -285,13 +204,13 @@ def test_the_answer_that_waits_is_the_newest() -> None:
     port, rng, sent = Port(in_place=True), Random(0), bytearray()
     wire = port.accept(lambda data: None)
     wire.feed(opening_of(UPSTREAM), rng)
-    wire._on_sent = None  # pyright: ignore[reportPrivateUsage]
+    wire.on_sent = None
     first, second, third = (
         encode_header(FrameHeader(FrameKind.QUERY, OPERATION, 0, number, 0)) for number in (1, 3, 2)
     )
     segment = FrameHeader(FrameKind.DATA, OPERATION, 0, 80, 16)
     wire.feed(first + second + encode_frame(segment, bytes(16)) + third, rng)
-    wire._on_sent = sent.extend  # pyright: ignore[reportPrivateUsage]
+    wire.on_sent = sent.extend
     (lane,) = port.links.to(UPSTREAM).lanes
     lane.writable()
     have = [FrameHeader(FrameKind.HAVE, OPERATION, 0, number, 2) for number in (1, 3)]

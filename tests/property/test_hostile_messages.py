@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import types
 import typing
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -36,7 +36,7 @@ from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.protocol import messages as msg
 from pccl.protocol.codec import StreamDecoder, encode
 from pccl.protocol.data_type import DataType
-from pccl.protocol.errors import PCCLError, RemoteProtocolError
+from pccl.protocol.errors import PCCLError
 from pccl.protocol.guards.source_shares import PortLimits
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.limits import PEERS_MAX, PENDING_MAX, Timing
@@ -57,96 +57,14 @@ from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import Remembered
 from pccl.runtime.requests import PeerOptions, ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
-from pccl.transports.base import Address, Connection, Receiver
+from pccl.transports.base import Address, Connection
 from pccl.transports.sim.network import SimNetwork
+from tests.support.wires import FakeClock, Wire
 
 SEEDS = st.integers(0, (1 << 32) - 1)
 RUN = b"the run of these"
 ME, OTHER = PeerId(1), PeerId(2)
 ELSEWHERE = Address("elsewhere", 1)
-
-
-class FakeTimer:
-    def cancel(self) -> None:
-        pass
-
-
-class FakeClock:
-    """Time that stands still, unless a test moves it."""
-
-    def __init__(self) -> None:
-        self.time_ns = 0
-
-    def now_ns(self) -> int:
-        return self.time_ns
-
-    def busy_ns(self) -> int:
-        return 0
-
-    def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> FakeTimer:
-        return FakeTimer()
-
-
-class Wire:
-    """One end of a connection, and what a transport does to its receiver.
-
-    Args:
-        on_sent: takes what the receiver sends; None: the network takes nothing, ever.
-    """
-
-    def __init__(self, on_sent: Callable[[bytes], None] | None = None) -> None:
-        self.remote = Address("elsewhere", 1)
-        self.local = Address("here", 1)
-        self.error: Exception | None = None
-        self.open = True
-        self._on_sent = on_sent
-        self._receiver: Receiver | None = None
-
-    def start(self, receiver: Receiver) -> None:
-        self._receiver = receiver
-
-    def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
-        if self._on_sent is None or not self.open:
-            return 0
-        data = b"".join(buffers)
-        self._on_sent(data)
-        return len(data)
-
-    def notify_writable(self) -> None:
-        pass
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.abort()
-
-    def abort(self) -> None:
-        self.open = False
-
-    def feed(self, data: bytes, rng: Random) -> None:
-        """Bytes arrive, in any split. Whatever but a RemoteProtocolError is raised gets out."""
-        view = memoryview(data)
-        while view and self.open:
-            assert self._receiver is not None
-            buffer = self._receiver.get_buffer()
-            assert len(buffer) > 0
-            nbytes = min(len(buffer), len(view), rng.choice((1, 5, 48, 1000, len(view))))
-            buffer[:nbytes] = view[:nbytes]
-            view = view[nbytes:]
-            try:
-                self._receiver.buffer_updated(nbytes)
-            except RemoteProtocolError as error:
-                self.open, self.error = False, error
-
-    def end(self) -> None:
-        """Tell of the end, if it has not been told."""
-        receiver, self._receiver, self.open = self._receiver, None, False
-        if receiver is not None:
-            receiver.connection_lost(self.error)
 
 
 # -- messages to a master, and from one ------------------------------------------------------

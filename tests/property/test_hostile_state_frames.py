@@ -7,7 +7,7 @@ is kept for him is bounded, and the honest ones end with what was elected.
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccl import TensorInfo
-from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import (
     PAYLOAD_BYTES_MAX,
     FrameHeader,
@@ -33,9 +32,10 @@ from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.memory.stock import Stock
 from pccl.runtime.state.session import StateSession
 from pccl.state.digests import layout_digest, piece_digest
-from pccl.transports.base import Address, Connection, Receiver
+from pccl.transports.base import Connection
 from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Links
+from tests.support.wires import Wire
 
 SEEDS = st.integers(0, (1 << 32) - 1)
 PIECE = 64
@@ -47,66 +47,25 @@ STALL_NS = 2_000_000_000
 TICK_NS = 250_000_000
 
 
-class Wire:
-    """One end of a connection; ``sent`` keeps what the network takes, if it takes anything."""
+class KeepingWire(Wire):
+    """One that keeps what the network takes, if it takes anything, and tells of its end at once."""
+
+    portions = (7, 48, 1000)
 
     def __init__(self, *, takes: bool = True) -> None:
-        self.remote = Address("elsewhere", 1)
-        self.local = Address("here", 1)
-        self.congestion = ""
-        self.open = True
-        self.takes = takes
         self.sent = bytearray()
-        self._receiver: Receiver | None = None
-
-    def start(self, receiver: Receiver) -> None:
-        self._receiver = receiver
-
-    def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
-        if not self.takes or not self.open:
-            return 0
-        before = len(self.sent)
-        for buffer in buffers:
-            self.sent += buffer
-        return len(self.sent) - before
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-    def notify_writable(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.open = False
-
-    def abort(self) -> None:
-        self.open = False
+        super().__init__(self.sent.extend if takes else None)
 
     def feed(self, data: bytes, rng: Random) -> None:
-        """Bytes arrive, in any split; a RemoteProtocolError closes it, all others get out."""
-        view = memoryview(data)
-        while view and self.open:
-            assert self._receiver is not None
-            buffer = self._receiver.get_buffer()
-            assert len(buffer) > 0
-            nbytes = min(len(buffer), len(view), rng.choice((7, 48, 1000, len(view))))
-            buffer[:nbytes] = view[:nbytes]
-            view = view[nbytes:]
-            try:
-                self._receiver.buffer_updated(nbytes)
-            except RemoteProtocolError as error:
-                self.open = False
-                self._receiver.connection_lost(error)
+        was_open = self.open
+        super().feed(data, rng)
+        if was_open and self.error is not None:
+            assert self.receiver is not None
+            self.receiver.connection_lost(self.error)
 
     def end(self) -> None:
-        """The network cuts it."""
         if self.open:
-            self.open = False
-            assert self._receiver is not None
-            self._receiver.connection_lost(None)
+            super().end()
 
 
 class Member:
@@ -150,8 +109,8 @@ class Member:
     def _on_done(self, operation: OperationId, digest: bytes) -> None:
         self.done = digest
 
-    def accept(self, peer: PeerId, *, takes: bool = True) -> Wire:
-        wire = Wire(takes=takes)
+    def accept(self, peer: PeerId, *, takes: bool = True) -> KeepingWire:
+        wire = KeepingWire(takes=takes)
         link = self.links.to(peer)
         link.add(Lane(typing.cast("Connection", wire), len(link.lanes), link, self))
         self.exchange.link_changed(peer, up=True)
@@ -279,7 +238,7 @@ def test_any_frames(seed: int, hostile_source: bool, in_swarm: bool) -> None:
     scene = Scene(rng, hostile_source=hostile_source, in_swarm=in_swarm)
     members = (scene.source, scene.fetcher)
     begin_at = rng.randrange(5)
-    wires: list[Wire] = []
+    wires: list[KeepingWire] = []
     for round_number in range(20):
         if round_number == begin_at:
             scene.begin()
@@ -382,7 +341,7 @@ def test_what_was_not_asked_for_is_not_kept(kind: FrameKind) -> None:
     for _ in range(3):
         wire = scene.source.accept(HOSTILE)
         wire.feed(encode_header(header) + bytes(100), Random(0))
-        receiver: Any = wire._receiver  # pyright: ignore[reportPrivateUsage]
+        receiver: Any = wire.receiver
         assert not hasattr(receiver._sink, "payload")
 
 
@@ -405,7 +364,7 @@ def test_pieces_that_nobody_asked_of_him_displace_nothing() -> None:
     source_end, fetcher_end = scene.ends
     scene.begin()
 
-    def deliver(here: Wire, there: Wire) -> None:
+    def deliver(here: KeepingWire, there: KeepingWire) -> None:
         taken, here.sent[:] = bytes(here.sent), b""
         there.feed(taken, rng)
 
