@@ -12,12 +12,10 @@ from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
 from pccl.protocol.types import Algorithm, Descriptor, ReduceOp
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
-from pccl.runtime.master_server import MasterServer
-from pccl.runtime.requests import PeerOptions, ReduceRequest
+from pccl.runtime.requests import ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
-from pccl.stress.sim.process import MASTER_ADDRESS, ProcessClock
-from pccl.transports.base import Address
 from pccl.transports.sim.network import SimNetwork
+from tests.support.virtual_runs import run_peers
 
 TIMING = Timing()
 TRIP_NS = 5_000_000
@@ -66,32 +64,5 @@ def test_trips(peers: int, algorithm: Algorithm, eager_bytes_max: int, trips: li
         loop.call_at_ns(loop.now_ns() + wait_ns, woken.set_result, None)
         await woken
 
-    async def main() -> None:
-        host = network.host("master")
-        clock = ProcessClock(loop, host)
-        nonces = Random(2).randbytes
-        master = MasterServer(clock, host, TIMING, nonces, lambda event, effects: None, None)
-        await master.start(MASTER_ADDRESS)
-        engines: list[PeerEngine] = []
-        for index in range(peers):
-            host = network.host(f"peer{index}")
-            options = PeerOptions(
-                TIMING,
-                Address("", 0),
-                random_bytes=Random(index).randbytes,
-                eager_bytes_max=eager_bytes_max,
-            )
-            clock = ProcessClock(loop, host)
-            engines.append(PeerEngine(loop, clock, host, MASTER_ADDRESS, 0, options))
-        tasks = [loop.create_task(take_part(engine, n)) for n, engine in enumerate(engines)]
-        for task in tasks:
-            await task
-        for engine in engines:
-            await engine.close()
-        master.close()
-
-    try:
-        loop.run_until_complete(main())
-    finally:
-        loop.close()
+    run_peers(network, loop, TIMING, peers, take_part, eager_bytes_max=eager_bytes_max)
     assert [took[index] for index in range(peers)] == [trips] * peers

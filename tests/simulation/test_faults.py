@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 from click.testing import CliRunner
 
-from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import NS_PER_S, ReduceOp
+from pccl.protocol.types import NS_PER_S
 from pccl.stress.commands import main
 from pccl.stress.sim.faults import (
     KINDS,
@@ -32,50 +30,20 @@ from pccl.stress.sim.faults import (
     Slow,
     Takeover,
 )
+from pccl.stress.sim.faults.base import MS
 from pccl.stress.sim.planted import planted
 from pccl.stress.sim.runner import Verdict, run_scenario
 from pccl.stress.sim.scenarios.file import load, to_text
 from pccl.stress.sim.scenarios.mixes import MIXES
-from pccl.stress.sim.scenarios.scenario import TIMINGS, Scenario, Slot, Style, draw
+from pccl.stress.sim.scenarios.scenario import draw
 from pccl.stress.sim.scenarios.shrink import shrink
+from tests.support.virtual_runs import QUIET, run_faults
 
-MS = NS_PER_S // 1000
-QUIET = Scenario(
-    seed=1,
-    peers=4,
-    late_peers=0,
-    slots=(Slot(0, 50, DataType.FLOAT, ReduceOp.SUM),),
-    style=Style.SEQUENTIAL,
-    segment_bytes=256,
-    latency_ns=5 * MS,
-    uneven_links=False,
-    bytes_per_s=None,
-    window_bytes=4096,
-    stop_ns=NS_PER_S,
-    faults=(),
-    repeats=0.0,
-    asks_pending=False,
-    groups=1,
-    retries=False,
-    broadcasts=False,
-    barriers=False,
-    optimizes=False,
-    min_peers=4,
-    impatience=0.0,
-    mistake=None,
-    secured=False,
-    drops=False,
-    lanes=2,
-    timing=TIMINGS["quick"],
-    settles_ns=10 * NS_PER_S,
-)
 DEADLINE_NS = round(QUIET.timing.deadline_s * NS_PER_S)
 
 
 def run(*faults: Fault, **changes: object) -> Verdict:
-    verdict = run_scenario(replace(QUIET, faults=faults, **changes))  # type: ignore[arg-type]
-    assert verdict.violation is None, verdict.story
-    return verdict
+    return run_faults(QUIET, *faults, **changes)
 
 
 def removed(verdict: Verdict) -> int:

@@ -15,12 +15,10 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.types import Descriptor, ReduceOp
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
-from pccl.runtime.master_server import MasterServer
-from pccl.runtime.requests import PeerOptions, ReduceRequest
+from pccl.runtime.requests import ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
-from pccl.stress.sim.process import MASTER_ADDRESS, ProcessClock
-from pccl.transports.base import Address
 from pccl.transports.sim.network import SimNetwork
+from tests.support.virtual_runs import run_peers
 
 TIMING = Timing()
 SUM_OF_4 = Descriptor(DataType.FLOAT, ReduceOp.SUM, 4)
@@ -47,27 +45,7 @@ def reduce_in_opposite_order(count: int) -> None:
             await engine.finish(ticket)
             engine.calls.forget(ticket)
 
-    async def main() -> None:
-        host = network.host("master")
-        clock = ProcessClock(loop, host)
-        master = MasterServer(clock, host, TIMING, Random(2).randbytes)
-        await master.start(MASTER_ADDRESS)
-        engines: list[PeerEngine] = []
-        for index in range(2):
-            host = network.host(f"peer{index}")
-            options = PeerOptions(TIMING, Address("", 0), random_bytes=Random(index).randbytes)
-            clock = ProcessClock(loop, host)
-            engines.append(PeerEngine(loop, clock, host, MASTER_ADDRESS, 0, options))
-        for task in [loop.create_task(take_part(engine, n)) for n, engine in enumerate(engines)]:
-            await task
-        for engine in engines:
-            await engine.close()
-        master.close()
-
-    try:
-        loop.run_until_complete(main())
-    finally:
-        loop.close()
+    run_peers(network, loop, TIMING, 2, take_part)
     assert all(array.tolist() == [2.0] * 4 for mine in arrays for array in mine)
 
 

@@ -11,12 +11,10 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.types import Descriptor, ReduceOp
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
-from pccl.runtime.master_server import MasterServer
-from pccl.runtime.requests import PeerOptions, ReduceRequest
+from pccl.runtime.requests import ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
-from pccl.stress.sim.process import MASTER_ADDRESS, ProcessClock
-from pccl.transports.base import Address
 from pccl.transports.sim.network import SimNetwork
+from tests.support.virtual_runs import run_peers
 
 PEERS = 4
 BYTES_PER_S = 1_000_000
@@ -41,7 +39,7 @@ def test_a_small_reduce_does_not_stand_still_beside_a_large_one() -> None:
     )
     took_s: list[tuple[float, float]] = []
 
-    async def take_part(engine: PeerEngine) -> None:
+    async def take_part(engine: PeerEngine, _: int) -> None:
         await engine.connect(min_peers=PEERS)
         began_s = loop.time()
         large = engine.launch(request(1, LARGE_BYTES))
@@ -51,38 +49,13 @@ def test_a_small_reduce_does_not_stand_still_beside_a_large_one() -> None:
         assert len((await engine.finish(large)).contributors) == PEERS
         took_s.append((small_s, loop.time() - began_s))
 
-    async def main() -> None:
-        host = network.host("master")
-        clock = ProcessClock(loop, host)
-        master = MasterServer(
-            clock, host, TIMING, Random(2).randbytes, lambda event, effects: None, None
-        )
-        await master.start(MASTER_ADDRESS)
-        engines = [make_peer(loop, network, index) for index in range(PEERS)]
-        for task in [loop.create_task(take_part(engine)) for engine in engines]:
-            await task
-        for engine in engines:
-            await engine.close()
-        master.close()
-
-    try:
-        loop.run_until_complete(main())
-    finally:
-        loop.close()
+    run_peers(network, loop, TIMING, PEERS, take_part, segment_bytes=16 << 10)
     assert len(took_s) == PEERS
     for small_s, large_s in took_s:
         # Each peer sends 1.5 times the tensor: 4.5 s at the rate of its link, for the large one.
         assert 4.5 < large_s < 5.5
         # Six hops, each behind no more than a window and a segment of the other one: 0.13 s a hop.
         assert small_s < 1.0
-
-
-def make_peer(loop: VirtualLoop, network: SimNetwork, index: int) -> PeerEngine:
-    host = network.host(f"peer{index}")
-    options = PeerOptions(
-        TIMING, Address("", 0), segment_bytes=16 << 10, random_bytes=Random(index).randbytes
-    )
-    return PeerEngine(loop, ProcessClock(loop, host), host, MASTER_ADDRESS, 0, options)
 
 
 def request(tag: int, nbytes: int) -> ReduceRequest:

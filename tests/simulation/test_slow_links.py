@@ -12,12 +12,10 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.types import Descriptor
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
-from pccl.runtime.master_server import MasterServer
-from pccl.runtime.requests import PeerOptions, ReduceRequest
+from pccl.runtime.requests import ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
-from pccl.stress.sim.process import MASTER_ADDRESS, ProcessClock
-from pccl.transports.base import Address
 from pccl.transports.sim.network import SimNetwork
+from tests.support.virtual_runs import run_peers
 
 TIMING = Timing(tick_s=0.05, lane_stall_s=1.0, progress_s=3.0)
 BYTES_PER_S = 20_000
@@ -45,9 +43,10 @@ def test_a_broadcast_over_slow_lanes(lanes: int) -> None:
     results: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
     took_s: list[float] = []
 
-    async def take_part(engine: PeerEngine, root: bool) -> None:
+    async def take_part(engine: PeerEngine, index: int) -> None:
         await engine.connect(min_peers=2)
         await barriers(engine, 2)
+        root = index == 0
         lanes_before = [lane for link in engine.links.all() for lane in link.lanes]
         assert len(lanes_before) == lanes
         buffer = values.copy() if root else np.zeros_like(values)
@@ -69,35 +68,6 @@ def test_a_broadcast_over_slow_lanes(lanes: int) -> None:
         for _ in range(3):
             await engine.reduce(ReduceRequest(borrow(tiny), descriptor, tag))
 
-    async def main() -> None:
-        host = network.host("master")
-        clock = ProcessClock(loop, host)
-        nonces = Random(2).randbytes
-        master = MasterServer(clock, host, TIMING, nonces, lambda event, effects: None, None)
-        await master.start(MASTER_ADDRESS)
-        engines: list[PeerEngine] = []
-        for index in range(2):
-            host = network.host(f"peer{index}")
-            options = PeerOptions(
-                TIMING,
-                Address("", 0),
-                lanes=lanes,
-                segment_bytes=SEGMENT_BYTES,
-                random_bytes=Random(index).randbytes,
-            )
-            clock = ProcessClock(loop, host)
-            engines.append(PeerEngine(loop, clock, host, MASTER_ADDRESS, 0, options))
-        first = loop.create_task(take_part(engines[0], True))
-        second = loop.create_task(take_part(engines[1], False))
-        await first
-        await second
-        for engine in engines:
-            await engine.close()
-        master.close()
-
-    try:
-        loop.run_until_complete(main())
-    finally:
-        loop.close()
+    run_peers(network, loop, TIMING, 2, take_part, lanes=lanes, segment_bytes=SEGMENT_BYTES)
     assert all(np.array_equal(result, values) for result in results)
     assert all(seconds > 2 * TIMING.progress_s for seconds in took_s)

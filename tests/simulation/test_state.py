@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from pccl.protocol.data_type import DataType
-from pccl.protocol.types import NS_PER_S, ReduceOp
+from pccl.protocol.types import NS_PER_S
 from pccl.stress.sim.faults import (
     Bandwidth,
     BlankMasterRestart,
@@ -28,10 +28,11 @@ from pccl.stress.sim.faults import (
     Takeover,
 )
 from pccl.stress.sim.faults.base import MS
-from pccl.stress.sim.runner import Verdict, run_scenario, run_seed
+from pccl.stress.sim.runner import Verdict, run_seed
 from pccl.stress.sim.scenarios.file import load, to_text
-from pccl.stress.sim.scenarios.scenario import TIMINGS, Scenario, Slot, Style, draw
+from pccl.stress.sim.scenarios.scenario import TIMINGS, draw
 from pccl.stress.sim.workloads.syncs import Recipe, StateTensor, Syncs
+from tests.support.virtual_runs import QUIET, run_faults
 
 STATE = Syncs(
     tensors=(
@@ -44,42 +45,11 @@ STATE = Syncs(
     ),
     piece_bytes=32,
 )
-QUIET = Scenario(
-    seed=1,
-    peers=5,
-    late_peers=1,
-    slots=(Slot(0, 50, DataType.FLOAT, ReduceOp.SUM),),
-    style=Style.SEQUENTIAL,
-    segment_bytes=256,
-    latency_ns=5 * MS,
-    uneven_links=False,
-    bytes_per_s=None,
-    window_bytes=4096,
-    stop_ns=NS_PER_S,
-    faults=(),
-    repeats=0.0,
-    asks_pending=False,
-    groups=1,
-    retries=False,
-    broadcasts=False,
-    barriers=False,
-    optimizes=False,
-    min_peers=1,
-    impatience=0.0,
-    mistake=None,
-    secured=False,
-    drops=False,
-    lanes=2,
-    timing=TIMINGS["quick"],
-    settles_ns=10 * NS_PER_S,
-    syncs=STATE,
-)
+SCENARIO = replace(QUIET, peers=5, late_peers=1, min_peers=1, syncs=STATE)
 
 
 def run(*faults: Fault, **changes: object) -> Verdict:
-    verdict = run_scenario(replace(QUIET, faults=faults, **changes))  # type: ignore[arg-type]
-    assert verdict.violation is None, verdict.story
-    return verdict
+    return run_faults(SCENARIO, *faults, **changes)
 
 
 def test_newcomers_get_the_state() -> None:
@@ -207,7 +177,7 @@ def test_drift_is_found_and_repaired() -> None:
 def test_a_slow_newcomer_keeps_the_others_waiting_only_for_so_long() -> None:
     """Its state takes ten seconds; it is held three, and has it all after a few tries."""
     large = replace(STATE, tensors=(StateTensor(DataType.UINT8, 40_000),), piece_bytes=256)
-    timing = replace(QUIET.timing, hold_s=3.0, progress_s=60.0)
+    timing = replace(SCENARIO.timing, hold_s=3.0, progress_s=60.0)
     slow = [Bandwidth(0, 4, other, 2_000, 60 * NS_PER_S) for other in range(4)]
     verdict = run(*slow, syncs=large, timing=timing, settles_ns=0)
     assert verdict.done["removed alive"] >= 1

@@ -1,0 +1,94 @@
+"""Whole runs in virtual time: a quiet scenario for single faults, and peers that do their part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from pccl.protocol.data_type import DataType
+from pccl.protocol.limits import Timing
+from pccl.protocol.types import NS_PER_S, ReduceOp
+from pccl.runtime.engine import PeerEngine
+from pccl.runtime.master_server import MasterServer
+from pccl.runtime.requests import PeerOptions
+from pccl.stress.sim.faults import Fault
+from pccl.stress.sim.faults.base import MS
+from pccl.stress.sim.loop import VirtualLoop
+from pccl.stress.sim.process import MASTER_ADDRESS, ProcessClock
+from pccl.stress.sim.runner import Verdict, run_scenario
+from pccl.stress.sim.scenarios.scenario import TIMINGS, Scenario, Slot, Style
+from pccl.transports.base import Address
+from pccl.transports.sim.network import SimNetwork
+
+QUIET = Scenario(
+    seed=1,
+    peers=4,
+    late_peers=0,
+    slots=(Slot(0, 50, DataType.FLOAT, ReduceOp.SUM),),
+    style=Style.SEQUENTIAL,
+    segment_bytes=256,
+    latency_ns=5 * MS,
+    uneven_links=False,
+    bytes_per_s=None,
+    window_bytes=4096,
+    stop_ns=NS_PER_S,
+    faults=(),
+    repeats=0.0,
+    asks_pending=False,
+    groups=1,
+    retries=False,
+    broadcasts=False,
+    barriers=False,
+    optimizes=False,
+    min_peers=4,
+    impatience=0.0,
+    mistake=None,
+    secured=False,
+    drops=False,
+    lanes=2,
+    timing=TIMINGS["quick"],
+    settles_ns=10 * NS_PER_S,
+)
+"""Nothing happens in it that no fault of a test makes happen."""
+
+
+def run_faults(scenario: Scenario, *faults: Fault, **changes: object) -> Verdict:
+    """Run a scenario with these faults; it breaks no promise."""
+    verdict = run_scenario(replace(scenario, faults=faults, **changes))  # type: ignore[arg-type]
+    assert verdict.violation is None, verdict.story
+    return verdict
+
+
+def run_peers(
+    network: SimNetwork,
+    loop: VirtualLoop,
+    timing: Timing,
+    peers: int,
+    part: Callable[[PeerEngine, int], Coroutine[Any, Any, None]],
+    **options: Any,
+) -> None:
+    """Run a master and so many peers with such options until each has done its part."""
+
+    def peer(index: int) -> PeerEngine:
+        host = network.host(f"peer{index}")
+        nonces = Random(index).randbytes
+        told = PeerOptions(timing, Address("", 0), random_bytes=nonces, **options)
+        return PeerEngine(loop, ProcessClock(loop, host), host, MASTER_ADDRESS, 0, told)
+
+    async def main() -> None:
+        host = network.host("master")
+        master = MasterServer(ProcessClock(loop, host), host, timing, Random(2).randbytes)
+        await master.start(MASTER_ADDRESS)
+        engines = [peer(index) for index in range(peers)]
+        for task in [loop.create_task(part(engine, n)) for n, engine in enumerate(engines)]:
+            await task
+        for engine in engines:
+            await engine.close()
+        master.close()
+
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
