@@ -26,6 +26,7 @@ from pccl.collectives.reductions import Reduction, Scratch
 from pccl.collectives.ring import RingSchedule
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import ReduceOp
+from tests.support.claims import check_drawn_claims, check_spoilt_claims
 
 Array = npt.NDArray[Any]
 
@@ -238,15 +239,7 @@ def test_what_is_not_expected_is_not_found(
     layout = SegmentLayout(count, itemsize, world_size, itemsize * per_segment)
     receiver = RingSchedule(data.draw(st.integers(0, world_size - 1)), layout)
     upstream = RingSchedule(receiver.upstream, layout)
-    expected = {(step, s.offset, s.length): (i, s) for i, (step, s) in enumerate(upstream.outgoing)}
-    nbytes = count * itemsize
-    for _ in range(6):
-        claim = (
-            data.draw(st.integers(0, 2 * world_size + 1) | st.just(65535)),
-            data.draw(st.integers(0, nbytes + 9) | st.just((1 << 64) - 1)),
-            data.draw(st.integers(0, nbytes + 9)),
-        )
-        assert receiver.incoming.find(*claim) == expected.get(claim)
+    check_drawn_claims(data, upstream, receiver, 2 * world_size + 1)
 
 
 @settings(max_examples=100)
@@ -256,17 +249,7 @@ def test_a_claim_with_one_thing_wrong_is_not_found(shape: tuple[int, int, int, i
     layout = SegmentLayout(count, itemsize, world_size, itemsize * per_segment)
     schedules = [RingSchedule(rank, layout) for rank in range(world_size)]
     for receiver in schedules:
-        sender = schedules[receiver.upstream]
-        expected = {(step, s.offset, s.length) for step, s in sender.outgoing}
-        for step, offset, length in sorted(expected)[:20]:
-            for claim in (
-                (step + 1, offset, length),
-                (max(step - 1, 0), offset, length),
-                (step, offset + 1, length),
-                (step, offset, length + 1),
-                (step, offset, length - 1),
-            ):
-                assert (receiver.incoming.find(*claim) is not None) == (claim in expected)
+        check_spoilt_claims(schedules[receiver.upstream], receiver)
 
 
 def test_a_ring_needs_two_and_a_rank_in_it() -> None:
