@@ -308,15 +308,14 @@ def test_work_that_is_committed_and_not_merged_outlives_the_run(
     assert one.value == 100.0 - 5.0
 
 
-def test_ctrl_c_while_a_step_waits_loses_no_step(trained: Callable[..., Trained]) -> None:
-    one = trained(sync_every=2)
-    one.step()
+def interrupt_a_step(one: Trained, info: Info) -> None:
+    """Send Ctrl-C while its step waits for a reduce, which gives this in the end."""
     is_reducing, may_end = threading.Event(), threading.Event()
 
     def wait(values: Any) -> Info:
         is_reducing.set()
         assert may_end.wait(LIMIT_S)
-        return Info(contributors=(1,), total_weight=2.0)
+        return info
 
     def interrupt() -> None:
         assert is_reducing.wait(LIMIT_S)
@@ -329,6 +328,12 @@ def test_ctrl_c_while_a_step_waits_loses_no_step(trained: Callable[..., Trained]
         one.step()
     interrupting.join()
     may_end.set()
+
+
+def test_ctrl_c_while_a_step_waits_loses_no_step(trained: Callable[..., Trained]) -> None:
+    one = trained(sync_every=2)
+    one.step()
+    interrupt_a_step(one, Info(contributors=(1,), total_weight=2.0))
     one.steps(2)
     assert one.value == -4.0
     assert [each["weight"] for each in one.comm.options] == [2.0, 2.0]
@@ -336,25 +341,8 @@ def test_ctrl_c_while_a_step_waits_loses_no_step(trained: Callable[..., Trained]
 
 def test_ctrl_c_in_the_first_step_does_no_harm(trained: Callable[..., Trained]) -> None:
     one = trained(sync_every=4)
-    is_reducing, may_end = threading.Event(), threading.Event()
-
-    def wait(values: Any) -> Info:
-        is_reducing.set()
-        assert may_end.wait(LIMIT_S)
-        return Info(contributors=(1,), total_weight=0.0)
-
-    def interrupt() -> None:
-        assert is_reducing.wait(LIMIT_S)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    one.comm.reduces.append(wait)
     one.comm.syncs.append(one.replaced(3.0, 0, is_open=True))
-    interrupting = threading.Thread(target=interrupt)
-    interrupting.start()
-    with pytest.raises(KeyboardInterrupt):
-        one.step()
-    interrupting.join()
-    may_end.set()
+    interrupt_a_step(one, Info(contributors=(1,), total_weight=0.0))
     one.step()
     one.step()
     assert one.value == 3.0 - 1.0
