@@ -7,9 +7,6 @@ definition.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,189 +17,27 @@ from hypothesis import strategies as st
 
 from pccl.collectives.residual import Residual
 from pccl.error_feedback import ErrorFeedback
-from pccl.protocol.checksum import payload_hash
 from pccl.protocol.data_type import DataType
-from pccl.protocol.frame import FrameHeader
 from pccl.protocol.types import (
     Algorithm,
     Collective,
     Descriptor,
-    OperationId,
-    PeerId,
     Quantization,
     ReduceOp,
     WireFormat,
 )
-from pccl.runtime.collective import memory
-from pccl.runtime.collective.data_plane import DataPlane
-from pccl.runtime.collective.operand import Operand, borrow, borrow_many
 from pccl.stress.sim.fold import differences, fold, implausible
-from pccl.transports.lane import Payload
-from pccl.transports.link import Link
+from tests.support.memory_ring import (
+    ALGORITHMS,
+    OPERATION,
+    Ring,
+    Travelling,
+    check_inputs,
+    lend,
+    random_values,
+)
 
 Array = npt.NDArray[Any]
-
-ALGORITHMS = (Algorithm.RING, Algorithm.STAR, Algorithm.MESH)
-
-OPERATION = OperationId(term=1, group=0, view=3, tag=5, n=0)
-
-
-class Wire(Link):
-    """Queues references to memory, as a send queue does: it is read when the frame leaves."""
-
-    def __init__(
-        self,
-        peer: PeerId,
-        queue: Callable[[FrameHeader, Payload], None],
-        copy_queued: Callable[[memoryview], None],
-    ) -> None:
-        super().__init__(peer)
-        self._carry = queue
-        self._copy_queued = copy_queued
-
-    @property
-    def up(self) -> bool:
-        return True
-
-    def send(
-        self, header: FrameHeader, payload: Payload, number: int, check: int | None = None
-    ) -> None:
-        self._carry(replace(header, check=check or 0), payload)
-
-    def detach(self, operation: OperationId, tensor: memoryview) -> None:
-        self._copy_queued(tensor)
-
-
-class OneFrame:
-    """What a data plane sees of the lane that a frame comes on."""
-
-    def __init__(self, sender: PeerId) -> None:
-        self.link = Link(sender)
-
-
-@dataclass(slots=True)
-class Travelling:
-    source: int
-    target: int
-    header: FrameHeader
-    payload: Payload
-
-    def read(self) -> memoryview:
-        payload = self.payload() if callable(self.payload) else self.payload
-        return memoryview(b"".join(payload) if isinstance(payload, list) else payload)
-
-
-class Ring:
-    """One data plane per rank. Peer ids are not ranks."""
-
-    def __init__(self, world_size: int, segment_bytes: int, rng: random.Random) -> None:
-        self.peers = tuple(PeerId(10 + 3 * rank) for rank in range(world_size))
-        self.frames: list[Travelling] = []
-        self.done: dict[int, bytes] = {}
-        self.weights: tuple[float, ...] = ()
-        """Of a weighted average."""
-        self._rng = rng
-        memory.PART_BYTES_MIN = rng.choice((0, 4, 1 << 20))  # never, if they are tiny, always
-        self._to_begin = list(range(world_size))
-        self.planes = [self._plane(rank, segment_bytes) for rank in range(world_size)]
-
-    def _plane(self, rank: int, segment_bytes: int) -> DataPlane:
-        def link_to(peer: PeerId) -> Link:
-            target = self.peers.index(peer)
-
-            def queue(header: FrameHeader, payload: Payload) -> None:
-                if callable(payload) and self._rng.random() < 0.5:  # a lane was idle
-                    payload = payload()
-                self.frames.append(Travelling(rank, target, header, payload))
-
-            def copy_queued(tensor: memoryview) -> None:
-                for frame in self.frames:
-                    if frame.source == rank:
-                        first = frame.header.offset
-                        frame.payload = tensor[first : first + frame.header.length]
-
-            return Wire(peer, queue, copy_queued)
-
-        def on_done(operation: OperationId, digest: bytes) -> None:
-            assert operation == OPERATION
-            assert rank not in self.done
-            assert rank not in self._to_begin  # never before it has begun
-            self.done[rank] = digest
-
-        return DataPlane(link_to, lambda operation: False, on_done, segment_bytes)
-
-    def post(self, descriptor: Descriptor, buffers: list[tuple[Array, Array]] | None) -> None:
-        for rank, plane in enumerate(self.planes):
-            operand = self.borrow(*buffers[rank]) if buffers is not None else None
-            plane.post(OPERATION, descriptor, operand, self.peers, self.peers[rank])
-
-    def borrow(self, send: Array, recv: Array) -> Operand:
-        """Each rank decides for itself whether it is one tensor or many."""
-        if self._rng.random() < 0.5:
-            return borrow(send, recv)
-        ends = sorted(self._rng.randint(0, len(send)) for _ in range(self._rng.randint(1, 9)))
-        parts = [slice(a, b) for a, b in pairwise([0, *ends, len(send)])]
-        return borrow_many([send[part] for part in parts], [recv[part] for part in parts])
-
-    def step(self) -> bool:
-        """One rank begins, or one frame arrives; False if there is neither."""
-        choice = self._rng.randrange(len(self._to_begin) + len(self.frames) + 1)
-        if self._to_begin and (choice < len(self._to_begin) or not self.frames):
-            rank = self._to_begin.pop(self._rng.randrange(len(self._to_begin)))
-            self.planes[rank].begin(OPERATION, weights=self.weights)
-            return True
-        if not self.frames:
-            return False
-        self._deliver(self.frames.pop(self._rng.randrange(len(self.frames))))
-        return True
-
-    def _deliver(self, frame: Travelling) -> None:
-        lane: Any = OneFrame(self.peers[frame.source])
-        received, payload = 0, frame.read()
-        check = payload_hash(payload)
-        header = replace(frame.header, check=check)
-        sink = self.planes[frame.target].frame_started(lane, header)
-        while received < len(payload):
-            memory = sink.memory(received)
-            take = min(len(memory), self._rng.randint(1, len(payload) - received))
-            memory[:take] = payload[received : received + take]
-            received += take
-        sink.complete()
-
-    def deliver_the_rest(self) -> None:
-        while self.frames:
-            self._deliver(self.frames.pop())
-
-    def end(self, committed: bool) -> None:
-        for frame in self.frames:
-            if callable(frame.payload):  # the others would be read too late
-                frame.payload = frame.payload()
-        for plane in self.planes:
-            plane.end(OPERATION, committed=committed)
-
-
-@pytest.fixture(autouse=True)
-def part_bytes_min(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each ring draws when several tensors are gathered; what it is for others comes back."""
-    monkeypatch.setattr(memory, "PART_BYTES_MIN", memory.PART_BYTES_MIN)
-
-
-def random_values(data_type: DataType, count: int, rng: random.Random) -> Array:
-    """Any bits at all, or small numbers: NaN, infinity and the like are among the bits."""
-    dtype = data_type.to_numpy_dtype()
-    if rng.random() < 0.5:
-        return np.frombuffer(rng.randbytes(count * dtype.itemsize), dtype)
-    return np.array([rng.randrange(100) for _ in range(count)]).astype(dtype)
-
-
-def lend(inputs: list[Array], rng: random.Random) -> list[tuple[Array, Array]]:
-    """Each rank decides for itself whether the collective is in place."""
-    sends = [own.copy() for own in inputs]
-    return [
-        (send, send if rng.random() < 0.5 else np.frombuffer(bytearray(send.nbytes), send.dtype))
-        for send in sends
-    ]
-
 
 SCHEDULED = [one for one in Collective if one is not Collective.SYNC]
 """What follows a schedule."""
@@ -231,8 +66,7 @@ def test_a_reduce_of_every_kind(
     buffers = lend(inputs, rng)
     ring = Ring(world_size, max(segment_bytes, data_type.itemsize), rng)
     ring.post(Descriptor(data_type, op, count, algorithm=algorithm), buffers)
-    while ring.step():
-        pass
+    ring.run()
     ring.end(committed=True)
     result = buffers[0][1]
     if algorithm is Algorithm.MESH:
@@ -241,10 +75,8 @@ def test_a_reduce_of_every_kind(
         firsts = [0] if algorithm is Algorithm.STAR else None
         assert differences(result, fold(inputs, op, firsts), op) == []
     assert len({recv.tobytes() for _, recv in buffers}) == 1
-    assert sorted(ring.done) == list(range(world_size))
-    assert len(set(ring.done.values())) == 1
-    for own, (send, recv) in zip(inputs, buffers, strict=True):
-        assert send is recv or send.tobytes() == own.tobytes()
+    ring.check_done()
+    check_inputs(inputs, buffers)
 
 
 @pytest.mark.parametrize("data_type", DataType)
@@ -258,14 +90,12 @@ def test_a_broadcast(
     root = rng.randrange(world_size)
     ring = Ring(world_size, max(segment_bytes, data_type.itemsize), rng)
     ring.post(Descriptor.broadcast(data_type, count, root), [(own, own) for own in buffers])
-    while ring.step():
-        pass
+    ring.run()
     traffic = [plane.transfers[OPERATION] for plane in ring.planes]
     nbytes = buffers[0].nbytes
     ring.end(committed=True)
     assert {own.tobytes() for own in buffers} == {inputs[root].tobytes()}
-    assert sorted(ring.done) == list(range(world_size))
-    assert len(set(ring.done.values())) == 1
+    ring.check_done()
     last = (root - 1) % world_size
     assert [t.tx_bytes for t in traffic] == [
         0 if rank == last else nbytes for rank in range(world_size)
@@ -284,8 +114,7 @@ def test_a_barrier_is_done_where_it_begins(world_size: int, rng: random.Random) 
     while ring.step():
         assert ring.frames == []
     ring.end(committed=True)
-    assert sorted(ring.done) == list(range(world_size))
-    assert len(set(ring.done.values())) == 1
+    ring.check_done()
 
 
 @pytest.mark.parametrize("collective", [Collective.ALL_REDUCE, Collective.BROADCAST])
@@ -315,14 +144,8 @@ def test_an_abort_at_any_moment_leaves_every_input_as_it_was(
         buffers = lend(inputs, rng)
     ring = Ring(world_size, 16, rng)
     ring.post(descriptor, buffers)
-    for _ in range(moment):
-        if not ring.step():
-            break
-    ring.end(committed=False)
-    results = [recv.tobytes() for _, recv in buffers]
-    assert [send.tobytes() for send, _ in buffers] == [own.tobytes() for own in inputs]
-    ring.deliver_the_rest()  # frames that were on their way when it ended
-    assert [recv.tobytes() for _, recv in buffers] == results
+    ring.run(moment)
+    ring.check_abort(inputs, buffers)
 
 
 @pytest.mark.parametrize("collective", [Collective.ALL_REDUCE, Collective.BROADCAST])
@@ -380,9 +203,7 @@ def test_progress_shows_who_owes_what(
         descriptor = Descriptor(DataType.INT16, ReduceOp.SUM, 20, collective, world_size // 2)
     ring = Ring(world_size, 4, rng)
     ring.post(descriptor, buffers)
-    for _ in range(moment):
-        if not ring.step():
-            break
+    ring.run(moment)
     progress = [mine.progress for plane in ring.planes for mine in plane.transfers.values()]
     for rank, mine in enumerate(progress):
         travelling = sum(frame.target == rank for frame in ring.frames)
@@ -404,8 +225,7 @@ def test_what_a_direct_reduce_moves(
     ring = Ring(world_size, 8, rng)
     descriptor = Descriptor(DataType.INT32, ReduceOp.SUM, count, algorithm=algorithm)
     ring.post(descriptor, lend(inputs, rng))
-    while ring.step():
-        pass
+    ring.run()
     base, longer = divmod(count, world_size)
     for rank, plane in enumerate(ring.planes):
         transfer = plane.end(OPERATION, committed=True)
@@ -457,10 +277,8 @@ def test_a_quantized_reduce_is_the_same_for_all_and_near_the_truth(
     ring.post(
         Descriptor(data_type, op, count, Collective.ALL_REDUCE, 0, quantization, algorithm), buffers
     )
-    while ring.step():
-        pass
-    assert len(set(ring.done.values())) == 1
-    assert sorted(ring.done) == list(range(world_size))
+    ring.run()
+    ring.check_done()
     errors = [plane.transfers[OPERATION].quantization_error for plane in ring.planes]
     ring.end(committed=True)
     assert len({recv.tobytes() for _, recv in buffers}) == 1
@@ -477,8 +295,7 @@ def test_a_quantized_reduce_is_the_same_for_all_and_near_the_truth(
         slack += 2**-7 * world_size * (world_size + 1)
     assert np.abs(buffers[0][1].astype(np.float64) - truth).max() <= slack
     assert all(0 <= error <= 1 for error in errors)
-    for own, (send, recv) in zip(inputs, buffers, strict=True):
-        assert send is recv or send.tobytes() == own.tobytes()
+    check_inputs(inputs, buffers)
 
 
 @pytest.mark.parametrize("data_type", [DataType.FLOAT, DataType.DOUBLE, DataType.BFLOAT16])
@@ -515,8 +332,7 @@ def test_constants_are_reduced_as_if_they_were_not_quantized(
     ring.post(
         Descriptor(data_type, op, count, Collective.ALL_REDUCE, 0, quantization, algorithm), buffers
     )
-    while ring.step():
-        pass
+    ring.run()
     ring.end(committed=True)
     assert len({recv.tobytes() for _, recv in buffers}) == 1
     result = buffers[0][1]
@@ -555,20 +371,14 @@ def test_an_aborted_quantized_reduce_leaves_every_input_as_it_was(
         ),
         buffers,
     )
-    for _ in range(moment):
-        if not ring.step():
-            break
+    ring.run(moment)
     left = {rank for rank in ring.done if rng.random() < 0.3}
     for rank in sorted(left):
         ring.planes[rank].detach(OPERATION)
         assert buffers[rank][0].tobytes() == inputs[rank].tobytes()
     while left and ring.step():
         pass
-    ring.end(committed=False)
-    results = [recv.tobytes() for _, recv in buffers]
-    assert [send.tobytes() for send, _ in buffers] == [own.tobytes() for own in inputs]
-    ring.deliver_the_rest()
-    assert [recv.tobytes() for _, recv in buffers] == results
+    ring.check_abort(inputs, buffers)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -598,8 +408,7 @@ def test_with_error_feedback_the_running_mean_converges(algorithm: Algorithm, op
                     residuals.append(residual)
                 lent = (operand, ring.peers, ring.peers[rank], None, residual)
                 plane.post(OPERATION, descriptor, *lent)
-            while ring.step():
-                pass
+            ring.run()
             committed = turn % 5 != 4  # one of five fails, and must not count
             ring.end(committed=committed)
             for residual in residuals:
@@ -664,7 +473,6 @@ def test_error_feedback_near_the_largest_number(algorithm: Algorithm, data_type:
             residual = owed[rank].begin("t", 64, data_type)
             lent = (operand, ring.peers, ring.peers[rank], None, residual)
             plane.post(OPERATION, descriptor, *lent)
-        while ring.step():
-            pass
+        ring.run()
         ring.end(committed=True)
         assert np.isfinite(results[0].astype(np.float64)).all()

@@ -36,12 +36,6 @@ OPERATION = OperationId(1, 0, 1, 5, 0)
 SEGMENT_BYTES = 8
 
 
-@pytest.fixture(autouse=True)
-def part_bytes_min(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a world draws is for itself only."""
-    monkeypatch.setattr(memory, "PART_BYTES_MIN", memory.PART_BYTES_MIN)
-
-
 class WireLink(Link):
     """What it is given waits in the world's bag."""
 
@@ -210,6 +204,19 @@ class World:
     def survivors(self) -> list[PeerId]:
         return [peer for peer in self.ring if peer not in self.lost]
 
+    def check_done(self, expected: Array) -> None:
+        """All survivors are done, with this result."""
+        for peer in self.survivors:
+            assert peer in self.done
+            assert self.buffers[peer - 1].tobytes() == expected.tobytes()
+        assert len({self.done[peer] for peer in self.survivors}) == 1
+
+    def check_restored(self, operation: OperationId) -> None:
+        """Survivors that give it up have their inputs again."""
+        for peer in self.survivors:
+            self.planes[peer].end(operation, committed=False)
+            assert self.buffers[peer - 1].tobytes() == self.inputs[peer - 1].tobytes()
+
     def expected(self) -> Array:
         if self.root is not None:
             return self.inputs[self.root]
@@ -278,11 +285,7 @@ def test_it_is_repaired_exactly_when_that_is_possible(
         if not possible:
             return
     world.run()
-    expected = world.expected()
-    for peer in world.survivors:
-        assert peer in world.done
-        assert world.buffers[peer - 1].tobytes() == expected.tobytes()
-    assert len({world.done[peer] for peer in world.survivors}) == 1
+    world.check_done(world.expected())
 
 
 @settings(max_examples=100, deadline=None)
@@ -296,9 +299,7 @@ def test_inputs_are_restored_when_a_repair_was_not_possible(
         world.lose(victim)
         if not world.repair():
             break
-    for peer in world.survivors:
-        world.planes[peer].end(OPERATION, committed=False)
-        assert world.buffers[peer - 1].tobytes() == world.inputs[peer - 1].tobytes()
+    world.check_restored(OPERATION)
 
 
 NEXT = [OperationId(1, 0, view, 5, 0) for view in range(2, 9)]
@@ -322,9 +323,7 @@ def test_what_is_left_makes_the_same_result(
     if not attempts:
         return
     if gives_up:
-        for peer in world.survivors:
-            world.planes[peer].end(NEXT[attempts - 1], committed=False)
-            assert world.buffers[peer - 1].tobytes() == world.inputs[peer - 1].tobytes()
+        world.check_restored(NEXT[attempts - 1])
         return
     expected = world.resumed_result()
     if len(world.survivors) > 2:  # another loss, which may be repaired
@@ -333,10 +332,7 @@ def test_what_is_left_makes_the_same_result(
         if not world.repair():
             return
     world.run()
-    for peer in world.survivors:
-        assert peer in world.done
-        assert world.buffers[peer - 1].tobytes() == expected.tobytes()
-    assert len({world.done[peer] for peer in world.survivors}) == 1
+    world.check_done(expected)
 
 
 @settings(max_examples=200, deadline=None)

@@ -29,23 +29,23 @@ from pccl.protocol.types import (
     ReduceOp,
     WireFormat,
 )
-from pccl.runtime.collective import memory
 from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.memory import Memory
 from pccl.stress.sim.fold import differences, fold, weighed
-from tests.property.test_collectives import ALGORITHMS, OPERATION, Ring, lend, random_values
+from tests.support.memory_ring import (
+    ALGORITHMS,
+    OPERATION,
+    Ring,
+    check_inputs,
+    lend,
+    random_values,
+)
 
 Array = npt.NDArray[Any]
 
 FLOATS = (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE)
 
 WEIGHTS = st.sampled_from([0.0, 1.0, 3.0, 0.1, 65537.0, 2.5e6]) | st.floats(0, 1e9)
-
-
-@pytest.fixture(autouse=True)
-def part_bytes_min(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each ring draws when several tensors are gathered; what it is for others comes back."""
-    monkeypatch.setattr(memory, "PART_BYTES_MIN", memory.PART_BYTES_MIN)
 
 
 def average(
@@ -75,14 +75,11 @@ def average(
             residual = owed[rank].begin("w", len(inputs[0]), data_type)
         lent = (ring.borrow(*buffers[rank]), ring.peers, ring.peers[rank], None, residual)
         plane.post(OPERATION, what, *lent)
-    while ring.step():
-        pass
+    ring.run()
     ring.end(committed=True)
-    assert sorted(ring.done) == list(range(len(inputs)))
-    assert len(set(ring.done.values())) == 1
+    ring.check_done()
     assert len({recv.tobytes() for _, recv in buffers}) == 1
-    for own, (send, recv) in zip(inputs, buffers, strict=True):
-        assert send is recv or send.tobytes() == own.tobytes()
+    check_inputs(inputs, buffers)
     return buffers[0][1]
 
 
@@ -263,14 +260,8 @@ def test_an_abort_at_any_moment_leaves_every_input_as_it_was(
         weighted=True,
     )
     ring.post(what, buffers)
-    for _ in range(moment):
-        if not ring.step():
-            break
-    ring.end(committed=False)
-    results = [recv.tobytes() for _, recv in buffers]
-    assert [send.tobytes() for send, _ in buffers] == [own.tobytes() for own in inputs]
-    ring.deliver_the_rest()
-    assert [recv.tobytes() for _, recv in buffers] == results
+    ring.run(moment)
+    ring.check_abort(inputs, buffers)
 
 
 # -- quantized ---------------------------------------------------------------------------------

@@ -1,0 +1,203 @@
+"""Data planes joined by links in memory: every frame arrives at a moment of its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pccl.protocol.checksum import payload_hash
+from pccl.protocol.data_type import DataType
+from pccl.protocol.frame import FrameHeader
+from pccl.protocol.types import Algorithm, Descriptor, OperationId, PeerId
+from pccl.runtime.collective import memory
+from pccl.runtime.collective.data_plane import DataPlane
+from pccl.runtime.collective.operand import Operand, borrow, borrow_many
+from pccl.transports.lane import Payload
+from pccl.transports.link import Link
+
+Array = npt.NDArray[Any]
+
+ALGORITHMS = (Algorithm.RING, Algorithm.STAR, Algorithm.MESH)
+
+OPERATION = OperationId(term=1, group=0, view=3, tag=5, n=0)
+
+
+class Wire(Link):
+    """Queues references to memory, as a send queue does: it is read when the frame leaves."""
+
+    def __init__(
+        self,
+        peer: PeerId,
+        queue: Callable[[FrameHeader, Payload], None],
+        copy_queued: Callable[[memoryview], None],
+    ) -> None:
+        super().__init__(peer)
+        self._carry = queue
+        self._copy_queued = copy_queued
+
+    @property
+    def up(self) -> bool:
+        return True
+
+    def send(
+        self, header: FrameHeader, payload: Payload, number: int, check: int | None = None
+    ) -> None:
+        self._carry(replace(header, check=check or 0), payload)
+
+    def detach(self, operation: OperationId, tensor: memoryview) -> None:
+        self._copy_queued(tensor)
+
+
+class OneFrame:
+    """What a data plane sees of the lane that a frame comes on."""
+
+    def __init__(self, sender: PeerId) -> None:
+        self.link = Link(sender)
+
+
+@dataclass(slots=True)
+class Travelling:
+    source: int
+    target: int
+    header: FrameHeader
+    payload: Payload
+
+    def read(self) -> memoryview:
+        payload = self.payload() if callable(self.payload) else self.payload
+        return memoryview(b"".join(payload) if isinstance(payload, list) else payload)
+
+
+class Ring:
+    """One data plane per rank. Peer ids are not ranks."""
+
+    def __init__(self, world_size: int, segment_bytes: int, rng: random.Random) -> None:
+        self.peers = tuple(PeerId(10 + 3 * rank) for rank in range(world_size))
+        self.frames: list[Travelling] = []
+        self.done: dict[int, bytes] = {}
+        self.weights: tuple[float, ...] = ()
+        """Of a weighted average."""
+        self._rng = rng
+        memory.PART_BYTES_MIN = rng.choice((0, 4, 1 << 20))  # never, if they are tiny, always
+        self._to_begin = list(range(world_size))
+        self.planes = [self._plane(rank, segment_bytes) for rank in range(world_size)]
+
+    def _plane(self, rank: int, segment_bytes: int) -> DataPlane:
+        def link_to(peer: PeerId) -> Link:
+            target = self.peers.index(peer)
+
+            def queue(header: FrameHeader, payload: Payload) -> None:
+                if callable(payload) and self._rng.random() < 0.5:  # a lane was idle
+                    payload = payload()
+                self.frames.append(Travelling(rank, target, header, payload))
+
+            def copy_queued(tensor: memoryview) -> None:
+                for frame in self.frames:
+                    if frame.source == rank:
+                        first = frame.header.offset
+                        frame.payload = tensor[first : first + frame.header.length]
+
+            return Wire(peer, queue, copy_queued)
+
+        def on_done(operation: OperationId, digest: bytes) -> None:
+            assert operation == OPERATION
+            assert rank not in self.done
+            assert rank not in self._to_begin  # never before it has begun
+            self.done[rank] = digest
+
+        return DataPlane(link_to, lambda operation: False, on_done, segment_bytes)
+
+    def post(self, descriptor: Descriptor, buffers: list[tuple[Array, Array]] | None) -> None:
+        for rank, plane in enumerate(self.planes):
+            operand = self.borrow(*buffers[rank]) if buffers is not None else None
+            plane.post(OPERATION, descriptor, operand, self.peers, self.peers[rank])
+
+    def borrow(self, send: Array, recv: Array) -> Operand:
+        """Each rank decides for itself whether it is one tensor or many."""
+        if self._rng.random() < 0.5:
+            return borrow(send, recv)
+        ends = sorted(self._rng.randint(0, len(send)) for _ in range(self._rng.randint(1, 9)))
+        parts = [slice(a, b) for a, b in pairwise([0, *ends, len(send)])]
+        return borrow_many([send[part] for part in parts], [recv[part] for part in parts])
+
+    def step(self) -> bool:
+        """One rank begins, or one frame arrives; False if there is neither."""
+        choice = self._rng.randrange(len(self._to_begin) + len(self.frames) + 1)
+        if self._to_begin and (choice < len(self._to_begin) or not self.frames):
+            rank = self._to_begin.pop(self._rng.randrange(len(self._to_begin)))
+            self.planes[rank].begin(OPERATION, weights=self.weights)
+            return True
+        if not self.frames:
+            return False
+        self._deliver(self.frames.pop(self._rng.randrange(len(self.frames))))
+        return True
+
+    def run(self, steps: int | None = None) -> None:
+        """All steps that there are, or so many of them."""
+        while steps != 0 and self.step():
+            steps = None if steps is None else steps - 1
+
+    def check_done(self) -> None:
+        """All ranks are done, with the same result."""
+        assert sorted(self.done) == list(range(len(self.peers)))
+        assert len(set(self.done.values())) == 1
+
+    def check_abort(self, inputs: list[Array], buffers: list[tuple[Array, Array]]) -> None:
+        """It ends without a result: inputs are as they were, and no late frame changes anything."""
+        self.end(committed=False)
+        results = [recv.tobytes() for _, recv in buffers]
+        assert [send.tobytes() for send, _ in buffers] == [own.tobytes() for own in inputs]
+        self.deliver_the_rest()
+        assert [recv.tobytes() for _, recv in buffers] == results
+
+    def _deliver(self, frame: Travelling) -> None:
+        lane: Any = OneFrame(self.peers[frame.source])
+        received, payload = 0, frame.read()
+        check = payload_hash(payload)
+        header = replace(frame.header, check=check)
+        sink = self.planes[frame.target].frame_started(lane, header)
+        while received < len(payload):
+            memory = sink.memory(received)
+            take = min(len(memory), self._rng.randint(1, len(payload) - received))
+            memory[:take] = payload[received : received + take]
+            received += take
+        sink.complete()
+
+    def deliver_the_rest(self) -> None:
+        while self.frames:
+            self._deliver(self.frames.pop())
+
+    def end(self, committed: bool) -> None:
+        for frame in self.frames:
+            if callable(frame.payload):  # the others would be read too late
+                frame.payload = frame.payload()
+        for plane in self.planes:
+            plane.end(OPERATION, committed=committed)
+
+
+def random_values(data_type: DataType, count: int, rng: random.Random) -> Array:
+    """Any bits at all, or small numbers: NaN, infinity and the like are among the bits."""
+    dtype = data_type.to_numpy_dtype()
+    if rng.random() < 0.5:
+        return np.frombuffer(rng.randbytes(count * dtype.itemsize), dtype)
+    return np.array([rng.randrange(100) for _ in range(count)]).astype(dtype)
+
+
+def lend(inputs: list[Array], rng: random.Random) -> list[tuple[Array, Array]]:
+    """Each rank decides for itself whether the collective is in place."""
+    sends = [own.copy() for own in inputs]
+    return [
+        (send, send if rng.random() < 0.5 else np.frombuffer(bytearray(send.nbytes), send.dtype))
+        for send in sends
+    ]
+
+
+def check_inputs(inputs: list[Array], buffers: list[tuple[Array, Array]]) -> None:
+    """What was lent for reading only is as it was."""
+    for own, (send, recv) in zip(inputs, buffers, strict=True):
+        assert send is recv or send.tobytes() == own.tobytes()
