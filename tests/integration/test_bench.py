@@ -27,6 +27,7 @@ from pccl.stress.emulator import loopback
 from tests.support.commands import PCCL, printed_objects, run_to_end, running
 from tests.support.paths import ROOT
 from tests.support.patience import LONG_LIMIT_S, patient
+from tests.support.processes import descendants, is_there
 
 COMMAND = (*PCCL, "bench", "allreduce")
 
@@ -133,27 +134,6 @@ def test_emulated_link() -> None:
 # -- how it ends -----------------------------------------------------------------------------------
 
 
-def descendants(pid: int) -> list[int]:
-    """Process ids of all that a process has started, directly or not."""
-    parents: dict[int, int] = {}
-    for folder in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            stat = (folder / "stat").read_text().rpartition(")")[2].split()
-            parents[int(folder.name)] = int(stat[1])
-    found = [pid]
-    for each in found:
-        found += [child for child, parent in parents.items() if parent == each]
-    return found[1:]
-
-
-def runs(pid: int) -> bool:
-    """Whether a process is there and has not ended."""
-    with contextlib.suppress(OSError):
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        return stat.rpartition(")")[2].split()[0] not in "XZ"
-    return False
-
-
 def peers_when_measuring(pid: int) -> list[int]:
     """Process ids of the peers, once both are connected to somebody."""
     deadline = time.monotonic() + LONG_LIMIT_S
@@ -187,7 +167,7 @@ def test_no_process_and_no_folder_is_left(wanted: str, tmp_path: Path) -> None:
         assert time.monotonic() - began < patient(10.0)
     # Its guard takes a moment.
     give_up = time.monotonic() + (LONG_LIMIT_S if wanted == "SIGKILL" else 0.0)
-    while (left := [pid for pid in everybody if runs(pid)]) and time.monotonic() < give_up:
+    while (left := [pid for pid in everybody if is_there(pid)]) and time.monotonic() < give_up:
         time.sleep(0.01)
     assert left == []
     assert list(tmp_path.iterdir()) == []

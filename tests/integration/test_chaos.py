@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.commands import FROM_ANYWHERE, PCCL, run_to_end, running
-from tests.support.patience import LIMIT_S, LONG_LIMIT_S, patient
+from tests.support.patience import LONG_LIMIT_S, patient
+from tests.support.processes import assert_gone, descendants
 
 COMMAND = (*PCCL, "stress", "run")
 
@@ -98,24 +97,6 @@ def test_a_restarted_master_goes_on(tmp_path: Path) -> None:
     assert report["failures"] == {}  # no call of any peer has raised
 
 
-def descendants(pid: int) -> list[int]:
-    """Processes that a process has started, and those that they have."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            after_name = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(after_name[1]) == pid:
-                found += [int(entry.name), *descendants(int(entry.name))]
-    return found
-
-
-def is_there(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize("wanted", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_is_left(wanted: signal.Signals, tmp_path: Path) -> None:
     frozen = [{"at_s": 0.0, "kind": "freeze", "peer": 2, "duration_s": 60.0}]
@@ -130,10 +111,7 @@ def test_no_process_is_left(wanted: signal.Signals, tmp_path: Path) -> None:
         assert len(pids) >= 4
         run.send_signal(wanted)
         said, _ = run.communicate(timeout=LONG_LIMIT_S)
-    deadline = time.monotonic() + LIMIT_S
-    while any(is_there(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.01)  # a guard ends them if the harness could not
-    assert [pid for pid in pids if is_there(pid)] == []
+    assert_gone(pids)  # a guard ends them if the harness could not
     assert "Traceback" not in said
     if wanted != signal.SIGKILL:
         assert run.returncode == 130

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pty
@@ -20,6 +19,7 @@ import pytest
 from tests.support.commands import PCCL, environment_with, run_to_end
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
+from tests.support.processes import assert_gone
 
 PCCL_LAUNCH = (*PCCL, "launch")
 PYTHON = (sys.executable, "-c")
@@ -33,27 +33,6 @@ PARENT = (
     + "other = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
     + "print('pid', os.getpid(), other.pid)\n"
 )
-
-
-def is_there(pid: int) -> bool:
-    """Whether a process runs; one that has ended and that nobody has asked about does not."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        return stat.rpartition(")")[2].split()[0] not in "XZ"
-    return not Path("/proc").is_dir()
-
-
-def assert_gone(pids: list[int]) -> None:
-    """The kernel takes a moment to end what was killed."""
-    assert pids
-    deadline = time.monotonic() + LIMIT_S
-    while left := [pid for pid in pids if is_there(pid)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.001)
 
 
 class Launched:
