@@ -10,7 +10,7 @@ import textwrap
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from pccl.errors import LinkError, NotConnected
 from pccl.runtime.engine import PeerEngine
 from tests.support.commands import run_to_end
 from tests.support.patience import LIMIT_S, patient
+from tests.support.waiting import until
 
 PROMPT_S = patient(3.0)
 """Shorter than every time limit of the library that could be waited out by mistake."""
@@ -63,13 +64,6 @@ def peers_of(master: pccl.MasterNode) -> int:
     server = master._server  # pyright: ignore[reportPrivateUsage]
     assert server is not None
     return len(server.machine.membership.peers)
-
-
-def until(condition: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def connected(address: str) -> pccl.Communicator:

@@ -23,6 +23,7 @@ from pccl.errors import CollectiveAborted, ResyncRequired
 from pccl.machines.peer.machine import Standing
 from pccl.runtime.engine import PeerEngine
 from tests.support.patience import LIMIT_S, patient
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
@@ -56,13 +57,6 @@ def interrupted_when(run: Run, condition: Callable[[], bool]) -> Generator[None,
 
 def engine_of(comm: pccl.Communicator) -> PeerEngine:
     return comm._session.engine  # pyright: ignore[reportPrivateUsage]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def io_threads() -> list[threading.Thread]:

@@ -8,7 +8,6 @@ import copy
 import math
 import pickle
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +22,7 @@ from pccl.bindings.diloco import DiLoCo
 from pccl.bindings.events import Event, InnerStep, MembersChanged, OuterStep, StateSynced
 from pccl.errors import Evicted, PCCLError, StateMismatch
 from tests.support.patience import LIMIT_S
+from tests.support.waiting import until
 
 OUTER_STEPS = 5
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -123,17 +123,11 @@ class Peers:
             self.until_registered(len(calls))
         return [call.result(LIMIT_S) for call in calls]
 
-    def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-
     def until_registered(self, count: int) -> None:
         """So many peers have got their ids, admitted or not."""
         server = self.master._server  # pyright: ignore[reportPrivateUsage]
         assert server is not None
-        self.until(lambda: len(server.machine.membership.peers) == count)
+        until(lambda: len(server.machine.membership.peers) == count)
 
     def outer_steps(self, rank: int) -> list[OuterStep]:
         return [event for event in self.events[rank] if isinstance(event, OuterStep)]
@@ -288,7 +282,7 @@ def test_one_that_joins_late_ends_with_the_same_model(peers: Peers, mode: str) -
         return parameters(model)
 
     calls = [peers.start(run, rank, 2) for rank in range(2)]
-    peers.until(lambda: 0 in peers.events and bool(peers.outer_steps(0)))
+    until(lambda: 0 in peers.events and bool(peers.outer_steps(0)))
     calls.append(peers.start(run, 2, 2))
     ended = [call.result(LIMIT_S) for call in calls]
     assert equal(ended[0], ended[1])
@@ -313,7 +307,7 @@ def test_a_newcomer_does_not_begin_a_run_anew(
     newcomer, holder = make_model(seed=1), make_model(seed=2)
     late = peers.make(1, newcomer, sync_every=1)
     joins = peers.start(late.join)
-    peers.until(lambda: "waits for the run's outer parameters" in caplog.text)
+    until(lambda: "waits for the run's outer parameters" in caplog.text)
     assert "nobody offers contents with revision" in caplog.text
     assert not joins.done()
     holder.load_state_dict(first.state_dict())
@@ -333,7 +327,7 @@ def test_whoever_waits_for_the_work_of_a_run_can_be_closed(
     peers.train(0, 3, sync_every=1)
     late = peers.make(1, make_model(), sync_every=1)
     joins = peers.start(late.join)
-    peers.until(lambda: "waits for the run's" in caplog.text)
+    until(lambda: "waits for the run's" in caplog.text)
     late.close()
     with pytest.raises(PCCLError):
         joins.result(LIMIT_S)

@@ -37,6 +37,18 @@ def run_example(name: str, peers: int) -> dict[int, list[str]]:
     return printed
 
 
+def check_training(printed: list[str], steps: list[str]) -> None:
+    """A loss after each of these steps, the last one below the first, and then the weights."""
+    *lines, weights = printed
+    losses: list[float] = []
+    for step, line in zip(steps, lines, strict=True):
+        found = re.fullmatch(rf"{step}: mean loss (\d+\.\d+)", line)
+        assert found is not None, line
+        losses.append(float(found[1]))
+    assert losses[-1] < losses[0]
+    assert re.fullmatch(r"weights: [0-9a-f]{16}", weights)
+
+
 def test_all_examples_are_tested() -> None:
     tested = Path(__file__).read_text(encoding="utf-8")
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
@@ -69,15 +81,7 @@ def test_with_torch() -> None:
     pytest.importorskip("torch")
     printed = run_example("with_torch.py", 2)
     assert printed[0] == printed[1]
-    *steps, weights = printed[0]
-    losses: list[float] = []
-    for number, line in enumerate(steps):
-        found = re.fullmatch(rf"outer step {number}: mean loss (\d+\.\d+)", line)
-        assert found is not None, line
-        losses.append(float(found[1]))
-    assert len(losses) == 8
-    assert losses[-1] < losses[0]
-    assert re.fullmatch(r"weights: [0-9a-f]{16}", weights)
+    check_training(printed[0], [f"outer step {number}" for number in range(8)])
 
 
 def test_train_gpt_and_plot_losses(tmp_path: Path) -> None:
@@ -107,15 +111,7 @@ def test_data_parallel() -> None:
     pytest.importorskip("torch")
     printed = run_example("data_parallel.py", 2)
     assert printed[0] == printed[1]
-    *steps, weights = printed[0]
-    losses: list[float] = []
-    for number, line in enumerate(steps):
-        found = re.fullmatch(rf"step {10 * number + 10}: mean loss (\d+\.\d+)", line)
-        assert found is not None, line
-        losses.append(float(found[1]))
-    assert len(losses) == 6
-    assert losses[-1] < losses[0]
-    assert re.fullmatch(r"weights: [0-9a-f]{16}", weights)
+    check_training(printed[0], [f"step {10 * number + 10}" for number in range(6)])
 
 
 def test_peer_groups() -> None:

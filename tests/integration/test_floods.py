@@ -28,6 +28,7 @@ from pccl.protocol.limits import LOG_INTERVAL_NS, LOG_LINES_MAX
 from pccl.protocol.types import NS_PER_S, PeerId
 from pccl.transports.tcp import TcpTransport
 from tests.support.patience import LIMIT_S
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="needs /proc, and all of 127.0.0.0/8"
@@ -128,13 +129,6 @@ def flood(port: tuple[str, int], says: bytes, addresses: int) -> Generator[Calla
             yield lambda: int(flooder.communicate("", LIMIT_S)[0])
         finally:
             flooder.kill()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def descriptors() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import resource
 import socket
@@ -54,9 +53,12 @@ from pccl.protocol.messages import (
 )
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundId, RoundKind
 from tests.support.patience import LIMIT_S
+from tests.support.strangers import is_closed, send
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
+
+pytestmark = pytest.mark.usefixtures("no_errors")
 
 GARBAGE = random.Random(20240229).randbytes(100_000)
 OPERATION = OperationId(1, 0, 1, 0, 0)
@@ -184,13 +186,6 @@ IN_A_LANE = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """What strangers do is no error of ours; the loop's exception handler logs errors, too."""
-    yield
-    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
-
-
 @pytest.fixture
 def run(run_of: Callable[..., Run]) -> Iterator[Run]:
     found = run_of(3, Timing(dial_s=1.0, resume_s=0.2, tick_s=0.05, heartbeat_s=0.1))
@@ -219,19 +214,6 @@ def run_id(run: Run) -> bytes:
     server = run.master._server  # pyright: ignore[reportPrivateUsage]
     assert server is not None
     return server.machine.run
-
-
-def is_closed(sock: socket.socket) -> bool:
-    """Read until the other side has closed; raises TimeoutError if it does not."""
-    with suppress(ConnectionError):
-        while sock.recv(1 << 16):
-            pass
-    return True
-
-
-def send(sock: socket.socket, data: bytes) -> None:
-    with suppress(ConnectionError):  # it may close before it has all
-        sock.sendall(data)
 
 
 @pytest.mark.parametrize("data", TO_A_MASTER.values(), ids=TO_A_MASTER)

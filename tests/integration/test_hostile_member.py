@@ -7,7 +7,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +48,12 @@ from pccl.protocol.messages import (
 )
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundId, RoundKind
 from tests.support.patience import LIMIT_S
+from tests.support.strangers import is_closed, send
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
+
+pytestmark = pytest.mark.usefixtures("no_errors")
 
 TIMING = Timing(
     dial_s=1.0, resume_s=0.2, tick_s=0.05, heartbeat_s=0.1, redial_min_s=0.005, redial_max_s=0.02
@@ -61,13 +64,6 @@ DESCRIPTOR = Descriptor(DataType.FLOAT, ReduceOp.SUM, 10)
 Array = npt.NDArray[Any]
 
 
-@pytest.fixture(autouse=True)
-def _no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """What strangers do is no error of ours; the loop's exception handler logs errors, too."""
-    yield
-    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
-
-
 @pytest.fixture
 def run(run_of: Callable[..., Run]) -> Iterator[Run]:
     found = run_of(3, TIMING)
@@ -75,19 +71,6 @@ def run(run_of: Callable[..., Run]) -> Iterator[Run]:
     found.until(lambda: found.registered == 3)
     found.check()
     assert [member.peer_id for member in found.members] == [1, 2, 3]
-
-
-def is_closed(sock: socket.socket) -> bool:
-    """Read until the other side has closed; raises TimeoutError if it does not."""
-    with suppress(ConnectionError):
-        while sock.recv(1 << 16):
-            pass
-    return True
-
-
-def send(sock: socket.socket, data: bytes) -> None:
-    with suppress(ConnectionError):  # it may close before it has all
-        sock.sendall(data)
 
 
 # -- members that the master is wrong to trust --------------------------------------

@@ -34,6 +34,9 @@ from tests.support.claimant import MASTER, Claimant, alone, returning
 from tests.support.commands import PCCL, environment_with, running
 from tests.support.patience import LIMIT_S, patient
 from tests.support.ports import free_address
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.usefixtures("no_errors")
 
 QUICK = Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.05, recovery_s=1.0)
 RUN, INVENTED = b"the run of these", b"never was a run!"
@@ -43,20 +46,6 @@ LOAD_S = 8.0
 GROWTH_BYTES_MAX = 96 * MIB
 """One report may take 32 MiB, its last message 20 MiB while it is decoded; the rest is what the
 allocator keeps."""
-
-
-@pytest.fixture(autouse=True)
-def _no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """What they do is no error of ours; the loop's exception handler logs errors, too."""
-    yield
-    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def join_s(run: Run) -> float:

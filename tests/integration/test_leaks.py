@@ -20,7 +20,7 @@ import pytest
 import pccl
 from pccl.errors import DeadlineExceeded, MasterLost
 from pccl.runtime.io_thread import IOThread
-from tests.support.patience import LIMIT_S
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
@@ -34,13 +34,6 @@ LOGS = {"AlgorithmTable", "Member", "Removal", "Roster"}
 """Kept by the master for peers that come back late, so many and no more."""
 IN_HISTORIES = ("peer.events.", "master.events.", "messages.", ".reachability.")
 """The histories of the machines are of bounded length."""
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @pytest.fixture(autouse=True)

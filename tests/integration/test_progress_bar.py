@@ -16,6 +16,7 @@ from pccl.progress import Drawer, ProgressBar
 from tests.support.commands import launch_example
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
+from tests.support.waiting import wait_for_threads
 
 COUNT = 1_000_000
 BAR = "from pccl.progress import ProgressBar"
@@ -24,13 +25,6 @@ BAR = "from pccl.progress import ProgressBar"
 def state_of(value: float) -> pccl.SharedState:
     weights = np.full(COUNT, value, np.float32)
     return pccl.SharedState([pccl.TensorInfo.from_numpy(weights, "weights")])
-
-
-def wait_for_drawers() -> None:
-    for thread in threading.enumerate():
-        if isinstance(thread, Drawer):
-            thread.join(LIMIT_S)
-            assert not thread.is_alive()
 
 
 def with_a_member(newcomer: Callable[[str], None]) -> None:
@@ -53,7 +47,7 @@ def with_a_member(newcomer: Callable[[str], None]) -> None:
         assert there.wait(LIMIT_S)
         newcomer(node.address)
         run.result(LIMIT_S)
-    wait_for_drawers()
+    wait_for_threads(Drawer)
 
 
 def test_a_bar_ends_with_the_call() -> None:

@@ -47,9 +47,12 @@ from pccl.runtime.control.greeting import Greeting
 from pccl.runtime.control.stream import ControlStream
 from pccl.transports.lane import Lane
 from tests.support.patience import LIMIT_S, patient
+from tests.support.strangers import is_closed
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
+
+pytestmark = pytest.mark.usefixtures("no_errors")
 
 SOAK_S = float(os.environ.get("SOAK_S", "8"))
 SEED = 20240301
@@ -66,13 +69,6 @@ QUICK = Timing(
     lane_stall_s=1.0,
 )
 Address = tuple[str, int]
-
-
-@pytest.fixture(autouse=True)
-def _no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """What strangers do is no error of ours; the loop's exception handler logs errors, too."""
-    yield
-    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 # -- what is in use -------------------------------------------------------
@@ -142,14 +138,6 @@ def reducing(run: Run) -> Generator[None]:
     finally:
         ended.set()
         assert reduces.result(LIMIT_S) > 0
-
-
-def is_closed(sock: socket.socket) -> bool:
-    """Read until the other side has closed; raises TimeoutError if it does not."""
-    with suppress(ConnectionError):
-        while sock.recv(1 << 16):
-            pass
-    return True
 
 
 # -- quantity -------------------------------------------------------

@@ -8,7 +8,6 @@ import json
 import pickle
 import socket
 import subprocess
-import threading
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
@@ -28,20 +27,12 @@ from pccl.protocol.messages import StatusRequest
 from tests.support.commands import PCCL, environment_with, run_to_end
 from tests.support.patience import LIMIT_S
 from tests.support.secret_files import keep
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
 
 TOKEN = "b7Qz-Tr4k_Wm9x-Jp2v"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(int(LIMIT_S / 0.01)):
-        if condition():
-            return
-        pause.wait(0.01)
-    raise AssertionError("it never came")
 
 
 def pccl_status(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -30,6 +30,7 @@ from pccl.protocol.messages import Message, Register, Registered, Resume
 from pccl.protocol.types import PeerId
 from tests.support.patience import LIMIT_S, patient
 from tests.support.secret_files import keep
+from tests.support.waiting import until
 
 TOKEN = "the token of these tests"
 OTHER = "the token of somebody else"
@@ -101,13 +102,6 @@ def links_of(member: pccl.Communicator) -> int:
     keeper = member._session.engine.keeper  # pyright: ignore[reportPrivateUsage]
     links = keeper._links.all()  # pyright: ignore[reportPrivateUsage]
     return sum(len(link.lanes) for link in links)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
 
 
 def dial(address: str | tuple[str, int]) -> socket.socket:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from pccl.errors import NotConnected, ResyncRequired
 from pccl.machines.peer.machine import Standing
 from pccl.runtime.engine import PeerEngine
 from tests.support.patience import LIMIT_S
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Run
@@ -35,10 +35,7 @@ def engine_of(comm: pccl.Communicator | pccl.aio.Communicator) -> PeerEngine:
 
 def keep_busy_until(condition: Callable[[], bool]) -> None:
     """Block this thread, and the loop that runs on it."""
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(condition)
 
 
 async def cancelled_unnoticed(comm: pccl.aio.Communicator, work: Coroutine[Any, Any, Any]) -> None:

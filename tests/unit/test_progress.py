@@ -11,18 +11,11 @@ import pytest
 from pccl import progress
 from pccl.progress import Drawer, Lines, ProgressBar, SyncProgress, listening
 from tests.support.patience import LIMIT_S
+from tests.support.waiting import wait_for_threads
 
 
 def fetched(done: int, total: int = 400_000_000, phase: str = "fetching") -> SyncProgress:
     return SyncProgress(phase, done, total, 50e6, 3, 0)
-
-
-def wait_for_drawers() -> None:
-    """The last line is written by then, however busy the machine is."""
-    for thread in threading.enumerate():
-        if isinstance(thread, Drawer):
-            thread.join(LIMIT_S)
-            assert not thread.is_alive()
 
 
 class Held(io.StringIO):
@@ -105,7 +98,7 @@ def test_it_ends_with_its_call_and_begins_anew_with_the_next() -> None:
             assert listener is bar
             bar(fetched(400_000_000, phase="placing"))
             bar(fetched(400_000_000, phase="done"))
-    wait_for_drawers()
+    wait_for_threads(Drawer)
     assert len(re.findall(r"joining: 400.0 MB(?: in .*)?$", stream.getvalue(), re.MULTILINE)) == 2
 
 
@@ -120,7 +113,7 @@ def test_a_call_that_fails_ends_it_too() -> None:
 
     with pytest.raises(OSError, match="disk"):
         fail()
-    wait_for_drawers()
+    wait_for_threads(Drawer)
     assert re.search(r"fetching: 100.0 MB of 400.0 MB(?: in .*)?$", stream.getvalue(), re.MULTILINE)
 
 
@@ -141,7 +134,7 @@ def test_a_quick_fetch_that_nobody_asked_to_see_is_not_shown(
     now_s[0] = 10.0
     bar(fetched(100_000_000))
     bar.close()
-    wait_for_drawers()
+    wait_for_threads(Drawer)
     assert stream.getvalue().endswith("100.0 MB of 400.0 MB in 1.0 s (100.0 MB/s)\n")
 
 
@@ -179,7 +172,7 @@ def test_a_stream_that_is_stuck_holds_nobody_up() -> None:
     bar.close()
     assert stream.getvalue() == ""
     stream.released.set()
-    wait_for_drawers()
+    wait_for_threads(Drawer)
     assert stream.getvalue().startswith("pccl: fetching: ")
 
 
@@ -188,7 +181,7 @@ def test_a_stream_that_is_gone_is_no_error() -> None:
     bar(fetched(1))
     bar(fetched(400_000_000, phase="done"))
     bar.close()
-    wait_for_drawers()
+    wait_for_threads(Drawer)
 
 
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +193,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
             bar = ProgressBar("joining [3]", stream=stream)
             bar(fetched(400_000_000, phase="placing"))
             bar.close()
-            wait_for_drawers()
+            wait_for_threads(Drawer)
             seen = os.read(reader, 1 << 16).decode()
     finally:
         os.close(reader)

@@ -26,6 +26,7 @@ from pccl.bindings.events import (
 )
 from pccl.bindings.status_line import Plain, Tally, Writer
 from tests.support.patience import LIMIT_S
+from tests.support.waiting import wait_for_threads
 
 
 def outer(step: int, number: int, *, tx_bytes: int = 600_000) -> OuterStep:
@@ -51,13 +52,6 @@ def tallied(*events: Event) -> str:
     for event in events:
         tally.add(event)
     return tally.words()
-
-
-def wait_for_writers() -> None:
-    for thread in threading.enumerate():
-        if isinstance(thread, Writer):
-            thread.join(LIMIT_S)
-            assert not thread.is_alive()
 
 
 def everything_from(descriptor: int) -> str:
@@ -128,7 +122,7 @@ def test_a_pipe_gets_the_end_at_once_and_lines_between(monkeypatch: pytest.Monke
     with StatusLine(stream) as line:
         for step in range(1, 50):
             line(InnerStep(step=step, seconds=0.5))
-    wait_for_writers()
+    wait_for_threads(Writer)
     assert stream.getvalue() == "pccl: step 49, 2 steps/s\n"  # ten seconds are not over
     line(InnerStep(step=50, seconds=0.5))
     line.close()
@@ -157,7 +151,7 @@ def test_nothing_is_shown_of_nothing() -> None:
 def test_stderr_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     with StatusLine() as line:
         line(TrainsAlone(step=1))
-    wait_for_writers()
+    wait_for_threads(Writer)
     assert capsys.readouterr() == ("", "pccl: step 1, alone\n")
 
 
@@ -184,7 +178,7 @@ def test_on_a_terminal_it_is_rewritten_and_prints_come_above(
             assert routed.wait(LIMIT_S)
             sys.stdout.write("the program's own\n")
             line(TrainsAlone(step=2))
-        wait_for_writers()
+        wait_for_threads(Writer)
         assert sys.stdout is terminal
         assert sys.stderr is terminal
     seen = everything_from(ours)
@@ -217,7 +211,7 @@ def test_a_stream_that_nobody_reads_holds_up_no_step(monkeypatch: pytest.MonkeyP
     line.close()
     assert stream.getvalue() == ""
     released.set()
-    wait_for_writers()
+    wait_for_threads(Writer)
     assert stream.getvalue().endswith("pccl: step 99, 2 steps/s\n")
 
 
@@ -228,7 +222,7 @@ def test_a_broken_stream_is_none_of_the_programs_business() -> None:
 
     with StatusLine(Broken()) as line:
         line(TrainsAlone(step=1))
-    wait_for_writers()
+    wait_for_threads(Writer)
 
 
 def test_mistakes() -> None:
