@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from hypothesis import given, settings
@@ -15,6 +15,7 @@ from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import (
     AbortCause,
+    AlgorithmTable,
     Descriptor,
     Member,
     OperationId,
@@ -285,6 +286,11 @@ class DumbMembership:
         )
 
 
+def without_algorithms(roster: Roster) -> Roster:
+    """Which are the quickest is the cost model's business, and tested with it."""
+    return replace(roster, algorithms=AlgorithmTable())
+
+
 @settings(max_examples=150)
 @given(SEEDS)
 def test_membership_agrees_with_its_dumb_twin(seed: int) -> None:
@@ -333,14 +339,15 @@ def test_membership_agrees_with_its_dumb_twin(seed: int) -> None:
         published = {group: known for group, known in published.items() if group in alive}
         for group in alive:
             roster = dumb.roster(group)
-            assert real.roster(group) == roster
+            assert without_algorithms(real.roster(group)) == roster
             assert real.newest_view(group) == roster.view
             rosters = published.setdefault(group, [])
             if not rosters or rosters[-1].version < roster.version:
                 rosters.append(roster)
             for known in (0, roster.version - 2, roster.version):
                 newer = [r for r in rosters if r.version > known]
-                assert real.rosters_after(group, known) == newer
+                after = real.rosters_after(group, known)
+                assert [without_algorithms(one) for one in after] == newer
             for _, number, ring in [view for view in dumb.views if view[0] == group]:
                 expected = None if (group, number) in dumb.closed else tuple(ring)
                 assert real.ring(group, number) == expected
