@@ -11,8 +11,6 @@
 * ``plan``: which schedule carries out what was asked for. All members derive the same one.
 * ``received_set``: which of the expected segments are here: each counts exactly once, and the set
   can travel.
-* ``resume``: what is left of a ring that has lost ranks: its layout without them, and the sums that
-  they lack.
 * ``reductions``: combining contributions: the arithmetic of every dtype and operation, in place.
 * ``weighting``: weighted averages: what becomes of contributions that count unequally.
 * ``digest``: the fingerprint of a result: hashes of its segments, in the order of their position.

@@ -30,7 +30,7 @@ class BroadcastSchedule:
         if world_size < 2 or not 0 <= rank < world_size or not 0 <= root < world_size:
             raise ValueError(f"no broadcast from rank {root} for rank {rank} of {world_size}")
         self.rank = rank
-        self.layout = layout = layout.regrouped([range(layout.world_size)])
+        self.layout = layout = layout.in_one_chunk()
         self.world_size = world_size
         self.step_count = world_size - 1
         self.root = root

@@ -7,7 +7,7 @@ and never splits an element. All members compute the same layout from the same d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
 
@@ -87,12 +87,11 @@ class SegmentLayout:
         self.segment_count = position
         self._numbers = self._number()
 
-    def regrouped(self, groups: Sequence[Sequence[int]]) -> SegmentLayout:
-        """The same segments, for as many ranks as there are groups: chunks become larger ones."""
+    def in_one_chunk(self) -> SegmentLayout:
+        """The same segments as a single chunk, for a chain that sends all of them in order."""
         other = copy(self)
-        other.world_size = len(groups)
-        chunks = [[s for chunk in group for s in self._chunks[chunk]] for group in groups]
-        other._chunks = [tuple(chunk) for chunk in chunks]
+        other.world_size = 1
+        other._chunks = [tuple(self.segments())]
         other._numbers = other._number()
         return other
 

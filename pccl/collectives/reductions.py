@@ -76,7 +76,6 @@ class Reduction:
         self._scratch = scratch
         self._lacks_weights = weighted
         self._factor = 1.0
-        self._unit = 0.0
         self._scaled = Scratch()
 
     @property
@@ -84,16 +83,10 @@ class Reduction:
         """Whether the weights are still to come."""
         return self._lacks_weights
 
-    @property
-    def unit(self) -> float:
-        """Of a weighted average: by which all weights were divided; otherwise 0."""
-        return self._unit
-
     def weigh(self, weighting: Weighting) -> None:
         """The weights are known."""
         self._lacks_weights = False
         self._factor, self._divisor = weighting.factor, weighting.divisor
-        self._unit = weighting.unit
 
     @property
     def scales(self) -> bool:

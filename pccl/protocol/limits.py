@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 from pccl.protocol.types import NS_PER_S
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 TERM_GAP = 1 << 20
 """Ids of peers, numbers of views and roster versions jump by so much when a master is restarted:

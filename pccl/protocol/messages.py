@@ -215,8 +215,6 @@ class OperationRequest:
 
     operation: OperationId
     descriptor: Descriptor
-    resumes: OperationId | None = None
-    """An earlier attempt of the same call, with the same input, of which partial sums are left."""
     eager: bool = False
     """Whether its data goes ahead; otherwise the peer waits for the start."""
     weight: Weight = 0.0
@@ -372,8 +370,6 @@ class OperationStarted:
     """Every member has asked for the same thing: move the data."""
 
     operation: OperationId
-    resumed: bool = False
-    """Whether all resume the same attempt: what is left of it counts."""
     weights: Annotated[tuple[Weight, ...], AtMost(PEERS_MAX)] = ()
     """Of a weighted average those of all members, in ring order."""
 

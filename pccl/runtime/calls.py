@@ -32,7 +32,6 @@ from pccl.machines.peer.events import (
 from pccl.protocol import errors
 from pccl.protocol.types import OperationId, RoundKind
 from pccl.runtime.clock import Clock, Timer
-from pccl.runtime.collective.carry import Carry
 from pccl.runtime.collective.memory import LentRanges, Range
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.transfer import Transfer
@@ -68,18 +67,14 @@ class OpenCall:
     """Nobody will ask for its outcome."""
     observable: bool = False
     """Whether newcomers may fetch its result."""
-    retries: bool = False
-    """Whether another attempt may follow."""
     residual: Residual | None = None
     """Of a reduce with error feedback."""
-    carry: Carry | None = None
-    """What the last attempt has left in the memory."""
     sync: StateSync | None = None
     """Of a call about shared state."""
 
     def take_back(self, transfer: Transfer) -> None:
-        """An attempt is over: what it has moved and left."""
-        self.operation, self.carry = None, transfer.left
+        """An attempt is over: what it has moved counts."""
+        self.operation = None
         self.tx_bytes += transfer.tx_bytes
         self.rx_bytes += transfer.rx_bytes
         self.raw_tx_bytes += transfer.raw_tx_bytes

@@ -287,16 +287,12 @@ class PeerEngine:
         residual = request.open_residual() if request.open_residual is not None else None
         call = self.calls.new(request.operand)
         call.residual, call.observable = residual, request.observable
-        call.retries = may_retry()
         ranges = request.operand.ranges if request.operand is not None else ()
         self.calls.held.add(ranges)
         try:
             return await self._reduce_by(call, request, deadline, may_retry)
         finally:
             self.calls.held.remove(ranges)
-            if call.carry is not None:
-                call.carry.restore()
-                call.carry = None
             if residual is not None:
                 residual.drop()
 
@@ -310,11 +306,9 @@ class PeerEngine:
         failures = 0
         while True:
             self._check_attempt(request)
-            resumes = call.carry.operation if call.carry is not None else None
             peer = self.machine.peer
             try:
-                event = request.event(resumes=resumes)
-                report = await self.call(event, deadline, call)
+                report = await self.call(request.event(), deadline, call)
             except errors.CollectiveAborted as error:
                 if error.result is not errors.Result.RANK_CONNECTION_LOST or not may_retry():
                     raise
@@ -524,12 +518,11 @@ class PeerEngine:
                 assert lender is not None
                 lender.operation = operation
                 self._posted[operation] = number
-                lent = (lender.operand, ring, self.machine.peer, lender.carry, lender.residual)
+                lent = (lender.operand, ring, self.machine.peer, lender.residual)
                 for peer in self.data_plane.post(operation, descriptor, *lent):
                     self.keeper.use(peer)
-                lender.carry = None
-            case Begin(operation, resumed, ahead, weights):
-                self.data_plane.begin(operation, resumed=resumed, ahead=ahead, weights=weights)
+            case Begin(operation, ahead, weights):
+                self.data_plane.begin(operation, ahead=ahead, weights=weights)
             case CloseGap(operation, lost, upstream, size):
                 complete = self.data_plane.close_gap(operation, upstream, size)
                 if complete:
@@ -570,8 +563,7 @@ class PeerEngine:
             self.exchange.end(operation)
             return
         call = self.calls.get(self._posted.pop(operation))
-        keep = call is not None and call.retries
-        transfer = self.data_plane.end(operation, committed=committed, keep=keep)
+        transfer = self.data_plane.end(operation, committed=committed)
         if call is not None:
             call.take_back(transfer)
 

@@ -62,14 +62,9 @@ class ReduceRequest:
     begun_by: PeerId = NOBODY
     """The incarnation of this peer that began the caller's call, if this goes on with it."""
 
-    def event(
-        self,
-        *,
-        detached: bool = False,
-        resumes: OperationId | None = None,
-    ) -> Callable[[int], PeerEvent]:
+    def event(self, *, detached: bool = False) -> Callable[[int], PeerEvent]:
         """Makes the event that begins it from the number of its call."""
-        what = (self.tag, self.descriptor, detached, resumes, self.begun_by, self.weight)
+        what = (self.tag, self.descriptor, detached, self.begun_by, self.weight)
         return lambda call: ReduceCall(call, *what)
 
 

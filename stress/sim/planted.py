@@ -37,7 +37,6 @@ from pccl.protocol.errors import PCCLError
 from pccl.protocol.operation import Phase
 from pccl.protocol.shared_state import DIGEST_BYTES, Expected, Offer
 from pccl.protocol.types import Descriptor, OperationId, PeerId
-from pccl.runtime.collective.carry import Carry
 from pccl.runtime.collective.chain_transfer import ChainTransfer
 from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.collective.transfer import Inlet, Placement, Transfer
@@ -310,24 +309,6 @@ def _gap_not_bridged(stack: ExitStack) -> None:
     stack.enter_context(patch.object(ChainTransfer, "send_across", send_across))
 
 
-def _lost_part_kept(stack: ExitStack) -> None:
-    """A retry uses all partial sums that are left, with what the lost member has given to them."""
-
-    def reusable_chunks(rank: int, world_size: int, left: Sequence[int]) -> list[int]:
-        return [chunk for chunk in range(world_size) if chunk != rank]
-
-    stack.enter_context(patch("pccl.runtime.collective.carry.reusable_chunks", reusable_chunks))
-
-
-def _carry_not_restored(stack: ExitStack) -> None:
-    """Whoever gives up on another attempt leaves partial sums in the input."""
-
-    def restore(carry: Carry) -> None:
-        return
-
-    stack.enter_context(patch.object(Carry, "restore", restore))
-
-
 def _weights_in_any_order(stack: ExitStack) -> None:
     """The master tells the weights of an average in the order in which they came."""
 
@@ -529,12 +510,10 @@ PLANTED: dict[str, Callable[[ExitStack], None]] = {
     "only_the_younger_dials": _only_the_younger_dials,
     "elders_are_not_asked": _elders_are_not_asked,
     "no_restore_after_completion": _no_restore_after_completion,
-    "carry_not_restored": _carry_not_restored,
     "gap_not_bridged": _gap_not_bridged,
     "holdings_overstated": _holdings_overstated,
     "dead_lane_unnoticed": _dead_lane_unnoticed,
     "lost_lane_forgotten": _lost_lane_forgotten,
-    "lost_part_kept": _lost_part_kept,
     "mistakes_undiagnosed": _mistakes_undiagnosed,
     "nothing_for_others_after_leaving": _nothing_for_others_after_leaving,
     "partial_taken_for_final": _partial_taken_for_final,

@@ -30,8 +30,6 @@ from pccl.protocol.messages import (
     HoldingsQuery,
     MasterAddress,
     OperationEnded,
-    OperationRequest,
-    OperationStarted,
 )
 from pccl.protocol.operation import Phase
 from pccl.protocol.types import OperationId, PeerId
@@ -196,15 +194,6 @@ class MasterProcess:
             state.judge(machine.run, machine.term, election)
         if isinstance(event, MasterHears):
             self.heard_ns[event.connection] = self._loop.now_ns()
-        if isinstance(event, MasterHears) and isinstance(event.message, OperationRequest):
-            asked = event.message
-            sent = [effect.message for effect in effects if isinstance(effect, MasterSend)]
-            starts = [message for message in sent if isinstance(message, OperationStarted)]
-            resumed = any(s.operation == asked.operation and s.resumed for s in starts)
-            if resumed and asked.resumes is not None:
-                self._checkers.resumed(
-                    InRun(machine.run, asked.operation), InRun(machine.run, asked.resumes)
-                )
         if machine.standbys:
             gone = [e for e in effects if isinstance(e, Announce) and e.what == "removed"]
             lost = [effect for effect in gone if not effect.text.startswith("GOODBYE")]

@@ -25,7 +25,7 @@ from pccl.machines.peer.machine import Standing
 from pccl.protocol.errors import LinkError
 from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.limits import EAGER_BYTES_MAX
-from pccl.protocol.messages import OperationRequest, Withdraw
+from pccl.protocol.messages import Withdraw
 from pccl.protocol.types import PeerId, Roster
 from pccl.runtime.requests import PeerOptions
 from pccl.stress.sim.checkers.excuses import MASTER_NAME, MASTERS, STANDBY_NAME, Excuses
@@ -430,22 +430,13 @@ class Stage:
 
     def _on_event(self, process: PeerProcess, event: PeerEvent, effects: list[PeerEffect]) -> None:
         for effect in effects:
-            match effect:
-                case Send(OperationRequest(operation, _, resumes)) if resumes is not None:
-                    self.checkers.repeats(
-                        InRun(process.run, operation), InRun(process.run, resumes), process.peer
-                    )
-                case Begin(ahead=True):
-                    self.checkers.done["ahead of the start"] += 1
-                case _:
-                    pass
-        for effect in effects:
-            if isinstance(effect, Post):
+            if isinstance(effect, Begin) and effect.ahead:
+                self.checkers.done["ahead of the start"] += 1
+            elif isinstance(effect, Post):
                 content = process.engine.inputs[effect.call]
                 posted = InRun(process.run, effect.operation)
                 weight = process.weight_of(effect)
                 self.checkers.posted(posted, process.peer, content, weight)
-                self.checkers.has_ring(posted, effect.ring)
         if isinstance(event, LeaveCall):
             self._note_leaving(effects)
         self._note_state(process, effects)
@@ -471,10 +462,9 @@ class Stage:
         state, training = self.checkers.state, self.checkers.training
         for effect in effects:
             match effect:
-                case PostSync(call, operation, ring):
+                case PostSync(call, operation):
                     posted = InRun(process.run, operation)
                     self.checkers.posted(posted, process.peer, None)
-                    self.checkers.has_ring(posted, ring)
                     session = process.engine.exchange.sessions[operation]
                     contents = tuple(bytes(view) for view in session.memory.views)
                     caller = process.engine.calls.get(call)

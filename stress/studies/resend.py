@@ -175,8 +175,7 @@ class ResendRun:
         contributors = reports[0].contributors
         inputs = [self._inputs[peer - 1] for peer in contributors]
         self.repaired = self._killed and PeerId(self._victim + 1) in contributors
-        resumed = self._killed and not self.repaired
-        expected = fold(inputs, ReduceOp.SUM, self._firsts() if resumed else None).tobytes()
+        expected = fold(inputs, ReduceOp.SUM).tobytes()
         survivors = [
             n for n in range(len(self._inputs)) if not (self._killed and n == self._victim)
         ]
@@ -197,13 +196,6 @@ class ResendRun:
             if not self._killed or link.peer != self._victim + 1
             for lane in link.lanes
         )
-
-    def _firsts(self) -> list[int]:
-        """Of each chunk of the first attempt the rank, in the ring that is left, that begins it."""
-        left = len(self._inputs) - 1
-        return [
-            (rank if rank <= self._victim else rank - 1) % left for rank in range(len(self._inputs))
-        ]
 
 
 def losses(peers: int) -> Iterator[Loss]:

@@ -237,7 +237,6 @@ def _fill_samples() -> None:
             6,
             op,
             [10, 1, 8, 2, 1, [1, 96, True], 3, True, True],
-            [1, 2, 3, 4, 4],
             True,
             2.5,
         ],
@@ -277,7 +276,7 @@ def _fill_samples() -> None:
         msg.Admitted: [68, roster, [[1, 0]], 7],
         msg.RosterChanged: [69, roster],
         msg.RoundClosed: [70, *answer],
-        msg.OperationStarted: [71, op, True, [0.0, 2.5]],
+        msg.OperationStarted: [71, op, [0.0, 2.5]],
         msg.OperationEnded: [72, *outcome],
         msg.MasterHeartbeat: [73, 9, 5, 6],
         msg.RoundWaits: [74, [1, 0], 5, "peer 2"],
@@ -308,7 +307,7 @@ _fill_samples()
 
 def asked(descriptor: list[Any], weight: object = 0.0) -> tuple[int, bytes]:
     """A request of an operation."""
-    return pack(6, [1, 2, 3, 4, 5], descriptor, None, False, weight)
+    return pack(6, [1, 2, 3, 4, 5], descriptor, False, weight)
 
 
 @pytest.mark.parametrize(
@@ -336,8 +335,8 @@ def asked(descriptor: list[Any], weight: object = 0.0) -> tuple[int, bytes]:
         (asked([10, 1, 8, 1, 0, [0, 0, False], 0, False, True], -0.1), "from 0 to 1e\\+300"),
         (asked([10, 1, 8, 1, 0, [0, 0, False], 0, False, True], 1.1e300), "not a float"),
         (asked([10, 1, 8, 1, 0, [0, 0, False], 0, False, True], math.nan), "nan is not a float"),
-        (pack(71, [1, 2, 3, 4, 5], False, [1.0, math.inf]), "inf is not a float"),
-        (pack(71, [1, 2, 3, 4, 5], False, 1.0), "not a list"),
+        (pack(71, [1, 2, 3, 4, 5], [1.0, math.inf]), "inf is not a float"),
+        (pack(71, [1, 2, 3, 4, 5], 1.0), "not a list"),
         (pack(67, 99, "why", 0, 0), "not a RemovalCause"),
         (pack(65, "members", []), "not a list"),
         (pack(65, [[1, "h"]], []), "Member has 3 fields, not 2"),

@@ -406,7 +406,7 @@ def test_with_error_feedback_the_running_mean_converges(algorithm: Algorithm, op
                 if kind == "with":
                     residual = owed[rank].begin("w", count, DataType.FLOAT)
                     residuals.append(residual)
-                lent = (operand, ring.peers, ring.peers[rank], None, residual)
+                lent = (operand, ring.peers, ring.peers[rank], residual)
                 plane.post(OPERATION, descriptor, *lent)
             ring.run()
             committed = turn % 5 != 4  # one of five fails, and must not count
@@ -439,7 +439,7 @@ def test_a_second_copy_that_leaves_late_costs_nothing() -> None:
             own = values[rank].copy()
             operand = ring.borrow(own, own)
             residual = owed[rank].begin("t", 4096, DataType.FLOAT)
-            lent = (operand, ring.peers, ring.peers[rank], None, residual)
+            lent = (operand, ring.peers, ring.peers[rank], residual)
             plane.post(OPERATION, descriptor, *lent)
         late: list[Travelling] = []
         while ring.step():
@@ -471,7 +471,7 @@ def test_error_feedback_near_the_largest_number(algorithm: Algorithm, data_type:
         for rank, plane in enumerate(ring.planes):
             operand = ring.borrow(values[rank], results[rank])
             residual = owed[rank].begin("t", 64, data_type)
-            lent = (operand, ring.peers, ring.peers[rank], None, residual)
+            lent = (operand, ring.peers, ring.peers[rank], residual)
             plane.post(OPERATION, descriptor, *lent)
         ring.run()
         ring.end(committed=True)

@@ -8,7 +8,6 @@ finish, and what the result must be, is worked out from that.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -80,10 +79,8 @@ class World:
         size: int,
         count: int,
         root: int | None,
-        weights: tuple[float, ...] = (),
     ) -> None:
         self.rng = rng
-        self.weights = weights
         self.ring = tuple(PeerId(n + 1) for n in range(size))
         self.lost: list[PeerId] = []
         self.bag: list[tuple[WireLink, FrameHeader, Payload]] = []
@@ -96,9 +93,7 @@ class World:
         self.planes = {peer: self._plane(peer) for peer in self.ring}
         self.held: dict[tuple[PeerId, int], int] = {}
         """(peer, offset) -> how many have contributed to what is there, beyond the own input."""
-        if weights:
-            what = Descriptor(DataType.DOUBLE, ReduceOp.AVG, count, weighted=True)
-        elif root is None:
+        if root is None:
             what = Descriptor(DataType.DOUBLE, ReduceOp.SUM, count)
         else:
             what = Descriptor.broadcast(DataType.DOUBLE, count, root)
@@ -109,7 +104,7 @@ class World:
         for peer in self.ring:
             self.planes[peer].post(OPERATION, what, self.operands[peer - 1], self.ring, peer)
         for peer in self.ring:
-            self.planes[peer].begin(OPERATION, weights=weights)
+            self.planes[peer].begin(OPERATION)
 
     def _borrow(self, buffer: npt.NDArray[np.float64]) -> Operand:
         """One tensor, or a list of tensors."""
@@ -167,36 +162,20 @@ class World:
             self.run(self.rng.choice([0, 0, 3]))
         return True
 
-    def try_again(self, operation: OperationId, *, resumed: bool) -> None:
-        """The survivors' next attempt; ``resumed``: with what is left of the one before."""
-        carries = [
-            self.planes[peer].end(before, committed=False, keep=True).left
-            for peer in self.survivors
-            for before in list(self.planes[peer].transfers)
-        ]
+    def try_again(self, operation: OperationId) -> None:
+        """The survivors' next attempt."""
+        for peer in self.survivors:
+            for before in list(self.planes[peer].transfers):
+                self.planes[peer].end(before, committed=False)
         self.bag.clear()
         self.done.clear()
         ring = tuple(self.survivors)
         self.attempt = (operation, ring)
-        for peer, carry in zip(ring, carries, strict=True):
-            lent = (self.operands[peer - 1], ring, peer, carry)
-            self.planes[peer].post(operation, self.what, *lent)
-        weights = tuple(self.weights[peer - 1] for peer in ring) if self.weights else ()
+        for peer in ring:
+            self.planes[peer].post(operation, self.what, self.operands[peer - 1], ring, peer)
         for peer in self.rng.sample(ring, len(ring)):
-            self.planes[peer].begin(operation, resumed=resumed, weights=weights)
+            self.planes[peer].begin(operation)
             self.run(self.rng.choice([0, 0, 4]))
-
-    def resumed_result(self) -> Array:
-        """The first attempt's chunks, each begun by the first survivor from its rank on."""
-        size, count = len(self.ring), len(self.inputs[0])
-        result = np.empty(count)
-        ends = np.cumsum([count // size + (c < count % size) for c in range(size)])
-        for chunk, end in enumerate(ends):
-            begin = ends[chunk - 1] if chunk else 0
-            ranks = [(chunk + hop) % size for hop in range(size)]
-            parts = [self.inputs[r][begin:end] for r in ranks if self.ring[r] not in self.lost]
-            result[begin:end] = sum(parts[1:], parts[0])
-        return result
 
     # -- the model ---------------------------------------------------------------------------
 
@@ -211,10 +190,10 @@ class World:
             assert self.buffers[peer - 1].tobytes() == expected.tobytes()
         assert len({self.done[peer] for peer in self.survivors}) == 1
 
-    def check_restored(self, operation: OperationId) -> None:
+    def check_restored(self) -> None:
         """Survivors that give it up have their inputs again."""
         for peer in self.survivors:
-            self.planes[peer].end(operation, committed=False)
+            self.planes[peer].end(OPERATION, committed=False)
             assert self.buffers[peer - 1].tobytes() == self.inputs[peer - 1].tobytes()
 
     def expected(self) -> Array:
@@ -299,103 +278,32 @@ def test_inputs_are_restored_when_a_repair_was_not_possible(
         world.lose(victim)
         if not world.repair():
             break
-    world.check_restored(OPERATION)
+    world.check_restored()
 
 
 NEXT = [OperationId(1, 0, view, 5, 0) for view in range(2, 9)]
 
 
-@settings(max_examples=400, deadline=None)
-@given(worlds(), st.booleans())
-def test_what_is_left_makes_the_same_result(
-    case: tuple[World, list[tuple[int, PeerId]]], gives_up: bool
-) -> None:
-    """Loss after loss, each followed by another attempt with what the last one has left."""
-    world, losses = case
-    if world.root is not None:
-        return
-    attempts = 0
-    for frames, victim in losses[: len(world.ring) - 2]:
-        world.run(frames)
-        world.lose(victim)
-        world.try_again(NEXT[attempts], resumed=True)
-        attempts += 1
-    if not attempts:
-        return
-    if gives_up:
-        world.check_restored(NEXT[attempts - 1])
-        return
-    expected = world.resumed_result()
-    if len(world.survivors) > 2:  # another loss, which may be repaired
-        world.run(world.rng.randrange(6 * len(expected)))
-        world.lose(world.rng.choice(world.survivors))
-        if not world.repair():
-            return
-    world.run()
-    world.check_done(expected)
-
-
 @settings(max_examples=200, deadline=None)
 @given(worlds())
-def test_nothing_that_is_left_shows_when_it_is_not_resumed(
+def test_another_attempt_is_that_of_the_survivors_alone(
     case: tuple[World, list[tuple[int, PeerId]]],
 ) -> None:
+    """Loss after loss, each followed by another attempt on the same memory."""
     world, losses = case
-    frames, victim = losses[0]
-    if world.root is not None or len(world.ring) < 3:
+    losses = losses[: len(world.ring) - 2]
+    if world.root is not None or not losses:
         return
-    world.run(frames)
-    world.lose(victim)
-    world.try_again(NEXT[0], resumed=False)
+    for operation, (frames, victim) in zip(NEXT, losses, strict=False):
+        world.run(frames)
+        world.lose(victim)
+        world.try_again(operation)
     world.run()
     inputs = [world.inputs[peer - 1] for peer in world.survivors]
-    fresh = World(world.rng, len(inputs), len(inputs[0]), None)
-    fresh.inputs = inputs
-    for peer in world.survivors:
-        assert world.buffers[peer - 1].tobytes() == fresh.expected().tobytes()
+    world.check_done(fold(inputs, ReduceOp.SUM))
 
 
-@settings(max_examples=200, deadline=None)
-@given(worlds(), st.lists(st.sampled_from([0.0, 0.6, 0.75, 1.0, 40.0]), min_size=7, max_size=7))
-def test_what_is_left_of_a_weighted_average_counts_if_the_scale_is_the_same(
-    case: tuple[World, list[tuple[int, PeerId]]], drawn: list[float]
-) -> None:
-    drawn_world, losses = case
-    size, count = len(drawn_world.ring), len(drawn_world.inputs[0])
-    if drawn_world.root is not None or size < 3:
-        return
-    weights = tuple(drawn[:size])
-    world = World(drawn_world.rng, size, count, None, weights)
-    frames, victim = losses[0]
-    world.run(frames)
-    world.lose(victim)
-    world.try_again(NEXT[0], resumed=True)
-    world.run()
-    left = [weight for peer, weight in zip(world.ring, weights, strict=True) if peer != victim]
-    inputs = [world.inputs[peer - 1] for peer in world.survivors]
-    firsts = None
-    if any(left) and unit_of(left) == unit_of(weights):
-        firsts = [(rank if rank < victim - 1 else rank - 1) % len(left) for rank in range(size)]
-        firsts[victim - 1] = (victim - 1) % len(left)
-    elif not any(weights):
-        firsts = [0] * size
-    factors = [weight / unit_of(left) for weight in left]
-    scaled = [own * factor for own, factor in zip(inputs, factors, strict=True)]
-    expected = fold(scaled, ReduceOp.AVG, firsts, sum(factors) or 1.0)
-    for peer in world.survivors:
-        assert (world.buffers[peer - 1] == expected).all()
-    assert len({world.buffers[peer - 1].tobytes() for peer in world.survivors}) == 1
-    assert len({world.done[peer] for peer in world.survivors}) == 1
-
-
-def unit_of(weights: Sequence[float]) -> float:
-    """What weights are fractions of: what they all are, or a power of two (here 1 or 64)."""
-    kinds = set(weights) - {0.0}
-    return kinds.pop() if len(kinds) == 1 else 64.0 if max(weights) > 1 else 1.0
-
-
-def test_nothing_is_left_of_a_weighted_average_that_has_not_begun() -> None:
-    """Others have, and know the scale of what there is; so nobody resumes it."""
+def test_what_came_before_the_weights_leaves_no_trace() -> None:
     values = np.arange(9.0)
     plane = DataPlane(Link, lambda operation: False, lambda operation, digest: None, SEGMENT_BYTES)
     what = Descriptor(DataType.DOUBLE, ReduceOp.AVG, 9, weighted=True)
@@ -407,33 +315,8 @@ def test_nothing_is_left_of_a_weighted_average_that_has_not_begun() -> None:
     sink.memory(0)[:] = np.array([5.0]).tobytes()
     sink.complete()
     assert values.tolist() == [0, 1, 2, 3, 4, 5, 5, 7, 8]
-    assert plane.end(OPERATION, committed=False, keep=True).left is None
+    plane.end(OPERATION, committed=False)
     assert values.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8]
-
-
-def test_what_is_left_is_not_sent_again() -> None:
-    """Four ranks, all but the gather done; the last one dies. Three sums of it are left."""
-    world = World(random.Random(3), 4, 16, None)
-    finals = 3  # the first step of the gather
-    while any(header.step < finals for _, header, _ in world.bag):
-        steps = [header.step for _, header, _ in world.bag]
-        world.bag.insert(0, world.bag.pop(steps.index(min(steps))))
-        world.rng = First()
-        world.deliver_one()
-    world.lose(world.ring[3])
-    world.rng = random.Random(4)
-    world.try_again(NEXT[0], resumed=True)
-    world.run()
-    sent = sum(world.planes[p].transfers[NEXT[0]].tx_bytes for p in world.survivors)
-    chunk_bytes = 4 * SEGMENT_BYTES
-    assert sent == (4 * 2 * 2 - (2 + 1)) * chunk_bytes
-
-
-class First(random.Random):
-    """Always takes the first."""
-
-    def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
-        return 0
 
 
 @pytest.mark.parametrize("size", [3, 4, 8])

@@ -73,7 +73,7 @@ def average(
         residual: Residual | None = None
         if owed is not None:
             residual = owed[rank].begin("w", len(inputs[0]), data_type)
-        lent = (ring.borrow(*buffers[rank]), ring.peers, ring.peers[rank], None, residual)
+        lent = (ring.borrow(*buffers[rank]), ring.peers, ring.peers[rank], residual)
         plane.post(OPERATION, what, *lent)
     ring.run()
     ring.end(committed=True)

@@ -22,12 +22,9 @@ def test_a_late_death_is_repaired_and_costs_what_was_missing(found: list[Loss]) 
     assert all(loss.seconds_after < 0.5 * loss.seconds_repeat for loss in found[-2:])
 
 
-def test_an_early_death_costs_less_than_a_repeat(found: list[Loss]) -> None:
-    """Of sixteen times that a chunk travels, three are spared when all sums are through."""
+def test_an_early_death_costs_a_repeat(found: list[Loss]) -> None:
+    """All that survivors sent before counts for nothing; what was still on its way costs a bit."""
     repeat = 2 * (3 - 1) * COUNT * 4
     assert [loss.percent for loss in found] == list(PERCENTS)
     assert all(repeat < loss.bytes_repeat < 1.01 * repeat for loss in found)
-    left = {loss.percent: loss.ratio for loss in found}
-    assert left[10] < 0.97
-    assert left[30] < 0.9
-    assert 13 / 16 < left[50] < 0.9
+    assert all(1 < loss.ratio < 1.05 for loss in found if not loss.repaired)

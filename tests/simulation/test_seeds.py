@@ -40,7 +40,6 @@ WORKLOADS = (
     "of several",
     "removed alive",
     "repaired",
-    "resumed",
     "state mismatch",
     "sync",
     "sync fetched",
@@ -57,7 +56,6 @@ the 700 seeds must not miss."""
 CAUGHT_BY = {
     "ahead_in_unknown_views": 19,
     "busy_is_asleep": 749,
-    "carry_not_restored": 9,
     "commit_before_all_reported": 0,
     "done_ahead_ignored": 15,
     "elders_are_not_asked": 170,
@@ -67,7 +65,6 @@ CAUGHT_BY = {
     "lineage_ignored": 30,
     "loss_told_to_one_launch": 7,
     "lost_lane_forgotten": 75,
-    "lost_part_kept": 9,
     "missed_sync_repeated": 126,
     "mistakes_undiagnosed": 227,
     "no_fencing": 0,

@@ -136,7 +136,7 @@ class Collectives:
         operation = self._operations.next_id(seen, self._own.group, event.tag)
         what, call = event.descriptor.settled(seen.algorithms), event.call
         made = OpenOperation(operation, what, seen.ring, call, event.detached)
-        made.resumes, made.weight = event.resumes, event.weight
+        made.weight = event.weight
         return made
 
     def _open(self, operation: OpenOperation) -> None:
@@ -144,8 +144,7 @@ class Collectives:
         assert self._membership.is_open(operation.id.view)
         self._operations.open(operation)
         what, ring = operation.descriptor, operation.ring
-        if operation.resumes is None:
-            operation.eager = self._eager.take(operation.id, what, len(ring))
+        operation.eager = self._eager.take(operation.id, what, len(ring))
         self._out.add(ev.Post(operation.call, operation.id, what, ring))
         if operation.eager:
             self._out.add(ev.Begin(operation.id, ahead=True))
@@ -161,13 +160,13 @@ class Collectives:
         if len(message.weights) != (len(operation.ring) if operation.descriptor.weighted else 0):
             raise errors.RemoteProtocolError(func="control", reason="a start with wrong weights")
         operation.weights = message.weights
-        self._start(operation, resumed=message.resumed)
+        self._start(operation)
 
-    def _start(self, operation: OpenOperation, *, resumed: bool) -> None:
+    def _start(self, operation: OpenOperation) -> None:
         self._operations.enter(operation, Phase.STARTED)
         self._eager.all_asked(operation.id)
         if operation.call is not None:
-            self._out.add(ev.Begin(operation.id, resumed, weights=operation.weights))
+            self._out.add(ev.Begin(operation.id, weights=operation.weights))
 
     def done(self, operation_id: OperationId, digest: bytes) -> None:
         """The own result is complete, or all of the elected state is here."""
@@ -175,7 +174,7 @@ class Collectives:
         if operation is None or operation.call is None:
             return
         if operation.phase is Phase.REQUESTED:  # everybody's data is here: it needs no telling
-            self._start(operation, resumed=False)
+            self._start(operation)
         self._operations.enter(operation, Phase.DONE)
         operation.digest = digest
         self._out.send(msg.OperationDone(operation_id, digest))

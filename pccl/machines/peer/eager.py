@@ -74,7 +74,7 @@ class EagerBudget:
         return self._free
 
     def take(self, operation: OperationId, what: Descriptor, world_size: int) -> bool:
-        """Whether an operation that resumes nothing may go ahead; if so it is accounted for.
+        """Whether an operation may go ahead; if so it is accounted for.
 
         Nobody is done with an all-reduce of something before all have asked for it; of a broadcast,
         a barrier or an all-reduce of nothing that is not so.

@@ -60,8 +60,6 @@ class ReduceCall:
     descriptor: Descriptor
     detached: bool = False
     """Nobody waits for the outcome: it is kept until ``Claim``."""
-    resumes: OperationId | None = None
-    """An earlier attempt of the same call, of which partial sums are left."""
     begun_by: PeerId = NOBODY
     """The incarnation of this peer that began the call, if this goes on with it: another attempt,
     or the next of several operations; 0: it begins now."""
@@ -329,8 +327,6 @@ class Begin:
     """Everybody has posted: move the data, unless it moves already."""
 
     operation: OperationId
-    resumed: bool = False
-    """Whether what is left of the attempt before counts, here and at all others."""
     ahead: bool = False
     """It is small: move the data although others may not have posted."""
     weights: tuple[float, ...] = ()

@@ -51,8 +51,6 @@ class OpenOperation:
     attempt: int = 0
     waits_for: str = ""
     """Whom it waits for, as far as the master has said."""
-    resumes: OperationId | None = None
-    """An earlier attempt of the same call, of which partial sums are left."""
     eager: bool = False
     """Whether its data moves since it was posted."""
     weight: float = 0.0
@@ -70,8 +68,7 @@ class OpenOperation:
         """What the master is asked."""
         if self.offer is not None:
             return msg.SyncRequest(self.id, self.offer)
-        asked = (self.id, self.descriptor, self.resumes, self.eager)
-        return msg.OperationRequest(*asked, self.weight)
+        return msg.OperationRequest(self.id, self.descriptor, self.eager, self.weight)
 
     def next_attempt(self, n: int) -> OpenOperation:
         """The same once more, under the number ``n``."""

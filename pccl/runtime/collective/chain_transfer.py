@@ -5,30 +5,19 @@ travels on from there.
 
 Across a gap: when ranks are lost, the rank behind them takes from the one before them what the lost
 ones would have sent on: final values only, under the steps and numbers that the receiver knows.
-
-Another attempt: partial sums that an aborted attempt of the same call has left count as received if
-everybody resumes that attempt. Which of them the neighbour lacks he is asked before any is sent, so
-no segment comes before he has begun; one that does shows that nothing is resumed. Those of a
-weighted average can be used only if all weights are still divided by the same unit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
-from pccl.collectives.digest import ResultDigest
 from pccl.collectives.layout import Segment
-from pccl.collectives.received_set import ReceivedSet
 from pccl.collectives.reductions import Reduction
-from pccl.collectives.ring import RingSchedule
 from pccl.collectives.schedule import ChainSchedule
-from pccl.protocol.frame import FrameHeader
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.buffers import Buffers
-from pccl.runtime.collective.carry import Carry, Seeds
 from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.memory import Array, Memory
 from pccl.runtime.collective.operand import Operand
@@ -50,7 +39,6 @@ class ChainTransfer(Transfer):
         ring: all members, in ring order.
         on_done: see ``Transfer``.
         buffers: see ``Transfer``; also for partial results that have to be decoded.
-        carry: what an attempt before this one has left in the operand's memory.
         coding: see ``Transfer``; every partial result is quantized anew.
     """
 
@@ -64,7 +52,6 @@ class ChainTransfer(Transfer):
         ring: tuple[PeerId, ...],
         on_done: OnDone,
         buffers: Buffers,
-        carry: Carry | None = None,
         coding: Coding | None = None,
     ) -> None:
         super().__init__(operation, reduction, operand, schedule.layout, on_done, buffers, coding)
@@ -80,10 +67,6 @@ class ChainTransfer(Transfer):
         self._last_step = schedule.step_count - 1
         self._held: list[tuple[int, Segment]] = []
         """What can be sent on and came before the beginning: others are ahead of it."""
-        self._is_resumed = False
-        self._ring = ring
-        self._carry = carry
-        self._when_begun: dict[object, Callable[[], None]] = {}
 
     @property
     def phase(self) -> str:
@@ -93,28 +76,14 @@ class ChainTransfer(Transfer):
 
     # -- sending -------------------------------------------------------------------------------
 
-    def begin(self, *, resumed: bool = False, weights: tuple[float, ...] = ()) -> None:
+    def begin(self, *, weights: tuple[float, ...] = ()) -> None:
         """See ``Transfer``."""
         self.begun = True
         self._weigh(weights, self.schedule.rank)
-        carry, self._carry = self._carry, None
-        seeds = None
-        if carry is not None and resumed and carry.unit == self._reduction.unit:
-            seeds = carry.seeds(self._ring)
-        if carry is not None and seeds is not None:
-            self._resume(carry, seeds)
-        elif carry is not None:
-            carry.restore()
-        for answer in self._when_begun.values():
-            answer()
-        self._when_begun.clear()
-        if seeds is not None:
-            self._outlet.ask()
-        else:
-            for segment in self.schedule.initial_sends():
-                if self.schedule.initial_finals():
-                    self._digest.add(segment.position, *self._operand.source.views(*span(segment)))
-                self._offer(0, segment)
+        for segment in self.schedule.initial_sends():
+            if self.schedule.initial_finals():
+                self._digest.add(segment.position, *self._operand.source.views(*span(segment)))
+            self._offer(0, segment)
         for step, segment in self._held:
             self._offer(step, segment)
         self._held.clear()
@@ -150,17 +119,7 @@ class ChainTransfer(Transfer):
 
     # -- receiving -----------------------------------------------------------------------------
 
-    def place(self, peer: PeerId, header: FrameHeader) -> Placement | None:
-        """See ``Transfer``."""
-        placement = super().place(peer, header)
-        if placement is not None and self._is_resumed:
-            self._supersede(header.step, placement.segment)
-        return placement
-
     def _place(self, step: int, segment: Segment) -> memoryview | None:
-        if self._carry is not None:
-            self._carry.restore()
-            self._carry = None
         self._save(segment)
         if self._coding is not None and self.schedule.arrival(step).reduce:
             return self._buffers.take(segment.wire_length)
@@ -207,78 +166,6 @@ class ChainTransfer(Transfer):
         self._combine(segment, arrived, own, finish=finish)
         if buffer is not None:
             self._buffers.give(buffer)
-
-    # -- another attempt -----------------------------------------------------------------------
-
-    def when_begun(self, asker: object, answer: Callable[[], None]) -> None:
-        """See ``Transfer``. Of one asker only the last question waits."""
-        if self._carry is None:
-            answer()
-        else:
-            self._when_begun[asker] = answer
-
-    def _resume(self, carry: Carry, seeds: Seeds) -> None:
-        """Take what is left for received; what can be sent is doubtful until somebody has asked."""
-        schedule = self.schedule = seeds.schedule
-        self._layout = schedule.layout
-        self._last_step = schedule.step_count - 1
-        self._saved = carry.saved
-        self._digest = ResultDigest(schedule.layout.segment_count)
-        self._inlet.route = schedule.incoming
-        self._inlet.received = ReceivedSet(schedule.incoming.count)
-        here = [(0, segment) for segment in schedule.initial_sends()]
-        for index, (step, segment) in enumerate(schedule.incoming):
-            arrival = schedule.arrival(step)
-            whole = arrival.finish and not self._reduction.divides
-            if not (arrival.reduce and seeds.usable[segment.position]):
-                continue
-            if whole:
-                self._add_to_digest(segment)
-            if whole or not arrival.finish:
-                self._inlet.received.add(index)
-                here.append((step + 1, segment))
-        self._is_resumed = True
-        route = schedule.outgoing
-        self._outlet.begin_anew(
-            route, [route.number(step, segment) for step, segment in here], unheard=True
-        )
-
-    def _supersede(self, step: int, segment: Segment) -> None:
-        """A final value comes: its partial sum is not needed any more, and must not come after it.
-
-        Somebody further on may have had it from the attempt before, and this rank not.
-        """
-        found = None
-        if step >= self.schedule.world_size:
-            partial = step - self.schedule.world_size
-            found = self._inlet.route.find(partial, segment.offset, segment.wire_length)
-        if found is not None and self._inlet.received.add(found[0]):
-            self._inlet.claims.pop(found[0], None)
-
-    def _set_aside(self) -> Carry | None:
-        """Partial sums that no final value has overwritten."""
-        schedule = self.schedule
-        if self._carry is not None:
-            return self._carry
-        if self._coding is not None or not isinstance(schedule, RingSchedule):
-            return None
-        if self._reduction.lacks_weights:  # not everybody knows the scale of what is left of it
-            return None
-        inlet = self._inlet
-        partial = bytearray(schedule.layout.segment_count)
-        for index, (step, segment) in enumerate(schedule.incoming):
-            arrival = schedule.arrival(step)
-            if arrival.reduce:
-                partial[segment.position] = not arrival.finish and index in inlet.received
-            elif index in inlet.received or index in inlet.claims:
-                partial[segment.position] = 0
-        left = (self._operand, self._saved, partial, self._reduction.unit)
-        return Carry(self.operation, self._ring, schedule, *left)
-
-    def _restore(self) -> None:
-        if self._carry is not None:
-            self._carry.restore()
-        super()._restore()
 
     # -- across a gap --------------------------------------------------------------------------
 

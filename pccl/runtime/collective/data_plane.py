@@ -29,7 +29,6 @@ from pccl.protocol.limits import FLOWS_MAX
 from pccl.protocol.messages import Progress
 from pccl.protocol.types import Collective, Descriptor, OperationId, PeerId, Quantization, ReduceOp
 from pccl.runtime.collective.buffers import Buffers
-from pccl.runtime.collective.carry import Carry
 from pccl.runtime.collective.chain_transfer import ChainTransfer
 from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.direct_transfer import DirectTransfer
@@ -122,9 +121,6 @@ class _Question:
         return True
 
     def complete(self) -> None:
-        self.transfer.when_begun(self.lane, self._answer)
-
-    def _answer(self) -> None:
         inlet = self.transfer.inlets.get(self.lane.link.peer)
         if inlet is None:
             return  # it was lost, and another one has its place
@@ -203,7 +199,6 @@ class DataPlane:
         operand: Operand | None,
         ring: tuple[PeerId, ...],
         own: PeerId,
-        carry: Carry | None = None,
         residual: Residual | None = None,
     ) -> tuple[PeerId, ...]:
         """Lend the buffers of a call to an operation; frames find them from now on.
@@ -215,7 +210,6 @@ class DataPlane:
                 for a barrier.
             ring: the members in ring order, at least 2.
             own: this peer.
-            carry: what an attempt before this one has left in the same memory.
             residual: of a reduce with error feedback.
 
         Returns:
@@ -230,7 +224,7 @@ class DataPlane:
         assert operand.data_type is descriptor.dtype
         assert operand.count == descriptor.count
         assert operand.in_place or descriptor.collective is not Collective.BROADCAST
-        transfer = self._make_transfer(operation, descriptor, operand, ring, own, carry, residual)
+        transfer = self._make_transfer(operation, descriptor, operand, ring, own, residual)
         self.transfers[operation] = transfer
         self._unstarted[operation] = fingerprint(descriptor)
         self._replay_early(transfer)
@@ -243,7 +237,6 @@ class DataPlane:
         operand: Operand,
         ring: tuple[PeerId, ...],
         own: PeerId,
-        carry: Carry | None,
         residual: Residual | None,
     ) -> Transfer:
         rank, world_size = ring.index(own), len(ring)
@@ -269,11 +262,9 @@ class DataPlane:
         moves = (operation, reduction, operand)
         how = (ring, self._on_done, self._buffers)
         if isinstance(schedule, DirectSchedule):
-            if carry is not None:
-                carry.restore()
             return DirectTransfer(*moves, schedule, self._link_to, *how, coding)
         downstream = self._link_to(ring[schedule.downstream])
-        return ChainTransfer(*moves, schedule, downstream, *how, carry, coding)
+        return ChainTransfer(*moves, schedule, downstream, *how, coding)
 
     def _codec(self, descriptor: Descriptor, *, wide: bool = False) -> Codec | None:
         """What encodes the values of an operation; None: they travel as they are.
@@ -295,7 +286,6 @@ class DataPlane:
         self,
         operation: OperationId,
         *,
-        resumed: bool = False,
         ahead: bool = False,
         weights: tuple[float, ...] = (),
     ) -> None:
@@ -303,7 +293,6 @@ class DataPlane:
 
         Args:
             operation: its id.
-            resumed: with what the attempt before it has left.
             ahead: although the operation is not known to have started.
             weights: of a weighted average those of all members, in ring order.
         """
@@ -314,7 +303,7 @@ class DataPlane:
             del self._unstarted[operation]
             self._started[operation] = transfer
         if not transfer.begun:
-            transfer.begin(resumed=resumed, weights=weights)
+            transfer.begin(weights=weights)
 
     def close_gap(self, operation: OperationId, upstream: PeerId, size: int) -> bool:
         """The ``size`` ranks before this one are lost: take what is missing from ``upstream``.
@@ -343,15 +332,12 @@ class DataPlane:
         """The caller leaves an operation that is complete here; its buffers are free after this."""
         self.transfers[operation].detach()
 
-    def end(self, operation: OperationId, *, committed: bool, keep: bool = False) -> Transfer:
-        """The operation is over for this peer; its buffers are free when this returns.
-
-        With ``keep`` and without a commit, what is in them is left for another attempt.
-        """
+    def end(self, operation: OperationId, *, committed: bool) -> Transfer:
+        """The operation is over for this peer; its buffers are free when this returns."""
         transfer = self.transfers.pop(operation)
         self._unstarted.pop(operation, None)
         self._started.pop(operation, None)
-        transfer.end(committed=committed, keep=keep)
+        transfer.end(committed=committed)
         return transfer
 
     def forget_early(self) -> None:

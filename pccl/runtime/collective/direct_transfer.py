@@ -89,7 +89,7 @@ class DirectTransfer(Transfer):
         )
         return replace(super().progress, flows=flows)
 
-    def begin(self, *, resumed: bool = False, weights: tuple[float, ...] = ()) -> None:
+    def begin(self, *, weights: tuple[float, ...] = ()) -> None:
         """See ``Transfer``."""
         self.begun = True
         self._weigh(weights, self.schedule.rank)

@@ -48,8 +48,6 @@ class Outlet:
         self._payload = payload
         self._question = 0
         """Number of the last question to the peer."""
-        self._unheard = False
-        """Whether the peer has to show by an answer that it has begun, before it is sent any."""
         self._doubtful: dict[int, int] = {}
         """Segments that were given to a lane that was lost, by number, and the question that was
         asked after that: its answer, or a later one's, says whether they arrived."""
@@ -69,11 +67,7 @@ class Outlet:
         """
         self._what = what
         number = self.route.number(step, segment)
-        if not self.ready.add(number):
-            return
-        if self._unheard:
-            self._doubtful[number] = self._question
-        else:
+        if self.ready.add(number):
             self._transmit(step, segment, number)
 
     def lane_lost(self, numbers: list[int]) -> None:
@@ -84,7 +78,7 @@ class Outlet:
 
     def ask(self) -> None:
         """Ask (again) about what is doubtful; for every new lane, so that all have been asked."""
-        if self._doubtful or self._unheard:
+        if self._doubtful:
             number, what = self._question, self._what
             self.link.ask(FrameHeader(FrameKind.QUERY, self._operation, 0, number, 0, what))
 
@@ -97,9 +91,8 @@ class Outlet:
         if not 0 < question <= self._question:
             reason = f"answer to question {question}; {self._question} were asked"
             raise RemoteProtocolError(func="lane", reason=reason)
-        first, self._unheard = self._unheard, False
         settled = [number for number, asked in self._doubtful.items() if asked <= question]
-        if not settled and not first:
+        if not settled:
             return
         try:
             missing = ReceivedSet.missing_in(bitmap, self.route.count)
@@ -107,9 +100,6 @@ class Outlet:
             raise RemoteProtocolError(func="lane", reason=str(error)) from error
         for number in settled:
             del self._doubtful[number]
-        if first:
-            for number in set(range(self.route.count)).difference(missing):
-                self.ready.add(number)  # it has them from the attempt before
         segments = list(self.route)
         for number in sorted(set(settled).intersection(missing)):
             # Its hash is made anew: should the memory have changed since it was known, the bytes
@@ -121,26 +111,22 @@ class Outlet:
         route: Route,
         here: Iterable[int],
         *,
-        there: Iterable[int] = (),
-        link: Link | None = None,
-        unheard: bool = False,
+        there: Iterable[int],
+        link: Link,
     ) -> None:
-        """Go on with other segments, or for another peer; ask before any is sent.
+        """Go on with other segments, for another peer; ask before any is sent.
 
         Args:
             route: all segments from now on.
             here: numbers of those that are ready; the peer may have some.
             there: numbers of those that it surely has.
-            link: to the other peer.
-            unheard: send nothing before an answer.
+            link: to that peer.
         """
-        if link is not None:
-            self.link.revoke(self._operation)
-            self.link = link
+        self.link.revoke(self._operation)
+        self.link = link
         self.route = route
         self.ready = ReceivedSet(route.count)
         self._doubtful.clear()
-        self._unheard = unheard
         self._question += 1
         for number in there:
             self.ready.add(number)

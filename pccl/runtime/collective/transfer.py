@@ -40,7 +40,6 @@ from pccl.protocol.frame import FrameHeader
 from pccl.protocol.messages import Progress
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.buffers import Buffers
-from pccl.runtime.collective.carry import Carry
 from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.discard import discard
 from pccl.runtime.collective.memory import Array, Memory, cut
@@ -145,8 +144,6 @@ class Transfer(ABC):
         self.result = operand.target
         self.inlets: dict[PeerId, Inlet] = {}
         self.outlets: dict[PeerId, Outlet] = {}
-        self.left: Carry | None = None
-        """After the end: what another attempt can use."""
         self._layout = layout
         self._reduction = reduction
         self._operand = operand
@@ -211,17 +208,12 @@ class Transfer(ABC):
     # -- what the data plane does ----------------------------------------------------------------
 
     @abstractmethod
-    def begin(self, *, resumed: bool = False, weights: tuple[float, ...] = ()) -> None:
+    def begin(self, *, weights: tuple[float, ...] = ()) -> None:
         """Everybody has posted: send what does not wait for others.
 
         Args:
-            resumed: everybody carries on with what the same attempt has left.
             weights: of a weighted average those of all members, in ring order.
         """
-
-    def when_begun(self, asker: object, answer: Callable[[], None]) -> None:
-        """Answer a question, now or once it is known what of an earlier attempt counts."""
-        answer()
 
     def place(self, peer: PeerId, header: FrameHeader) -> Placement | None:
         """A segment is about to arrive. Returns None if it is here already.
@@ -295,22 +287,17 @@ class Transfer(ABC):
         self.result = memory = Memory([copy])
         self._operand = Operand(memory, memory, memory, self._operand.data_type, in_place=True)
 
-    def end(self, *, committed: bool, keep: bool = False) -> None:
+    def end(self, *, committed: bool) -> None:
         """Let go of the caller's memory.
 
         Args:
-            committed: otherwise the input becomes what it was,
-            keep: or the memory stays as it is, with ``left``, for another attempt.
+            committed: otherwise the input becomes what it was.
         """
         for outlet in self.outlets.values():
             outlet.revoke()
-        if keep and not committed:
-            self.left = self._set_aside()
         for inlet in self.inlets.values():
             inlet.claims.clear()
         self._unweighed.clear()
-        if self.left is not None:
-            return
         if self._coding is not None:
             self._coding.end(committed=committed)
         if not committed:
@@ -328,10 +315,6 @@ class Transfer(ABC):
     @abstractmethod
     def _arrived(self, placement: Placement) -> None:
         """A segment is here, for the first time."""
-
-    def _set_aside(self) -> Carry | None:
-        """Keep what another attempt can use; None: nothing."""
-        return None
 
     def _weigh(self, weights: tuple[float, ...], rank: int) -> None:
         if weights:

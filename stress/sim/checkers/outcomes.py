@@ -25,7 +25,7 @@ from pccl.machines.peer.events import ReduceResult
 from pccl.protocol.errors import Evicted, MasterLost, NotConnected, PCCLError
 from pccl.protocol.types import SYNC_TAG, Algorithm, OperationId, PeerId, RemovalCause
 from pccl.stress.sim.checkers.excuses import Excuses
-from pccl.stress.sim.fold import differences, fold, implausible, inaccurate, unit_of, weighed
+from pccl.stress.sim.fold import differences, fold, implausible, inaccurate, weighed
 from pccl.stress.sim.scenarios.scenario import Scenario, Slot
 from pccl.transports.base import Address
 
@@ -93,8 +93,6 @@ class Checkers:
             InRun, tuple[tuple[bool, tuple[PeerId, ...]], dict[Address, PeerId]]
         ] = {}
         """How each has ended, and who was told so, under which id."""
-        self._rings: dict[InRun, tuple[PeerId, ...]] = {}
-        self._resumes: dict[InRun, InRun] = {}
         self._returned: list[_Returned] = []
         self._excuses = excuses
         self._addresses: dict[tuple[bytes, PeerId], Address] = {}
@@ -131,45 +129,11 @@ class Checkers:
             (self._inputs[operation, peer], self._weights[operation, peer]) for peer in contributors
         ]
 
-    def repeats(self, operation: InRun, earlier: InRun, peer: PeerId) -> None:
-        """A call goes on with another attempt; its input must be what it was."""
-        self._inputs[operation, peer] = self._inputs[earlier, peer]
-
-    def has_ring(self, operation: InRun, ring: tuple[PeerId, ...]) -> None:
-        """An operation is one of these members, in this order."""
-        self._rings[operation] = ring
-
-    def resumed(self, operation: InRun, earlier: InRun) -> None:
-        """An operation has started with what an earlier one has left."""
-        if operation not in self._resumes:
-            self._resumes[operation] = earlier
-            self.done["resumed"] += 1
-
-    def _first_ranks(self, operation: InRun) -> list[int]:
-        """Of each chunk the rank that begins it.
-
-        What is resumed has the chunks of the first attempt; a lost member's are begun by the next
-        one in the ring that is left.
-        """
-        ring = self._rings[operation]
-        first = operation
-        while first in self._resumes:
-            earlier, later = self._rings[self._resumes[first]], self._rings[first]
-            if tuple(peer for peer in earlier if peer in later) != later:
-                break  # the ring was put in another order: nothing of it can be used
-            if self._unit(first) != self._unit(self._resumes[first]):
-                break  # what there is was made with weights of another scale
-            first = self._resumes[first]
-        before = self._rings[first]
-        firsts: list[int] = []
-        for rank in range(len(before)):
-            behind = [peer for peer in before[rank:] + before[:rank] if peer in ring]
-            firsts.append(ring.index(behind[0]))
-        return firsts
-
-    def _unit(self, operation: InRun) -> float:
-        ring = self._rings[operation]
-        return unit_of([self._weights.get((operation, peer), 0.0) for peer in ring])
+    def began_intact(self, who: str, operation: InRun, peer: PeerId, original: Array) -> None:
+        """A call returned: its last attempt began with what the caller had given to the first."""
+        own = self._inputs.get((operation, peer))
+        if own is not None and own.tobytes() != original.tobytes():
+            raise Violation(f"{who}: an attempt before {operation} has changed the input")
 
     def was_interrupted(self, operation: InRun) -> None:
         """A member was lost while an operation moved data."""
@@ -270,9 +234,7 @@ class Checkers:
             return inaccurate(result, inputs, slot.op, algorithm, divisor)
         if algorithm is Algorithm.MESH:
             return implausible(result, inputs, slot.op, divisor)
-        firsts = [0]
-        if algorithm is Algorithm.RING:
-            firsts = self._first_ranks(operation)
+        firsts = None if algorithm is Algorithm.RING else [0]
         return differences(result, fold(inputs, slot.op, firsts, divisor), slot.op)
 
     def was_broadcast(

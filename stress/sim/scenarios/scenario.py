@@ -209,7 +209,7 @@ _FORMATS = (WireFormat.UINT8, WireFormat.INT8, WireFormat.COMPANDED8, WireFormat
 _FLOATS = (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE)
 _PROD = ReduceOp.PROD
 _ALGORITHMS = (
-    *(Algorithm.RING, Algorithm.RING, Algorithm.RING),  # only a ring is repaired and resumed
+    *(Algorithm.RING, Algorithm.RING, Algorithm.RING),  # only a ring is repaired
     *(Algorithm.AUTO, Algorithm.STAR, Algorithm.MESH),
 )
 

@@ -578,6 +578,9 @@ class Workload:
         if recv is not send:
             self._checkers.untouched(self._who, send, original)
         run, result = self._process.results[slot.tag]
+        self._checkers.began_intact(
+            self._who, InRun(run, result.operation), self._process.peer, original
+        )
         self._checkers.succeeded(self._who, run, result, slot, recv)
         self._checkers.returned(self._who, f"the result of {result.operation}", recv)
         return recv

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.machines.master.ballots.ballot import Abort, Commit, Stall, Start
+from pccl.machines.master.ballots.ballot import Abort, Commit, Stall
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.repair import Gap, Tell, find_gaps
 from pccl.protocol.data_type import DataType
@@ -121,18 +121,3 @@ def test_lack_of_progress_is_charged_to_those_that_are_left() -> None:
     assert ballot.stall(0) == Stall(B, C, ready=9, received=3)
     ballot.lose([B], "gone", 0)
     assert ballot.stall(0) == Stall(A, C, ready=6, received=3)
-
-
-@pytest.mark.parametrize(
-    ("resumes", "resumed"),
-    [((0, 0, 0), True), ((0, 0, None), False), ((None, None, None), False), ((0, 1, 0), False)],
-)
-def test_an_attempt_is_resumed_if_all_resume_the_same(
-    resumes: tuple[int | None, ...], resumed: bool
-) -> None:
-    ballot = CollectiveBallot(OPERATION, (A, B, C), A, 0)
-    attempts = [None if n is None else OperationId(1, 0, 1, 7, n) for n in resumes]
-    asked = zip((A, B, C), attempts, strict=True)
-    decisions = [ballot.request(peer, SUM, 0, attempt) for peer, attempt in asked]
-    assert decisions == [None, None, Start(resumed)]
-    assert list(ballot.owed_to(A)) == [OperationStarted(OPERATION, resumed)]

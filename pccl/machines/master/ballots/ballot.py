@@ -31,8 +31,6 @@ from pccl.topology.ring_order import Pair
 class Start:
     """All members asked for the same thing."""
 
-    resumed: bool = False
-    """Whether all resume the same earlier attempt."""
     weights: tuple[float, ...] = ()
     """Of a weighted average those of all members, in ring order."""
 

@@ -43,8 +43,6 @@ class CollectiveBallot(Ballot):
         self._descriptors: dict[PeerId, Descriptor] = {}
         self._weights: dict[PeerId, float] = {}
         """Of a weighted average; also of members that were lost since."""
-        self._resumes: set[OperationId | None] = set()
-        """The earlier attempts that they resume; None: somebody resumes none."""
         self._eager: dict[PeerId, None] = {}
         """Those who do not wait for the start."""
         self._wait: tuple[tuple[Phase, int, int], Wait] | None = None
@@ -61,14 +59,6 @@ class CollectiveBallot(Ballot):
         return peer in self._descriptors
 
     @property
-    def resumed(self) -> bool:
-        """Whether all who have asked resume the same earlier attempt.
-
-        Only a ring of plain values can: what is left are partial sums of one.
-        """
-        return len(self._resumes) == 1 and None not in self._resumes and self.is_repairable
-
-    @property
     def weights(self) -> tuple[float, ...]:
         """Of a weighted average those of all members, in ring order.
 
@@ -82,7 +72,6 @@ class CollectiveBallot(Ballot):
         peer: PeerId,
         descriptor: Descriptor,
         now_ns: int,
-        resumes: OperationId | None = None,
         *,
         eager: bool = False,
         weight: float = 0.0,
@@ -93,7 +82,6 @@ class CollectiveBallot(Ballot):
             peer: who.
             descriptor: what it asks for.
             now_ns: the present.
-            resumes: the earlier attempt of which it has something left.
             eager: whether its data goes ahead.
             weight: of its contribution to a weighted average.
         """
@@ -110,7 +98,6 @@ class CollectiveBallot(Ballot):
         if self.phase is not Phase.REQUESTED:
             self._untold = self._untold or eager  # it was not there when the others were told
             return None
-        self._resumes.add(resumes)
         return self._start_if_complete()
 
     def done(self, peer: PeerId, digest: bytes, now_ns: int) -> Decision | None:
@@ -119,7 +106,7 @@ class CollectiveBallot(Ballot):
             # Nobody is done before all have asked, so it was started; not all may have heard that.
             self._digests[peer] = digest
             self.progress_ns = now_ns
-            return self._start(resumed=False)
+            return self._start()
         if self.phase is not Phase.STARTED or peer in self._digests:
             return None
         if not self._inherited and peer not in self._descriptors:
@@ -158,7 +145,7 @@ class CollectiveBallot(Ballot):
 
     def started(self) -> OperationStarted:
         """What a member is told of the start that has missed it."""
-        return OperationStarted(self.operation, self.resumed, self.weights)
+        return OperationStarted(self.operation, self.weights)
 
     def wait_for_start(self) -> list[PeerId]:
         """The members that do nothing before they are told of the start."""
@@ -276,12 +263,12 @@ class CollectiveBallot(Ballot):
     def _start_if_complete(self) -> Decision | None:
         if self.waiting_for():
             return None
-        return self._start(resumed=self.resumed)
+        return self._start()
 
-    def _start(self, *, resumed: bool) -> Start:
+    def _start(self) -> Start:
         self.phase = Phase.STARTED
         self._untold = bool(self._eager)
-        return Start(resumed, self.weights)
+        return Start(self.weights)
 
     def _is_ahead(self, peer: PeerId) -> bool:
         """Whether a member may be done of which others are not known to have asked."""

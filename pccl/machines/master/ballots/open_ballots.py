@@ -119,7 +119,7 @@ class OpenBallots:
             return None
         if not message.eager:
             self.repeat_start(peer, ballot)
-        asked = (peer.id, message.descriptor, self._outbox.now_ns, message.resumes)
+        asked = (peer.id, message.descriptor, self._outbox.now_ns)
         weight = message.weight
         return self.decide(ballot, ballot.request(*asked, eager=message.eager, weight=weight))
 
@@ -214,8 +214,8 @@ class OpenBallots:
         """Announce what a ballot has decided, if anything; return whom the others go on without."""
         peers = self._membership.peers
         match decision:
-            case Start(resumed, weights):
-                started = msg.OperationStarted(ballot.operation, resumed, weights)
+            case Start(weights):
+                started = msg.OperationStarted(ballot.operation, weights)
                 for waiting in ballot.wait_for_start():
                     self._ratification.tell(peers[waiting], started)
             case Tell(whom, message):

@@ -11,7 +11,7 @@ import pytest
 
 from pccl._api.arguments import check_algorithm, reduce_request
 from pccl.machines.master import membership
-from pccl.machines.master.ballots.ballot import Abort, Commit, Start
+from pccl.machines.master.ballots.ballot import Abort, Commit
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.master.events import ConnectionMessage as Heard
 from pccl.machines.master.events import ConnectionOpened as Opened
@@ -497,14 +497,11 @@ def test_a_returning_peer_with_a_table_that_no_master_makes_is_not_believed() ->
 # -- ballots -----------------------------------------------------------------------------------
 
 
-def started(
-    descriptor: Descriptor, resumes: OperationId | None = None
-) -> tuple[CollectiveBallot, Any]:
+def started(descriptor: Descriptor) -> CollectiveBallot:
     ballot = CollectiveBallot(what(), (PeerId(1), PeerId(2), PeerId(3)), PeerId(1), 0)
-    decision = None
     for peer in (1, 2, 3):
-        decision = ballot.request(PeerId(peer), descriptor, 0, resumes)
-    return ballot, decision
+        ballot.request(PeerId(peer), descriptor, 0)
+    return ballot
 
 
 CODED_RING = replace(SUM, algorithm=RING, quantization=Quantization(WireFormat.INT8, 32))
@@ -512,26 +509,19 @@ CODED_RING = replace(SUM, algorithm=RING, quantization=Quantization(WireFormat.I
 
 @pytest.mark.parametrize("descriptor", [by(STAR), by(MESH), CODED_RING], ids=str)
 def test_only_a_ring_of_plain_values_is_repaired(descriptor: Descriptor) -> None:
-    ballot, _ = started(descriptor)
+    ballot = started(descriptor)
     abort = Abort(AbortCause.MEMBER_LOST, "peer 3 lost: gone")
     assert ballot.lose([PeerId(3)], "gone", 1) == abort
-    ballot, _ = started(by(RING))
+    ballot = started(by(RING))
     assert isinstance(ballot.lose([PeerId(3)], "gone", 1), Tell)
 
 
 @pytest.mark.parametrize("algorithm", [STAR, MESH])
 def test_what_all_survivors_have_is_committed_however_it_came(algorithm: Algorithm) -> None:
-    ballot, _ = started(by(algorithm))
+    ballot = started(by(algorithm))
     for peer in (1, 2):
         assert ballot.done(PeerId(peer), b"same", 1) is None
     assert ballot.lose([PeerId(3)], "gone", 2) == Commit()
-
-
-def test_only_a_ring_is_resumed() -> None:
-    earlier = what(7)
-    assert started(by(RING), earlier)[1] == Start(resumed=True)
-    assert started(by(MESH), earlier)[1] == Start(resumed=False)
-    assert started(CODED_RING, earlier)[1] == Start(resumed=False)
 
 
 def test_who_forces_another_algorithm_is_told_so() -> None:
@@ -547,16 +537,16 @@ def test_who_forces_another_algorithm_is_told_so() -> None:
 def test_whoever_goes_ahead_late_is_told_of_the_start_too() -> None:
     ballot = CollectiveBallot(what(), (PeerId(1), PeerId(2), PeerId(3)), PeerId(1), 0)
     for peer in (1, 2):
-        ballot.request(PeerId(peer), by(RING), 0, None, eager=True)
+        ballot.request(PeerId(peer), by(RING), 0, eager=True)
     ballot.done(PeerId(1), b"x", 0)  # so all have asked, and the last request is on its way
     assert ballot.take_untold() == [1, 2]
     assert ballot.take_untold() == []
-    ballot.request(PeerId(3), by(RING), 1, None, eager=True)
+    ballot.request(PeerId(3), by(RING), 1, eager=True)
     assert ballot.take_untold() == [1, 2, 3]
 
 
 def test_who_has_to_talk_to_whom() -> None:
     one_three, two_three = (Pair((PeerId(a), PeerId(b))) for a, b in ((1, 3), (2, 3)))
     for algorithm, separated in ((STAR, [one_three]), (MESH, [one_three, two_three])):
-        ballot, _ = started(by(algorithm))
+        ballot = started(by(algorithm))
         assert ballot.separated([two_three, one_three]) == separated

@@ -219,12 +219,6 @@ def test_it_may_be_told_of_the_start_later() -> None:
     assert peer.do(ReduceDone(op(), b"d")) == [Send(msg.OperationDone(op(), b"d"))]
 
 
-def test_what_resumes_an_attempt_waits_for_the_start() -> None:
-    peer = Peer()
-    effects = peer.do(ReduceCall(3, 5, SUM, resumes=op(7, view=0)))
-    assert effects[1:] == [Send(msg.OperationRequest(op(), SUM, op(7, view=0)))]
-
-
 def test_it_repeats_that_it_has_gone_ahead() -> None:
     peer = Peer()
     peer.do(ReduceCall(3, 5, SUM))

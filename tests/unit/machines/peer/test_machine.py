@@ -664,28 +664,6 @@ def test_who_takes_no_part_in_an_operation_has_nothing_for_its_repair() -> None:
     assert peer.hear(msg.Repair(unknown, (PeerId(3),))) == []
 
 
-def test_an_attempt_that_resumes_another_one() -> None:
-    peer = member()
-    earlier = operation(view=0)
-    effects = peer.do(ReduceCall(9, 5, SUM, resumes=earlier))
-    request = msg.OperationRequest(operation(), SUM, earlier)
-    assert effects[1:] == [Send(request)]
-    peer.do(ControlClosed("reset"))
-    peer.do(ControlOpened(RUN, 1))
-    assert Send(request) in peer.hear(msg.Resumed(1))
-    effects = peer.hear(msg.OperationStarted(operation(), resumed=True))
-    assert effects == [Begin(operation(), resumed=True)]
-
-
-def test_the_second_try_after_different_digests_resumes_nothing() -> None:
-    peer = member()
-    peer.do(ReduceCall(9, 5, SUM, resumes=operation(view=0)))
-    peer.hear(msg.OperationStarted(operation(), resumed=True))
-    peer.do(ReduceDone(operation(), b"digest"))
-    effects = peer.hear(ended(operation(), AbortCause.DIGEST_MISMATCH, "results differ"))
-    assert effects[-1] == Send(msg.OperationRequest(operation(1), SUM))
-
-
 def test_different_descriptors() -> None:
     peer = running()
     effects = peer.hear(ended(operation(), AbortCause.DESCRIPTOR_MISMATCH, "tag 5: who: what"))

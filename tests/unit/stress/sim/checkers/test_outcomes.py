@@ -48,7 +48,6 @@ def test_inputs_of_one_run_are_not_those_of_another(checkers: Checkers) -> None:
     for run, value in ((FIRST, 0), (SECOND, 1)):
         for peer in (ONE, TWO):
             checkers.posted(InRun(run, OPERATION), peer, np.full(2, value, np.int32))
-        checkers.has_ring(InRun(run, OPERATION), (ONE, TWO))
     outcome = ReduceResult(OPERATION, (ONE, TWO), Algorithm.RING)
     two, zero = np.full(2, 2, np.int32), np.zeros(2, np.int32)
     checkers.succeeded("p1", SECOND, outcome, SLOT, two)
@@ -57,6 +56,13 @@ def test_inputs_of_one_run_are_not_those_of_another(checkers: Checkers) -> None:
     checkers.succeeded("p0", FIRST, outcome, SLOT, zero)
     with pytest.raises(Violation, match="differs from what another member got"):
         checkers.succeeded("p2", FIRST, outcome, SLOT, two)
+
+
+def test_an_attempt_that_begins_with_what_another_one_has_left_is_seen(checkers: Checkers) -> None:
+    checkers.posted(InRun(FIRST, OPERATION), ONE, np.array([1, 2], np.int32))
+    checkers.began_intact("p0", InRun(FIRST, OPERATION), ONE, np.array([1, 2], np.int32))
+    with pytest.raises(Violation, match="p0: an attempt before t1/g0/v1/tag5#0 of run 74686520"):
+        checkers.began_intact("p0", InRun(FIRST, OPERATION), ONE, np.array([1, 3], np.int32))
 
 
 @pytest.mark.parametrize(
