@@ -90,7 +90,7 @@ class Frame:
         check: the payload's hash; None: it is made when a lane is about to send the frame.
     """
 
-    __slots__ = ("_check", "_head", "_payload", "header", "number", "sent")
+    __slots__ = ("_check", "_head", "_payload", "header", "number", "sent", "size")
 
     def __init__(
         self,
@@ -100,19 +100,14 @@ class Frame:
         check: int | None = None,
     ) -> None:
         self.header = header
+        self.number = number
+        self.size = HEADER_BYTES + header.length
+        """Bytes of header and payload together."""
+        self.sent = 0
+        """How many of them the network has taken."""
         self._payload = payload
         self._check = check
-        self.number = number
-        self.sent = 0
-        """Bytes of header and payload together that the network has taken."""
         self._head = b""
-
-    @property
-    def payload(self) -> memoryview | bytes | list[memoryview]:
-        """What follows the header; made now if it was not yet."""
-        if callable(self._payload):
-            self._payload = self._payload()
-        return self._payload
 
     def detach(self, tensor: memoryview) -> None:
         """If it is a segment, take it from ``tensor`` instead."""
@@ -121,14 +116,19 @@ class Frame:
 
     def keep(self) -> None:
         """Make a copy of the payload: the memory that it is in is about to be used otherwise."""
-        payload = self.payload
+        payload = self._made()
         self._payload = b"".join(payload) if isinstance(payload, list) else bytes(payload)
 
     def rest(self) -> list[bytes | memoryview]:
         """What is still to be sent."""
-        payload = self.payload
+        payload = self._made() if callable(self._payload) else self._payload
         if not self._head:
-            self._head = encode_header(self.header, self._hash(payload))
+            check = self._check
+            if check is None and self.header.length:
+                check = (
+                    payload_hash(*payload) if isinstance(payload, list) else payload_hash(payload)
+                )
+            self._head = encode_header(self.header, check or 0)
         if self.sent >= HEADER_BYTES:
             if isinstance(payload, list):
                 return _behind(payload, self.sent - HEADER_BYTES)
@@ -138,15 +138,16 @@ class Frame:
             return [head, *payload]
         return [head, payload] if self.header.length else [head]
 
-    def _hash(self, payload: memoryview | bytes | list[memoryview]) -> int:
-        if self._check is not None or not self.header.length:
-            return self._check or 0
-        return payload_hash(*payload) if isinstance(payload, list) else payload_hash(payload)
+    def _made(self) -> memoryview | bytes | list[memoryview]:
+        """What follows the header; made now if it was not yet."""
+        if callable(self._payload):
+            self._payload = self._payload()
+        return self._payload
 
     @property
     def missing(self) -> int:
         """How many bytes are still to be sent."""
-        return HEADER_BYTES + self.header.length - self.sent
+        return self.size - self.sent
 
 
 def _behind(views: list[memoryview], sent: int) -> list[bytes | memoryview]:
@@ -261,7 +262,7 @@ class Lane:
             self.sent_bytes += taken
             if frame.number >= 0:
                 self.moved_bytes += taken
-            if frame.missing:
+            if frame.sent < frame.size:
                 self._waiting = True
                 self.connection.notify_writable()
             else:
@@ -358,18 +359,14 @@ class Lane:
             self._hasher.reset()
             sink = self._sink = self._handler.frame_started(self, header)
         if self._received == self._length:
-            if self._length:
-                self._verify(sink)
+            if self._length and self._hasher.intdigest() != self._check and sink.counts():
+                reason = f"{self._length} bytes of payload were damaged on the way"
+                self.damaged_bytes = self._length
+                raise DamagedData(func="lane", reason=reason)
+            self.intact_bytes += self._length
             self._sink = None
             self._received = 0
             sink.complete()
-
-    def _verify(self, sink: Sink) -> None:
-        if self._hasher.intdigest() != self._check and sink.counts():
-            reason = f"{self._length} bytes of payload were damaged on the way"
-            self.damaged_bytes = self._length
-            raise DamagedData(func="lane", reason=reason)
-        self.intact_bytes += self._length
 
     def writable(self) -> None:
         """See ``Receiver``."""

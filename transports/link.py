@@ -119,8 +119,10 @@ class Link:
         if not self._queues:
             self.starved = True
             return None
-        operation = next((one for one in self._queues if one.term), None)
-        if operation is None:  # what no member waits for goes when nothing else does
+        for operation in self._queues:
+            if operation.term:
+                break
+        else:  # what no member waits for goes when nothing else does
             operation = next(iter(self._queues))
         queue = self._queues.pop(operation)
         frame = queue.popleft()

@@ -85,19 +85,16 @@ class SegmentLayout:
                 offset += length
             self._chunks.append(tuple(segments))
         self.segment_count = position
-        self._numbers = self._number()
+        self.numbers = self._number()
+        """Offset of each segment -> which one of its chunk it is."""
 
     def in_one_chunk(self) -> SegmentLayout:
         """The same segments as a single chunk, for a chain that sends all of them in order."""
         other = copy(self)
         other.world_size = 1
         other._chunks = [tuple(self.segments())]
-        other._numbers = other._number()
+        other.numbers = other._number()
         return other
-
-    def number(self, offset: int) -> int | None:
-        """Which one of its chunk the segment at ``offset`` is; None if none begins there."""
-        return self._numbers.get(offset)
 
     def _number(self) -> dict[int, int]:
         return {s.offset: number for chunk in self._chunks for number, s in enumerate(chunk)}

@@ -74,24 +74,18 @@ class Reduction:
         self._data_type = data_type
         self._divisor: float | None = world_size if op is ReduceOp.AVG else None
         self._scratch = scratch
-        self._lacks_weights = weighted
-        self._factor = 1.0
-        self._scaled = Scratch()
-
-    @property
-    def lacks_weights(self) -> bool:
+        self.lacks_weights = weighted
         """Whether the weights are still to come."""
-        return self._lacks_weights
+        self._factor = 1.0
+        self.scales = False
+        """Whether the own contribution counts other than as it is."""
+        self._scaled = Scratch()
 
     def weigh(self, weighting: Weighting) -> None:
         """The weights are known."""
-        self._lacks_weights = False
+        self.lacks_weights = False
         self._factor, self._divisor = weighting.factor, weighting.divisor
-
-    @property
-    def scales(self) -> bool:
-        """Whether the own contribution counts other than as it is."""
-        return self._factor != 1.0
+        self.scales = self._factor != 1.0
 
     def contribution(self, own: Array) -> Array:
         """What the own values contribute, to be combined; good until the next call."""
@@ -122,23 +116,19 @@ class Reduction:
         out = left if out is None else out
         divisor = self._divisor if finish else None
         with np.errstate(all="ignore"):
-            if divisor is None:
-                self._combine(left, right, out)
-            elif self._data_type in _HALVES:
+            if divisor is not None and self._data_type in _HALVES:
                 wide = self._scratch.array(len(left), np.float32)
                 self._operation(left, right, out=wide, dtype=np.float32)
                 np.divide(wide, np.float32(divisor), out=wide)
                 np.copyto(out, wide, casting="same_kind")
+                return
+            if self._data_type is DataType.BFLOAT16:
+                # The operations of ml_dtypes do the same, at half the speed.
+                self._operation(left, right, out=out, dtype=np.float32, casting="same_kind")
             else:
-                self._combine(left, right, out)
+                self._operation(left, right, out=out)
+            if divisor is not None:
                 self._divide(out, divisor)
-
-    def _combine(self, left: Array, right: Array, out: Array) -> None:
-        if self._data_type is DataType.BFLOAT16:
-            # The operations of ml_dtypes do the same, at half the speed.
-            self._operation(left, right, out=out, dtype=np.float32, casting="same_kind")
-        else:
-            self._operation(left, right, out=out)
 
     def _divide(self, values: Array, divisor: float) -> None:
         if np.issubdtype(values.dtype, np.integer):

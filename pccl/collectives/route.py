@@ -23,7 +23,7 @@ class Route:
     """
 
     def __init__(self, layout: SegmentLayout, legs: Sequence[Leg]) -> None:
-        self._layout = layout
+        self._numbers = layout.numbers
         self._legs: dict[int, tuple[int, tuple[Segment, ...]]] = {}
         first = 0
         for step, segments in legs:
@@ -44,9 +44,7 @@ class Route:
 
     def number(self, step: int, segment: Segment) -> int:
         """Number of a segment that travels at ``step``."""
-        within = self._layout.number(segment.offset)
-        assert within is not None
-        return self._legs[step][0] + within
+        return self._legs[step][0] + self._numbers[segment.offset]
 
     def find(self, step: int, offset: int, length: int) -> tuple[int, Segment] | None:
         """Find what a frame claims to carry: (number, segment).
@@ -60,7 +58,7 @@ class Route:
             None if no such segment travels at this step: the sender broke the protocol.
         """
         leg = self._legs.get(step)
-        within = self._layout.number(offset)
+        within = self._numbers.get(offset)
         if leg is None or within is None or within >= len(leg[1]):
             return None
         segment = leg[1][within]

@@ -71,7 +71,10 @@ def unpack_sealed(form: struct.Struct, sealed: Bytes, func: str, what: str) -> t
     """
     if len(sealed) != form.size + SEAL_BYTES:
         raise DamagedData(func=func, reason=f"{what} has {len(sealed)} bytes")
-    return form.unpack(unseal(sealed, func, what))
+    (check,) = _SEAL.unpack_from(sealed, form.size)
+    if crc32(memoryview(sealed)[: form.size]) != check:
+        raise DamagedData(func=func, reason=f"{what} was damaged on the way")
+    return form.unpack_from(sealed)
 
 
 def short_check(data: bytes) -> int:

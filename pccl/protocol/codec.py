@@ -19,7 +19,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import msgpack
 
@@ -199,10 +199,6 @@ class StreamDecoder:
 # -- dataclasses to plain lists and back -------------------------------------------------------
 
 
-def _is_list(value: object) -> TypeGuard[list[Any]]:
-    return type(value) is list
-
-
 _Encoder = Callable[[Any], Any]
 
 
@@ -261,10 +257,11 @@ def _dataclass_encoder(kind: type[Any]) -> _Encoder:
     plan = [(field.name, _encoder_of(hints[field.name])) for field in fields(kind)]
 
     def encode_dataclass(value: Any) -> list[Any]:
-        return [
-            getattr(value, name) if encode_field is None else encode_field(getattr(value, name))
-            for name, encode_field in plan
-        ]
+        items = []
+        for name, encode_field in plan:
+            item = getattr(value, name)
+            items.append(item if encode_field is None else encode_field(item))
+        return items
 
     return encode_dataclass
 
@@ -384,11 +381,11 @@ def _enum_decoder(kind: type[enum.IntEnum]) -> _Decoder:
 
 def _tuple_decoder(decode_item: _Decoder, limit: int) -> _Decoder:
     def decode_tuple(value: Any) -> tuple[Any, ...]:
-        if not _is_list(value):
+        if type(value) is not list:
             raise _Invalid(f"{_named(value)} is not a list")
         if len(value) > limit:
             raise _Invalid(f"list of {len(value)}; at most {limit}")
-        return tuple(decode_item(item) for item in value)
+        return tuple(map(decode_item, value))
 
     return decode_tuple
 
@@ -398,11 +395,14 @@ def _dataclass_decoder(kind: type[Any]) -> _Decoder:
     decoders = tuple(_decoder_of(hints[field.name]) for field in fields(kind))
 
     def decode_dataclass(value: Any) -> Any:
-        if not _is_list(value):
+        if type(value) is not list:
             raise _Invalid(f"{_named(value)} is not a list")
         if len(value) != len(decoders):
             raise _Invalid(f"{kind.__name__} has {len(decoders)} fields, not {len(value)}")
-        return kind(*(decoder(item) for decoder, item in zip(decoders, value, strict=True)))
+        items = []
+        for decode_item, item in zip(decoders, value, strict=True):
+            items.append(decode_item(item))  # a comprehension is one more call
+        return kind(*items)
 
     return decode_dataclass
 
