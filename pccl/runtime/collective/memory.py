@@ -12,7 +12,7 @@ Many small parts cost more one by one than what is in them, so such ranges are t
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from ctypes import addressof, c_char
 from functools import cached_property, partial
 from itertools import accumulate
@@ -98,10 +98,14 @@ class Memory:
 
     def elements(self, first: int, last: int) -> Array:
         """The elements there; a copy if several parts have them."""
+        if self._is_one:
+            return self.parts[0][first // self._itemsize : last // self._itemsize]
         return np.frombuffer(self.read(first, last), self.dtype)
 
     def arrays(self, first: int, last: int) -> list[Array]:
         """The elements there, part by part."""
+        if self._is_one:
+            return [self.parts[0][first // self._itemsize : last // self._itemsize]]
         return [np.frombuffer(view, self.dtype) for view in self.views(first, last)]
 
     def is_shredded(self, first: int, last: int) -> bool:
@@ -179,13 +183,17 @@ class LentRanges:
 
     def add(self, ranges: Iterable[Range]) -> None:
         """These are in use from now on."""
-        for ends, place in self._places(ranges):
-            insort(ends, place)
+        for start, stop, written, _ in ranges:
+            for starts, stops in (self._all, self._written)[: 1 + written if start < stop else 0]:
+                insort(starts, start)
+                insort(stops, stop)
 
     def remove(self, ranges: Iterable[Range]) -> None:
         """These, which were added, are no longer in use."""
-        for ends, place in self._places(ranges):
-            del ends[bisect_left(ends, place)]
+        for start, stop, written, _ in ranges:
+            for starts, stops in (self._all, self._written)[: 1 + written if start < stop else 0]:
+                del starts[bisect_left(starts, start)]
+                del stops[bisect_left(stops, stop)]
 
     def clash(self, ranges: Iterable[Range]) -> bool:
         """Whether one of the two would write what the other one uses."""
@@ -194,13 +202,6 @@ class LentRanges:
             if start < stop and bisect_left(starts, stop) > bisect_right(stops, start):
                 return True
         return False
-
-    def _places(self, ranges: Iterable[Range]) -> Iterator[tuple[list[int], int]]:
-        for start, stop, written, _ in ranges:
-            for starts, stops in (self._all, self._written)[: 1 + written]:
-                if start < stop:
-                    yield starts, start
-                    yield stops, stop
 
 
 def clash(ranges: Iterable[Range]) -> tuple[str, str] | None:
