@@ -15,9 +15,10 @@ class History:
         self.owner = owner
         self._entries: deque[tuple[int, object]] = deque(maxlen=HISTORY_EVENTS_MAX)
 
-    def record(self, now_ns: int, entry: object) -> None:
-        """Remember ``entry``; it is turned into text only when somebody asks."""
-        self._entries.append((now_ns, entry))
+    def record(self, now_ns: int, *entries: object) -> None:
+        """Remember these; they are turned into text only when somebody asks."""
+        for entry in entries:
+            self._entries.append((now_ns, entry))
 
     def __str__(self) -> str:
         lines = [f"history of {self.owner} ({len(self._entries)} last events):"]

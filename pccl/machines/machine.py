@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from pccl.machines.history import History
@@ -23,20 +24,21 @@ class Machine(ABC, Generic[_Event, _Effect]):
         self.history = History(owner)
         self._now_ns = now_ns
         self._effects: list[_Effect] = []
+        """Of the event that is being handled, in order; the parts of the machine append to it."""
 
     def handle(self, event: _Event, now_ns: int) -> list[_Effect]:
         """Take one event; return what must be done, in order."""
         self._now_ns = now_ns
         self.history.record(now_ns, event)
         self._take(event)
-        effects, self._effects = self._effects, []
-        for effect in effects:
-            self.history.record(now_ns, self._told_as(effect))
+        effects = self._effects.copy()
+        self._effects.clear()
+        self.history.record(now_ns, *self._story(effects))
         return effects
 
-    def _told_as(self, effect: _Effect) -> object:
-        """What the story keeps of an effect: less, if it is large."""
-        return effect
+    def _story(self, effects: list[_Effect]) -> Sequence[object]:
+        """What is remembered of these: less of what is large."""
+        return effects
 
     @abstractmethod
     def _take(self, event: _Event) -> None:

@@ -9,12 +9,12 @@ from pccl.protocol.guards.allowance import Trust
 
 
 class Outbox:
-    """The effects of one event, in order; all parts of the machine append to it."""
+    """Where the parts of a master say what has to be done, in order."""
 
-    def __init__(self, now_ns: int) -> None:
+    def __init__(self, now_ns: int, effects: list[MasterEffect]) -> None:
         self.now_ns = now_ns
         """When the event came."""
-        self._effects: list[MasterEffect] = []
+        self._effects = effects
 
     def add(self, effect: MasterEffect) -> None:
         """This has to be done, after all that was added before."""
@@ -28,11 +28,6 @@ class Outbox:
     def announce(self, what: str, peer: RegisteredPeer, text: str) -> None:
         """Operators want to know this of a peer."""
         self.add(Announce(what, peer.id, peer.group, text))
-
-    def take(self) -> list[MasterEffect]:
-        """All effects; from now on there are none."""
-        effects, self._effects = self._effects, []
-        return effects
 
 
 class Connections:

@@ -98,7 +98,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self._began_ns = self._beat_ns = now_ns
         self._ticks = Ticks(timing.ns(timing.tick_s), now_ns)
         self.incarnation = us = Incarnation(run, term, incumbent, standbys)
-        self.outbox = out = Outbox(now_ns)
+        self.outbox = out = Outbox(now_ns, self._effects)
         self.connections = Connections(out)
         self.membership = who = Membership(term)
         # What was decided, and which members must agree before it is told.
@@ -189,12 +189,13 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
 
     # -- events --------------------------------------------------------------------------------
 
-    def _told_as(self, effect: MasterEffect) -> object:
-        match effect:
-            case SendTo(connection, StatusReport()):
-                return f"Send(connection={connection}, the status)"
-            case _:
-                return effect
+    def _story(self, effects: list[MasterEffect]) -> Sequence[object]:
+        return [
+            f"Send(connection={effect.connection}, the status)"
+            if isinstance(effect, SendTo) and isinstance(effect.message, StatusReport)
+            else effect
+            for effect in effects
+        ]
 
     def _take(self, event: MasterEvent) -> None:
         self.outbox.now_ns = self._now_ns
@@ -219,7 +220,6 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         if not self.recovering:
             self.ratification.settle()
         self.succession.note_end()
-        self._effects += self.outbox.take()
 
     def _on_message(self, connection: int, message: msg.Message) -> None:
         if connection not in self.connections.hosts:

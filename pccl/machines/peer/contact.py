@@ -114,11 +114,12 @@ class PeerOutbox:
 
     Args:
         contact: whether a message can reach the master.
+        effects: of the event that is being handled.
     """
 
-    def __init__(self, contact: MasterLiveness) -> None:
+    def __init__(self, contact: MasterLiveness, effects: list[ev.PeerEffect]) -> None:
         self._contact = contact
-        self._effects: list[ev.PeerEffect] = []
+        self._effects = effects
 
     @property
     def reaches_master(self) -> bool:
@@ -148,8 +149,3 @@ class PeerOutbox:
         """A call has been waiting for others for a while; empty ``text``: it has no caller."""
         if text:
             self._effects.append(ev.ReportWait(text, waited_s))
-
-    def take(self) -> list[ev.PeerEffect]:
-        """All effects since the last time, in order."""
-        effects, self._effects = self._effects, []
-        return effects

@@ -72,7 +72,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         super().__init__("peer", now_ns)
         self.own = own = PeerIdentity()
         self.contact = MasterLiveness(timing, now_ns)
-        self.out = out = PeerOutbox(self.contact)
+        self.out = out = PeerOutbox(self.contact, self._effects)
         self.membership = membership = KnownMembership(own)
         self.links = OwnLinks(out, own, membership)
         self.finals = SeenFinals(membership)
@@ -171,10 +171,6 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
     # -- events ----------------------------------------------------------------------------------
 
     def _take(self, event: ev.PeerEvent) -> None:
-        self._dispatch(event)
-        self._effects += self.out.take()
-
-    def _dispatch(self, event: ev.PeerEvent) -> None:
         match event:
             case ev.JoinCall():
                 self.control.begin_join(event, self._now_ns)

@@ -46,10 +46,6 @@ class PeerNews:
 
     def note(self, event: PeerEvent, effects: Sequence[PeerEffect], now_ns: int) -> None:
         """Look at what a machine was told and what it made of it."""
-        for text in self._texts(event, effects):
-            self._items.append(NewsItem(now_ns, text))
-
-    def _texts(self, event: PeerEvent, effects: Sequence[PeerEffect]) -> list[str]:
         texts: list[str] = []
         match event:
             case ControlMessage(msg.RosterChanged(roster) | msg.Admitted(roster=roster)):
@@ -65,5 +61,8 @@ class PeerNews:
                 texts.append(f"the link to peer {peer} is down: {reason}")
             case _:
                 pass
-        raised = [effect.error for effect in effects if isinstance(effect, RaiseCall)]
-        return texts + [f"{type(error).__name__}: {error.reason}" for error in raised]
+        for effect in effects:
+            if isinstance(effect, RaiseCall):
+                texts.append(f"{type(effect.error).__name__}: {effect.error.reason}")
+        for text in texts:
+            self._items.append(NewsItem(now_ns, text))
