@@ -62,7 +62,9 @@ class PeerNews:
             case _:
                 pass
         for effect in effects:
-            if isinstance(effect, RaiseCall):
-                texts.append(f"{type(effect.error).__name__}: {effect.error.reason}")
-        for text in texts:
-            self._items.append(NewsItem(now_ns, text))
+            match effect:
+                case RaiseCall(_, error):
+                    texts.append(f"{type(error).__name__}: {error.reason}")
+                case _:
+                    pass
+        self._items += [NewsItem(now_ns, text) for text in texts]
