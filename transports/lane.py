@@ -218,7 +218,8 @@ class Lane:
         self._current: Frame | None = None
         self._own: dict[tuple[FrameKind, OperationId], Frame] = {}
         """Frames for this lane only; they come before segments."""
-        self._waiting = False
+        self.ready = True
+        """Whether it has nothing to send and the network would take something."""
         self._open = True
         self._head = bytearray(HEADER_BYTES)
         self._head_view = memoryview(self._head)
@@ -230,11 +231,6 @@ class Lane:
         self._length = self._check = 0
         self._received = 0
         connection.start(self)
-
-    @property
-    def ready(self) -> bool:
-        """Whether it has nothing to send and the network would take something."""
-        return self._open and not self._waiting
 
     @property
     def receiving(self) -> bool:
@@ -251,7 +247,7 @@ class Lane:
 
     def pump(self) -> None:
         """Send until the network is full or nothing is left."""
-        while self._open and not self._waiting:
+        while self.ready:
             frame = self._current
             if frame is None:
                 frame = self._next_frame()
@@ -263,7 +259,7 @@ class Lane:
             if frame.number >= 0:
                 self.moved_bytes += taken
             if frame.sent < frame.size:
-                self._waiting = True
+                self.ready = False
                 self.connection.notify_writable()
             else:
                 self._current = None
@@ -370,7 +366,7 @@ class Lane:
 
     def writable(self) -> None:
         """See ``Receiver``."""
-        self._waiting = False
+        self.ready = self._open
         self.pump()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -392,6 +388,6 @@ class Lane:
         self.connection.abort()
 
     def _stop(self) -> None:
-        self._open = False
+        self._open = self.ready = False
         self._current = None
         self._own.clear()

@@ -9,8 +9,7 @@
   owners.
 * ``broadcast``: broadcast as a pure schedule: a chain in ring order that starts at the root.
 * ``plan``: which schedule carries out what was asked for. All members derive the same one.
-* ``received_set``: which of the expected segments are here: each counts exactly once, and the set
-  can travel.
+* ``bitmap``: which of the expected segments are here, as it travels after a lane was lost.
 * ``reductions``: combining contributions: the arithmetic of every dtype and operation, in place.
 * ``weighting``: weighted averages: what becomes of contributions that count unequally.
 * ``digest``: the fingerprint of a result: hashes of its segments, in the order of their position.

@@ -44,19 +44,13 @@ class BroadcastSchedule:
         self.incoming = Route(layout, came)
         self.outgoing = Route(layout, goes)
         self.first_gather_index = 0
-        self._arrival = Arrival(reduce=False, finish=False, final=True, forward=sends)
+        self.sends_finals = not self._distance
+        arrival = Arrival(reduce=False, finish=False, final=True, forward=sends)
+        self.arrivals = [arrival] * self.step_count
 
     def initial_sends(self) -> tuple[Segment, ...]:
         """Everything, if this is the root."""
         return () if self._distance else self._segments
-
-    def initial_finals(self) -> tuple[Segment, ...]:
-        """Everything, if this is the root."""
-        return () if self._distance else self._segments
-
-    def arrival(self, step: int) -> Arrival:
-        """What the arrival of any segment causes: it is final, and travels on."""
-        return self._arrival
 
     def seen_by(self, rank: int) -> BroadcastSchedule:
         """The same chain as another rank sees it (modulo the world size)."""

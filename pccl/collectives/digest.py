@@ -29,17 +29,14 @@ class ResultDigest:
     def __init__(self, segment_count: int) -> None:
         self._hashes = array("Q", bytes(8 * segment_count))
 
-    def add(self, position: int, *data: memoryview) -> None:
+    def add(self, position: int, *data: memoryview) -> int:
         """Hash the final bytes of the segment at ``position``, in one piece or in several."""
-        self._hashes[position] = payload_hash(*data)
+        check = self._hashes[position] = payload_hash(*data)
+        return check
 
     def take(self, position: int, check: int) -> None:
         """Likewise of bytes whose hash is known."""
         self._hashes[position] = check
-
-    def known(self, position: int) -> int | None:
-        """The hash of a segment; None if it was not added."""
-        return self._hashes[position] or None
 
     def value(self) -> bytes:
         """The 16-byte digest over all segments (meaningful once each was added)."""

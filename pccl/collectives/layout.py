@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 SEGMENT_BYTES_MIN = 64 << 10
 SEGMENT_BYTES_MAX = 896 << 10
@@ -37,6 +37,14 @@ class Segment:
     """In bytes."""
     wire_length: int
     """In bytes, as it travels: the same, unless values are quantized."""
+    span: tuple[int, int] = field(init=False, compare=False, repr=False)
+    """Where it is, in bytes: the first one, and the one behind it."""
+    wire_span: tuple[int, int] = field(init=False, compare=False, repr=False)
+    """The same of the bytes that travel."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "span", (self.offset, self.offset + self.length))
+        object.__setattr__(self, "wire_span", (self.offset, self.offset + self.wire_length))
 
     @property
     def is_coded(self) -> bool:

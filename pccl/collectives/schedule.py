@@ -6,6 +6,7 @@ broadcast. The steps tell apart the times that one segment passes one rank.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,16 +76,18 @@ class ChainSchedule(Protocol):
         """How many of the incoming segments are partial results; the others are final values."""
         ...
 
+    @property
+    def arrivals(self) -> Sequence[Arrival]:
+        """By step: what the arrival of any segment causes."""
+        ...
+
+    @property
+    def sends_finals(self) -> bool:
+        """Whether the own contribution is the result: nothing arrives for what is sent at first."""
+        ...
+
     def initial_sends(self) -> tuple[Segment, ...]:
         """The segments to send as step 0, from the own contribution."""
-        ...
-
-    def initial_finals(self) -> tuple[Segment, ...]:
-        """The segments whose own contribution is the result: nothing arrives for them."""
-        ...
-
-    def arrival(self, step: int) -> Arrival:
-        """What the arrival of any segment at ``step`` causes."""
         ...
 
     def seen_by(self, rank: int) -> ChainSchedule:

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from pccl.collectives.received_set import ReceivedSet
 from pccl.collectives.reductions import Reduction
 from pccl.collectives.ring import RingSchedule
+from pccl.collectives.route import Route
 from pccl.machines.master.ballots.ballot import Commit, Decision
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.master.ballots.kept import Kept
@@ -88,13 +88,17 @@ def _ahead_in_unknown_views(stack: ExitStack) -> None:
 def _no_fencing(stack: ExitStack) -> None:
     """A frame is taken for the present operation of its tag, whatever attempt it is of."""
 
-    def find(plane: DataPlane, operation: OperationId) -> Transfer | None:
-        for transfer in plane.transfers.values():
-            if transfer.operation.tag == operation.tag:
-                return transfer
-        return None
+    class ByTag(dict[OperationId, Transfer]):
+        def get(self, operation: OperationId, default: Any = None) -> Any:
+            return next((t for o, t in self.items() if o.tag == operation.tag), default)
 
-    stack.enter_context(patch.object(DataPlane, "_find", find))
+    begin = DataPlane.__init__
+
+    def careless(plane: DataPlane, *args: Any) -> None:
+        begin(plane, *args)
+        plane.transfers = ByTag()
+
+    stack.enter_context(patch.object(DataPlane, "__init__", careless))
 
 
 def _no_restore_after_completion(stack: ExitStack) -> None:
@@ -110,17 +114,19 @@ def _no_restore_after_completion(stack: ExitStack) -> None:
 
 def _second_copy_added(stack: ExitStack) -> None:
     """A segment that arrives twice counts twice."""
-    add = ReceivedSet.add
+    begin = Inlet.__init__
 
-    def blind(transfer: Transfer, inlet: Inlet, index: int) -> bool:
-        return False
+    class Forgetful(set[int]):
+        """What is here counts as missing all the same."""
 
-    def forgetful(received: ReceivedSet, index: int) -> bool:
-        add(received, index)
-        return True
+        def __contains__(self, index: object) -> bool:
+            return True
 
-    stack.enter_context(patch.object(Transfer, "_is_second_copy", blind))
-    stack.enter_context(patch.object(ReceivedSet, "add", forgetful))
+    def forgetful(inlet: Inlet, route: Route) -> None:
+        begin(inlet, route)
+        inlet.missing = Forgetful(inlet.missing)
+
+    stack.enter_context(patch.object(Inlet, "__init__", forgetful))
 
 
 def _write_after_return(stack: ExitStack) -> None:

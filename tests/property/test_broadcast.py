@@ -46,7 +46,7 @@ def test_everybody_gets_every_segment_once(
     travelling: list[tuple[int, int, int, int]] = []
     """(to whom, step, offset, length)"""
     for rank, schedule in enumerate(schedules):
-        finals = [segment.position for segment in schedule.initial_finals()]
+        finals = [s.position for s in schedule.initial_sends() if schedule.sends_finals]
         assert finals == (positions if rank == root else [])
         got[rank] += finals
         travelling += [
@@ -60,7 +60,7 @@ def test_everybody_gets_every_segment_once(
         found = schedules[rank].incoming.find(step, offset, length)
         assert found is not None
         got[rank].append(found[1].position)
-        arrival = schedules[rank].arrival(step)
+        arrival = schedules[rank].arrivals[step]
         assert (arrival.reduce, arrival.finish, arrival.final) == (False, False, True)
         if arrival.forward:
             sent[rank] += 1

@@ -35,8 +35,8 @@ from pccl.addresses import parse_address, parse_advertised, parse_masters
 from pccl.checkpoint import Reader
 from pccl.cli.bench.peers import words
 from pccl.cli.demo import record as demo_record
+from pccl.collectives import bitmap
 from pccl.collectives.quantization import make_codec
-from pccl.collectives.received_set import ReceivedSet
 from pccl.collectives.reductions import Scratch
 from pccl.config import read_token_file
 from pccl.protocol import codec
@@ -364,7 +364,7 @@ def decoded_values(data: bytes) -> object:
 def missing_in(data: bytes) -> list[int]:
     """The first two bytes say how many segments there are."""
     (size,) = struct.unpack("<H", data[:2].ljust(2, b"\0"))
-    return ReceivedSet.missing_in(data[2:], size)
+    return bitmap.missing_in(data[2:], size)
 
 
 # -- the table -------------------------------------------------------------------------------------
@@ -445,7 +445,7 @@ DECODERS: dict[str, Decoder] = {
         write=lambda entries: StateLayout(entries).pack(),
         runs=("pccl/runtime/state/maps.py StateComparison.take_layout",),
     ),
-    "pccl/collectives/received_set.py ReceivedSet.missing_in": Decoder(
+    "pccl/collectives/bitmap.py missing_in": Decoder(
         missing_in, ValueError, (b"\x09\0\xff\x01", b"\0\0", b"\x08\0\x0f")
     ),
     "pccl/collectives/quantization/codec.py Codec.decode": Decoder(

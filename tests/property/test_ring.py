@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pccl.collectives.bitmap import missing_in, to_bitmap
 from pccl.collectives.digest import DIGEST_BYTES, ResultDigest
 from pccl.collectives.layout import (
     SEGMENT_BYTES_MAX,
@@ -21,7 +22,6 @@ from pccl.collectives.layout import (
     SegmentLayout,
     segment_bytes_for,
 )
-from pccl.collectives.received_set import ReceivedSet
 from pccl.collectives.reductions import Reduction, Scratch
 from pccl.collectives.ring import RingSchedule
 from pccl.protocol.data_type import DataType
@@ -82,7 +82,7 @@ class Rank:
         data_type = DataType.from_numpy_dtype(own.dtype)
         self.reduction = Reduction(data_type, op, schedule.world_size, Scratch())
         self.result = np.full_like(own, 77)
-        self.received = ReceivedSet(schedule.incoming.count)
+        self.missing = set(range(schedule.incoming.count))
         self.digest = ResultDigest(schedule.layout.segment_count)
         self.finals: set[int] = set()
         self.sent_bytes = 0
@@ -111,9 +111,8 @@ class Rank:
         found = self.schedule.incoming.find(step, offset, len(data))
         assert found is not None
         index, segment = found
-        assert index not in self.received
-        assert self.received.add(index)
-        causes = self.schedule.arrival(step)
+        self.missing.remove(index)
+        causes = self.schedule.arrivals[step]
         place = self._slice(self.result, segment)
         place[:] = np.frombuffer(data, place.dtype)
         if causes.reduce:
@@ -163,7 +162,7 @@ def test_every_rank_holds_the_fold_whatever_the_order_of_arrival(
     for rank in ranks:
         rank.begin()
     copies: list[tuple[int, tuple[int, int, bytes]]] = []
-    assert not any(rank.schedule.initial_finals() for rank in ranks)
+    assert not any(rank.schedule.sends_finals for rank in ranks)
     while True:
         ready: list[Rank] = [rank for rank in ranks if rank.outbox]
         if not ready and not copies:
@@ -172,8 +171,7 @@ def test_every_rank_holds_the_fold_whatever_the_order_of_arrival(
             target, message = copies.pop(rng.randrange(len(copies)))
             found = ranks[target].schedule.incoming.find(message[0], message[1], len(message[2]))
             assert found is not None
-            assert found[0] in ranks[target].received  # a second copy: dropped before any memory
-            assert not ranks[target].received.add(found[0])
+            assert found[0] not in ranks[target].missing  # a second copy: dropped before any memory
             continue
         sender = ready[rng.randrange(len(ready))]
         step, segment, memory = sender.outbox.pop(rng.randrange(len(sender.outbox)))
@@ -187,7 +185,7 @@ def test_every_rank_holds_the_fold_whatever_the_order_of_arrival(
     expected = folded(inputs, op).tobytes()
     for rank in ranks:
         assert rank.result.tobytes() == expected
-        assert rank.received.missing == 0
+        assert not rank.missing
         assert len(rank.finals) == rank.schedule.layout.segment_count
         assert sorted(rank.sent_indices) == list(range(rank.schedule.outgoing.count))
         traffic = (rank.sent_bytes, rank.received_bytes)
@@ -313,25 +311,18 @@ def test_segments_have_a_sensible_size(tensor_bytes: int, world_size: int) -> No
         assert chunk / size >= 4  # a few segments a chunk: the steps overlap
 
 
-# -- the received set --------------------------------------------------------------------------
+# -- the bitmap of what is here ------------------------------------------------------------------
 
 
 @settings(max_examples=200)
 @given(st.integers(0, 70), st.data())
-def test_the_received_set_and_its_bitmap(size: int, data: st.DataObject) -> None:
+def test_a_bitmap_says_what_is_missing(size: int, data: st.DataObject) -> None:
     numbers = st.integers(0, max(size - 1, 0))
-    added = data.draw(st.lists(numbers, max_size=100)) if size else []
-    received, twin = ReceivedSet(size), set[int]()
-    for index in added:
-        assert received.add(index) == (index not in twin)
-        twin.add(index)
-        assert (len(received), received.missing) == (len(twin), size - len(twin))
-    assert [index for index in range(size) if index in received] == sorted(twin)
-    bitmap = received.to_bitmap()
-    number = sum(1 << index for index in twin)
+    missing = set(data.draw(st.lists(numbers, max_size=100)) if size else [])
+    bitmap = to_bitmap(missing, size)
+    number = sum(1 << index for index in range(size) if index not in missing)
     assert bitmap == number.to_bytes((size + 7) // 8, "little")
-    missing = [index for index in range(size) if index not in twin]
-    assert ReceivedSet.missing_in(memoryview(bitmap), size) == missing
+    assert missing_in(memoryview(bitmap), size) == sorted(missing)
 
 
 @settings(max_examples=60)
@@ -339,9 +330,9 @@ def test_the_received_set_and_its_bitmap(size: int, data: st.DataObject) -> None
 def test_foreign_bitmaps(size: int, bitmap: bytes) -> None:
     if len(bitmap) != (size + 7) // 8:
         with pytest.raises(ValueError, match="bitmap of"):
-            ReceivedSet.missing_in(bitmap, size)
+            missing_in(bitmap, size)
     else:
-        assert all(0 <= index < size for index in ReceivedSet.missing_in(bitmap, size))
+        assert all(0 <= index < size for index in missing_in(bitmap, size))
 
 
 # -- the digest --------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.memory import Array, Memory
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.outlet import Outlet
-from pccl.runtime.collective.transfer import Inlet, OnDone, Placement, Transfer, span, wire_span
+from pccl.runtime.collective.transfer import Inlet, OnDone, Placement, Transfer
 from pccl.transports.lane import Payload
 from pccl.transports.link import Link
 
@@ -65,14 +65,14 @@ class ChainTransfer(Transfer):
         self._gap = 0
         """How many ranks are lost between us and the downstream peer."""
         self._last_step = schedule.step_count - 1
-        self._held: list[tuple[int, Segment]] = []
+        self._held: list[tuple[int, Segment, int | None]] = []
         """What can be sent on and came before the beginning: others are ahead of it."""
 
     @property
     def phase(self) -> str:
         """See ``Transfer``."""
         reduce_segments = self.schedule.first_gather_index
-        return "reduce-scatter" if len(self._inlet.received) < reduce_segments else "gather"
+        return "reduce-scatter" if self._inlet.received_count < reduce_segments else "gather"
 
     # -- sending -------------------------------------------------------------------------------
 
@@ -80,54 +80,50 @@ class ChainTransfer(Transfer):
         """See ``Transfer``."""
         self.begun = True
         self._weigh(weights, self.schedule.rank)
+        check = None
         for segment in self.schedule.initial_sends():
-            if self.schedule.initial_finals():
-                self._digest.add(segment.position, *self._operand.source.views(*span(segment)))
-            self._offer(0, segment)
-        for step, segment in self._held:
-            self._offer(step, segment)
+            if self.schedule.sends_finals:
+                views = self._operand.source.views(*segment.span)
+                check = self._digest.add(segment.position, *views)
+            self._offer(0, segment, check)
+        for held in self._held:
+            self._offer(*held)
         self._held.clear()
         self._take_unweighed()
         self._report_if_done()
 
-    def _offer(self, step: int, segment: Segment) -> None:
+    def _offer(self, step: int, segment: Segment, check: int | None) -> None:
         step += self._gap
         if step <= self._last_step:  # otherwise the rank behind the gap has finished it
-            self._outlet.offer(step, segment, self.what)
+            self._outlet.offer(step, segment, self.what, check)
 
-    def _payload(self, step: int, segment: Segment) -> tuple[Payload, int | None]:
+    def _payload(self, step: int, segment: Segment) -> Payload:
         if self._coding is not None and step < self.schedule.world_size - 1:
-            return partial(self._encoded, self._coding, step, segment), None
-        check = self._digest.known(segment.position) if self._sends_final(step) else None
+            return partial(self._encoded, self._coding, step, segment)
         if not step:
-            return self._plain_payload(segment), check
-        return self.result.payload(*wire_span(segment)), check
-
-    def _sends_final(self, step: int) -> bool:
-        """Whether what is sent at a step are final values: their hashes are in the digest."""
-        came = step - self._gap - 1
-        if came < 0:
-            return bool(self.schedule.initial_finals())
-        return self.schedule.arrival(came).final
+            return self._plain_payload(segment)
+        return self.result.payload(*segment.wire_span)
 
     def _encoded(self, coding: Coding, step: int, segment: Segment) -> memoryview:
         """What a contribution or a partial result is on the wire."""
         if step:
-            return coding.encode(segment, self.result.elements(*span(segment)))
-        own = self._contribution(segment).elements(*span(segment))
+            return coding.encode(segment, self.result.elements(*segment.span))
+        own = self._contribution(segment).elements(*segment.span)
         return coding.contribute(segment, own)
 
     # -- receiving -----------------------------------------------------------------------------
 
     def _place(self, step: int, segment: Segment) -> memoryview | None:
-        self._save(segment)
-        if self._coding is not None and self.schedule.arrival(step).reduce:
+        if self._saved:
+            self._save(segment)
+        if self._coding is not None and self.schedule.arrivals[step].reduce:
             return self._buffers.take(segment.wire_length)
         return None
 
     def _arrived(self, placement: Placement) -> None:
         segment, step = placement.segment, placement.step
-        arrival = self.schedule.arrival(step)
+        arrival = self.schedule.arrivals[step]
+        check = None
         if arrival.reduce:
             self._add(placement, finish=arrival.finish)
         else:
@@ -135,13 +131,14 @@ class ChainTransfer(Transfer):
         if self._coding is not None and arrival.finish:
             self._coding.settle(segment)
         if arrival.finish:
-            self._add_to_digest(segment)
+            check = self._add_to_digest(segment)
         elif arrival.final:
-            self._digest.take(segment.position, placement.check)
+            check = placement.check
+            self._digest.take(segment.position, check)
         if arrival.forward and self.begun:
-            self._offer(step + 1, segment)
+            self._offer(step + 1, segment, check)
         elif arrival.forward:
-            self._held.append((step + 1, segment))
+            self._held.append((step + 1, segment, check))
         if self._coding is not None and arrival.final and not arrival.finish:
             if arrival.forward:
                 self._coding.keep_coded(segment)
@@ -157,12 +154,12 @@ class ChainTransfer(Transfer):
         if self._coding is not None:
             assert buffer is not None
             self.result.write(segment.offset, self._coding.decode(segment, buffer))
-            own = self._coding.own(segment, saved.elements(*span(segment)))
+            own = self._coding.own(segment, saved.elements(*segment.span))
         else:
             if buffer is not None:
                 arrived = np.frombuffer(buffer, self._dtype)
             if self._reduction.scales:
-                own = self._reduction.contribution(saved.elements(*span(segment)))
+                own = self._reduction.contribution(saved.elements(*segment.span))
         self._combine(segment, arrived, own, finish=finish)
         if buffer is not None:
             self._buffers.give(buffer)
@@ -172,7 +169,7 @@ class ChainTransfer(Transfer):
     def lacks_irreplaceable(self, gap: int) -> bool:
         """Whether a segment is missing that only the ``gap`` ranks before this one could send."""
         first = range(self.schedule.irreplaceable_count(gap))
-        return any(index not in self._inlet.received for index in first)
+        return not self._inlet.missing.isdisjoint(first)
 
     def take_from(self, upstream: PeerId) -> None:
         """The ranks before this one are lost: take what is missing from ``upstream``."""
@@ -202,6 +199,6 @@ class ChainTransfer(Transfer):
     def _is_final(self, step: int, segment: Segment) -> bool:
         """Whether the final value of a segment that this rank sends at ``step`` is here."""
         if not step:
-            return bool(self.schedule.initial_finals())
+            return self.schedule.sends_finals
         found = self._inlet.route.find(step - 1, segment.offset, segment.wire_length)
-        return found is not None and found[0] in self._inlet.received
+        return found is not None and found[0] not in self._inlet.missing

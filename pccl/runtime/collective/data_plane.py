@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from pccl.collectives.bitmap import to_bitmap
 from pccl.collectives.direct import DirectSchedule
 from pccl.collectives.plan import plan
 from pccl.collectives.quantization import Codec, make_codec
@@ -124,7 +125,7 @@ class _Question:
         inlet = self.transfer.inlets.get(self.lane.link.peer)
         if inlet is None:
             return  # it was lost, and another one has its place
-        asked, bitmap = self.header, inlet.received.to_bitmap()
+        asked, bitmap = self.header, to_bitmap(inlet.missing, inlet.route.count)
         answer = FrameHeader(FrameKind.HAVE, asked.operation, 0, asked.offset, len(bitmap))
         self.lane.say(answer, bitmap)
 
@@ -385,9 +386,9 @@ class DataPlane:
             RemoteProtocolError: the sender may not send this.
         """
         peer = lane.link.peer
-        transfer = self._find(header.operation)
+        transfer = self.transfers.get(header.operation)
         match header.kind:
-            case _ if transfer is not None and self._is_of_another_call(header):
+            case _ if transfer is not None and header.what and self._is_of_another_call(header):
                 return _Drain(header.length)
             case FrameKind.DATA if transfer is not None:
                 return transfer.place(peer, header) or _Drain(header.length)
@@ -413,10 +414,6 @@ class DataPlane:
             if transfer is not None and lane.link.peer in transfer.outlets:
                 transfer.outlets[lane.link.peer].lane_lost(numbers)
 
-    def _find(self, operation: OperationId) -> Transfer | None:
-        """The transfer that a frame belongs to: the very operation, not one with its tag."""
-        return self.transfers.get(operation)
-
     def _is_of_another_call(self, header: FrameHeader) -> bool:
         """Whether it went ahead of an operation that is posted here for something else.
 
@@ -428,7 +425,7 @@ class DataPlane:
 
     def settle_early(self, store: EarlyStore, operation: OperationId) -> None:
         """A frame that began early is complete: its operation may be posted by now, or over."""
-        transfer = self._find(operation)
+        transfer = self.transfers.get(operation)
         if transfer is not None:
             self._replay_early(transfer)
         elif not self._may_come(operation):

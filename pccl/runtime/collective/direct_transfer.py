@@ -23,7 +23,7 @@ from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.memory import Array, Memory
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.outlet import Outlet
-from pccl.runtime.collective.transfer import Inlet, OnDone, Placement, Transfer, span, wire_span
+from pccl.runtime.collective.transfer import Inlet, OnDone, Placement, Transfer
 from pccl.transports.lane import Payload
 from pccl.transports.link import Link
 
@@ -66,8 +66,8 @@ class DirectTransfer(Transfer):
         self._to_rank = {rank: self.outlets[ring[rank]] for rank in schedule.outgoing_to}
         self._sums: dict[int, _Sum] = {}
         """Results of own segments that lack contributions, by position."""
-        self._held: list[Segment] = []
-        """Own results that were known before the beginning: others are ahead of it."""
+        self._held: list[tuple[Segment, int]] = []
+        """Own results and their hashes, known before the beginning: others are ahead of it."""
         self._unfinished = len(schedule.owned)
 
     @property
@@ -81,8 +81,8 @@ class DirectTransfer(Transfer):
         flows = tuple(
             Flow(
                 peer,
-                len(self.inlets[peer].received) if peer in self.inlets else 0,
-                len(self.outlets[peer].ready) if peer in self.outlets else 0,
+                self.inlets[peer].received_count if peer in self.inlets else 0,
+                self.outlets[peer].ready_count if peer in self.outlets else 0,
             )
             for peer in self._ranks
             if peer in self.inlets or peer in self.outlets
@@ -95,22 +95,21 @@ class DirectTransfer(Transfer):
         self._weigh(weights, self.schedule.rank)
         for rank, segment in self.schedule.initial_sends():
             self._to_rank[rank].offer(CONTRIBUTE, segment, self.what)
-        for segment in self._held:
-            self._publish(segment)
+        for segment, check in self._held:
+            self._publish(segment, check)
         self._held.clear()
         self._take_unweighed()
         self._report_if_done()
 
-    def _payload(self, step: int, segment: Segment) -> tuple[Payload, int | None]:
+    def _payload(self, step: int, segment: Segment) -> Payload:
         if step == PUBLISH:
-            known = self._digest.known(segment.position)
-            return self.result.payload(*wire_span(segment)), known
+            return self.result.payload(*segment.wire_span)
         if self._coding is None:
-            return self._plain_payload(segment), None
-        return partial(self._encoded_contribution, self._coding, segment), None
+            return self._plain_payload(segment)
+        return partial(self._encoded_contribution, self._coding, segment)
 
     def _encoded_contribution(self, coding: Coding, segment: Segment) -> memoryview:
-        own = self._contribution(segment).elements(*span(segment))
+        own = self._contribution(segment).elements(*segment.span)
         return coding.contribute(segment, own)
 
     # -- receiving -----------------------------------------------------------------------------
@@ -118,7 +117,8 @@ class DirectTransfer(Transfer):
     def _place(self, step: int, segment: Segment) -> memoryview | None:
         if step == CONTRIBUTE:
             return self._buffers.take(segment.wire_length)
-        self._save(segment)
+        if self._saved:
+            self._save(segment)
         return None
 
     def _arrived(self, placement: Placement) -> None:
@@ -135,7 +135,8 @@ class DirectTransfer(Transfer):
     def _contributed(self, segment: Segment, rank: int, buffer: memoryview) -> None:
         known = self._sums.get(segment.position)
         if known is None:
-            self._save(segment)
+            if self._saved:
+                self._save(segment)
             known = self._sums[segment.position] = _Sum(self._first_values(segment))
         known.waiting[rank] = buffer
         while (rank := self._next_rank(known)) in known.waiting:
@@ -154,7 +155,7 @@ class DirectTransfer(Transfer):
         memory = self._contribution(segment)
         if self._coding is None:
             return memory
-        own = memory.elements(*span(segment))
+        own = memory.elements(*segment.span)
         total = self._coding.own(segment, own)
         if total is own:
             return memory
@@ -170,7 +171,7 @@ class DirectTransfer(Transfer):
         finish = known.folded == self.schedule.world_size
         values: Memory | Array = known.values
         if known.folded == 2 and self._coding is None and self._reduction.scales:
-            values = self._reduction.contribution(known.values.elements(*span(segment)))
+            values = self._reduction.contribution(known.values.elements(*segment.span))
         self._combine(segment, values, arrived, finish=finish)
         known.values = self.result
         self._buffers.give(buffer)
@@ -180,15 +181,15 @@ class DirectTransfer(Transfer):
         self._unfinished -= 1
         if self._coding is not None:
             self._coding.settle(segment)
-        self._add_to_digest(segment)
+        check = self._add_to_digest(segment)
         if self.begun:
-            self._publish(segment)
+            self._publish(segment, check)
         else:
-            self._held.append(segment)
+            self._held.append((segment, check))
 
-    def _publish(self, segment: Segment) -> None:
+    def _publish(self, segment: Segment, check: int) -> None:
         for outlet in self._to_rank.values():
-            outlet.offer(PUBLISH, segment, self.what)
+            outlet.offer(PUBLISH, segment, self.what, check)
 
 
 @dataclass(slots=True, eq=False)

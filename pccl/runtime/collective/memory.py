@@ -51,7 +51,8 @@ class Memory:
         self._starts = [0, *ends[:-1]]
         self.nbytes = ends[-1]
         self._first = self._views[0]
-        self._is_one = len(self.parts) == 1
+        self.is_one = len(self.parts) == 1
+        """Whether every range is in one piece."""
 
     @property
     def size(self) -> int:
@@ -74,7 +75,7 @@ class Memory:
 
     def views(self, first: int, last: int) -> list[memoryview]:
         """The bytes from ``first`` to before ``last``, part by part."""
-        if self._is_one:
+        if self.is_one:
             return [self._first[first:last]]
         starts = self._starts
         low, high = bisect_right(starts, first) - 1, bisect_left(starts, last)
@@ -85,7 +86,7 @@ class Memory:
 
     def beginning(self, first: int, last: int) -> memoryview:
         """Of the same bytes those that are in the first part."""
-        if self._is_one:
+        if self.is_one:
             return self._first[first:last]
         index = bisect_right(self._starts, first) - 1
         start = self._starts[index]
@@ -98,19 +99,19 @@ class Memory:
 
     def elements(self, first: int, last: int) -> Array:
         """The elements there; a copy if several parts have them."""
-        if self._is_one:
+        if self.is_one:
             return self.parts[0][first // self._itemsize : last // self._itemsize]
         return np.frombuffer(self.read(first, last), self.dtype)
 
     def arrays(self, first: int, last: int) -> list[Array]:
         """The elements there, part by part."""
-        if self._is_one:
+        if self.is_one:
             return [self.parts[0][first // self._itemsize : last // self._itemsize]]
         return [np.frombuffer(view, self.dtype) for view in self.views(first, last)]
 
     def is_shredded(self, first: int, last: int) -> bool:
         """Whether the range is made of many small parts."""
-        if self._is_one:
+        if self.is_one:
             return False
         starts = self._starts
         count = bisect_left(starts, last) - bisect_right(starts, first) + 1
@@ -118,7 +119,7 @@ class Memory:
 
     def payload(self, first: int, last: int) -> Payload:
         """The same bytes, to be sent: views, unless they are gathered when it is their turn."""
-        if self._is_one:
+        if self.is_one:
             return self._first[first:last]
         if self.is_shredded(first, last):
             return partial(self.read, first, last)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from pccl.collectives.bitmap import missing_in
 from pccl.collectives.layout import Segment
-from pccl.collectives.received_set import ReceivedSet
 from pccl.collectives.route import Route
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
@@ -25,7 +25,7 @@ class Outlet:
         operation: whose segments they are.
         link: where they go.
         route: all of them.
-        payload: what a segment carries at a step, and its hash if that is known.
+        payload: what a segment carries at a step.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Outlet:
         operation: OperationId,
         link: Link,
         route: Route,
-        payload: Callable[[int, Segment], tuple[Payload, int | None]],
+        payload: Callable[[int, Segment], Payload],
     ) -> None:
         self.link = link
         self.route = route
@@ -41,8 +41,8 @@ class Outlet:
         """Payload bytes handed to the link, repetitions included."""
         self.raw_bytes = 0
         """What those would have been without quantization."""
-        self.ready = ReceivedSet(route.count)
-        """What could be sent so far."""
+        self._unready = set(range(route.count))
+        """Numbers of what can't be sent yet."""
         self._operation = operation
         self._what = 0
         self._payload = payload
@@ -53,22 +53,29 @@ class Outlet:
         asked after that: its answer, or a later one's, says whether they arrived."""
 
     @property
+    def ready_count(self) -> int:
+        """How many segments could be sent so far."""
+        return self.route.count - len(self._unready)
+
+    @property
     def answer_bytes(self) -> int:
         """Length of a bitmap of all segments."""
         return (self.route.count + 7) // 8
 
-    def offer(self, step: int, segment: Segment, what: int = 0) -> None:
+    def offer(self, step: int, segment: Segment, what: int = 0, check: int | None = None) -> None:
         """A segment can be sent. Told twice changes nothing.
 
         Args:
             step: of the schedule.
             segment: one of the route.
             what: the fingerprint that goes with what is sent ahead of the start.
+            check: the hash of what it carries, if that is known.
         """
         self._what = what
         number = self.route.number(step, segment)
-        if self.ready.add(number):
-            self._transmit(step, segment, number)
+        if number in self._unready:
+            self._unready.remove(number)
+            self._transmit(step, segment, number, check)
 
     def lane_lost(self, numbers: list[int]) -> None:
         """A lane is gone: ask which of the segments it was given have arrived."""
@@ -95,7 +102,7 @@ class Outlet:
         if not settled:
             return
         try:
-            missing = ReceivedSet.missing_in(bitmap, self.route.count)
+            missing = missing_in(bitmap, self.route.count)
         except ValueError as error:
             raise RemoteProtocolError(func="lane", reason=str(error)) from error
         for number in settled:
@@ -104,7 +111,7 @@ class Outlet:
         for number in sorted(set(settled).intersection(missing)):
             # Its hash is made anew: should the memory have changed since it was known, the bytes
             # would never match it, and it is the digests that have to show that.
-            self._transmit(*segments[number], number, hashed=False)
+            self._transmit(*segments[number], number, None)
 
     def begin_anew(
         self,
@@ -125,14 +132,9 @@ class Outlet:
         self.link.revoke(self._operation)
         self.link = link
         self.route = route
-        self.ready = ReceivedSet(route.count)
-        self._doubtful.clear()
         self._question += 1
-        for number in there:
-            self.ready.add(number)
-        for number in here:
-            self.ready.add(number)
-            self._doubtful[number] = self._question
+        self._doubtful = dict.fromkeys(here, self._question)
+        self._unready = set(range(route.count)).difference(there, self._doubtful)
 
     def detach(self, tensor: memoryview) -> None:
         """Send what waits from ``tensor``: all of it is final values, or not needed any more."""
@@ -143,16 +145,15 @@ class Outlet:
         self.link.revoke(self._operation)
         self._payload = _revoked
 
-    def _transmit(self, step: int, segment: Segment, number: int, *, hashed: bool = True) -> None:
+    def _transmit(self, step: int, segment: Segment, number: int, check: int | None) -> None:
         length = segment.wire_length
         header = FrameHeader(
             FrameKind.DATA, self._operation, step, segment.offset, length, self._what
         )
         self.sent_bytes += length
         self.raw_bytes += segment.length
-        payload, check = self._payload(step, segment)
-        self.link.send(header, payload, number, check if hashed else None)
+        self.link.send(header, self._payload(step, segment), number, check)
 
 
-def _revoked(step: int, segment: Segment) -> tuple[Payload, int | None]:
+def _revoked(step: int, segment: Segment) -> Payload:
     raise AssertionError("the operation has ended")

@@ -31,7 +31,6 @@ import numpy as np
 
 from pccl.collectives.digest import ResultDigest
 from pccl.collectives.layout import Segment, SegmentLayout
-from pccl.collectives.received_set import ReceivedSet
 from pccl.collectives.reductions import Reduction
 from pccl.collectives.route import Route
 from pccl.collectives.weighting import weigh
@@ -77,7 +76,7 @@ class Placement:
             return discard(segment.wire_length - received)
         if self.buffer is not None:
             return self.buffer[received : segment.wire_length]
-        first, last = wire_span(segment)
+        first, last = segment.wire_span
         return self.transfer.result.beginning(first + received, last)
 
     def counts(self) -> bool:
@@ -101,9 +100,15 @@ class Inlet:
 
     def __init__(self, route: Route) -> None:
         self.route = route
-        self.received = ReceivedSet(route.count)
+        self.missing = set(range(route.count))
+        """Numbers of the segments that are still to come."""
         self.claims: dict[int, Placement] = {}
         """Segments that are arriving, by number: the newest copy of each."""
+
+    @property
+    def received_count(self) -> int:
+        """How many segments are here."""
+        return self.route.count - len(self.missing)
 
     @property
     def arriving_bytes(self) -> int:
@@ -171,8 +176,8 @@ class Transfer(ABC):
     @property
     def progress(self) -> Progress:
         """How far this peer is."""
-        received = sum(len(inlet.received) for inlet in self.inlets.values())
-        ready = sum(len(outlet.ready) for outlet in self.outlets.values())
+        received = sum(inlet.received_count for inlet in self.inlets.values())
+        ready = sum(outlet.ready_count for outlet in self.outlets.values())
         arriving = sum(inlet.arriving_bytes for inlet in self.inlets.values())
         return Progress(self.operation, received, ready, self.rx_bytes + arriving)
 
@@ -184,7 +189,7 @@ class Transfer(ABC):
     @property
     def lacking(self) -> int:
         """How many segments are still to come."""
-        return sum(inlet.received.missing for inlet in self.inlets.values())
+        return sum(len(inlet.missing) for inlet in self.inlets.values())
 
     @property
     @abstractmethod
@@ -203,7 +208,7 @@ class Transfer(ABC):
     def lacks_from(self, peer: PeerId) -> bool:
         """Whether segments from ``peer`` are still to come."""
         inlet = self.inlets.get(peer)
-        return inlet is not None and inlet.received.missing > 0
+        return inlet is not None and bool(inlet.missing)
 
     # -- what the data plane does ----------------------------------------------------------------
 
@@ -230,10 +235,11 @@ class Transfer(ABC):
             reason = f"unexpected segment {header} of {self.operation}"
             raise RemoteProtocolError(func="lane", reason=reason)
         index, segment = found
-        if self._is_second_copy(inlet, index):
+        if index not in inlet.missing:
             return None
         buffer = self._place(header.step, segment)
-        if buffer is None and self.result.is_shredded(*wire_span(segment)):
+        result = self.result
+        if buffer is None and not result.is_one and result.is_shredded(*segment.wire_span):
             buffer = self._buffers.take(segment.wire_length)
         placement = inlet.claims[index] = Placement(
             self, peer, inlet, index, segment, header.step, header.check, buffer
@@ -246,14 +252,14 @@ class Transfer(ABC):
         if inlet.claims.get(index) is not placement:
             return
         del inlet.claims[index]
-        if not inlet.received.add(index):
-            return
+        inlet.missing.discard(index)
         self.rx_bytes += placement.segment.wire_length
         if self._reduction.lacks_weights:
             self._unweighed.append(placement)
             return
         self._arrived(placement)
-        self._report_if_done()
+        if not inlet.missing:
+            self._report_if_done()
 
     def take_early(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
         """A segment that arrived before the buffers were posted.
@@ -342,10 +348,10 @@ class Transfer(ABC):
         """What the own contribution is on the wire if it is not quantized."""
         if self._reduction.scales:
             return partial(self._scaled, segment)
-        return self._contribution(segment).payload(*span(segment))
+        return self._contribution(segment).payload(*segment.span)
 
     def _scaled(self, segment: Segment) -> memoryview:
-        own = self._contribution(segment).elements(*span(segment))
+        own = self._contribution(segment).elements(*segment.span)
         return self._reduction.sendable(own).view(np.uint8).data
 
     def _put(self, placement: Placement) -> None:
@@ -358,13 +364,14 @@ class Transfer(ABC):
         self, segment: Segment, left: Memory | Array, right: Memory | Array, *, finish: bool
     ) -> None:
         """The result becomes ``left`` op ``right``; arrays are those of the segment."""
-        result, where = self.result, span(segment)
-        if result.is_shredded(*where):
+        result, where = self.result, segment.span
+        if result.is_one or result.is_shredded(*where):
             values = left if isinstance(left, np.ndarray) else left.elements(*where)
             others = right if isinstance(right, np.ndarray) else right.elements(*where)
-            out = np.empty_like(values)
+            out = result.elements(*where) if result.is_one else np.empty_like(values)
             self._reduction.combine(values, others, out=out, finish=finish)
-            result.write(segment.offset, out)
+            if not result.is_one:
+                result.write(segment.offset, out)
             return
         parts = result.arrays(*where)
         lefts = cut([left] if isinstance(left, np.ndarray) else left.arrays(*where), parts)
@@ -372,29 +379,17 @@ class Transfer(ABC):
         for part, values, others in zip(parts, lefts, rights, strict=True):
             self._reduction.combine(values, others, out=part, finish=finish)
 
-    def _add_to_digest(self, segment: Segment) -> None:
-        """The final bytes of a segment are in the result."""
-        self._digest.add(segment.position, *self.result.views(*wire_span(segment)))
-
-    def _is_second_copy(self, inlet: Inlet, index: int) -> bool:
-        return index in inlet.received
+    def _add_to_digest(self, segment: Segment) -> int:
+        """The final bytes of a segment are in the result; return their hash."""
+        return self._digest.add(segment.position, *self.result.views(*segment.wire_span))
 
     def _save(self, segment: Segment) -> None:
-        if self._operand.in_place and not self._saved[segment.position]:
+        """In place: the own contribution is about to be overwritten."""
+        if not self._saved[segment.position]:
             self._saved[segment.position] = 1
-            self._operand.save(*span(segment))
+            self._operand.save(*segment.span)
 
     def _restore(self) -> None:
         for segment in self._layout.segments():
             if self._saved and self._saved[segment.position]:
-                self._operand.put_back(*span(segment))
-
-
-def span(segment: Segment) -> tuple[int, int]:
-    """Where a segment is, in bytes: the first one, and the one behind it."""
-    return segment.offset, segment.offset + segment.length
-
-
-def wire_span(segment: Segment) -> tuple[int, int]:
-    """Where the bytes of a segment are that travel, or have."""
-    return segment.offset, segment.offset + segment.wire_length
+                self._operand.put_back(*segment.span)
