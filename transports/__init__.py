@@ -2,6 +2,7 @@
 
 * ``base``: the seam between the runtime and the network: what a transport must offer.
 * ``lane``: a lane: frames on one connection.
+* ``sinks``: sinks: where payload goes that does not go straight into its place.
 * ``link``: a link: all lanes between this peer and one other.
 * ``tcp``: the real network: TCP over raw non-blocking sockets, on any asyncio loop (uvloop
   included).

@@ -4,7 +4,6 @@
 * ``operand``: the caller's arrays: checked at the edge, then borrowed until the call returns.
 * ``buffers``: memory for segments that cannot be read straight into their place; used again and
   again.
-* ``discard``: memory for bytes that nobody wants: written by all, read by none.
 * ``outlet``: what one running collective sends to one peer.
 * ``transfer``: one running collective on this peer: buffers, received sets, outlets.
 * ``chain_transfer``: a collective in which each peer sends to the next one: ring and broadcast.

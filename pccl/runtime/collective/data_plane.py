@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 from pccl.collectives.bitmap import to_bitmap
 from pccl.collectives.direct import DirectSchedule
@@ -33,128 +34,16 @@ from pccl.runtime.collective.buffers import Buffers
 from pccl.runtime.collective.chain_transfer import ChainTransfer
 from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.direct_transfer import DirectTransfer
-from pccl.runtime.collective.discard import discard
 from pccl.runtime.collective.operand import Operand, nothing
 from pccl.runtime.collective.transfer import Transfer
 from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Link
+from pccl.transports.sinks import Collect, Drain
 
 _log = logging.getLogger("pccl.link")
 
 CODECS_MAX = 64
 """Kept for the next operation of the same kind."""
-
-
-@dataclass(slots=True)
-class _Drain:
-    """The sink of a frame that nobody wants."""
-
-    length: int
-
-    def memory(self, received: int) -> memoryview:
-        return discard(self.length - received)
-
-    def counts(self) -> bool:
-        return False
-
-    def complete(self) -> None:
-        pass
-
-    def lost(self) -> None:
-        pass
-
-
-@dataclass(slots=True)
-class _EarlyFrame:
-    """The sink of a frame whose operation is not posted yet: memory of its own."""
-
-    plane: DataPlane
-    store: EarlyStore
-    header: FrameHeader
-    payload: bytearray
-
-    def memory(self, received: int) -> memoryview:
-        return memoryview(self.payload)[received:]
-
-    def counts(self) -> bool:
-        return True
-
-    def complete(self) -> None:
-        self.store.put(self.header, self.payload)
-        self.plane.settle_early(self.store, self.header.operation)
-
-    def lost(self) -> None:
-        self.store.release(self.header)
-
-
-@dataclass(slots=True)
-class _EarlyQuestion:
-    """The sink of a QUERY whose operation is not posted yet."""
-
-    store: EarlyStore
-    header: FrameHeader
-
-    def memory(self, received: int) -> memoryview:
-        raise AssertionError("a question has no payload")
-
-    def counts(self) -> bool:
-        return True
-
-    def complete(self) -> None:
-        self.store.put_question(self.header)
-
-    def lost(self) -> None:
-        pass
-
-
-@dataclass(slots=True)
-class _Question:
-    """The sink of a QUERY, which is complete at once."""
-
-    transfer: Transfer
-    lane: Lane
-    header: FrameHeader
-
-    def memory(self, received: int) -> memoryview:
-        raise AssertionError("a question has no payload")
-
-    def counts(self) -> bool:
-        return True
-
-    def complete(self) -> None:
-        inlet = self.transfer.inlets.get(self.lane.link.peer)
-        if inlet is None:
-            return  # it was lost, and another one has its place
-        asked, bitmap = self.header, to_bitmap(inlet.missing, inlet.route.count)
-        answer = FrameHeader(FrameKind.HAVE, asked.operation, 0, asked.offset, len(bitmap))
-        self.lane.say(answer, bitmap)
-
-    def lost(self) -> None:
-        pass
-
-
-@dataclass(slots=True)
-class _Answer:
-    """The sink of a HAVE: memory of its own."""
-
-    plane: DataPlane
-    peer: PeerId
-    header: FrameHeader
-    payload: bytearray
-
-    def memory(self, received: int) -> memoryview:
-        return memoryview(self.payload)[received:]
-
-    def counts(self) -> bool:
-        return True
-
-    def complete(self) -> None:
-        transfer = self.plane.transfers.get(self.header.operation)
-        if transfer is not None and self.peer in transfer.outlets:  # nothing is over meanwhile
-            transfer.outlets[self.peer].have(self.header.offset, memoryview(self.payload))
-
-    def lost(self) -> None:
-        pass
 
 
 class DataPlane:
@@ -389,23 +278,25 @@ class DataPlane:
         transfer = self.transfers.get(header.operation)
         match header.kind:
             case _ if transfer is not None and header.what and self._is_of_another_call(header):
-                return _Drain(header.length)
+                return Drain(header.length)
             case FrameKind.DATA if transfer is not None:
-                return transfer.place(peer, header) or _Drain(header.length)
+                return transfer.place(peer, header) or Drain(header.length)
             case FrameKind.DATA if self._may_come(header.operation):
                 store = self._early_of(peer, header)
-                return _EarlyFrame(self, store, header, store.reserve(header))
+                take = partial(self._came_early, store, header)
+                return Collect(store.reserve(header), take, partial(store.release, header))
             case FrameKind.QUERY if transfer is not None and peer in transfer.inlets:
-                return _Question(transfer, lane, header)
+                return Collect(bytearray(), partial(self._answer, transfer, lane, header))
             case FrameKind.QUERY if transfer is None and self._may_come(header.operation):
-                return _EarlyQuestion(self._early_of(peer, header), header)
+                store = self._early_of(peer, header)
+                return Collect(bytearray(), lambda _: store.put_question(header))
             case FrameKind.HAVE if transfer is not None and peer in transfer.outlets:
                 if header.length != transfer.outlets[peer].answer_bytes:
                     reason = f"a bitmap of {header.length} bytes for {header.operation}"
                     raise RemoteProtocolError(func="lane", reason=reason)
-                return _Answer(self, peer, header, bytearray(header.length))
+                return Collect(bytearray(header.length), partial(self._answered, peer, header))
             case _:
-                return _Drain(header.length)
+                return Drain(header.length)
 
     def lane_lost(self, lane: Lane) -> None:
         """A lane is gone; what was given to it may not have arrived."""
@@ -421,10 +312,29 @@ class DataPlane:
         """
         return header.what not in (0, self._unstarted.get(header.operation, header.what))
 
+    def _answer(
+        self, transfer: Transfer, lane: Lane, asked: FrameHeader, _: bytearray | None = None
+    ) -> None:
+        """A sender asks which of its segments are here."""
+        inlet = transfer.inlets.get(lane.link.peer)
+        if inlet is None:
+            return  # it was lost, and another one has its place
+        bitmap = to_bitmap(inlet.missing, inlet.route.count)
+        header = FrameHeader(FrameKind.HAVE, asked.operation, 0, asked.offset, len(bitmap))
+        lane.say(header, bitmap)
+
+    def _answered(self, peer: PeerId, header: FrameHeader, bitmap: bytearray) -> None:
+        """A receiver says which segments it has."""
+        transfer = self.transfers.get(header.operation)
+        if transfer is not None and peer in transfer.outlets:  # nothing is over meanwhile
+            transfer.outlets[peer].have(header.offset, memoryview(bitmap))
+
     # -- early frames --------------------------------------------------------------------------
 
-    def settle_early(self, store: EarlyStore, operation: OperationId) -> None:
+    def _came_early(self, store: EarlyStore, header: FrameHeader, payload: bytearray) -> None:
         """A frame that began early is complete: its operation may be posted by now, or over."""
+        store.put(header, payload)
+        operation = header.operation
         transfer = self.transfers.get(operation)
         if transfer is not None:
             self._replay_early(transfer)
@@ -453,4 +363,4 @@ class DataPlane:
             question = store.take_question(transfer.operation)
             if question is not None and not self._is_of_another_call(question):
                 for lane in self._link_to(peer).lanes:
-                    _Question(transfer, lane, question).complete()
+                    self._answer(transfer, lane, question)

@@ -40,11 +40,11 @@ from pccl.protocol.messages import Progress
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.buffers import Buffers
 from pccl.runtime.collective.coding import Coding
-from pccl.runtime.collective.discard import discard
 from pccl.runtime.collective.memory import Array, Memory, cut
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.outlet import Outlet
 from pccl.transports.lane import Payload
+from pccl.transports.sinks import discard
 
 OnDone = Callable[[OperationId, bytes], None]
 

@@ -13,7 +13,6 @@ from pccl.protocol.messages import Progress
 from pccl.protocol.shared_state import Difference, Elected
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.state.exhibit import Exhibit, idle_operation
-from pccl.runtime.state.intake import Drain
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.memory.stock import Stock
 from pccl.runtime.state.post import StatePost
@@ -22,6 +21,7 @@ from pccl.runtime.state.results import Results
 from pccl.runtime.state.session import StateSession
 from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Links
+from pccl.transports.sinks import Drain
 
 KINDS = frozenset(
     {

@@ -13,11 +13,11 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import PAYLOAD_BYTES_MAX, FrameHeader, FrameKind
 from pccl.protocol.shared_state import DIGEST_BYTES
 from pccl.protocol.types import PeerId
-from pccl.runtime.collective.discard import discard
 from pccl.runtime.state.giver import MAP_PIECES_MAX, QUEUED_PIECES_MAX
 from pccl.state.digests import piece_digest
 from pccl.state.layout import StateLayout
 from pccl.transports.lane import Sink
+from pccl.transports.sinks import Drain, discard
 
 _LISTS = (FrameKind.PIECE_ASK, FrameKind.PIECE_LACK, FrameKind.PIECE_HAVE)
 
@@ -159,27 +159,6 @@ class PieceIntake:
         del self._arrivals[arrival.number]
         if self._wants(arrival.number):
             self._arrived(arrival.source, arrival.number, piece_digest(arrival.slot))
-
-
-@dataclass(slots=True)
-class Drain:
-    """The sink of a frame that nobody wants."""
-
-    length: int
-
-    def memory(self, received: int) -> memoryview:
-        """See ``Sink``."""
-        return discard(self.length - received)
-
-    def counts(self) -> bool:
-        """See ``Sink``."""
-        return False
-
-    def complete(self) -> None:
-        """See ``Sink``."""
-
-    def lost(self) -> None:
-        """See ``Sink``."""
 
 
 @dataclass(slots=True)

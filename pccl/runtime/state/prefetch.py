@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import NS_PER_S, OperationId, PeerId
-from pccl.runtime.state.intake import Drain, PieceIntake, Whole, check_length
+from pccl.runtime.state.intake import PieceIntake, Whole, check_length
 from pccl.runtime.state.maps import MapRequest
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.memory.stock import Stock
@@ -22,6 +22,7 @@ from pccl.state.digests import PieceMap
 from pccl.state.fetch.machine import Ask, Fetch
 from pccl.transports.lane import Sink
 from pccl.transports.link import Links
+from pccl.transports.sinks import Drain
 
 _log = logging.getLogger("pccl.peer")
 

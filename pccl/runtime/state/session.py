@@ -17,7 +17,7 @@ from pccl.protocol.messages import Progress
 from pccl.protocol.shared_state import Difference, Elected
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.state.giver import QUEUED_PIECES_MAX, StateGiver
-from pccl.runtime.state.intake import Drain, PieceIntake, Whole, check_length
+from pccl.runtime.state.intake import PieceIntake, Whole, check_length
 from pccl.runtime.state.maps import MapMeter, MapRequest, StateComparison
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.memory.stock import Stock
@@ -27,6 +27,7 @@ from pccl.state.fetch.machine import Ask, Fetch
 from pccl.state.fetch.source import STRIKES_MAX
 from pccl.transports.lane import Sink
 from pccl.transports.link import Links
+from pccl.transports.sinks import Drain
 
 _HAVE_PIECES_MAX = 64
 """Others hear of so many new pieces at once, or at the next tick."""

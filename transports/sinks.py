@@ -1,0 +1,71 @@
+"""Sinks: where the payload of a frame goes that does not go straight into its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_UNREAD = memoryview(bytearray(256 << 10))
+"""Written by all, read by none."""
+
+
+def discard(length: int) -> memoryview:
+    """Memory for the next of ``length`` bytes (at least one) that nobody wants."""
+    return _UNREAD[:length]
+
+
+@dataclass(slots=True)
+class Drain:
+    """The sink of a frame that nobody wants.
+
+    Args:
+        length: of its payload, in bytes.
+    """
+
+    length: int
+
+    def memory(self, received: int) -> memoryview:
+        """See ``Sink``."""
+        return _UNREAD[: self.length - received]
+
+    def counts(self) -> bool:
+        """See ``Sink``."""
+        return False
+
+    def complete(self) -> None:
+        """See ``Sink``."""
+
+    def lost(self) -> None:
+        """See ``Sink``."""
+
+
+@dataclass(slots=True)
+class Collect:
+    """The sink of a frame that is taken when all of it is here.
+
+    Args:
+        payload: memory of its own for the whole payload.
+        take: called with that when it is full.
+        lose: called if the lane is gone before; None: nobody cares.
+    """
+
+    payload: bytearray
+    take: Callable[[bytearray], None]
+    lose: Callable[[], None] | None = None
+
+    def memory(self, received: int) -> memoryview:
+        """See ``Sink``."""
+        return memoryview(self.payload)[received:]
+
+    def counts(self) -> bool:
+        """See ``Sink``."""
+        return True
+
+    def complete(self) -> None:
+        """See ``Sink``."""
+        self.take(self.payload)
+
+    def lost(self) -> None:
+        """See ``Sink``."""
+        if self.lose is not None:
+            self.lose()
