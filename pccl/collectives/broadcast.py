@@ -11,7 +11,7 @@ What travels is final from the start, so all members hold the root's bytes.
 
 from __future__ import annotations
 
-from pccl.collectives.layout import Segment, SegmentLayout
+from pccl.collectives.layout import SegmentLayout
 from pccl.collectives.route import Route
 from pccl.collectives.schedule import Arrival
 
@@ -44,13 +44,10 @@ class BroadcastSchedule:
         self.incoming = Route(layout, came)
         self.outgoing = Route(layout, goes)
         self.first_gather_index = 0
+        self.initial_sends = () if self._distance else self._segments
         self.sends_finals = not self._distance
         arrival = Arrival(reduce=False, finish=False, final=True, forward=sends)
         self.arrivals = [arrival] * self.step_count
-
-    def initial_sends(self) -> tuple[Segment, ...]:
-        """Everything, if this is the root."""
-        return () if self._distance else self._segments
 
     def seen_by(self, rank: int) -> BroadcastSchedule:
         """The same chain as another rank sees it (modulo the world size)."""

@@ -63,9 +63,10 @@ class DirectSchedule:
         """By rank: what comes from it; the next rank first."""
         self.outgoing_to = {other: route for other, route in outgoing.items() if route.count}
         """By rank: what goes to it."""
-
-    def initial_sends(self) -> Iterator[tuple[int, Segment]]:
+        self.initial_sends = tuple(self._in_turn())
         """All (rank, segment) to send as step 0, in turn to each owner, the next rank first."""
+
+    def _in_turn(self) -> Iterator[tuple[int, Segment]]:
         chunks = {other: self._owned_by(other) for other in self.outgoing_to}
         for number in range(max((len(chunk) for chunk in chunks.values()), default=0)):
             for other, chunk in chunks.items():

@@ -44,14 +44,11 @@ class RingSchedule:
         self.step_count = 2 * (world_size - 1)
         self.upstream = (rank - 1) % world_size
         self.downstream = (rank + 1) % world_size
+        self.initial_sends = self._chunk(0)
         self.sends_finals = False
         self.arrivals = [self._arrival(step) for step in range(self.step_count)]
         self.incoming = Route(layout, [(k, self._chunk(k + 1)) for k in range(self.step_count)])
         self.outgoing = Route(layout, [(k, self._chunk(k)) for k in range(self.step_count)])
-
-    def initial_sends(self) -> tuple[Segment, ...]:
-        """The segments to send as step 0, from the own contribution."""
-        return self._chunk(0)
 
     @property
     def first_gather_index(self) -> int:

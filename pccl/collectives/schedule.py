@@ -86,6 +86,7 @@ class ChainSchedule(Protocol):
         """Whether the own contribution is the result: nothing arrives for what is sent at first."""
         ...
 
+    @property
     def initial_sends(self) -> tuple[Segment, ...]:
         """The segments to send as step 0, from the own contribution."""
         ...

@@ -46,11 +46,11 @@ def test_everybody_gets_every_segment_once(
     travelling: list[tuple[int, int, int, int]] = []
     """(to whom, step, offset, length)"""
     for rank, schedule in enumerate(schedules):
-        finals = [s.position for s in schedule.initial_sends() if schedule.sends_finals]
+        finals = [s.position for s in schedule.initial_sends if schedule.sends_finals]
         assert finals == (positions if rank == root else [])
         got[rank] += finals
         travelling += [
-            (schedule.downstream, 0, s.offset, s.length) for s in schedule.initial_sends()
+            (schedule.downstream, 0, s.offset, s.length) for s in schedule.initial_sends
         ]
     assert len(travelling) == len(positions)  # only the root starts
     sent = [0] * world_size
@@ -134,7 +134,7 @@ def test_a_reduce_is_a_ring() -> None:
 def test_a_broadcast_is_a_chain() -> None:
     schedule = plan(Descriptor.broadcast(DataType.DOUBLE, 5, root=3), 3, 4, 16)
     assert isinstance(schedule, BroadcastSchedule)
-    assert [s.length for s in schedule.initial_sends()] == [16, 16, 8]
+    assert [s.length for s in schedule.initial_sends] == [16, 16, 8]
     with pytest.raises(ValueError, match="no broadcast"):
         plan(Descriptor.broadcast(DataType.DOUBLE, 5, root=4), 0, 4, 16)
 

@@ -92,7 +92,7 @@ class Rank:
         self.sent_indices: list[int] = []
 
     def begin(self) -> None:
-        for segment in self.schedule.initial_sends():
+        for segment in self.schedule.initial_sends:
             self._send(0, segment, self.own)
 
     def _slice(self, array: Array, segment: Segment) -> Array:
@@ -223,7 +223,7 @@ def test_neighbours_agree_on_every_number(shape: tuple[int, int, int, int]) -> N
             assert sender.outgoing.number(step, segment) == index
             assert receiver.incoming.find(step, segment.offset, segment.length) == (index, segment)
         initial = [segment for step, segment in outgoing if step == 0]
-        assert list(sender.initial_sends()) == initial
+        assert list(sender.initial_sends) == initial
         partial = sum(1 for step, _ in outgoing if step < world_size - 1)
         assert receiver.first_gather_index == partial
 
@@ -264,7 +264,7 @@ def test_a_ring_of_nothing_has_nothing_to_do() -> None:
     assert (layout.segment_count, layout.nbytes, list(layout.segments())) == (0, 0, [])
     schedule = RingSchedule(1, layout)
     assert (schedule.incoming.count, schedule.outgoing.count) == (0, 0)
-    assert schedule.initial_sends() == ()
+    assert schedule.initial_sends == ()
     assert schedule.incoming.find(0, 0, 0) is None
 
 

@@ -34,7 +34,7 @@ class MasterLiveness:
         """The master's clock less ours; None: it has not told on this connection."""
         self._timing = timing
         self._ticks = Ticks(timing.ns(timing.tick_s), now_ns)
-        self._redial_ns = timing.ns(timing.redial_min_s)
+        self._redial_ns = self._redial_min_ns = timing.ns(timing.redial_min_s)
 
     def opened(self, now_ns: int) -> None:
         """There is a connection. That is no word from the master: it may be frozen behind it."""
@@ -52,7 +52,7 @@ class MasterLiveness:
         self.heard_ns = now_ns
         if self.resumed:
             self._served_ns = now_ns
-            self._redial_ns = self._timing.ns(self._timing.redial_min_s)
+            self._redial_ns = self._redial_min_ns
 
     def served(self, now_ns: int) -> None:
         """The master has registered this peer, or knows it again."""

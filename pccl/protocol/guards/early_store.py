@@ -26,7 +26,8 @@ class EarlyStore:
 
     def __init__(self, bytes_max: int = EARLY_STORE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
-        self._bytes = 0
+        self.used_bytes = 0
+        """What the frames and questions that are kept count."""
         self._frames: dict[OperationId, list[tuple[FrameHeader, bytearray]]] = {}
         self._questions: dict[OperationId, FrameHeader] = {}
 
@@ -36,18 +37,18 @@ class EarlyStore:
         Raises:
             RemoteProtocolError: the store is full. Close the lane.
         """
-        if self._bytes + _cost(header) > self._bytes_max:
+        if self.used_bytes + _cost(header) > self._bytes_max:
             raise RemoteProtocolError(
                 func="lane",
                 reason=f"more than {self._bytes_max} bytes sent ahead of operation "
                 f"{header.operation}",
             )
-        self._bytes += _cost(header)
+        self.used_bytes += _cost(header)
         return bytearray(header.length)
 
     def release(self, header: FrameHeader) -> None:
         """Give back a reservation whose frame was never completed."""
-        self._bytes -= _cost(header)
+        self.used_bytes -= _cost(header)
 
     def put(self, header: FrameHeader, payload: bytearray) -> None:
         """Keep a complete frame (its memory was reserved)."""
@@ -56,7 +57,7 @@ class EarlyStore:
     def take(self, operation: OperationId) -> list[tuple[FrameHeader, bytearray]]:
         """Hand out the frames of an operation that is posted now, in order of arrival."""
         frames = self._frames.pop(operation, [])
-        self._bytes -= sum(_cost(header) for header, _ in frames)
+        self.used_bytes -= sum(_cost(header) for header, _ in frames)
         return frames
 
     def put_question(self, question: FrameHeader) -> None:

@@ -81,7 +81,7 @@ class ChainTransfer(Transfer):
         self.begun = True
         self._weigh(weights, self.schedule.rank)
         check = None
-        for segment in self.schedule.initial_sends():
+        for segment in self.schedule.initial_sends:
             if self.schedule.sends_finals:
                 views = self._operand.source.views(*segment.span)
                 check = self._digest.add(segment.position, *views)

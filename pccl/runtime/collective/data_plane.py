@@ -351,7 +351,7 @@ class DataPlane:
     def _replay_early(self, transfer: Transfer) -> None:
         for peer in list(transfer.inlets):
             store = self._early.get(peer)
-            if store is None:
+            if store is None or not store.used_bytes:
                 continue
             try:
                 for header, payload in store.take(transfer.operation):

@@ -93,7 +93,7 @@ class DirectTransfer(Transfer):
         """See ``Transfer``."""
         self.begun = True
         self._weigh(weights, self.schedule.rank)
-        for rank, segment in self.schedule.initial_sends():
+        for rank, segment in self.schedule.initial_sends:
             self._to_rank[rank].offer(CONTRIBUTE, segment, self.what)
         for segment, check in self._held:
             self._publish(segment, check)
