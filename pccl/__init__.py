@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from pccl import progress as progress
     from pccl._api.handles import AsyncReduceHandle
     from pccl._api.reports import MemberInfo as MemberInfo
-    from pccl._api.reports import ReduceInfo
     from pccl.communicator import Communicator
     from pccl.descriptors import DeviceType as DeviceType
     from pccl.descriptors import (
@@ -71,14 +70,10 @@ if TYPE_CHECKING:
     from pccl.protocol.limits import Timing as Timing
     from pccl.protocol.types import Attribute, QuantizationAlgorithm, ReduceOp
     from pccl.protocol.types import WireFormat as WireFormat
+    from pccl.runtime.requests import ReduceInfo, SharedStateSyncInfo
     from pccl.runtime.state.progress import SyncProgress as SyncProgress
     from pccl.runtime.state.replay import ObservedReduction as ObservedReduction
-    from pccl.shared_state import (
-        SharedState,
-        SharedStateSyncInfo,
-        SharedStateSyncStrategy,
-        TensorInfo,
-    )
+    from pccl.shared_state import SharedState, SharedStateSyncStrategy, TensorInfo
 
 __version__ = "0.1.0"
 
@@ -127,15 +122,11 @@ _NAMES_OF_HOMES = {
         "ReduceOp",
         "WireFormat",
     ),
-    "pccl._api.reports": ("MemberInfo", "ReduceInfo"),
+    "pccl._api.reports": ("MemberInfo",),
+    "pccl.runtime.requests": ("ReduceInfo", "SharedStateSyncInfo"),
     "pccl.runtime.state.replay": ("ObservedReduction",),
     "pccl.runtime.state.progress": ("SyncProgress",),
-    "pccl.shared_state": (
-        "SharedState",
-        "SharedStateSyncInfo",
-        "SharedStateSyncStrategy",
-        "TensorInfo",
-    ),
+    "pccl.shared_state": ("SharedState", "SharedStateSyncStrategy", "TensorInfo"),
 }
 _HOMES = {name: home for home, names in _NAMES_OF_HOMES.items() for name in names}
 _MODULES = ("aio", "cuda", "errors", "progress")

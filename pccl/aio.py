@@ -2,30 +2,46 @@
 
 The data moves on the library's I/O thread, so a busy loop of the caller's does not slow it down.
 Cancelling a call leaves it for good: once the ``CancelledError`` is raised, nothing is written into
-the buffers any more.
+the buffers any more. The blocking calls (:mod:`pccl.communicator`) are made from these.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from pccl._api.arguments import (
+    barrier_request,
+    broadcast_request,
+    join_request,
+    list_request,
+    many_request,
+    reduce_request,
+    sync_request,
+    verify_request,
+)
 from pccl._api.base import CommunicatorBase
 from pccl._api.handles import AsyncReduceHandle
-from pccl._api.reports import MemberInfo, ReduceInfo, info_of, sync_info_of
+from pccl._api.reports import MemberInfo
 from pccl._api.session import CheckedCall
-from pccl.descriptors import QuantizationOptions, ReduceOpDescriptor, ReduceOperandDescriptor
+from pccl._api.signatures import asking
+from pccl.checks import check_timeout
 from pccl.errors import PCCLError, named
-from pccl.progress import listening
-from pccl.protocol.types import Algorithm, ReduceOp
+from pccl.progress import showing
+from pccl.protocol.types import RoundKind
+from pccl.runtime.engine import PeerEngine
 from pccl.runtime.io_thread import ended
-from pccl.runtime.state.progress import SyncProgress
-from pccl.runtime.state.replay import ObservedReduction
-from pccl.shared_state import SharedState, SharedStateSyncInfo, SharedStateSyncStrategy
+from pccl.runtime.requests import (
+    JoinRequest,
+    ReduceInfo,
+    ReduceManyRequest,
+    ReduceRequest,
+    RunRequest,
+    SharedStateSyncInfo,
+)
+from pccl.runtime.state.sync import SyncOptions
 
 _T = TypeVar("_T")
 
@@ -39,179 +55,311 @@ class Communicator(CommunicatorBase):
     :class:`pccl._api.base.CommunicatorBase`.
     """
 
-    async def connect(
-        self,
-        n_attempts: int = 5,
-        *,
-        min_peers: int | None = None,
-        shared_state: SharedState | None = None,
-        staging_bytes_max: int = 1 << 30,
-        staging_directory: str | os.PathLike[str] | None = None,
-        on_progress: Callable[[SyncProgress], None] | None = None,
-        on_reduction: Callable[[ObservedReduction], None] | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Join the run; see :meth:`pccl.Communicator.connect`."""
-        with listening(on_progress, "joining") as listener:
-            call = self._session.connect(
-                n_attempts,
-                min_peers,
-                timeout_s,
-                shared_state,
-                staging_bytes_max,
-                staging_directory,
-                listener,
-                on_reduction,
-            )
-            await self._run(call)
+    @asking(join_request)
+    async def connect(self, request: JoinRequest) -> None:
+        """Join the run. Returns when admitted, which takes a joint call of the members.
+
+        With ``shared_state`` this peer first fetches, in the background, what the members hold
+        since their last synchronization, while they go on working; it is admitted after that. The
+        first ``sync_shared_state`` of the same state moves what has changed since. Until then no
+        tensor is changed.
+
+        Args:
+            n_attempts: how often to try to reach the master, one second apart.
+            min_peers: how many members the run must have, this one included, before this peer is
+                admitted; None: what ``PCCL_MIN_PEERS`` says, otherwise 1.
+            shared_state: to be fetched before the admission; None: nothing is.
+            staging_bytes_max: as of ``sync_shared_state``.
+            staging_directory: as of ``sync_shared_state``.
+            on_progress: as of ``sync_shared_state``.
+            on_reduction: with ``shared_state``: called, in order and in a thread of the library,
+                with the result of each ``observable`` reduce that the members commit after the
+                synchronization whose state was fetched. It does to the tensors what the members
+                do with that result, so that nothing of it has to be fetched again. The tensors
+                are written before this peer is admitted then; what was missed is fetched. If it
+                raises, that is logged, it is not called any more, and what differs is fetched.
+            timeout_s: budget.
+
+        Raises:
+            MasterLost: no master was found. Start it, or correct the address, and call again.
+            NotAdmitted: the master refused; the reason says what to change.
+            LinkError: the own port could not be opened.
+            DeadlineExceeded: the budget ran out. Call again.
+            PCCLError: it is connected already (INVALID_USAGE).
+        """
+        with showing(request.on_progress):
+            await self._run(CheckedCall("connect", self._engine.connect, request, joint=False))
 
     async def update_topology(self, *, timeout_s: float | None = None) -> None:
-        """Admit newcomers; see :meth:`pccl.Communicator.update_topology`."""
-        await self._run(self._session.update_topology(timeout_s))
+        """Admit newcomers that are ready. Joint call of all members of all groups.
+
+        World sizes change here, and when a collective returns or raises. After Evicted and
+        MasterLost it joins the run again, as a newcomer.
+
+        Raises:
+            PendingOperations: a collective of this peer is still open. Wait for it first.
+            DeadlineExceeded: the budget ran out. Call again: it takes part in the same round.
+        """
+        await self._run(_round(self._engine, RoundKind.UPDATE_TOPOLOGY, timeout_s))
 
     async def are_peers_pending(self, *, timeout_s: float | None = None) -> bool:
-        """Whether newcomers wait; see :meth:`pccl.Communicator.are_peers_pending`."""
-        return await self._run(self._session.are_peers_pending(timeout_s))
+        """Whether newcomers are ready to be admitted; the same answer for all.
+
+        Joint call of all members of all groups; may be made while collectives are in flight.
+
+        Raises:
+            DeadlineExceeded: the budget ran out. Call again: it takes part in the same round.
+        """
+        return await self._run(_round(self._engine, RoundKind.PEERS_PENDING, timeout_s))
 
     async def optimize_topology(self, *, timeout_s: float | None = None) -> None:
-        """Settle the order of the rings; see :meth:`pccl.Communicator.optimize_topology`."""
-        await self._run(self._session.optimize_topology(timeout_s))
+        """Settle the order of the rings. Joint call of all members of all groups.
 
-    async def all_reduce(
-        self,
-        send: object,
-        recv: object | None = None,
-        *,
-        op: ReduceOp = ReduceOp.SUM,
-        weight: float | None = None,
-        tag: int = 0,
-        operand_descriptor: ReduceOperandDescriptor | None = None,
-        quantization_options: QuantizationOptions | None = None,
-        algorithm: Algorithm | str = "auto",
-        observable: bool = False,
-        retry: bool = False,
-        timeout_s: float | None = None,
-    ) -> ReduceInfo:
-        """Reduce over the group; see :meth:`pccl.Communicator.all_reduce`."""
-        call = self._session.all_reduce(
-            send,
-            recv,
-            op,
-            tag,
-            operand_descriptor,
-            quantization_options,
-            retry,
-            timeout_s,
-            algorithm,
-            observable,
-            weight,
-        )
-        return info_of(await self._run(call))
+        The order stays that of the ids for now. Where links have turned out to be other than they
+        seemed, ``algorithm="auto"`` is decided anew, in a new view.
 
-    async def all_reduce_async(
-        self,
-        send: object,
-        recv: object | None = None,
-        *,
-        op: ReduceOp = ReduceOp.SUM,
-        weight: float | None = None,
-        tag: int = 0,
-        operand_descriptor: ReduceOperandDescriptor | None = None,
-        quantization_options: QuantizationOptions | None = None,
-        algorithm: Algorithm | str = "auto",
-        observable: bool = False,
-        timeout_s: float | None = None,
-    ) -> AsyncReduceHandle:
-        """Start a reduce; await the handle for its outcome.
-
-        See :meth:`pccl.Communicator.all_reduce_async`. Unlike a task around ``all_reduce``, the
-        reduce is launched when this returns, and cancelling a wait for it does not withdraw it.
+        Raises:
+            TooFewPeers: alone in the run. Wait for others with ``update_topology``.
+            PendingOperations: a collective of this peer is still open. Wait for it first.
+            DeadlineExceeded: the budget ran out. Call again: it takes part in the same round.
         """
-        call = self._session.launch(
-            send,
-            recv,
-            op,
-            tag,
-            operand_descriptor,
-            quantization_options,
-            timeout_s,
-            algorithm,
-            observable,
-            weight,
-        )
-        return AsyncReduceHandle(self._session, await self._run(call))
+        await self._run(_round(self._engine, RoundKind.OPTIMIZE_TOPOLOGY, timeout_s))
 
-    async def all_reduce_many(
-        self,
-        tensors: Iterable[object],
-        recv: Iterable[object] | None = None,
-        *,
-        op: ReduceOp = ReduceOp.SUM,
-        weight: float | None = None,
-        tag: int = 0,
-        quantization_options: QuantizationOptions | None = None,
-        algorithm: Algorithm | str = "auto",
-        observable: bool = False,
-        retry: bool = False,
-        timeout_s: float | None = None,
-    ) -> ReduceInfo:
-        """Reduce several as one; see :meth:`pccl.Communicator.all_reduce_many`."""
-        what = (tensors, recv, op, tag, quantization_options, algorithm)
-        call = self._session.all_reduce_many(*what, retry, timeout_s, observable, weight)
-        return info_of(await self._run(call))
+    @asking(reduce_request)
+    async def all_reduce(self, request: ReduceRequest) -> ReduceInfo:
+        """Reduce ``send`` over all members of the group. Joint call of the group, per tag.
 
-    async def all_reduce_multiple_with_retry(
-        self,
-        descriptors: Iterable[ReduceOpDescriptor],
-        *,
-        max_in_flight: int = 4,
-        timeout_s: float | None = None,
-    ) -> ReduceInfo:
-        """Reduce several; see :meth:`pccl.Communicator.all_reduce_multiple_with_retry`."""
-        call = self._session.all_reduce_multiple(descriptors, max_in_flight, timeout_s)
-        return info_of(await self._run(call))
+        The result is bit-identical for all members; it is there for all of them or for none.
 
-    async def sync_shared_state(
-        self,
-        shared_state: SharedState,
-        strategy: SharedStateSyncStrategy = SharedStateSyncStrategy.ENFORCE_POPULAR,
-        *,
-        expect_unchanged: bool = False,
-        resume: str = "never",
-        in_place: bool = False,
-        staging_bytes_max: int = 1 << 30,
-        staging_directory: str | os.PathLike[str] | None = None,
-        on_progress: Callable[[SyncProgress], None] | None = None,
-        timeout_s: float | None = None,
-    ) -> SharedStateSyncInfo:
-        """Make shared states equal; see :meth:`pccl.Communicator.sync_shared_state`."""
-        with listening(on_progress, "synchronizing") as listener:
-            call = self._session.sync_shared_state(
-                shared_state,
-                strategy,
-                expect_unchanged,
-                resume,
-                in_place,
-                staging_bytes_max,
-                staging_directory,
-                listener,
-                timeout_s,
+        Args:
+            send: NumPy array or torch CPU tensor, any shape, contiguous, of any ``DataType``. Not
+                changed unless in place.
+            recv: where the result goes: same dtype and number of elements, not overlapping; None
+                (or ``send``): in place.
+            op: SUM and PROD (integers wrap), AVG (integers are truncated toward zero), MIN, MAX.
+            weight: with AVG of floats: how much ``send`` counts, 0 or more. The result is the sum
+                of weights times values over the sum of the weights; zeros if that is 0. With
+                weight 0 values don't count, whatever they are. None: all count the same. Either
+                all members give a weight, each its own, or none does.
+            tag: collectives with different tags may be in flight at the same time, from several
+                threads; the members pair them by tag.
+            operand_descriptor: must say the tensor's own dtype; None: nothing to say.
+            quantization_options: how values are shortened for the wire; floats only. All members
+                must ask for the same.
+            algorithm: how the values travel: ``"ring"``, ``"star"`` (tensors up to 4 MiB),
+                ``"mesh"``, or ``"auto"``: what the master's cost model finds the quickest for this
+                size; the same for all. All members must ask for the same.
+            observable: let newcomers that replay reductions have the result (``on_reduction`` of
+                ``connect``); it is copied if there are any.
+            retry: when a member is lost or withdraws, reduce again with whoever is left.
+            timeout_s: budget of all attempts together.
+
+        Returns:
+            Bytes moved, whose values are in the result, their weights, and the algorithm.
+
+        Raises:
+            CollectiveAborted: a member was lost, or withdrew. ``send`` is bit for bit what it
+                was; re-read the world size and call again.
+            DescriptorMismatch: the members asked for different dtypes, ops, counts or algorithms,
+                or only some gave a weight.
+            TooFewPeers: alone in the group. Wait for others with ``update_topology``.
+            DeadlineExceeded, OutcomeUnknown: the budget ran out; ``send`` is what it was.
+            PCCLError: the tag is in use by a collective that is still open (INVALID_ARGUMENT).
+            ValueError, TypeError: a buffer that cannot be used; the message says how to mend it.
+        """
+        return await self._run(CheckedCall("all_reduce", self._engine.reduce, request))
+
+    @asking(reduce_request)
+    async def all_reduce_async(self, request: ReduceRequest) -> AsyncReduceHandle:
+        """Start ``all_reduce`` and return at once; the handle has its outcome.
+
+        The tensors are borrowed until the reduce has ended. What is wrong with the call raises
+        here; what happens to the run is told by the handle. Unlike a task around ``all_reduce``,
+        the reduce is launched when this returns, and leaving a wait for it does not withdraw it.
+
+        The arguments are those of ``all_reduce``, with two differences.
+
+        Args:
+            retry: must be False: the group may be another one after a loss, which its caller must
+                have been told before anything is reduced over it.
+            timeout_s: budget of the reduce, whether anybody waits for it or not.
+
+        Raises:
+            TooFewPeers, PCCLError, ValueError, TypeError: as of ``all_reduce``.
+        """
+        if request.retry:
+            raise ValueError(
+                "retry is for calls that wait: after a loss the group is another one, and the "
+                "handle has to say so first; leave it out, and reduce again if the handle fails"
             )
-            return sync_info_of(await self._run(call))
+        launch = self._session.launch
+        ticket = await self._run(CheckedCall("all_reduce_async", launch, request, joint=False))
+        return AsyncReduceHandle(self._session, ticket)
 
-    async def verify(self, shared_state: SharedState, *, timeout_s: float | None = None) -> None:
-        """Make sure that they are equal; see :meth:`pccl.Communicator.verify`."""
-        await self._run(self._session.verify(shared_state, timeout_s))
+    @asking(list_request)
+    async def all_reduce_many(self, request: ReduceRequest) -> ReduceInfo:
+        """Reduce several tensors as one: one operation, one outcome. Joint call of the group.
 
-    async def broadcast(
-        self, tensor: object, *, root: int = 0, tag: int = 0, timeout_s: float | None = None
-    ) -> ReduceInfo:
-        """Take over one member's values; see :meth:`pccl.Communicator.broadcast`."""
-        return info_of(await self._run(self._session.broadcast(tensor, root, tag, timeout_s)))
+        As ``all_reduce`` of their concatenation, which is not made: hundreds of small tensors cost
+        about what one of their total size costs. All are reduced, by everyone, or none is.
 
-    async def barrier(self, *, tag: int = 0, timeout_s: float | None = None) -> None:
-        """Wait for the group; see :meth:`pccl.Communicator.barrier`."""
-        await self._run(self._session.barrier(tag, timeout_s))
+        Args:
+            tensors: as of ``all_reduce``, at least one element in all, all of one dtype. One
+                without elements is fine, and adds nothing. The members must agree on the number
+                of elements in all; how they split them is everybody's own business.
+            recv: for each tensor where its result goes, as of ``all_reduce``; None (or
+                ``tensors``): in place. Either all are in place or none.
+            op: as of ``all_reduce``.
+            weight: as of ``all_reduce``.
+            tag: as of ``all_reduce``, which shares the tags: it may even be the other members'.
+            quantization_options: as of ``all_reduce``; blocks and the residual of an
+                ``error_feedback`` are those of the concatenation.
+            algorithm: as of ``all_reduce``, for the total size.
+            observable: as of ``all_reduce``; the newcomer gets the concatenation.
+            retry: as of ``all_reduce``, for all tensors together.
+            timeout_s: budget of all attempts together.
+
+        Returns:
+            As of ``all_reduce``.
+
+        Raises:
+            ValueError: dtypes differ (group the tensors by dtype, one call for each), tensors
+                overlap, or there is nothing to reduce.
+            PCCLError, TypeError: as of ``all_reduce``.
+        """
+        return await self._run(CheckedCall("all_reduce_many", self._engine.reduce, request))
+
+    @asking(many_request)
+    async def all_reduce_multiple_with_retry(self, request: ReduceManyRequest) -> ReduceInfo:
+        """Reduce several tensors, each again after losses until it is done.
+
+        Joint call of the group; the members pair the tensors by tag. It returns when every tensor
+        is reduced, by everyone. Tensors may differ in their contributors if members are lost on
+        the way.
+
+        Args:
+            descriptors: one for each tensor, with a tag of its own.
+            max_in_flight: how many are reduced at the same time.
+            timeout_s: budget of everything together.
+
+        Returns:
+            Bytes moved in total, and the contributors of the last one.
+
+        Raises:
+            TooFewPeers: nobody else is left in the group. This and the other errors name, in
+                ``completed_tags``, the tags whose tensors are reduced; the other tensors are what
+                they were.
+            DescriptorMismatch: the members asked for different things under one tag.
+            DeadlineExceeded, OutcomeUnknown: the budget ran out.
+            Evicted, MasterLost: this peer lost its place, or the master; told before what else
+                failed.
+            ValueError, TypeError: nothing to reduce, a tag twice, or a tensor that cannot be used.
+        """
+        name = "all_reduce_multiple_with_retry"
+        return await self._run(CheckedCall(name, self._engine.reduce_many, request))
+
+    @asking(sync_request)
+    async def sync_shared_state(self, request: SyncOptions) -> SharedStateSyncInfo:
+        """Make the shared states of all members of the group equal. Joint call of the group.
+
+        One content is elected (``docs/shared-state.md`` has the rules), and whoever has another one
+        receives the pieces that differ, from all who have them. It is committed for all of them or
+        for none; if it fails, every tensor is what it was. After a loss it goes on, or begins again
+        with the pieces that are here, without the caller's doing.
+
+        Args:
+            shared_state: tensors and their revision. A member whose revision is not the one that
+                follows the last synchronization is outdated and receives both.
+            strategy: ENFORCE_POPULAR of all members, or SEND_ONLY and RECEIVE_ONLY.
+            expect_unchanged: raise StateMismatch, for all members, rather than receive anything.
+            resume: what counts if nobody has the revision that the group is at: ``"never"``
+                nothing, and StateUnavailable is raised; ``"highest"`` the highest that anybody has;
+                ``"advanced"`` likewise, but not 0 once the group has got beyond it, and a higher
+                revision than expected wins if it comes from the group's last synchronization. The
+                same for all members.
+            in_place: let pieces be written straight into the tensors, without room of their own:
+                if it fails, the tensors are undefined. Only for the first synchronization.
+            staging_bytes_max: pieces wait in memory until all are here; more than so many bytes
+                wait in a temporary file.
+            staging_directory: where that is, a directory that exists; None: where temporary files
+                go.
+            on_progress: called with a :class:`pccl.SyncProgress` some times a second, on the
+                library's thread: it must return soon, and not call the communicator. If it raises,
+                that is logged, and it is not called any more. A
+                :class:`pccl.progress.ProgressBar` can be given; None: one is used if
+                ``PCCL_PROGRESS`` says so, and the fetch takes longer than a second.
+            timeout_s: budget of all attempts together.
+
+        Returns:
+            Bytes that others fetched here, and that were fetched here.
+
+        Raises:
+            StateMismatch: names, dtypes or lengths of tensors differ, or contents that must not;
+                the message names the first tensor, the piece, and who.
+            StateUnavailable: nobody has a state to go on with; the message says what to do.
+            DescriptorMismatch: members named strategies that do not go together.
+            Evicted: this peer's state conflicts with what the majority has.
+            PendingOperations: collectives of this peer are still open.
+            DeadlineExceeded, OutcomeUnknown: the budget ran out; the state is what it was.
+            OSError: there is no room to stage what is to be received.
+            ValueError, TypeError: an argument that cannot be used.
+        """
+        with showing(request.on_progress):
+            return await self._run(CheckedCall("sync_shared_state", self._engine.sync, request))
+
+    @asking(verify_request)
+    async def verify(self, request: SyncOptions) -> None:
+        """Make sure that all members of the group hold the same contents. Joint call of the group.
+
+        Nothing is changed, whatever the revisions are. Tensors that may differ don't count.
+
+        Args:
+            shared_state: as of ``sync_shared_state``.
+            timeout_s: budget.
+
+        Raises:
+            StateMismatch: they do not; the message names the first tensor and piece that differ,
+                and who has what.
+            PendingOperations, DeadlineExceeded: as of ``sync_shared_state``.
+        """
+        await self._run(CheckedCall("verify", self._engine.sync, request))
+
+    @asking(broadcast_request)
+    async def broadcast(self, request: ReduceRequest) -> ReduceInfo:
+        """Give everybody in the group the values of one member. Joint call of the group, per tag.
+
+        It is there for all of them or for none; alone it returns at once.
+
+        Args:
+            tensor: as of ``all_reduce``, overwritten in place (of the root: unchanged).
+            root: rank of the member whose values everybody gets.
+            tag: as of ``all_reduce``, which shares the tags.
+            timeout_s: budget.
+
+        Returns:
+            Bytes moved, and who took part.
+
+        Raises:
+            CollectiveAborted: a member was lost, or withdrew; ``tensor`` is what it was. Ranks
+                may have changed.
+            DescriptorMismatch: the members asked for different dtypes, counts or roots.
+            DeadlineExceeded, OutcomeUnknown: the budget ran out; ``tensor`` is what it was.
+            ValueError, TypeError: no such rank, or a tensor that cannot be used.
+        """
+        return await self._run(CheckedCall("broadcast", self._engine.reduce, request))
+
+    @asking(barrier_request)
+    async def barrier(self, request: ReduceRequest) -> None:
+        """Wait until all members of the group are here. Joint call of the group, per tag.
+
+        Alone it returns at once.
+
+        Raises:
+            CollectiveAborted: a member was lost, or withdrew. Call again.
+            DescriptorMismatch: others use the tag for something else.
+            DeadlineExceeded, OutcomeUnknown: the budget ran out.
+        """
+        await self._run(CheckedCall("barrier", self._engine.reduce, request))
 
     async def close(self) -> None:
         """Say goodbye and free everything; idempotent."""
@@ -228,7 +376,7 @@ class Communicator(CommunicatorBase):
     ) -> None:
         await self.close()
 
-    async def _run(self, call: CheckedCall[_T]) -> _T:
+    async def _run(self, call: CheckedCall[Any, _T]) -> _T:
         task = asyncio.current_task()
         assert task is not None
         submission = self._session.submit(call)
@@ -250,3 +398,10 @@ class Communicator(CommunicatorBase):
                 submission.cancel()
                 raise
         raise failure from cause  # out here, so that no frame of the I/O thread comes along
+
+
+def _round(
+    engine: PeerEngine, kind: RoundKind, timeout_s: float | None
+) -> CheckedCall[RunRequest, bool]:
+    request = RunRequest(kind, check_timeout(timeout_s))
+    return CheckedCall(kind.call_name, engine.round, request)

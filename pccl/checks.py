@@ -86,6 +86,16 @@ def check_weight(weight: object) -> float:
     return number
 
 
+def check_listener(name: str, listener: object) -> None:
+    """Check a function that is to be called; None: there is none.
+
+    Raises:
+        TypeError: it can't be called.
+    """
+    if listener is not None and not callable(listener):
+        raise TypeError(f"{name} must be a function, not {type(listener).__name__}")
+
+
 def check_timing(timing: object) -> Timing:
     """Check deadlines and return them; None: the defaults.
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Protocol, TextIO, TypeAlias
 
+from pccl.checks import check_listener
 from pccl.config import resolve_progress
 from pccl.runtime.state.progress import SyncProgress
 
@@ -98,22 +99,24 @@ class ProgressBar:
             drawer.join(CLOSE_S_MAX)
 
 
-@contextlib.contextmanager
-def listening(on_progress: Listener | None, label: str) -> Generator[Listener | None, None, None]:
-    """Who listens to one call; a bar is closed when the call ends, however it does.
-
-    Args:
-        on_progress: whom the program names; None: a bar, if ``PCCL_PROGRESS`` says so.
-        label: of that bar.
+def listener_of(on_progress: Listener | None, label: str) -> Listener | None:
+    """Who listens to one call: whom the program names, or a bar if ``PCCL_PROGRESS`` says so.
 
     Raises:
+        TypeError: the program names something that can't be called.
         ValueError: what ``PCCL_PROGRESS`` says is neither 0 nor 1.
     """
-    listener = on_progress
-    if listener is None and resolve_progress():
-        listener = ProgressBar(label, after_s=UNASKED_AFTER_S)
+    check_listener("on_progress", on_progress)
+    if on_progress is None and resolve_progress():
+        return ProgressBar(label, after_s=UNASKED_AFTER_S)
+    return on_progress
+
+
+@contextlib.contextmanager
+def showing(listener: Listener | None) -> Generator[None, None, None]:
+    """While a call is open: a bar is closed when it ends, however it does."""
     try:
-        yield listener
+        yield
     finally:
         if isinstance(listener, ProgressBar):
             listener.close()

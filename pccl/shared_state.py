@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, cast
 
@@ -23,32 +22,12 @@ from pccl.checks import (
 from pccl.descriptors import POINTER_MAX, DeviceType
 from pccl.protocol.data_type import DataType
 from pccl.protocol.shared_state import REVISION_MAX, Lineage, SharedStateSyncStrategy
+from pccl.runtime.requests import SharedStateSyncInfo
 from pccl.runtime.state.memory.state_memory import StateMemory
 
 __all__ = ["SharedState", "SharedStateSyncInfo", "SharedStateSyncStrategy", "TensorInfo"]
 
 ELEMENTS_MAX = 2**63 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class SharedStateSyncInfo:
-    """What a synchronization moved.
-
-    Attributes:
-        tx_bytes: bytes of tensors that other members fetched from this peer.
-        rx_bytes: bytes of tensors that this peer fetched.
-        revision: that all members have now.
-        members: ids of those that took part, in ring order.
-        attempts: how many operations it took; more than one after losses.
-        wrong_pieces: that came with wrong bytes, and were fetched again.
-    """
-
-    tx_bytes: int
-    rx_bytes: int
-    revision: int = 0
-    members: tuple[int, ...] = ()
-    attempts: int = 1
-    wrong_pieces: int = 0
 
 
 class TensorInfo:

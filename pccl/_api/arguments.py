@@ -1,21 +1,25 @@
-"""From what a caller asks for to what the engine does: every argument is checked here."""
+"""From what a caller asks for to a request: every argument is checked here, and nowhere below."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 
 from pccl.checks import (
+    ATTEMPTS_MAX,
+    IN_FLIGHT_MAX,
     TAG_MAX,
     check_flag,
+    check_listener,
     check_member,
     check_range,
     check_text,
+    check_timeout,
     check_type,
     check_weight,
 )
+from pccl.config import resolve_min_peers
 from pccl.descriptors import (
     QuantizationOptions,
     ReduceOpDescriptor,
@@ -24,6 +28,8 @@ from pccl.descriptors import (
     check_operand_descriptor,
 )
 from pccl.error_feedback import ErrorFeedback
+from pccl.machines.peer.events import ReduceCall
+from pccl.progress import listener_of
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import PEERS_MAX
 from pccl.protocol.shared_state import ResumePolicy, SharedStateSyncStrategy, SyncPurpose
@@ -40,7 +46,7 @@ from pccl.protocol.types import (
     WireFormat,
 )
 from pccl.runtime.collective.operand import Operand, borrow, borrow_many, borrow_pointers
-from pccl.runtime.requests import ReduceRequest
+from pccl.runtime.requests import JoinRequest, ReduceManyRequest, ReduceRequest
 from pccl.runtime.state.memory.stock import Stock
 from pccl.runtime.state.progress import SyncProgress
 from pccl.runtime.state.replay import ObservedReduction
@@ -55,51 +61,90 @@ _FLOATS = frozenset({DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataTy
 _HALVES = {DataType.FLOAT16: WireFormat.FLOAT16, DataType.BFLOAT16: WireFormat.BFLOAT16}
 
 
-def reduce_request(
-    send: object,
-    recv: object | None,
-    op: ReduceOp,
-    tag: int,
-    operand_descriptor: ReduceOperandDescriptor | None,
-    quantization_options: QuantizationOptions | None,
-    algorithm: Algorithm | str = Algorithm.AUTO,
-    observable: object = False,
-    weight: object = None,
-) -> ReduceRequest:
-    """Check what ``all_reduce`` is given.
+def join_request(
+    n_attempts: int = 5,
+    *,
+    min_peers: int | None = None,
+    shared_state: SharedState | None = None,
+    staging_bytes_max: int = 1 << 30,
+    staging_directory: str | os.PathLike[str] | None = None,
+    on_progress: Callable[[SyncProgress], None] | None = None,
+    on_reduction: Callable[[ObservedReduction], None] | None = None,
+    timeout_s: float | None = None,
+) -> JoinRequest:
+    """Check what ``connect`` is given.
 
     Raises:
-        TypeError, ValueError: a mistake; the message says how to mend it.
+        TypeError, ValueError: a mistake, here and below; the message says how to mend it.
     """
-    op = check_member("op", op, ReduceOp)
-    tag = check_range("tag", tag, 0, TAG_MAX)
+    attempts = check_range("n_attempts", n_attempts, 1, ATTEMPTS_MAX)
+    peers = resolve_min_peers(min_peers)
+    limit_s = check_timeout(timeout_s)
+    check_listener("on_reduction", on_reduction)
+    listener = listener_of(on_progress, "joining")
+    staging_max = check_range("staging_bytes_max", staging_bytes_max, 0, STAGING_BYTES_MAX)
+    directory = _check_directory("staging_directory", staging_directory)
+    prefetch = None
+    if shared_state is not None:
+        memory = check_type("shared_state", shared_state, SharedState).memory
+        stock = Stock(memory, staging_max, directory)
+        prefetch = PrefetchRequest(memory, stock, listener, on_reduction)
+    elif on_reduction is not None:
+        raise ValueError("on_reduction needs the shared_state that it changes")
+    return JoinRequest(attempts, peers, prefetch, limit_s)
+
+
+def reduce_request(
+    send: object,
+    recv: object | None = None,
+    *,
+    op: ReduceOp = ReduceOp.SUM,
+    weight: float | None = None,
+    tag: int = 0,
+    operand_descriptor: ReduceOperandDescriptor | None = None,
+    quantization_options: QuantizationOptions | None = None,
+    algorithm: Algorithm | str = "auto",
+    observable: bool = False,
+    retry: bool = False,
+    timeout_s: float | None = None,
+) -> ReduceRequest:
+    """Check what ``all_reduce`` and ``all_reduce_async`` are given."""
+    about = check_member("op", op, ReduceOp), check_range("tag", tag, 0, TAG_MAX)
     operand = borrow(send, recv)
     if operand_descriptor is not None:
         check_operand_descriptor(operand_descriptor, operand.data_type)
-    request = _request(operand, op, tag, quantization_options, check_algorithm(algorithm), weight)
-    return replace(request, observable=check_flag("observable", observable))
+    request = _request(operand, about, quantization_options, check_algorithm(algorithm), weight)
+    return replace(
+        request,
+        observable=check_flag("observable", observable),
+        retry=check_flag("retry", retry),
+        timeout_s=check_timeout(timeout_s),
+    )
 
 
 def list_request(
     tensors: Iterable[object],
-    recv: Iterable[object] | None,
-    op: ReduceOp,
-    tag: int,
-    quantization_options: QuantizationOptions | None,
-    algorithm: Algorithm | str,
-    observable: object = False,
-    weight: object = None,
+    recv: Iterable[object] | None = None,
+    *,
+    op: ReduceOp = ReduceOp.SUM,
+    weight: float | None = None,
+    tag: int = 0,
+    quantization_options: QuantizationOptions | None = None,
+    algorithm: Algorithm | str = "auto",
+    observable: bool = False,
+    retry: bool = False,
+    timeout_s: float | None = None,
 ) -> ReduceRequest:
-    """Check what ``all_reduce_many`` is given.
-
-    Raises:
-        TypeError, ValueError: a mistake; the message says how to mend it.
-    """
-    op = check_member("op", op, ReduceOp)
-    tag = check_range("tag", tag, 0, TAG_MAX)
+    """Check what ``all_reduce_many`` is given."""
+    about = check_member("op", op, ReduceOp), check_range("tag", tag, 0, TAG_MAX)
     operand = borrow_many(tensors, recv)
-    request = _request(operand, op, tag, quantization_options, check_algorithm(algorithm), weight)
-    return replace(request, observable=check_flag("observable", observable))
+    request = _request(operand, about, quantization_options, check_algorithm(algorithm), weight)
+    return replace(
+        request,
+        observable=check_flag("observable", observable),
+        retry=check_flag("retry", retry),
+        timeout_s=check_timeout(timeout_s),
+    )
 
 
 def check_algorithm(given: object) -> Algorithm:
@@ -131,20 +176,23 @@ def _by(algorithm: Algorithm, descriptor: Descriptor) -> Descriptor:
     return replace(descriptor, algorithm=algorithm, forced=True)
 
 
-def many_requests(descriptors: Iterable[ReduceOpDescriptor]) -> list[ReduceRequest]:
-    """Check what ``all_reduce_multiple_with_retry`` is given.
-
-    Raises:
-        TypeError, ValueError: a mistake in one of them, or no descriptor at all.
-    """
+def many_request(
+    descriptors: Iterable[ReduceOpDescriptor],
+    *,
+    max_in_flight: int = 4,
+    timeout_s: float | None = None,
+) -> ReduceManyRequest:
+    """Check what ``all_reduce_multiple_with_retry`` is given."""
+    in_flight = check_range("max_in_flight", max_in_flight, 1, IN_FLIGHT_MAX)
+    limit_s = check_timeout(timeout_s)
     if not isinstance(descriptors, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"descriptors must be a list of ReduceOpDescriptors, not {descriptors!r}")
     given = list(descriptors)
-    requests = [_described_request(descriptor) for descriptor in given]
+    requests = tuple(_described_request(descriptor) for descriptor in given)
     _check_names(given)
     if not requests:
         raise ValueError("nothing to reduce: no descriptors")
-    return requests
+    return ReduceManyRequest(requests, in_flight, limit_s)
 
 
 def _check_names(descriptors: list[ReduceOpDescriptor]) -> None:
@@ -162,22 +210,23 @@ def _check_names(descriptors: list[ReduceOpDescriptor]) -> None:
         seen.add(key)
 
 
-def broadcast_request(tensor: object, root: int, tag: int) -> ReduceRequest:
-    """Check what ``broadcast`` is given.
-
-    Args:
-        tensor: in place.
-        root: a rank; whether there is such a member is seen when the call begins.
-        tag: as of a reduce.
-
-    Raises:
-        TypeError, ValueError: a mistake; the message says how to mend it.
-    """
-    root = check_range("root", root, 0, PEERS_MAX - 1)
-    tag = check_range("tag", tag, 0, TAG_MAX)
+def broadcast_request(
+    tensor: object, *, root: int = 0, tag: int = 0, timeout_s: float | None = None
+) -> ReduceRequest:
+    """Check what ``broadcast`` is given; whether there is such a rank is seen when it begins."""
+    limit_s = check_timeout(timeout_s)
+    rank = check_range("root", root, 0, PEERS_MAX - 1)
+    number = check_range("tag", tag, 0, TAG_MAX)
     operand = borrow(tensor)
-    descriptor = Descriptor.broadcast(operand.data_type, operand.count, root)
-    return ReduceRequest(operand, descriptor, tag)
+    descriptor = Descriptor.broadcast(operand.data_type, operand.count, rank)
+    return ReduceRequest(operand, ReduceCall(0, number, descriptor), timeout_s=limit_s)
+
+
+def barrier_request(*, tag: int = 0, timeout_s: float | None = None) -> ReduceRequest:
+    """Check what ``barrier`` is given."""
+    limit_s = check_timeout(timeout_s)
+    asks = ReduceCall(0, check_range("tag", tag, 0, TAG_MAX), Descriptor.barrier())
+    return ReduceRequest(None, asks, timeout_s=limit_s)
 
 
 def _described_request(given: ReduceOpDescriptor) -> ReduceRequest:
@@ -201,30 +250,29 @@ def _described_request(given: ReduceOpDescriptor) -> ReduceRequest:
         check_type("operand_descriptor", held, ReduceOperandDescriptor)
         data_type = check_member("datatype", held.datatype, DataType)
         operand = borrow_pointers(given.sendbuf_ptr, given.recvbuf_ptr, count, data_type)
-    options = what.quantization_options
-    return _request(operand, op, tag, options, Algorithm.AUTO, what.weight)
+    return _request(operand, (op, tag), what.quantization_options, Algorithm.AUTO, what.weight)
 
 
 def _request(
     operand: Operand,
-    op: ReduceOp,
-    tag: int,
+    about: tuple[ReduceOp, int],
     options: QuantizationOptions | None,
     algorithm: Algorithm,
     weight: object,
 ) -> ReduceRequest:
+    op, tag = about
     descriptor = _by(algorithm, _descriptor(operand, op, options))
     own = 0.0
     if weight is not None:
         own = check_weight(weight)
         descriptor = _weighted(descriptor)
+    asks = ReduceCall(0, tag, descriptor, weight=own)
     if options is None or options.error_feedback is None or not descriptor.quantization.active:
-        return ReduceRequest(operand, descriptor, tag, weight=own)
+        return ReduceRequest(operand, asks)
     assert options.name is not None
-    what = (options.name, descriptor.count, descriptor.dtype)
-    options.error_feedback.check(*what)
-    begin = partial(options.error_feedback.begin, *what)
-    return ReduceRequest(operand, descriptor, tag, begin, weight=own)
+    feedback, of = options.error_feedback, (options.name, descriptor.count, descriptor.dtype)
+    feedback.check(*of)
+    return ReduceRequest(operand, asks, lambda: feedback.begin(*of))
 
 
 def _weighted(descriptor: Descriptor) -> Descriptor:
@@ -305,68 +353,45 @@ def _check_error_feedback(op: ReduceOp, options: QuantizationOptions) -> None:
 
 
 def sync_request(
-    shared_state: object,
-    strategy: object,
-    expect_unchanged: object,
-    resume: object,
-    in_place: object,
-    staging_bytes_max: object,
-    staging_directory: str | os.PathLike[str] | None,
-    on_progress: Callable[[SyncProgress], None] | None,
+    shared_state: SharedState,
+    strategy: SharedStateSyncStrategy = SharedStateSyncStrategy.ENFORCE_POPULAR,
+    *,
+    expect_unchanged: bool = False,
+    resume: str = "never",
+    in_place: bool = False,
+    staging_bytes_max: int = 1 << 30,
+    staging_directory: str | os.PathLike[str] | None = None,
+    on_progress: Callable[[SyncProgress], None] | None = None,
+    timeout_s: float | None = None,
 ) -> SyncOptions:
-    """Check the arguments of ``sync_shared_state``.
-
-    Raises:
-        TypeError, ValueError: one of them can't be used; the message says which.
-    """
+    """Check what ``sync_shared_state`` is given."""
     state = check_type("shared_state", shared_state, SharedState)
     policies = {policy.name.lower(): policy for policy in ResumePolicy}
-    if not isinstance(resume, str) or resume not in policies:
+    if not isinstance(resume, str) or resume not in policies:  # pyright: ignore[reportUnnecessaryIsInstance]
         known = ", ".join(map(repr, policies))
         raise ValueError(f"resume must be one of {known}, not {resume!r}")
-    straight = check_flag("in_place", in_place)
-    if straight and state.lineage is not None:
+    if check_flag("in_place", in_place) and state.lineage is not None:
         raise ValueError(
             "in_place is for the first synchronization of a state only: these contents have been "
             "synchronized before, and would be lost if this failed half-way"
         )
-    check_listener("on_progress", on_progress)
     return SyncOptions(
         state,
-        SyncPurpose.SYNC,
-        check_member("strategy", strategy, SharedStateSyncStrategy),
-        policies[resume],
-        check_flag("expect_unchanged", expect_unchanged),
-        straight,
-        check_range("staging_bytes_max", staging_bytes_max, 0, STAGING_BYTES_MAX),
-        _check_directory("staging_directory", staging_directory),
-        on_progress,
+        strategy=check_member("strategy", strategy, SharedStateSyncStrategy),
+        resume=policies[resume],
+        expect_unchanged=check_flag("expect_unchanged", expect_unchanged),
+        in_place=in_place,
+        staging_bytes_max=check_range("staging_bytes_max", staging_bytes_max, 0, STAGING_BYTES_MAX),
+        staging_directory=_check_directory("staging_directory", staging_directory),
+        on_progress=listener_of(on_progress, "synchronizing"),
+        timeout_s=check_timeout(timeout_s),
     )
 
 
-def prefetch_request(
-    shared_state: object,
-    staging_bytes_max: object,
-    staging_directory: str | os.PathLike[str] | None,
-    on_progress: Callable[[SyncProgress], None] | None,
-    on_reduction: Callable[[ObservedReduction], None] | None,
-) -> PrefetchRequest | None:
-    """Check the arguments of ``connect`` about shared state; None: there is none.
-
-    Raises:
-        TypeError, ValueError: one of them can't be used; the message says which.
-    """
-    check_listener("on_progress", on_progress)
-    check_listener("on_reduction", on_reduction)
-    limit = check_range("staging_bytes_max", staging_bytes_max, 0, STAGING_BYTES_MAX)
-    directory = _check_directory("staging_directory", staging_directory)
-    if shared_state is None:
-        if on_reduction is not None:
-            raise ValueError("on_reduction needs the shared_state that it changes")
-        return None
-    memory = check_type("shared_state", shared_state, SharedState).memory
-    stock = Stock(memory, limit, directory)
-    return PrefetchRequest(memory, stock, on_progress, on_reduction)
+def verify_request(shared_state: SharedState, *, timeout_s: float | None = None) -> SyncOptions:
+    """Check what ``verify`` is given."""
+    state = check_type("shared_state", shared_state, SharedState)
+    return SyncOptions(state, SyncPurpose.VERIFY, timeout_s=check_timeout(timeout_s))
 
 
 def _check_directory(name: str, path: str | os.PathLike[str] | None) -> str | None:
@@ -377,23 +402,3 @@ def _check_directory(name: str, path: str | os.PathLike[str] | None) -> str | No
     if not os.path.isdir(directory):
         raise ValueError(f"{name}: {directory!r} is no directory; make it first, or leave it out")
     return directory
-
-
-def check_listener(name: str, listener: object) -> None:
-    """Check a function that is to be called.
-
-    Raises:
-        TypeError: it is none.
-    """
-    if listener is not None and not callable(listener):
-        raise TypeError(f"{name} must be a function, not {type(listener).__name__}")
-
-
-def verify_request(shared_state: object) -> SyncOptions:
-    """Check the arguments of ``verify``.
-
-    Raises:
-        TypeError: not a shared state.
-    """
-    state = check_type("shared_state", shared_state, SharedState)
-    return SyncOptions(state, SyncPurpose.VERIFY)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pccl._api.reports import MemberInfo, Status, members_of
 from pccl._api.session import Session
-from pccl.checks import check_member
-from pccl.config import resolve_lanes
+from pccl.addresses import reachable_at
+from pccl.checks import check_member, check_timing
+from pccl.config import (
+    resolve_advertise,
+    resolve_group,
+    resolve_lanes,
+    resolve_listen,
+    resolve_masters,
+    resolve_token,
+)
 from pccl.errors import NotConnected
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Attribute
+from pccl.runtime.engine import PeerEngine
 
 
 class CommunicatorBase:
@@ -52,11 +63,22 @@ class CommunicatorBase:
         listen: str | None = None,
         lanes: int | None = None,
     ) -> None:
-        pool_size = resolve_lanes(p2p_connection_pool_size, lanes)
-        self._session = Session(
-            self, address, peer_group, pool_size, timing, token, advertise, listen
+        self.p2p_connection_pool_size = resolve_lanes(p2p_connection_pool_size, lanes)
+        master, *others = resolve_masters(address)
+        group = resolve_group(peer_group)
+        reachable = reachable_at(master, resolve_advertise(advertise), resolve_listen(listen))
+        options = replace(
+            reachable,
+            timing=check_timing(timing),
+            lanes=self.p2p_connection_pool_size,
+            other_masters=tuple(others),
+            token=resolve_token(token),
         )
-        self.p2p_connection_pool_size = pool_size
+        self._session = Session(self, master, group, options)
+
+    @property
+    def _engine(self) -> PeerEngine:
+        return self._session.engine
 
     def __repr__(self) -> str:
         name = f"{type(self).__module__}.{type(self).__qualname__}"

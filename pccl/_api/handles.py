@@ -15,14 +15,16 @@ import weakref
 from collections.abc import Generator
 from typing import Any
 
-from pccl._api.reports import NO_INFO, ReduceInfo, info_of
 from pccl._api.session import Session
 from pccl.checks import check_timeout
 from pccl.errors import PCCLError, Result, named
 from pccl.runtime.io_thread import INTERRUPT_POLL_S, Submission, ended
-from pccl.runtime.requests import ReduceReport
+from pccl.runtime.requests import ReduceInfo
 
 FUNC = "all_reduce_async"
+
+NO_INFO = ReduceInfo(0, 0, 0)
+"""Of a reduce that failed."""
 
 
 class AsyncReduceHandle:
@@ -36,7 +38,7 @@ class AsyncReduceHandle:
         self._session = session
         self._ticket = ticket
         self._lock = threading.Lock()
-        self._question: Submission[ReduceReport] | None = None
+        self._question: Submission[ReduceInfo] | None = None
         self._waiters = 0
         self._outcome: ReduceInfo | BaseException | None = None
         self._forget = weakref.finalize(self, session.forget, ticket)
@@ -113,21 +115,20 @@ class AsyncReduceHandle:
         finally:
             self._leave(question)
 
-    def _ask(self) -> Submission[ReduceReport] | None:
+    def _ask(self) -> Submission[ReduceInfo] | None:
         """One more waits; None: the outcome is there already."""
         with self._lock:
             if self._outcome is None and self._question is None:
                 try:
                     self._question = self._session.finish(self._ticket).start()
                 except PCCLError as error:  # closed
-                    report = self._session.report_of(self._ticket)
-                    self._outcome = error if report is None else info_of(report)
+                    self._outcome = self._session.info_of(self._ticket) or error
             if self._outcome is not None:
                 return None
             self._waiters += 1
             return self._question
 
-    def _leave(self, question: Submission[ReduceReport]) -> None:
+    def _leave(self, question: Submission[ReduceInfo]) -> None:
         """One less waits."""
         with self._lock:
             self._waiters -= 1
@@ -138,7 +139,7 @@ class AsyncReduceHandle:
                 if error is not None:
                     self._outcome = error.with_traceback(None)  # its frames hold the tensors
                 else:
-                    self._outcome = info_of(question.finished.result())
+                    self._outcome = question.finished.result()
             elif not self._waiters:
                 question.cancel()
             else:

@@ -1,60 +1,15 @@
-"""What calls tell their callers."""
+"""What a peer tells its program of itself: members, and the status."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pccl.collectives.weighting import total_weight
 from pccl.machines.peer.events import JoinCall, PeerEvent, ReduceCall, RoundCall, SyncCall
 from pccl.machines.peer.operations import OpenOperation
 from pccl.protocol.types import NS_PER_S, Roster
 from pccl.runtime.collective.transfer import Transfer
 from pccl.runtime.engine import PeerEngine
-from pccl.runtime.requests import ReduceReport
-from pccl.runtime.state.sync import SyncReport
-from pccl.shared_state import SharedStateSyncInfo
 from pccl.transports.lane import Lane
-
-
-@dataclass(frozen=True, slots=True)
-class ReduceInfo:
-    """What a reduce or a broadcast did.
-
-    Attributes:
-        local_world_size: members of the own group whose values are in the result.
-        tx_bytes: payload bytes this peer sent.
-        rx_bytes: payload bytes this peer received.
-        contributors: ids of the members whose values are in the result, in ring order. Of several
-            tensors: of the one that was reduced last.
-        view: number of the view that the operation belonged to.
-        attempts: how many operations it took; more than one after losses.
-        algorithm: how the values travelled: ``ring``, ``star`` or ``mesh``; a broadcast goes along
-            the ring. Of several tensors: of the one that was reduced last.
-        compression: how many times as many bytes this peer would have sent without quantization.
-        quantization_error: relative L2 error of all that this peer has rounded; of several tensors
-            the largest.
-        weights: of a weighted average those of the contributors, in their order; otherwise empty.
-    """
-
-    local_world_size: int
-    tx_bytes: int
-    rx_bytes: int
-    contributors: tuple[int, ...] = ()
-    view: int = 0
-    attempts: int = 0
-    algorithm: str = ""
-    compression: float = 1.0
-    quantization_error: float = 0.0
-    weights: tuple[float, ...] = ()
-
-    @property
-    def total_weight(self) -> float | None:
-        """The sum of ``weights``; None if it is no weighted average."""
-        return total_weight(self.weights)
-
-
-NO_INFO = ReduceInfo(0, 0, 0)
-"""Of a reduce that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,34 +242,6 @@ def _lane_status(lane: Lane) -> LaneStatus:
         at.congestion,
         lane.sent_bytes,
         lane.received_bytes,
-    )
-
-
-def info_of(report: ReduceReport) -> ReduceInfo:
-    """The user's view of a report."""
-    return ReduceInfo(
-        local_world_size=len(report.contributors),
-        tx_bytes=report.tx_bytes,
-        rx_bytes=report.rx_bytes,
-        contributors=report.contributors,
-        view=report.operation.view,
-        attempts=report.attempts,
-        algorithm=report.algorithm.label,
-        compression=report.raw_tx_bytes / report.tx_bytes if report.tx_bytes else 1.0,
-        quantization_error=report.quantization_error,
-        weights=report.weights,
-    )
-
-
-def sync_info_of(report: SyncReport) -> SharedStateSyncInfo:
-    """The user's view of a synchronization."""
-    return SharedStateSyncInfo(
-        tx_bytes=report.tx_bytes,
-        rx_bytes=report.rx_bytes,
-        revision=report.elected.revision,
-        members=report.members,
-        attempts=report.attempts,
-        wrong_pieces=report.wrong_pieces,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pccl.collectives.residual import Residual
@@ -24,6 +24,7 @@ from pccl.machines.peer.events import (
     LeftCommitted,
     LeftFailed,
     PeerEvent,
+    ReduceCall,
     ReduceResult,
     RoundCall,
     SyncCall,
@@ -35,14 +36,21 @@ from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.collective.memory import LentRanges, Range
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.transfer import Transfer
-from pccl.runtime.requests import Deadline, ReduceReport
+from pccl.runtime.requests import (
+    Deadline,
+    JoinRequest,
+    ReduceInfo,
+    ReduceManyRequest,
+    ReduceRequest,
+    RunRequest,
+)
 from pccl.runtime.state.sync import StateSync
 from pccl.runtime.waiting import settled
 
 LEFT = "the caller left"
 
-MakeEvent = Callable[[int], PeerEvent]
-"""Makes the event that begins a call from the call's number."""
+CallEvent = JoinCall | RoundCall | ReduceCall | SyncCall
+"""What begins a call; it gets its number here."""
 
 
 @dataclass(slots=True)
@@ -52,7 +60,7 @@ class OpenCall:
     future: asyncio.Future[Any]
     operand: Operand | None = None
     """What its caller lends; None once it has ended."""
-    event: PeerEvent | None = None
+    event: CallEvent | None = None
     """What the machine was told."""
     operation: OperationId | None = None
     """The one that it is, while its memory is lent."""
@@ -62,6 +70,8 @@ class OpenCall:
     rx_bytes: int = 0
     raw_tx_bytes: int = 0
     quantization_error: float = 0.0
+    failures: int = 0
+    """Attempts that were lost."""
     timer: Timer | None = None
     forgotten: bool = False
     """Nobody will ask for its outcome."""
@@ -80,18 +90,20 @@ class OpenCall:
         self.raw_tx_bytes += transfer.raw_tx_bytes
         self.quantization_error = transfer.quantization_error
 
-    def report(self, result: ReduceResult) -> ReduceReport:
+    def info(self, result: ReduceResult) -> ReduceInfo:
         """What its caller is told of a committed operation."""
-        return ReduceReport(
-            result.operation,
-            result.contributors,
-            self.tx_bytes,
-            self.rx_bytes,
-            result.attempts,
-            result.algorithm,
-            self.raw_tx_bytes,
-            self.quantization_error,
-            result.weights,
+        return ReduceInfo(
+            local_world_size=len(result.contributors),
+            tx_bytes=self.tx_bytes,
+            rx_bytes=self.rx_bytes,
+            contributors=result.contributors,
+            view=result.operation.view,
+            attempts=result.attempts + self.failures,
+            algorithm=result.algorithm.label,
+            compression=self.raw_tx_bytes / self.tx_bytes if self.tx_bytes else 1.0,
+            quantization_error=self.quantization_error,
+            weights=result.weights,
+            outcome=result,
         )
 
 
@@ -157,18 +169,19 @@ class Calls:
 
     def renew(self, call: OpenCall, operand: Operand | None) -> None:
         """Another attempt of a call that has raised; what it moved counts on."""
+        call.failures += 1
         call.future, call.operand = self._loop.create_future(), operand
 
     # -- calls that are waited for -------------------------------------------------------------
 
-    async def wait(self, make_event: MakeEvent, deadline: Deadline | None, call: OpenCall) -> Any:
+    async def wait(self, event: CallEvent, deadline: Deadline | None, call: OpenCall) -> Any:
         """Begin a call and wait until it returns.
 
         Raises:
             PCCLError: it raised.
         """
         lent = call.operand
-        number = self._begin(make_event, deadline, call)
+        number = self._begin(event, deadline, call)
         try:
             return await call.future
         except asyncio.CancelledError:
@@ -180,30 +193,39 @@ class Calls:
         finally:
             self._end(number)
 
-    def left_committed(self, report: ReduceReport, lent: Iterable[Operand | None]) -> None:
+    def left_committed(self, info: ReduceInfo, lent: Iterable[Operand | None]) -> None:
         """The caller left without noticing that an operation was committed.
 
         Args:
-            report: what he has not noticed.
+            info: what he has not noticed.
             lent: his memory: the inputs become what they were.
         """
         for operand in lent:
             if operand is not None:
                 operand.restore()
-        self._feed(LeftCommitted(report.operation))
+        assert info.outcome is not None
+        self._feed(LeftCommitted(info.outcome.operation))
 
     def left_failed(self, error: BaseException) -> None:
         """The caller left without noticing that his call had raised this."""
         if isinstance(error, errors.MembershipError | errors.ResyncRequired):
             self._feed(LeftFailed(error))
 
-    def left_answered(self, kind: RoundKind) -> None:
-        """The caller left without noticing that a round was answered."""
-        self._feed(LeftAnswered(kind))
-
-    def left_admitted(self) -> None:
-        """The caller left without noticing that he was admitted."""
-        self._feed(LeftAdmitted())
+    def left(self, request: object, result: Any) -> None:
+        """The caller left without noticing that his request had this result."""
+        match request:
+            case JoinRequest():
+                self._feed(LeftAdmitted())
+            case RunRequest(kind):
+                self._feed(LeftAnswered(kind))
+            case ReduceRequest() if isinstance(result, int):  # a ticket
+                self.withdraw(result)
+            case ReduceRequest(operand):
+                self.left_committed(result, [operand])
+            case ReduceManyRequest(requests):
+                self.left_committed(result, [each.operand for each in requests])
+            case _:
+                pass  # of a synchronization he has the state and its revision
 
     def _left_unnoticed(self, call: OpenCall, lent: Operand | None) -> None:
         error = call.future.exception()
@@ -212,11 +234,11 @@ class Calls:
             return
         match call.event:
             case RoundCall(_, kind):
-                self.left_answered(kind)
+                self._feed(LeftAnswered(kind))
             case JoinCall(rejoins=True):
-                self.left_answered(RoundKind.UPDATE_TOPOLOGY)
+                self._feed(LeftAnswered(RoundKind.UPDATE_TOPOLOGY))
             case JoinCall():
-                self.left_admitted()
+                self._feed(LeftAdmitted())
             case SyncCall():
                 result: SyncResult = call.future.result()
                 self._feed(LeftCommitted(result.operation))
@@ -225,13 +247,13 @@ class Calls:
 
     # -- calls that are launched ---------------------------------------------------------------
 
-    def launch(self, make_event: MakeEvent, deadline: Deadline | None, call: OpenCall) -> int:
+    def launch(self, event: CallEvent, deadline: Deadline | None, call: OpenCall) -> int:
         """Begin a call that nobody waits for yet; return its ticket.
 
         Raises:
             PCCLError: it can't be made now. What becomes of the run is told by ``finish``.
         """
-        ticket = self._begin(make_event, deadline, call)
+        ticket = self._begin(event, deadline, call)
         error = call.future.exception() if call.future.done() else None
         if isinstance(error, errors.PCCLError) and not _is_fate(error):
             self._feed(Claim(ticket))
@@ -286,7 +308,7 @@ class Calls:
         """A call returns."""
         call = self._answered(number)
         if call is not None:
-            result = call.report(value) if isinstance(value, ReduceResult) else value
+            result = call.info(value) if isinstance(value, ReduceResult) else value
             call.future.set_result(result)
             self._forget_again(number, call)
 
@@ -321,13 +343,13 @@ class Calls:
         if call.forgotten:
             self._feed(Forget(number))
 
-    def _begin(self, make_event: MakeEvent, deadline: Deadline | None, call: OpenCall) -> int:
+    def _begin(self, event: CallEvent, deadline: Deadline | None, call: OpenCall) -> int:
         self._last += 1
         number = self._last
         self._open[number] = call
         if call.operand is not None:
             self._lent.add(call.operand.ranges)
-        call.event = make_event(number)
+        call.event = replace(event, call=number)
         if call.began_ns is None:
             call.began_ns = self._clock.now_ns()
         if deadline is not None:

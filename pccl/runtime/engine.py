@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -52,8 +52,8 @@ from pccl.machines.peer.news import PeerNews
 from pccl.machines.reachability import TryAddress
 from pccl.protocol import errors
 from pccl.protocol.operation import Phase
-from pccl.protocol.types import SYNC_TAG, Descriptor, OperationId, PeerId, Roster, RoundKind
-from pccl.runtime.calls import Calls, OpenCall, fresh
+from pccl.protocol.types import SYNC_TAG, OperationId, PeerId, Roster, RoundKind
+from pccl.runtime.calls import CallEvent, Calls, OpenCall, fresh
 from pccl.runtime.clock import ThreadClock, Ticker
 from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.collective.operand import Operand
@@ -65,11 +65,19 @@ from pccl.runtime.links.frame_router import FrameRouter
 from pccl.runtime.links.keeper import LinkKeeper
 from pccl.runtime.links.listening import listen
 from pccl.runtime.links.meter import LinkMeter
-from pccl.runtime.requests import Deadline, PeerOptions, ReduceReport, ReduceRequest
+from pccl.runtime.requests import (
+    Deadline,
+    JoinRequest,
+    PeerOptions,
+    ReduceInfo,
+    ReduceManyRequest,
+    ReduceRequest,
+    RunRequest,
+    SharedStateSyncInfo,
+)
 from pccl.runtime.state.desk import StateDesk
 from pccl.runtime.state.exchange import StateExchange
-from pccl.runtime.state.running_prefetch import PrefetchRequest
-from pccl.runtime.state.sync import SyncOptions, SyncReport
+from pccl.runtime.state.sync import SyncOptions
 from pccl.runtime.tasks import Tasks
 from pccl.runtime.waiting import log_wait, log_warning, next_turn
 from pccl.transports.base import Address, Listener, Transport
@@ -182,21 +190,8 @@ class PeerEngine:
         """Membership as the caller may know it; None before the first admission."""
         return self.machine.seen
 
-    async def connect(
-        self,
-        n_attempts: int = 5,
-        *,
-        min_peers: int = 1,
-        timeout_s: float | None = None,
-        prefetch: PrefetchRequest | None = None,
-    ) -> None:
+    async def connect(self, request: JoinRequest) -> None:
         """Join the run; returns when admitted.
-
-        Args:
-            n_attempts: how often to try to reach the master.
-            min_peers: how many members the run must have with this one.
-            timeout_s: budget; None: for ever.
-            prefetch: what is fetched before the admission.
 
         Raises:
             MasterLost: no master answered in time.
@@ -212,16 +207,15 @@ class PeerEngine:
             self.keeper.close()
             self._broken = None
             self._enter_run(self.machine.loss)
-        joins = partial(self._join, n_attempts, min_peers, self.deadline(timeout_s))
-        if prefetch is None:
+        joins = partial(self._join, request, self.deadline(request.timeout_s))
+        if request.prefetch is None:
             await joins()
         else:
-            await self._state.fetch_before(prefetch, partial(joins, prefetches=True))
+            await self._state.fetch_before(request.prefetch, partial(joins, prefetches=True))
 
     async def _join(
         self,
-        attempts: int,
-        min_peers: int,
+        request: JoinRequest,
         deadline: Deadline | None,
         *,
         rejoins: bool = False,
@@ -232,67 +226,54 @@ class PeerEngine:
                 self._transport, self._options, lambda connection: self.keeper.accept(connection)
             )
             self._ticker.start()
-        host = self._options.advertise_host
-        port = self._options.advertise_port or self._listener.address.port
-        masters = self._control.masters_count
-        await self.call(
-            lambda call: JoinCall(
-                call, self.group, host, port, attempts, min_peers, rejoins, masters, prefetches
-            ),
-            deadline,
+        event = JoinCall(
+            call=0,
+            group=self.group,
+            host=self._options.advertise_host,
+            port=self._options.advertise_port or self._listener.address.port,
+            attempts=request.attempts,
+            min_peers=request.min_peers,
+            rejoins=rejoins,
+            masters=self._control.masters_count,
+            prefetches=prefetches,
         )
+        await self.call(event, deadline)
         self._has_been_member = True
 
-    async def update_topology(self, *, timeout_s: float | None = None) -> None:
-        """Joint call of all members: admit newcomers that are ready.
+    async def round(self, request: RunRequest) -> bool:
+        """Joint call of all members of the run; True: newcomers are pending, if that was asked.
 
-        A member that was lost, and whose caller knows, joins again.
+        A member that was lost, and whose caller knows, joins again by ``update_topology``.
         """
-        deadline = self.deadline(timeout_s)
-        if self._has_been_member and self.machine.knows_its_loss and not self._closed:
+        deadline = self.deadline(request.timeout_s)
+        knows = self._has_been_member and self.machine.knows_its_loss and not self._closed
+        if knows and request.kind is RoundKind.UPDATE_TOPOLOGY:
             await self.join_again(deadline)
-            return
-        await self.call(lambda call: RoundCall(call, RoundKind.UPDATE_TOPOLOGY), deadline)
+            return False
+        return bool(await self.call(RoundCall(0, request.kind), deadline))
 
-    async def are_peers_pending(self, *, timeout_s: float | None = None) -> bool:
-        """Joint call of all members: is anybody waiting to be admitted?"""
-        make_event = partial(RoundCall, kind=RoundKind.PEERS_PENDING)
-        return bool(await self.call(make_event, self.deadline(timeout_s)))
-
-    async def optimize_topology(self, *, timeout_s: float | None = None) -> None:
-        """Joint call of all members: settle the order of the rings."""
-        deadline = self.deadline(timeout_s)
-        await self.call(lambda call: RoundCall(call, RoundKind.OPTIMIZE_TOPOLOGY), deadline)
-
-    async def reduce(
-        self, request: ReduceRequest, *, retry: bool = False, timeout_s: float | None = None
-    ) -> ReduceReport:
-        """Joint call of all members of the group: a reduce or a broadcast.
-
-        Args:
-            request: what, on which memory, under which tag.
-            retry: try again, with whoever is left, when a member was lost or withdrew.
-            timeout_s: budget of all attempts together; None: for ever.
+    async def reduce(self, request: ReduceRequest) -> ReduceInfo:
+        """Joint call of all members of the group: a reduce, a broadcast, a barrier.
 
         Raises:
             ValueError: another call of this peer still uses the memory; or there is no such root.
         """
-        return await self.reduce_while(request, self.deadline(timeout_s), lambda: retry)
+        deadline = self.deadline(request.timeout_s)
+        return await self.reduce_while(request, deadline, lambda: request.retry)
 
     async def reduce_while(
         self, request: ReduceRequest, deadline: Deadline | None, may_retry: Callable[[], bool]
-    ) -> ReduceReport:
+    ) -> ReduceInfo:
         """The same, with a deadline that others may share, and for as long as ``may_retry``."""
         self._check_request(request)
         residual = request.open_residual() if request.open_residual is not None else None
         call = self.calls.new(request.operand)
         call.residual, call.observable = residual, request.observable
-        ranges = request.operand.ranges if request.operand is not None else ()
-        self.calls.held.add(ranges)
+        self.calls.held.add(request.ranges)
         try:
             return await self._reduce_by(call, request, deadline, may_retry)
         finally:
-            self.calls.held.remove(ranges)
+            self.calls.held.remove(request.ranges)
             if residual is not None:
                 residual.drop()
 
@@ -302,34 +283,26 @@ class PeerEngine:
         request: ReduceRequest,
         deadline: Deadline | None,
         may_retry: Callable[[], bool],
-    ) -> ReduceReport:
-        failures = 0
+    ) -> ReduceInfo:
+        event = request.asks
         while True:
             self._check_attempt(request)
             peer = self.machine.peer
             try:
-                report = await self.call(request.event(), deadline, call)
+                info = await self.call(event, deadline, call)
             except errors.CollectiveAborted as error:
                 if error.result is not errors.Result.RANK_CONNECTION_LOST or not may_retry():
                     raise
-                failures += 1
-                request = replace(request, begun_by=request.begun_by or peer)
+                event = replace(event, begun_by=event.begun_by or peer)
                 self.calls.renew(call, request.operand)
                 continue
-            assert isinstance(report, ReduceReport)
-            return replace(report, attempts=report.attempts + failures)
+            assert isinstance(info, ReduceInfo)
+            return info
 
-    async def reduce_many(
-        self,
-        requests: Sequence[ReduceRequest],
-        *,
-        max_in_flight: int,
-        timeout_s: float | None = None,
-    ) -> ReduceReport:
+    async def reduce_many(self, request: ReduceManyRequest) -> ReduceInfo:
         """Reduce them all, each again until it succeeds; see :class:`ReduceMany`."""
-        deadline = self.deadline(timeout_s)
-        peer = self.machine.peer
-        return await ReduceMany(self._loop, self, peer, requests, max_in_flight, deadline).run()
+        deadline = self.deadline(request.timeout_s)
+        return await ReduceMany(self._loop, self, self.machine.peer, request, deadline).run()
 
     def withdraw_unless_started(self, operand: Operand, reason: str) -> None:
         """Leave the call that this memory is lent to, if it may wait for others for ever."""
@@ -338,21 +311,21 @@ class PeerEngine:
         if number and phase in (None, Phase.REQUESTED):
             self.feed(LeaveCall(number, reason))
 
-    def left_committed(self, report: ReduceReport, operand: Operand) -> None:
+    def left_committed(self, info: ReduceInfo, operand: Operand) -> None:
         """The caller left, and can't know that this was committed."""
-        self.calls.left_committed(report, [operand])
+        self.calls.left_committed(info, [operand])
 
     def left_failed(self, error: BaseException) -> None:
         """The caller left, and can't know that this was raised."""
         self.calls.left_failed(error)
 
-    async def sync(self, request: SyncOptions, *, timeout_s: float | None = None) -> SyncReport:
+    async def sync(self, request: SyncOptions) -> SharedStateSyncInfo:
         """Joint call of all members of the group: make shared states equal, or compare them.
 
         Raises:
             ValueError: another call uses the state; or its tensors lie elsewhere by now.
         """
-        return await self._state.sync(request, self.deadline(timeout_s))
+        return await self._state.sync(request, self.deadline(request.timeout_s))
 
     def use_link(self, peer: PeerId) -> None:
         """The link to ``peer`` gets all its lanes."""
@@ -363,14 +336,10 @@ class PeerEngine:
         self.keeper.close()
         self._enter_run(self.machine.loss)
         attempts = int(self._timing.master_lost_s / self._timing.connect_retry_s)
-        await self._join(max(attempts, 1), 1, deadline, rejoins=True, prefetches=prefetches)
+        request = JoinRequest(max(attempts, 1))
+        await self._join(request, deadline, rejoins=True, prefetches=prefetches)
 
-    async def barrier(self, tag: int, *, timeout_s: float | None = None) -> ReduceReport:
-        """Joint call of all members of the group: returns when all have made it."""
-        request = ReduceRequest(None, Descriptor.barrier(), tag)
-        return await self.reduce(request, timeout_s=timeout_s)
-
-    def launch(self, request: ReduceRequest, *, timeout_s: float | None = None) -> int:
+    def launch(self, request: ReduceRequest) -> int:
         """Begin a reduce that nobody waits for yet; return its ticket in ``calls``.
 
         What is wrong with the call raises here; what happens to the run is told by ``finish``.
@@ -387,16 +356,17 @@ class PeerEngine:
         if residual is not None:
             call.residual = residual
             call.future.add_done_callback(lambda _: residual.drop())
-        return self.calls.launch(request.event(detached=True), self.deadline(timeout_s), call)
+        event = replace(request.asks, detached=True)
+        return self.calls.launch(event, self.deadline(request.timeout_s), call)
 
-    async def finish(self, ticket: int) -> ReduceReport:
+    async def finish(self, ticket: int) -> ReduceInfo:
         """Wait for a launched reduce; its outcome counts as seen when this returns or raises.
 
         To leave does not disturb the operation; any number of waiters may come.
         """
-        report = await self.calls.finish(ticket)
-        assert isinstance(report, ReduceReport)
-        return report
+        info = await self.calls.finish(ticket)
+        assert isinstance(info, ReduceInfo)
+        return info
 
     def now_ns(self) -> int:
         """The present, by the clock of all that is known here."""
@@ -410,11 +380,11 @@ class PeerEngine:
 
     def _check_request(self, request: ReduceRequest) -> None:
         self._check_attempt(request)
-        self.calls.check_free(request.operand.ranges if request.operand is not None else ())
+        self.calls.check_free(request.ranges)
 
     def _check_attempt(self, request: ReduceRequest) -> None:
         """See what may have changed since the attempt before; the memory is still lent for it."""
-        operand, root = request.operand, request.descriptor.root
+        operand, root = request.operand, request.asks.descriptor.root
         if operand is not None:
             self._state.check_apart(operand)
         if self.roster is not None and root >= len(self.roster.members):
@@ -439,10 +409,7 @@ class PeerEngine:
             await next_turn(self._loop)
 
     async def call(
-        self,
-        make_event: Callable[[int], PeerEvent],
-        deadline: Deadline | None,
-        call: OpenCall | None = None,
+        self, event: CallEvent, deadline: Deadline | None, call: OpenCall | None = None
     ) -> object:
         """Make a call and wait for it.
 
@@ -450,7 +417,7 @@ class PeerEngine:
             PCCLError: it has failed.
         """
         self._require_soundness()
-        return await self.calls.wait(make_event, deadline, call or self.calls.new())
+        return await self.calls.wait(event, deadline, call or self.calls.new())
 
     def _require_soundness(self) -> None:
         if self._broken is not None:

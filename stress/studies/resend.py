@@ -22,13 +22,14 @@ from rich.console import Console
 from rich.table import Table
 
 from pccl.cli.streams import writing
+from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, Descriptor, PeerId, ReduceOp
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
-from pccl.runtime.requests import PeerOptions, ReduceReport, ReduceRequest
+from pccl.runtime.requests import JoinRequest, PeerOptions, ReduceInfo, ReduceRequest
 from pccl.stress.sim.fold import fold
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import MASTER_ADDRESS, ProcessClock
@@ -135,8 +136,9 @@ class ResendRun:
         master = MasterServer(clock, host, Timing(), nonces, lambda event, effects: None, None)
         await master.start(MASTER_ADDRESS)
         joins: list[asyncio.Task[None]] = []
+        everybody = JoinRequest(min_peers=len(self._engines))
         for engine in self._engines:  # one behind the other: the ring is in this order
-            joins.append(self._loop.create_task(engine.connect(min_peers=len(self._engines))))
+            joins.append(self._loop.create_task(engine.connect(everybody)))
             await self._pause()
         await asyncio.gather(*joins)
         reduces = [
@@ -147,7 +149,7 @@ class ResendRun:
         if self._kill_after_ns is not None:
             self._loop.call_at_ns(began_ns + self._kill_after_ns, self._kill, reduces)
         reports = await asyncio.gather(*reduces, return_exceptions=True)
-        self._judge([r for r in reports if isinstance(r, ReduceReport)])
+        self._judge([r for r in reports if isinstance(r, ReduceInfo)])
         self.duration_ns = self._loop.now_ns() - max(began_ns, self._killed_ns)
         for index, engine in enumerate(self._engines):
             if not (self._killed and index == self._victim):
@@ -159,18 +161,20 @@ class ResendRun:
         self._loop.call_at_ns(self._loop.now_ns() + LATENCY_NS, done.set_result, None)
         await done
 
-    async def _reduce(self, index: int, engine: PeerEngine) -> ReduceReport:
+    async def _reduce(self, index: int, engine: PeerEngine) -> ReduceInfo:
         self._results[index] = buffer = self._inputs[index].copy()
         what = Descriptor(DataType.FLOAT, ReduceOp.SUM, COUNT)
-        return await engine.reduce(ReduceRequest(borrow(buffer), what, TAG), retry=True)
+        return await engine.reduce(
+            ReduceRequest(borrow(buffer), ReduceCall(0, TAG, what), retry=True)
+        )
 
-    def _kill(self, reduces: list[asyncio.Task[ReduceReport]]) -> None:
+    def _kill(self, reduces: list[asyncio.Task[ReduceInfo]]) -> None:
         self._killed, self._killed_ns = True, self._loop.now_ns()
         self._sent_before = self._sent_bytes()
         self._network.hosts[f"peer{self._victim}"].crash()
         reduces[self._victim].cancel()
 
-    def _judge(self, reports: list[ReduceReport]) -> None:
+    def _judge(self, reports: list[ReduceInfo]) -> None:
         """Compare with a fold of the contributors' inputs, and take the figures down."""
         contributors = reports[0].contributors
         inputs = [self._inputs[peer - 1] for peer in contributors]

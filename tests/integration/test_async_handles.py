@@ -17,6 +17,8 @@ import pytest
 
 import pccl
 from pccl import AsyncReduceHandle, ReduceInfo, ReduceOp, Result
+from pccl._api.arguments import reduce_request
+from pccl._api.session import CheckedCall
 from pccl.errors import (
     CollectiveAborted,
     DeadlineExceeded,
@@ -312,7 +314,7 @@ def test_ctrl_c_in_a_launch(run_of: Callable[..., Run]) -> None:
     first, second = run.members
     array = np.arange(10.0)
     session = first._session  # pyright: ignore[reportPrivateUsage]
-    call = session.launch(array, None, ReduceOp.SUM, 0, None, None, None)
+    call = CheckedCall("all_reduce_async", session.launch, reduce_request(array), joint=False)
     submission = session.submit(call)
     submission.wait()
     session.settle_left(call, submission)  # as if the signal had come right now

@@ -17,16 +17,17 @@ import numpy.typing as npt
 import pytest
 
 from pccl.collectives.layout import SEGMENT_BYTES_MAX
+from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import HEADER_BYTES
 from pccl.protocol.handshake import OPENING_BYTES
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import Algorithm, Descriptor, ReduceOp
+from pccl.protocol.types import Algorithm, Descriptor, ReduceOp, RoundKind
 from pccl.runtime.clock import LoopClock
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
-from pccl.runtime.requests import PeerOptions, ReduceReport, ReduceRequest
+from pccl.runtime.requests import JoinRequest, PeerOptions, ReduceInfo, ReduceRequest, RunRequest
 from pccl.transports.base import (
     Address,
     Connection,
@@ -60,7 +61,7 @@ class Ledger:
 def sum_of(send: Array, result: Array, algorithm: Algorithm) -> ReduceRequest:
     data_type = DataType.from_numpy_dtype(send.dtype)
     descriptor = Descriptor(data_type, ReduceOp.SUM, send.size, algorithm=algorithm)
-    return ReduceRequest(borrow(send, result), descriptor, 0)
+    return ReduceRequest(borrow(send, result), ReduceCall(0, 0, descriptor))
 
 
 def inside(entries: list[tuple[int, int]], *arrays: Array) -> int:
@@ -177,7 +178,7 @@ class Run:
             options = PeerOptions(listen=LOOPBACK, segment_bytes=self._segment_bytes, lanes=1)
             engine = PeerEngine(loop, clock, transport, address, 0, options)
             growing = [self._grow(member) for member in self.engines]
-            await asyncio.gather(engine.connect(), *growing)
+            await asyncio.gather(engine.connect(JoinRequest()), *growing)
             self.engines.append(engine)
         return self
 
@@ -190,11 +191,11 @@ class Run:
 
     async def _grow(self, member: PeerEngine) -> None:
         while member.roster is None or len(member.roster.members) <= len(self.engines):
-            await member.update_topology()
+            await member.round(RunRequest(RoundKind.UPDATE_TOPOLOGY))
 
     async def reduce(
         self, sends: list[Array], results: list[Array], algorithm: Algorithm = Algorithm.RING
-    ) -> list[ReduceReport]:
+    ) -> list[ReduceInfo]:
         return await asyncio.gather(
             *(
                 engine.reduce(sum_of(send, result, algorithm))
@@ -235,14 +236,14 @@ def test_payload_is_read_into_and_sent_from_the_callers_arrays(size: int, in_pla
                 assert outside(network.lanes.read) == outside(network.lanes.sent) == greetings
                 network.lanes.clear()
                 network.control.clear()
-            reports = await run.reduce(sends, results)
+            infos = await run.reduce(sends, results)
             for rank, network in enumerate(run.networks):
                 sent_bytes, sent_frames = ring_traffic(count, 4, size, rank, segment)
                 read_bytes, read_frames = ring_traffic(count, 4, size, (rank - 1) % size, segment)
                 send, result, lanes = sends[rank], results[rank], network.lanes
-                assert inside(lanes.read, result) == read_bytes == reports[rank].rx_bytes
+                assert inside(lanes.read, result) == read_bytes == infos[rank].rx_bytes
                 assert outside(lanes.read, result) == read_frames * HEADER_BYTES
-                assert inside(lanes.sent, send, result) == sent_bytes == reports[rank].tx_bytes
+                assert inside(lanes.sent, send, result) == sent_bytes == infos[rank].tx_bytes
                 assert outside(lanes.sent, send, result) == sent_frames * HEADER_BYTES
                 assert sent_frames > 20
                 if not in_place:

@@ -29,13 +29,14 @@ from pccl.errors import (
     PendingOperations,
     TooFewPeers,
 )
+from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.limits import Timing
 from pccl.protocol.operation import Phase
 from pccl.protocol.types import Descriptor
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
-from pccl.runtime.requests import PeerOptions, ReduceRequest
+from pccl.runtime.requests import JoinRequest, PeerOptions, ReduceManyRequest, ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address
 from pccl.transports.sim.network import SimNetwork
@@ -231,7 +232,9 @@ async def sleep_ns(loop: VirtualLoop, duration_ns: int) -> None:
 
 def requests_for(arrays: list[Any], first_tag: int) -> list[ReduceRequest]:
     return [
-        ReduceRequest(borrow(array), Descriptor(DataType.FLOAT, ReduceOp.SUM, array.size), tag)
+        ReduceRequest(
+            borrow(array), ReduceCall(0, tag, Descriptor(DataType.FLOAT, ReduceOp.SUM, array.size))
+        )
         for tag, array in enumerate(arrays, first_tag)
     ]
 
@@ -248,9 +251,12 @@ async def lose_the_other_one(loop: VirtualLoop, arrays: list[Any], theirs: Any) 
     options = PeerOptions(listen=Address("", 0), random_bytes=Random(3).randbytes)
     hosts = [network.host(name) for name in ("staying", "dying")]
     staying, dying = (PeerEngine(loop, loop, host, MASTER, 0, options) for host in hosts)
-    for joining in [loop.create_task(e.connect(min_peers=2)) for e in (staying, dying)]:
+    for joining in [
+        loop.create_task(e.connect(JoinRequest(min_peers=2))) for e in (staying, dying)
+    ]:
         await joining
-    call = loop.create_task(staying.reduce_many(requests_for(arrays, 7), max_in_flight=2))
+    many = ReduceManyRequest(tuple(requests_for(arrays, 7)), max_in_flight=2)
+    call = loop.create_task(staying.reduce_many(many))
     (request,) = requests_for([theirs], 8)
     lost = loop.create_task(dying.reduce(request))
 

@@ -16,9 +16,13 @@ import pytest
 
 import pccl
 import pccl.aio
+from pccl._api.arguments import join_request, reduce_request
+from pccl._api.session import CheckedCall
 from pccl.errors import NotConnected, ResyncRequired
 from pccl.machines.peer.machine import Standing
+from pccl.protocol.types import RoundKind
 from pccl.runtime.engine import PeerEngine
+from pccl.runtime.requests import RunRequest
 from tests.support.patience import LIMIT_S
 from tests.support.waiting import until
 
@@ -199,9 +203,9 @@ def test_ctrl_c_after_a_round(new_run: Callable[..., Run], name: str) -> None:
     run = new_run(2)
     first, second = run.members
     second.update_topology()  # went with its admission
-    session = first._session  # pyright: ignore[reportPrivateUsage]
     theirs = run.start(getattr(second, name))
-    interrupted_unnoticed(first, getattr(session, name)(None))
+    kind = next(kind for kind in RoundKind if kind.call_name == name)
+    interrupted_unnoticed(first, CheckedCall(name, engine_of(first).round, RunRequest(kind)))
     value = theirs.result(LIMIT_S)
     assert run.start(getattr(first, name)).result(LIMIT_S) == value
     run.check()
@@ -211,8 +215,8 @@ def test_ctrl_c_after_a_round(new_run: Callable[..., Run], name: str) -> None:
 def test_ctrl_c_after_an_admission(new_run: Callable[..., Run]) -> None:
     run = new_run()
     comm = run.newcomer()
-    session = comm._session  # pyright: ignore[reportPrivateUsage]
-    interrupted_unnoticed(comm, session.connect(5, None, None))
+    joins = CheckedCall("connect", engine_of(comm).connect, join_request(), joint=False)
+    interrupted_unnoticed(comm, joins)
     run.until(lambda: run.registered == 0)
     comm.connect()
     assert comm.world_size == 1
@@ -222,9 +226,8 @@ def test_ctrl_c_after_a_reduce(new_run: Callable[..., Run]) -> None:
     run = new_run(2)
     first, second = run.members
     array = np.ones(10)
-    session = first._session  # pyright: ignore[reportPrivateUsage]
     theirs = run.start(second.all_reduce, np.ones(10))
-    call = session.all_reduce(array, None, pccl.ReduceOp.SUM, 0, None, None, False, None)
+    call = CheckedCall("all_reduce", engine_of(first).reduce, reduce_request(array))
     interrupted_unnoticed(first, call)
     theirs.result(LIMIT_S)
     with pytest.raises(ResyncRequired):

@@ -32,6 +32,7 @@ _VOCABULARY = frozenset(
         "descriptors",
         "error_feedback",
         "errors",
+        "progress",
         "shared_state",
     ]
 )

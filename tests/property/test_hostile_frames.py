@@ -104,7 +104,7 @@ class Port:
         stores = self.plane._early.items()  # pyright: ignore[reportPrivateUsage]
         assert {peer for peer, _ in stores} <= set(RING)
         for _, store in stores:
-            assert 0 <= store._bytes <= EARLY_STORE_BYTES_MAX  # pyright: ignore[reportPrivateUsage]
+            assert 0 <= store.used_bytes <= EARLY_STORE_BYTES_MAX  # pyright: ignore[reportPrivateUsage]
         for link in self.links.all():
             assert link.backlog_bytes <= 100 * COUNT
 
@@ -184,7 +184,7 @@ def test_any_bytes_to_a_peer(seed: int, in_place: bool) -> None:
     port.goes_on = False
     port.plane.forget_early()
     stores = port.plane._early.values()  # pyright: ignore[reportPrivateUsage]
-    assert [store._bytes for store in stores] == [0, 0]  # pyright: ignore[reportPrivateUsage]
+    assert [store.used_bytes for store in stores] == [0, 0]  # pyright: ignore[reportPrivateUsage]
 
 
 def test_questions_of_one_who_does_not_read_cost_no_memory() -> None:

@@ -33,6 +33,7 @@ from pccl.machines.master.events import (
 from pccl.machines.master.lockstep import LockstepWatch, LongWait, Wait
 from pccl.machines.master.machine import MasterMachine
 from pccl.machines.master.membership import Membership, RegisteredPeer
+from pccl.machines.peer.events import ReduceCall
 from pccl.protocol import messages as msg
 from pccl.protocol.codec import StreamDecoder, encode
 from pccl.protocol.data_type import DataType
@@ -55,7 +56,7 @@ from pccl.runtime.control.stream import UNSENT_BYTES_MAX
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import Remembered
-from pccl.runtime.requests import PeerOptions, ReduceRequest
+from pccl.runtime.requests import JoinRequest, PeerOptions, ReduceRequest, RunRequest
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
 from pccl.transports.sim.network import SimNetwork
@@ -278,10 +279,10 @@ def test_any_messages_from_a_master(seed: int) -> None:
         descriptor = Descriptor(DataType.INT32, ReduceOp.SUM, 10)
         for tag in range(3):
             try:
-                await engine.connect(n_attempts=2, timeout_s=60.0)
-                request = ReduceRequest(borrow(memory), descriptor, tag)
-                await engine.reduce(request, timeout_s=60.0)
-                await engine.update_topology(timeout_s=60.0)
+                await engine.connect(JoinRequest(2, timeout_s=60.0))
+                asks = ReduceCall(0, tag, descriptor)
+                await engine.reduce(ReduceRequest(borrow(memory), asks, timeout_s=60.0))
+                await engine.round(RunRequest(RoundKind.UPDATE_TOPOLOGY, 60.0))
             except PCCLError:
                 pass  # if it is an internal one, the loop has been told, too
         await engine.close()

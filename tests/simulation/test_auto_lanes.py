@@ -14,14 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import CollectiveAborted
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import NS_PER_S, Descriptor, PeerId, ReduceOp
+from pccl.protocol.types import NS_PER_S, Descriptor, ReduceOp
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
-from pccl.runtime.requests import PeerOptions, ReduceReport, ReduceRequest
+from pccl.runtime.requests import JoinRequest, PeerOptions, ReduceInfo, ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address
 from pccl.transports.lane import Lane
@@ -82,7 +83,9 @@ class World:
     def run(self, work: Callable[[World], Coroutine[Any, Any, None]]) -> World:
         async def main() -> None:
             await self.master.start(MASTER)
-            await self.all([e.connect(min_peers=len(self.engines)) for e in self.engines])
+            await self.all(
+                [e.connect(JoinRequest(min_peers=len(self.engines))) for e in self.engines]
+            )
             self._look()
             await work(self)
             self.on_look = lambda: None
@@ -140,17 +143,18 @@ class World:
         descriptor = Descriptor(DataType.INT64, ReduceOp.SUM, count)
         began_ns = self.loop.now_ns()
         took: list[float] = []
-        contributors: list[tuple[int, tuple[PeerId, ...]]] = []
+        contributors: list[tuple[int, tuple[int, ...]]] = []
 
         async def one(n: int, at: int) -> None:
-            what = ReduceRequest(borrow(sends[at], results[at]), descriptor, 0)
+            asks = ReduceCall(0, 0, descriptor)
+            what = ReduceRequest(borrow(sends[at], results[at]), asks, retry=retry)
             try:
-                report: ReduceReport = await self.engines[n].reduce(what, retry=retry)
+                info: ReduceInfo = await self.engines[n].reduce(what)
             except CollectiveAborted:
                 assert n in self.dead
                 return
             took.append((self.loop.now_ns() - began_ns) / NS_PER_S)
-            contributors.append((at, report.contributors))
+            contributors.append((at, info.contributors))
 
         tasks = [(n, self.loop.create_task(one(n, at))) for at, n in enumerate(living)]
         for n, task in tasks:
@@ -158,7 +162,7 @@ class World:
                 await task
             else:
                 task.cancel()
-        ids = {self.engines[n].machine.peer: n + 1 for n in living}
+        ids: dict[int, int] = {self.engines[n].machine.peer: n + 1 for n in living}
         for at, names in contributors:
             factor = sum(ids[name] for name in names)
             assert np.array_equal(results[at], np.arange(count) * factor)
@@ -205,7 +209,7 @@ def test_either_side_alone_gets_the_lanes_it_needs() -> None:
             what = Descriptor.broadcast(DataType.INT64, data[0].size, root)
             await world.all(
                 [
-                    engine.reduce(ReduceRequest(borrow(mine), what, 0))
+                    engine.reduce(ReduceRequest(borrow(mine), ReduceCall(0, 0, what)))
                     for engine, mine in zip(world.engines, data, strict=True)
                 ]
             )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import Evicted
 from pccl.protocol.limits import Timing
@@ -16,7 +17,7 @@ from pccl.protocol.types import NS_PER_S, Descriptor, ReduceOp
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
-from pccl.runtime.requests import PeerOptions, ReduceReport, ReduceRequest
+from pccl.runtime.requests import JoinRequest, PeerOptions, ReduceInfo, ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address
 from pccl.transports.sim.network import SimConnection, SimNetwork
@@ -51,7 +52,7 @@ class World:
     async def start(self) -> None:
         await self.master.start(MASTER)
         size = len(self.engines)
-        await self.all([engine.connect(min_peers=size) for engine in self.engines])
+        await self.all([engine.connect(JoinRequest(min_peers=size)) for engine in self.engines])
 
     async def all(self, works: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         tasks = [self.loop.create_task(work) for work in works]
@@ -63,12 +64,12 @@ class World:
                 results.append(error)
         return results
 
-    async def reduce(self, rank: int) -> tuple[ReduceReport, list[int]]:
+    async def reduce(self, rank: int) -> tuple[ReduceInfo, list[int]]:
         values = np.full(20_000, 10**rank, dtype=np.int64)
         descriptor = Descriptor(DataType.INT64, ReduceOp.SUM, len(values))
-        request = ReduceRequest(borrow(values, values), descriptor, 0)
-        report = await self.engines[rank].reduce(request, retry=True)
-        return report, sorted({int(value) for value in values})
+        request = ReduceRequest(borrow(values, values), ReduceCall(0, 0, descriptor), retry=True)
+        info = await self.engines[rank].reduce(request)
+        return info, sorted({int(value) for value in values})
 
     def break_link(self, one: int, other: int) -> None:
         """Their connections are reset, and new ones come to nothing."""
@@ -102,10 +103,10 @@ def test_the_ring_is_put_in_another_order_and_nobody_is_removed(rank: int) -> No
         began_ns = world.loop.now_ns()
         works = [world.reduce(n) for n in range(4)]
         world.loop.call_at_ns(began_ns + NS_PER_S // 2, world.break_link, one, other)
-        for report, values in await world.all(works):
+        for info, values in await world.all(works):
             assert values == [1111]
-            assert len(report.contributors) == 4
-            assert report.attempts == 2
+            assert len(info.contributors) == 4
+            assert info.attempts == 2
         places = world.ring()
         distance = abs(places.index(one) - places.index(other))
         assert distance == 2
@@ -146,9 +147,9 @@ def test_a_line_that_damages_every_segment_is_avoided_and_nobody_is_removed(
         noise = EveryLargePortion(one, other)
         world.network.noises.append(noise)
         began_ns = world.loop.now_ns()
-        for report, values in await world.all([world.reduce(n) for n in range(4)]):
+        for info, values in await world.all([world.reduce(n) for n in range(4)]):
             assert values == [1111]
-            assert len(report.contributors) == 4
+            assert len(info.contributors) == 4
         places = world.ring()
         assert abs(places.index(one) - places.index(other)) == 2
         assert world.loop.now_ns() - began_ns < 10 * NS_PER_S
@@ -157,9 +158,9 @@ def test_a_line_that_damages_every_segment_is_avoided_and_nobody_is_removed(
         assert 2 <= len(lines) <= noise.flips  # the rest of a large portion goes with its lane
         # Later, and with a bound: the next collective goes around the line at once.
         flips = noise.flips
-        for report, values in await world.all([world.reduce(n) for n in range(4)]):
+        for info, values in await world.all([world.reduce(n) for n in range(4)]):
             assert values == [1111]
-            assert report.attempts == 1
+            assert info.attempts == 1
         assert noise.flips == flips
         await world.close()
 
@@ -184,9 +185,9 @@ def test_of_three_one_has_to_go_and_is_told_why() -> None:
         assert isinstance(error, Evicted)
         assert "cannot talk to each other" in error.reason
         assert "no order of the ring avoids that" in error.reason
-        for report, values in results:
+        for info, values in results:
             assert values == [111 - 10**youngest]
-            assert len(report.contributors) == 2
+            assert len(info.contributors) == 2
         await world.close()
 
     world.loop.run_until_complete(main())
@@ -202,9 +203,9 @@ def test_a_link_that_comes_back_in_time_costs_nothing() -> None:
         now_ns = world.loop.now_ns()
         world.loop.call_at_ns(now_ns + NS_PER_S // 2, world.break_link, 0, 1)
         world.loop.call_at_ns(now_ns + NS_PER_S, world.network.heal, "p0", "p1")
-        for report, values in await world.all(works):
+        for info, values in await world.all(works):
             assert values == [111]
-            assert report.attempts == 1
+            assert info.attempts == 1
         await world.close()
 
     world.loop.run_until_complete(main())

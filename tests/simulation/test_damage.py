@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pccl.machines.peer.events import ReduceCall
 from pccl.machines.peer.machine import Standing
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind, decode_header
@@ -28,7 +29,7 @@ from pccl.runtime.control.greeting import Greeting
 from pccl.runtime.control.stream import ControlStream
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
-from pccl.runtime.requests import PeerOptions, ReduceReport, ReduceRequest
+from pccl.runtime.requests import JoinRequest, PeerOptions, ReduceInfo, ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address
 from pccl.transports.lane import Lane
@@ -129,27 +130,27 @@ class World:
 
     async def start(self) -> None:
         await self.master.start(MASTER)
-        await self.all([engine.connect(min_peers=PEERS) for engine in self.engines])
+        await self.all([engine.connect(JoinRequest(min_peers=PEERS)) for engine in self.engines])
 
     async def all(self, works: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         tasks = [self.loop.create_task(work) for work in works]
         return [await task for task in tasks]
 
-    async def reduce(self, rank: int, algorithm: Algorithm, how: Quantization) -> ReduceReport:
+    async def reduce(self, rank: int, algorithm: Algorithm, how: Quantization) -> ReduceInfo:
         values = np.arange(COUNT, dtype=np.float32) % 64 * 4**rank
         result = np.empty_like(values)
         before = values.copy()
         descriptor = Descriptor(
             DataType.FLOAT, ReduceOp.SUM, COUNT, quantization=how, algorithm=algorithm, forced=True
         )
-        report = await self.engines[rank].reduce(
-            ReduceRequest(borrow(values, result), descriptor, 0)
+        info = await self.engines[rank].reduce(
+            ReduceRequest(borrow(values, result), ReduceCall(0, 0, descriptor))
         )
         assert np.array_equal(values, before)
         if not how.active:
             assert np.array_equal(result, np.arange(COUNT) % 64 * 21)
         self.results.append(result.tobytes())
-        return report
+        return info
 
     def reduce_all(
         self, algorithm: Algorithm, how: Quantization = UNQUANTIZED, *, times: int = 1
@@ -162,9 +163,9 @@ class World:
             for _ in range(times):
                 self.results.clear()
                 works = [self.reduce(rank, algorithm, how) for rank in range(PEERS)]
-                for report in await self.all(works):
-                    assert report.attempts == 1
-                    assert len(report.contributors) == PEERS
+                for info in await self.all(works):
+                    assert info.attempts == 1
+                    assert len(info.contributors) == PEERS
                 assert len(set(self.results)) == 1
             for engine in self.engines:
                 assert engine.machine.standing is Standing.MEMBER

@@ -7,12 +7,13 @@ from random import Random
 import numpy as np
 import pytest
 
+from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
 from pccl.protocol.types import Algorithm, Descriptor, ReduceOp
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
-from pccl.runtime.requests import ReduceRequest
+from pccl.runtime.requests import JoinRequest, ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.sim.network import SimNetwork
 from tests.support.virtual_runs import run_peers
@@ -48,14 +49,14 @@ def test_trips(peers: int, algorithm: Algorithm, eager_bytes_max: int, trips: li
     took: dict[int, list[int]] = {}
 
     async def take_part(engine: PeerEngine, index: int) -> None:
-        await engine.connect(min_peers=peers)
+        await engine.connect(JoinRequest(min_peers=peers))
         descriptor = Descriptor(DataType.FLOAT, ReduceOp.SUM, COUNT, algorithm=algorithm)
         for n in range(3):
             now_ns = loop.now_ns()
             wait_ns = (n + 1) * 10**9 - now_ns  # all call at the same time
             await sleep(wait_ns)
             values = np.full(COUNT, 2.0**index, np.float32)
-            await engine.reduce(ReduceRequest(borrow(values), descriptor, 7))
+            await engine.reduce(ReduceRequest(borrow(values), ReduceCall(0, 7, descriptor)))
             assert values.tolist() == [2.0**peers - 1] * COUNT
             took.setdefault(index, []).append(round((loop.now_ns() - now_ns - wait_ns) / TRIP_NS))
 

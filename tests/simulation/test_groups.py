@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import CollectiveAborted, DeadlineExceeded, LockstepError, PCCLError
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import Descriptor, ReduceOp
+from pccl.protocol.types import Descriptor, ReduceOp, RoundKind
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
-from pccl.runtime.requests import PeerOptions, ReduceRequest
+from pccl.runtime.requests import JoinRequest, PeerOptions, ReduceRequest, RunRequest
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address
 from pccl.transports.sim.network import SimNetwork
@@ -54,14 +55,19 @@ class World:
 
     async def form(self) -> None:
         await self.master.start(MASTER)
-        tasks = [self.loop.create_task(engine.connect(min_peers=4)) for engine in self.engines]
+        tasks = [
+            self.loop.create_task(engine.connect(JoinRequest(min_peers=4)))
+            for engine in self.engines
+        ]
         for task in tasks:
             await task
 
     async def reduce(self, peer: int, tag: int = 0) -> None:
         buffer = np.arange(1000, dtype=np.float32)
         descriptor = Descriptor(DataType.FLOAT, ReduceOp.SUM, buffer.size)
-        await self.engines[peer].reduce(ReduceRequest(borrow(buffer), descriptor, tag))
+        await self.engines[peer].reduce(
+            ReduceRequest(borrow(buffer), ReduceCall(0, tag, descriptor))
+        )
         assert buffer[-1] == 2 * 999
 
     async def durations_ns(self, peer: int) -> list[int]:
@@ -100,8 +106,10 @@ async def a_death(world: World) -> None:
 
 async def a_slow_round(world: World) -> None:
     """Peer 2 waits for everybody in ``update_topology``, to which group 0 does not come."""
-    await world.engines[2].update_topology()  # the one that the admission satisfies
-    await world.until_told(world.engines[2].update_topology(timeout_s=6))
+    await world.engines[2].round(
+        RunRequest(RoundKind.UPDATE_TOPOLOGY)
+    )  # the one that the admission satisfies
+    await world.until_told(world.engines[2].round(RunRequest(RoundKind.UPDATE_TOPOLOGY, 6)))
 
 
 async def a_frozen_peer(world: World) -> None:

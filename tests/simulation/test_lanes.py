@@ -16,13 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, Descriptor, OperationId, PeerId, ReduceOp
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
-from pccl.runtime.requests import PeerOptions, ReduceReport, ReduceRequest
+from pccl.runtime.requests import JoinRequest, PeerOptions, ReduceInfo, ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address
 from pccl.transports.lane import Lane
@@ -85,7 +86,7 @@ class World:
         async def main() -> None:
             await self.master.start(MASTER)
             size = len(self.engines)
-            await self.all([engine.connect(min_peers=size) for engine in self.engines])
+            await self.all([engine.connect(JoinRequest(min_peers=size)) for engine in self.engines])
             for engine in self.engines:
                 self._watch(engine)
             await work(self)
@@ -163,8 +164,8 @@ class World:
 
     async def reduce(
         self, strikes: Strikes | None = None, *, in_place: bool = False
-    ) -> tuple[list[ReduceReport], int]:
-        """One all-reduce, checked; returns the reports and how many events it had."""
+    ) -> tuple[list[ReduceInfo], int]:
+        """One all-reduce, checked; returns the infos and how many events it had."""
         size = len(self.engines)
         count = size * 4 * SEGMENT_BYTES // 8
         sends: list[Array] = [np.arange(count, dtype=np.int64) * (n + 1) for n in range(size)]
@@ -173,9 +174,9 @@ class World:
         views = {engine.roster.view for engine in self.engines if engine.roster is not None}
         changes = len(self.link_changes)
         self._events, self._strikes, self._cut = 0, strikes or {}, []
-        reports = await self.all(
+        infos = await self.all(
             [
-                engine.reduce(ReduceRequest(borrow(send, result), descriptor, 0))
+                engine.reduce(ReduceRequest(borrow(send, result), ReduceCall(0, 0, descriptor)))
                 for engine, send, result in zip(self.engines, sends, results, strict=True)
             ]
         )
@@ -183,14 +184,16 @@ class World:
         expected = (np.arange(count) * (size * (size + 1) // 2)).tolist()
         assert all(result.tolist() == expected for result in results)
         payload = 2 * (size - 1) * 4 * SEGMENT_BYTES
-        assert [report.attempts for report in reports] == [1] * size
-        assert [report.rx_bytes for report in reports] == [payload] * size  # each once
+        assert [info.attempts for info in infos] == [1] * size
+        assert [info.rx_bytes for info in infos] == [payload] * size  # each once
         assert {engine.roster.view for engine in self.engines if engine.roster is not None} == views
-        again = sum(report.tx_bytes - payload for report in reports)
-        operation = reports[0].operation
+        again = sum(info.tx_bytes - payload for info in infos)
+        outcome = infos[0].outcome
+        assert outcome is not None
+        operation = outcome.operation
         assert 0 <= again <= SEGMENT_BYTES * sum(given(lane, operation) for lane in self._cut)
         assert self.link_changes[changes:] == []  # no machine heard of it
-        return reports, events
+        return infos, events
 
 
 def given(lane: Lane, operation: OperationId) -> int:
@@ -210,8 +213,8 @@ def test_each_lane_is_cut_at_every_event(peers: int, lanes: int, ragged: bool) -
     async def work(world: World) -> None:
         await world.reduce()
         await world.until_whole()
-        reports, events = await world.reduce()
-        undisturbed = sum(report.tx_bytes for report in reports)
+        infos, events = await world.reduce()
+        undisturbed = sum(info.tx_bytes for info in infos)
         for number in range(lanes):
             for at in range(1, events + 1):
                 await world.until_whole()
@@ -221,8 +224,8 @@ def test_each_lane_is_cut_at_every_event(peers: int, lanes: int, ragged: bool) -
                     partly.append(any(lane.receiving for lane in ends))
                     world.cut([ends])
 
-                reports, _ = await world.reduce({at: strike})
-                again.append(sum(report.tx_bytes for report in reports) - undisturbed)
+                infos, _ = await world.reduce({at: strike})
+                again.append(sum(info.tx_bytes for info in infos) - undisturbed)
 
     World(peers, lanes, ragged=ragged).run(work)
     assert partly.count(True) > 5

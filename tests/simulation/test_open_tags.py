@@ -10,12 +10,13 @@ from types import FrameType
 import numpy as np
 import pytest
 
+from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Descriptor, ReduceOp
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
-from pccl.runtime.requests import ReduceRequest
+from pccl.runtime.requests import JoinRequest, ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.sim.network import SimNetwork
 from tests.support.virtual_runs import run_peers
@@ -33,13 +34,14 @@ def reduce_in_opposite_order(count: int) -> None:
     arrays = [[np.full(4, 1.0, np.float32) for _ in range(count)] for _ in range(2)]
 
     async def take_part(engine: PeerEngine, index: int) -> None:
-        await engine.connect(min_peers=2)
+        await engine.connect(JoinRequest(min_peers=2))
         woken = loop.create_future()
         loop.call_at_ns((1 + index * LATE_S) * 10**9, woken.set_result, None)
         await woken
         tags = range(count) if index == 0 else reversed(range(count))
         tickets = [
-            engine.launch(ReduceRequest(borrow(arrays[index][tag]), SUM_OF_4, tag)) for tag in tags
+            engine.launch(ReduceRequest(borrow(arrays[index][tag]), ReduceCall(0, tag, SUM_OF_4)))
+            for tag in tags
         ]
         for ticket in tickets:
             await engine.finish(ticket)

@@ -6,12 +6,13 @@ from random import Random
 
 import numpy as np
 
+from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Descriptor, ReduceOp
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
-from pccl.runtime.requests import ReduceRequest
+from pccl.runtime.requests import JoinRequest, ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.sim.network import SimNetwork
 from tests.support.virtual_runs import run_peers
@@ -40,7 +41,7 @@ def test_a_small_reduce_does_not_stand_still_beside_a_large_one() -> None:
     took_s: list[tuple[float, float]] = []
 
     async def take_part(engine: PeerEngine, _: int) -> None:
-        await engine.connect(min_peers=PEERS)
+        await engine.connect(JoinRequest(min_peers=PEERS))
         began_s = loop.time()
         large = engine.launch(request(1, LARGE_BYTES))
         small = engine.launch(request(2, SMALL_BYTES))
@@ -61,4 +62,4 @@ def test_a_small_reduce_does_not_stand_still_beside_a_large_one() -> None:
 def request(tag: int, nbytes: int) -> ReduceRequest:
     values = np.ones(nbytes // 4, np.float32)
     descriptor = Descriptor(DataType.FLOAT, ReduceOp.SUM, values.size)
-    return ReduceRequest(borrow(values, np.empty_like(values)), descriptor, tag)
+    return ReduceRequest(borrow(values, np.empty_like(values)), ReduceCall(0, tag, descriptor))

@@ -7,12 +7,13 @@ from random import Random
 import numpy as np
 import pytest
 
+from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Descriptor
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
-from pccl.runtime.requests import ReduceRequest
+from pccl.runtime.requests import JoinRequest, ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.sim.network import SimNetwork
 from tests.support.virtual_runs import run_peers
@@ -44,7 +45,7 @@ def test_a_broadcast_over_slow_lanes(lanes: int) -> None:
     took_s: list[float] = []
 
     async def take_part(engine: PeerEngine, index: int) -> None:
-        await engine.connect(min_peers=2)
+        await engine.connect(JoinRequest(min_peers=2))
         await barriers(engine, 2)
         root = index == 0
         lanes_before = [lane for link in engine.links.all() for lane in link.lanes]
@@ -52,7 +53,7 @@ def test_a_broadcast_over_slow_lanes(lanes: int) -> None:
         buffer = values.copy() if root else np.zeros_like(values)
         began_s = loop.time()
         descriptor = Descriptor.broadcast(DataType.INT32, buffer.size, 0)
-        report = await engine.reduce(ReduceRequest(borrow(buffer), descriptor, 7))
+        report = await engine.reduce(ReduceRequest(borrow(buffer), ReduceCall(0, 7, descriptor)))
         took_s.append(loop.time() - began_s)
         assert report.attempts == 1
         assert (report.tx_bytes, report.rx_bytes) == (
@@ -66,7 +67,7 @@ def test_a_broadcast_over_slow_lanes(lanes: int) -> None:
         tiny = np.zeros(1, np.int32)
         descriptor = Descriptor.broadcast(DataType.INT32, 1, 0)
         for _ in range(3):
-            await engine.reduce(ReduceRequest(borrow(tiny), descriptor, tag))
+            await engine.reduce(ReduceRequest(borrow(tiny), ReduceCall(0, tag, descriptor)))
 
     run_peers(network, loop, TIMING, 2, take_part, lanes=lanes, segment_bytes=SEGMENT_BYTES)
     assert all(np.array_equal(result, values) for result in results)

@@ -11,7 +11,7 @@ from pccl.protocol.codec import encode
 from pccl.protocol.errors import MasterLost
 from pccl.protocol.handshake import Channel, Opening
 from pccl.runtime.engine import PeerEngine
-from pccl.runtime.requests import PeerOptions
+from pccl.runtime.requests import JoinRequest, PeerOptions
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
 from pccl.transports.sim.network import SimNetwork
@@ -52,7 +52,7 @@ def test_a_message_that_no_master_sends() -> None:
         engine = PeerEngine(loop, loop, network.host("peer"), MASTER, 0, options)
         for _ in range(2):  # the peer is unharmed: it can try again
             with pytest.raises(MasterLost, match="after 2 attempts: Goodbye of 1 bytes; it may"):
-                await engine.connect(n_attempts=2)
+                await engine.connect(JoinRequest(2))
         await engine.close()
 
     loop.run_until_complete(main())

@@ -24,7 +24,7 @@ from pccl import (
     ReduceOperandDescriptor,
     WireFormat,
 )
-from pccl._api.arguments import broadcast_request, list_request, many_requests, reduce_request
+from pccl._api.arguments import broadcast_request, list_request, many_request, reduce_request
 from pccl.protocol.types import Collective, Quantization
 
 
@@ -68,12 +68,12 @@ def test_device_types() -> None:
 def test_request_of_a_reduce() -> None:
     array = np.ones(5, np.float32)
     hint = ReduceOperandDescriptor(DataType.FLOAT, DistributionHint.NORMAL)
-    request = reduce_request(array, None, ReduceOp.MAX, 7, hint, None)
+    request = reduce_request(array, op=ReduceOp.MAX, tag=7, operand_descriptor=hint)
     assert request.tag == 7
     assert request.operand is not None
     assert request.operand.in_place
     assert np.shares_memory(request.operand.result, array)
-    descriptor = request.descriptor
+    descriptor = request.asks.descriptor
     assert (descriptor.dtype, descriptor.op, descriptor.count) == (DataType.FLOAT, 3, 5)
     assert descriptor.collective is Collective.ALL_REDUCE
     assert descriptor.quantization == Quantization(WireFormat.NONE, 0, False)
@@ -81,8 +81,8 @@ def test_request_of_a_reduce() -> None:
 
 def test_plain_numbers_do_for_enums() -> None:
     loose: Any = ReduceOperandDescriptor(10)  # type: ignore[arg-type]
-    request = reduce_request(np.ones(2, np.float32), None, 2, 0, loose, None)  # type: ignore[arg-type]
-    assert request.descriptor.op is ReduceOp.PROD
+    request = reduce_request(np.ones(2, np.float32), op=2, operand_descriptor=loose)  # type: ignore[arg-type]
+    assert request.asks.descriptor.op is ReduceOp.PROD
 
 
 ONES = np.ones(4, np.float32)
@@ -156,7 +156,7 @@ def test_wrong_arguments_of_a_reduce(
 
 def test_a_weight_makes_another_request_and_its_value_does_not() -> None:
     plain, *weighted = (
-        reduce_request(ONES, None, ReduceOp.AVG, 0, None, None, weight=weight)
+        reduce_request(ONES, op=ReduceOp.AVG, weight=weight).asks  # type: ignore[arg-type]
         for weight in (None, 0, 2.5, np.float32(0.5), np.int64(3))
     )
     assert not plain.descriptor.weighted
@@ -164,16 +164,16 @@ def test_a_weight_makes_another_request_and_its_value_does_not() -> None:
     assert [one.weight for one in weighted] == [0.0, 2.5, 0.5, 3.0]
     assert {type(one.weight) for one in weighted} == {float}
     assert str(weighted[0].descriptor) == "weighted AVG of 4 x float32"
-    many = list_request([ONES, ONES.copy()], None, ReduceOp.AVG, 0, None, "auto", weight=7)
+    many = list_request([ONES, ONES.copy()], op=ReduceOp.AVG, weight=7).asks
     assert (many.descriptor.weighted, many.weight) == (True, 7.0)
     what = ReduceDescriptor(4, ReduceOp.AVG, 3, None, None, weight=1.5)
-    (described,) = many_requests([ReduceOpDescriptor.from_numpy(ONES, ONES, what)])
-    assert (described.descriptor.weighted, described.weight) == (True, 1.5)
+    (described,) = many_request([ReduceOpDescriptor.from_numpy(ONES, ONES, what)]).requests
+    assert (described.asks.descriptor.weighted, described.asks.weight) == (True, 1.5)
 
 
 def test_only_floats_are_averaged_by_weight() -> None:
     with pytest.raises(ValueError, match="int32 can't be averaged by weight"):
-        reduce_request(np.ones(4, np.int32), None, ReduceOp.AVG, 0, None, None, weight=1.0)
+        reduce_request(np.ones(4, np.int32), op=ReduceOp.AVG, weight=1.0)
 
 
 # -- quantization --------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def test_only_floats_are_averaged_by_weight() -> None:
 
 def asked(options: QuantizationOptions | None, kind: DataType = DataType.FLOAT) -> Quantization:
     array = np.ones(4, kind.to_numpy_dtype())
-    return reduce_request(array, None, ReduceOp.SUM, 0, None, options).descriptor.quantization
+    return reduce_request(array, quantization_options=options).asks.descriptor.quantization
 
 
 MIN_MAX, ZERO_POINT = QuantizationAlgorithm.MIN_MAX, QuantizationAlgorithm.ZERO_POINT_SCALE
@@ -224,20 +224,20 @@ def test_a_format_wins_over_dtype_and_algorithm() -> None:
 
 def test_members_that_ask_for_different_things_are_told_so() -> None:
     options = QuantizationOptions(format="int8", block=40)
-    descriptor = reduce_request(ONES, None, ReduceOp.SUM, 0, None, options).descriptor
+    descriptor = reduce_request(ONES, quantization_options=options).asks.descriptor
     assert str(descriptor) == "SUM of 4 x float32, quantized as int8 in blocks of 40"
-    plain = reduce_request(ONES, None, ReduceOp.SUM, 0, None, None).descriptor
+    plain = reduce_request(ONES, op=ReduceOp.SUM).asks.descriptor
     assert str(plain) == "SUM of 4 x float32"
 
 
 def test_what_is_no_quantization() -> None:
-    plain = reduce_request(ONES, None, ReduceOp.SUM, 0, None, None).descriptor
+    plain = reduce_request(ONES, op=ReduceOp.SUM).asks.descriptor
     for options in (
         QuantizationOptions(DataType.UINT8, QuantizationAlgorithm.NONE),
         QuantizationOptions(DataType.FLOAT, QuantizationAlgorithm.MIN_MAX),
         QuantizationOptions(DataType.UINT64),
     ):
-        assert reduce_request(ONES, None, ReduceOp.SUM, 0, None, options).descriptor == plain
+        assert reduce_request(ONES, quantization_options=options).asks.descriptor == plain
     unquantized = Quantization()
     assert asked(QuantizationOptions(DataType.UINT16), DataType.FLOAT16) == unquantized
     assert asked(QuantizationOptions(format="float16"), DataType.BFLOAT16) == unquantized
@@ -257,7 +257,7 @@ def test_integers_cannot_be_quantized(kind: DataType, options: QuantizationOptio
 def test_error_feedback_for_sums_and_averages() -> None:
     options = QuantizationOptions(error_feedback=ErrorFeedback(), name="w")
     for op in (ReduceOp.SUM, ReduceOp.AVG):
-        descriptor = reduce_request(ONES, None, op, 0, None, options).descriptor
+        descriptor = reduce_request(ONES, op=op, quantization_options=options).asks.descriptor
         assert descriptor.quantization == Quantization(WireFormat.UINT8, 96)
 
 
@@ -273,7 +273,7 @@ def test_from_numpy_keeps_the_memory_alive() -> None:
     del send
     gc.collect()
     assert alive() is not None
-    (request,) = many_requests([made])
+    (request,) = many_request([made]).requests
     assert request.operand is not None
     assert request.operand.send.ctypes.data == addresses[0]
     assert request.operand.send.tolist() == [0, 1, 2, 3]
@@ -284,13 +284,13 @@ def test_from_torch_takes_bfloat16_and_parameters() -> None:
     torch = pytest.importorskip("torch")
     halves = torch.ones(2, 3, dtype=torch.bfloat16)
     parameter = torch.nn.Parameter(torch.ones(5))
-    requests = many_requests(
+    requests = many_request(
         [
             ReduceOpDescriptor.from_torch(halves, halves, about(6, 1)),
             ReduceOpDescriptor.from_torch(parameter, parameter, about(5, 2)),
         ]
-    )
-    assert [request.descriptor.dtype for request in requests] == [
+    ).requests
+    assert [request.asks.descriptor.dtype for request in requests] == [
         DataType.BFLOAT16,
         DataType.FLOAT,
     ]
@@ -303,7 +303,7 @@ def test_raw_pointers() -> None:
     what = about(operand_descriptor=ReduceOperandDescriptor(DataType.INT16))
     made = ReduceOpDescriptor(send.ctypes.data, recv.ctypes.data, what)
     assert made.buffers is None
-    (request,) = many_requests([made])
+    (request,) = many_request([made]).requests
     assert request.operand is not None
     assert request.operand.send.tolist() == [0, 1, 2, 3]
     request.operand.result[:] = 5
@@ -351,11 +351,11 @@ def test_wrong_lists() -> None:
     ]
     for descriptors, kind, words in wrong:
         with pytest.raises(kind, match=words):
-            many_requests(descriptors)
+            many_request(descriptors)
     changed = from_array(array)
     changed.reduce_descriptor.count = 7
     with pytest.raises(ValueError, match="7 elements, but the tensor has 8"):
-        many_requests([changed])
+        many_request([changed])
 
 
 # -- broadcast -----------------------------------------------------------------------------------
@@ -363,13 +363,13 @@ def test_wrong_lists() -> None:
 
 def test_request_of_a_broadcast() -> None:
     array = np.ones(4)
-    request = broadcast_request(array, 2, 5)
-    assert (request.tag, request.descriptor.root) == (5, 2)
-    assert request.descriptor.collective is Collective.BROADCAST
-    assert request.descriptor.count == 4
+    request = broadcast_request(array, root=2, tag=5)
+    assert (request.tag, request.asks.descriptor.root) == (5, 2)
+    assert request.asks.descriptor.collective is Collective.BROADCAST
+    assert request.asks.descriptor.count == 4
     for root, kind, words in (
         (-1, ValueError, "root must be from 0"),
         (None, TypeError, "root must be an integer"),
     ):
         with pytest.raises(kind, match=words):
-            broadcast_request(array, root, 5)  # type: ignore[arg-type]
+            broadcast_request(array, root=root, tag=5)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from pccl import progress
-from pccl.progress import Drawer, Lines, ProgressBar, SyncProgress, listening
+from pccl.progress import Drawer, Lines, ProgressBar, SyncProgress, listener_of, showing
 from tests.support.patience import LIMIT_S
 from tests.support.waiting import wait_for_threads
 
@@ -94,8 +94,8 @@ def test_it_ends_with_its_call_and_begins_anew_with_the_next() -> None:
     stream = io.StringIO()
     bar = ProgressBar("joining", stream=stream)
     for _ in range(2):
-        with listening(bar, "not used") as listener:
-            assert listener is bar
+        assert listener_of(bar, "not used") is bar
+        with showing(bar):
             bar(fetched(400_000_000, phase="placing"))
             bar(fetched(400_000_000, phase="done"))
     wait_for_threads(Drawer)
@@ -107,7 +107,7 @@ def test_a_call_that_fails_ends_it_too() -> None:
     bar = ProgressBar(stream=stream)
 
     def fail() -> None:
-        with listening(bar, "fetching"):
+        with showing(bar):
             bar(fetched(100_000_000))
             raise OSError("disk full")
 
@@ -145,16 +145,14 @@ def test_the_environment_asks_for_one(
     value: str, kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PCCL_PROGRESS", value)
-    with listening(None, "joining") as listener:
-        assert isinstance(listener, kind)
-    with listening(print, "joining") as listener:
-        assert listener is print
+    assert isinstance(listener_of(None, "joining"), kind)
+    assert listener_of(print, "joining") is print
 
 
 def test_the_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PCCL_PROGRESS", "yes")
-    with pytest.raises(ValueError, match="PCCL_PROGRESS"), listening(None, "joining"):
-        pass
+    with pytest.raises(ValueError, match="PCCL_PROGRESS"):
+        listener_of(None, "joining")
 
 
 def test_a_stream_that_is_stuck_holds_nobody_up() -> None:

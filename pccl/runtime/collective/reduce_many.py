@@ -17,7 +17,7 @@ from pccl.protocol import errors
 from pccl.protocol.types import NOBODY, PeerId
 from pccl.runtime.collective.memory import Range, clash
 from pccl.runtime.collective.operand import Operand
-from pccl.runtime.requests import Deadline, ReduceReport, ReduceRequest
+from pccl.runtime.requests import Deadline, ReduceInfo, ReduceManyRequest, ReduceRequest
 from pccl.runtime.waiting import cancelled_and_settled
 
 
@@ -26,7 +26,7 @@ class Reducer(Protocol):
 
     async def reduce_while(
         self, request: ReduceRequest, deadline: Deadline | None, may_retry: Callable[[], bool]
-    ) -> ReduceReport:
+    ) -> ReduceInfo:
         """Reduce, after losses again and again for as long as ``may_retry``."""
         ...
 
@@ -34,7 +34,7 @@ class Reducer(Protocol):
         """Leave the call that this memory is lent to, if it may wait for others for ever."""
         ...
 
-    def left_committed(self, report: ReduceReport, operand: Operand) -> None:
+    def left_committed(self, info: ReduceInfo, operand: Operand) -> None:
         """The caller left and can't know that this was committed: make the input what it was."""
         ...
 
@@ -50,8 +50,7 @@ class ReduceMany:
         loop: where it runs.
         reducer: reduces one.
         peer: the incarnation of this peer that begins the call.
-        requests: all-reduces with different tags, on memory that doesn't overlap; at least one.
-        max_in_flight: how many at a time.
+        request: all-reduces with different tags, on memory that doesn't overlap; at least one.
         deadline: of all together.
 
     Raises:
@@ -63,26 +62,25 @@ class ReduceMany:
         loop: asyncio.AbstractEventLoop,
         reducer: Reducer,
         peer: PeerId,
-        requests: Sequence[ReduceRequest],
-        max_in_flight: int,
+        request: ReduceManyRequest,
         deadline: Deadline | None,
     ) -> None:
-        _check_tags(requests)
-        _check_memory(requests)
+        _check_tags(request.requests)
+        _check_memory(request.requests)
         self._loop = loop
         self._reducer = reducer
         self._peer = peer
-        self._requests = requests
-        self._max_in_flight = max_in_flight
+        self._requests = request.requests
+        self._max_in_flight = request.max_in_flight
         self._deadline = deadline
-        self._waiting: Iterator[ReduceRequest] = iter(requests)
-        self._reports: dict[int, ReduceReport] = {}
+        self._waiting: Iterator[ReduceRequest] = iter(request.requests)
+        self._infos: dict[int, ReduceInfo] = {}
         """By tag."""
         self._failure: Exception | None = None
         self._running: dict[int, ReduceRequest] = {}
         """By tag."""
 
-    async def run(self) -> ReduceReport:
+    async def run(self) -> ReduceInfo:
         """Reduce them all.
 
         Returns:
@@ -101,9 +99,9 @@ class ReduceMany:
             for worker in workers:
                 await cancelled_and_settled(worker)
             for request in self._requests:
-                report = self._reports.get(request.tag)
-                if report is not None and request.operand is not None:
-                    self._reducer.left_committed(report, request.operand)
+                info = self._infos.get(request.tag)
+                if info is not None and request.operand is not None:
+                    self._reducer.left_committed(info, request.operand)
             if self._failure is not None:
                 self._reducer.left_failed(self._failure)
             raise
@@ -111,30 +109,29 @@ class ReduceMany:
             raise self._named(self._failure)
         if self._failure is not None:
             raise self._failure
-        reports = [self._reports[request.tag] for request in self._requests]
-        return ReduceReport(
-            reports[-1].operation,
-            reports[-1].contributors,
-            sum(report.tx_bytes for report in reports),
-            sum(report.rx_bytes for report in reports),
-            max(report.attempts for report in reports),
-            reports[-1].algorithm,
-            sum(report.raw_tx_bytes for report in reports),
-            max(report.quantization_error for report in reports),
-            reports[-1].weights,
+        infos = [self._infos[request.tag] for request in self._requests]
+        tx_bytes = sum(info.tx_bytes for info in infos)
+        raw_tx_bytes = sum(info.compression * info.tx_bytes for info in infos)
+        return replace(
+            infos[-1],
+            tx_bytes=tx_bytes,
+            rx_bytes=sum(info.rx_bytes for info in infos),
+            attempts=max(info.attempts for info in infos),
+            compression=raw_tx_bytes / tx_bytes if tx_bytes else 1.0,
+            quantization_error=max(info.quantization_error for info in infos),
         )
 
     async def _work(self) -> None:
         begun_by = NOBODY
         for waiting in self._waiting:
-            request = replace(waiting, begun_by=begun_by)
+            request = replace(waiting, asks=replace(waiting.asks, begun_by=begun_by))
             self._running[request.tag] = request
             try:
-                report = await self._reducer.reduce_while(request, self._deadline, self._goes_on)
+                info = await self._reducer.reduce_while(request, self._deadline, self._goes_on)
             except Exception as error:  # noqa: BLE001 - raised once those that have started are over
                 self._fail(error)
             else:
-                self._reports[request.tag] = report
+                self._infos[request.tag] = info
                 begun_by = self._peer
             finally:
                 del self._running[request.tag]
@@ -157,7 +154,7 @@ class ReduceMany:
             self._reducer.withdraw_unless_started(request.operand, reason)
 
     def _named(self, error: errors.PCCLError) -> errors.PCCLError:
-        completed = tuple(r.tag for r in self._requests if r.tag in self._reports)
+        completed = tuple(r.tag for r in self._requests if r.tag in self._infos)
         tags = ", ".join(str(tag) for tag in completed) or "none"
         reason = f"{error.reason}; tags that completed: {tags}; the other inputs are what they were"
         named = type(error)(error.result, error.func, reason)

@@ -18,21 +18,22 @@ from pccl.machines.peer.events import (
     PostSync,
     ReduceDone,
     ReduceResult,
+    SyncCall,
     SyncStarved,
 )
 from pccl.machines.peer.machine import PeerMachine
 from pccl.protocol.shared_state import Difference, Elected
 from pccl.protocol.types import OperationId, PeerId
-from pccl.runtime.calls import Calls, OpenCall
+from pccl.runtime.calls import CallEvent, Calls, OpenCall
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.hashing import Hasher
-from pccl.runtime.requests import Deadline
+from pccl.runtime.requests import Deadline, SharedStateSyncInfo
 from pccl.runtime.state.exchange import StateExchange
 from pccl.runtime.state.memory.state_hashing import StateHashing
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.memory.stock import Stock
 from pccl.runtime.state.running_prefetch import PrefetchRequest, RunningPrefetch
-from pccl.runtime.state.sync import StateSync, SyncOptions, SyncReport
+from pccl.runtime.state.sync import StateSync, SyncOptions
 from pccl.runtime.tasks import Tasks
 from pccl.transports.link import Links
 
@@ -73,7 +74,7 @@ class DeskHost(Protocol):
         ...
 
     def call(
-        self, make_event: Callable[[int], PeerEvent], deadline: Deadline | None, call: OpenCall
+        self, event: CallEvent, deadline: Deadline | None, call: OpenCall
     ) -> Awaitable[object]:
         """Make a call and wait for it."""
         ...
@@ -137,7 +138,7 @@ class StateDesk:
 
     # -- calls -------------------------------------------------------------------------------------
 
-    async def sync(self, request: SyncOptions, deadline: Deadline | None) -> SyncReport:
+    async def sync(self, request: SyncOptions, deadline: Deadline | None) -> SharedStateSyncInfo:
         """Make shared states equal, or compare them.
 
         Raises:
@@ -152,7 +153,7 @@ class StateDesk:
                 del self._syncs[sync]
                 self._note_end()
 
-    async def attempt(self, make_event: Callable[[int], PeerEvent], sync: StateSync) -> object:
+    async def attempt(self, event: SyncCall, sync: StateSync) -> object:
         """One attempt of a call.
 
         Raises:
@@ -160,7 +161,7 @@ class StateDesk:
         """
         call = self._host.calls.new()
         call.sync = sync
-        return await self._host.call(make_event, sync.deadline, call)
+        return await self._host.call(event, sync.deadline, call)
 
     async def join_again(self, sync: StateSync) -> None:
         """Come back as a newcomer, who goes on fetching before he is admitted."""

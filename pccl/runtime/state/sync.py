@@ -17,18 +17,17 @@ from typing import Any, Protocol
 from pccl.machines.peer.events import LeftCommitted, PeerEvent, SyncCall, SyncResult
 from pccl.protocol import errors
 from pccl.protocol.shared_state import (
-    Elected,
     Lineage,
     Offer,
     ResumePolicy,
     SharedStateSyncStrategy,
     SyncPurpose,
 )
-from pccl.protocol.types import NOBODY, OperationId, PeerId, RemovalCause
+from pccl.protocol.types import NOBODY, PeerId, RemovalCause
 from pccl.runtime.collective.memory import Range, clash
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.hashing import Hasher
-from pccl.runtime.requests import Deadline
+from pccl.runtime.requests import Deadline, SharedStateSyncInfo
 from pccl.runtime.state.memory.state_hashing import StateHashing
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.memory.stock import Stock
@@ -77,6 +76,7 @@ class SyncOptions:
         staging_bytes_max: more than that is staged on the disk.
         staging_directory: where; None: where temporary files go.
         on_progress: told how far it is, on the loop's thread.
+        timeout_s: budget of all attempts together; None: for ever.
     """
 
     state: State
@@ -88,25 +88,13 @@ class SyncOptions:
     staging_bytes_max: int = 1 << 30
     staging_directory: str | None = None
     on_progress: Callable[[SyncProgress], None] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SyncReport:
-    """A committed synchronization as the engine knows it."""
-
-    operation: OperationId
-    elected: Elected
-    members: tuple[PeerId, ...]
-    tx_bytes: int
-    rx_bytes: int
-    attempts: int
-    wrong_pieces: int
+    timeout_s: float | None = None
 
 
 class Caller(Protocol):
     """What carries calls to the members: the desk."""
 
-    async def attempt(self, make_event: Callable[[int], PeerEvent], sync: StateSync) -> object:
+    async def attempt(self, event: SyncCall, sync: StateSync) -> object:
         """One attempt."""
         ...
 
@@ -203,7 +191,7 @@ class StateSync:
                 "a synchronization of shared state still uses this memory; wait for it"
             )
 
-    async def run(self) -> SyncReport:
+    async def run(self) -> SharedStateSyncInfo:
         """Make the call.
 
         Raises:
@@ -220,7 +208,7 @@ class StateSync:
                 self._enter("waiting")
                 peer = self._caller.peer
                 try:
-                    result = await self._caller.attempt(self._event, self)
+                    result = await self._caller.attempt(self._event(), self)
                 except errors.CollectiveAborted as error:
                     starved += self._is_starved
                     no_room = self.session.no_room if self.session is not None else None
@@ -269,7 +257,7 @@ class StateSync:
         self._enter("hashing")
         await self._hashing.run(self.memory)
 
-    def _event(self, call: int) -> SyncCall:
+    def _event(self) -> SyncCall:
         request, state = self._request, self._request.state
         offer = Offer(
             purpose=request.purpose,
@@ -283,7 +271,7 @@ class StateSync:
             content=self.memory.piece_map.digest(may_differ=False),
             extra=self.memory.piece_map.digest(may_differ=True),
         )
-        return SyncCall(call, offer, self._begun_by)
+        return SyncCall(0, offer, self._begun_by)
 
     @property
     def _is_starved(self) -> bool:
@@ -306,7 +294,7 @@ class StateSync:
             self._is_torn = True
             self.memory.touch_all()
 
-    async def _finish(self, result: SyncResult, attempts: int) -> SyncReport:
+    async def _finish(self, result: SyncResult, attempts: int) -> SharedStateSyncInfo:
         """It is committed: put what was fetched in place."""
         lineage = Lineage(self._caller.run, result.operation)
         if self._request.purpose is SyncPurpose.SYNC:
@@ -325,14 +313,14 @@ class StateSync:
                 raise
             self._caller.show(self.memory)
         self._enter("done")
-        return SyncReport(
-            result.operation,
-            result.elected,
-            result.members,
-            self._tx_bytes,
-            self._rx_bytes,
-            attempts,
-            self._wrong_pieces,
+        return SharedStateSyncInfo(
+            tx_bytes=self._tx_bytes,
+            rx_bytes=self._rx_bytes,
+            revision=result.elected.revision,
+            members=result.members,
+            attempts=attempts,
+            wrong_pieces=self._wrong_pieces,
+            outcome=result,
         )
 
     async def _see_through(self, place: Callable[[], None]) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from unittest.mock import patch
 
 from pccl.machines.master.ballots import sync_ballot
+from pccl.machines.peer.events import SyncResult
 from pccl.protocol.errors import StateMismatch
 from pccl.protocol.shared_state import (
     Differ,
@@ -33,7 +34,7 @@ from pccl.protocol.shared_state import (
     Verdict,
 )
 from pccl.protocol.types import OperationId, PeerId
-from pccl.runtime.state.sync import SyncReport
+from pccl.runtime.requests import SharedStateSyncInfo
 from pccl.state.election import elect
 from pccl.stress.sim.checkers.outcomes import InRun, Violation
 from pccl.stress.sim.workloads.syncs import Contents, SimState, Syncs, free, shared
@@ -231,11 +232,12 @@ class StateCheckers:
             raise Violation(f"{name} must resynchronize, but had nothing to receive")
 
     def synchronized(
-        self, who: str, run: bytes, peer: PeerId, report: SyncReport, state: SimState
+        self, who: str, run: bytes, peer: PeerId, info: SharedStateSyncInfo, state: SimState
     ) -> None:
         """A synchronization has returned to the process that has this state."""
         tensors = self._syncs.tensors
-        operation, elected = InRun(run, report.operation), report.elected
+        outcome = outcome_of(info)
+        operation, elected = InRun(run, outcome.operation), outcome.elected
         given, now = self._given[operation], state.returned()
         mine = given[peer]
         if (state.revision, state.lineage) != (elected.revision, Lineage(*operation)):
@@ -264,15 +266,17 @@ class StateCheckers:
             extras = theirs + ([] if elected.extra_sources else extras)  # no such source is left
         if free(now, tensors) not in extras:
             raise Violation(f"{who}: {operation} has brought, or not, what may differ")
-        self._check_bytes(who, report, state, now)
-        self._count(report)
+        self._check_bytes(who, info, state, now)
+        self._count(info)
 
     def unwritten(self, who: str, before: Contents, state: SimState) -> None:
         """A call has returned that does not write into the tensors."""
         if state.contents() != before:
             raise Violation(f"{who}: its tensors were written before it was admitted")
 
-    def _check_bytes(self, who: str, report: SyncReport, state: SimState, now: Contents) -> None:
+    def _check_bytes(
+        self, who: str, info: SharedStateSyncInfo, state: SimState, now: Contents
+    ) -> None:
         """No attempt fetches again what one before has fetched."""
         attempts = self._calls[state.holder]
         if len(attempts.wanted) > 1:
@@ -289,30 +293,30 @@ class StateCheckers:
         )
         if state.has_prefetched:
             self._done["sync after a prefetch"] += 1
-            self._done["prefetched"] += report.rx_bytes < differing
-            if report.rx_bytes <= differing:
+            self._done["prefetched"] += info.rx_bytes < differing
+            if info.rx_bytes <= differing:
                 return
-        if report.attempts > 1 and report.rx_bytes < differing:
+        if info.attempts > 1 and info.rx_bytes < differing:
             # A piece whose sender has gone while it came counts for nobody, and is there all the
             # same if it was read into the tensor itself: the next attempt finds it.
             self._done["found in place"] += 1
             return
-        if report.rx_bytes != differing:
+        if info.rx_bytes != differing:
             raise Violation(
-                f"{who}: {differing} bytes were to be fetched in {report.operation}, and "
-                f"{report.rx_bytes} have come"
+                f"{who}: {differing} bytes were to be fetched in {outcome_of(info).operation}, and "
+                f"{info.rx_bytes} have come"
             )
 
-    def _count(self, report: SyncReport) -> None:
+    def _count(self, info: SharedStateSyncInfo) -> None:
         done = self._done
         done["sync"] += 1
-        done["sync fetched"] += report.rx_bytes > 0
-        done["sync in several attempts"] += report.attempts > 1
-        done["wrong piece"] += report.wrong_pieces
+        done["sync fetched"] += info.rx_bytes > 0
+        done["sync in several attempts"] += info.attempts > 1
+        done["wrong piece"] += info.wrong_pieces
 
-    def survived(self, report: SyncReport, *, lost: bool, restarted: bool) -> None:
+    def survived(self, info: SharedStateSyncInfo, *, lost: bool, restarted: bool) -> None:
         """What has happened in the course of one that is committed."""
-        self._done["sync repaired"] += lost and report.rx_bytes > 0
+        self._done["sync repaired"] += lost and info.rx_bytes > 0
         self._done["sync under a restarted master"] += restarted
 
     def unavailable(self) -> None:
@@ -331,18 +335,19 @@ class StateCheckers:
             raise Violation(f"{who}: a call without success has changed its shared state: {why!r}")
         state.returned()
 
-    def verified(self, who: str, run: bytes, report: SyncReport) -> None:
+    def verified(self, who: str, run: bytes, info: SharedStateSyncInfo) -> None:
         """A comparison has found no difference."""
         self._done["verified"] += 1
-        operation = InRun(run, report.operation)
+        outcome = outcome_of(info)
+        operation = InRun(run, outcome.operation)
         tensors = self._syncs.tensors
         # Who was lost before the outcome need not have been looked at.
         contents = {
             shared(one.contents, tensors)
             for one in self._given[operation].values()
-            if one.offer.content == report.elected.content
+            if one.offer.content == outcome.elected.content
         }
-        lost = len(report.elected.sources) < len(self._given[operation])
+        lost = len(outcome.elected.sources) < len(self._given[operation])
         everybody = {shared(one.contents, tensors) for one in self._given[operation].values()}
         if len(contents) != 1 or (len(everybody) > 1 and not lost):
             raise Violation(f"{who}: {operation} found no difference, and there is one")
@@ -366,6 +371,12 @@ class StateCheckers:
         found = {one.contents[index] for one in self._given[operation].values()}
         if len(found) < 2 and not self._done["liar"]:  # a liar may be the one that was compared
             raise Violation(f"{who}: {error.tensor} does not differ in {operation}: {error}")
+
+
+def outcome_of(info: SharedStateSyncInfo) -> SyncResult:
+    """The operation that a synchronization was."""
+    assert info.outcome is not None
+    return info.outcome
 
 
 def _winner(offers: list[Offer], expected: Expected, commits: int) -> tuple[int, bytes] | None:

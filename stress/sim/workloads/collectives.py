@@ -9,8 +9,9 @@ add up to is the checkers' business.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import (
     CollectiveAborted,
@@ -34,10 +36,10 @@ from pccl.protocol.errors import (
     ResyncRequired,
     TooFewPeers,
 )
-from pccl.protocol.types import NS_PER_S, Descriptor, ReduceOp
+from pccl.protocol.types import NS_PER_S, Descriptor, ReduceOp, RoundKind
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
-from pccl.runtime.requests import ReduceRequest
+from pccl.runtime.requests import JoinRequest, ReduceManyRequest, ReduceRequest, RunRequest
 from pccl.stress.sim.checkers.outcomes import Checkers, InRun, Violation
 from pccl.stress.sim.faults.base import MS
 from pccl.stress.sim.loop import VirtualLoop
@@ -126,7 +128,7 @@ class Workload:
         for attempt in range(_REJOINS_MAX):
             try:
                 if rejoins:
-                    await self._joint(self._engine.update_topology, self._patience_s)
+                    await self._joint(RoundKind.UPDATE_TOPOLOGY, self._patience_s)
                 else:
                     await self._connect(attempt)
                 await self._work(rejoined=rejoins)
@@ -172,7 +174,7 @@ class Workload:
         if self._scenario.min_peers > 1 and attempt == 0:
             try:
                 wanted = self._scenario.min_peers
-                await self._join(100, min_peers=wanted, timeout_s=_GANG_S)
+                await self._join(JoinRequest(100, wanted, timeout_s=_GANG_S))
             except DeadlineExceeded:
                 pass
             else:
@@ -180,19 +182,19 @@ class Workload:
                 seen = roster.global_world_size if roster is not None else 0
                 self._checkers.joined(self._who, process.run, process.peer, seen, wanted)
                 return
-        await self._join(100, min_peers=1, timeout_s=self._patience_s)
+        await self._join(JoinRequest(100, timeout_s=self._patience_s))
 
     @property
     def _patience_s(self) -> float | None:
         """How long to try to get into a run, which may lack its majority for ever."""
         return _PATIENCE_S if self._scenario.standby else None
 
-    async def _join(self, attempts: int, *, min_peers: int, timeout_s: float | None) -> None:
-        connect = partial(self._engine.connect, attempts, min_peers=min_peers, timeout_s=timeout_s)
+    async def _join(self, request: JoinRequest) -> None:
         if self._state is None:
-            await connect()
+            await self._engine.connect(request)
         else:
-            await self._state.joins(partial(connect, prefetch=self._state.prefetch()))
+            request = replace(request, prefetch=self._state.prefetch())
+            await self._state.joins(partial(self._engine.connect, request))
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -212,7 +214,7 @@ class Workload:
             if self._rng.random() < 0.5:
                 await self.sleep(self._rng.randrange(2 * self._scenario.latency_ns))
             if self._errs_now:
-                await self._joint(self._engine.update_topology)
+                await self._joint(RoundKind.UPDATE_TOPOLOGY)
             over = await self._vote()
             await self._collectives()
             if over:
@@ -221,18 +223,17 @@ class Workload:
     async def _admit(self, *, first: bool, rejoined: bool) -> None:
         # A newcomer's first update_topology is satisfied by the round that admitted it, unless an
         # update_topology has brought it back; where members ask first, it must not ask either.
-        engine = self._engine
         if self._scenario.asks_pending:
-            admits = not first and await self._joint(engine.are_peers_pending)
+            admits = not first and await self._joint(RoundKind.PEERS_PENDING)
         else:
             admits = not (first and rejoined)
         if admits:
-            await self._joint(engine.update_topology)
+            await self._joint(RoundKind.UPDATE_TOPOLOGY)
         if self._state is not None:
             await self._state.run()
         if self._scenario.optimizes:
             with suppress(TooFewPeers):
-                await self._joint(engine.optimize_topology)
+                await self._joint(RoundKind.OPTIMIZE_TOPOLOGY)
 
     @property
     def _world_size(self) -> int:
@@ -314,8 +315,8 @@ class Workload:
         send = original.copy()
         recv = send if in_place else np.full_like(send, 7)
         weight = draw_weight(slot, self._scenario.seed, self._process.peer, self._iteration)
-        request = ReduceRequest(borrow(send, recv), slot.descriptor(), slot.tag, weight=weight)
-        return request, send, recv
+        asks = ReduceCall(0, slot.tag, slot.descriptor(), weight=weight)
+        return ReduceRequest(borrow(send, recv), asks), send, recv
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -341,16 +342,15 @@ class Workload:
             return None
         return self._rng.randint(1, 8) * self._scenario.latency_ns / NS_PER_S
 
-    async def _joint(
-        self, make: Callable[..., Coroutine[Any, Any, Any]], patience_s: float | None = None
-    ) -> Any:
+    async def _joint(self, kind: RoundKind, patience_s: float | None = None) -> bool:
         """Make a joint call of the run; repeat it when it was left, as long as patience lasts."""
         began_ns = self._loop.now_ns()
         for attempt in range(_ATTEMPTS_MAX):
             await self._pause(attempt)
             budget_s = self._budget_s() or patience_s
             try:
-                return await self._call(make(timeout_s=budget_s))
+                asked = RunRequest(kind, timeout_s=budget_s)
+                return bool(await self._call(self._engine.round(asked)))
             except (DeadlineExceeded, Interrupted) as error:
                 self._checkers.done[type(error).__name__] += 1
                 spent_ns = self._loop.now_ns() - began_ns
@@ -373,7 +373,7 @@ class Workload:
         if isinstance(error, LockstepError):
             if self._scenario.mistake is None:
                 raise Violation(f"{self._process.name} was accused of a mistake: {error}")
-            await self._joint(self._engine.update_topology)  # what the others wait in
+            await self._joint(RoundKind.UPDATE_TOPOLOGY)  # what the others wait in
         elif not isinstance(error, _REPEATED):
             raise error
 
@@ -390,10 +390,9 @@ class Workload:
             await self._pause(attempt)
             request, send, recv = self._request(slot, original, in_place=in_place)
             retry = self._scenario.retries
+            request = replace(request, retry=retry, timeout_s=self._budget_s())
             try:
-                await self._call(
-                    self._engine.reduce(request, retry=retry, timeout_s=self._budget_s())
-                )
+                await self._call(self._engine.reduce(request))
             except TooFewPeers:
                 self._checkers.failed(self._who, send, original)
                 return None
@@ -415,7 +414,7 @@ class Workload:
         await self.sleep(buckets.compute_ns)
         if buckets.asks:
             try:
-                await self._joint(self._engine.are_peers_pending)
+                await self._joint(RoundKind.PEERS_PENDING)
             except (Evicted, MasterLost, NotConnected) as error:
                 return [error]
         return []
@@ -433,7 +432,7 @@ class Workload:
             if buckets is not None:
                 failures += await self._compute(buckets)
             try:
-                ticket = engine.launch(request, timeout_s=self._budget_s())
+                ticket = engine.launch(replace(request, timeout_s=self._budget_s()))
             except TooFewPeers:
                 continue
             except NotConnected as error:
@@ -480,16 +479,12 @@ class Workload:
         for attempt in range(_ATTEMPTS_MAX):
             await self._pause(attempt)
             made = [self._request(s, x, in_place=self._rng.random() < 0.5) for s, x in waiting]
-            requests = [request for request, _, _ in made]
-            budget_s = self._budget_s()
+            requests = tuple(request for request, _, _ in made)
+            wanted = ReduceManyRequest(requests, max_in_flight, timeout_s=self._budget_s())
             completed: tuple[int, ...] = tuple(slot.tag for slot, _ in waiting)
             failure: PCCLError | Interrupted | None = None
             try:
-                await self._call(
-                    self._engine.reduce_many(
-                        requests, max_in_flight=max_in_flight, timeout_s=budget_s
-                    )
-                )
+                await self._call(self._engine.reduce_many(wanted))
             except PCCLError as error:
                 completed, failure = error.completed_tags, error
                 # Whoever joins again takes over the others' state anyway.
@@ -537,19 +532,19 @@ class Workload:
             root = self._iteration_of_all() % self._world_size
             buffer = original.copy()
             descriptor = Descriptor.broadcast(slot.data_type, slot.count, root)
-            request = ReduceRequest(borrow(buffer), descriptor, slot.tag)
+            asks = ReduceCall(0, slot.tag, descriptor)
+            request = ReduceRequest(borrow(buffer), asks, timeout_s=self._budget_s())
             try:
-                report = await self._call(self._engine.reduce(request, timeout_s=self._budget_s()))
+                info = await self._call(self._engine.reduce(request))
             except (PCCLError, Interrupted) as error:
                 self._check_failed(buffer, buffer, original)
                 await self._again(error)
                 continue
-            if len(report.contributors) > 1:
-                operation = InRun(self._process.run, report.operation)
-                self._checkers.was_broadcast(
-                    self._who, operation, report.contributors, root, buffer
-                )
-            self._checkers.returned(self._who, f"what {report.operation} brought", buffer)
+            id_ = info.outcome.operation
+            if len(info.contributors) > 1:
+                operation = InRun(self._process.run, id_)
+                self._checkers.was_broadcast(self._who, operation, info.contributors, root, buffer)
+            self._checkers.returned(self._who, f"what {id_} brought", buffer)
             return
         raise AssertionError(f"{self._who}: {_ATTEMPTS_MAX} attempts of a broadcast")
 
@@ -561,16 +556,16 @@ class Workload:
     async def _barrier(self) -> None:
         for attempt in range(_ATTEMPTS_MAX):
             await self._pause(attempt)
+            asks = ReduceCall(0, _BARRIER_TAG, Descriptor.barrier())
+            request = ReduceRequest(None, asks, timeout_s=self._budget_s())
             try:
-                report = await self._call(
-                    self._engine.barrier(_BARRIER_TAG, timeout_s=self._budget_s())
-                )
+                info = await self._call(self._engine.reduce(request))
             except (PCCLError, Interrupted) as error:
                 await self._again(error)
                 continue
-            if len(report.contributors) > 1:
-                operation = InRun(self._process.run, report.operation)
-                self._checkers.passed_barrier(self._who, operation, report.contributors)
+            if len(info.contributors) > 1:
+                operation = InRun(self._process.run, info.outcome.operation)
+                self._checkers.passed_barrier(self._who, operation, info.contributors)
             return
         raise AssertionError(f"{self._who}: {_ATTEMPTS_MAX} attempts of a barrier")
 

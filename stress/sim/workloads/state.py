@@ -13,10 +13,11 @@ from typing import Any
 
 from pccl.protocol.errors import PCCLError, ResyncRequired, StateMismatch, StateUnavailable
 from pccl.protocol.shared_state import ResumePolicy, SharedStateSyncStrategy, SyncPurpose
+from pccl.runtime.requests import SharedStateSyncInfo
 from pccl.runtime.state.memory.stock import Stock
 from pccl.runtime.state.running_prefetch import PrefetchRequest
-from pccl.runtime.state.sync import SyncOptions, SyncReport
-from pccl.stress.sim.checkers.state import Before, StateCheckers
+from pccl.runtime.state.sync import SyncOptions
+from pccl.stress.sim.checkers.state import Before, StateCheckers, outcome_of
 from pccl.stress.sim.faults.base import MS
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenarios.scenario import Scenario
@@ -108,16 +109,16 @@ class StateWork:
         if rng.random() < self._syncs.drifts:
             state.drift()
             self._in_step = False
-        report = await self._synchronize()
-        await self._verify(report)
+        info = await self._synchronize()
+        await self._verify(info)
         if rng.random() < self._syncs.lags:
             self._in_step = False
         else:
-            state.advance(report.operation)
+            state.advance(outcome_of(info).operation)
         if self._syncs.recipe is Recipe.SENDERS:
             self._sends = True
 
-    async def _synchronize(self) -> SyncReport:
+    async def _synchronize(self) -> SharedStateSyncInfo:
         state = self.state
         expects = self._in_step and self._rng.random() < self._syncs.expects
         for _ in range(_ATTEMPTS_MAX):
@@ -131,13 +132,14 @@ class StateWork:
                 ResumePolicy.HIGHEST,
                 expect_unchanged=expects,
                 in_place=in_place,
+                timeout_s=self._budget_s(),
             )
             process, before = self._process, Before.of(state)
             term = process.engine.machine.term
             self._checkers.calls(process.name)
-            work = process.engine.sync(request, timeout_s=self._budget_s())
+            work = process.engine.sync(request)
             try:
-                report: SyncReport = await self._call(work)
+                info: SharedStateSyncInfo = await self._call(work)
             except Exception as error:  # noqa: BLE001 - also an interruption
                 self._checkers.unchanged(self._who, state, before, error)
                 if isinstance(error, StateMismatch):
@@ -145,15 +147,15 @@ class StateWork:
                 await self._after(error)
                 continue
             state.is_lent_in_place = False
-            self._checkers.synchronized(self._who, process.run, process.peer, report, state)
+            self._checkers.synchronized(self._who, process.run, process.peer, info, state)
             state.has_prefetched = False
             self._checkers.survived(
-                report,
-                lost=set(report.members) != set(process.sync_ring),
+                info,
+                lost=set(info.members) != set(process.sync_ring),
                 restarted=process.engine.machine.term != term,
             )
             self._in_step = True
-            return report
+            return info
         raise AssertionError(f"{self._who}: {_ATTEMPTS_MAX} attempts of a synchronization")
 
     @property
@@ -179,12 +181,12 @@ class StateWork:
                 self._checkers.out_of_step(self._process.name)
             await self._again(error)
 
-    async def _verify(self, synchronized: SyncReport) -> None:
+    async def _verify(self, synchronized: SharedStateSyncInfo) -> None:
         """Compare with all others, or don't.
 
         Nobody leaves it early: he could not know whether the others go on, and be out of step.
         """
-        operation = synchronized.operation
+        operation = outcome_of(synchronized).operation
         rng = Random(f"{self._seed}/verify/{operation}")
         if rng.random() >= self._syncs.verifies:
             return
@@ -200,7 +202,7 @@ class StateWork:
             request = SyncOptions(state, SyncPurpose.VERIFY)
             self._checkers.calls(self._process.name)
             try:
-                report = await self._process.engine.sync(request)
+                info = await self._process.engine.sync(request)
             except StateMismatch as error:
                 self._checkers.unchanged(self._who, state, before, error)
                 self._mismatch(error, clean=culprit is None)
@@ -210,7 +212,7 @@ class StateWork:
                 await self._again(error)
                 continue
             self._checkers.unchanged(self._who, state, before, None)
-            self._checkers.verified(self._who, self._process.run, report)
+            self._checkers.verified(self._who, self._process.run, info)
             return
         raise AssertionError(f"{self._who}: {_ATTEMPTS_MAX} attempts of a comparison")
 

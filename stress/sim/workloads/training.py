@@ -37,6 +37,7 @@ from pccl.bindings.diloco.rounds import (
 )
 from pccl.bindings.diloco.trainee import Steps, Trainee
 from pccl.error_feedback import ErrorFeedback
+from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import (
     DeadlineExceeded,
@@ -46,13 +47,13 @@ from pccl.protocol.errors import (
     TooFewPeers,
 )
 from pccl.protocol.shared_state import ResumePolicy, SharedStateSyncStrategy, SyncPurpose
-from pccl.protocol.types import NS_PER_S, Descriptor, ReduceOp
+from pccl.protocol.types import NS_PER_S, Descriptor, PeerId, ReduceOp, RoundKind
 from pccl.runtime.collective.operand import borrow
-from pccl.runtime.requests import ReduceRequest
+from pccl.runtime.requests import JoinRequest, ReduceRequest, RunRequest
 from pccl.runtime.state.memory.stock import Stock
 from pccl.runtime.state.replay import ObservedReduction
 from pccl.runtime.state.running_prefetch import PrefetchRequest
-from pccl.runtime.state.sync import SyncOptions, SyncReport
+from pccl.runtime.state.sync import SyncOptions
 from pccl.stress.sim.checkers.outcomes import Checkers, InRun, Violation
 from pccl.stress.sim.checkers.training import Contents, Held, TrainingCheckers, contribution
 from pccl.stress.sim.loop import VirtualLoop
@@ -354,7 +355,7 @@ class _Life:
                 await self._connect()
                 return self._members()
             case Update():
-                await self._engine.update_topology(timeout_s=self._patience_s)
+                await self._engine.round(RunRequest(RoundKind.UPDATE_TOPOLOGY, self._patience_s))
                 return self._members()
             case Sync():
                 return await self._sync()
@@ -371,11 +372,10 @@ class _Life:
     async def _connect(self) -> None:
         memory = self._outer.memory
         prefetch = PrefetchRequest(memory, Stock(memory, 1 << 20), on_reduction=self._replay)
+        request = JoinRequest(100, prefetch=prefetch, timeout_s=self._patience_s)
         for _ in range(_REFUSALS_MAX):
             try:
-                await self._engine.connect(
-                    100, min_peers=1, timeout_s=self._patience_s, prefetch=prefetch
-                )
+                await self._engine.connect(request)
             except NotAdmitted:  # somebody that it can't reach now, perhaps
                 continue
             return
@@ -411,22 +411,24 @@ class _Life:
             outer, SyncPurpose.SYNC, SharedStateSyncStrategy.ENFORCE_POPULAR, ResumePolicy.ADVANCED
         )
         try:
-            report: SyncReport = await self._engine.sync(request)
+            info = await self._engine.sync(request)
         except PCCLError:
             if outer.contents() != before:
                 raise Violation(f"{self._who}: a failed synchronization has changed it") from None
             raise
-        self._revisions.synced(report.elected.revision)
-        operation = InRun(process.run, report.operation)
+        result = info.outcome
+        assert result is not None
+        self._revisions.synced(info.revision)
+        operation = InRun(process.run, result.operation)
         self._line = self._training_checkers.synced(
             self._who,
             operation,
             process.peer,
-            report.members,
-            report.elected.revision,
+            result.members,
+            info.revision,
             outer.contents(),
         )
-        return Members(process.peer, report.members)
+        return Members(process.peer, result.members)
 
     async def _take(self) -> Contribution | None:
         self._is_idle = not self._queue
@@ -464,16 +466,15 @@ class _Life:
         begin = partial(self._feedback.begin, f"{fragment}", own.size, slot.data_type)
         request = ReduceRequest(
             borrow(buffer),
-            descriptor,
-            slot.tag,
+            ReduceCall(0, slot.tag, descriptor, weight=weight),
             begin if pays else None,
             observable=True,
-            weight=weight,
+            retry=True,
         )
         if pays:
             residuals.begins(self._who, axis, fragment, given.number, self._owed(fragment))
         try:
-            report = await self._engine.reduce(request, retry=True)
+            info = await self._engine.reduce(request)
         except PCCLError as error:
             if pays:
                 residuals.failed(self._who, axis, fragment, self._owed(fragment))
@@ -484,19 +485,20 @@ class _Life:
             raise
         run, result = self._process.results[slot.tag]
         self._checkers.succeeded(self._who, run, result, slot, buffer)
-        total = fsum(report.weights)
+        total = fsum(info.weights)
+        contributors = tuple(PeerId(peer) for peer in info.contributors)
         work = np.multiply(buffer, total, dtype=np.float64)
         given.values[:] = whole(work, coded=self._is_coded)
         operation = InRun(run, result.operation)
-        parts = self._checkers.given(operation, report.contributors)
+        parts = self._checkers.given(operation, contributors)
         self._reduced = operation, before, [contribution(*part) for part in parts]
         if self._is_coded:
-            named = dict(zip(report.contributors, parts, strict=True))
+            named = dict(zip(contributors, parts, strict=True))
             peer, owed = self._process.peer, self._owed(fragment)
             residuals.returned(
                 self._who, axis, fragment, given.number, operation, peer, named, work, owed
             )
-        return Average(report.contributors, total, report.tx_bytes, report.rx_bytes)
+        return Average(contributors, total, info.tx_bytes, info.rx_bytes)
 
     def _notify(self, notice: Notice) -> None:
         if isinstance(notice, RoundCommitted):

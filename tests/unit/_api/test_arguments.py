@@ -156,7 +156,7 @@ def test_either_all_in_place_or_none() -> None:
 
 
 def test_the_request_is_that_of_the_concatenation() -> None:
-    request = list_request(ones(2, 0, 3), None, ReduceOp.AVG, 7, None, "mesh")
-    assert (request.descriptor.count, request.descriptor.dtype) == (5, DataType.FLOAT)
-    assert (request.descriptor.op, request.tag) == (ReduceOp.AVG, 7)
-    assert request.descriptor.algorithm is Algorithm.MESH
+    request = list_request(ones(2, 0, 3), op=ReduceOp.AVG, tag=7, algorithm="mesh")
+    assert (request.asks.descriptor.count, request.asks.descriptor.dtype) == (5, DataType.FLOAT)
+    assert (request.asks.descriptor.op, request.tag) == (ReduceOp.AVG, 7)
+    assert request.asks.descriptor.algorithm is Algorithm.MESH

@@ -27,9 +27,9 @@ from pccl.machines.peer.events import (
 from pccl.protocol import errors
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundKind
-from pccl.runtime.calls import LEFT, Calls, OpenCall
+from pccl.runtime.calls import LEFT, CallEvent, Calls, OpenCall
 from pccl.runtime.collective.operand import borrow
-from pccl.runtime.requests import Deadline, ReduceReport
+from pccl.runtime.requests import Deadline, ReduceInfo
 
 SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
 OPERATION = OperationId(1, 0, 1, 7, 0)
@@ -84,10 +84,10 @@ class Bench:
         self.loop.run_until_complete(story)
 
     def launch(self, call: OpenCall | None = None, deadline: Deadline | None = None) -> int:
-        return self.calls.launch(reduce_event, deadline, call or self.calls.new())
+        return self.calls.launch(reduce_event(), deadline, call or self.calls.new())
 
-    def wait(self, make_event: Callable[[int], PeerEvent]) -> asyncio.Task[Any]:
-        return self.loop.create_task(self.calls.wait(make_event, None, self.calls.new()))
+    def wait(self, event: CallEvent) -> asyncio.Task[Any]:
+        return self.loop.create_task(self.calls.wait(event, None, self.calls.new()))
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def bench() -> Iterator[Bench]:
     made.loop.close()
 
 
-def reduce_event(call: int) -> ReduceCall:
+def reduce_event(call: int = 0) -> ReduceCall:
     return ReduceCall(call, 7, SUM, True)
 
 
@@ -116,14 +116,14 @@ def reject_with(bench: Bench, error: errors.PCCLError) -> Callable[[PeerEvent], 
 def test_a_call_returns(bench: Bench) -> None:
     async def story() -> None:
         call = bench.calls.new()
-        waiting = bench.loop.create_task(bench.calls.wait(reduce_event, DEADLINE, call))
+        waiting = bench.loop.create_task(bench.calls.wait(reduce_event(), DEADLINE, call))
         await asyncio.sleep(0)
         assert bench.told == [ReduceCall(1, 7, SUM, True)]
         assert (len(bench.calls), bench.calls.get(1)) == (1, call)
         call.tx_bytes, call.rx_bytes = 30, 20
         bench.calls.resolve(1, RESULT)
         assert (len(bench.calls), bench.calls.get(1)) == (0, None)
-        assert await waiting == ReduceReport(OPERATION, MEMBERS, 30, 20, 2)
+        assert await waiting == ReduceInfo(2, 30, 20, MEMBERS, 1, 2, "ring", 0.0)
         (timer,) = bench.clock.timers
         assert timer.when_ns == 5_000
         assert timer.cancelled
@@ -146,7 +146,7 @@ def test_an_error_is_a_copy(bench: Bench) -> None:
 
     async def story() -> None:
         for _ in range(2):
-            waiting = bench.wait(reduce_event)
+            waiting = bench.wait(reduce_event())
             await asyncio.sleep(0)
             (number,) = (number for number, _ in bench.calls.items())
             bench.calls.reject(number, told)
@@ -181,7 +181,7 @@ def test_all_calls_fail_at_once(bench: Bench) -> None:
     tickets = [bench.launch(deadline=DEADLINE) for _ in range(2)]
 
     async def story() -> None:
-        waiting = bench.wait(round_event(RoundKind.UPDATE_TOPOLOGY))
+        waiting = bench.wait(RoundCall(0, RoundKind.UPDATE_TOPOLOGY))
         await asyncio.sleep(0)
         bench.calls.fail_all(errors.LocalProtocolError(reason="a bug"))
         for outcome in (waiting, *map(bench.calls.finish, tickets)):
@@ -196,34 +196,30 @@ def test_all_calls_fail_at_once(bench: Bench) -> None:
 # -- leaving -------------------------------------------------------------------------------------
 
 
-def round_event(kind: RoundKind) -> Callable[[int], PeerEvent]:
-    return lambda call: RoundCall(call, kind)
-
-
-def join_event(*, rejoins: bool) -> Callable[[int], PeerEvent]:
-    return lambda call: JoinCall(call, 0, "", 1, 5, rejoins=rejoins)
+def join_event(*, rejoins: bool) -> JoinCall:
+    return JoinCall(0, 0, "", 1, 5, rejoins=rejoins)
 
 
 @pytest.mark.parametrize(
-    ("make_event", "value", "told"),
+    ("event", "value", "told"),
     [
-        *((round_event(kind), None, LeftAnswered(kind)) for kind in RoundKind),
+        *((RoundCall(0, kind), None, LeftAnswered(kind)) for kind in RoundKind),
         (join_event(rejoins=False), None, LeftAdmitted()),
         (join_event(rejoins=True), None, LeftAnswered(RoundKind.UPDATE_TOPOLOGY)),
-        (reduce_event, RESULT, LeftCommitted(OPERATION)),
+        (reduce_event(), RESULT, LeftCommitted(OPERATION)),
     ],
     ids=["update", "pending", "optimize", "join", "rejoin", "reduce"],
 )
 @pytest.mark.parametrize("answered", ["never", "before", "while it leaves"])
 def test_leaving_before_and_after_the_answer(
     bench: Bench,
-    make_event: Callable[[int], PeerEvent],
+    event: CallEvent,
     value: ReduceResult | None,
     told: PeerEvent,
     answered: str,
 ) -> None:
     async def story() -> None:
-        waiting = bench.wait(make_event)
+        waiting = bench.wait(event)
         await asyncio.sleep(0)
         if answered == "before":
             bench.calls.resolve(1, value)
@@ -241,7 +237,7 @@ def test_leaving_before_and_after_the_answer(
 @pytest.mark.parametrize("leaves_first", [False, True])
 def test_leaving_after_a_failure(bench: Bench, leaves_first: bool) -> None:
     async def story() -> None:
-        waiting = bench.wait(reduce_event)
+        waiting = bench.wait(reduce_event())
         await asyncio.sleep(0)
         if leaves_first:
             waiting.cancel()
@@ -310,7 +306,7 @@ def test_a_ticket(bench: Bench) -> None:
         assert bench.told == [reduce_event(ticket)], "the reduce goes on"
         bench.calls.resolve(ticket, RESULT)
         assert bench.calls.has_ended(ticket)
-        assert await waits[1] == ReduceReport(OPERATION, MEMBERS, 0, 0, 2)
+        assert await waits[1] == ReduceInfo(2, 0, 0, MEMBERS, 1, 2, "ring")
         assert bench.told[1:] == [Claim(ticket)]
 
     bench.run(story())

@@ -159,7 +159,7 @@ def test_what_is_no_algorithm(given: Any, error: type[Exception]) -> None:
 
 def request(count: int, algorithm: str) -> Descriptor:
     tensor = np.zeros(count, np.float32)
-    return reduce_request(tensor, None, ReduceOp.SUM, 0, None, None, algorithm).descriptor
+    return reduce_request(tensor, algorithm=algorithm).asks.descriptor
 
 
 def test_what_is_asked_for() -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pccl.machines.peer.events import ReduceCall, ReduceResult
 from pccl.protocol import errors
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import NOBODY, Descriptor, OperationId, PeerId, ReduceOp
 from pccl.runtime.collective.operand import Operand, borrow
 from pccl.runtime.collective.reduce_many import ReduceMany
-from pccl.runtime.requests import Deadline, ReduceReport, ReduceRequest
+from pccl.runtime.requests import Deadline, ReduceInfo, ReduceManyRequest, ReduceRequest
 
 SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
 DEADLINE = Deadline(10**9, 1.0)
@@ -23,11 +24,12 @@ ME = PeerId(2)
 
 
 def request(tag: int) -> ReduceRequest:
-    return ReduceRequest(borrow(np.zeros(8, np.float32)), SUM, tag)
+    return ReduceRequest(borrow(np.zeros(8, np.float32)), ReduceCall(0, tag, SUM))
 
 
-def report(tag: int, *, attempts: int = 1) -> ReduceReport:
-    return ReduceReport(OperationId(1, 0, 1, tag, 0), MEMBERS, 100 + tag, 10 + tag, attempts)
+def info(tag: int, *, attempts: int = 1) -> ReduceInfo:
+    outcome = ReduceResult(OperationId(1, 0, 1, tag, 0), MEMBERS)
+    return ReduceInfo(2, 100 + tag, 10 + tag, MEMBERS, 1, attempts, outcome=outcome)
 
 
 def lost(peer: int) -> errors.CollectiveAborted:
@@ -42,22 +44,22 @@ class FakeReducer:
         self.withdrawn: list[int] = []
         """Because another tensor failed."""
         self.cancelled: list[int] = []
-        self.reported: list[ReduceReport] = []
+        self.reported: list[ReduceInfo] = []
         """Committed, and their caller has left."""
         self.unheard: list[BaseException] = []
         """Raised, and their caller has left."""
         self.begun_by: list[PeerId] = []
         self.started: set[int] = set()
         self.deadlines: set[Deadline | None] = set()
-        self._open: dict[int, asyncio.Future[ReduceReport]] = {}
+        self._open: dict[int, asyncio.Future[ReduceInfo]] = {}
         self._operands: dict[int, Operand] = {}
 
     async def reduce_while(
         self, request: ReduceRequest, deadline: Deadline | None, may_retry: Callable[[], bool]
-    ) -> ReduceReport:
+    ) -> ReduceInfo:
         assert request.operand is not None
         tag = request.tag
-        self.begun_by.append(request.begun_by)
+        self.begun_by.append(request.asks.begun_by)
         self.deadlines.add(deadline)
         self._operands[tag] = request.operand
         while True:
@@ -80,8 +82,8 @@ class FakeReducer:
                 self.withdrawn.append(tag)
                 ending.set_exception(errors.DeadlineExceeded(reason=reason))
 
-    def left_committed(self, report: ReduceReport, operand: Operand) -> None:
-        self.reported.append(report)
+    def left_committed(self, info: ReduceInfo, operand: Operand) -> None:
+        self.reported.append(info)
 
     def left_failed(self, error: BaseException) -> None:
         self.unheard.append(error)
@@ -91,7 +93,7 @@ class FakeReducer:
         return list(self._open)
 
     def end_now(self, tag: int, *, attempts: int = 1) -> None:
-        self._open[tag].set_result(report(tag, attempts=attempts))
+        self._open[tag].set_result(info(tag, attempts=attempts))
 
     def fail_now(self, tag: int, error: BaseException) -> None:
         self._open[tag].set_exception(error)
@@ -111,7 +113,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-Story = Callable[[FakeReducer, "asyncio.Task[ReduceReport]"], Coroutine[Any, Any, None]]
+Story = Callable[[FakeReducer, "asyncio.Task[ReduceInfo]"], Coroutine[Any, Any, None]]
 
 
 def play(story: Story, *tags: int, in_flight: int = 2) -> FakeReducer:
@@ -120,7 +122,8 @@ def play(story: Story, *tags: int, in_flight: int = 2) -> FakeReducer:
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        many = ReduceMany(loop, reducer, ME, [request(tag) for tag in tags], in_flight, DEADLINE)
+        wanted = ReduceManyRequest(tuple(request(tag) for tag in tags), in_flight)
+        many = ReduceMany(loop, reducer, ME, wanted, DEADLINE)
         call = loop.create_task(many.run())
         await turns()
         await story(reducer, call)
@@ -133,7 +136,7 @@ def play(story: Story, *tags: int, in_flight: int = 2) -> FakeReducer:
 
 
 def test_all_succeed() -> None:
-    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceInfo]) -> None:
         assert reducer.begun == [7, 3]
         await reducer.end(3)  # in any order
         assert reducer.begun == [7, 3, 5]
@@ -141,15 +144,14 @@ def test_all_succeed() -> None:
         assert reducer.begun == [7, 3, 5]
         assert not call.done()
         await reducer.end(5, attempts=2)
-        last = OperationId(1, 0, 1, 5, 0)
-        assert call.result() == ReduceReport(last, MEMBERS, 315, 45, 3)
+        assert call.result() == ReduceInfo(2, 315, 45, MEMBERS, 1, 3)
 
     assert play(story, 7, 3, 5).deadlines == {DEADLINE}
 
 
 @pytest.mark.parametrize(("in_flight", "at_once"), [(1, 1), (2, 2), (3, 3), (99, 3)])
 def test_so_many_at_a_time(in_flight: int, at_once: int) -> None:
-    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceInfo]) -> None:
         assert reducer.running == [1, 2, 3][:at_once]
         while reducer.running:
             assert len(reducer.running) <= at_once
@@ -170,7 +172,7 @@ def test_so_many_at_a_time(in_flight: int, at_once: int) -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_a_failure_names_what_is_complete(error: errors.PCCLError) -> None:
-    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceInfo]) -> None:
         await reducer.end(2)
         await reducer.end(1)
         await reducer.fail(3, error)
@@ -189,7 +191,7 @@ def test_a_failure_names_what_is_complete(error: errors.PCCLError) -> None:
 
 
 def test_a_failure_of_the_first() -> None:
-    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceInfo]) -> None:
         await reducer.fail(1, errors.TooFewPeers(reason="alone"))
         with pytest.raises(errors.TooFewPeers, match="tags that completed: none;") as caught:
             call.result()
@@ -200,7 +202,7 @@ def test_a_failure_of_the_first() -> None:
 
 
 def test_what_has_started_is_waited_for_and_what_waits_for_others_is_withdrawn() -> None:
-    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceInfo]) -> None:
         reducer.started = {1}
         await reducer.fail(2, errors.TooFewPeers(reason="alone"))
         assert reducer.withdrawn == [3]
@@ -215,7 +217,7 @@ def test_what_has_started_is_waited_for_and_what_waits_for_others_is_withdrawn()
 
 
 def test_the_first_failure_counts() -> None:
-    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceInfo]) -> None:
         reducer.started = {1, 2, 3}
         await reducer.fail(2, errors.LockstepError(reason="first"))
         await reducer.fail(3, errors.DeadlineExceeded(reason="second"))
@@ -242,7 +244,7 @@ def test_a_lost_place_is_told_whatever_failed_before(
 ) -> None:
     """Until the caller joins again there is nothing else to do."""
 
-    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceInfo]) -> None:
         reducer.started = {1, 2, 3}
         await reducer.fail(1, errors.TooFewPeers(reason="alone"))
         await reducer.fail(2, first)
@@ -256,7 +258,7 @@ def test_a_lost_place_is_told_whatever_failed_before(
 def test_the_next_tensors_go_on_with_the_call_of_the_first() -> None:
     """So they end as the first would if the peer has lost its place meanwhile."""
 
-    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceInfo]) -> None:
         for tag in (1, 2, 3):
             await reducer.end(tag)
 
@@ -266,7 +268,7 @@ def test_the_next_tensors_go_on_with_the_call_of_the_first() -> None:
 def test_a_caller_who_leaves_between_a_loss_and_the_word_of_it_has_not_heard() -> None:
     loss = errors.Evicted(reason="silent")
 
-    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceInfo]) -> None:
         reducer.started = {1, 2}
         await reducer.fail(1, loss)
         call.cancel()
@@ -279,7 +281,7 @@ def test_a_caller_who_leaves_between_a_loss_and_the_word_of_it_has_not_heard() -
 def test_an_error_that_is_not_of_the_run_stops_everything_as_well() -> None:
     """Whichever lane it happens in, and without waiting for what may wait for ever."""
 
-    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceInfo]) -> None:
         reducer.started = {3}
         await reducer.fail(2, ValueError("another collective still uses this memory"))
         assert reducer.withdrawn == [1]
@@ -294,7 +296,7 @@ def test_an_error_that_is_not_of_the_run_stops_everything_as_well() -> None:
 
 
 def test_after_a_loss_it_is_tried_again() -> None:
-    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceInfo]) -> None:
         await reducer.fail(2, lost(3))
         await reducer.fail(2, lost(4))
         assert reducer.begun == [1, 2, 2, 2]
@@ -308,7 +310,7 @@ def test_after_a_loss_it_is_tried_again() -> None:
 def test_after_a_failure_nothing_is_tried_again() -> None:
     """The others may be gone for good, or not reduce that tensor any more."""
 
-    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceInfo]) -> None:
         reducer.started = {1}
         await reducer.fail(2, errors.TooFewPeers(reason="alone"))
         await reducer.fail(1, lost(3))
@@ -324,7 +326,7 @@ def test_after_a_failure_nothing_is_tried_again() -> None:
 def test_what_ends_at_the_same_instant_as_another_fails_is_complete(first: int) -> None:
     """One message may bring the last outcome and the news that nobody else is left."""
 
-    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceInfo]) -> None:
         for tag in (first, 3 - first):
             if tag == 1:
                 reducer.fail_now(1, errors.TooFewPeers(reason="alone"))
@@ -343,7 +345,7 @@ def test_what_ends_at_the_same_instant_as_another_fails_is_complete(first: int) 
 
 
 def test_whoever_leaves_withdraws_everything() -> None:
-    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceInfo]) -> None:
         reducer.started = {1}
         call.cancel()
         call.cancel()  # twice is once
@@ -357,7 +359,7 @@ def test_whoever_leaves_withdraws_everything() -> None:
 
 
 def test_whoever_leaves_while_a_failure_is_waited_out() -> None:
-    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceInfo]) -> None:
         reducer.started = {1}
         await reducer.fail(2, errors.TooFewPeers(reason="alone"))
         call.cancel()
@@ -370,7 +372,7 @@ def test_whoever_leaves_while_a_failure_is_waited_out() -> None:
 def test_whoever_leaves_does_not_know_what_was_reduced() -> None:
     """He would reduce those tensors a second time."""
 
-    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceReport]) -> None:
+    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceInfo]) -> None:
         await reducer.end(2)
         await reducer.end(1)
         call.cancel()
@@ -378,7 +380,7 @@ def test_whoever_leaves_does_not_know_what_was_reduced() -> None:
         assert call.cancelled()
 
     reducer = play(story, 1, 2, 3, 4)
-    assert sorted(reducer.reported, key=lambda told: told.operation.tag) == [report(1), report(2)]
+    assert sorted(reducer.reported, key=lambda told: told.tx_bytes) == [info(1), info(2)]
     assert sorted(reducer.cancelled) == [3, 4]
 
 
@@ -388,7 +390,7 @@ def test_whoever_leaves_does_not_know_what_was_reduced() -> None:
 def prepare(*requests: ReduceRequest) -> None:
     loop = asyncio.new_event_loop()
     try:
-        ReduceMany(loop, FakeReducer(), ME, requests, 4, None)
+        ReduceMany(loop, FakeReducer(), ME, ReduceManyRequest(requests, 4), None)
     finally:
         loop.close()
 
@@ -399,7 +401,7 @@ def test_a_tag_may_occur_once() -> None:
 
 
 def on(send: Any, recv: Any, tag: int) -> ReduceRequest:
-    return ReduceRequest(borrow(send, recv), SUM, tag)
+    return ReduceRequest(borrow(send, recv), ReduceCall(0, tag, SUM))
 
 
 def test_results_may_not_overlap() -> None:

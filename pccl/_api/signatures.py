@@ -1,0 +1,71 @@
+"""One place for a signature: the methods of both communicators are made from it.
+
+A function of ``arguments`` has the arguments of a call, checks them, and returns its request.
+``asking`` makes the awaitable method from that function and from what is done with the request;
+``blocking`` makes the blocking method from the awaitable one. Both show the arguments of the first
+and the docstring of the second, to ``help()``, editors and type checkers alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from inspect import signature
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_Request = TypeVar("_Request")
+_Self = TypeVar("_Self")
+_T = TypeVar("_T")
+
+
+def asking(
+    request_of: Callable[_P, _Request],
+) -> Callable[
+    [Callable[[_Self, _Request], Coroutine[Any, Any, _T]]],
+    Callable[Concatenate[_Self, _P], Coroutine[object, object, _T]],
+]:
+    """Make a method that takes a request into one that takes the arguments of ``request_of``.
+
+    Its coroutine is one of ``object``, not ``Any``: mypy would take a ``gather`` of those for Any.
+    """
+
+    def make(
+        method: Callable[[_Self, _Request], Coroutine[Any, Any, _T]],
+    ) -> Callable[Concatenate[_Self, _P], Coroutine[object, object, _T]]:
+        @wraps(method)
+        async def call(self: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+            return await method(self, request_of(*args, **kwargs))
+
+        asked, own = signature(request_of), signature(method)
+        me, _ = own.parameters.values()
+        call.__signature__ = asked.replace(  # type: ignore[attr-defined]
+            parameters=[me, *asked.parameters.values()], return_annotation=own.return_annotation
+        )
+        return call
+
+    return make
+
+
+def blocking(
+    method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]],
+) -> Callable[Concatenate[Any, _P], _T]:
+    """Make the blocking method from the awaitable one.
+
+    It runs the same coroutine, in which only ``_run`` waits, and that of a blocking communicator
+    blocks the thread.
+    """
+
+    @wraps(method)
+    def call(self: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        coroutine = method(self, *args, **kwargs)
+        try:
+            coroutine.send(None)
+        except StopIteration as returned:
+            value: _T = returned.value
+            return value
+        finally:
+            coroutine.close()
+        raise AssertionError(f"{method.__qualname__} has suspended outside of _run")
+
+    return call
