@@ -16,14 +16,15 @@ SEGMENT_BYTES_MAX = 896 << 10
 """Large enough to make per-segment work in Python and in the kernel small, small enough to stay in
 cache between being received, added, hashed and sent on."""
 
-_SEGMENTS_PER_CHUNK = 8
+_SEGMENTS_PER_CHUNK = 4
+"""So that a ring's steps overlap: a segment travels on while the next one arrives."""
+_PAGE_BYTES = 4096
 
 
 def segment_bytes_for(tensor_bytes: int, world_size: int) -> int:
-    """Choose a segment size: a fixed part of a chunk, so that the ring's steps overlap."""
-    wanted = tensor_bytes // (world_size * _SEGMENTS_PER_CHUNK)
-    power_of_two = 1 << max(wanted, 1).bit_length()
-    return min(SEGMENT_BYTES_MAX, max(SEGMENT_BYTES_MIN, power_of_two))
+    """Choose a segment size: a fixed part of a chunk, in whole pages."""
+    pages = -(-tensor_bytes // (world_size * _SEGMENTS_PER_CHUNK * _PAGE_BYTES))
+    return min(SEGMENT_BYTES_MAX, max(SEGMENT_BYTES_MIN, pages * _PAGE_BYTES))
 
 
 @dataclass(frozen=True, slots=True)

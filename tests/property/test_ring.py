@@ -305,10 +305,12 @@ def test_impossible_layouts(wrong: tuple[int, int, int, int]) -> None:
 def test_segments_have_a_sensible_size(tensor_bytes: int, world_size: int) -> None:
     size = segment_bytes_for(tensor_bytes, world_size)
     assert SEGMENT_BYTES_MIN <= size <= SEGMENT_BYTES_MAX <= 1 << 20
-    assert size.bit_count() == 1 or size == SEGMENT_BYTES_MAX
+    assert size % 4096 == 0
     chunk = tensor_bytes / world_size
-    if chunk >= 16 * SEGMENT_BYTES_MIN:
-        assert chunk / size >= 4  # a few segments a chunk: the steps overlap
+    if chunk >= 4 * SEGMENT_BYTES_MIN:
+        assert chunk / size > 3  # a few segments a chunk: the steps overlap
+    if chunk <= 4 * SEGMENT_BYTES_MAX:
+        assert chunk / size <= 4  # and no more: each costs a fixed time
 
 
 # -- the bitmap of what is here ------------------------------------------------------------------
