@@ -67,7 +67,7 @@ class FrameHandler(Protocol):
     def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
         """A header has arrived. May raise RemoteProtocolError: the lane is closed.
 
-        PINGs and PONGs that answer none are not passed on.
+        PINGs and PONGs are not passed on.
         """
         ...
 
@@ -173,7 +173,7 @@ class LaneGroup(Protocol):
         ...
 
     def next_frame(self, lane: Lane) -> Frame | None:
-        """Take the next segment for ``lane``; None: there is none, or the lane gets none."""
+        """Take the next segment for ``lane``; None: there is none."""
         ...
 
     def remove(self, lane: Lane) -> bool:
@@ -273,25 +273,20 @@ class Lane:
             return
         like = (header.kind, header.operation)
         waiting = self._own.get(like)
-        newest_counts = header.kind is FrameKind.LANES
-        if waiting is not None and waiting.header.offset > header.offset and not newest_counts:
+        if waiting is not None and waiting.header.offset > header.offset:
             # Both answer numbered questions, and what is newer answers either.
             number = waiting.header.offset
             header = replace(header, offset=number)
         self._own[like] = Frame(header, payload)
         self.pump()
 
-    def ping(self, number: int = 0) -> None:
-        """Ask the other side for a sign of life on this lane; its PONG has the same ``number``."""
-        self.say(FrameHeader(FrameKind.PING, NO_OPERATION, 0, number, 0))
+    def ping(self) -> None:
+        """Ask the other side for a sign of life on this lane."""
+        self.say(FrameHeader(FrameKind.PING, NO_OPERATION, 0, 0, 0))
 
-    def pong(self, number: int = 0) -> None:
+    def pong(self) -> None:
         """Tell the other side that something arrives here on this lane."""
-        self.say(FrameHeader(FrameKind.PONG, NO_OPERATION, 0, number, 0))
-
-    def wish(self, lanes: int) -> None:
-        """Tell the other side on how many lanes this one would like to send."""
-        self.say(FrameHeader(FrameKind.LANES, NO_OPERATION, 0, lanes, 0))
+        self.say(FrameHeader(FrameKind.PONG, NO_OPERATION, 0, 0, 0))
 
     def revoke(self, operation: OperationId) -> None:
         """Drop the frames of ``operation``; its memory is not read after this, nor kept alive."""
@@ -345,12 +340,11 @@ class Lane:
             self._received = 0
             header = decode_header(self._head)
             if header.kind is FrameKind.PING:
-                self.pong(header.offset)
+                self.pong()
                 return
             if header.kind is FrameKind.PONG:
                 self.moved_bytes += HEADER_BYTES
-                if not header.offset:
-                    return
+                return
             self._length, self._check = header.length, header.check
             self._hasher.reset()
             sink = self._sink = self._handler.frame_started(self, header)

@@ -6,9 +6,6 @@ small one does not wait for a large one. Within one, segments may arrive in any 
 machine those of the lowest step go first: what all have contributed is then spread early, and the
 loss of a member late in an operation costs little. Inside one machine the newest of those that were
 computed here goes first: it is still in the cache. A link is up while at least one of its lanes is.
-
-A link may be told to send on fewer lanes than it has. The others are parked: they finish what they
-were given and get nothing more, and are there when they are needed again.
 """
 
 from __future__ import annotations
@@ -24,26 +21,20 @@ from pccl.transports.lane import Frame, Lane, Payload
 class Link:
     """The lanes to ``peer``.
 
-    Invariant: while a lane is ready that is not parked, nothing waits.
+    Invariant: while a lane is ready, nothing waits.
 
     Attributes:
         peer: the other end.
         near: whether the other end is on this machine.
         told: how many lanes the other end was told that the link should have; 0: nobody told it.
-        starved: a lane has found nothing to send; whoever wants to know resets it.
-        on_backlog: called, if it is not None, when a segment finds no lane that is ready.
     """
 
     def __init__(self, peer: PeerId) -> None:
         self.peer = peer
         self._lanes: deque[Lane] = deque()
         """The next one to be given a segment comes first."""
-        self._parked: list[Lane] = []
-        self._limit: int | None = None
         self.near = False
         self.told = 0
-        self.starved = False
-        self.on_backlog: Callable[[], None] | None = None
         self._queues: dict[OperationId, deque[Frame]] = {}
         """What waits of each operation; the one whose turn is next comes first."""
 
@@ -55,17 +46,7 @@ class Link:
     @property
     def lanes(self) -> tuple[Lane, ...]:
         """All lanes, by number."""
-        return tuple(sorted([*self._lanes, *self._parked], key=_number))
-
-    @property
-    def used_lanes(self) -> tuple[Lane, ...]:
-        """Those that segments are sent on, by number."""
         return tuple(sorted(self._lanes, key=_number))
-
-    @property
-    def backlogged(self) -> bool:
-        """Whether a segment waits for a lane."""
-        return bool(self._queues)
 
     @property
     def backlog_bytes(self) -> int:
@@ -104,8 +85,6 @@ class Link:
             if lane.ready:
                 lane.pump()
                 return
-        if self.on_backlog is not None:
-            self.on_backlog()
 
     def ask(self, header: FrameHeader) -> None:
         """Send a question on every lane: one of them may be dead and not know it yet."""
@@ -114,10 +93,7 @@ class Link:
 
     def next_frame(self, lane: Lane) -> Frame | None:
         """See ``LaneGroup``."""
-        if self._parked and lane in self._parked:
-            return None
         if not self._queues:
-            self.starved = True
             return None
         for operation in self._queues:
             if operation.term:
@@ -156,34 +132,14 @@ class Link:
         """Use one more lane."""
         self._lanes.append(lane)
         self.near = lane.connection.local.host == lane.connection.remote.host
-        self._park()
         lane.pump()
 
     def remove(self, lane: Lane) -> bool:
         """See ``LaneGroup``."""
-        if lane not in self.lanes:
+        if lane not in self._lanes:
             return False
-        (self._parked if lane in self._parked else self._lanes).remove(lane)
-        self._park()
+        self._lanes.remove(lane)
         return True
-
-    def limit(self, lanes: int | None) -> None:
-        """Send on so many lanes only, those with the lowest numbers; None: on all."""
-        self._limit = lanes
-        self._park()
-
-    def _park(self) -> None:
-        """Keep as many lanes in use as allowed; which is none if there are none."""
-        lanes = self.lanes
-        used = len(lanes) if self._limit is None else self._limit
-        self._parked = list(lanes[used:])
-        for lane in self._parked:
-            if lane in self._lanes:
-                self._lanes.remove(lane)
-        for lane in lanes[:used]:
-            if lane not in self._lanes:
-                self._lanes.append(lane)
-                lane.pump()
 
     def close(self) -> None:
         """Close all lanes. What waits goes on waiting: for new lanes, or to be revoked."""

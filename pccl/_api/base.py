@@ -32,9 +32,9 @@ class CommunicatorBase:
         peer_group: collectives stay inside a group; admission spans the run. None: what
             ``PCCL_GROUP`` says, otherwise 0.
         p2p_connection_pool_size: connections per link, its lanes; 0: as many as the other side
-            was told, or else as many as are found good by trying, up to 16, and one inside a
-            machine; None: what ``PCCL_LANES`` says, otherwise 0. Of two peers that differ, the
-            larger number counts.
+            was told, or else 16 to another machine (fewer if more than 16 links are in use) and
+            one inside a machine; None: what ``PCCL_LANES`` says, otherwise 0. Of two peers that
+            differ, the larger number counts.
         timing: deadlines; None: the defaults.
         token: the secret of the run, 16 characters or more; None: what ``PCCL_TOKEN`` says, or
             the file that ``PCCL_TOKEN_FILE`` names, otherwise there is none.

@@ -13,8 +13,8 @@ counts.
 
 Of a segment, ``offset`` counts bytes from the start of the tensor, and ``step`` is the schedule's
 step number; ``what`` is the fingerprint of what the sender has asked for, if it was sent ahead of
-the operation's start. Of a question and its answer (QUERY and HAVE, PING and
-PONG), ``offset`` is the question's number. Of what belongs to shared state (MAP_ASK to RESULT)
+the operation's start. Of a question and its answer (QUERY and HAVE) ``offset`` is the
+question's number. Of what belongs to shared state (MAP_ASK to RESULT)
 ``offset`` is the number of a piece, the first of those that the frame is about.
 """
 
@@ -50,8 +50,6 @@ class FrameKind(enum.IntEnum):
     PONG = 5
     """Something arrives here on this lane: the answer to PING, and said from time to time by
     whoever receives segments."""
-    LANES = 6
-    """On how many lanes the sender would like to send, in ``offset``; of no operation."""
     MAP_ASK = 16
     """Sender asks for the digests of all pieces."""
     MAP = 17
@@ -92,7 +90,7 @@ class FrameHeader:
 _KINDS = {int(kind): kind for kind in FrameKind}
 
 _BARE = (
-    *(FrameKind.QUERY, FrameKind.PING, FrameKind.PONG, FrameKind.LANES),
+    *(FrameKind.QUERY, FrameKind.PING, FrameKind.PONG),
     *(FrameKind.MAP_ASK, FrameKind.LAYOUT_ASK, FrameKind.WATCH),
 )
 

@@ -94,8 +94,13 @@ for newcomers to admit. With more peers, it looks only at each tick."""
 LANES_MAX = 256
 """Lanes of one link; each costs two descriptors and their buffers in the kernel."""
 
-AUTO_LANES_MAX = 16
-"""Lanes that one side opens of its own accord: who needs more has a strange line, and says so."""
+LANES_BETWEEN_MACHINES = 16
+"""Lanes of a link for which nobody was told a number: enough where one connection may have a
+sixteenth of the line, and no slower where one is enough."""
+
+SHARED_CONNECTIONS_MAX = 256
+"""All such links of one peer together have about so many lanes, so with more than 16 links in use
+each has fewer."""
 
 CONTROL_MESSAGE_BYTES_MAX = 1 << 20
 """The largest control message is a roster: about 40 bytes a member, so thousands of members fit.

@@ -8,8 +8,7 @@
 * ``engine``: a ``PeerMachine`` with its control connection, links and data plane.
 * ``control``: connections that are not lanes: greetings, the master as a peer hears it, and
   questions to it.
-* ``links``: links to other peers: dialled, kept, measured, and given as many lanes as they are
-  worth.
+* ``links``: links to other peers: dialled, kept, measured, and given their lanes.
 * ``collective``: one running collective: whose memory, which bytes to whom, and what comes of them.
 * ``state``: shared state: served, compared and fetched.
 * ``hashing``: work that takes a processor for long, off the event loop: hashing pieces, copying

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -327,9 +327,9 @@ class PeerEngine:
         """
         return await self._state.sync(request, self.deadline(request.timeout_s))
 
-    def use_link(self, peer: PeerId) -> None:
-        """The link to ``peer`` gets all its lanes."""
-        self.keeper.use(peer)
+    def use_links(self, peers: Iterable[PeerId]) -> None:
+        """The links to ``peers`` get all their lanes."""
+        self.keeper.use(peers)
 
     async def join_again(self, deadline: Deadline | None, *, prefetches: bool = False) -> None:
         """Come back as a newcomer, within a call that the members will make after admitting it."""
@@ -486,18 +486,17 @@ class PeerEngine:
                 lender.operation = operation
                 self._posted[operation] = number
                 lent = (lender.operand, ring, self.machine.peer, lender.residual)
-                for peer in self.data_plane.post(operation, descriptor, *lent):
-                    self.keeper.use(peer)
+                self.keeper.use(self.data_plane.post(operation, descriptor, *lent))
             case Begin(operation, ahead, weights):
                 self.data_plane.begin(operation, ahead=ahead, weights=weights)
             case CloseGap(operation, lost, upstream, size):
                 complete = self.data_plane.close_gap(operation, upstream, size)
                 if complete:
-                    self.keeper.use(upstream)
+                    self.keeper.use((upstream,))
                 self.feed(HoldingsKnown(operation, lost, complete))
             case SendAcross(operation, downstream, size):
                 self.data_plane.send_across(operation, downstream, size)
-                self.keeper.use(downstream)
+                self.keeper.use((downstream,))
             case Detach(operation):
                 self._part_of(operation).detach(operation)
             case End(operation, committed):

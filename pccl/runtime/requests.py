@@ -36,7 +36,7 @@ class PeerOptions:
     other_masters: tuple[Address, ...] = ()
     """Where to look for a master if the first one is not there, or is gone."""
     lanes: int = 0
-    """Connections per link; 0: as many as the other side was told, or are found good by trying."""
+    """Connections per link; 0: what the other side was told, or the usual number."""
     segment_bytes: int | None = None
     """Fixed segment size (tests); None: chosen. All members must agree."""
     eager_bytes_max: int = EAGER_BYTES_MAX

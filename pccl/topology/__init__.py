@@ -4,6 +4,5 @@
 * ``cost_model``: how long an all-reduce takes as a ring, a star or a mesh, and the table of sizes
   that follows from it.
 * ``ring_order``: an order in which all neighbours can talk.
-* ``lane_count``: how many connections a link is worth.
 * ``link_damage``: when a line that changes bytes counts as down.
 """

@@ -5,8 +5,6 @@
   reduce.
 * ``patience``: nobody is removed for being slow: peers with default deadlines on a machine that is
   overloaded.
-* ``lane_trace``: watches the number of lanes being found: two peers, an emulated link, one tensor
-  again and again.
 * ``house``: how large the house is, and how far one call goes in it.
 * ``hashing``: how fast shared state is hashed, beside the hash itself with all processors.
 * ``training_cost``: what ``DiLoCo`` costs the training thread: steps per second beside peers that

@@ -18,7 +18,6 @@ from click.testing import CliRunner
 from pccl.protocol.handshake import OPENING_BYTES
 from pccl.stress.commands import main
 from pccl.stress.emulator.verify import StreamMeasured
-from tests.support.commands import printed_objects
 from tests.support.patience import LIMIT_S
 
 RELAY = [sys.executable, "-m", "pccl.stress", "relay"]
@@ -188,21 +187,3 @@ def test_five_percent_are_the_limit(
 
 def test_what_was_not_asked_for_cannot_be_off() -> None:
     assert StreamMeasured("", 1, None, 1e9, None, 0.0, 0.5, 0.1).is_ok
-
-
-def test_the_trace_of_lanes_names_every_call_and_checks_its_values() -> None:
-    arguments = ["--link", "rate=400mbit,rtt=10ms,flow=40mbit", "--size", "4MiB", "--calls", "3"]
-    command = [sys.executable, "-m", "pccl.stress", "lanes", "--json", *arguments]
-    told = printed_objects(*command, limit_s=LIMIT_S)
-    calls = [line for line in told if "call" in line]
-    assert [call["call"] for call in calls] == [1, 2, 3]
-    assert all(call["values_ok"] and call["lanes"] >= 1 for call in calls)
-    looks = [line for line in told if "used" in line]
-    assert all(0 <= look["used"] <= look["lanes"] <= 16 for look in looks)
-    assert sum(look["sent_mbit_s"] for look in looks) > 0
-
-
-def test_a_link_that_makes_no_sense_is_refused_in_the_relays_words() -> None:
-    result = CliRunner().invoke(main, ["lanes", "--link", "rate=fast"])
-    assert result.exit_code != 0
-    assert "rate=fast" in result.output

@@ -23,7 +23,6 @@ LONG = {
     "pccl/machines/master/membership.py",
     "pccl/protocol/messages.py",
     "pccl/runtime/engine.py",
-    "pccl/runtime/links/keeper.py",
     "pccl/runtime/state/session.py",
     "stress/emulator/relay.py",
     "stress/sim/planted.py",

@@ -684,7 +684,6 @@ NOT_FROM_OUTSIDE = {
     "pccl/collectives/quantization/symmetric.py SymmetricCodec._write": "what it has packed itself",
     "stress/chaos/recovery/command.py Measurement._hear": "lines of processes that were started",
     "stress/studies/churn.py _event": "lines of processes that the study started",
-    "stress/studies/lane_trace.py lanes": "lines of processes that the study started",
     "stress/studies/patience.py _run": "lines of processes that the study started",
     "stress/studies/quality.py _Grid._made": "a file that the study wrote",
     "stress/studies/training_cost.py _costs": "lines of processes that the study started",

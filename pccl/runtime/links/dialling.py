@@ -1,10 +1,11 @@
-"""The state of the dials of one peer: links that it wants, and the lanes of each."""
+"""The dials of one peer: links that it wants, the lanes of each, and how many those should be."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
 
+from pccl.protocol.limits import LANES_BETWEEN_MACHINES, SHARED_CONNECTIONS_MAX
 from pccl.protocol.types import Member
 from pccl.runtime.clock import Timer
 
@@ -37,10 +38,7 @@ class WantedLink:
     was_up: bool = False
     """Whether there ever was a link to it."""
     used: bool = False
-    asked: int = 0
-    """How many lanes the other side would like to send on, if neither was told a number."""
-    spare_since_ns: int | None = None
-    """Since when there are more lanes than wanted."""
+    """Whether it has carried a collective, or is about to."""
 
     def cancel(self) -> None:
         """Keep none of its lanes any longer."""
@@ -54,3 +52,16 @@ class WantedLink:
             redial.task.cancel()
         if redial.timer is not None:
             redial.timer.cancel()
+
+
+def lanes_of(told: int, *, near: bool, sharers: int) -> int:
+    """How many lanes a link has once it is used.
+
+    Args:
+        told: what one of its sides was told; 0: neither was.
+        near: whether both ends are on one machine, where more lanes only cost time.
+        sharers: how many links share the connections, this one included.
+    """
+    if told:
+        return told
+    return 1 if near else max(1, min(LANES_BETWEEN_MACHINES, SHARED_CONNECTIONS_MAX // sharers))

@@ -2,10 +2,8 @@
 
 The handshake that opens a lane names both peers, the run, the term and the lane. A link begins with
 one lane. The side that has dialled it keeps the link: when the link is first used it dials the
-others, as many as the one of the two wants that wants more. If neither was told a number, each
-finds by trying how many its own direction needs; the other side tells the keeper, which dials.
-Lanes that neither sends on any more are closed after a while. A lane that is lost is redialled at
-once and then with back-off for as long as the link is wanted.
+others, as many as ``dialling.lanes_of`` says. A lane that is lost is redialled at once and then
+with back-off for as long as the link is wanted.
 
 While a side sees no lane at all, both sides dial: the younger at once, the elder after a grace. So
 a link comes up if one of the two can be dialled, and it comes back if only one end has noticed that
@@ -19,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -27,25 +25,20 @@ from typing import Any, Protocol
 from pccl.machines.ticks import Ticks
 from pccl.protocol.checksum import DamagedData
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
-from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.frame import FrameHeader
 from pccl.protocol.guards.source_shares import SourceShares
 from pccl.protocol.handshake import Channel, Opening
-from pccl.protocol.limits import AUTO_LANES_MAX, LANES_MAX, Timing
-from pccl.protocol.types import NS_PER_S, Member, PeerId
+from pccl.protocol.limits import LANES_MAX, Timing
+from pccl.protocol.types import Member, PeerId
 from pccl.runtime.clock import Clock
 from pccl.runtime.control.greeting import Credentials, Identity, Reception, introduce
-from pccl.runtime.links.dialling import Redial, WantedLink
-from pccl.runtime.links.lane_tuner import LaneTuner
+from pccl.runtime.links.dialling import Redial, WantedLink, lanes_of
 from pccl.topology.link_damage import LinkDamage
 from pccl.transports.base import Address, Connection, Transport
 from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Links
 
 _log = logging.getLogger("pccl.link")
-
-SPARE_NS = 10 * NS_PER_S
-"""Lanes that neither side sends on any more are closed after so long: the next try may use them."""
-
 
 _UNMET_FACTOR = 4
 """By how much longer the pause between dials may get if there was never a link to the peer."""
@@ -82,25 +75,6 @@ class Frames(Protocol):
         ...
 
 
-class _Said:
-    """The sink of a frame without payload, which has been taken note of."""
-
-    def memory(self, received: int) -> memoryview:
-        raise AssertionError("it has no payload")
-
-    def counts(self) -> bool:
-        return True
-
-    def complete(self) -> None:
-        pass
-
-    def lost(self) -> None:
-        pass
-
-
-_SAID = _Said()
-
-
 @dataclass(slots=True)
 class _Watch:
     """What a lane has moved."""
@@ -130,7 +104,7 @@ class LinkKeeper:
             down or cannot be made.
         create_task: runs a dial.
         credentials: what we greet with.
-        lanes: how many a link should have; 0: whatever the other side says, or is found by trying.
+        lanes: how many a link should have; 0: whatever the other side says, or the usual number.
         may_dial: whether a peer that declares a host may be dialled at an address of that host.
     """
 
@@ -173,8 +147,6 @@ class LinkKeeper:
             self._on_proven,
         )
         self._watches: dict[Lane, _Watch] = {}
-        self._tuners: dict[PeerId, LaneTuner] = {}
-        """Of links that are used, if neither side was told how many lanes they should have."""
         self._damage: dict[PeerId, LinkDamage] = {}
         """Of links on which frames were damaged."""
         self._withheld: set[PeerId] = set()
@@ -190,7 +162,6 @@ class LinkKeeper:
             dialling = self._dialling.pop(peer, None)
             if dialling is not None:
                 dialling.cancel()
-            self._tune_no_more(peer)
             self._damage.pop(peer, None)
             self._withheld.discard(peer)
             self._links.drop(peer)
@@ -204,19 +175,15 @@ class LinkKeeper:
                 if not self._links.to(peer).up:
                     self._bring_up(peer)
 
-    def use(self, peer: PeerId) -> None:
-        """The link to ``peer`` is about to carry a collective: it gets all its lanes."""
-        dialling = self._dialling.get(peer)
-        if dialling is not None and not dialling.used:
+    def use(self, peers: Iterable[PeerId]) -> None:
+        """The links to ``peers`` are about to carry a collective: they get all their lanes."""
+        found = [self._dialling[peer] for peer in peers if peer in self._dialling]
+        first = [dialling for dialling in found if not dialling.used]
+        for dialling in first:  # all of them share the connections
             dialling.used = True
+        for dialling in first:
             if dialling.keeps:
-                self._widen(peer)
-        if self._told(peer) or peer not in self._wanted or self._closed:
-            return
-        if peer not in self._tuners:
-            wish = partial(self._wish, peer)
-            self._tuners[peer] = LaneTuner(self._clock, self._links.to(peer), wish)
-        self._tuners[peer].begin()
+                self._widen(dialling.member.peer)
 
     def accept(self, connection: Connection) -> None:
         """Somebody has connected to our port."""
@@ -242,7 +209,7 @@ class LinkKeeper:
         stall_ns = self._timing.ns(self._timing.lane_stall_s)
         for peer, dialling in self._dialling.items():
             if dialling.keeps:
-                self._close_spare(peer, now_ns)
+                self._close_spare(peer)
         for peer, damage in list(self._damage.items()):
             self._look_at_damage(peer, damage, now_ns)
         for link in self._links.all():
@@ -272,8 +239,6 @@ class LinkKeeper:
             dialling.cancel()
         self._dialling.clear()
         self._reception.close()
-        for peer in list(self._tuners):
-            self._tune_no_more(peer)
         for link in self._links.all():
             link.close()
 
@@ -289,11 +254,13 @@ class LinkKeeper:
 
     def _width(self, peer: PeerId) -> int:
         """How many lanes the link should have now."""
-        dialling, tuner = self._dialling[peer], self._tuners.get(peer)
-        told = self._told(peer)
-        if told:
-            return told if dialling.used else 1
-        return max(1, dialling.asked, tuner.wish if tuner is not None else 1)
+        if not self._dialling[peer].used:
+            return 1
+        sharers = sum(self._shares(other) for other, link in self._dialling.items() if link.used)
+        return lanes_of(self._told(peer), near=self._links.to(peer).near, sharers=sharers)
+
+    def _shares(self, peer: PeerId) -> bool:
+        return not self._links.to(peer).near and not self._told(peer)
 
     def _bring_up(self, peer: PeerId) -> None:
         """There is no lane: the younger dials at once, the elder once that should have worked."""
@@ -327,21 +294,16 @@ class LinkKeeper:
                 dialling.lanes[number] = Redial(self._first_backoff_ns)
                 self._dial(peer, number)
 
-    def _close_spare(self, peer: PeerId, now_ns: int) -> None:
-        """Close lanes that neither side has sent on for long; nothing is lost with them."""
-        dialling, width = self._dialling[peer], self._width(peer)
-        spare = [number for number in dialling.lanes if number >= width]
-        if not spare or self._told(peer):
-            dialling.spare_since_ns = None
-        elif dialling.spare_since_ns is None:
-            dialling.spare_since_ns = now_ns
-        elif now_ns - dialling.spare_since_ns >= SPARE_NS:
-            for number in spare:
-                lane = self._links.to(peer).lane(number)
-                if lane is None or not (lane.carried or lane.backlog_bytes or lane.receiving):
-                    dialling.give_up(number)
-                    if lane is not None:
-                        lane.close()
+    def _close_spare(self, peer: PeerId) -> None:
+        """Close idle lanes of a link that shares the connections with more links than before."""
+        dialling, link = self._dialling[peer], self._links.to(peer)
+        width = self._width(peer)
+        for number in [number for number in dialling.lanes if number >= width]:
+            lane = link.lane(number)
+            if lane is None or not (lane.carried or lane.backlog_bytes or lane.receiving):
+                dialling.give_up(number)
+                if lane is not None:
+                    lane.close()
 
     def _dial(self, peer: PeerId, number: int) -> None:
         dialling = self._dialling.get(peer)
@@ -449,13 +411,6 @@ class LinkKeeper:
         lane = Lane(connection, number, link, self)
         now_ns = self._clock.now_ns()
         self._watches[lane] = _Watch(now_ns, now_ns)  # its time to move something begins now
-        tuner = self._tuners.get(peer)
-        if self._told(peer):
-            self._tune_no_more(peer)
-        elif tuner is not None:
-            tuner.ping(lane)
-            if tuner.wish > 1:
-                self._wish(peer)
         link.add(lane)
         _log.debug(
             "lane %d to peer %d is up, paced by %s", number, peer, connection.congestion or "?"
@@ -494,41 +449,10 @@ class LinkKeeper:
             if link.up:
                 self._on_change(peer, None)
 
-    # -- how many, if nobody was told --------------------------------------------------------------
-
-    def _wish(self, peer: PeerId) -> None:
-        """Our direction of the link wants another number of lanes, or still has fewer."""
-        link = self._links.to(peer)
-        dialling = self._dialling.get(peer)
-        if dialling is not None and dialling.keeps:
-            self._widen(peer)
-        elif link.up:
-            link.lanes[0].wish(self._tuners[peer].wish)
-
-    def _on_asked(self, peer: PeerId, lanes: int) -> None:
-        """The other direction wants so many."""
-        dialling = self._dialling.get(peer)
-        if dialling is not None and dialling.keeps:
-            dialling.asked = min(lanes, AUTO_LANES_MAX)
-            self._widen(peer)
-
-    def _tune_no_more(self, peer: PeerId) -> None:
-        tuner = self._tuners.pop(peer, None)
-        if tuner is not None:
-            tuner.close()
-
     # -- what lanes call -------------------------------------------------------------------------
 
     def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
         """See ``FrameHandler``."""
-        peer = lane.link.peer
-        if header.kind is FrameKind.PONG:
-            if peer in self._tuners:
-                self._tuners[peer].answered(lane, header.offset)
-            return _SAID
-        if header.kind is FrameKind.LANES:
-            self._on_asked(peer, header.offset)
-            return _SAID
         return self._frames.frame_started(lane, header)
 
     def lane_lost(self, lane: Lane, error: Exception | None) -> None:

@@ -6,7 +6,7 @@ Calls come in here, and what the machine wants done about them; frames go to the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Protocol
 
@@ -69,8 +69,8 @@ class DeskHost(Protocol):
         """Give an event to the machine."""
         ...
 
-    def use_link(self, peer: PeerId) -> None:
-        """The link to ``peer`` gets all its lanes."""
+    def use_links(self, peers: Iterable[PeerId]) -> None:
+        """The links to ``peers`` get all their lanes."""
         ...
 
     def call(
@@ -285,9 +285,8 @@ class StateDesk:
     def _begin(self, operation: OperationId, elected: Elected) -> None:
         own = self._host.machine.peer
         fetchers = {*elected.behind, *elected.outdated}
-        for peer in self.exchange.sessions[operation].ring:
-            if peer != own and (own in fetchers or peer in fetchers):
-                self._host.use_link(peer)
+        others = (peer for peer in self.exchange.sessions[operation].ring if peer != own)
+        self._host.use_links(peer for peer in others if own in fetchers or peer in fetchers)
         self.exchange.begin(operation, elected)
 
     # -- time --------------------------------------------------------------------------------------

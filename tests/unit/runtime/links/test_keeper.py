@@ -16,6 +16,7 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, Member, OperationId, PeerId
 from pccl.runtime.clock import Ticker
 from pccl.runtime.control.greeting import Credentials, introduce
+from pccl.runtime.links.dialling import lanes_of
 from pccl.runtime.links.keeper import LinkKeeper
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
@@ -38,6 +39,8 @@ GRACE_NS = NS_PER_S // 2 + 20 * MS
 """After so long the elder has dialled, too."""
 
 PORTS = {ELDER: 4003, YOUNG: 4007}
+NOT_THERE = tuple(PeerId(100 + n) for n in range(63))
+"""Members that have still to come up."""
 
 
 class Frames:
@@ -127,8 +130,9 @@ class Side:
             self.keeper.replace_stalled_lanes(busy_ns)
 
     def _on_change(self, peer: PeerId, reason: str | None) -> None:
-        assert peer == self.other
-        self.changes.append(Change(self.world.loop.now_ns(), reason))
+        assert peer in (self.other, *NOT_THERE)
+        if peer == self.other:
+            self.changes.append(Change(self.world.loop.now_ns(), reason))
 
     async def listen(self) -> None:
         await self.host.listen(self.address, self.keeper.accept)
@@ -231,7 +235,7 @@ class World:
     async def use(self) -> None:
         """A collective begins on both sides."""
         for side in self.sides:
-            side.keeper.use(side.other)
+            side.keeper.use((side.other,))
         await self.settle()
 
     def numbers(self) -> list[int]:
@@ -289,7 +293,7 @@ def test_a_link_that_is_used_before_it_is_up_gets_its_lanes_when_it_is() -> None
 @pytest.mark.parametrize(
     ("elder", "young", "far_width", "near_width"),
     [
-        (0, 0, 1, 1),
+        (0, 0, 16, 1),
         (1, 0, 1, 1),
         (0, 1, 1, 1),
         (3, 0, 3, 3),
@@ -321,7 +325,7 @@ def test_no_link_has_more_lanes_than_there_are_numbers() -> None:
 
 def test_without_a_collective_on_the_dialling_side_there_is_one_lane() -> None:
     async def main(world: World) -> None:
-        world.elder.keeper.use(YOUNG)
+        world.elder.keeper.use((YOUNG,))
         await world.sleep(10 * NS_PER_S)
         assert world.numbers() == [0]
 
@@ -331,95 +335,63 @@ def test_without_a_collective_on_the_dialling_side_there_is_one_lane() -> None:
 # -- how many, if nobody was told ------------------------------------------------------------------
 
 
-def test_the_elder_gets_the_lanes_that_it_asks_for() -> None:
+@pytest.mark.parametrize(
+    ("told", "near", "sharers", "lanes"),
+    [
+        (0, False, 1, 16),
+        (0, False, 16, 16),
+        (0, False, 17, 15),
+        (0, False, 63, 4),
+        (0, False, 256, 1),
+        (0, False, 1000, 1),
+        (0, True, 0, 1),
+        (5, True, 0, 5),
+        (200, False, 63, 200),
+    ],
+)
+def test_the_lanes_of_a_link_that_is_used(told: int, near: bool, sharers: int, lanes: int) -> None:
+    assert lanes_of(told, near=near, sharers=sharers) == lanes
+
+
+def test_links_that_are_used_together_share_the_connections() -> None:
     async def main(world: World) -> None:
-        await world.use()
-        assert world.numbers() == [0]
-        world.elder.lanes[0].wish(3)
-        await world.settle()
-        assert world.numbers() == [0, 1, 2]
-        world.elder.lanes[0].wish(2)  # the third is spare, and stays for a while
-        await world.sleep(9 * NS_PER_S)
-        assert world.numbers() == [0, 1, 2]
-        await world.sleep(2 * NS_PER_S)
-        assert world.numbers() == [0, 1]
-        world.elder.lanes[1].wish(4)
+        there = (world.elder.member, *(Member(peer, "nowhere", 1) for peer in NOT_THERE))
+        world.young.keeper.want(there)
+        world.young.keeper.use(member.peer for member in there)
         await world.settle()
         assert world.numbers() == [0, 1, 2, 3]
-        await world.sleep(60 * NS_PER_S)
+        assert len(world.dials_ns) == 4
+
+    World().run(main).check_never_down()
+
+
+def test_what_is_more_than_its_share_is_closed_once_it_is_idle() -> None:
+    async def main(world: World) -> None:
+        await world.use()
+        assert world.numbers() == list(range(16))
+        there = (world.elder.member, *(Member(peer, "nowhere", 1) for peer in NOT_THERE))
+        world.young.lanes[9].carried[OPERATION] = [7]
+        world.young.keeper.want(there)
+        world.young.keeper.use(member.peer for member in there)
+        await world.sleep(TICK_NS + SETTLED_NS)
+        assert world.numbers() == [0, 1, 2, 3, 9]
+        del world.young.lanes[9].carried[OPERATION]
+        await world.sleep(TICK_NS)
         assert world.numbers() == [0, 1, 2, 3]
+        assert len(world.elder.frames.lost) == 12
 
     World().run(main).check_never_down()
 
 
-def test_a_spare_lane_that_has_carried_something_undecided_is_kept() -> None:
+def test_a_number_that_was_told_is_not_shared() -> None:
     async def main(world: World) -> None:
-        await world.use()
-        world.elder.lanes[0].wish(2)
-        await world.settle()
-        world.young.lanes[1].carried[OPERATION] = [7]
-        world.elder.lanes[0].wish(1)
-        await world.sleep(60 * NS_PER_S)
-        assert world.numbers() == [0, 1]
-        del world.young.lanes[1].carried[OPERATION]
-        await world.sleep(2 * TICK_NS)
-        assert world.numbers() == [0]
+        there = (world.elder.member, *(Member(peer, "nowhere", 1) for peer in NOT_THERE))
+        world.young.keeper.want(there)
+        world.young.keeper.use(member.peer for member in there)
+        await world.sleep(TICK_NS + SETTLED_NS)
+        assert world.numbers() == list(range(20))
 
-    World().run(main).check_never_down()
-
-
-def test_a_spare_lane_that_is_lost_is_redialled_only_while_it_is_kept() -> None:
-    async def main(world: World) -> None:
-        await world.use()
-        world.elder.lanes[0].wish(2)
-        await world.sleep(LONG_NS)
-        world.elder.lanes[0].wish(1)
-        await world.sleep(LONG_NS)
-        world.elder.deafen()
-        world.elder.end(1).reset()
-        await world.sleep(60 * NS_PER_S)
-        dials = len(world.dials_ns)
-        assert world.numbers() == [0]
-        assert dials > 10
-        await world.sleep(60 * NS_PER_S)
-        assert len(world.dials_ns) == dials
-
-    World().run(main).check_never_down()
-
-
-@pytest.mark.parametrize(("asked", "width"), [(0, 1), (17, 16), (1 << 60, 16)])
-def test_nobody_gets_more_than_he_may_wish(asked: int, width: int) -> None:
-    async def main(world: World) -> None:
-        await world.use()
-        world.elder.lanes[0].wish(asked)
-        await world.settle()
-        assert world.numbers() == list(range(width))
-
-    World().run(main).check_never_down()
-
-
-@pytest.mark.parametrize(("elder", "young"), [(3, 0), (0, 3), (2, 3)])
-def test_a_number_that_was_told_is_kept_whatever_is_asked_for(elder: int, young: int) -> None:
-    async def main(world: World) -> None:
-        await world.use()
-        for side in world.sides:
-            side.lanes[0].wish(9)
-        await world.sleep(60 * NS_PER_S)
-        assert world.numbers() == [0, 1, 2]
-        for side in world.sides:
-            assert len(side.links.to(side.other).used_lanes) == 3
-
-    World(elder, young).run(main).check_never_down()
-
-
-def test_wishes_for_an_elder_are_no_business_of_his() -> None:
-    async def main(world: World) -> None:
-        await world.use()
-        world.young.lanes[0].wish(9)
-        await world.sleep(NS_PER_S)
-        assert world.numbers() == [0]
-
-    World().run(main).check_never_down()
+    World(20, 0).run(main).check_never_down()
 
 
 # -- who may have them -----------------------------------------------------------------------------
@@ -643,21 +615,6 @@ def test_a_younger_that_nobody_can_dial_dials_the_elder() -> None:
     World(2, 0, young_listens=False).run(main).check_never_down()
 
 
-def test_the_elder_that_has_dialled_gives_the_lanes_that_the_younger_asks_for() -> None:
-    async def main(world: World) -> None:
-        await world.sleep(GRACE_NS)
-        await world.use()
-        world.elder.lanes[0].wish(9)  # the elder keeps the link
-        await world.sleep(NS_PER_S)
-        assert world.numbers() == [0]
-        world.young.lanes[0].wish(3)
-        await world.sleep(NS_PER_S)
-        assert world.numbers() == [0, 1, 2]
-        world.check_joined()
-
-    World(elder_listens=False).run(main)
-
-
 @pytest.mark.parametrize("who", ["elder", "young"])
 def test_a_link_that_only_one_end_has_lost_comes_back(who: str) -> None:
     async def main(world: World) -> None:
@@ -726,7 +683,7 @@ def test_a_peer_that_is_unwanted_while_its_lanes_are_dialled() -> None:
     async def main(world: World) -> None:
         for delay_ns in range(0, 6 * LATENCY, LATENCY // 2):
             for side in world.sides:
-                side.keeper.use(side.other)
+                side.keeper.use((side.other,))
             await world.sleep(delay_ns)
             for side in world.sides:
                 side.keeper.want(())
