@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from pccl.checks import (
     ATTEMPTS_MAX,
@@ -270,9 +271,10 @@ def _request(
     if options is None or options.error_feedback is None or not descriptor.quantization.active:
         return ReduceRequest(operand, asks)
     assert options.name is not None
-    feedback, of = options.error_feedback, (options.name, descriptor.count, descriptor.dtype)
-    feedback.check(*of)
-    return ReduceRequest(operand, asks, lambda: feedback.begin(*of))
+    feedback, name = options.error_feedback, options.name
+    feedback.check(name, descriptor.count, descriptor.dtype)
+    begin = partial(feedback.begin, name, descriptor.count, descriptor.dtype)
+    return ReduceRequest(operand, asks, begin)
 
 
 def _weighted(descriptor: Descriptor) -> Descriptor:

@@ -485,8 +485,15 @@ class PeerEngine:
                 assert lender is not None
                 lender.operation = operation
                 self._posted[operation] = number
-                lent = (lender.operand, ring, self.machine.peer, lender.residual)
-                self.keeper.use(self.data_plane.post(operation, descriptor, *lent))
+                partners = self.data_plane.post(
+                    operation,
+                    descriptor,
+                    lender.operand,
+                    ring=ring,
+                    own=self.machine.peer,
+                    residual=lender.residual,
+                )
+                self.keeper.use(partners)
             case Begin(operation, ahead, weights):
                 self.data_plane.begin(operation, ahead=ahead, weights=weights)
             case CloseGap(operation, lost, upstream, size):

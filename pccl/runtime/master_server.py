@@ -197,8 +197,7 @@ class MasterServer:
         known = wanted.vouched.version if wanted is not None and wanted.run == machine.run else None
         if machine.membership.version != known:
             members = machine.vouched()
-            run = (machine.run, machine.term, machine.incumbent)
-            self._keep(Remembered(*run, vouched=members))
+            self._keep(Remembered(machine.run, machine.term, machine.incumbent, vouched=members))
 
     @property
     def address(self) -> Address:

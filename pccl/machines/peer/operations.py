@@ -68,7 +68,7 @@ class OpenOperation:
         """What the master is asked."""
         if self.offer is not None:
             return msg.SyncRequest(self.id, self.offer)
-        return msg.OperationRequest(self.id, self.descriptor, self.eager, self.weight)
+        return msg.OperationRequest(self.id, self.descriptor, eager=self.eager, weight=self.weight)
 
     def next_attempt(self, n: int) -> OpenOperation:
         """The same once more, under the number ``n``."""

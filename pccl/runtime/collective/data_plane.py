@@ -130,8 +130,9 @@ class DataPlane:
         residual: Residual | None,
     ) -> Transfer:
         rank, world_size = ring.index(own), len(ring)
-        what = (descriptor.dtype, descriptor.op, world_size)
-        reduction = Reduction(*what, self._scratch, weighted=descriptor.weighted)
+        reduction = Reduction(
+            descriptor.dtype, descriptor.op, world_size, self._scratch, weighted=descriptor.weighted
+        )
         codec = self._codec(descriptor)
         wire_bytes = codec.encoded_bytes if codec is not None else None
         schedule = plan(descriptor, rank, world_size, self._segment_bytes, wire_bytes)
@@ -149,12 +150,29 @@ class DataPlane:
                 shares,
                 stochastic=stochastic,
             )
-        moves = (operation, reduction, operand)
-        how = (ring, self._on_done, self._buffers)
         if isinstance(schedule, DirectSchedule):
-            return DirectTransfer(*moves, schedule, self._link_to, *how, coding)
-        downstream = self._link_to(ring[schedule.downstream])
-        return ChainTransfer(*moves, schedule, downstream, *how, coding)
+            return DirectTransfer(
+                operation,
+                reduction,
+                operand,
+                schedule,
+                link_to=self._link_to,
+                ring=ring,
+                on_done=self._on_done,
+                buffers=self._buffers,
+                coding=coding,
+            )
+        return ChainTransfer(
+            operation,
+            reduction,
+            operand,
+            schedule,
+            downstream=self._link_to(ring[schedule.downstream]),
+            ring=ring,
+            on_done=self._on_done,
+            buffers=self._buffers,
+            coding=coding,
+        )
 
     def _codec(self, descriptor: Descriptor, *, wide: bool = False) -> Codec | None:
         """What encodes the values of an operation; None: they travel as they are.
@@ -164,12 +182,13 @@ class DataPlane:
         if not descriptor.quantization.active:
             return None
         dtype = DataType.FLOAT if wide and descriptor.dtype.itemsize == 2 else descriptor.dtype
-        kind = (descriptor.quantization, dtype)
-        codec = self._codecs.get(kind)
+        quantization = descriptor.quantization
+        codec = self._codecs.get((quantization, dtype))
         if codec is None:
             if len(self._codecs) >= CODECS_MAX:
                 self._codecs.clear()
-            codec = self._codecs[kind] = make_codec(*kind, self._code_scratch)
+            codec = make_codec(quantization, dtype, self._code_scratch)
+            self._codecs[quantization, dtype] = codec
         return codec
 
     def begin(

@@ -111,8 +111,11 @@ class ControlKeeper:
             return self._credentials.dial(own)
 
         patience_ns = round(self._dial_s * NS_PER_S)
-        how = self._transport, self._clock, test, greet, patience_ns, self.met_at
-        self._feed(await probe(*how))
+        self._feed(
+            await probe(
+                self._transport, self._clock, test, greet, patience_ns=patience_ns, by=self.met_at
+            )
+        )
 
     def send(self, message: Message) -> None:
         """Send on the connection, if there is one."""

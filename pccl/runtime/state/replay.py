@@ -170,8 +170,9 @@ class Replay:
         if values is None:
             return False
         op = news.operation
-        number = (op.view, op.n)
-        seen = ObservedReduction(op.tag, values, news.contributors, *number, news.weights)
+        seen = ObservedReduction(
+            op.tag, values, news.contributors, view=op.view, n=op.n, weights=news.weights
+        )
         memory = self._prefetch.memory
         self._prefetch.is_held = True
         try:

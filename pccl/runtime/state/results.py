@@ -190,8 +190,9 @@ class Results:
         values = np.ascontiguousarray(result.copy())
         memory = result_memory(operation, values, dtype)
         digest = result_digest(memory)
-        what = (self._content, index, operation, dtype, values.size, digest)
-        news = ResultNews(*what, contributors, weights).pack()
+        news = ResultNews(
+            self._content, index, operation, dtype, values.size, digest, contributors, weights
+        ).pack()
         self._kept.append((memory, news))
         self._kept_bytes += memory.layout.nbytes
         self._show(memory)

@@ -15,7 +15,7 @@ import pccl.aio
 from pccl._api.arguments import join_request, list_request, reduce_request, sync_request
 from pccl._api.signatures import asking, blocking
 
-REQUESTS = {
+REQUESTS: dict[str, Callable[..., object]] = {
     "connect": join_request,
     "all_reduce": reduce_request,
     "all_reduce_async": reduce_request,

@@ -119,9 +119,14 @@ class OpenBallots:
             return None
         if not message.eager:
             self.repeat_start(peer, ballot)
-        asked = (peer.id, message.descriptor, self._outbox.now_ns)
-        weight = message.weight
-        return self.decide(ballot, ballot.request(*asked, eager=message.eager, weight=weight))
+        decision = ballot.request(
+            peer.id,
+            message.descriptor,
+            self._outbox.now_ns,
+            eager=message.eager,
+            weight=message.weight,
+        )
+        return self.decide(ballot, decision)
 
     def repeat_start(self, peer: RegisteredPeer, ballot: CollectiveBallot) -> None:
         """A member may not have heard of the start."""
@@ -186,15 +191,15 @@ class OpenBallots:
     def _make(
         self, operation: OperationId, ring: tuple[PeerId, ...], opener: PeerId, *, inherited: bool
     ) -> Ballot:
-        about = (operation, ring, opener, self._outbox.now_ns)
+        now_ns = self._outbox.now_ns
         if operation.tag != SYNC_TAG:
-            return CollectiveBallot(*about, inherited=inherited)
+            return CollectiveBallot(operation, ring, opener, now_ns, inherited=inherited)
 
         def expected() -> tuple[Expected, int]:
             group = operation.group
             return self.expected.get(group, NOTHING_EXPECTED), self._commits[group]
 
-        return SyncBallot(*about, expected, inherited=inherited)
+        return SyncBallot(operation, ring, opener, now_ns, expected, inherited=inherited)
 
     def _ended_by_closed_view(self, operation: OperationId) -> msg.OperationEnded:
         return msg.OperationEnded(

@@ -326,15 +326,21 @@ class Succession:
             return
         assert self._recovery is not None
         if changes or answer.run == self._watch.run:
-            learnt = (self._watch.run, self._watch.vouched, self._outbox.now_ns)
-            for connection in self._recovery.learn(*learnt):
+            now_ns = self._outbox.now_ns
+            for connection in self._recovery.learn(self._watch.run, self._watch.vouched, now_ns):
                 reason = "its token is not that of the peer as which it returned"
                 self._connections.close(connection, reason)
         if changes:
             self._incarnation.run = self._watch.run
             self._term_min = max(self._term_min, self._watch.term + 1)
-            known = (self._watch.run, self._watch.term, self._incarnation.incumbent)
-            self._outbox.add(Remember(*known, False, self._watch.vouched))
+            known = Remember(
+                self._watch.run,
+                self._watch.term,
+                self._incarnation.incumbent,
+                coordinated=False,
+                vouched=self._watch.vouched,
+            )
+            self._outbox.add(known)
 
     def master_unanswered(self, master: int, reason: str) -> None:
         """It has not."""
@@ -385,9 +391,15 @@ class Succession:
             self._connections.close(connection, reason)
         self._origin = Origin.RESTARTED
         self._term_min = self._incarnation.term + 1
-        known = (self._incarnation.run, self._incarnation.incumbent, self._outbox.now_ns)
-        ratified, vouched = self._ratification.ratified, self._ratification.vouched()
-        self._begin(Recovery(self._timing, *known, ratified, vouched))
+        recovery = Recovery(
+            self._timing,
+            self._incarnation.run,
+            self._incarnation.incumbent,
+            self._outbox.now_ns,
+            ratified=self._ratification.ratified,
+            vouched=self._ratification.vouched(),
+        )
+        self._begin(recovery)
 
     def note_end(self) -> None:
         """After each event: if nobody is a member any more, there is nothing to take up later.
