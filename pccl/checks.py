@@ -54,13 +54,8 @@ def check_timeout(timeout_s: object) -> float | None:
     """
     if timeout_s is None:
         return None
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, numbers.Real):
-        raise TypeError(f"timeout_s must be a number of seconds or None, not {timeout_s!r}")
-    try:
-        seconds = float(timeout_s)
-    except OverflowError:
-        seconds = math.inf
-    if math.isnan(seconds) or not 0 < seconds <= SECONDS_MAX:
+    seconds = _real("timeout_s must be a number of seconds or None", timeout_s)
+    if not 0 < seconds <= SECONDS_MAX:
         raise ValueError(
             f"timeout_s must be above 0 and at most {SECONDS_MAX}, not {timeout_s}; "
             "None waits without a limit"
@@ -75,15 +70,20 @@ def check_weight(weight: object) -> float:
         TypeError: not a number.
         ValueError: negative, not finite, or absurd.
     """
-    if isinstance(weight, bool) or not isinstance(weight, numbers.Real):
-        raise TypeError(f"weight must be a number or None, not {weight!r}")
-    try:
-        number = float(weight)
-    except OverflowError:
-        number = math.inf
-    if math.isnan(number) or not 0 <= number <= WEIGHT_MAX:
+    number = _real("weight must be a number or None", weight)
+    if not 0 <= number <= WEIGHT_MAX:
         raise ValueError(f"weight must be from 0 to {WEIGHT_MAX:g}, not {weight}")
     return number
+
+
+def _real(rule: str, value: object) -> float:
+    """The number, which may be NaN; infinity if it is too large for a float."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{rule}, not {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def check_listener(name: str, listener: object) -> None:
@@ -102,11 +102,7 @@ def check_timing(timing: object) -> Timing:
     Raises:
         TypeError: something else.
     """
-    if timing is None:
-        return Timing()
-    if not isinstance(timing, Timing):
-        raise TypeError(f"timing must be a pccl.Timing, not {timing!r}")
-    return timing
+    return Timing() if timing is None else check_type("timing", timing, Timing)
 
 
 def check_flag(name: str, value: object) -> bool:

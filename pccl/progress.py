@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
-from typing import Protocol, TextIO, TypeAlias
+from typing import TextIO, TypeAlias
 
 from pccl.checks import check_listener
 from pccl.config import resolve_progress
@@ -122,18 +122,6 @@ def showing(listener: Listener | None) -> Generator[None, None, None]:
             listener.close()
 
 
-class Display(Protocol):
-    """Where progress is seen. Used by one thread."""
-
-    def draw(self, progress: SyncProgress, seconds: float) -> None:
-        """It is so far after ``seconds``."""
-        ...
-
-    def finish(self, progress: SyncProgress, words: str) -> None:
-        """It ended like this."""
-        ...
-
-
 class Drawer(threading.Thread):
     """Draws what was noted last, until it is told to end.
 
@@ -158,7 +146,7 @@ class Drawer(threading.Thread):
         """Draw; if the stream cannot be written to, be silent."""
         with contextlib.suppress(Exception):
             kind = LiveBar if self._stream.isatty() else Lines
-            display: Display = kind(self._label, self._stream)
+            display = kind(self._label, self._stream)
             while not self.ending.wait(DRAW_S):
                 display.draw(self.latest, time.monotonic() - self._began_s)
             last, seconds = self.latest, time.monotonic() - self._began_s

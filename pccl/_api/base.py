@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pccl._api.draining import drain
 from pccl._api.reports import MemberInfo, Status, members_of
 from pccl._api.session import Session
 from pccl.addresses import reachable_at
 from pccl.checks import check_member, check_timing
 from pccl.config import (
     resolve_advertise,
+    resolve_drain,
     resolve_group,
     resolve_lanes,
     resolve_listen,
@@ -74,7 +76,10 @@ class CommunicatorBase:
             other_masters=tuple(others),
             token=resolve_token(token),
         )
+        drains = resolve_drain()
         self._session = Session(self, master, group, options)
+        if drains:
+            drain(self._session)
 
     @property
     def _engine(self) -> PeerEngine:

@@ -16,23 +16,15 @@ import signal
 import threading
 import weakref
 from types import FrameType
-from typing import Protocol
 
+from pccl._api.session import Session
 
-class Closable(Protocol):
-    """What is closed on SIGTERM."""
-
-    def close(self) -> None:
-        """Leave the run; idempotent, and safe at any point of the program."""
-        ...
-
-
-_open: weakref.WeakSet[Closable] = weakref.WeakSet()
+_open: weakref.WeakSet[Session] = weakref.WeakSet()
 _pid = 0
 """The process that has taken SIGTERM over."""
 
 
-def drain(session: Closable) -> None:
+def drain(session: Session) -> None:
     """Close ``session`` on SIGTERM, if that is ours to take."""
     global _pid
     _open.add(session)

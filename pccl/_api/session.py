@@ -13,10 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from pccl._api import draining
 from pccl._api.callers import Caller, Callers
 from pccl._api.reports import Status, status_of
-from pccl.config import resolve_drain
 from pccl.errors import NotConnected
 from pccl.protocol.types import PeerId, Roster
 from pccl.runtime.clock import LoopClock
@@ -72,8 +70,6 @@ class Session:
             self.engine = self._io.call(make_engine)
             self._leave = partial(self._io.leave, user, self.engine.close)
             self._finalizer = weakref.finalize(owner, self._leave)
-            if resolve_drain():
-                draining.drain(self)
         except BaseException:
             IOThread.give_up(user)
             raise
