@@ -333,14 +333,9 @@ class Succession:
         if changes:
             self._incarnation.run = self._watch.run
             self._term_min = max(self._term_min, self._watch.term + 1)
-            known = Remember(
-                self._watch.run,
-                self._watch.term,
-                self._incarnation.incumbent,
-                coordinated=False,
-                vouched=self._watch.vouched,
-            )
-            self._outbox.add(known)
+            run, term, vouched = self._watch.run, self._watch.term, self._watch.vouched
+            incumbent = self._incarnation.incumbent
+            self._outbox.add(Remember(run, term, incumbent, coordinated=False, vouched=vouched))
 
     def master_unanswered(self, master: int, reason: str) -> None:
         """It has not."""
@@ -391,15 +386,10 @@ class Succession:
             self._connections.close(connection, reason)
         self._origin = Origin.RESTARTED
         self._term_min = self._incarnation.term + 1
-        recovery = Recovery(
-            self._timing,
-            self._incarnation.run,
-            self._incarnation.incumbent,
-            self._outbox.now_ns,
-            ratified=self._ratification.ratified,
-            vouched=self._ratification.vouched(),
-        )
-        self._begin(recovery)
+        run, incumbent = self._incarnation.run, self._incarnation.incumbent
+        ratified, vouched = self._ratification.ratified, self._ratification.vouched()
+        now_ns = self._outbox.now_ns
+        self._begin(Recovery(self._timing, run, incumbent, now_ns, ratified, vouched))
 
     def note_end(self) -> None:
         """After each event: if nobody is a member any more, there is nothing to take up later.
