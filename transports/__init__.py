@@ -6,7 +6,8 @@
 * ``link``: a link: all lanes between this peer and one other.
 * ``tcp``: the real network: TCP over raw non-blocking sockets, on any asyncio loop (uvloop
   included).
-* ``tcp_socket``: what a TCP socket is given, and how it ends: options, addresses, the last bytes.
+* ``tcp_socket``: how a TCP socket begins and ends: options, addresses, the first and the last
+  packets.
 * ``open_files``: how many descriptors this process may have, and a few more if the system allows
   it.
 * ``sim``: an in-memory network in virtual time, with seeded faults.

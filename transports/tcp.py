@@ -49,6 +49,8 @@ from pccl.transports.tcp_socket import (
     Resolved,
     SocketAddress,
     congestion_of,
+    connect,
+    listening_socket,
     measure_path,
     reason_of,
     resolve,
@@ -69,9 +71,6 @@ ACCEPTS_PER_TURN = 64
 
 ACCEPT_BACKOFF_S = 0.5
 """Pause of a listener that the system has no descriptors or memory for."""
-
-BACKLOG = 1024
-"""Dials that wait in the kernel: a whole run may come back at once after the master restarted."""
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 _MSG_NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # some programs restore SIGPIPE's default
@@ -387,9 +386,12 @@ class TcpTransport:
         try:
             for resolved in await resolve(self.loop, self.executor, address, socket.AI_PASSIVE):
                 try:
-                    return _TcpListener(self, self._bind(resolved), on_connection)
+                    sock = listening_socket(resolved)
                 except OSError as error:
                     reason = reason_of(error)
+                    continue
+                self._sockets.add(sock)
+                return _TcpListener(self, sock, on_connection)
         except (OSError, ValueError, OverflowError) as error:
             reason = reason_of(error)
         raise LinkError(func="listen", reason=f"cannot listen on {address}: {reason}")
@@ -456,29 +458,11 @@ class TcpTransport:
         on_end = partial(shares.remove, number)
         self._lingering[number] = Lingering(self.loop, sock.detach(), on_end)
 
-    def _bind(self, resolved: Resolved) -> socket.socket:
-        sock = socket.socket(resolved[0], socket.SOCK_STREAM)
-        try:
-            sock.setblocking(False)
-            set_options(sock, listener=True)
-            sock.bind(resolved[4])
-            sock.listen(BACKLOG)
-        except BaseException:
-            sock.close()
-            raise
-        self._sockets.add(sock)
-        return sock
-
     async def _connect(self, resolved: Resolved, timeout_s: float) -> _TcpConnection:
         sock = socket.socket(resolved[0], socket.SOCK_STREAM)
         self._sockets.add(sock)
         try:
-            sock.setblocking(False)
-            set_options(sock)
-            try:
-                sock.connect(resolved[4])
-            except BlockingIOError:
-                await self._connected(sock, timeout_s)
+            await connect(self.loop, sock, resolved[4], timeout_s)
             local, remote = to_address(sock.getsockname()), to_address(resolved[4])
             if local == remote:
                 # Nobody listens, and the kernel lent us the very port: we dialled ourselves.
@@ -487,25 +471,3 @@ class TcpTransport:
         except BaseException:
             sock.close()
             raise
-
-    async def _connected(self, sock: socket.socket, timeout_s: float) -> None:
-        done: asyncio.Future[OSError | None] = self.loop.create_future()
-
-        def settle(error: OSError | None) -> None:
-            if not done.done():
-                done.set_result(error)
-
-        timer = self.loop.call_later(timeout_s, settle, TimeoutError("no answer in time"))
-        self.loop.add_writer(sock, settle, None)
-        try:
-            error = await done
-        finally:
-            self.loop.remove_writer(sock)
-            timer.cancel()
-        if error is not None:
-            raise error
-        if code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            raise OSError(code, os.strerror(code))
-
-
-__all__ = ["TcpTransport"]

@@ -1,4 +1,4 @@
-"""What a TCP socket is given, and how it ends: options, addresses, the last bytes.
+"""How a TCP socket begins and ends: options, addresses, the first and the last packets.
 
 The helpers of :mod:`pccl.transports.tcp`, which has the connections. Nothing here reads or writes
 what a connection carries.
@@ -27,6 +27,9 @@ SILENCE_MAX_S = 30
 """How long the other side's kernel may acknowledge nothing before the connection is given up. It
 is longer than every deadline of the protocol, which act first; this one is for whoever has none.
 It must not be short: an application that holds the interpreter lock keeps its windows closed."""
+
+BACKLOG = 1024
+"""Dials that wait in the kernel: a whole run may come back at once after the master restarted."""
 
 UNSENT_MAX_BYTES = 512 << 10
 """Bytes that the kernel queues beyond those in flight. More would only delay what is sent later
@@ -198,6 +201,59 @@ async def resolve(
     return await loop.run_in_executor(executor, look_up)
 
 
+def listening_socket(resolved: Resolved) -> socket.socket:
+    """Return a socket that listens on an address.
+
+    Raises:
+        OSError: the address cannot be used.
+    """
+    sock = socket.socket(resolved[0], socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        set_options(sock, listener=True)
+        sock.bind(resolved[4])
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def connect(
+    loop: asyncio.AbstractEventLoop, sock: socket.socket, to: SocketAddress, timeout_s: float
+) -> None:
+    """Connect a new socket; the caller closes it if that fails.
+
+    Raises:
+        OSError: nobody there, no way, or no answer within ``timeout_s``.
+    """
+    sock.setblocking(False)
+    set_options(sock)
+    try:
+        sock.connect(to)
+    except BlockingIOError:
+        pass
+    else:
+        return
+    done: asyncio.Future[OSError | None] = loop.create_future()
+
+    def settle(error: OSError | None) -> None:
+        if not done.done():
+            done.set_result(error)
+
+    timer = loop.call_later(timeout_s, settle, TimeoutError("no answer in time"))
+    loop.add_writer(sock, settle, None)
+    try:
+        error = await done
+    finally:
+        loop.remove_writer(sock)
+        timer.cancel()
+    if error is not None:
+        raise error
+    if code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        raise OSError(code, os.strerror(code))
+
+
 class Lingering:
     """What is left of a closed connection: its descriptor, until the other side has read all.
 
@@ -268,19 +324,3 @@ class Lingering:
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
             self.forget()
-
-
-__all__ = [
-    "ACCEPTED_INHERIT",
-    "RESET_ON_CLOSE",
-    "Lingering",
-    "Resolved",
-    "SocketAddress",
-    "congestion_of",
-    "measure_path",
-    "reason_of",
-    "resolve",
-    "set_options",
-    "to_address",
-    "tune_path",
-]

@@ -49,8 +49,9 @@ from pccl.stress.sim.workloads.collectives import Workload
 from pccl.stress.sim.workloads.training import TrainingWorkload
 from pccl.transports.base import Address
 from pccl.transports.link import Link
-from pccl.transports.sim.network import SimConnection, SimHost, SimNetwork
-from pccl.transports.sim.pipe import HostRoute
+from pccl.transports.sim.connection import SimConnection
+from pccl.transports.sim.network import SimHost, SimNetwork
+from pccl.transports.sim.routes import HostRoute
 
 _FIRST_LISTENING_PORT = 20000
 

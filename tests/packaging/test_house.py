@@ -29,8 +29,6 @@ LONG = {
     "stress/sim/stage.py",
     "stress/sim/workloads/collectives.py",
     "stress/sim/workloads/training.py",
-    "transports/sim/network.py",
-    "transports/tcp.py",
 }
 """Files that have more lines."""
 
@@ -42,7 +40,6 @@ CIRCLES = {
     "pccl/runtime/state/replay.py Fetcher",
     "pccl/runtime/state/sync.py Caller",
     "pccl/runtime/links/keeper.py Frames",
-    "transports/sim/pipe.py PipeEnd",
 }
 """Protocols that one class of their room alone implements."""
 

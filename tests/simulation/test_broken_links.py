@@ -20,7 +20,8 @@ from pccl.runtime.master_server import MasterServer
 from pccl.runtime.requests import JoinRequest, PeerOptions, ReduceInfo, ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address
-from pccl.transports.sim.network import SimConnection, SimNetwork
+from pccl.transports.sim.connection import SimConnection
+from pccl.transports.sim.network import SimNetwork
 
 MASTER = Address("master", 48148)
 TIMING = Timing()

@@ -33,7 +33,8 @@ from pccl.runtime.requests import JoinRequest, PeerOptions, ReduceInfo, ReduceRe
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address
 from pccl.transports.lane import Lane
-from pccl.transports.sim.network import SimConnection, SimNetwork
+from pccl.transports.sim.connection import SimConnection
+from pccl.transports.sim.network import SimNetwork
 
 MASTER = Address("master", 48148)
 PEERS = 3

@@ -7,316 +7,33 @@ plan adds a :class:`Noise`, which flips bits. It does not simulate packets, cong
 All processes share one loop (it uses only ``create_future``; a ``VirtualClock`` tells time).
 
 A :class:`SimNetwork` joins hosts; a :class:`SimHost` is one process and its ``Transport``. Faults
-are methods of whom they befall. How bytes move is told in :mod:`pccl.transports.sim.pipe`.
+are methods of what they befall.
 
 Invariants:
 
 * A seed gives one trace: nothing depends on hashes, addresses or the Python version.
-* A receiver is called from events of the network only, its ``connection_lost`` once and last.
-* After a crash no callback is made to anything of that host, and none of its dials returns.
+* After a crash none of the host's dials returns.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import Protocol
 
-from pccl.protocol.errors import LinkError, LocalProtocolError, RemoteProtocolError
+from pccl.protocol.errors import LinkError
 from pccl.protocol.types import NS_PER_S
-from pccl.transports.base import Address, Connection, Listener, PathMeasure, PortLimits, Receiver
-from pccl.transports.sim.pipe import Action, Events, HostRoute, Pipe, Trace, VirtualClock
+from pccl.transports.base import Address, Connection, Listener, PortLimits
+from pccl.transports.sim.connection import SimConnection, Wires, report_bug
+from pccl.transports.sim.events import Action, Events, Trace, VirtualClock
+from pccl.transports.sim.routes import HostRoute
 from pccl.transports.sim.run_queue import RunQueue
 
 _FIRST_PORT = 49152
 _PORTS_PER_PROCESS = 64
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ANY = ("", "0.0.0.0", "::")
-_RESET = "connection reset by peer"
-
-
-def _report_bug(what: str, error: Exception) -> None:
-    asyncio.get_running_loop().call_exception_handler({"message": what, "exception": error})
-
-
-class Noise(Protocol):
-    """Flips bits on the way: the one thing that a faulty network shows beside what TCP does."""
-
-    def changed(self, end: SimConnection, data: memoryview) -> memoryview:
-        """What arrives at ``end`` instead of ``data``: as many bytes, or the same object."""
-        ...
-
-
-class SimConnection:
-    """One end of a connection. See :class:`pccl.transports.base.Connection`.
-
-    Attributes:
-        awaits_start: nobody reads yet.
-        vanished: the host went away without a word.
-    """
-
-    def __init__(self, host: SimHost, local: Address, remote: Address) -> None:
-        self.awaits_start = True
-        self.vanished = False
-        self._host = host
-        self._network = host.network
-        self._events = host.network.events
-        self._local = local
-        self._remote = remote
-        self._receiver: Receiver | None = None
-        self._open = True
-        self._error: LinkError | None = None
-        self._paused = False
-        self._resuming = False
-        self._rest: memoryview | None = None
-        """What was delivered when reading was paused, and is not read."""
-        self._held: list[Action] = []
-        """What its process would do next, if it read."""
-        self._other: SimConnection
-        self._out: Pipe
-        self._in: Pipe
-        host.ends[self] = host.network.ends[self] = None
-
-    def __repr__(self) -> str:
-        return f"{self._local}>{self._remote}"
-
-    def join(self, other: SimConnection) -> None:
-        """Connect this end with the ``other`` one. For this module."""
-        network = self._network
-        there = network.route(self._local.host, other.local.host)
-        back = network.route(other.local.host, self._local.host)
-        window = network.window_bytes
-        self._other, other._other = other, self
-        self._out = other._in = Pipe(self._events, self, other, there, back, window)
-        self._in = other._out = Pipe(self._events, other, self, back, there, window)
-
-    @property
-    def receiver(self) -> Receiver | None:
-        """Who reads here (for fault plans)."""
-        return self._receiver
-
-    @property
-    def other(self) -> SimConnection:
-        """The other end (for fault plans)."""
-        return self._other
-
-    @property
-    def remote(self) -> Address:
-        """The other side."""
-        return self._remote
-
-    @property
-    def local(self) -> Address:
-        """This side."""
-        return self._local
-
-    @property
-    def congestion(self) -> str:
-        """See ``Connection``: nothing is lost here."""
-        return ""
-
-    def measure(self) -> PathMeasure | None:
-        """See ``Connection``: the truth. Connections between two hosts share alike."""
-        if not self._open:
-            return None
-        there, back = self._out.route, self._in.route
-        sharing = sum(end.remote.host == self._remote.host for end in self._host.ends)
-        rate = there.rate
-        speed = 0 if rate is None else rate // sharing
-        return PathMeasure(there.delay_ns + back.delay_ns, speed, is_lower_bound=False)
-
-    def start(self, receiver: Receiver) -> None:
-        """See ``Connection``."""
-        handed_over, self._receiver = self._receiver is not None, receiver
-        self.awaits_start = False
-        if handed_over:
-            return
-        if self._error is not None:
-            lost = partial(self._tell_lost, receiver, self._error)
-            self._events.soon(partial(self._host.run, lost))
-        elif self._open:
-            self._in.arm()
-
-    def pause_reading(self) -> None:
-        """See ``Connection``."""
-        self._paused = True
-
-    def resume_reading(self) -> None:
-        """See ``Connection``."""
-        if self._paused:
-            self._paused = False
-            self._resuming = True
-            self._events.soon(partial(self._host.run, self._read_on))
-
-    def _read_on(self) -> None:
-        rest, self._rest = self._rest, None
-        if rest is not None:
-            self.take_delivery(rest)
-        self._resuming = False
-        while self._held and not self._paused:
-            self._held.pop(0)()
-
-    def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
-        """See ``Connection``."""
-        return self._out.take(buffers) if self._open else 0
-
-    def notify_writable(self) -> None:
-        """See ``Connection``."""
-        if self._open:
-            assert self._receiver is not None, "a connection is started before anything else"
-            self._out.want_room()
-
-    def close(self) -> None:
-        """See ``Connection``."""
-        if self._open:
-            self._leave()
-            self._tell_lost_soon(None)
-            self._out.finish(f"{self._local} closed the connection")
-
-    def abort(self) -> None:
-        """See ``Connection``."""
-        self._reset(None)
-
-    # -- faults ----------------------------------------------------------------------------------
-
-    def reset(self) -> None:
-        """Something on the way forgets the connection: both ends lose it now."""
-        self._events.note("reset", self)
-        for end in (self, self._other):
-            self._events.soon(partial(end.lose, "connection reset by the network"))
-
-    def forget(self) -> None:
-        """This end loses the connection, and the other one is not told: it is half open.
-
-        What the other end sends from now on is answered with a reset.
-        """
-        self._events.note("forget", self)
-        if self._open:
-            self.vanished = True
-            self._out.drop_unsent()
-            self.lose("connection timed out")
-
-    def stall(self, duration_ns: int | None) -> None:
-        """Hold up what this end sends for ``duration_ns``, or until :meth:`heal` if None."""
-        self._events.note("stall", self, duration_ns)
-        self._out.gate.shut(duration_ns)
-
-    def heal(self) -> None:
-        """End a :meth:`stall`."""
-        self._events.note("heal", self)
-        self._out.gate.open()
-
-    def die(self, *, silent: bool) -> None:
-        """The process of this end is dead. For this module."""
-        self._leave()
-        if silent:
-            self.vanished = True
-            self._out.drop_unsent()
-        elif self._events.some(2) == 1:  # a kernel closes in order,
-            self._out.finish(f"{self._local} closed the connection")
-        else:  # ... or not, if something was left to read
-            self._out.reset(_RESET)
-
-    # -- what pipes call, from events of the network -----------------------------------------------
-
-    @property
-    def disowned(self) -> bool:
-        """It ``vanished``, but its host is up and knows no such connection.
-
-        That is for the kernel there to say: it makes no difference whether a process runs.
-        """
-        return self.vanished and not self._network.hosts[self._host.name].gone
-
-    @property
-    def is_late(self) -> bool:
-        """Its process does not read now; its kernel does."""
-        return self._paused or self._resuming or self._host.run_queue.is_late
-
-    def run(self, action: Action) -> None:
-        """Let its process do something, as soon as it runs and reads from here."""
-        if self._paused or self._resuming:
-            self._held.append(action)
-        else:
-            self._host.run(action)
-
-    def take_delivery(self, data: memoryview) -> None:
-        """Bytes have arrived; they are read in as many portions as the receiver's memory makes."""
-        if self._open:
-            self._events.note("deliver", self, len(data))
-            for noise in list(self._network.noises):
-                data = noise.changed(self, data)
-        try:
-            while data and self._open:
-                if self._paused:
-                    self._rest = data
-                    return
-                assert self._receiver is not None
-                buffer = self._receiver.get_buffer()
-                nbytes = min(len(buffer), len(data))
-                assert nbytes, "memory for a read must not be empty"
-                buffer[:nbytes] = data[:nbytes]
-                data = data[nbytes:]
-                self._receiver.buffer_updated(nbytes)
-        except Exception as error:  # noqa: BLE001 - reported there
-            self._receiver_failed(error)
-
-    def tell_writable(self) -> None:
-        """There is room again."""
-        self._host.run(self._tell_writable)
-
-    def _tell_writable(self) -> None:
-        if self._open and self._receiver is not None:
-            self._events.note("writable", self)
-            try:
-                self._receiver.writable()
-            except Exception as error:  # noqa: BLE001 - reported there
-                self._receiver_failed(error)
-
-    def lose(self, reason: str) -> None:
-        """The network, or the other side, ends it."""
-        self._host.run(partial(self._lose, reason))
-
-    def _lose(self, reason: str) -> None:
-        if self._open:
-            self._leave()
-            self._error = LinkError(func="connection", reason=f"lost {self._remote}: {reason}")
-            if self._receiver is not None:
-                self._tell_lost(self._receiver, self._error)
-
-    def _receiver_failed(self, error: Exception) -> None:
-        if isinstance(error, RemoteProtocolError):
-            self._reset(error)
-            return
-        bug = LocalProtocolError(
-            func="connection", reason=f"the receiver of {self._remote} failed: {error!r}"
-        )
-        bug.__cause__ = error
-        self._reset(bug)
-        _report_bug(str(bug), error)
-
-    def _reset(self, error: Exception | None) -> None:
-        if self._open:
-            self._leave()
-            self._tell_lost_soon(error)
-            self._out.reset(_RESET)
-
-    def _leave(self) -> None:
-        self._open = False
-        self.awaits_start = False
-        del self._host.ends[self]
-        del self._network.ends[self]
-
-    def _tell_lost_soon(self, error: Exception | None) -> None:
-        if self._receiver is not None:
-            lost = partial(self._tell_lost, self._receiver, error)
-            self._events.soon(partial(self._host.run, lost))
-
-    def _tell_lost(self, receiver: Receiver, error: Exception | None) -> None:
-        if self._host.alive:
-            self._events.note("lost", self, error)
-            receiver.connection_lost(error)
 
 
 class _SimListener:
@@ -356,21 +73,24 @@ class _Dial:
         """The request is at the other host."""
         network = self._host.network
         target = network.hosts[self._name]
-        if self.answer.done() or not self._host.alive or target.gone:
+        here, there = self._host.name, self._name
+        if self.answer.done() or not self._host.alive or there in network.wires.off:
             return
-        back = network.route(self._name, self._host.name)
-        listener = None if self._name in network.shut else target.listeners.get(self._remote.port)
+        back = network.route(there, here)
+        listener = None if there in network.shut else target.listeners.get(self._remote.port)
         if listener is None:
-            if network.shut.get(self._name, True):
+            if network.shut.get(there, True):
                 back.carry(partial(self.fail, "connection refused"))
             return
-        mine = Address(self._host.name, self._host.take_port())
-        self._connection = SimConnection(self._host, mine, self._remote)
-        theirs = SimConnection(target, Address(self._name, self._remote.port), mine)
-        self._connection.join(theirs)
-        network.events.note("accept", theirs)
+        mine = Address(here, self._host.take_port())
+        theirs = Address(there, self._remote.port)
+        end = SimConnection(network.wires, self._host.run_queue, mine, self._remote)
+        other = SimConnection(network.wires, target.run_queue, theirs, mine)
+        end.join(other, network.route(here, there), back)
+        self._connection = end
+        network.events.note("accept", other)
         back.carry(partial(self._host.run, self._established))
-        target.run(partial(self._hand_over, listener, theirs))
+        target.run(partial(self._hand_over, listener, other))
 
     def _hand_over(self, listener: _SimListener, theirs: SimConnection) -> None:
         if listener.is_closed:
@@ -380,7 +100,7 @@ class _Dial:
             listener.on_connection(theirs)
         except Exception as error:  # noqa: BLE001 - a bug above must not stop the network
             theirs.abort()
-            _report_bug(f"a connection to {theirs.local} was not taken over: {error!r}", error)
+            report_bug(f"a connection to {theirs.local} was not taken over: {error!r}", error)
 
     def _established(self) -> None:
         if not self.answer.done() and self._host.alive and self._connection is not None:
@@ -407,8 +127,7 @@ class SimHost:
     Attributes:
         name: the host's name, which is its address too.
         network: what it is connected to.
-        alive: False once it has crashed.
-        gone: the whole host is off, not only the process: nobody answers for it.
+        listeners: its open ports.
         run_queue: when the process gets to run.
         port_limits: see ``Transport``; may be set before its ports are opened.
     """
@@ -416,9 +135,6 @@ class SimHost:
     def __init__(self, network: SimNetwork, name: str, boots: int) -> None:
         self.name = name
         self.network = network
-        self.alive = True
-        self.gone = False
-        self.ends: dict[SimConnection, None] = {}
         self.listeners: dict[int, _SimListener] = {}
         self.run_queue = RunQueue(network.events)
         self.port_limits = PortLimits()
@@ -427,6 +143,16 @@ class SimHost:
 
     def __repr__(self) -> str:
         return f"<SimHost {self.name}{'' if self.alive else ' crashed'}>"
+
+    @property
+    def alive(self) -> bool:
+        """False once it has crashed."""
+        return self.run_queue.alive
+
+    @property
+    def ends(self) -> list[SimConnection]:
+        """Its ends of live connections, oldest first."""
+        return [end for end in self.network.ends if end.process is self.run_queue]
 
     async def listen(
         self, address: Address, on_connection: Callable[[Connection], None]
@@ -504,11 +230,12 @@ class SimHost:
         if not self.alive:
             return
         self.network.events.note("crash", self.name, "silent" if silent else "")
-        self.alive = False
-        self.gone = silent
-        self.run_queue.clear()
+        if silent:
+            self.network.wires.off.add(self.name)
+        ends = self.ends
+        self.run_queue.kill()
         self.listeners.clear()
-        for end in list(self.ends):
+        for end in ends:
             end.die(silent=silent)
 
 
@@ -527,9 +254,9 @@ class SimNetwork:
     Attributes:
         events: the order of everything.
         hosts: by name; of several incarnations the newest.
-        window_bytes: see above.
-        ends: the live connections' ends, oldest first: what a fault plan chooses from.
-        noises: whatever arrives anywhere goes through these, in order.
+        wires: what all connections have in common.
+        ends: of the wires: what a fault plan chooses from.
+        noises: of the wires.
         shut: hosts that nobody can dial, by name: whether they refuse that, or do not answer.
     """
 
@@ -546,9 +273,8 @@ class SimNetwork:
     ) -> None:
         self.events = Events(clock, rng, trace, ragged=ragged)
         self.hosts: dict[str, SimHost] = {}
-        self.window_bytes = window_bytes
-        self.ends: dict[SimConnection, None] = {}
-        self.noises: list[Noise] = []
+        self.wires = Wires(self.events, window_bytes)
+        self.ends, self.noises = self.wires.ends, self.wires.noises
         self.shut: dict[str, bool] = {}
         self._latency_ns = latency_ns
         self._bytes_per_s = bytes_per_s
@@ -562,6 +288,7 @@ class SimNetwork:
         self.events.note("boot", name)
         boots = self._boots.get(name, 0)
         self._boots[name] = boots + 1
+        self.wires.off.discard(name)
         self.hosts[name] = SimHost(self, name, boots)
         return self.hosts[name]
 
@@ -595,6 +322,3 @@ class SimNetwork:
         self.events.note("heal", a, b)
         self.route(a, b).gate.open()
         self.route(b, a).gate.open()
-
-
-__all__ = ["SimConnection", "SimHost", "SimNetwork"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from pccl.transports.sim.pipe import Action, Events
+from pccl.transports.sim.events import Action, Events
 
 
 class RunQueue:
@@ -17,9 +17,13 @@ class RunQueue:
 
     Args:
         events: the order of everything.
+
+    Attributes:
+        alive: False once the process is dead.
     """
 
     def __init__(self, events: Events) -> None:
+        self.alive = True
         self._events = events
         self._stops = 0
         self._lag_ns = 0
@@ -84,8 +88,9 @@ class RunQueue:
         self._lag_ns = lag_ns
         self._computes = computes
 
-    def clear(self) -> None:
+    def kill(self) -> None:
         """The process is dead: forget all."""
+        self.alive = False
         self._waiting.clear()
 
     def _wake(self) -> None:
@@ -112,6 +117,3 @@ class RunQueue:
             self._events.soon(self._step)
         else:
             self._draining = False
-
-
-__all__ = ["RunQueue"]

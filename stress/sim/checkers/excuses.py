@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, RemovalCause
-from pccl.transports.sim.network import SimConnection
+from pccl.transports.sim.connection import SimConnection
 
 MASTER_NAME = "master"
 STANDBY_NAME = "standby"

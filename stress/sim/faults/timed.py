@@ -12,7 +12,7 @@ from pccl.stress.sim.faults.base import Fault, Ground
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Seat, Stage
-    from pccl.transports.sim.network import SimConnection
+    from pccl.transports.sim.connection import SimConnection
 
 
 @dataclass(frozen=True)

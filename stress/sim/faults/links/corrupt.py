@@ -19,7 +19,7 @@ from pccl.stress.sim.faults.timed import TimedFault
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
-    from pccl.transports.sim.network import SimConnection
+    from pccl.transports.sim.connection import SimConnection
 
 _BITS = (1, 1, 1, 2, 3, 8)
 _FOR_EVER_NS = 1 << 62
@@ -92,7 +92,7 @@ class _Noise:
         stage.network.noises.append(self)
 
     def changed(self, end: SimConnection, data: memoryview) -> memoryview:
-        """See ``transports.sim.Noise``."""
+        """See ``connection.Noise``."""
         stage = self._stage
         if self._over or stage.now_ns() >= self._until_ns:
             stage.network.noises.remove(self)

@@ -11,7 +11,7 @@ from pccl.stress.sim.faults.timed import TimedFault
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
-    from pccl.transports.sim.pipe import HostRoute
+    from pccl.transports.sim.routes import HostRoute
 
 
 @dataclass(frozen=True)

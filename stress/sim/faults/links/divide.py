@@ -19,7 +19,7 @@ from pccl.stress.sim.faults.phase_watch import PhaseWatch
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
-    from pccl.transports.sim.pipe import HostRoute
+    from pccl.transports.sim.routes import HostRoute
 
 DIVIDED_IN = (
     LifePhase.ROUND,

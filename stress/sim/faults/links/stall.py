@@ -11,7 +11,7 @@ from pccl.stress.sim.faults.timed import ConnectionFault
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
-    from pccl.transports.sim.network import SimConnection
+    from pccl.transports.sim.connection import SimConnection
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from pccl.runtime.control.keeper import ControlKeeper
 from pccl.runtime.master_server import MasterServer
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address
-from pccl.transports.sim.network import SimConnection, SimNetwork
+from pccl.transports.sim.connection import SimConnection
+from pccl.transports.sim.network import SimNetwork
 
 TIMING = Timing()
 FIRST, SECOND, THIRD = (Address(f"master{n}", 48000 + n) for n in (1, 2, 3))

@@ -22,7 +22,8 @@ from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
 from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Links
-from pccl.transports.sim.network import SimConnection, SimHost, SimNetwork
+from pccl.transports.sim.connection import SimConnection
+from pccl.transports.sim.network import SimHost, SimNetwork
 
 MS = 1_000_000
 LATENCY = 1 * MS

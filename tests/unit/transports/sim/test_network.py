@@ -17,7 +17,8 @@ import pytest
 from pccl.protocol.errors import LinkError
 from pccl.stress.sim.loop import Deadlock, VirtualLoop
 from pccl.transports.base import Address, Connection, PathMeasure
-from pccl.transports.sim.network import SimConnection, SimHost, SimNetwork
+from pccl.transports.sim.connection import SimConnection
+from pccl.transports.sim.network import SimHost, SimNetwork
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 
@@ -278,7 +279,7 @@ def test_a_crash_is_noticed_after_the_latency(world: World) -> None:
         assert not b.lost
         assert not b.received
         assert not c.lost
-        assert (b.send(b"x"), world.b.ends, world.network.ends) == (0, {}, {})
+        assert (b.send(b"x"), world.b.ends, world.network.ends) == (0, [], {})
         with pytest.raises(LinkError, match="refused"):
             await world.a.dial(Address("b", 8), 60.0)
         again = world.network.host("b")

@@ -12,7 +12,8 @@ from pccl.protocol.errors import LinkError
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import ProcessClock
 from pccl.transports.base import Address, Connection
-from pccl.transports.sim.network import SimConnection, SimHost, SimNetwork
+from pccl.transports.sim.connection import SimConnection
+from pccl.transports.sim.network import SimHost, SimNetwork
 
 MS, S = 1_000_000, 1_000_000_000
 LATENCY = 5 * MS
