@@ -2,7 +2,8 @@
 
 * ``arguments``: what programs pass to the wrappers of a training loop, checked where it comes in.
 * ``events``: what training over ``pccl`` has to tell: one dataclass for each kind of event.
-* ``listeners``: tells several consumers of each event, and drops one that fails.
+* ``listeners``: calls several consumers with each event, and drops one that fails.
+* ``event_queue``: events of one replica, kept until its listeners have time for them.
 * ``consumers``: consumers of the events of a training run: a JSONL file, TensorBoard, one line on
   the terminal.
 * ``status_line``: how a training run stands, in one line.

@@ -6,30 +6,32 @@ from typing import Any
 
 import pccl
 from pccl.bindings.listeners import Listeners
+from pccl.checks import check_range
 
 COUNT_MAX = 2**31 - 1
-"""Of anything that is counted in steps, peers or parts."""
+"""Of anything that is counted in steps or parts."""
 
 
-def check_count(name: str, value: object, least: int, most: int = COUNT_MAX) -> int:
-    """A whole number.
-
-    Args:
-        name: of the argument.
-        value: what was given.
-        least: the smallest that can be used.
-        most: the largest.
+def check_count(name: str, value: object, lowest: int = 1) -> int:
+    """Check a number of steps or parts and return it.
 
     Raises:
         TypeError, ValueError: it can't be used; the message says what can.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")
-    if value > most:
-        raise ValueError(f"{name} must be at most {most}, not {value}")
-    return value
+    return check_range(name, value, lowest, COUNT_MAX)
+
+
+def check_amount(name: str, value: object, below: float) -> float:
+    """Check a number of at least 0 and return it.
+
+    Raises:
+        TypeError, ValueError: it can't be used; the message says what can.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, not {value!r}")
+    if not 0 <= value < below:
+        raise ValueError(f"{name} must be at least 0 and less than {below:g}, not {value!r}")
+    return float(value)
 
 
 def check_communicator(comm: object) -> None:

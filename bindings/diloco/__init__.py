@@ -1,19 +1,17 @@
 """DiLoCo for PyTorch: wrap the inner optimizer, and train with peers that may come and go.
 
 * ``optimizer``: an inner optimizer that averages with other peers now and then.
-* ``arguments``: what a program passes to ``DiLoCo``, checked where it comes in.
 * ``schedule``: which fragment is reduced in which round, and how many inner steps lie between.
-* ``outer``: the float32 copy that the members hold bit for bit alike, on the host.
-* ``replica``: the local model, and how far it has moved away from what the members hold.
-* ``compression``: what fragments are reduced with, and what that has left out of them so far.
 * ``ledger``: where the run is, and whose work is in its last rounds; part of the shared state.
-* ``rounds``: the joint calls of one replica, in the order in which all members make them.
-* ``pipeline``: what one replica has to do after each of its inner steps.
-* ``conductor``: a thread that makes all joint calls of one replica, in order.
-* ``training``: the training thread of one replica, and what it hears of the conductor's.
-* ``trainee``: what the training loop of one replica does between its joint calls.
-* ``interrupts``: Ctrl-C must not leave a model half taken over.
-* ``telling``: what has happened to one replica, as events for its listeners.
+* ``rounds``: the joint calls of one replica, in the order in which all members make them. Pure.
+* ``pipeline``: what one replica has to do after each of its inner steps. Pure.
+* ``local_trainer``: what its training loop does between the joint calls. Pure.
+* ``outer``: the float32 copy that the members hold bit for bit alike, on the host.
+* ``local_model``: the local model, and how far it has moved away from what the members hold.
+* ``compression``: what fragments are reduced with, and what that has left out of them so far.
+* ``joint_caller``: a thread that makes all joint calls of one replica, in order.
+* ``training_driver``: the training thread of one replica: trains, and waits where it has to.
+* ``interrupts``: Ctrl-C must not leave a model half updated.
 
     from pccl.bindings.diloco import DiLoCo
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pccl
 from pccl.bindings.diloco.rounds import Contribution
@@ -15,6 +14,9 @@ class Compression:
     Args:
         options: a format; None: nothing is compressed. Their ``error_feedback`` and ``name`` don't
             count.
+
+    Attributes:
+        feedback: what is owed, by fragment.
     """
 
     def __init__(self, options: pccl.QuantizationOptions | None) -> None:
@@ -44,14 +46,6 @@ class Compression:
     def forget(self, fragment: int) -> None:
         """It is not known any more what is owed: what was may have been paid already."""
         self.feedback.forget(self._name(fragment))
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is owed, by fragment."""
-        return self.feedback.state_dict()
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Take over what ``state_dict`` gave."""
-        self.feedback.load_state_dict(saved)
 
     @staticmethod
     def _name(fragment: int) -> str:

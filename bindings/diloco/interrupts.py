@@ -1,4 +1,4 @@
-"""Ctrl-C must not leave a model half taken over."""
+"""Ctrl-C must not leave a model half updated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 @contextmanager
-def put_off() -> Generator[None, None, None]:
+def deferred() -> Generator[None, None, None]:
     """Ctrl-C that comes in here is raised at the end.
 
     Only the main thread of a program hears of it. A handler that was not set by Python is left

@@ -6,36 +6,36 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Any
 
 import torch
 
 import pccl
 from pccl.bindings.arguments import (
+    check_amount,
     check_communicator,
     check_compression,
-    check_count,
     check_listeners,
 )
 from pccl.bindings.diloco import interrupts
-from pccl.bindings.diloco.arguments import check_inner, check_mixing, check_outer, check_weight
 from pccl.bindings.diloco.compression import Compression
-from pccl.bindings.diloco.conductor import Conductor
-from pccl.bindings.diloco.outer import Fragment, OuterFactory, OuterParameters
-from pccl.bindings.diloco.replica import Replica, named_parameters
+from pccl.bindings.diloco.joint_caller import JointCaller
+from pccl.bindings.diloco.local_model import LocalModel, named_parameters
+from pccl.bindings.diloco.outer import OuterFactory, OuterFragment, OuterParameters, outer_factory
 from pccl.bindings.diloco.rounds import Average, Contribution, RoundCommitted
 from pccl.bindings.diloco.schedule import partition, schedule
-from pccl.bindings.diloco.telling import Telling
-from pccl.bindings.diloco.training import Training
+from pccl.bindings.diloco.training_driver import TrainingDriver
+from pccl.bindings.event_queue import EventQueue
 from pccl.bindings.events import Consumer
-from pccl.checks import MIN_PEERS_MAX
 from pccl.config import resolve_min_peers
 
 _log = logging.getLogger("pccl.diloco")
 
 VERSION = 1
 """Of what ``state_dict`` returns."""
+
+WEIGHT_MAX = 1e30
+"""Of one step: sums of it stay far from what a reduce takes."""
 
 
 class DiLoCo(torch.optim.Optimizer):
@@ -97,39 +97,30 @@ class DiLoCo(torch.optim.Optimizer):
         min_peers: int | None = None,
         on_event: Consumer | Iterable[Consumer] = (),
     ) -> None:
-        check_inner(inner)
         check_communicator(comm)
-        factory = check_outer(outer)
-        self._schedule = schedule(sync_every, fragments, delay)
-        mixed = check_mixing(mixing, delay, self._schedule.sync_steps)
-        if min_peers is not None:
-            check_count("min_peers", min_peers, 1, MIN_PEERS_MAX)
-        self._min_peers = resolve_min_peers(min_peers)
         named = named_parameters(params, inner)
+        factory = outer_factory(outer)
+        self._schedule = schedule(sync_every, fragments, delay)
+        mixed = self._schedule.mixing(mixing)
+        min_peers = resolve_min_peers(min_peers)
         parts = partition([p.numel() for _, p in named], fragments, fragment_order)
         self.inner = inner
-        self._replica = Replica([[named[index] for index in part] for part in parts])
+        self._model = LocalModel([[named[index] for index in part] for part in parts])
         self._compression = Compression(check_compression(compression))
         self._outer = OuterParameters(
-            [Fragment(part.names, part.locals(), factory) for part in self._replica.parts],
-            f"min_peers={self._min_peers}, fragments={fragments} {fragment_order}, "
-            f"{self._compression}",
+            [OuterFragment(part.names, part.locals(), factory) for part in self._model.parts],
+            f"min_peers={min_peers}, fragments={fragments} {fragment_order}, {self._compression}",
         )
-        self._replica.begin(self._outer.fragments)
-        self._conductor = Conductor(
-            comm,
-            self._outer,
-            self._schedule,
-            self._min_peers,
-            self._compression,
-            self._replica.shards,
+        self._model.begin(self._outer.fragments)
+        self._caller = JointCaller(
+            comm, self._outer, self._schedule, min_peers, self._compression, self._model.shards
         )
-        weakref.finalize(self, self._conductor.stop)
-        self._telling = Telling(check_listeners(on_event))
-        self._training = Training(
-            self._schedule, self._replica, mixed, self._conductor, self._telling
+        weakref.finalize(self, self._caller.stop)
+        self._events = EventQueue(check_listeners(on_event))
+        self._driver = TrainingDriver(
+            self._schedule, self._model, mixed, self._caller, self._events
         )
-        self._trainee = self._training.trainee
+        self._pipeline = self._driver.trainer.pipeline
         self._has_started = self._has_joined = False
         self._is_made = False
         super().__init__(inner.param_groups, inner.defaults)
@@ -145,7 +136,7 @@ class DiLoCo(torch.optim.Optimizer):
     @property
     def inner_steps(self) -> int:
         """Inner steps that this replica has made."""
-        return self._trainee.pipeline.steps
+        return self._pipeline.steps
 
     @property
     def steps(self) -> int:
@@ -154,7 +145,7 @@ class DiLoCo(torch.optim.Optimizer):
         A learning rate that follows from it is the same for all members, whenever they have joined.
         With a time budget there is no such number: it is ``inner_steps``.
         """
-        return self._trainee.pipeline.run_steps
+        return self._pipeline.run_steps
 
     @property
     def round(self) -> int:
@@ -163,7 +154,7 @@ class DiLoCo(torch.optim.Optimizer):
         Members that train until it has reached the same number, and then call ``finish``, end with
         the same model, whenever they have joined.
         """
-        return self._trainee.pipeline.number
+        return self._pipeline.number
 
     @property
     def outer_steps(self) -> int:
@@ -173,7 +164,7 @@ class DiLoCo(torch.optim.Optimizer):
     @property
     def members(self) -> tuple[int, ...]:
         """Ids of the peers in the group, as of the last joint call; empty before ``join``."""
-        return self._telling.members
+        return self._events.members
 
     @property
     def shared_state(self) -> pccl.SharedState:
@@ -218,16 +209,13 @@ class DiLoCo(torch.optim.Optimizer):
         if self._has_joined:
             return False
         if not self._has_started:
-            with interrupts.put_off():
-                self._conductor.start()
+            with interrupts.deferred():
+                self._caller.start()
                 self._has_started = True
-        if not self._trainee.entry:  # otherwise a call before this one was interrupted
-            self._conductor.wait_entered()
-        self._training.hear()
-        self._training.carry_out(self._trainee.begin())
-        changed = self._replica.any_shard(self._training.has_changed)
+        self._driver.enter()
+        changed = self._model.any_shard(self._driver.trainer.has_changed)
         self._has_joined = True
-        self._telling.deliver()
+        self._events.deliver()
         return changed
 
     def step(self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0) -> Any:
@@ -249,21 +237,20 @@ class DiLoCo(torch.optim.Optimizer):
                 a new ``DiLoCo`` with this one's ``state_dict`` goes on where this one stopped.
             TypeError, ValueError: a closure that is none; a weight that is no number of at least 0.
         """
-        check_weight(weight)
+        check_amount("weight", weight, WEIGHT_MAX)
         if closure is not None and not callable(closure):
             raise TypeError(
                 f"closure must be a function, not {closure!r}; say weight= for a weight"
             )
         if self.join() and closure is None:
             return None
-        self._training.hear()
-        if self._trainee.pipeline.due_merges():  # Ctrl-C has ended the step before this one
-            self._training.carry_out(self._trainee.begin())
+        self._driver.hear()
+        if self._pipeline.due_merges():  # Ctrl-C has ended the step before this one
+            self._driver.enter()
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
         loss = self.inner.step(closure) if closure is not None else self.inner.step()
-        self._telling.stepped(self.inner_steps + 1, time.monotonic())
-        self._training.carry_out(self._trainee.step(weight))
-        self._telling.deliver()
+        self._driver.stepped(weight)
+        self._events.deliver()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -285,15 +272,15 @@ class DiLoCo(torch.optim.Optimizer):
         Raises:
             PCCLError: as of ``step``.
         """
-        if self._has_started or self._training.resumed is not None:
+        if self._has_started or self._driver.resumed is not None:
             self.join()
-            self._training.hear()
-            self._training.carry_out(self._trainee.finish())
-            self._conductor.settle()
-            self._training.hear()
-        with interrupts.put_off():
-            self._replica.take_over(self._outer.fragments)
-            left_out = self._trainee.pipeline.leave_out_work()
+            self._driver.hear()
+            self._driver.carry_out(self._driver.trainer.finish())
+            self._caller.settle()
+            self._driver.hear()
+        with interrupts.deferred():
+            self._model.take_over(self._outer.fragments)
+            left_out = self._pipeline.leave_out_work()
         if left_out:
             _log.warning(
                 "finish() leaves out work of a weight of %g that is in no average: stop after a "
@@ -301,33 +288,33 @@ class DiLoCo(torch.optim.Optimizer):
                 "(unless this replica was cut off shortly before: nobody makes more rounds for it)",
                 left_out,
             )
-        self._telling.deliver()
+        self._events.deliver()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the model: save it with the model's own ``state_dict``.
 
         Waits for what is being reduced. After an error, too, it holds all work that is not in the
         outer parameters, but for what was being reduced when the run was lost for good, which may
-        be in those of others. Holds the inner and the outer optimizer, the outer
-        parameters, residuals of the compression, and the position in the pipeline.
-
+        be in those of others. Holds the inner and the outer optimizer, the outer parameters,
+        residuals of the compression, and the position in the pipeline.
         """
         if self._has_started:
-            self._conductor.settle()
-            self._training.hear(after_failure=True)
-            self._training.give_up_flights()
-        position = self._trainee.pipeline.position()
-        in_flight = [self._conductor.outcome(number) for number, _, _ in position["flights"]]
+            self._caller.settle()
+            self._driver.hear(after_failure=True)
+            self._driver.give_up_flights()
+        position = self._pipeline.position()
+        in_flight = [self._driver.trainer.commits[number] for number, *_ in position["flights"]]
         return {
             "version": VERSION,
-            "layout": [list(part.names) for part in self._replica.parts],
+            "layout": [list(part.names) for part in self._model.parts],
             "inner": self.inner.state_dict(),
             "outer": self._outer.state_dict(),
-            "base": [part.base.clone() for part in self._replica.parts],
+            "base": [part.base.clone() for part in self._model.parts],
             "position": position,
             "in_flight": [_packed(committed) for committed in in_flight],
             "residuals": {
-                name: torch.as_tensor(kept) for name, kept in self._compression.state_dict().items()
+                name: torch.as_tensor(kept)
+                for name, kept in self._compression.feedback.state_dict().items()
             },
         }
 
@@ -349,45 +336,39 @@ class DiLoCo(torch.optim.Optimizer):
             raise ValueError(
                 "this is not the state of a DiLoCo of this version (state_dict() makes one)"
             )
-        if saved["layout"] != [list(part.names) for part in self._replica.parts]:
+        if saved["layout"] != [list(part.names) for part in self._model.parts]:
             raise ValueError(
                 "it was saved with other parameters, fragments or fragment_order; use the same"
             )
         self.inner.load_state_dict(saved["inner"])
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
         self._outer.load_state_dict(saved["outer"])
-        for part, base in zip(self._replica.parts, saved["base"], strict=True):
+        for part, base in zip(self._model.parts, saved["base"], strict=True):
             part.base.copy_(base)
-        self._trainee.pipeline.resume(saved["position"], time.monotonic())
+        self._pipeline.resume(saved["position"], time.monotonic())
         for packed in saved["in_flight"]:
-            committed = self._unpacked(packed)
-            self._conductor.resume(committed.contribution.number, committed)
-        self._compression.load_state_dict(
+            self._driver.trainer.commit(self._unpacked(packed))
+        self._compression.feedback.load_state_dict(
             {name: kept.cpu().numpy() for name, kept in saved["residuals"].items()}
         )
-        self._training.resumed = [values.cpu().clone() for values in saved["outer"]["values"]]
+        self._driver.resumed = [values.cpu().clone() for values in saved["outer"]["values"]]
 
     def _unpacked(self, packed: dict[str, Any]) -> RoundCommitted:
         number, fragment = packed["number"], self._schedule.fragment(packed["number"])
-        values = self._replica.parts[fragment].empty().copy_(packed["values"])
+        values = self._model.parts[fragment].empty().copy_(packed["values"])
         contribution = Contribution(number, fragment, packed["weight"], values, 0)
         average = Average(tuple(packed["contributors"]), packed["total_weight"])
         return RoundCommitted(contribution, average, packed["mean_norm"])
 
     def close(self) -> None:
         """Leave the run: finish the call that is under way, and close ``comm``. Idempotent."""
-        self._conductor.close(abandon=False)
+        self._caller.close(abandon=False)
 
     def __enter__(self) -> DiLoCo:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._conductor.close(abandon=error is not None)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._caller.close(abandon=kind is not None)
 
 
 def _packed(committed: RoundCommitted) -> dict[str, Any]:

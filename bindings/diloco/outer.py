@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,13 +25,29 @@ def nesterov(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
 
 
+def outer_factory(outer: object) -> OuterFactory:
+    """Return what makes the outer optimizer; None: the one of the paper.
+
+    Raises:
+        TypeError: it makes none.
+    """
+    if outer is None:
+        return nesterov
+    if not callable(outer):
+        raise TypeError(
+            "outer must be a function that makes an optimizer of a list of tensors, as in "
+            f"lambda parameters: torch.optim.SGD(parameters, lr=0.7), not {outer!r}"
+        )
+    return cast("OuterFactory", outer)
+
+
 def length(values: torch.Tensor) -> float:
     """L2 norm of a tensor."""
     norm: float = _linalg.vector_norm(values).item()
     return norm
 
 
-class Fragment:
+class OuterFragment:
     """The outer parameters of one fragment, and their optimizer.
 
     Args:
@@ -156,7 +172,7 @@ class OuterParameters:
             it is in the name of an entry: members that differ are told so when they join.
     """
 
-    def __init__(self, fragments: Sequence[Fragment], agreed: str = "") -> None:
+    def __init__(self, fragments: Sequence[OuterFragment], agreed: str = "") -> None:
         self.fragments = tuple(fragments)
         self.record = np.zeros(Ledger.SIZE, np.int64)
         self.ledger = Ledger(self.record)

@@ -8,11 +8,12 @@ every H / P steps (Streaming DiLoCo, Douillard et al., arXiv:2501.18512, section
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pccl.bindings.arguments import check_count
+from pccl.bindings.arguments import check_amount, check_count
 
 _BUDGET = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h)\s*")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -53,6 +54,16 @@ class Schedule:
         """Likewise in seconds, where a time budget counts."""
         return self.sync_s / self.fragments
 
+    def mixing(self, asked: object) -> float:
+        """How much of the local parameters remains in a merge; None: what is good for the delay.
+
+        Raises:
+            TypeError, ValueError: it can't be used; the message says why.
+        """
+        if asked is None:
+            return 0.5 if 0 < self.delay < (self.sync_steps or math.inf) else 0.0
+        return check_amount("mixing", asked, 1.0)
+
 
 def schedule(sync_every: int | str, fragments: int, delay: int) -> Schedule:
     """Check what a program asks for.
@@ -66,8 +77,8 @@ def schedule(sync_every: int | str, fragments: int, delay: int) -> Schedule:
         TypeError: an argument of the wrong type.
         ValueError: one out of range; the message says what is possible.
     """
-    check_count("fragments", fragments, 1)
-    check_count("delay", delay, 0)
+    check_count("fragments", fragments)
+    check_count("delay", delay, lowest=0)
     if isinstance(sync_every, str):
         matched = _BUDGET.fullmatch(sync_every)
         seconds = float(matched[1]) * _SECONDS[matched[2]] if matched else 0.0
@@ -77,7 +88,7 @@ def schedule(sync_every: int | str, fragments: int, delay: int) -> Schedule:
                 f"'2min', not {sync_every!r}"
             )
         return Schedule(fragments, 0, seconds, delay)
-    check_count("sync_every", sync_every, 1)
+    check_count("sync_every", sync_every)
     if fragments > sync_every:
         raise ValueError(
             f"fragments must be at most sync_every ({sync_every}), so that at most one of them is "

@@ -1,4 +1,4 @@
-"""A small run for ``Rounds`` and ``Trainee``: whole numbers for a model, and a group that decides.
+"""A small run for ``Rounds`` and ``LocalTrainer``: whole numbers, and a group that decides.
 
 Each process has an axis of its own in every fragment. Its inner step number k takes ``4 ** k`` away
 there, the "average" is a sum, and the outer step subtracts it. So the outer parameters tell, digit
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pccl.bindings.diloco.ledger import Ledger
-from pccl.bindings.diloco.pipeline import Merge
+from pccl.bindings.diloco.local_trainer import LocalTrainer, RoundMerged, Steps
 from pccl.bindings.diloco.rounds import (
     Average,
     Connect,
@@ -33,7 +33,6 @@ from pccl.bindings.diloco.rounds import (
     Update,
 )
 from pccl.bindings.diloco.schedule import Schedule
-from pccl.bindings.diloco.trainee import Steps, Trainee
 from pccl.errors import Evicted, MasterLost, PCCLError, TooFewPeers
 
 Vector = list[int]
@@ -112,7 +111,7 @@ class Process:
         effect: the joint call that it is in, or what else it waits for.
         made: inner steps.
         parts: its model, by fragment.
-        waits_for: the round that its training needs the outcome of.
+        waits: its training needs the outcome of a round.
         steps_at_entry: inner steps that it had made when it came into the run, or back.
         watched: rounds that it followed without work in them.
     """
@@ -125,15 +124,13 @@ class Process:
         self.cut: PCCLError | None = None
         self.outer = Outer(schedule.fragments, axes)
         self.parts = [Part(axes) for _ in range(schedule.fragments)]
-        self.trainee = Trainee(schedule, self.parts, 0.0, self, lambda: 0.0)
+        self.trainer = LocalTrainer(schedule, self.parts, 0.0, lambda: 0.0)
         self.queue: deque[Contribution] = deque()
-        self.has_joined = False
-        self.waits_for: int | None = None
+        self.waits = False
         self.steps_at_entry = 0
         self.watched = 0
         self._due: Steps
-        self._entries: deque[tuple[Entered, list[Vector]]] = deque()
-        self._commits: dict[int, RoundCommitted] = {}
+        self._news: deque[RoundCommitted | tuple[Entered, list[Vector]]] = deque()
         self._history = history
         self._steps = Rounds(schedule, self.outer, self._notify).run()
         self.effect: Effect = next(self._steps)
@@ -171,64 +168,66 @@ class Process:
         values = repr(self.outer.values)
         assert self._history.setdefault(number, values) == values, "not alike after a round"
         if isinstance(notice, Entered):
-            self._commits.clear()
-            self._entries.append((notice, [list(one) for one in self.outer.values]))
+            self._news.append((notice, [list(one) for one in self.outer.values]))
         else:
-            self._commits[notice.contribution.number] = notice
+            self._news.append(notice)
 
     # -- the thread that trains --------------------------------------------------------------------
 
     def train(self) -> bool:
         """Do one thing; False: it has to wait."""
-        if not self.has_joined:
-            self.has_joined = self.hear()
-            if self.has_joined:
-                self.do(self.trainee.begin())
-            return self.has_joined
-        if self.waits_for is None:
+        if not self.waits and self.trainer.entry:
             self._make_inner_step()
-        elif self.hear():
-            self._go_on(None)
-        elif self.waits_for in self._commits:
-            self._go_on(self._commits.pop(self.waits_for))
-        else:
+            return True
+        if not self.hear():
             return False
+        if self.waits:
+            self._go_on()
+        else:
+            self.do(self.trainer.begin())
         return True
 
     def do(self, due: Steps) -> None:
         self._due = due
-        self._go_on(None)
+        self._go_on()
 
-    def _go_on(self, outcome: RoundCommitted | None) -> None:
-        try:
-            self.waits_for = self._due.send(outcome).number
-        except StopIteration:
-            self.waits_for = None
+    def _go_on(self) -> None:
+        self.waits = False
+        for action in self._due:
+            if action is None:
+                self.waits = True
+                return
+            if isinstance(action, RoundMerged):
+                self.watched += not action.merge.is_taken
+            else:
+                self.queue.append(replace(action, values=list(action.values)))
 
     def _make_inner_step(self) -> None:
         for part in self.parts:
             part.params[self.axis] -= 4**self.made
         self.made += 1
         self.hear()
-        self.do(self.trainee.step(1.0))
-
-    def put(self, contribution: Contribution) -> None:
-        self.queue.append(replace(contribution, values=list(contribution.values)))
-
-    def merged(self, merge: Merge, committed: RoundCommitted) -> None:
-        self.watched += not merge.is_taken
+        self.do(self.trainer.step(1.0))
 
     def hear(self) -> bool:
-        heard = bool(self._entries)
-        while self._entries:
-            self.trainee.enter(*self._entries.popleft())
-            self.steps_at_entry = self.made
+        heard = bool(self._news)
+        while self._news:
+            news = self._news.popleft()
+            if isinstance(news, RoundCommitted):
+                self.trainer.commit(news)
+            else:
+                self.trainer.enter(*news)
+                self.steps_at_entry = self.made
         return heard
+
+    @property
+    def has_joined(self) -> bool:
+        return bool(self.trainer.entry)
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing more comes of itself."""
-        quiet = not self.queue and not self._entries and self.cut is None
+        quiet = not self.queue and not self._news and self.cut is None
         return quiet and isinstance(self.effect, Take)
 
 

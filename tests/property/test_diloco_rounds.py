@@ -47,7 +47,7 @@ def finish(group: Group, fault_rate: float) -> None:
     Meanwhile some are cut off and come back, and others come.
     """
     fragments = group.schedule.fragments
-    goal = max(process.trainee.pipeline.number for process in group.alive) // fragments + 3
+    goal = max(process.trainer.pipeline.number for process in group.alive) // fragments + 3
     goal *= fragments
     began: dict[Process, tuple[int, ...]] = {}
     """What each had given up when it stopped training."""
@@ -58,14 +58,14 @@ def finish(group: Group, fault_rate: float) -> None:
             faults -= 1
             getattr(group, group.random.choice(("evict", "evict", "start")))()
         for process in group.alive:
-            number = process.trainee.pipeline.number
-            if not process.has_joined or process.waits_for is not None or number < goal:
+            number = process.trainer.pipeline.number
+            if not process.has_joined or process.waits or number < goal:
                 moved = process.train() or moved
             elif process not in began:
                 began[process] = given_up(process)
                 if group.schedule.delay in (0, group.schedule.sync_steps):
                     assert not any(began[process]), "a merge threw work away"
-                process.do(process.trainee.finish())
+                process.do(process.trainer.finish())
                 moved = True
             else:  # it was cut off when it had made its last rounds
                 moved = process.hear() or moved
@@ -90,7 +90,7 @@ def check(group: Group) -> None:
     assert len({process.outer.content() for process in group.alive}) == 1, "not alike at the end"
     for process in group.alive:
         every_step = sum(4**step for step in range(process.made))
-        work = process.trainee.pipeline.position()["work"]
+        work = process.trainer.pipeline.position()["work"]
         for fragment, outer in enumerate(process.outer.values):
             part = process.parts[fragment]
             left = part.work()
@@ -148,6 +148,6 @@ def test_scenarios_have_everything_in_them(delay: int) -> None:
         live(group, 600, 0.05)
         settle(group)
         seen["shared"] += sum(1 for axis in group.applied if axis[0]) > 1
-        seen["again"] += max(process.trainee.entry for process in group.alive) > 1
+        seen["again"] += max(process.trainer.entry for process in group.alive) > 1
         seen["open"] += any(process.watched for process in group.alive)
     assert min(seen.values()) >= 5, seen

@@ -123,7 +123,7 @@ class ToyOuter:
 
 
 class ToyPart:
-    """One fragment of the local parameters; see ``trainee.Part``.
+    """One fragment of the local parameters; see ``local_trainer.ModelPart``.
 
     Args:
         axis: which places are the process's own.
@@ -150,23 +150,23 @@ class ToyPart:
         return self.base - self.params
 
     def take(self) -> Whole:
-        """See ``trainee.Part``."""
+        """See ``local_trainer.ModelPart``."""
         work = self.work()
         self.base = self.params.copy()
         return work
 
     def put_back(self, work: Whole) -> None:
-        """See ``trainee.Part``."""
+        """See ``local_trainer.ModelPart``."""
         self.base += work
 
     def merge(self, common: Floats, mixing: float) -> None:
-        """See ``trainee.Part``; nothing is mixed."""
+        """See ``local_trainer.ModelPart``; nothing is mixed."""
         assert not mixing
         self.given_up = self.work()
         self.params, self.base = whole(common), whole(common)
 
     def anchor(self, common: Any, lost: Iterable[Whole]) -> bool:
-        """See ``trainee.Part``."""
+        """See ``local_trainer.ModelPart``."""
         work = sum(lost, start=self.work())
         self.base = whole(common)
         self.params = self.base - work

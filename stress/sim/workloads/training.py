@@ -1,4 +1,4 @@
-"""What a simulated process does that trains: ``Rounds`` and ``Trainee`` over the engine.
+"""What a simulated process does that trains: ``Rounds`` and ``LocalTrainer`` over the engine.
 
 As in the optimizer wrapper there are two threads, here two tasks: one trains, and one makes the
 joint calls. The model is of whole numbers (:mod:`~pccl.stress.sim.workloads.toy_model`).
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pccl.bindings.diloco.ledger import Revisions
-from pccl.bindings.diloco.pipeline import Merge
+from pccl.bindings.diloco.local_trainer import LocalTrainer, RoundMerged, Steps
 from pccl.bindings.diloco.rounds import (
     Average,
     Connect,
@@ -35,7 +35,6 @@ from pccl.bindings.diloco.rounds import (
     Take,
     Update,
 )
-from pccl.bindings.diloco.trainee import Steps, Trainee
 from pccl.error_feedback import ErrorFeedback
 from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
@@ -172,13 +171,12 @@ class _Life:
         self._outer = ToyOuter(schedule.fragments, axes, training.piece_bytes)
         self._replica = ToyReplica(schedule.fragments, axis, axes, training.digits)
         self._feedback = ErrorFeedback()
-        self._trainee = Trainee(schedule, self._replica.parts, 0.0, self, lambda: self._now_s)
+        self._trainer = LocalTrainer(schedule, self._replica.parts, 0.0, lambda: self._now_s)
         self._rounds = Rounds(schedule, self._outer, self._notify, training.min_peers)
         self._steps = self._steps_at_entry = 0
         self._revisions = Revisions(self._outer.ledger)
         self._queue: deque[Contribution | None] = deque()
-        self._entries: deque[tuple[Entered, Held, Held]] = deque()
-        self._commits: dict[int, RoundCommitted] = {}
+        self._news: deque[RoundCommitted | tuple[Entered, Held, Held]] = deque()
         self._line = 0
         self._held = Held(self._outer.contents())
         """After the last round or entry."""
@@ -197,22 +195,22 @@ class _Life:
         Raises:
             PCCLError: the run can't go on.
         """
-        conductor = self._loop.create_task(self._conduct())
+        caller = self._loop.create_task(self._make_calls())
         try:
             await self._train()
         except _Over:
             pass
         finally:
-            conductor.cancel()
-        if self._trainee.pipeline.number or self._steps:
+            caller.cancel()
+        if self._trainer.pipeline.number or self._steps:
             self._check_accounts()
 
     # -- the task that trains ----------------------------------------------------------------------
 
     async def _train(self) -> None:
-        await self._until(lambda: bool(self._entries))
+        await self._until(lambda: bool(self._news))
         self._hear()
-        await self._do(self._trainee.begin())
+        await self._do(self._trainer.begin())
         while not (self._time_is_up and self._is_at_end_of_period):
             await self._sleep(self._pace_ns)
             self._check()
@@ -220,8 +218,8 @@ class _Life:
             self._training_checkers.stepped(self._replica.axis, self._steps)
             self._steps += 1
             self._hear()
-            await self._do(self._trainee.step(self._weight))
-        await self._do(self._trainee.finish())
+            await self._do(self._trainer.step(self._weight))
+        await self._do(self._trainer.finish())
         await self._until(lambda: self._is_idle)
         self._hear()
         if self._steps > self._steps_at_entry:
@@ -234,7 +232,7 @@ class _Life:
     @property
     def _is_at_end_of_period(self) -> bool:
         """Whether the last fragment's turn has just begun: here a run ends without a rest."""
-        position = self._trainee.pipeline.position()
+        position = self._trainer.pipeline.position()
         return not position["since"] and position["number"] % self._training.fragments == 0
 
     @property
@@ -251,45 +249,40 @@ class _Life:
         return self._step_ns + (scenario.ends_ns - scenario.stop_ns) // turns
 
     async def _do(self, steps: Steps) -> None:
-        outcome: RoundCommitted | None = None
-        while True:
-            try:
-                wait = steps.send(outcome)
-            except StopIteration:
-                return
-            outcome = await self._wait(wait.number)
+        for action in steps:
+            match action:
+                case Contribution():
+                    self._put(action)
+                case RoundMerged():
+                    self._merged(action)
+                case None:
+                    await self._until(lambda: bool(self._news))
+                    self._hear()
 
-    async def _wait(self, number: int) -> RoundCommitted | None:
-        entry = self._trainee.entry
-        while True:
-            await self._until(lambda: bool(self._entries) or number in self._commits)
-            if not self._entries:
-                return self._commits[number]
-            self._hear()
-            if self._trainee.entry != entry:
-                return None
-
-    def put(self, contribution: Contribution) -> None:
-        """See ``trainee.Driver``."""
+    def _put(self, contribution: Contribution) -> None:
         self._replica.taken[contribution.number] = contribution.values
         self._queue.append(contribution)
         self._is_idle = False
         self._changed()
 
-    def merged(self, merge: Merge, committed: RoundCommitted) -> None:
-        """See ``trainee.Driver``."""
-        del self._commits[merge.number]
-        replica, checkers, fragment = self._replica, self._training_checkers, merge.fragment
+    def _merged(self, merged: RoundMerged) -> None:
+        replica, checkers, merge = self._replica, self._training_checkers, merged.merge
+        fragment = merge.fragment
         if merge.is_taken:
             del replica.taken[merge.number]
             checkers.given_up(self._who, replica.axis, fragment, replica.parts[fragment].given_up)
-        checkers.accounts(self._who, replica, fragment, whole(committed.contribution.values))
+        common = whole(merged.committed.contribution.values)
+        checkers.accounts(self._who, replica, fragment, common)
 
     def _hear(self) -> None:
-        while self._entries:
-            entered, held, now = self._entries.popleft()
+        while self._news:
+            news = self._news.popleft()
+            if isinstance(news, RoundCommitted):
+                self._trainer.commit(news)
+                continue
+            entered, held, now = news
             common = [np.frombuffer(content, np.int64) for content in now.contents[:-1]]
-            self._trainee.enter(entered, common)
+            self._trainer.enter(entered, common)
             self._steps_at_entry = self._steps
             taken, self._replica.taken = self._replica.taken, {}
             self._training_checkers.entered(self._who, self._replica, held, now, taken)
@@ -298,7 +291,7 @@ class _Life:
         """At the end: what was not merged any more is in the outer parameters, or not."""
         self._hear()
         for number in list(self._replica.taken):
-            if number in self._commits:
+            if number in self._trainer.commits:
                 del self._replica.taken[number]
         for fragment, common in enumerate(self._outer.values):
             self._training_checkers.accounts(self._who, self._replica, fragment, common)
@@ -323,7 +316,7 @@ class _Life:
 
     # -- the task that makes joint calls -----------------------------------------------------------
 
-    async def _conduct(self) -> None:
+    async def _make_calls(self) -> None:
         try:
             await self._drive()
         except asyncio.CancelledError:
@@ -511,11 +504,10 @@ class _Life:
             self._held = Held(self._outer.contents(), self._line)
             if notice.contribution.weight:
                 self._training_checkers.saw_end(self._replica.axis)
-            self._commits[number] = notice
+            self._news.append(notice)
         elif isinstance(notice, Entered):
-            self._commits.clear()
             held, self._held = self._held, Held(self._outer.contents(), self._line)
-            self._entries.append((notice, held, self._held))
+            self._news.append((notice, held, self._held))
             for fragment in notice.corrected:
                 self._feedback.forget(f"{fragment}")
         self._changed()

@@ -231,9 +231,9 @@ def test_takes_a_programs_own_dataclass(tmp_path: Path) -> None:
 
 def test_mistakes_of_the_log(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    with pytest.raises(ValueError, match="every_inner is at least 1, not 0"):
+    with pytest.raises(ValueError, match="every_inner must be from 1 to 2147483647, not 0"):
         JsonlWriter(path, every_inner=0)
-    with pytest.raises(TypeError, match=r"every_inner is an int, not 1\.5"):
+    with pytest.raises(TypeError, match=r"every_inner must be an integer, not 1\.5"):
         JsonlWriter(path, every_inner=1.5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert not path.exists()
     with pytest.raises(FileNotFoundError):
@@ -369,7 +369,7 @@ def test_a_missing_tensorboard_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 def test_mistakes_of_the_board() -> None:
     with pytest.raises(TypeError, match="takes a folder or a SummaryWriter, not 3"):
         TensorBoardWriter(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="every_inner is at least 1, not -2"):
+    with pytest.raises(ValueError, match="every_inner must be from 1 to 2147483647, not -2"):
         TensorBoardWriter(Board(), every_inner=-2)
 
     @dataclass

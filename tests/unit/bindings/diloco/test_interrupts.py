@@ -22,7 +22,7 @@ def test_ctrl_c_is_raised_at_the_end() -> None:
     done: list[str] = []
 
     def work() -> None:
-        with interrupts.put_off():
+        with interrupts.deferred():
             signal.raise_signal(signal.SIGINT)
             done.append("all")
 
@@ -36,8 +36,8 @@ def test_it_is_raised_at_the_end_of_the_outermost() -> None:
     done: list[str] = []
 
     def work() -> None:
-        with interrupts.put_off():
-            with interrupts.put_off():
+        with interrupts.deferred():
+            with interrupts.deferred():
                 signal.raise_signal(signal.SIGINT)
             done.append("all")
 
@@ -47,20 +47,20 @@ def test_it_is_raised_at_the_end_of_the_outermost() -> None:
 
 
 def test_an_error_comes_out_as_it_is() -> None:
-    with pytest.raises(ValueError, match="mine"), interrupts.put_off():
+    with pytest.raises(ValueError, match="mine"), interrupts.deferred():
         raise ValueError("mine")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_other_threads_and_ignored_signals_are_left_alone() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with interrupts.put_off():
+    with interrupts.deferred():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     signal.signal(signal.SIGINT, signal.default_int_handler)
     seen: list[object] = []
 
     def look() -> None:
-        with interrupts.put_off():
+        with interrupts.deferred():
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=look)

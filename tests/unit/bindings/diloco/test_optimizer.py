@@ -216,7 +216,7 @@ def test_outcomes_are_forgotten_when_they_are_merged(trained: Callable[..., Trai
     for _ in range(20):
         one.step()
     one.optimizer.finish()
-    assert vars(vars(one.optimizer)["_conductor"])["_commits"] == {}
+    assert vars(one.optimizer)["_driver"].trainer.commits == {}
 
 
 def test_closing_does_not_wait_for_peers_that_are_missing(
@@ -303,7 +303,7 @@ def test_work_that_is_committed_and_not_merged_outlives_the_run(
     one.comm.syncs += [lambda: None, lose_place, elect_others]
     one.steps(4)
     assert has_entered.wait(LIMIT_S)
-    vars(one.optimizer)["_conductor"].settle()
+    vars(one.optimizer)["_caller"].settle()
     one.step()
     assert one.value == 100.0 - 5.0
 

@@ -9,7 +9,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from pccl.bindings.diloco.outer import Fragment, OuterParameters, nesterov  # noqa: E402
+from pccl.bindings.diloco.outer import OuterFragment, OuterParameters, nesterov  # noqa: E402
 
 SHAPES = ((2, 3), (4,), ())
 NAMES = ("first", "second", "third")
@@ -52,7 +52,7 @@ FACTORIES: dict[str, Callable[[list[Any]], Any]] = {
 
 @pytest.mark.parametrize("name", FACTORIES)
 def test_any_optimizer_steps_as_it_would_without_a_run(name: str) -> None:
-    fragment = Fragment(NAMES, tensors(), FACTORIES[name])
+    fragment = OuterFragment(NAMES, tensors(), FACTORIES[name])
     alone = [torch.nn.Parameter(tensor.clone()) for tensor in tensors()]
     optimizer = FACTORIES[name](alone)
     for average in averages(7):
@@ -67,7 +67,7 @@ def test_any_optimizer_steps_as_it_would_without_a_run(name: str) -> None:
 
 @pytest.mark.parametrize("name", FACTORIES)
 def test_a_new_optimizer_has_changed_nothing_and_shares_all_its_tensors(name: str) -> None:
-    fragment = Fragment(NAMES, tensors(), FACTORIES[name])
+    fragment = OuterFragment(NAMES, tensors(), FACTORIES[name])
     assert torch.equal(fragment.flat, torch.cat([tensor.flatten() for tensor in tensors()]))
     before = {(name, key): value.data_ptr() for name, key, value in fragment.state_entries()}
     fragment.step(averages(1)[0])
@@ -79,7 +79,7 @@ def test_a_new_optimizer_has_changed_nothing_and_shares_all_its_tensors(name: st
 
 
 def test_the_momentum_of_the_default_is_there_from_the_start() -> None:
-    fragment = Fragment(NAMES, tensors(), nesterov)
+    fragment = OuterFragment(NAMES, tensors(), nesterov)
     entries = fragment.state_entries()
     assert [(name, key) for name, key, _ in entries] == [
         (name, "momentum_buffer") for name in NAMES
@@ -89,7 +89,7 @@ def test_the_momentum_of_the_default_is_there_from_the_start() -> None:
 
 def test_it_is_of_memory_of_its_own() -> None:
     model = tensors()
-    fragment = Fragment(NAMES, model, nesterov)
+    fragment = OuterFragment(NAMES, model, nesterov)
     kept = [tensor.clone() for tensor in model]
     fragment.step(averages(1)[0])
     assert all(map(torch.equal, model, kept))
@@ -105,7 +105,7 @@ def test_it_is_of_memory_of_its_own() -> None:
 )
 def test_it_is_as_precise_as_needed(dtypes: tuple[Any, ...], dtype: Any) -> None:
     model = [torch.full((2,), 1.5, dtype=one) for one in dtypes]
-    fragment = Fragment(("a", "b"), model, nesterov)
+    fragment = OuterFragment(("a", "b"), model, nesterov)
     assert fragment.flat.dtype == dtype
     assert listed(fragment.flat) == [1.5] * 4
     assert fragment.empty().dtype == dtype
@@ -143,7 +143,7 @@ def test_a_factory_that_cannot_be_used_is_refused(
     factory: Callable[[list[Any]], Any], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
-        Fragment(NAMES, tensors(), factory)
+        OuterFragment(NAMES, tensors(), factory)
 
 
 # -- all fragments -------------------------------------------------------------------------------
@@ -153,8 +153,8 @@ def outer_parameters(name: str = "adam") -> OuterParameters:
     first, second, third = tensors()
     return OuterParameters(
         [
-            Fragment(NAMES[:2], [first, second], FACTORIES[name]),
-            Fragment(NAMES[2:], [third], FACTORIES[name]),
+            OuterFragment(NAMES[:2], [first, second], FACTORIES[name]),
+            OuterFragment(NAMES[2:], [third], FACTORIES[name]),
         ]
     )
 

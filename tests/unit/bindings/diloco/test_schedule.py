@@ -68,15 +68,15 @@ def test_what_is_no_time_is_refused_with_examples(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "said"),
     [
-        ((0, 1, 0), ValueError, "sync_every must be at least 1, not 0"),
-        ((100, 0, 0), ValueError, "fragments must be at least 1, not 0"),
-        ((100, 1, -1), ValueError, "delay must be at least 0, not -1"),
+        ((0, 1, 0), ValueError, "sync_every must be from 1 to 2147483647, not 0"),
+        ((100, 0, 0), ValueError, "fragments must be from 1 to 2147483647, not 0"),
+        ((100, 1, -1), ValueError, "delay must be from 0 to 2147483647, not -1"),
         ((100, 1, 101), ValueError, r"delay must be at most sync_every \(100\).*not 101"),
         ((3, 4, 0), ValueError, r"fragments must be at most sync_every \(3\).*not 4"),
-        ((1.5, 1, 0), TypeError, "sync_every must be a whole number, not 1.5"),
-        ((True, 1, 0), TypeError, "sync_every must be a whole number, not True"),
-        ((100, 2.0, 0), TypeError, "fragments must be a whole number, not 2.0"),
-        ((100, 1, None), TypeError, "delay must be a whole number, not None"),
+        ((1.5, 1, 0), TypeError, "sync_every must be an integer, not 1.5"),
+        ((True, 1, 0), TypeError, "sync_every must be an integer, not True"),
+        ((100, 2.0, 0), TypeError, "fragments must be an integer, not 2.0"),
+        ((100, 1, None), TypeError, "delay must be an integer, not None"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(

@@ -1,9 +1,9 @@
-"""``Trainee``: what the training loop of one replica does between its joint calls.
+"""``LocalTrainer``: what the training loop of one replica does between its joint calls.
 
-It takes pseudo-gradients, merges what comes of them, and keeps the work that is in no outer
-parameters when the replica was cut off. With :class:`~pccl.bindings.diloco.rounds.Rounds`, which
-makes the joint calls meanwhile, it is all of a replica. Nothing here waits: its methods are
-generators that yield what is to be waited for. The same text drives the optimizer wrapper and the
+It takes pseudo-gradients, merges the outcomes of their rounds, and keeps the work that is in no
+outer parameters when the replica was cut off. With :class:`~pccl.bindings.diloco.rounds.Rounds`,
+which makes the joint calls meanwhile, it is all of a replica. Nothing here waits: its methods are
+generators that yield what is to be done. The same text drives the optimizer wrapper and the
 simulator.
 """
 
@@ -19,21 +19,20 @@ from pccl.bindings.diloco.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class RoundWait:
-    """Wait until a round is over. Sent: ``RoundCommitted``, or None: it was cut off from that.
+class RoundMerged:
+    """The outcome of a round was merged into the model."""
 
-    In the second case ``Trainee.enter`` was called meanwhile.
-    """
-
-    number: int
+    merge: Merge
+    committed: RoundCommitted
 
 
-Steps = Generator[RoundWait, RoundCommitted | None, bool]
-"""Returns whether parameters of the model were changed."""
+Steps = Generator[Contribution | RoundMerged | None, None, None]
+"""What to do: reduce a contribution; note that a round was merged; None: wait until there is news
+of the joint calls, and hand it over (``enter``, ``commit``)."""
 
 
 class ModelPart(Protocol):
-    """One fragment of the local model; see ``replica.Part``."""
+    """One fragment of the local model; see ``local_model.LocalFragment``."""
 
     def take(self) -> Any:
         """The work since it was accounted for last."""
@@ -52,31 +51,20 @@ class ModelPart(Protocol):
         ...
 
 
-class Driver(Protocol):
-    """What hears of it."""
-
-    def put(self, contribution: Contribution) -> None:
-        """A pseudo-gradient is to be reduced."""
-        ...
-
-    def merged(self, merge: Merge, committed: RoundCommitted) -> None:
-        """A round was merged into the model."""
-        ...
-
-
-class Trainee:
+class LocalTrainer:
     """One replica.
 
     Args:
         schedule: when what is due.
         parts: the local model, by fragment.
         mixing: how much of the local parameters remains in a merge.
-        driver: is told what happens.
         clock: the present, in seconds.
 
     Attributes:
         pipeline: where it is.
         entry: number of the last entry into the run; 0: it has not come in yet.
+        commits: outcomes of rounds that are not merged yet, by number.
+        has_changed: whether parameters of the model were changed.
     """
 
     def __init__(
@@ -84,30 +72,27 @@ class Trainee:
         schedule: Schedule,
         parts: Sequence[ModelPart],
         mixing: float,
-        driver: Driver,
         clock: Callable[[], float],
     ) -> None:
         self.pipeline = Pipeline(schedule)
         self.entry = 0
+        self.commits: dict[int, RoundCommitted] = {}
+        self.has_changed = False
         self._parts = tuple(parts)
         self._mixing = mixing
-        self._driver = driver
         self._clock = clock
         self._taken: dict[int, Any] = {}
         """Pseudo-gradients by the number of their round, until it is merged."""
 
-    # -- entering ----------------------------------------------------------------------------------
+    # -- news of the joint calls -------------------------------------------------------------------
 
-    def enter(self, entered: Entered, common: Sequence[Any], *, is_elsewhere: bool = False) -> bool:
+    def enter(self, entered: Entered, common: Sequence[Any], *, is_elsewhere: bool = False) -> None:
         """Take over the run's parameters; work that is not in them is kept.
 
         Args:
             entered: where the run is.
             common: the outer parameters, by fragment; not yours any more.
             is_elsewhere: what is in flight belongs to another life of this replica.
-
-        Returns:
-            Whether the model was changed.
         """
         self.entry = entered.entry
         lost: list[list[Any]] = [[] for _ in self._parts]
@@ -117,23 +102,25 @@ class Trainee:
             self.pipeline.carry(launch)
             if launch.number in self._taken:
                 lost[launch.fragment].append(self._taken[launch.number])
-        changed = [
-            part.anchor(values, works)
-            for part, values, works in zip(self._parts, common, lost, strict=True)
-        ]
+        for part, values, works in zip(self._parts, common, lost, strict=True):
+            self.has_changed |= part.anchor(values, works)
         self._taken.clear()
+        self.commits.clear()
         self.pipeline.enter(entered.number, self._clock(), is_open=entered.is_open)
-        return any(changed)
 
     def stay(self, entered: Entered) -> None:
         """The run is where this replica is, as if neither had ever stopped."""
         self.entry = entered.entry
 
+    def commit(self, committed: RoundCommitted) -> None:
+        """A round is over."""
+        self.commits[committed.contribution.number] = committed
+
     # -- training ----------------------------------------------------------------------------------
 
     def begin(self) -> Steps:
         """Do what is due before the first inner step."""
-        return (yield from self._carry_out(self.pipeline.due_merges()))
+        yield from self._carry_out(self.pipeline.due_merges())
 
     def step(self, weight: float) -> Steps:
         """An inner step was made: do what is due after it.
@@ -141,22 +128,21 @@ class Trainee:
         Args:
             weight: the work in it.
         """
-        return (yield from self._carry_out(self.pipeline.step(weight, self._clock())))
+        yield from self._carry_out(self.pipeline.step(weight, self._clock()))
 
     def finish(self) -> Steps:
         """Make last rounds, at once, and merge everything.
 
         Whoever has begun as many rounds takes part in the same ones: see ``last_number``.
         """
-        changed = False
         last = self.pipeline.last_number
         while True:
-            while self.pipeline.number < last:  # who was cut off finds the others further
-                self._launch(self.pipeline.launch_early(self._clock()))
+            while self.pipeline.number < last:  # a member that was cut off finds the run further
+                yield self._launch(self.pipeline.launch_early(self._clock()))
             due = self.pipeline.flush()  # only now: a merge gives up work that was not taken
             if not due:
-                return changed
-            changed |= yield from self._carry_out(due)
+                return
+            yield from self._carry_out(due)
 
     def give_up(self, launch: Launch, *, is_applied: bool) -> None:
         """A round will not be merged, since the run can't go on.
@@ -171,25 +157,23 @@ class Trainee:
         self.pipeline.give_up(launch, is_applied=is_applied)
 
     def _carry_out(self, due: Sequence[Launch | Merge]) -> Steps:
-        changed = False
+        entry = self.entry
         for action in due:
             if isinstance(action, Launch):
-                self._launch(action)
+                yield self._launch(action)
                 continue
-            committed = yield RoundWait(action.number)
-            changed = True
-            if committed is None:
-                break  # cut off and back again: what else was due is void
-            self._merge(action, committed)
-        return changed
+            while action.number not in self.commits:
+                yield None
+                if self.entry != entry:
+                    return  # cut off and back again: what else was due is void
+            yield self._merge(action)
 
-    def _launch(self, launch: Launch) -> None:
+    def _launch(self, launch: Launch) -> Contribution:
         values = self._taken[launch.number] = self._parts[launch.fragment].take()
-        self._driver.put(
-            Contribution(launch.number, launch.fragment, launch.weight, values, self.entry)
-        )
+        return Contribution(launch.number, launch.fragment, launch.weight, values, self.entry)
 
-    def _merge(self, merge: Merge, committed: RoundCommitted) -> None:
+    def _merge(self, merge: Merge) -> RoundMerged:
+        committed = self.commits.pop(merge.number)
         self.pipeline.merged(merge.number, self._clock())
         part, common = self._parts[merge.fragment], committed.contribution.values
         if merge.is_taken:
@@ -197,4 +181,5 @@ class Trainee:
         else:
             part.anchor(common, ())
         self._taken.pop(merge.number, None)
-        self._driver.merged(merge, committed)
+        self.has_changed = True
+        return RoundMerged(merge, committed)

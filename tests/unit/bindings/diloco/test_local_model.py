@@ -8,8 +8,8 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from pccl.bindings.diloco.outer import Fragment, nesterov  # noqa: E402
-from pccl.bindings.diloco.replica import Part, Replica, named_parameters  # noqa: E402
+from pccl.bindings.diloco.local_model import LocalFragment, LocalModel, named_parameters  # noqa: E402
+from pccl.bindings.diloco.outer import OuterFragment, nesterov  # noqa: E402
 
 
 def listed(tensor: Any) -> list[Any]:
@@ -18,11 +18,13 @@ def listed(tensor: Any) -> list[Any]:
     return values
 
 
-def part_of(*values: list[float], dtype: Any = None) -> tuple[Part, list[Any], Fragment]:
+def part_of(
+    *values: list[float], dtype: Any = None
+) -> tuple[LocalFragment, list[Any], OuterFragment]:
     """Parameters, and the part and the outer parameters made of them."""
     tensors = [torch.nn.Parameter(torch.tensor(one, dtype=dtype)) for one in values]
-    part = Part([(str(index), tensor) for index, tensor in enumerate(tensors)])
-    fragment = Fragment(part.names, part.locals(), nesterov)
+    part = LocalFragment([(str(index), tensor) for index, tensor in enumerate(tensors)])
+    fragment = OuterFragment(part.names, part.locals(), nesterov)
     part.begin(fragment)
     return part, tensors, fragment
 
@@ -158,8 +160,8 @@ def test_parameters_of_several_dtypes_are_one_part() -> None:
         torch.nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.bfloat16)),
         torch.nn.Parameter(torch.tensor([[4.0]], dtype=torch.float64)),
     ]
-    part = Part([("a", tensors[0]), ("b", tensors[1])])
-    fragment = Fragment(part.names, part.locals(), nesterov)
+    part = LocalFragment([("a", tensors[0]), ("b", tensors[1])])
+    fragment = OuterFragment(part.names, part.locals(), nesterov)
     part.begin(fragment)
     moved(tensors, 0.5, 2.0**-40)
     work = part.take()
@@ -169,8 +171,8 @@ def test_parameters_of_several_dtypes_are_one_part() -> None:
 
 def test_tensors_that_are_not_contiguous_are_read_and_written_in_order() -> None:
     tensor = torch.nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]]).t())
-    part = Part([("t", tensor)])
-    part.begin(Fragment(part.names, part.locals(), nesterov))
+    part = LocalFragment([("t", tensor)])
+    part.begin(OuterFragment(part.names, part.locals(), nesterov))
     assert listed(part.base) == [1, 3, 2, 4]
     part.merge(torch.tensor([5.0, 6.0, 7.0, 8.0]), 0.0)
     assert listed(tensor) == [[5, 6], [7, 8]]
@@ -178,8 +180,8 @@ def test_tensors_that_are_not_contiguous_are_read_and_written_in_order() -> None
 
 def test_a_replica_that_takes_over_leaves_its_work_out() -> None:
     tensors = [torch.nn.Parameter(torch.tensor([value])) for value in (1.0, 2.0)]
-    replica = Replica([[("a", tensors[0])], [("b", tensors[1])]])
-    fragments = [Fragment(part.names, part.locals(), nesterov) for part in replica.parts]
+    replica = LocalModel([[("a", tensors[0])], [("b", tensors[1])]])
+    fragments = [OuterFragment(part.names, part.locals(), nesterov) for part in replica.parts]
     replica.begin(fragments)
     moved(tensors, 0.5, 0.5)
     replica.take_over(fragments)

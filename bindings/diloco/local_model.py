@@ -1,4 +1,4 @@
-"""``Replica``: the local model, and how far it has moved away from what the members hold.
+"""``LocalModel``: the local model, and how far it has moved away from what the members hold.
 
 For each fragment it keeps a base, on the host: where the parameters were when their work was last
 accounted for. The difference to where they are is the work since then, which is the next
@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from pccl.bindings.diloco.outer import Fragment
+from pccl.bindings.diloco.outer import OuterFragment
 
 SPARES_MAX = 2
 """Buffers of a fragment that are kept for the next use."""
@@ -31,6 +31,11 @@ def named_parameters(
         TypeError: something else; or a parameter that is no float.
         ValueError: none, or others than ``inner`` trains.
     """
+    if not isinstance(cast("object", inner), torch.optim.Optimizer):
+        raise TypeError(
+            "inner must be a torch.optim.Optimizer, such as torch.optim.AdamW(model.parameters()), "
+            f"not {inner!r}"
+        )
     named: dict[int, tuple[str, torch.Tensor]] = {}
     if isinstance(params, torch.nn.Module):
         raise TypeError("params must be the parameters of the model: pass model.parameters()")
@@ -88,7 +93,7 @@ def mesh_of(tensor: torch.Tensor) -> Any:
     return getattr(tensor, "device_mesh", None)
 
 
-class Part:
+class LocalFragment:
     """One fragment of the local model.
 
     Args:
@@ -98,7 +103,7 @@ class Part:
     def __init__(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         self.names = tuple(name for name, _ in named)
         self._tensors = [tensor for _, tensor in named]
-        self._fragment: Fragment
+        self._fragment: OuterFragment
         self._base: torch.Tensor
         self._spares: list[torch.Tensor] = []
         self._is_exact = True
@@ -113,7 +118,7 @@ class Part:
         """The parameters' own memory; of sharded ones what is here."""
         return [local(tensor) for tensor in self._tensors]
 
-    def begin(self, fragment: Fragment) -> None:
+    def begin(self, fragment: OuterFragment) -> None:
         """The model is what the outer parameters are."""
         self._fragment = fragment
         self._base = fragment.empty()
@@ -211,7 +216,7 @@ class Part:
         return self._spares.pop() if self._spares else self._fragment.empty()
 
 
-class Replica:
+class LocalModel:
     """All fragments of the local model.
 
     Args:
@@ -223,7 +228,7 @@ class Replica:
     """
 
     def __init__(self, parts: Sequence[Sequence[tuple[str, torch.Tensor]]]) -> None:
-        self.parts = tuple(Part(named) for named in parts)
+        self.parts = tuple(LocalFragment(named) for named in parts)
         self.shards = max(shards_of(tensor) for named in parts for _, tensor in named)
 
     def any_shard(self, flag: bool) -> bool:
@@ -239,12 +244,12 @@ class Replica:
             distributed.all_reduce(voted, op=distributed.ReduceOp.MAX, group=group)
         return bool(voted.item())
 
-    def begin(self, fragments: Sequence[Fragment]) -> None:
+    def begin(self, fragments: Sequence[OuterFragment]) -> None:
         """The model is what the outer parameters are."""
         for part, fragment in zip(self.parts, fragments, strict=True):
             part.begin(fragment)
 
-    def take_over(self, fragments: Sequence[Fragment]) -> None:
+    def take_over(self, fragments: Sequence[OuterFragment]) -> None:
         """The model becomes what the outer parameters are; work since then is left out."""
         for part, fragment in zip(self.parts, fragments, strict=True):
             part.merge(fragment.flat.clone(), 0.0)

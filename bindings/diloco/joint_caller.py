@@ -1,7 +1,6 @@
-"""``Conductor``: a thread that makes all joint calls of one replica, in order.
+"""``JointCaller``: a thread that makes all joint calls of one replica, in order.
 
-The training thread hands contributions over and picks up what has become of them; it waits only
-where it needs an outcome.
+The training thread hands contributions over, and takes the news of what has become of them.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from dataclasses import dataclass, replace
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -31,7 +30,6 @@ from pccl.bindings.diloco.rounds import (
     Notice,
     Pause,
     Reduce,
-    RoundCommitted,
     Rounds,
     Sync,
     Take,
@@ -51,6 +49,21 @@ class GroupSynced:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class JointNews:
+    """Something has happened in the joint calls.
+
+    Attributes:
+        what: see there.
+        at_s: when, of the monotonic clock.
+        outer: with ``Entered``: copies of the outer parameters, by fragment.
+    """
+
+    what: Notice | GroupSynced
+    at_s: float
+    outer: list[torch.Tensor] = field(default_factory=lambda: [])
+
+
 _log = logging.getLogger("pccl.diloco")
 
 SAY_EVERY_S = 10.0
@@ -60,10 +73,10 @@ _INTERRUPT_POLL_S = 0.2
 """A waiting caller looks up this often: a signal that comes just before it blocks wakes nobody."""
 
 _served: weakref.WeakSet[pccl.Communicator] = weakref.WeakSet()
-"""Communicators that serve a conductor, or have."""
+"""Communicators that serve a DiLoCo, or have."""
 
 
-class Conductor:
+class JointCaller:
     """The joint calls of one replica.
 
     Args:
@@ -92,9 +105,7 @@ class Conductor:
         self._rounds = Rounds(schedule, outer, self._notify, min_peers)
         self._changed = threading.Condition()
         self._contributions: deque[Contribution | None] = deque()
-        self._notices: deque[tuple[Notice | GroupSynced, Any]] = deque()
-        self._commits: dict[int, tuple[RoundCommitted, float]] = {}
-        self._put_s: dict[int, float] = {}
+        self._news: deque[JointNews] = deque()
         self._said_s = -math.inf
         self._failure: BaseException | None = None
         self._is_idle = self._has_ended = self._is_closing = self._was_in = False
@@ -118,72 +129,41 @@ class Conductor:
             self._revisions.synced(self._outer.state.revision)
         self._thread.start()
 
-    def outcome(self, number: int) -> RoundCommitted:
-        """What came of a round that is over and not forgotten."""
-        return self._commits[number][0]
-
-    def resume(self, number: int, committed: RoundCommitted) -> None:
-        """A round was over before this one began."""
-        self._commits[number] = committed, 0.0
-
     def put(self, contribution: Contribution) -> None:
         """Hand a pseudo-gradient over."""
         with self._changed:
-            self._put_s[contribution.number] = time.monotonic()
             self._contributions.append(contribution)
             self._is_idle = False
             self._changed.notify_all()
 
-    def notices(self, *, after_failure: bool = False) -> list[tuple[Notice | GroupSynced, Any]]:
-        """What has happened since this was asked last.
+    def news(self) -> list[JointNews]:
+        """What has happened since this was asked last, in order."""
+        with self._changed:
+            news = list(self._news)
+            self._news.clear()
+            return news
 
-        With ``Entered`` come copies of the outer parameters, by fragment.
+    def wait(self) -> None:
+        """Wait until there is news.
 
         Raises:
             PCCLError: the run can't go on; the message says why.
         """
         with self._changed:
-            if not after_failure:
-                self._check()
-            seen = list(self._notices)
-            self._notices.clear()
-            return seen
-
-    def wait(self, number: int) -> tuple[RoundCommitted, float] | None:
-        """Wait until a round is over.
-
-        Returns:
-            What came of it, and the seconds from ``put`` to there; None: there are notices, which
-            may be that this replica was cut off from the round. Hear them, and wait again.
-
-        Raises:
-            PCCLError: as of ``notices``.
-        """
-        with self._changed:
-            while not self._notices and number not in self._commits:
-                self._check()
-                self._changed.wait(_INTERRUPT_POLL_S)
-            return None if self._notices else self._commits[number]
-
-    def wait_entered(self) -> None:
-        """Wait until there is news of an entry.
-
-        Raises:
-            PCCLError: as of ``notices``.
-        """
-        with self._changed:
-            while not self._has_entered:
-                self._check()
+            while not self._news:
+                self.check()
                 self._changed.wait(_INTERRUPT_POLL_S)
 
-    @property
-    def _has_entered(self) -> bool:
-        """Whether there is news of an entry: what belongs to the one before is void."""
-        return any(isinstance(notice, Entered) for notice, _ in self._notices)
+    def check(self) -> None:
+        """Raise what has ended the run.
 
-    def forget(self, number: int) -> None:
-        """What came of a round is not needed any more."""
-        self._commits.pop(number, None)
+        Raises:
+            PCCLError: the run can't go on; the message says why.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._has_ended:
+            raise NotConnected(None, "step", "the optimizer was closed; make a new one")
 
     def settle(self) -> None:
         """Wait until nothing is under way, or the run can't go on.
@@ -193,10 +173,6 @@ class Conductor:
         with self._changed:
             while not (self._is_idle or self._has_ended):  # something may be put after the end
                 self._changed.wait(_INTERRUPT_POLL_S)
-
-    def is_over(self, number: int) -> bool:
-        """Whether a round was committed, and not forgotten."""
-        return number in self._commits
 
     def is_in_doubt(self, number: int) -> bool:
         """Whether this replica was cut off for good while the round was being reduced."""
@@ -224,12 +200,6 @@ class Conductor:
             self._contributions.append(None)
             self._changed.notify_all()
 
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        if self._has_ended:
-            raise NotConnected(None, "step", "the optimizer was closed; make a new one")
-
     # -- the other thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -245,14 +215,15 @@ class Conductor:
 
     def _drive(self) -> None:
         steps = self._rounds.run()
-        effect = next(steps, None)
-        while effect is not None:
-            try:
-                outcome = self._carry_out(effect)
-            except pccl.PCCLError as error:
-                effect = _thrown(steps, _loss_behind(error))
-            else:
-                effect = _sent(steps, outcome)
+        with suppress(StopIteration):
+            effect = next(steps)
+            while True:
+                try:
+                    outcome = self._carry_out(effect)
+                except pccl.PCCLError as error:
+                    effect = steps.throw(_loss_behind(error))
+                else:
+                    effect = steps.send(outcome)
 
     def _carry_out(self, effect: Effect) -> object:
         match effect:
@@ -357,23 +328,14 @@ class Conductor:
         return peers == self._shards * largest
 
     def _notify(self, notice: Notice | GroupSynced) -> None:
-        copies: Any = None
+        outer: list[torch.Tensor] = []
         if isinstance(notice, Entered):
             self._was_in = True
-            copies = [fragment.flat.clone() for fragment in self._outer.fragments]
+            outer = [fragment.flat.clone() for fragment in self._outer.fragments]
             for number in notice.corrected:
                 self._compression.forget(number)
         with self._changed:
-            if isinstance(notice, RoundCommitted):
-                number = notice.contribution.number
-                put_s = self._put_s.pop(number, None)
-                took_s = time.monotonic() - put_s if put_s is not None else 0.0
-                self._commits[number] = notice, took_s
-            else:
-                if isinstance(notice, Entered) and notice.entry > 1:
-                    self._commits.clear()
-                    self._put_s.clear()
-                self._notices.append((notice, copies))
+            self._news.append(JointNews(notice, time.monotonic(), outer))
             self._changed.notify_all()
 
 
@@ -382,19 +344,3 @@ def _loss_behind(error: pccl.PCCLError) -> BaseException:
     cause = error.__cause__
     is_told = isinstance(error, NotConnected) and isinstance(cause, MembershipError)
     return cause if is_told and cause is not None else error
-
-
-def _sent(steps: Any, outcome: object) -> Effect | None:
-    try:
-        effect: Effect = steps.send(outcome)
-    except StopIteration:
-        return None
-    return effect
-
-
-def _thrown(steps: Any, error: BaseException) -> Effect | None:
-    try:
-        effect: Effect = steps.throw(error)
-    except StopIteration:
-        return None
-    return effect

@@ -1,0 +1,206 @@
+"""``TrainingDriver``: the training thread of one replica.
+
+It does what the local trainer asks for, with the thread that makes the joint calls, and reports
+what has happened as events.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pccl.bindings.diloco import interrupts
+from pccl.bindings.diloco.joint_caller import GroupSynced, JointCaller
+from pccl.bindings.diloco.local_model import LocalModel
+from pccl.bindings.diloco.local_trainer import LocalTrainer, RoundMerged, Steps
+from pccl.bindings.diloco.outer import length
+from pccl.bindings.diloco.rounds import Entered, Members, RoundCommitted
+from pccl.bindings.diloco.schedule import Schedule
+from pccl.bindings.event_queue import EventQueue
+from pccl.bindings.events import InnerStep, OuterStep, StateSynced, TrainsAlone
+
+
+@dataclass(slots=True)
+class _OwnRound:
+    """A round with a pseudo-gradient of this replica: its norm, its beginning, its duration."""
+
+    norm: float = 0.0
+    began_s: float = 0.0
+    took_s: float = 0.0
+
+
+class TrainingDriver:
+    """Trains, and waits only where an outcome is needed.
+
+    Args:
+        schedule: when what is due.
+        model: the local model.
+        mixing: how much of it remains in a merge.
+        caller: makes the joint calls.
+        events: of this replica.
+
+    Attributes:
+        trainer: what is due when.
+        resumed: the outer parameters of the checkpoint that was loaded, until the run is joined.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        model: LocalModel,
+        mixing: float,
+        caller: JointCaller,
+        events: EventQueue,
+    ) -> None:
+        self.trainer = LocalTrainer(schedule, model.parts, mixing, time.monotonic)
+        self.resumed: Sequence[torch.Tensor] | None = None
+        self._caller = caller
+        self._events = events
+        self._rounds: dict[int, _OwnRound] = {}
+        """By number, until they are merged."""
+        self._last_step_s = math.nan
+        self._is_alone = False
+
+    # -- what the trainer asks for -----------------------------------------------------------------
+
+    def enter(self) -> None:
+        """Wait until the run is joined, and do what is due before the first inner step.
+
+        Raises:
+            PCCLError: the run can't be joined; the message says why.
+        """
+        while not self.trainer.entry:
+            self._caller.wait()
+            self.hear(after_failure=True)
+        self.carry_out(self.trainer.begin())
+
+    def stepped(self, weight: float) -> None:
+        """An inner step was made: do what is due after it.
+
+        Args:
+            weight: the work in it.
+
+        Raises:
+            PCCLError: the run can't go on; the message says why.
+        """
+        now_s = time.monotonic()
+        step = self.trainer.pipeline.steps + 1
+        self._events.put(InnerStep(step=step, seconds=now_s - self._last_step_s))
+        self._last_step_s = now_s
+        self.carry_out(self.trainer.step(weight))
+
+    def carry_out(self, steps: Steps) -> None:
+        """Do what is due.
+
+        Raises:
+            PCCLError: the run can't go on; the message says why.
+        """
+        waited_s = 0.0
+        while True:
+            with interrupts.deferred():
+                for action in steps:
+                    if action is None:
+                        break
+                    if isinstance(action, RoundMerged):
+                        self._merged(action, waited_s)
+                        waited_s = 0.0
+                    else:
+                        began_s = time.monotonic()
+                        self._rounds[action.number] = _OwnRound(length(action.values), began_s)
+                        self._caller.put(action)
+                else:
+                    return
+            self._events.deliver()  # it may take long; after Ctrl-C in it the merge stays due
+            began_s = time.monotonic()
+            self._caller.wait()
+            self.hear(after_failure=True)
+            waited_s += time.monotonic() - began_s
+
+    def _merged(self, merged: RoundMerged, exposed_s: float) -> None:
+        average, contribution = merged.committed.average, merged.committed.contribution
+        own = self._rounds.pop(merged.merge.number, _OwnRound())
+        step = self.trainer.pipeline.steps
+        # With members that have just come, and add nothing yet, it is not.
+        is_alone = len(average.contributors) == 1 and len(self._events.members) == 1
+        if is_alone and not self._is_alone:
+            self._events.put(TrainsAlone(step=step))
+        self._is_alone = is_alone
+        self._events.put(
+            OuterStep(
+                step=step,
+                number=contribution.number + 1,
+                fragment=contribution.fragment,
+                contributors=tuple(sorted(average.contributors)),
+                own_weight=contribution.weight,
+                total_weight=average.total_weight,
+                tx_bytes=average.tx_bytes,
+                rx_bytes=average.rx_bytes,
+                reduce_s=own.took_s,
+                hidden_s=max(own.took_s - exposed_s, 0.0),
+                exposed_s=exposed_s,
+                pseudo_gradient_norm=own.norm,
+                mean_norm=merged.committed.mean_norm,
+            )
+        )
+
+    # -- what happens meanwhile --------------------------------------------------------------------
+
+    def hear(self, *, after_failure: bool = False) -> None:
+        """Take in the news of the joint calls.
+
+        Raises:
+            PCCLError: the run can't go on, unless that is known.
+        """
+        with interrupts.deferred():
+            for news in self._caller.news():
+                self._take_in(news.what, news.at_s, news.outer)
+        if not after_failure:
+            self._caller.check()
+
+    def _take_in(
+        self,
+        what: Entered | RoundCommitted | Members | GroupSynced,
+        at_s: float,
+        outer: list[torch.Tensor],
+    ) -> None:
+        step = self.trainer.pipeline.steps
+        match what:
+            case Entered():
+                self._enter(what, outer)
+            case RoundCommitted():
+                self.trainer.commit(what)
+                if own := self._rounds.get(what.contribution.number):
+                    own.took_s = at_s - own.began_s
+            case Members(peer, ids):
+                self._events.met(step, peer, ids)
+            case GroupSynced(revision, tx_bytes, rx_bytes, seconds):
+                self._events.put(
+                    StateSynced(
+                        step=step,
+                        revision=revision,
+                        tx_bytes=tx_bytes,
+                        rx_bytes=rx_bytes,
+                        seconds=seconds,
+                    )
+                )
+
+    def _enter(self, entered: Entered, outer: list[torch.Tensor]) -> None:
+        resumed, self.resumed = self.resumed, None
+        is_there = entered.number == self.trainer.pipeline.number and not entered.is_open
+        if resumed is not None and is_there and all(map(torch.equal, resumed, outer)):
+            self.trainer.stay(entered)
+            return
+        self._rounds.clear()
+        self.trainer.enter(entered, outer, is_elsewhere=resumed is not None)
+
+    def give_up_flights(self) -> None:
+        """What is in flight and has no outcome will have none: the run can't go on."""
+        with interrupts.deferred():
+            for launch in self.trainer.pipeline.in_flight():
+                if launch.number not in self.trainer.commits:
+                    is_applied = self._caller.is_in_doubt(launch.number)
+                    self.trainer.give_up(launch, is_applied=is_applied)

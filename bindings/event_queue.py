@@ -1,0 +1,58 @@
+"""``EventQueue``: events of one replica, kept until its listeners have time for them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from pccl.bindings.events import Consumer, Event, MembersChanged
+
+
+class EventQueue:
+    """Keeps events until ``deliver``: a listener takes time, and may be interrupted.
+
+    Args:
+        listeners: called with all events, in order.
+
+    Attributes:
+        members: ids of the peers in the group, as of the last joint call, ascending.
+    """
+
+    def __init__(self, listeners: Consumer) -> None:
+        self.members: tuple[int, ...] = ()
+        self._listeners = listeners
+        self._events: deque[Event] = deque()
+
+    def put(self, event: Event) -> None:
+        """Something has happened."""
+        self._events.append(event)
+
+    def deliver(self) -> None:
+        """Call the listeners. After an interruption, the next call delivers what is left."""
+        while self._events:
+            self._listeners(self._events.popleft())
+
+    def met(self, step: int, peer_id: int, ids: Iterable[int]) -> bool:
+        """Compare the members with those before.
+
+        Args:
+            step: when it was seen.
+            peer_id: of this peer.
+            ids: of all members now, in any order.
+
+        Returns:
+            Whether members have joined or left.
+        """
+        before, self.members = self.members, tuple(sorted(ids))
+        if before == self.members:
+            return False
+        self.put(
+            MembersChanged(
+                step=step,
+                peer_id=peer_id,
+                members=self.members,
+                joined=tuple(peer for peer in self.members if peer not in before),
+                lost=tuple(peer for peer in before if peer not in self.members),
+            )
+        )
+        return True

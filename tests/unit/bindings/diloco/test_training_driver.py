@@ -1,0 +1,130 @@
+"""What the training thread does while it waits for a round, and what it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from pccl.bindings.diloco.joint_caller import JointCaller, JointNews  # noqa: E402
+from pccl.bindings.diloco.local_model import LocalModel  # noqa: E402
+from pccl.bindings.diloco.rounds import (  # noqa: E402
+    Average,
+    Contribution,
+    Entered,
+    Members,
+    Notice,
+    RoundCommitted,
+)
+from pccl.bindings.diloco.schedule import Schedule  # noqa: E402
+from pccl.bindings.diloco.training_driver import TrainingDriver  # noqa: E402
+from pccl.bindings.event_queue import EventQueue  # noqa: E402
+from pccl.bindings.events import Event, MembersChanged, OuterStep, TrainsAlone  # noqa: E402
+
+MINE = 4
+
+
+class WholeModel:
+    """One fragment, of which nothing is kept."""
+
+    def take(self) -> Any:
+        return torch.zeros(1)
+
+    def merge(self, common: Any, mixing: float) -> None:
+        pass
+
+    def anchor(self, common: Any, lost: Any) -> bool:
+        return False
+
+
+class ScriptedCaller:
+    """Has news, and makes more when it is waited for."""
+
+    def __init__(self, on_wait: Callable[[], Notice]) -> None:
+        self.queue: list[JointNews] = []
+        self._on_wait = on_wait
+        self.contributions: list[Contribution] = []
+
+    def tell(self, notice: Notice, at_s: float = 0.0) -> None:
+        self.queue.append(JointNews(notice, at_s, [torch.zeros(1)]))
+
+    def news(self) -> list[JointNews]:
+        taken, self.queue = self.queue, []
+        return taken
+
+    def wait(self) -> None:
+        if not self.queue:
+            self.tell(self._on_wait())
+
+    def check(self) -> None:
+        pass
+
+    def put(self, contribution: Contribution) -> None:
+        self.contributions.append(contribution)
+
+
+class Trained:
+    """A replica that makes a round in every inner step, among these contributors."""
+
+    def __init__(self) -> None:
+        self.heard: list[Event] = []
+        self.heard_before_waiting: list[Event] = []
+        self.contributors: tuple[int, ...] = (MINE,)
+        self.caller = ScriptedCaller(self._commit)
+        model = cast("LocalModel", type("OneModel", (), {"parts": (WholeModel(),)}))
+        self.events = EventQueue(self.heard.append)
+        caller = cast("JointCaller", self.caller)
+        self.driver = TrainingDriver(Schedule(1, 1), model, 0.0, caller, self.events)
+        self.caller.tell(Entered(1, 0, is_open=False, applied=()))
+        self.driver.enter()
+
+    def _commit(self) -> RoundCommitted:
+        self.heard_before_waiting = list(self.heard)
+        return RoundCommitted(self.caller.contributions[-1], Average(self.contributors, 1.0), 0.5)
+
+    def step(self) -> list[Event]:
+        self.heard.clear()
+        self.driver.stepped(1.0)
+        self.events.deliver()
+        return list(self.heard)
+
+
+def test_listeners_hear_what_is_known_before_a_round_is_waited_for() -> None:
+    """A round may last as long as too few peers are there; why that is must be told before."""
+    one = Trained()
+    one.caller.tell(Members(MINE, (MINE, 9)))
+    one.driver.hear()
+    assert one.heard == []
+    one.driver.stepped(1.0)
+    joined = MembersChanged(step=0, peer_id=MINE, members=(MINE, 9), joined=(MINE, 9), lost=())
+    assert joined in one.heard_before_waiting
+
+
+def test_a_newcomer_that_adds_nothing_yet_is_company() -> None:
+    one = Trained()
+    alone: list[list[Event]] = []
+    for members in ((MINE, 9), (MINE,), (MINE,)):
+        one.caller.tell(Members(MINE, members))
+        one.driver.hear()
+        alone.append([event for event in one.step() if isinstance(event, TrainsAlone)])
+    assert alone == [[], [TrainsAlone(step=2)], []]  # it is told once
+
+
+def test_what_was_contributed_and_what_came_of_it_is_told_together() -> None:
+    one = Trained()
+    one.contributors = (9, MINE)
+    (outer,) = [event for event in one.step() if isinstance(event, OuterStep)]
+    assert (outer.step, outer.number, outer.contributors) == (1, 1, (MINE, 9))
+    assert (outer.own_weight, outer.total_weight, outer.mean_norm) == (1.0, 1.0, 0.5)
+
+
+def test_a_return_makes_what_was_waited_for_void() -> None:
+    one = Trained()
+    one.caller.tell(Entered(2, 5, is_open=False, applied=()))
+    assert not [event for event in one.step() if isinstance(event, OuterStep)]
+    assert one.driver.trainer.entry == 2
+    (outer,) = [event for event in one.step() if isinstance(event, OuterStep)]
+    assert outer.number == 6
