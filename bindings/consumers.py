@@ -22,9 +22,9 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from pccl.bindings.arguments import check_count
 from pccl.bindings.events import Event, InnerStep, MembersChanged, OuterStep, TrainsAlone
 from pccl.bindings.listeners import Listeners
 from pccl.bindings.status_line import StatusLine
@@ -56,7 +56,7 @@ class JsonlWriter:
     """
 
     def __init__(self, path: str | PathLike[str], *, every_inner: int = 1) -> None:
-        self._every_inner = checked_every_inner(every_inner)
+        self._every_inner = check_count("every_inner", every_inner)
         self._path = Path(path)
         self._is_in_a_line = _lacks_line_end(self._path)
         self._file = self._path.open("ab", buffering=0)
@@ -95,12 +95,7 @@ class JsonlWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -147,7 +142,7 @@ class TensorBoardWriter:
     """
 
     def __init__(self, to: str | PathLike[str] | ScalarWriter, *, every_inner: int = 1) -> None:
-        self._every_inner = checked_every_inner(every_inner)
+        self._every_inner = check_count("every_inner", every_inner)
         self._is_own = isinstance(to, str | PathLike)
         self._closed = False
         self._place = to
@@ -197,12 +192,7 @@ class TensorBoardWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -249,20 +239,6 @@ def values_of(event: Event | DataclassInstance) -> dict[str, Any]:
     if isinstance(event, type) or not hasattr(event, "__dataclass_fields__"):
         raise TypeError(f"an event is a dataclass instance, not {event!r}")
     return {field.name: getattr(event, field.name) for field in fields(event)}
-
-
-def checked_every_inner(every_inner: int) -> int:
-    """How many inner steps there are to one that is written.
-
-    Raises:
-        TypeError: not an int.
-        ValueError: less than 1.
-    """
-    if type(every_inner) is not int:
-        raise TypeError(f"every_inner is an int, not {every_inner!r}")
-    if every_inner < 1:
-        raise ValueError(f"every_inner is at least 1, not {every_inner}")
-    return every_inner
 
 
 def _snake(name: str) -> str:

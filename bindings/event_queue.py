@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from pccl.bindings.events import Consumer, Event, MembersChanged
+from pccl import SharedStateSyncInfo
+from pccl.bindings.events import Consumer, Event, MembersChanged, StateSynced
 
 
 class EventQueue:
@@ -56,3 +57,15 @@ class EventQueue:
             )
         )
         return True
+
+    def synced(self, step: int, info: SharedStateSyncInfo, seconds: float) -> None:
+        """The shared state is what the group's is."""
+        self.put(
+            StateSynced(
+                step=step,
+                revision=info.revision,
+                tx_bytes=info.tx_bytes,
+                rx_bytes=info.rx_bytes,
+                seconds=seconds,
+            )
+        )

@@ -12,8 +12,7 @@ import math
 import sys
 import threading
 from collections import deque
-from types import TracebackType
-from typing import Protocol, Self, TextIO
+from typing import Self, TextIO
 
 from pccl.bindings.events import (
     Event,
@@ -140,27 +139,8 @@ class StatusLine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class LineDisplay(Protocol):
-    """Where the line is seen. Used by one thread."""
-
-    interval_s: float
-
-    def draw(self, words: str) -> None:
-        """It reads like this now."""
-        ...
-
-    def finish(self, words: str) -> None:
-        """It stays like this."""
-        ...
 
 
 class Writer(threading.Thread):
@@ -176,8 +156,7 @@ class Writer(threading.Thread):
     def run(self) -> None:
         """Draw; if the stream cannot be written to, be silent."""
         with contextlib.suppress(Exception):
-            kind = Rewritten if self._stream.isatty() else Plain
-            display: LineDisplay = kind(self._stream)
+            display = (Rewritten if self._stream.isatty() else Plain)(self._stream)
             while not self.ending.wait(display.interval_s):
                 display.draw(self.latest)
             display.finish(self.latest)

@@ -43,9 +43,7 @@ from pccl.errors import MembershipError, NotConnected
 class GroupSynced:
     """A synchronization has moved something."""
 
-    revision: int
-    tx_bytes: int
-    rx_bytes: int
+    info: pccl.SharedStateSyncInfo
     seconds: float
 
 
@@ -279,8 +277,7 @@ class JointCaller:
         info = self._comm.sync_shared_state(state, resume="advanced")
         self._revisions.synced(info.revision)
         if info.tx_bytes or info.rx_bytes:
-            took_s = time.monotonic() - began_s
-            self._notify(GroupSynced(info.revision, info.tx_bytes, info.rx_bytes, took_s))
+            self._notify(GroupSynced(info, time.monotonic() - began_s))
         return Members(self._comm.peer_id, info.members)
 
     def _take(self) -> Contribution | None:

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import torch
 
 from pccl.bindings.diloco import interrupts
-from pccl.bindings.diloco.joint_caller import GroupSynced, JointCaller
+from pccl.bindings.diloco.joint_caller import GroupSynced, JointCaller, JointNews
 from pccl.bindings.diloco.local_model import LocalModel
 from pccl.bindings.diloco.local_trainer import LocalTrainer, RoundMerged, Steps
 from pccl.bindings.diloco.outer import length
 from pccl.bindings.diloco.rounds import Entered, Members, RoundCommitted
 from pccl.bindings.diloco.schedule import Schedule
 from pccl.bindings.event_queue import EventQueue
-from pccl.bindings.events import InnerStep, OuterStep, StateSynced, TrainsAlone
+from pccl.bindings.events import InnerStep, OuterStep, TrainsAlone
 
 
 @dataclass(slots=True)
@@ -157,36 +157,23 @@ class TrainingDriver:
         """
         with interrupts.deferred():
             for news in self._caller.news():
-                self._take_in(news.what, news.at_s, news.outer)
+                self._take_in(news)
         if not after_failure:
             self._caller.check()
 
-    def _take_in(
-        self,
-        what: Entered | RoundCommitted | Members | GroupSynced,
-        at_s: float,
-        outer: list[torch.Tensor],
-    ) -> None:
+    def _take_in(self, news: JointNews) -> None:
         step = self.trainer.pipeline.steps
-        match what:
-            case Entered():
-                self._enter(what, outer)
-            case RoundCommitted():
-                self.trainer.commit(what)
-                if own := self._rounds.get(what.contribution.number):
-                    own.took_s = at_s - own.began_s
+        match news.what:
+            case Entered() as entered:
+                self._enter(entered, news.outer)
+            case RoundCommitted(contribution) as committed:
+                self.trainer.commit(committed)
+                if own := self._rounds.get(contribution.number):
+                    own.took_s = news.at_s - own.began_s
             case Members(peer, ids):
                 self._events.met(step, peer, ids)
-            case GroupSynced(revision, tx_bytes, rx_bytes, seconds):
-                self._events.put(
-                    StateSynced(
-                        step=step,
-                        revision=revision,
-                        tx_bytes=tx_bytes,
-                        rx_bytes=rx_bytes,
-                        seconds=seconds,
-                    )
-                )
+            case GroupSynced(info, seconds):
+                self._events.synced(step, info, seconds)
 
     def _enter(self, entered: Entered, outer: list[torch.Tensor]) -> None:
         resumed, self.resumed = self.resumed, None

@@ -1,6 +1,7 @@
 """Classic data parallelism across peers: the gradients of every step are averaged.
 
 * ``averager``: hooks on the parameters, the membership, and the step.
+* ``averageable``: which gradients can be averaged; of others, why not and what to do.
 * ``bucket_plan``: which gradients are reduced together. Pure: numbers in, numbers out.
 * ``buckets``: the memory of a bucket: gradients that lie one behind the other on the host.
 * ``leaves``: the numbers in nested dictionaries and lists, as one list and back. Pure.

@@ -7,7 +7,6 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -21,18 +20,14 @@ from pccl.bindings.arguments import (
     check_count,
     check_listeners,
 )
-from pccl.bindings.events import (
-    Event,
-    GradientsAveraged,
-    MembersChanged,
-    StateSynced,
-    TrainsAlone,
-)
+from pccl.bindings.event_queue import EventQueue
+from pccl.bindings.events import Event, GradientsAveraged, TrainsAlone
+from pccl.bindings.gradient_averager.averageable import averageable
 from pccl.bindings.gradient_averager.bucket_plan import BucketPiece, plan_buckets
 from pccl.bindings.gradient_averager.buckets import Bucket
-from pccl.bindings.gradient_averager.reductions import OUT_OF_STEP, BucketOutcome, Reductions
+from pccl.bindings.gradient_averager.reductions import OUT_OF_STEP, Reductions
 from pccl.bindings.gradient_averager.replica import AveragedReplica
-from pccl.checks import MIN_PEERS_MAX
+from pccl.config import resolve_min_peers
 from pccl.errors import Evicted, MasterLost, NotConnected, ResyncRequired
 from pccl.inquiry import RemovalCause
 
@@ -99,10 +94,8 @@ class GradientAverager:
         on_event: Callable[[Event], None] | Iterable[Callable[[Event], None]] = (),
     ) -> None:
         check_communicator(comm)
-        check_count("bucket_bytes", bucket_bytes, 1)
-        if min_peers is not None:
-            check_count("min_peers", min_peers, 1, MIN_PEERS_MAX)
-        named = _averageable(model, optimizer)
+        check_count("bucket_bytes", bucket_bytes)
+        named = averageable(model, optimizer)
         pieces = [BucketPiece(p.numel(), str(p.dtype), p.element_size()) for _, p in named]
         self._buckets = [Bucket(plan, named) for plan in plan_buckets(pieces, bucket_bytes)]
         with_feedback = isinstance(compression, str)
@@ -114,12 +107,11 @@ class GradientAverager:
         self._fetches_early = bool(shared) or frozen
         self._trainable = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
         self._optimizer, self._comm = optimizer, comm
-        self._min_peers, self._resume = min_peers, resume
+        self._min_peers, self._resume = resolve_min_peers(min_peers), resume
         self._on_progress = on_progress
-        self._listeners = check_listeners(on_event)
+        self._events = EventQueue(check_listeners(on_event))
         self._reductions = Reductions(comm)
         self._members: frozenset[int] = frozenset()
-        self._known: frozenset[int] = frozenset()
         self._accumulates = False
         self._began_s = 0.0
         self._copying: list[int] = []
@@ -166,14 +158,14 @@ class GradientAverager:
             except Evicted as error:
                 if error.cause is RemovalCause.STATE_CONFLICT:
                     raise
+                self._leave()
             except MasterLost:
                 if not was_member:
                     raise
+                self._leave()
             except ResyncRequired:
                 self._leave()
                 self._connect()
-                continue
-            self._leave()
 
     def _meet(self) -> tuple[int, ...]:
         """Everybody comes here between two steps."""
@@ -181,8 +173,11 @@ class GradientAverager:
             self._connect()
         else:
             self._comm.update_topology()
-        newcomers = self._now() - self._members
-        self._tell_of_members()
+        members = self._now()
+        newcomers = members - self._members
+        if self._events.met(self.steps, self._comm.peer_id, members) and len(members) == 1:
+            self._events.put(TrainsAlone(step=self.steps))
+        self._events.deliver()
         if newcomers:
             self._synchronize_state()
         self._members = self._now()
@@ -214,31 +209,8 @@ class GradientAverager:
         )
         self._replica.state.push_revision()
         self._replica.adopt()
-        self._tell(
-            StateSynced(
-                step=self.steps,
-                revision=info.revision,
-                tx_bytes=info.tx_bytes,
-                rx_bytes=info.rx_bytes,
-                seconds=time.monotonic() - began_s,
-            )
-        )
-
-    def _tell_of_members(self) -> None:
-        before, self._known = self._known, self._now()
-        if before == self._known:
-            return
-        self._tell(
-            MembersChanged(
-                step=self.steps,
-                peer_id=self._comm.peer_id,
-                members=tuple(sorted(self._known)),
-                joined=tuple(sorted(self._known - before)),
-                lost=tuple(sorted(before - self._known)),
-            )
-        )
-        if len(self._known) == 1:
-            self._tell(TrainsAlone(step=self.steps))
+        self._events.synced(self.steps, info, time.monotonic() - began_s)
+        self._events.deliver()
 
     def _leave(self) -> None:
         """The run goes on without this peer, until it joins again as a newcomer."""
@@ -318,7 +290,17 @@ class GradientAverager:
         with torch.no_grad():
             for bucket in self._buckets:
                 bucket.give_back()
-        self._tell(self._averaged(outcome, called_s))
+        self._events.put(
+            GradientsAveraged(
+                step=self.steps + 1,
+                contributors=outcome.contributors,
+                tx_bytes=outcome.tx_bytes,
+                rx_bytes=outcome.rx_bytes,
+                hidden_s=max(0.0, called_s - self._began_s),
+                exposed_s=time.monotonic() - called_s,
+            )
+        )
+        self._events.deliver()
         return True
 
     def step(self, *also: Tensor) -> bool:
@@ -401,16 +383,6 @@ class GradientAverager:
                 "this peer is not in the run; call averager.update() before each forward pass"
             )
 
-    def _averaged(self, outcome: BucketOutcome, called_s: float) -> GradientsAveraged:
-        return GradientsAveraged(
-            step=self.steps + 1,
-            contributors=outcome.contributors,
-            tx_bytes=outcome.tx_bytes,
-            rx_bytes=outcome.rx_bytes,
-            hidden_s=max(0.0, called_s - self._began_s),
-            exposed_s=time.monotonic() - called_s,
-        )
-
     # -- the rest ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -451,56 +423,8 @@ class GradientAverager:
     def __enter__(self) -> GradientAverager:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _tell(self, event: Event) -> None:
-        self._listeners(event)
-
-
-def _averageable(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
-    """The parameters whose gradients are averaged, by name, in the order of registration."""
-    ours = {id(parameter) for parameter in model.parameters()}
-    groups: Any = optimizer.param_groups
-    if any(id(parameter) not in ours for group in groups for parameter in group["params"]):
-        raise ValueError(
-            "the optimizer has parameters that are not the model's; their gradients would not be "
-            "averaged: pass the module that holds all of them, such as an nn.ModuleList"
-        )
-    whole: Any = model  # torch types this only in part
-    for name, module in whole.named_modules():
-        if getattr(module, "sparse", False) is True:
-            raise ValueError(
-                f"{name or type(module).__name__!r} makes sparse gradients, and buckets hold dense "
-                "ones; make it with sparse=False"
-            )
-    named: list[tuple[str, Tensor]] = [
-        (name, p) for name, p in model.named_parameters() if p.requires_grad
-    ]
-    if not named:
-        raise ValueError("no parameter of the model has requires_grad; there is nothing to average")
-    devices = sorted({str(parameter.device) for _, parameter in named})
-    if len(devices) > 1:
-        raise ValueError(
-            f"the model is spread over {', '.join(devices)}; put all that is trained on one device"
-        )
-    for name, parameter in named:
-        if any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):
-            raise ValueError(
-                f"{name!r} is a DTensor, of which this process holds a shard; all_reduce the "
-                "gradients' .to_local() among the peers with the same shard (peer_group)"
-            )
-        if not parameter.dtype.is_floating_point or parameter.element_size() < 2:
-            raise ValueError(
-                f"{name!r} is {parameter.dtype}; gradients can be averaged in float16, bfloat16, "
-                "float32 and float64. Complex parameters: torch.view_as_real in the forward pass"
-            )
-    return named
 
 
 def _options(

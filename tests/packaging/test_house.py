@@ -19,7 +19,6 @@ MODULES_IN_A_FOLDER_MAX = 14
 LINES_MAX = 500
 
 LONG = {
-    "bindings/gradient_averager/averager.py",
     "pccl/machines/master/membership.py",
     "pccl/protocol/messages.py",
     "pccl/runtime/engine.py",

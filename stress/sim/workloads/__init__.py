@@ -9,6 +9,6 @@
 * ``state``: what the application of a simulated peer does with its shared state.
 * ``toy_model``: the smallest model in which every inner step can be found again.
 * ``training_plan``: what processes that train do in a simulated run, all drawn from the seed.
-* ``training``: what a simulated process does that trains: ``Rounds`` and ``Trainee`` over the
+* ``training``: what a simulated process does that trains: ``Rounds`` and ``LocalTrainer`` over the
   engine.
 """
