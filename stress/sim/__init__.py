@@ -10,7 +10,7 @@
   die.
 * ``scenarios``: what a seed means, and how it is kept, replayed and reduced.
 * ``workloads``: what the applications of simulated processes do.
-* ``faults``: what goes wrong in a simulated run: one kind of fault, one file.
+* ``faults``: what goes wrong in a simulated run: each fault is data, and a script that strikes.
 * ``stage``: the stage of one run: master, peers and network, and what faults may do to them.
 * ``fold``: what a reduce must give, written from the definition and apart from the library's
   arithmetic.
@@ -18,6 +18,5 @@
 * ``runner``: runs one seed: the production runtime in virtual time, under the scenario's faults,
   checked.
 * ``planted``: planted bugs: what the simulator must be able to see.
-* ``planted_training``: planted bugs in what processes do that train.
 * ``command_line``: the simulator's command: ``python -m pccl.stress sim --seeds A:B``.
 """

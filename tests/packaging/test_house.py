@@ -24,7 +24,6 @@ LONG = {
     "pccl/runtime/engine.py",
     "pccl/runtime/state/session.py",
     "stress/emulator/relay.py",
-    "stress/sim/planted.py",
     "stress/sim/stage.py",
     "stress/sim/workloads/collectives.py",
     "stress/sim/workloads/training.py",

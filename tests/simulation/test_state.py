@@ -12,22 +12,13 @@ import pytest
 
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import NS_PER_S
-from pccl.stress.sim.faults import (
-    Bandwidth,
-    BlankMasterRestart,
-    Fault,
-    FetchInterrupt,
-    FetchKill,
-    FetchMaster,
-    FetchStall,
-    Joiners,
-    Lies,
-    LifePhase,
-    Partition,
-    Restart,
-    Takeover,
-)
-from pccl.stress.sim.faults.base import MS
+from pccl.stress.sim.faults.base import MS, Fault
+from pccl.stress.sim.faults.between import Bandwidth, Partition
+from pccl.stress.sim.faults.kills import Restart
+from pccl.stress.sim.faults.master import BlankMasterRestart, Takeover
+from pccl.stress.sim.faults.phases import LifePhase
+from pccl.stress.sim.faults.processes import Joiners
+from pccl.stress.sim.faults.state import FetchInterrupt, FetchKill, FetchMaster, FetchStall, Lies
 from pccl.stress.sim.runner import Verdict, run_seed
 from pccl.stress.sim.scenarios.file import load, to_text
 from pccl.stress.sim.scenarios.scenario import TIMINGS, draw

@@ -13,8 +13,7 @@ from pccl.protocol.types import NS_PER_S, ReduceOp
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.requests import PeerOptions
-from pccl.stress.sim.faults import Fault
-from pccl.stress.sim.faults.base import MS
+from pccl.stress.sim.faults.base import MS, Fault
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import MASTER_ADDRESS, ProcessClock
 from pccl.stress.sim.runner import Verdict, run_scenario

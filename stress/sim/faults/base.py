@@ -1,12 +1,13 @@
-"""What every fault is: drawn from a seed, written into a scenario, planted into a run."""
+"""What every fault is: fields that are drawn from a seed and written into a file, and a script."""
 
 from __future__ import annotations
 
-import enum
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from random import Random
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_type_hints
 
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S
@@ -18,6 +19,9 @@ MS = NS_PER_S // 1000
 
 MASTER = -1
 """The index of the master, where a fault names a process."""
+
+Script = Iterator[int] | None
+"""What a fault does: it yields how long it waits before it goes on; None: it has done all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +70,67 @@ class Ground:
         )
 
 
+# -- fields ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What the type of a field says besides.
+
+    Attributes:
+        how: draws its value; None: the class draws it together with others.
+        names: whether it names processes, by their indices.
+    """
+
+    how: Callable[[Ground, Random], Any] | None = None
+    names: bool = False
+
+
+def one_of(*choices: Any) -> Drawn:
+    """Each of these as often as it is given."""
+    return Drawn(lambda ground, rng: rng.choice(choices))
+
+
+def below(limit: int) -> Drawn:
+    """An integer from 0 up to ``limit``, without it."""
+    return Drawn(lambda ground, rng: rng.randrange(limit))
+
+
+def chance(probability: float) -> Drawn:
+    """True so often."""
+    return Drawn(lambda ground, rng: rng.random() < probability)
+
+
+Instant = Annotated[int, Drawn(Ground.instant)]
+Duration = Annotated[int, Drawn(Ground.duration)]
+Peer = Annotated[int, Drawn(Ground.peer, names=True)]
+Process = Annotated[int, Drawn(Ground.process, names=True)]
+OtherProcess = Annotated[int | None, Drawn(names=True)]
+"""None: everybody else."""
+Members = Annotated[tuple[int, ...], Drawn(names=True)]
+Choice = Annotated[int, below(1 << 16)]
+"""Which of those that there are, modulo their number."""
+Seed = Annotated[int, below(1 << 32)]
+
+
+@cache
+def _drawn(fault: type[Fault]) -> Mapping[str, Drawn]:
+    """The fields of a kind of fault that say how they are drawn, in order."""
+    hints = get_type_hints(fault, include_extras=True)
+    return {
+        name: mark
+        for name, hint in hints.items()
+        for mark in getattr(hint, "__metadata__", ())
+        if isinstance(mark, Drawn)
+    }
+
+
 @dataclass(frozen=True)
 class Fault(ABC):
     """One thing that goes wrong in a run."""
 
-    kind: ClassVar[str]
-    """Its name in scenarios, summaries and files."""
+    kind: ClassVar[str] = ""
+    """Its name in scenarios, summaries and files; empty: it is only a base of others."""
     calm: ClassVar[bool] = False
     """Whether it may cost nobody who lives its place."""
     keeps_majority: ClassVar[bool] = False
@@ -79,10 +138,19 @@ class Fault(ABC):
     needs_standby: ClassVar[bool] = False
     """Whether the run must have a second master."""
 
+    def __init_subclass__(cls, kind: str = "", **promises: bool) -> None:
+        cls.kind = kind
+        for name, promised in promises.items():
+            assert hasattr(cls, name), name
+            setattr(cls, name, promised)
+
     @classmethod
-    @abstractmethod
-    def draw(cls, rng: Random, ground: Ground) -> Self:
-        """Draw one."""
+    def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
+        """Draw one; ``given``: what of its fields is drawn already."""
+        for name, mark in _drawn(cls).items():
+            if name not in given and mark.how is not None:
+                given[name] = mark.how(ground, rng)
+        return cls(**given)
 
     @abstractmethod
     def plant(self, stage: Stage) -> None:
@@ -91,7 +159,8 @@ class Fault(ABC):
     @property
     def ends_ns(self) -> int:
         """When what it does by itself is over (its consequences may last); 0: at once."""
-        return 0
+        times = ("when_ns", "duration_ns", "back_after_ns")
+        return sum(getattr(self, name, None) or 0 for name in times)
 
     @property
     def starts(self) -> int:
@@ -101,18 +170,28 @@ class Fault(ABC):
     @property
     def indices(self) -> tuple[int, ...]:
         """The processes that it names (-1: the master)."""
-        return ()
+        named = (getattr(self, name) for name, mark in _drawn(type(self)).items() if mark.names)
+        lists = (one if isinstance(one, tuple) else (one,) for one in named)
+        return tuple(index for each in lists for index in each if index is not None)
 
 
-class LifePhase(enum.Enum):
-    """What a process was doing when it was killed."""
+@dataclass(frozen=True)
+class TimedFault(Fault):
+    """One that strikes at a time."""
 
-    CONNECTING = "connecting"
-    ROUND = "round"
-    REDUCE_SCATTER = "reduce_scatter"
-    GATHER = "gather"
-    DONE = "done_before_commit"
-    OTHER = "other"
-    SYNC = "sync"
-    FETCHING = "fetching"
-    """Shared state."""
+    when_ns: Instant
+
+    def plant(self, stage: Stage) -> None:
+        """Schedule it."""
+        stage.at(self.when_ns, lambda: play(stage, self.strike(stage)))
+
+    @abstractmethod
+    def strike(self, stage: Stage) -> Script:
+        """It is time."""
+
+
+def play(stage: Stage, script: Script) -> None:
+    """Go on with the script of a fault, each time that it has waited for."""
+    wait_ns = None if script is None else next(script, None)
+    if wait_ns is not None:
+        stage.at(stage.now_ns() + wait_ns, play, stage, script)

@@ -9,7 +9,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
-from pccl.stress.sim.faults import KINDS, Fault
+from pccl.stress.sim.faults.base import Fault
+from pccl.stress.sim.faults.draws import KINDS
 from pccl.stress.sim.scenarios.from_timeline import from_timeline
 from pccl.stress.sim.scenarios.scenario import Scenario
 from pccl.stress.timeline import Timeline, TimelineError

@@ -10,21 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pccl.stress.sim.faults import (
-    DIVIDED_IN,
-    DRAWN,
-    DRAWN_OF_MASTERS,
-    DRAWN_OF_STATE,
-    Corrupt,
-    CorruptLine,
-    FetchInterrupt,
-    Interrupt,
-    Kill,
-    Lies,
-    LifePhase,
-    OnWire,
-    flipped_in,
-)
+from pccl.stress.sim.faults.corrupt import Corrupt, OnWire, flipped_in
+from pccl.stress.sim.faults.divide import DIVIDED_IN
+from pccl.stress.sim.faults.draws import OF_BITS, OF_MASTERS, OF_STATE, PLAIN, kinds
+from pccl.stress.sim.faults.kills import Kill
+from pccl.stress.sim.faults.phases import LifePhase
+from pccl.stress.sim.faults.processes import Interrupt
+from pccl.stress.sim.faults.state import FetchInterrupt, Lies
 from pccl.stress.sim.scenarios.scenario import (
     Scenario,
     draw,
@@ -71,7 +63,9 @@ class Mix:
 
 
 _COUNTED_BY_PHASE = (Kill.kind,)
-_OF_CALLS = tuple(kind for kind in (*DRAWN, *DRAWN_OF_STATE) if kind not in _COUNTED_BY_PHASE)
+_OF_CALLS = tuple(
+    kind for kind in (*kinds(PLAIN), *kinds(OF_STATE)) if kind not in _COUNTED_BY_PHASE
+)
 _KILLED_IN = tuple(phase for phase in LifePhase if phase is not LifePhase.OTHER)
 _BEFORE_DONE, _DONE = LifePhase.REDUCE_SCATTER, LifePhase.DONE
 
@@ -89,14 +83,14 @@ MIXES: dict[str, Mix] = {
     ),
     "corruption": Mix(
         draw_corrupted,
-        (Corrupt.kind, CorruptLine.kind),
+        kinds(OF_BITS),
         struck_in=tuple(flipped_in(Corrupt.kind, where) for where in OnWire),
     ),
     "two-masters": Mix(
         draw_two_masters,
-        DRAWN_OF_MASTERS,
+        kinds(OF_MASTERS),
         struck_in=(
-            *(in_phase(kind, phase) for kind in DRAWN_OF_MASTERS for phase in DIVIDED_IN),
+            *(in_phase(kind, phase) for kind in kinds(OF_MASTERS) for phase in DIVIDED_IN),
             *(
                 in_phase(left, phase)
                 for left in (CALLER_LEFT, CALLER_LEFT_DIVIDED)

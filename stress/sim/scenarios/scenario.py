@@ -18,22 +18,12 @@ from pccl.protocol.types import (
     ReduceOp,
     WireFormat,
 )
-from pccl.stress.sim.faults import (
-    BehindNat,
-    Fault,
-    FetchInterrupt,
-    Freeze,
-    Ground,
-    Interrupt,
-    Lies,
-    MasterDeath,
-    Takeover,
-    draw_corruption,
-    draw_divides,
-    draw_faults,
-    draw_state_faults,
-)
-from pccl.stress.sim.faults.base import MS
+from pccl.stress.sim.faults.base import MS, Fault, Ground
+from pccl.stress.sim.faults.connections import BehindNat
+from pccl.stress.sim.faults.draws import OF_BITS, OF_MASTERS, OF_STATE, PLAIN, draw_faults
+from pccl.stress.sim.faults.master import MasterDeath, Takeover
+from pccl.stress.sim.faults.processes import Freeze, Interrupt
+from pccl.stress.sim.faults.state import FetchInterrupt, Lies
 from pccl.stress.sim.workloads.syncs import Syncs, draw_syncs
 from pccl.stress.sim.workloads.training_plan import LIVES_MAX, TrainingPlan, draw_training
 
@@ -243,7 +233,7 @@ def draw(seed: int) -> Scenario:
         bytes_per_s=rng.choice((None, 125_000_000, 2_000_000)),
         window_bytes=rng.choice((600, 4096, 65536)),
         stop_ns=stop_ns,
-        faults=draw_faults(seed, Ground(peers, stop_ns, latency_ns, timing)),
+        faults=draw_faults(PLAIN, seed, Ground(peers, stop_ns, latency_ns, timing)),
         repeats=rng.choice((0.0, 0.0, 0.02, 0.3)),
         asks_pending=rng.random() < 0.3,
         groups=rng.choice((1, 1, 1, 2, 3)) if peers > 3 else 1,
@@ -266,7 +256,7 @@ def draw(seed: int) -> Scenario:
     if syncs is not None:
         ground = Ground(peers, stop_ns, latency_ns, timing)
         # What members may hold differently comes from one of them, which all have to reach.
-        faults = (*_one_shut(scenario.faults), *draw_state_faults(seed, ground))
+        faults = (*_one_shut(scenario.faults), *draw_faults(OF_STATE, seed, ground))
         # After a mistake of one, those who vote would wait for newcomers, who synchronize.
         scenario = replace(scenario, syncs=syncs, faults=faults, mistake=None)
     if peers not in _CROWDS:
@@ -304,7 +294,7 @@ def draw_to_train(seed: int) -> Scenario:
     peers = min(plain.peers, _TRAINERS_MAX)
     stop_ns = max(plain.stop_ns, 12 * plain.latency_ns) * _LONGER
     ground = Ground(peers, stop_ns, plain.latency_ns, plain.timing)
-    drawn = (*draw_faults(seed, ground), *draw_state_faults(seed, ground))
+    drawn = (*draw_faults(PLAIN, seed, ground), *draw_faults(OF_STATE, seed, ground))
     # All are to train together: two that cannot be dialled may never meet.
     faults = _one_shut(one for one in drawn if not isinstance(one, _NOT_FOR_TRAINERS))
     return replace(
@@ -342,7 +332,8 @@ def draw_two_masters(seed: int) -> Scenario:
     rng = Random(f"{seed}/two masters")
     peers = min(max(plain.peers, 3), _MEMBERS_OF_TWO_MASTERS_MAX)
     stop_ns = max(plain.stop_ns, 12 * plain.latency_ns)
-    divides = draw_divides(seed, Ground(peers, stop_ns, plain.latency_ns, plain.timing))
+    ground = Ground(peers, stop_ns, plain.latency_ns, plain.timing)
+    divides = draw_faults(OF_MASTERS, seed, ground, also_if_calm=True)
     kept = tuple(
         fault
         for fault in plain.faults
@@ -366,7 +357,8 @@ def draw_corrupted(seed: int) -> Scenario:
     """Draw the scenario of ``seed`` in which bits flip on the way, beside all other faults."""
     plain = draw(seed)
     ground = Ground(plain.peers, plain.stop_ns, plain.latency_ns, plain.timing)
-    return replace(plain, faults=(*plain.faults, *draw_corruption(seed, ground)))
+    flips = draw_faults(OF_BITS, seed, ground, also_if_calm=True)
+    return replace(plain, faults=(*plain.faults, *flips))
 
 
 def _settling_ns(timing: Timing) -> int:

@@ -15,7 +15,8 @@ from pccl.protocol.types import Algorithm, OperationId, PeerId, ReduceOp
 from pccl.stress.sim.checkers.excuses import Excuses
 from pccl.stress.sim.checkers.outcomes import Checkers, InRun, Violation
 from pccl.stress.sim.checkers.training import Contents, TrainingCheckers
-from pccl.stress.sim.faults import Delay, Ground
+from pccl.stress.sim.faults.base import Ground
+from pccl.stress.sim.faults.between import Delay
 from pccl.stress.sim.scenarios.scenario import Slot, draw, draw_to_train
 from pccl.stress.sim.workloads.toy_model import ToyOuter
 from pccl.transports.base import Address

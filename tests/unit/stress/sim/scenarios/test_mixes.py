@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pccl.stress.sim.faults import KINDS, Divide
+from pccl.stress.sim.faults.divide import Divide
+from pccl.stress.sim.faults.draws import KINDS
 from pccl.stress.sim.scenarios.mixes import MIXES, Mix
 from pccl.stress.sim.scenarios.scenario import draw, draw_two_masters
 

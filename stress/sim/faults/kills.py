@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pccl.stress.sim.faults.base import Fault, Ground, LifePhase
-from pccl.stress.sim.faults.phase_watch import PhaseWatch
+from pccl.stress.sim.faults.base import Drawn, Fault, Ground, Peer, one_of, play
+from pccl.stress.sim.faults.phases import LifePhase, PhaseWatch
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Seat, Stage
@@ -23,15 +24,12 @@ _TARGETS = (
 
 
 @dataclass(frozen=True)
-class Kill(Fault):
+class Kill(Fault, kind="kill", calm=True):
     """Kill a process once it is in ``phase`` (OTHER: at ``delay_ns`` of the run)."""
 
-    kind: ClassVar[str] = "kill"
-    calm: ClassVar[bool] = True
-
-    peer: int
+    peer: Peer
     phase: LifePhase
-    occurrence: int
+    occurrence: Annotated[int, one_of(0, 0, 1, 3)]
     """Which time it enters the phase (from 0)."""
     delay_ns: int
     """How long after that."""
@@ -39,7 +37,7 @@ class Kill(Fault):
     """When a new process on the same machine joins; None: never."""
 
     @classmethod
-    def draw(cls, rng: Random, ground: Ground) -> Self:
+    def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
         """Draw one."""
         phase = rng.choice(_TARGETS)
         if phase is LifePhase.OTHER:
@@ -47,7 +45,7 @@ class Kill(Fault):
         else:
             latency_ns = ground.latency_ns
             delay_ns = rng.choice((0, 1, rng.randrange(latency_ns), rng.randrange(latency_ns)))
-        return cls(ground.peer(rng), phase, rng.choice((0, 0, 1, 3)), delay_ns)
+        return super().draw(rng, ground, phase=phase, delay_ns=delay_ns)
 
     def plant(self, stage: Stage) -> None:
         """Schedule it, or wait for the phase."""
@@ -65,8 +63,12 @@ class Kill(Fault):
             )
 
     def _strike(self, stage: Stage, seat: Seat) -> None:
+        play(stage, self._script(stage, seat))
+
+    def _script(self, stage: Stage, seat: Seat) -> Iterator[int]:
         if stage.kill(seat) and self.back_after_ns is not None:
-            stage.at(stage.now_ns() + self.back_after_ns, stage.restart, seat)
+            yield self.back_after_ns
+            stage.restart(seat)
 
     @property
     def ends_ns(self) -> int:
@@ -78,21 +80,12 @@ class Kill(Fault):
         """The one that takes its place, if any."""
         return self.back_after_ns is not None
 
-    @property
-    def indices(self) -> tuple[int, ...]:
-        """The victim."""
-        return (self.peer,)
-
 
 @dataclass(frozen=True)
-class Restart(Kill):
+class Restart(Kill, kind="restart"):
     """Kill a process; a new one on the same machine joins after a while."""
 
-    kind: ClassVar[str] = "restart"
-
-    @classmethod
-    def draw(cls, rng: Random, ground: Ground) -> Self:
-        """Draw one."""
-        kill = Kill.draw(rng, ground)
-        back_after_ns = rng.choice((1, ground.latency_ns, ground.duration(rng)))
-        return cls(kill.peer, kill.phase, kill.occurrence, kill.delay_ns, back_after_ns)
+    back_after_ns: Annotated[
+        int | None,
+        Drawn(lambda ground, rng: rng.choice((1, ground.latency_ns, ground.duration(rng)))),
+    ] = None

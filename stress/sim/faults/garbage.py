@@ -5,15 +5,14 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pccl.protocol.codec import encode
 from pccl.protocol.errors import LinkError
 from pccl.protocol.handshake import NONCE_BYTES, RUN_BYTES, Channel, Opening
 from pccl.protocol.messages import Goodbye, Resume
 from pccl.protocol.types import NS_PER_S, PeerId
-from pccl.stress.sim.faults.base import MASTER, Ground
-from pccl.stress.sim.faults.timed import TimedFault
+from pccl.stress.sim.faults.base import MASTER, Ground, Process, Seed, TimedFault
 from pccl.transports.base import Address, Connection
 
 if TYPE_CHECKING:
@@ -39,26 +38,23 @@ class Rubbish(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Garbage(TimedFault):
+class Garbage(TimedFault, kind="garbage", calm=True, keeps_majority=True):
     """Connect to the port of a process and send rubbish."""
 
-    kind: ClassVar[str] = "garbage"
-    calm: ClassVar[bool] = True
-    keeps_majority: ClassVar[bool] = True
-
-    peer: int
+    peer: Process
     what: Rubbish
-    seed: int
+    seed: Seed
     """Of the bytes."""
 
     @classmethod
-    def draw(cls, rng: Random, ground: Ground) -> Self:
-        """Draw one."""
+    def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
+        """Draw one; only the master takes anybody for a member that comes back."""
         what = rng.choice((*Rubbish, Rubbish.IMPOSTOR))
         peer = MASTER if what is Rubbish.IMPOSTOR else ground.process(rng)
-        return cls(ground.instant(rng), peer, what, rng.randrange(1 << 32))
+        return super().draw(rng, ground, peer=peer, what=what)
 
-    def _strike(self, stage: Stage) -> None:
+    def strike(self, stage: Stage) -> None:
+        """Begin."""
         address = stage.address(self.peer)
         stage.struck(self)
         stage.spawn(self._attack(stage, address))
@@ -97,11 +93,6 @@ class Garbage(TimedFault):
             peer = PeerId(rng.randint(1, 6))
             return opening, encode(Resume(peer, rng.randbytes(16), 0)) + encode(Goodbye())
         return opening, noise
-
-    @property
-    def indices(self) -> tuple[int, ...]:
-        """Whose port."""
-        return (self.peer,)
 
 
 class _Attacker:

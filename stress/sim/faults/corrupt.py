@@ -10,12 +10,13 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pccl.runtime.control.greeting import Greeting
 from pccl.runtime.control.stream import ControlStream
-from pccl.stress.sim.faults.base import Fault, Ground, LifePhase
-from pccl.stress.sim.faults.timed import TimedFault
+from pccl.stress.sim.faults.base import Duration, Ground, Seed, TimedFault, one_of
+from pccl.stress.sim.faults.between import BetweenFault
+from pccl.stress.sim.faults.phases import LifePhase
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
@@ -107,26 +108,23 @@ class _Noise:
 
 
 @dataclass(frozen=True)
-class Corrupt(TimedFault):
+class Corrupt(TimedFault, kind="corrupt", calm=True, keeps_majority=True):
     """Flip bits in one portion: the ``skip``-th that arrives somewhere as part of ``where``."""
 
-    kind: ClassVar[str] = "corrupt"
-    calm: ClassVar[bool] = True
-    keeps_majority: ClassVar[bool] = True
-
     where: OnWire
-    skip: int
-    seed: int
+    skip: Annotated[int, one_of(0, 0, 1, 3, 10)]
+    seed: Seed
 
     @classmethod
-    def draw(cls, rng: Random, ground: Ground) -> Self:
+    def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
         """Draw one; most greetings are exchanged at the beginning."""
         where = rng.choice(tuple(OnWire))
         early = where is OnWire.HANDSHAKE and rng.random() < 0.7
         when_ns = 0 if early else ground.instant(rng)
-        return cls(when_ns, where, rng.choice((0, 0, 1, 3, 10)), rng.randrange(1 << 32))
+        return super().draw(rng, ground, when_ns=when_ns, where=where)
 
-    def _strike(self, stage: Stage) -> None:
+    def strike(self, stage: Stage) -> None:
+        """Wait for it."""
         skips = self.skip
 
         def hits(end: SimConnection, where: OnWire, nbytes: int, rng: Random) -> bool:
@@ -139,32 +137,31 @@ class Corrupt(TimedFault):
 
 
 @dataclass(frozen=True)
-class CorruptLine(TimedFault):
+class CorruptLine(BetweenFault, kind="corrupt_line"):
     """For a while bits flip in a share of what passes between ``peer`` and ``other``."""
 
-    kind: ClassVar[str] = "corrupt_line"
-
-    peer: int
-    other: int | None
-    """None: everybody else."""
     share: float
     """Of the portions that arrive, on old connections and new ones."""
     bytes_min: int
     """Shorter ones pass: on many a bad line greetings do, and segments do not."""
-    duration_ns: int
-    seed: int
+    duration_ns: Duration
+    seed: Seed
 
     @classmethod
-    def draw(cls, rng: Random, ground: Ground) -> Self:
-        """Draw one."""
+    def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
+        """Draw one; often of a single pair."""
         peer, other = ground.pair(rng)
-        whom = None if rng.random() < 0.3 else other
-        share = rng.choice((0.02, 0.1, 0.5, 1.0))
-        bytes_min = rng.choice((0, 0, 150, 400))
-        when_ns, duration_ns = ground.instant(rng), ground.duration(rng)
-        return cls(when_ns, peer, whom, share, bytes_min, duration_ns, rng.randrange(1 << 32))
+        return super().draw(
+            rng,
+            ground,
+            peer=peer,
+            other=None if rng.random() < 0.3 else other,
+            share=rng.choice((0.02, 0.1, 0.5, 1.0)),
+            bytes_min=rng.choice((0, 0, 150, 400)),
+        )
 
-    def _strike(self, stage: Stage) -> None:
+    def strike(self, stage: Stage) -> None:
+        """Begin."""
         stage.struck(self)
         one, others = stage.name(self.peer), stage.others(self.peer, self.other)
         pairs = {(one, other) for other in others} | {(other, one) for other in others}
@@ -177,28 +174,3 @@ class CorruptLine(TimedFault):
 
         until_ns = self.when_ns + self.duration_ns
         _Noise(stage, self.kind, self.seed, until_ns, hits)
-
-    @property
-    def ends_ns(self) -> int:
-        """When it is over."""
-        return self.when_ns + self.duration_ns
-
-    @property
-    def indices(self) -> tuple[int, ...]:
-        """Both sides."""
-        return (self.peer,) if self.other is None else (self.peer, self.other)
-
-
-_HOW_MANY: tuple[tuple[type[Fault], tuple[int, ...]], ...] = (
-    (Corrupt, (1, 2, 4, 8)),
-    (CorruptLine, (0, 0, 1, 2)),
-)
-
-
-def draw_corruption(seed: int, ground: Ground) -> tuple[Fault, ...]:
-    """Draw what is damaged on the way in the run of a seed; something is in each."""
-    drawn: list[Fault] = []
-    for fault, counts in _HOW_MANY:
-        rng = Random(f"{seed}/{fault.kind}")
-        drawn += [fault.draw(rng, ground) for _ in range(rng.choice(counts))]
-    return tuple(drawn)

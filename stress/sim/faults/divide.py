@@ -7,15 +7,15 @@ at all, so that it is not done when they are; and its caller leaves.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pccl.protocol.types import NS_PER_S
 from pccl.stress.sim.checkers.excuses import MASTER_NAME
-from pccl.stress.sim.faults.base import Fault, Ground, LifePhase
-from pccl.stress.sim.faults.phase_watch import PhaseWatch
+from pccl.stress.sim.faults.base import Fault, Ground, Members, OtherProcess, Peer, play
+from pccl.stress.sim.faults.phases import LifePhase, PhaseWatch
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
@@ -35,17 +35,15 @@ _MEMBERS_MIN = 3
 
 
 @dataclass(frozen=True)
-class Divide(Fault):
+class Divide(Fault, needs_standby=True):
     """Cut ``cut`` off from the first master once ``trigger`` is in ``phase``."""
 
-    needs_standby: ClassVar[bool] = True
-
-    trigger: int
+    trigger: Peer
     phase: LifePhase
     occurrence: int
     """Which time it enters the phase (from 0)."""
-    cut: tuple[int, ...]
-    lagging: int | None
+    cut: Members
+    lagging: OtherProcess
     """The member that hears the others late, and then not at all; None: all go on."""
     late_ns: int
     """How much later than the others it hears them."""
@@ -54,7 +52,7 @@ class Divide(Fault):
     duration_ns: int
 
     @classmethod
-    def draw(cls, rng: Random, ground: Ground) -> Self:
+    def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
         """Draw one; most last long enough for the standby to take over."""
         order = rng.sample(range(ground.peers), ground.peers)
         left = 1 if rng.random() < 0.6 else rng.randrange(1, ground.peers)
@@ -80,10 +78,14 @@ class Divide(Fault):
         for route in self._routes_to_lagging(stage):
             route.extra_ns += self.late_ns
         PhaseWatch(
-            stage, self.trigger, self.phase, self.occurrence, lambda seat: self._strike(stage)
+            stage,
+            self.trigger,
+            self.phase,
+            self.occurrence,
+            lambda seat: play(stage, self._strike(stage)),
         )
 
-    def _strike(self, stage: Stage) -> None:
+    def _strike(self, stage: Stage) -> Iterator[int]:
         if not stage.master.host.alive:
             return
         stage.struck(self, self.phase)
@@ -93,16 +95,17 @@ class Divide(Fault):
             stage.excuses.silenced(name, MASTER_NAME, self.duration_ns)
             self._cut(stage, name)
             stage.network.stall(name, MASTER_NAME, self.duration_ns)
-        if self.lagging is not None:
-            for other in self._others(stage):
-                stage.excuses.silenced(other, stage.name(self.lagging), self.duration_ns)
-            for route in self._routes_to_lagging(stage):
-                route.gate.shut(self.duration_ns)
-                stage.at(stage.now_ns() + self.duration_ns, self._hasten, route)
-            stage.at(stage.now_ns() + self.leaves_after_ns, self._leave, stage, self.lagging)
-
-    def _hasten(self, route: HostRoute) -> None:
-        route.extra_ns -= self.late_ns
+        if self.lagging is None:
+            return
+        for other in self._others(stage):
+            stage.excuses.silenced(other, stage.name(self.lagging), self.duration_ns)
+        routes = self._routes_to_lagging(stage)
+        for route in routes:
+            route.gate.shut(self.duration_ns)
+        stage.at(stage.now_ns() + self.leaves_after_ns, self._leave, stage, self.lagging)
+        yield self.duration_ns
+        for route in routes:
+            route.extra_ns -= self.late_ns
 
     def _leave(self, stage: Stage, index: int) -> None:
         seat = stage.seats[index]
@@ -119,26 +122,13 @@ class Divide(Fault):
         lagging = stage.name(self.lagging)
         return [stage.network.route(other, lagging) for other in self._others(stage)]
 
-    @abstractmethod
     def _cut(self, stage: Stage, name: str) -> None:
         """What becomes of the connections of the process there, before nothing moves any more."""
 
-    @property
-    def ends_ns(self) -> int:
-        """A phase has no time."""
-        return self.duration_ns
-
-    @property
-    def indices(self) -> tuple[int, ...]:
-        """All that it names."""
-        return (self.trigger, *self.cut, *(() if self.lagging is None else (self.lagging,)))
-
 
 @dataclass(frozen=True)
-class MasterHalfOpen(Divide):
+class MasterHalfOpen(Divide, kind="master_half_open"):
     """The members are told that their connections are lost; the first master is not."""
-
-    kind: ClassVar[str] = "master_half_open"
 
     def _cut(self, stage: Stage, name: str) -> None:
         for end in list(stage.network.ends):
@@ -148,10 +138,5 @@ class MasterHalfOpen(Divide):
 
 
 @dataclass(frozen=True)
-class MasterCutOff(Divide):
+class MasterCutOff(Divide, kind="master_cut_off"):
     """Neither side is told; each finds out by the other one's silence."""
-
-    kind: ClassVar[str] = "master_cut_off"
-
-    def _cut(self, stage: Stage, name: str) -> None:
-        pass

@@ -1,0 +1,172 @@
+"""What befalls everything between a process and another one, or all others."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+
+from pccl.stress.sim.faults.base import (
+    MS,
+    Drawn,
+    Duration,
+    Ground,
+    OtherProcess,
+    Process,
+    TimedFault,
+    one_of,
+)
+
+if TYPE_CHECKING:
+    from pccl.stress.sim.stage import Stage
+    from pccl.transports.sim.connection import SimConnection
+
+_Spell = Annotated[int, one_of(100 * MS, 1000 * MS, 4000 * MS)]
+
+
+@dataclass(frozen=True)
+class BetweenFault(TimedFault):
+    """One that befalls what is between ``peer`` and ``other``."""
+
+    peer: Process
+    other: OtherProcess
+
+    @classmethod
+    def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
+        """Draw one: its sides first."""
+        if not given:
+            given["peer"], given["other"] = ground.pair(rng)
+        return super().draw(rng, ground, **given)
+
+
+# -- links ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bandwidth(BetweenFault, kind="bandwidth", calm=True, keeps_majority=True):
+    """Both directions between two processes carry at most ``bytes_per_s``, for a while."""
+
+    bytes_per_s: Annotated[int, one_of(5_000, 20_000, 100_000)]
+    duration_ns: _Spell
+
+    def strike(self, stage: Stage) -> Iterator[int]:
+        """Narrow the link, then widen it."""
+        stage.struck(self)
+        for other in stage.others(self.peer, self.other):
+            stage.excuses.narrowed(stage.name(self.peer), other, self.duration_ns)
+        routes = stage.routes(self.peer, self.other)
+        for route in routes:
+            route.caps.append(self.bytes_per_s)
+        yield self.duration_ns
+        for route in routes:
+            route.caps.remove(self.bytes_per_s)
+
+
+def _extra_ns(ground: Ground, rng: Random) -> int:
+    """The longest is well below every deadline."""
+    longest_ns = round(ground.timing.dial_s * 1000 / 16) * MS
+    return rng.choice((min(10 * ground.latency_ns, longest_ns), longest_ns // 4, longest_ns))
+
+
+@dataclass(frozen=True)
+class Delay(BetweenFault, kind="delay", calm=True, keeps_majority=True):
+    """Whatever leaves in either direction between two processes takes ``extra_ns`` more."""
+
+    extra_ns: Annotated[int, Drawn(_extra_ns)]
+    duration_ns: _Spell
+
+    def strike(self, stage: Stage) -> Iterator[int]:
+        """Lengthen the link, then shorten it."""
+        stage.struck(self)
+        routes = stage.routes(self.peer, self.other)
+        for route in routes:
+            route.extra_ns += self.extra_ns
+        yield self.duration_ns
+        for route in routes:
+            route.extra_ns -= self.extra_ns
+
+    @property
+    def ends_ns(self) -> int:
+        """When the last byte that it delays has arrived."""
+        return super().ends_ns + self.extra_ns
+
+
+@dataclass(frozen=True)
+class Partition(BetweenFault, kind="partition"):
+    """Nothing moves between ``peer`` and ``other``. Nothing is lost: it arrives afterwards."""
+
+    one_way: ClassVar[bool] = False
+
+    duration_ns: Duration
+
+    @classmethod
+    def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
+        """Draw one; sometimes a peer is alone."""
+        peer, other = ground.pair(rng)
+        alone = rng.random() < 0.25 and peer >= 0
+        return super().draw(rng, ground, peer=peer, other=None if alone else other)
+
+    def strike(self, stage: Stage) -> None:
+        """Let nothing through for so long."""
+        stage.struck(self)
+        name = stage.name(self.peer)
+        for other in stage.others(self.peer, self.other):
+            stage.excuses.silenced(name, other, self.duration_ns)
+            stage.network.stall(name, other, self.duration_ns, one_way=self.one_way)
+
+
+@dataclass(frozen=True)
+class OneWayPartition(Partition, kind="partition_one_way", one_way=True):
+    """Nothing arrives at ``other`` from ``peer``; the other way works."""
+
+
+# -- the connections that there are ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PairFault(BetweenFault):
+    """One that befalls each connection between the two; new ones are not concerned."""
+
+    duration_ns: Duration
+
+    def strike(self, stage: Stage) -> None:
+        """Do it to each."""
+        stage.struck(self)
+        name, others = stage.name(self.peer), stage.others(self.peer, self.other)
+        for end in list(stage.network.ends):
+            if end.local.host == name and end.remote.host in others:
+                self._befall(stage, end)
+
+    @abstractmethod
+    def _befall(self, stage: Stage, end: SimConnection) -> None:
+        """Do it to the connection of which ``end`` is at ``peer``."""
+
+
+@dataclass(frozen=True)
+class PairReset(PairFault, kind="pair_reset"):
+    """They are reset at both ends."""
+
+    def _befall(self, stage: Stage, end: SimConnection) -> None:
+        stage.excuses.broken(end)
+        end.reset()
+
+
+@dataclass(frozen=True)
+class PairStall(PairFault, kind="pair_stall"):
+    """They stand still in both directions for a while."""
+
+    def _befall(self, stage: Stage, end: SimConnection) -> None:
+        stage.excuses.silenced(end.local.host, end.remote.host, self.duration_ns)
+        end.stall(self.duration_ns)
+        end.other.stall(self.duration_ns)
+
+
+@dataclass(frozen=True)
+class PairHalfOpen(PairFault, kind="pair_half_open"):
+    """``other`` has lost them, and ``peer`` is not told until it sends."""
+
+    def _befall(self, stage: Stage, end: SimConnection) -> None:
+        stage.excuses.deadened(end)
+        end.other.forget()

@@ -1,0 +1,133 @@
+"""One connection is reset, forgotten or stalled; or nobody can dial a process."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pccl.stress.sim.faults.base import (
+    Choice,
+    Drawn,
+    Duration,
+    Fault,
+    Ground,
+    TimedFault,
+    chance,
+)
+
+if TYPE_CHECKING:
+    from pccl.stress.sim.stage import Stage
+    from pccl.transports.sim.connection import SimConnection
+
+
+@dataclass(frozen=True)
+class ConnectionFault(TimedFault):
+    """One that befalls the ``choice``-th connection of the run, at one or both of its ends."""
+
+    lanes_only: ClassVar[bool] = False
+    """Whether it befalls only connections between peers."""
+
+    choice: Choice
+
+    def strike(self, stage: Stage) -> None:
+        """Choose one, and do it."""
+        ends = stage.lane_ends() if self.lanes_only else list(stage.network.ends)
+        if ends:
+            stage.struck(self)
+            self._befall(stage, ends[self.choice % len(ends)])
+
+    @abstractmethod
+    def _befall(self, stage: Stage, end: SimConnection) -> None:
+        """Do it to the connection of which ``end`` is one."""
+
+
+@dataclass(frozen=True)
+class Reset(ConnectionFault, kind="reset"):
+    """Reset any connection of the run, at both ends."""
+
+    def _befall(self, stage: Stage, end: SimConnection) -> None:
+        stage.excuses.broken(end)
+        end.reset()
+
+
+@dataclass(frozen=True)
+class Cut(Reset, kind="cut", calm=True, keeps_majority=True, lanes_only=True):
+    """Reset a lane between two peers; the link's other lanes live on."""
+
+    def _befall(self, stage: Stage, end: SimConnection) -> None:
+        stage.checkers.done["lane cut"] += 1
+        super()._befall(stage, end)
+
+
+@dataclass(frozen=True)
+class DeadLane(ConnectionFault, kind="dead_lane", lanes_only=True):
+    """A lane delivers nothing more one way; new connections between the two work.
+
+    One of its number takes its place once somebody finds out.
+    """
+
+    def _befall(self, stage: Stage, end: SimConnection) -> None:
+        stage.excuses.deadened(end)
+        end.stall(None)
+
+
+@dataclass(frozen=True)
+class HalfOpen(ConnectionFault, kind="half_open"):
+    """One end of any connection is told that it is lost; the other hears when it sends."""
+
+    def _befall(self, stage: Stage, end: SimConnection) -> None:
+        stage.excuses.deadened(end)
+        end.forget()
+
+
+@dataclass(frozen=True)
+class SilentLoss(ConnectionFault, kind="silent_loss", lanes_only=True):
+    """A box on the way forgets a lane and drops all that belongs to it.
+
+    One end gives the lane up. The other end is told nothing, also when it sends.
+    """
+
+    def _befall(self, stage: Stage, end: SimConnection) -> None:
+        stage.excuses.deadened(end)
+        end.stall(None)
+        end.other.stall(None)
+        end.forget()
+
+
+@dataclass(frozen=True)
+class StreamStall(ConnectionFault, kind="stall"):
+    """Hold up what one end of any connection sends, for a while; others of the pair go on."""
+
+    duration_ns: Duration
+
+    def _befall(self, stage: Stage, end: SimConnection) -> None:
+        stage.excuses.silenced(end.local.host, end.remote.host, self.duration_ns)
+        end.stall(self.duration_ns)
+
+
+def _some_peers(ground: Ground, rng: Random) -> tuple[int, ...]:
+    """Often a single process, to which all others have links then."""
+    count = 1 if rng.random() < 0.5 else rng.randint(1, ground.peers)
+    return tuple(sorted(rng.sample(range(ground.peers), count)))
+
+
+@dataclass(frozen=True)
+class BehindNat(Fault, kind="undialable", calm=True, keeps_majority=True):
+    """Processes behind a firewall or NAT, from the start to the end, whichever run there.
+
+    They dial others, and nobody can dial them.
+    """
+
+    peers: Annotated[tuple[int, ...], Drawn(_some_peers, names=True)]
+    refuses: Annotated[bool, chance(0.5)]
+    """Whether a dial is refused; otherwise it is never answered."""
+
+    def plant(self, stage: Stage) -> None:
+        """Shut their ports."""
+        stage.struck(self)
+        for index in self.peers:
+            name = stage.name(index)
+            stage.network.shut[name] = self.refuses
+            stage.excuses.shut(name)

@@ -1,0 +1,70 @@
+"""The master dies; another incarnation, or a standby, takes up the run, or nobody does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pccl.protocol.types import NS_PER_S
+from pccl.stress.sim.faults.base import Ground, TimedFault
+
+if TYPE_CHECKING:
+    from pccl.stress.sim.stage import Stage
+
+_PATIENCE_NS = NS_PER_S
+"""How long a takeover waits for a moment in which everybody is a member."""
+
+
+@dataclass(frozen=True)
+class MasterDeath(TimedFault, kind="master_death"):
+    """No other one comes."""
+
+    def strike(self, stage: Stage) -> None:
+        """Kill it."""
+        stage.struck(self)
+        stage.excuses.master_lost()
+        stage.kill_master()
+
+
+@dataclass(frozen=True)
+class MasterRestart(TimedFault, kind="master_restart", calm=True):
+    """A new one starts on the same address after a while; it has kept what it had stored."""
+
+    blank: ClassVar[bool] = False
+
+    back_after_ns: int
+
+    @classmethod
+    def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
+        """Draw one; it is back before anybody gives the run up."""
+        away_s = rng.choice((0.0, 0.001, rng.uniform(0.01, 1.0), ground.timing.master_lost_s / 4))
+        return super().draw(rng, ground, back_after_ns=1 + round(away_s * NS_PER_S))
+
+    def strike(self, stage: Stage) -> Iterator[int]:
+        """Kill it, and start another."""
+        if stage.kill_master():
+            stage.struck(self)
+            yield self.back_after_ns
+            stage.restart_master(blank=self.blank)
+
+
+@dataclass(frozen=True)
+class BlankMasterRestart(MasterRestart, kind="master_restart_blank", blank=True):
+    """The new one knows nothing: its directory is lost."""
+
+
+@dataclass(frozen=True)
+class Takeover(TimedFault, kind="standby", calm=True, keeps_majority=True, needs_standby=True):
+    """The master dies for good, and its standby takes over."""
+
+    def strike(self, stage: Stage) -> Iterator[int]:
+        """Kill it once the standby can take over."""
+        # What has just begun, or what nobody has told the standby of, it can't take over.
+        while not (stage.everybody_is_member() and stage.standby_knows):
+            if stage.now_ns() >= self.when_ns + _PATIENCE_NS:
+                return
+            yield stage.scenario.latency_ns
+        if stage.kill_master():
+            stage.struck(self)

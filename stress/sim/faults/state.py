@@ -1,0 +1,167 @@
+"""What goes wrong with shared state: liars, and what strikes while it is being fetched."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from pccl.protocol.frame import FrameKind
+from pccl.protocol.types import NS_PER_S
+from pccl.stress.sim.faults.base import (
+    Choice,
+    Drawn,
+    Duration,
+    Fault,
+    Ground,
+    Peer,
+    Script,
+    TimedFault,
+    chance,
+    one_of,
+    play,
+)
+from pccl.stress.sim.faults.phases import LifePhase, PhaseWatch
+from pccl.stress.sim.links import Liar
+
+if TYPE_CHECKING:
+    from pccl.stress.sim.stage import Seat, Stage
+
+
+def _begins_ns(ground: Ground, rng: Random) -> int:
+    return rng.choice((0, ground.instant(rng)))
+
+
+def _lasts_ns(ground: Ground, rng: Random) -> int:
+    """It ends before its victims are given up, if it is their only source."""
+    longest_ns = round(min(ground.timing.progress_s, ground.timing.hold_s) * NS_PER_S / 4)
+    return rng.choice((ground.stop_ns, rng.randrange(longest_ns), longest_ns))
+
+
+@dataclass(frozen=True)
+class Lies(TimedFault, kind="lies", calm=True, keeps_majority=True):
+    """For a while a process sends wrong pieces, or wrong maps, of shared state."""
+
+    when_ns: Annotated[int, Drawn(_begins_ns)]
+    peer: Peer
+    maps: Annotated[bool, chance(0.3)]
+    probability: Annotated[float, one_of(0.1, 0.5, 1.0)]
+    duration_ns: Annotated[int, Drawn(_lasts_ns)]
+
+    def strike(self, stage: Stage) -> Iterator[int]:
+        """Lie, then tell the truth again."""
+        stage.struck(self)
+        stage.checkers.done["liar"] += 1
+        kind = FrameKind.MAP if self.maps else FrameKind.PIECE
+        rng = Random(f"{stage.scenario.seed}/lies of {self.peer}/{self.when_ns}")
+        lips = stage.seats[self.peer].lips
+        lips.liar = Liar(rng, kind, self.probability)
+        yield self.duration_ns
+        if lips.liar is not None:
+            stage.checkers.done["lie"] += lips.liar.lies
+        lips.liar = None
+
+
+@dataclass(frozen=True)
+class FetchFault(Fault):
+    """One that strikes once a process fetches shared state."""
+
+    occurrence: Annotated[int, one_of(0, 0, 1, 3, 6)]
+    """The how many-th time that anybody begins to (from 0)."""
+    delay_ns: int
+    """How long after that."""
+    choice: Choice
+    """Whom it concerns."""
+
+    @classmethod
+    def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
+        """Draw one."""
+        latency_ns = ground.latency_ns
+        delay_ns = rng.choice((0, 1, rng.randrange(latency_ns), rng.randrange(4 * latency_ns)))
+        return super().draw(rng, ground, delay_ns=delay_ns)
+
+    def plant(self, stage: Stage) -> None:
+        """Wait for that."""
+
+        def begun(seat: Seat) -> None:
+            stage.at(stage.now_ns() + self.delay_ns, lambda: play(stage, self.strike(stage, seat)))
+
+        PhaseWatch(stage, None, LifePhase.FETCHING, self.occurrence, begun)
+
+    @abstractmethod
+    def strike(self, stage: Stage, fetcher: Seat) -> Script:
+        """It is time."""
+
+    @property
+    def ends_ns(self) -> int:
+        """A phase has no time."""
+        return 0
+
+    def source(self, stage: Stage, fetcher: Seat) -> Seat | None:
+        """Somebody who gives to ``fetcher``."""
+        peers = {
+            view.peer
+            for session in fetcher.process.engine.exchange.sessions.values()
+            if session.fetch is not None
+            for view in session.fetch.sources()
+        }
+        run = fetcher.process.run
+        seats = [
+            seat
+            for seat in stage.seats
+            if seat.alive and seat.process.run == run and seat.process.peer in peers
+        ]
+        return seats[self.choice % len(seats)] if seats else None
+
+
+@dataclass(frozen=True)
+class FetchKill(FetchFault, kind="fetch_kill", calm=True):
+    """A source is killed, or who fetches."""
+
+    def strike(self, stage: Stage, fetcher: Seat) -> None:
+        """Kill it."""
+        victim = fetcher if self.choice % 3 == 0 else self.source(stage, fetcher)
+        if victim is not None and stage.kill(victim):
+            stage.struck(self)
+
+
+@dataclass(frozen=True)
+class FetchStall(FetchFault, kind="fetch_stall"):
+    """Nothing moves between a source and who fetches for a while."""
+
+    duration_ns: Duration
+
+    def strike(self, stage: Stage, fetcher: Seat) -> None:
+        """Hold it up."""
+        source = self.source(stage, fetcher)
+        if source is not None:
+            stage.struck(self)
+            a, b = fetcher.process.name, source.process.name
+            stage.excuses.silenced(a, b, self.duration_ns)
+            stage.network.stall(a, b, self.duration_ns, one_way=False)
+
+
+@dataclass(frozen=True)
+class FetchInterrupt(FetchFault, kind="fetch_interrupt", calm=True, keeps_majority=True):
+    """The call of who fetches is cancelled, or that of a source."""
+
+    def strike(self, stage: Stage, fetcher: Seat) -> None:
+        """Cancel it."""
+        victim = fetcher if self.choice % 2 else self.source(stage, fetcher)
+        if victim is not None and victim.alive and not victim.is_over:
+            stage.struck(self)
+            victim.process.host.run(victim.workload.interrupt)
+
+
+@dataclass(frozen=True)
+class FetchMaster(FetchFault, kind="fetch_master", calm=True):
+    """The master is killed; another one starts on its address."""
+
+    def strike(self, stage: Stage, fetcher: Seat) -> Iterator[int]:
+        """Kill it, and start another."""
+        if stage.kill_master():
+            stage.struck(self)
+            yield 1 if self.choice % 2 else NS_PER_S // 2
+            stage.restart_master(blank=False)
