@@ -25,8 +25,6 @@ LONG = {
     "pccl/runtime/state/session.py",
     "stress/emulator/relay.py",
     "stress/sim/stage.py",
-    "stress/sim/workloads/collectives.py",
-    "stress/sim/workloads/training.py",
 }
 """Files that have more lines."""
 

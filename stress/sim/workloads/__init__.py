@@ -1,6 +1,7 @@
 """What the applications of simulated processes do.
 
-* ``application``: what a simulated process runs on top of the library.
+* ``application``: what a simulated process runs on the library, from its start to its end.
+* ``calls``: the calls of one process: interrupted by the scenario, short of time, repeated.
 * ``inputs``: what simulated peers put into collectives: it depends on seed, peer, iteration and tag
   only.
 * ``collectives``: what the application of a simulated peer does: the usual loop of a churn-tolerant

@@ -22,11 +22,8 @@ import numpy.typing as npt
 from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import (
-    CollectiveAborted,
     DeadlineExceeded,
     Evicted,
-    LinkError,
-    LockstepError,
     MasterLost,
     NotAdmitted,
     NotConnected,
@@ -36,15 +33,16 @@ from pccl.protocol.errors import (
     ResyncRequired,
     TooFewPeers,
 )
-from pccl.protocol.types import NS_PER_S, Descriptor, ReduceOp, RoundKind
+from pccl.protocol.types import Descriptor, ReduceOp, RoundKind
 from pccl.runtime.collective.operand import borrow
-from pccl.runtime.engine import PeerEngine
-from pccl.runtime.requests import JoinRequest, ReduceManyRequest, ReduceRequest, RunRequest
+from pccl.runtime.requests import JoinRequest, ReduceManyRequest, ReduceRequest
 from pccl.stress.sim.checkers.outcomes import Checkers, InRun, Violation
 from pccl.stress.sim.faults.base import MS
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenarios.scenario import Buckets, Scenario, Slot, Style
+from pccl.stress.sim.workloads.application import Application, name_of, patience_s
+from pccl.stress.sim.workloads.calls import Interrupted, SimCalls
 from pccl.stress.sim.workloads.inputs import draw_input, draw_weight
 from pccl.stress.sim.workloads.state import StateWork
 
@@ -55,34 +53,20 @@ _BROADCAST_TAG = _VOTE_TAG + 1
 _BARRIER_TAG = _VOTE_TAG + 2
 _DROPPED_TAG = _VOTE_TAG + 3
 _BUCKET_TAG = _VOTE_TAG + 4
-_ATTEMPTS_MAX = 200
-_HASTY_MAX = 20
-_PAUSE_NS = NS_PER_S // 4
-"""After so many failures in a row a caller waits so long each time, and has no time limit any more:
-faults may last a minute, and of many members one would always leave."""
-_REJOINS_MAX = 40
 _TURNS_OF_WAITING = 8
 """Iterations between the end of the busy part of a run and its end, about."""
-_PATIENCE_S = 60.0
-"""How long a newcomer looks for a master of a run that may have lost its majority."""
 _GANG_S = 2.0
 """How long a newcomer insists on company: those it waits for may have been killed."""
 
 
 _WITHOUT_MASTER = (MasterLost, NotAdmitted, DeadlineExceeded)
-_BEGIN_ANEW = (*_WITHOUT_MASTER, Evicted, ResyncRequired)
 
 
-class Interrupted(Exception):
-    """The scenario has cancelled the call that the process was in."""
-
-
-_REPEATED = (CollectiveAborted, DeadlineExceeded, Interrupted, LinkError, OutcomeUnknown)
-"""Failures of a collective that the next call may not have. A broken pair heals at last."""
-
-
-class Workload:
+class Workload(Application):
     """The application of one peer; ``starts``: it is there from the start."""
+
+    lives_max = 40
+    begins_anew_after = (*_WITHOUT_MASTER, Evicted, ResyncRequired)
 
     def __init__(
         self,
@@ -93,82 +77,39 @@ class Workload:
         *,
         starts: bool,
     ) -> None:
-        self._scenario = scenario
-        self._process = process
-        self._engine: PeerEngine = process.engine
-        self._checkers = checkers
-        self._loop = loop
+        super().__init__(scenario, process, checkers, loop)
         self._rng = Random(f"{scenario.seed}/{process.name}")
+        self._calls = SimCalls(scenario, process, checkers, loop, self._rng, self.sleep)
         self._iteration = 0
-        self._is_hasty = True
-        self._calls: dict[asyncio.Task[Any], bool] = {}
-        """Those that the process is in -> whether the scenario has interrupted them."""
-        self._leaving: asyncio.Task[None] | None = None
-        self.ended_with: str | None = None
-        """Why it stopped; None while it runs."""
-        self.last_vote: InRun | None = None
-        """The last operation in which members agreed on whether to stop."""
+        self._rejoins = False
+        """The next life begins with ``update_topology`` instead of ``connect``."""
         self._state: StateWork | None = None
         if scenario.syncs is not None and checkers.state is not None:
             self._state = StateWork(
-                scenario.syncs,
-                scenario,
-                process,
-                checkers.state,
-                self._call,
-                self._budget_s,
-                self._again,
-                self.sleep,
-                starts=starts,
+                scenario.syncs, scenario, process, checkers.state, self._calls, starts=starts
             )
-
-    async def run(self) -> None:
-        """Join, work, stop; lost memberships are taken up again."""
-        rejoins = False
-        for attempt in range(_REJOINS_MAX):
-            try:
-                if rejoins:
-                    await self._joint(RoundKind.UPDATE_TOPOLOGY, self._patience_s)
-                else:
-                    await self._connect(attempt)
-                await self._work(rejoined=rejoins)
-                await self._checkers.before_goodbye(self._process, self.sleep)
-                self.ended_with = "finished"
-                break
-            except PCCLError as error:
-                if self._leaving is not None:
-                    self.ended_with = "left"
-                    break
-                if not isinstance(error, _BEGIN_ANEW):
-                    raise
-                self._checkers.may_raise(self._process.name, error)
-                if isinstance(error, _WITHOUT_MASTER) and self._checkers.nobody_to_join:
-                    self.ended_with = "master lost"
-                    break
-                self.ended_with = type(error).__name__
-                self._checkers.done[self.ended_with] += 1
-                if self._state is not None:
-                    self._state.begin_anew()
-                rejoins = isinstance(error, Evicted) and self._rng.random() < 0.5
-        await self._engine.close()
-
-    def leave(self) -> None:
-        """Close the communicator, whatever goes on."""
-        if self._leaving is None:
-            self._leaving = self._loop.create_task(self._engine.close())
 
     def interrupt(self) -> None:
         """Cancel the calls that the process is in."""
-        for task in self._calls:
-            self._calls[task] = True
-            task.cancel()
+        self._calls.interrupt()
 
-    async def sleep(self, duration_ns: int) -> None:
-        """Let virtual time pass."""
-        woken: asyncio.Future[None] = self._loop.create_future()
-        clock = self._process.clock
-        clock.call_at_ns(clock.now_ns() + duration_ns, _wake, woken)
-        await woken
+    async def _live(self, life: int) -> None:
+        rejoins = self._rejoins
+        if rejoins:
+            await self._calls.joint(RoundKind.UPDATE_TOPOLOGY, patience_s(self._scenario))
+        else:
+            await self._connect(life)
+        await self._work(rejoined=rejoins)
+
+    def _is_final(self, error: PCCLError) -> bool:
+        self._checkers.may_raise(self._process.name, error)
+        if isinstance(error, _WITHOUT_MASTER) and self._checkers.nobody_to_join:
+            return True
+        self._checkers.done[type(error).__name__] += 1
+        if self._state is not None:
+            self._state.begin_anew()
+        self._rejoins = isinstance(error, Evicted) and self._rng.random() < 0.5
+        return False
 
     async def _connect(self, attempt: int) -> None:
         if self._scenario.min_peers > 1 and attempt == 0:
@@ -182,12 +123,7 @@ class Workload:
                 seen = roster.global_world_size if roster is not None else 0
                 self._checkers.joined(self._who, process.run, process.peer, seen, wanted)
                 return
-        await self._join(JoinRequest(100, timeout_s=self._patience_s))
-
-    @property
-    def _patience_s(self) -> float | None:
-        """How long to try to get into a run, which may lack its majority for ever."""
-        return _PATIENCE_S if self._scenario.standby else None
+        await self._join(JoinRequest(100, timeout_s=patience_s(self._scenario)))
 
     async def _join(self, request: JoinRequest) -> None:
         if self._state is None:
@@ -214,7 +150,7 @@ class Workload:
             if self._rng.random() < 0.5:
                 await self.sleep(self._rng.randrange(2 * self._scenario.latency_ns))
             if self._errs_now:
-                await self._joint(RoundKind.UPDATE_TOPOLOGY)
+                await self._calls.joint(RoundKind.UPDATE_TOPOLOGY)
             over = await self._vote()
             await self._collectives()
             if over:
@@ -224,16 +160,16 @@ class Workload:
         # A newcomer's first update_topology is satisfied by the round that admitted it, unless an
         # update_topology has brought it back; where members ask first, it must not ask either.
         if self._scenario.asks_pending:
-            admits = not first and await self._joint(RoundKind.PEERS_PENDING)
+            admits = not first and await self._calls.joint(RoundKind.PEERS_PENDING)
         else:
             admits = not (first and rejoined)
         if admits:
-            await self._joint(RoundKind.UPDATE_TOPOLOGY)
+            await self._calls.joint(RoundKind.UPDATE_TOPOLOGY)
         if self._state is not None:
             await self._state.run()
         if self._scenario.optimizes:
             with suppress(TooFewPeers):
-                await self._joint(RoundKind.OPTIMIZE_TOPOLOGY)
+                await self._calls.joint(RoundKind.OPTIMIZE_TOPOLOGY)
 
     @property
     def _world_size(self) -> int:
@@ -318,90 +254,31 @@ class Workload:
         asks = ReduceCall(0, slot.tag, slot.descriptor(), weight=weight)
         return ReduceRequest(borrow(send, recv), asks), send, recv
 
-    # -- calls ---------------------------------------------------------------------------------
-
-    async def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Make one call of the engine; the scenario may interrupt it.
-
-        Raises:
-            Interrupted: it did.
-        """
-        task = self._loop.create_task(work)
-        self._calls[task] = False
-        try:
-            return await task
-        except asyncio.CancelledError:
-            if self._calls[task]:
-                raise Interrupted from None
-            raise
-        finally:
-            del self._calls[task]
-
-    def _budget_s(self) -> float | None:
-        if not self._is_hasty or self._rng.random() >= self._scenario.impatience:
-            return None
-        return self._rng.randint(1, 8) * self._scenario.latency_ns / NS_PER_S
-
-    async def _joint(self, kind: RoundKind, patience_s: float | None = None) -> bool:
-        """Make a joint call of the run; repeat it when it was left, as long as patience lasts."""
-        began_ns = self._loop.now_ns()
-        for attempt in range(_ATTEMPTS_MAX):
-            await self._pause(attempt)
-            budget_s = self._budget_s() or patience_s
-            try:
-                asked = RunRequest(kind, timeout_s=budget_s)
-                return bool(await self._call(self._engine.round(asked)))
-            except (DeadlineExceeded, Interrupted) as error:
-                self._checkers.done[type(error).__name__] += 1
-                spent_ns = self._loop.now_ns() - began_ns
-                if patience_s is not None and spent_ns >= patience_s * NS_PER_S:
-                    raise DeadlineExceeded from error
-        raise AssertionError(f"{self._process.name}: {_ATTEMPTS_MAX} attempts of a joint call")
-
-    async def _pause(self, attempt: int) -> None:
-        self._is_hasty = attempt <= _HASTY_MAX
-        if not self._is_hasty:
-            await self.sleep(_PAUSE_NS)
-
-    async def _again(self, error: BaseException) -> None:
-        """A collective has failed: get ready to repeat it, or give up.
-
-        Raises:
-            PCCLError: it makes no sense to repeat it.
-        """
-        self._checkers.done[type(error).__name__] += 1
-        if isinstance(error, LockstepError):
-            if self._scenario.mistake is None:
-                raise Violation(f"{self._process.name} was accused of a mistake: {error}")
-            await self._joint(RoundKind.UPDATE_TOPOLOGY)  # what the others wait in
-        elif not isinstance(error, _REPEATED):
-            raise error
-
     # -- collectives ---------------------------------------------------------------------------
 
     @property
     def _who(self) -> str:
-        return f"{self._process.name} (peer {self._process.peer})"
+        return name_of(self._process)
 
     async def _reduce(self, slot: Slot, original: Array) -> Array | None:
         """Reduce until it succeeds; None if this peer is alone."""
         in_place = self._rng.random() < 0.5
-        for attempt in range(_ATTEMPTS_MAX):
-            await self._pause(attempt)
+
+        async def attempt() -> Array | None:
             request, send, recv = self._request(slot, original, in_place=in_place)
             retry = self._scenario.retries
-            request = replace(request, retry=retry, timeout_s=self._budget_s())
+            request = replace(request, retry=retry, timeout_s=self._calls.budget_s())
             try:
-                await self._call(self._engine.reduce(request))
+                await self._calls.make(self._engine.reduce(request))
             except TooFewPeers:
                 self._checkers.failed(self._who, send, original)
                 return None
-            except (PCCLError, Interrupted) as error:
+            except (PCCLError, Interrupted):
                 self._check_failed(send, recv, original)
-                await self._again(error)
-                continue
+                raise
             return self._check_succeeded(slot, send, recv, original)
-        raise AssertionError(f"{self._who}: {_ATTEMPTS_MAX} attempts without a result")
+
+        return await self._calls.repeat(attempt, "a reduce")
 
     async def _reduce_buckets(self, buckets: Buckets) -> None:
         """As a step of data parallelism does: look at no outcome before all are launched."""
@@ -414,7 +291,7 @@ class Workload:
         await self.sleep(buckets.compute_ns)
         if buckets.asks:
             try:
-                await self._joint(RoundKind.PEERS_PENDING)
+                await self._calls.joint(RoundKind.PEERS_PENDING)
             except (Evicted, MasterLost, NotConnected) as error:
                 return [error]
         return []
@@ -432,7 +309,7 @@ class Workload:
             if buckets is not None:
                 failures += await self._compute(buckets)
             try:
-                ticket = engine.launch(replace(request, timeout_s=self._budget_s()))
+                ticket = engine.launch(replace(request, timeout_s=self._calls.budget_s()))
             except TooFewPeers:
                 continue
             except NotConnected as error:
@@ -461,14 +338,14 @@ class Workload:
         if self._leaving is None:
             self._checkers.handles_told(self._who, failures)
         for failure in failures:
-            await self._again(failure)
+            await self._calls.again(failure)
         for slot, original in again:
             await self._reduce(slot, original)
 
     async def _finish(self, ticket: int) -> None:
         while True:
             try:
-                await self._call(self._engine.finish(ticket))
+                await self._calls.make(self._engine.finish(ticket))
                 return
             except Interrupted:  # the operation goes on
                 continue
@@ -476,15 +353,16 @@ class Workload:
     async def _reduce_multiple(self, slots: tuple[Slot, ...], inputs: list[Array]) -> None:
         waiting = list(zip(slots, inputs, strict=True))
         max_in_flight = 1 + self._scenario.seed % 3
-        for attempt in range(_ATTEMPTS_MAX):
-            await self._pause(attempt)
+
+        async def attempt() -> None:
+            nonlocal waiting
             made = [self._request(s, x, in_place=self._rng.random() < 0.5) for s, x in waiting]
             requests = tuple(request for request, _, _ in made)
-            wanted = ReduceManyRequest(requests, max_in_flight, timeout_s=self._budget_s())
+            wanted = ReduceManyRequest(requests, max_in_flight, timeout_s=self._calls.budget_s())
             completed: tuple[int, ...] = tuple(slot.tag for slot, _ in waiting)
             failure: PCCLError | Interrupted | None = None
             try:
-                await self._call(self._engine.reduce_many(wanted))
+                await self._calls.make(self._engine.reduce_many(wanted))
             except PCCLError as error:
                 completed, failure = error.completed_tags, error
                 # Whoever joins again takes over the others' state anyway.
@@ -500,11 +378,10 @@ class Workload:
                 else:
                     self._check_failed(send, recv, original)
             waiting = [(slot, x) for slot, x in waiting if slot.tag not in completed]
-            if not waiting or isinstance(failure, TooFewPeers):
-                return
-            assert failure is not None
-            await self._again(failure)
-        raise AssertionError(f"{self._who}: {_ATTEMPTS_MAX} attempts without a result")
+            if waiting and failure is not None and not isinstance(failure, TooFewPeers):
+                raise failure
+
+        await self._calls.repeat(attempt, "several reduces")
 
     def _launch_and_drop(self) -> None:
         """Nobody ever looks at this one; it must disturb nothing."""
@@ -527,26 +404,28 @@ class Workload:
     async def _broadcast(self) -> None:
         slot = Slot(_BROADCAST_TAG, self._scenario.slots[0].count, DataType.FLOAT, ReduceOp.SUM)
         original = self._input(slot)
-        for attempt in range(_ATTEMPTS_MAX):
-            await self._pause(attempt)
+
+        async def attempt() -> None:
             root = self._iteration_of_all() % self._world_size
             buffer = original.copy()
             descriptor = Descriptor.broadcast(slot.data_type, slot.count, root)
             asks = ReduceCall(0, slot.tag, descriptor)
-            request = ReduceRequest(borrow(buffer), asks, timeout_s=self._budget_s())
+            request = ReduceRequest(borrow(buffer), asks, timeout_s=self._calls.budget_s())
             try:
-                info = await self._call(self._engine.reduce(request))
-            except (PCCLError, Interrupted) as error:
+                info = await self._calls.make(self._engine.reduce(request))
+            except (PCCLError, Interrupted):
                 self._check_failed(buffer, buffer, original)
-                await self._again(error)
-                continue
-            id_ = info.outcome.operation
-            if len(info.contributors) > 1:
-                operation = InRun(self._process.run, id_)
-                self._checkers.was_broadcast(self._who, operation, info.contributors, root, buffer)
-            self._checkers.returned(self._who, f"what {id_} brought", buffer)
-            return
-        raise AssertionError(f"{self._who}: {_ATTEMPTS_MAX} attempts of a broadcast")
+                raise
+            result = info.outcome
+            assert result is not None
+            if len(result.contributors) > 1:
+                operation = InRun(self._process.run, result.operation)
+                self._checkers.was_broadcast(
+                    self._who, operation, result.contributors, root, buffer
+                )
+            self._checkers.returned(self._who, f"what {result.operation} brought", buffer)
+
+        await self._calls.repeat(attempt, "a broadcast")
 
     def _iteration_of_all(self) -> int:
         """A number that all members of a view agree on (their iterations differ)."""
@@ -554,28 +433,22 @@ class Workload:
         return roster.view if roster is not None else 0
 
     async def _barrier(self) -> None:
-        for attempt in range(_ATTEMPTS_MAX):
-            await self._pause(attempt)
+        async def attempt() -> None:
             asks = ReduceCall(0, _BARRIER_TAG, Descriptor.barrier())
-            request = ReduceRequest(None, asks, timeout_s=self._budget_s())
-            try:
-                info = await self._call(self._engine.reduce(request))
-            except (PCCLError, Interrupted) as error:
-                await self._again(error)
-                continue
-            if len(info.contributors) > 1:
-                operation = InRun(self._process.run, info.outcome.operation)
-                self._checkers.passed_barrier(self._who, operation, info.contributors)
-            return
-        raise AssertionError(f"{self._who}: {_ATTEMPTS_MAX} attempts of a barrier")
+            request = ReduceRequest(None, asks, timeout_s=self._calls.budget_s())
+            info = await self._calls.make(self._engine.reduce(request))
+            result = info.outcome
+            assert result is not None
+            if len(result.contributors) > 1:
+                operation = InRun(self._process.run, result.operation)
+                self._checkers.passed_barrier(self._who, operation, result.contributors)
+
+        await self._calls.repeat(attempt, "a barrier")
 
     def _check_succeeded(self, slot: Slot, send: Array, recv: Array, original: Array) -> Array:
         if recv is not send:
             self._checkers.untouched(self._who, send, original)
         run, result = self._process.results[slot.tag]
-        self._checkers.began_intact(
-            self._who, InRun(run, result.operation), self._process.peer, original
-        )
         self._checkers.succeeded(self._who, run, result, slot, recv)
         self._checkers.returned(self._who, f"the result of {result.operation}", recv)
         return recv
@@ -590,8 +463,3 @@ class Workload:
 def _retrieve(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
         task.exception()
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -21,11 +21,10 @@ from pccl.stress.sim.checkers.state import Before, StateCheckers, outcome_of
 from pccl.stress.sim.faults.base import MS
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenarios.scenario import Scenario
+from pccl.stress.sim.workloads.application import name_of
+from pccl.stress.sim.workloads.calls import ATTEMPTS_MAX, SimCalls
 from pccl.stress.sim.workloads.syncs import Recipe, SimState, Syncs
 
-Call = Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]]
-
-_ATTEMPTS_MAX = 200
 _PAUSE_NS = 50 * MS
 """Before what could not be had is asked for again."""
 _NOBODY_SENDS = "all members are RECEIVE_ONLY"
@@ -39,10 +38,7 @@ class StateWork:
         scenario: the run.
         process: where it is done.
         checkers: told of everything.
-        call: makes a call that the scenario may interrupt.
-        budget_s: draws the budget of a call.
-        again: gets ready to repeat a call that failed, or raises.
-        sleep: lets time pass, in nanoseconds.
+        calls: makes its calls.
         starts: whether the process is there from the start.
     """
 
@@ -52,10 +48,7 @@ class StateWork:
         scenario: Scenario,
         process: PeerProcess,
         checkers: StateCheckers,
-        call: Call,
-        budget_s: Callable[[], float | None],
-        again: Callable[[BaseException], Coroutine[Any, Any, None]],
-        sleep: Callable[[int], Coroutine[Any, Any, None]],
+        calls: SimCalls,
         *,
         starts: bool,
     ) -> None:
@@ -63,10 +56,7 @@ class StateWork:
         self._seed = scenario.seed
         self._process = process
         self._checkers = checkers
-        self._call = call
-        self._budget_s = budget_s
-        self._again = again
-        self._sleep = sleep
+        self._calls = calls
         self._rng = rng = Random(f"{scenario.seed}/state of {process.name}:{process.address.port}")
         self._prefetch_rng = Random(f"{scenario.seed}/prefetch of {process.name}")
         self._sends = False
@@ -93,7 +83,7 @@ class StateWork:
 
     @property
     def _who(self) -> str:
-        return f"{self._process.name} (peer {self._process.peer})"
+        return name_of(self._process)
 
     def begin_anew(self) -> None:
         """The process has lost its place, and joins again with what it has."""
@@ -121,7 +111,7 @@ class StateWork:
     async def _synchronize(self) -> SharedStateSyncInfo:
         state = self.state
         expects = self._in_step and self._rng.random() < self._syncs.expects
-        for _ in range(_ATTEMPTS_MAX):
+        for _ in range(ATTEMPTS_MAX):
             self._checkers.look_at(state)
             in_place = state.lineage is None and self._rng.random() < self._syncs.in_place
             state.is_lent_in_place = in_place
@@ -132,14 +122,13 @@ class StateWork:
                 ResumePolicy.HIGHEST,
                 expect_unchanged=expects,
                 in_place=in_place,
-                timeout_s=self._budget_s(),
+                timeout_s=self._calls.budget_s(),
             )
             process, before = self._process, Before.of(state)
             term = process.engine.machine.term
             self._checkers.calls(process.name)
-            work = process.engine.sync(request)
             try:
-                info: SharedStateSyncInfo = await self._call(work)
+                info = await self._calls.make(process.engine.sync(request))
             except Exception as error:  # noqa: BLE001 - also an interruption
                 self._checkers.unchanged(self._who, state, before, error)
                 if isinstance(error, StateMismatch):
@@ -156,7 +145,7 @@ class StateWork:
             )
             self._in_step = True
             return info
-        raise AssertionError(f"{self._who}: {_ATTEMPTS_MAX} attempts of a synchronization")
+        raise AssertionError(f"{self._who}: {ATTEMPTS_MAX} attempts of a synchronization")
 
     @property
     def _strategy(self) -> SharedStateSyncStrategy:
@@ -171,7 +160,7 @@ class StateWork:
             self._mismatch(error, clean=not self._syncs.has_drift)
         elif isinstance(error, StateUnavailable):
             self._checkers.unavailable()
-            await self._sleep(_PAUSE_NS)
+            await self._calls.sleep(_PAUSE_NS)
             if _NOBODY_SENDS in str(error):
                 # All that sent are gone: whoever is told so goes on from the same checkpoint.
                 self._sends = True
@@ -179,7 +168,7 @@ class StateWork:
         else:
             if isinstance(error, ResyncRequired):
                 self._checkers.out_of_step(self._process.name)
-            await self._again(error)
+            await self._calls.again(error)
 
     async def _verify(self, synchronized: SharedStateSyncInfo) -> None:
         """Compare with all others, or don't.
@@ -197,7 +186,7 @@ class StateWork:
             self.state.drift()
             self._in_step = False
         state = self.state
-        for _ in range(_ATTEMPTS_MAX):
+        for _ in range(ATTEMPTS_MAX):
             before = Before.of(state)
             request = SyncOptions(state, SyncPurpose.VERIFY)
             self._checkers.calls(self._process.name)
@@ -209,12 +198,12 @@ class StateWork:
                 return
             except PCCLError as error:
                 self._checkers.unchanged(self._who, state, before, error)
-                await self._again(error)
+                await self._calls.again(error)
                 continue
             self._checkers.unchanged(self._who, state, before, None)
             self._checkers.verified(self._who, self._process.run, info)
             return
-        raise AssertionError(f"{self._who}: {_ATTEMPTS_MAX} attempts of a comparison")
+        raise AssertionError(f"{self._who}: {ATTEMPTS_MAX} attempts of a comparison")
 
     def _mismatch(self, error: StateMismatch, *, clean: bool) -> None:
         self._checkers.mismatch(self._who, self._process.posted_sync, error, clean=clean)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import fsum
 from random import Random
-from typing import Any
 
 import numpy as np
 
@@ -53,17 +52,16 @@ from pccl.runtime.state.memory.stock import Stock
 from pccl.runtime.state.replay import ObservedReduction
 from pccl.runtime.state.running_prefetch import PrefetchRequest
 from pccl.runtime.state.sync import SyncOptions
-from pccl.stress.sim.checkers.outcomes import Checkers, InRun, Violation
+from pccl.stress.sim.checkers.outcomes import Checkers, InRun, Sleep, Violation
 from pccl.stress.sim.checkers.training import Contents, Held, TrainingCheckers, contribution
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenarios.scenario import Scenario, Slot
+from pccl.stress.sim.workloads.application import Application, name_of, patience_s, wake
 from pccl.stress.sim.workloads.toy_model import Floats, ToyOuter, ToyReplica, Whole, whole
 from pccl.stress.sim.workloads.training_plan import LIVES_MAX, TrainingPlan
 
 _REFUSALS_MAX = 40
-_PATIENCE_S = 60.0
-"""How long a newcomer looks for a master of a run that may have lost its majority."""
 _TURNS_OF_WAITING = 12
 """Rounds between the end of the busy part of a run and its end, about."""
 
@@ -72,8 +70,11 @@ class _Over(Exception):
     """No more rounds are made here."""
 
 
-class TrainingWorkload:
-    """The application of one process; it begins anew when the run can't go on for it."""
+class TrainingWorkload(Application):
+    """The application of one process: life after life, each from nothing."""
+
+    lives_max = LIVES_MAX
+    begins_anew_after = (MembershipError, DeadlineExceeded)
 
     def __init__(
         self,
@@ -84,62 +85,20 @@ class TrainingWorkload:
         training_checkers: TrainingCheckers,
         loop: VirtualLoop,
     ) -> None:
-        self.ended_with: str | None = None
-        self.last_vote: InRun | None = None
-        self._scenario = scenario
-        self._process = process
-        self._checkers = checkers
-        self._loop = loop
-        self._leaving: asyncio.Task[None] | None = None
-        self._training = training
-        self._training_checkers = training_checkers
-
-    async def run(self) -> None:
-        """Join, train, stop."""
-        for _ in range(LIVES_MAX):
-            try:
-                await self._begin().run()
-                await self._checkers.before_goodbye(self._process, self.sleep)
-                self.ended_with = "finished"
-                break
-            except PCCLError as error:
-                if self._leaving is not None:
-                    self.ended_with = "left"
-                    break
-                if not isinstance(error, MembershipError | DeadlineExceeded):
-                    raise
-                self._checkers.done[f"training ended: {type(error).__name__}"] += 1
-                if self._checkers.nobody_to_join:
-                    self.ended_with = "master lost"
-                    break
-                self.ended_with = type(error).__name__
-        await self._process.engine.close()
-
-    def _begin(self) -> _Life:
-        return _Life(
-            self._scenario,
-            self._training,
-            self._process,
-            self._checkers,
-            self._training_checkers,
-            self._loop,
-            self.sleep,
+        super().__init__(scenario, process, checkers, loop)
+        self._begin = partial(
+            _Life, scenario, training, process, checkers, training_checkers, loop, self.sleep
         )
 
-    def leave(self) -> None:
-        """Close the communicator, whatever goes on."""
-        if self._leaving is None:
-            self._leaving = self._loop.create_task(self._process.engine.close())
+    async def _live(self, life: int) -> None:
+        await self._begin().run()
+
+    def _is_final(self, error: PCCLError) -> bool:
+        self._checkers.done[f"training ended: {type(error).__name__}"] += 1
+        return self._checkers.nobody_to_join
 
     def interrupt(self) -> None:
         """Nothing: calls are made by a thread that hears no Ctrl-C."""
-
-    async def sleep(self, duration_ns: int) -> None:
-        """Let virtual time pass."""
-        woken: asyncio.Future[None] = self._loop.create_future()
-        clock = self._process.clock
-        clock.call_at_ns(clock.now_ns() + duration_ns, _wake, woken)
-        await woken
 
 
 class _Life:
@@ -153,7 +112,7 @@ class _Life:
         checkers: Checkers,
         training_checkers: TrainingCheckers,
         loop: VirtualLoop,
-        sleep: Callable[[int], Coroutine[Any, Any, None]],
+        sleep: Sleep,
     ) -> None:
         self._scenario = scenario
         self._training = training
@@ -187,7 +146,7 @@ class _Life:
 
     @property
     def _who(self) -> str:
-        return f"{self._process.name} (peer {self._process.peer})"
+        return name_of(self._process)
 
     async def run(self) -> None:
         """Live.
@@ -312,7 +271,7 @@ class _Life:
     def _changed(self) -> None:
         waiting, self._waiting = self._waiting, []
         for future in waiting:
-            _wake(future)
+            wake(future)
 
     # -- the task that makes joint calls -----------------------------------------------------------
 
@@ -348,7 +307,8 @@ class _Life:
                 await self._connect()
                 return self._members()
             case Update():
-                await self._engine.round(RunRequest(RoundKind.UPDATE_TOPOLOGY, self._patience_s))
+                asked = RunRequest(RoundKind.UPDATE_TOPOLOGY, patience_s(self._scenario))
+                await self._engine.round(asked)
                 return self._members()
             case Sync():
                 return await self._sync()
@@ -365,7 +325,7 @@ class _Life:
     async def _connect(self) -> None:
         memory = self._outer.memory
         prefetch = PrefetchRequest(memory, Stock(memory, 1 << 20), on_reduction=self._replay)
-        request = JoinRequest(100, prefetch=prefetch, timeout_s=self._patience_s)
+        request = JoinRequest(100, prefetch=prefetch, timeout_s=patience_s(self._scenario))
         for _ in range(_REFUSALS_MAX):
             try:
                 await self._engine.connect(request)
@@ -373,10 +333,6 @@ class _Life:
                 continue
             return
         raise AssertionError(f"{self._who}: refused {_REFUSALS_MAX} times")
-
-    @property
-    def _patience_s(self) -> float | None:
-        return _PATIENCE_S if self._scenario.standby else None
 
     def _replay(self, seen: ObservedReduction) -> None:
         self._checkers.done["training replay"] += 1
@@ -511,8 +467,3 @@ class _Life:
             for fragment in notice.corrected:
                 self._feedback.forget(f"{fragment}")
         self._changed()
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

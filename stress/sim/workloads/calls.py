@@ -1,0 +1,148 @@
+"""``SimCalls``: the calls of one process: interrupted by the scenario, short of time, repeated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any, TypeVar
+
+from pccl.protocol.errors import (
+    CollectiveAborted,
+    DeadlineExceeded,
+    LinkError,
+    LockstepError,
+    OutcomeUnknown,
+    PCCLError,
+)
+from pccl.protocol.types import NS_PER_S, RoundKind
+from pccl.runtime.requests import RunRequest
+from pccl.stress.sim.checkers.outcomes import Checkers, Sleep, Violation
+from pccl.stress.sim.loop import VirtualLoop
+from pccl.stress.sim.process import PeerProcess
+from pccl.stress.sim.scenarios.scenario import Scenario
+
+_T = TypeVar("_T")
+
+ATTEMPTS_MAX = 200
+_HASTY_MAX = 20
+_PAUSE_NS = NS_PER_S // 4
+"""After so many failures in a row a caller waits so long each time, and has no time limit any more:
+faults may last a minute, and of many members one would always leave."""
+
+
+class Interrupted(Exception):
+    """The scenario has cancelled the call that the process was in."""
+
+
+_REPEATED = (CollectiveAborted, DeadlineExceeded, Interrupted, LinkError, OutcomeUnknown)
+"""Failures of a collective that the next call may not have. A broken pair heals at last."""
+
+
+class SimCalls:
+    """See the module.
+
+    Args:
+        scenario: the run.
+        process: whose calls.
+        checkers: told of failures.
+        loop: where it runs.
+        rng: decides how much time a call has.
+        sleep: lets time pass.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        process: PeerProcess,
+        checkers: Checkers,
+        loop: VirtualLoop,
+        rng: Random,
+        sleep: Sleep,
+    ) -> None:
+        self._scenario = scenario
+        self._process = process
+        self._done = checkers.done
+        self._loop = loop
+        self._rng = rng
+        self.sleep = sleep
+        self._is_hasty = True
+        self._open: dict[asyncio.Task[Any], bool] = {}
+        """Those that the process is in -> whether the scenario has interrupted them."""
+
+    def interrupt(self) -> None:
+        """Cancel the calls that the process is in."""
+        for task in self._open:
+            self._open[task] = True
+            task.cancel()
+
+    def budget_s(self) -> float | None:
+        """Draw how much time the next call has; None: as much as it takes."""
+        if not self._is_hasty or self._rng.random() >= self._scenario.impatience:
+            return None
+        return self._rng.randint(1, 8) * self._scenario.latency_ns / NS_PER_S
+
+    async def make(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Make one call of the engine; the scenario may interrupt it.
+
+        Raises:
+            Interrupted: it did.
+        """
+        task = self._loop.create_task(work)
+        self._open[task] = False
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._open[task]:
+                raise Interrupted from None
+            raise
+        finally:
+            del self._open[task]
+
+    async def joint(self, kind: RoundKind, patience_s: float | None = None) -> bool:
+        """Make a joint call of the run; repeat it when it was left, as long as patience lasts."""
+        began_ns = self._loop.now_ns()
+        for attempt in range(ATTEMPTS_MAX):
+            await self._pause(attempt)
+            budget_s = self.budget_s() or patience_s
+            try:
+                return await self.make(self._process.engine.round(RunRequest(kind, budget_s)))
+            except (DeadlineExceeded, Interrupted) as error:
+                self._done[type(error).__name__] += 1
+                spent_ns = self._loop.now_ns() - began_ns
+                if patience_s is not None and spent_ns >= patience_s * NS_PER_S:
+                    raise DeadlineExceeded from error
+        raise AssertionError(f"{self._process.name}: {ATTEMPTS_MAX} attempts of a joint call")
+
+    async def repeat(self, attempt: Callable[[], Coroutine[Any, Any, _T]], what: str) -> _T:
+        """Make a collective until it succeeds.
+
+        Raises:
+            PCCLError: it makes no sense to repeat it.
+        """
+        for number in range(ATTEMPTS_MAX):
+            await self._pause(number)
+            try:
+                return await attempt()
+            except (PCCLError, Interrupted) as error:
+                await self.again(error)
+        raise AssertionError(f"{self._process.name}: {ATTEMPTS_MAX} attempts of {what}")
+
+    async def again(self, error: BaseException) -> None:
+        """A collective has failed: get ready to repeat it, or give up.
+
+        Raises:
+            PCCLError: it makes no sense to repeat it.
+        """
+        self._done[type(error).__name__] += 1
+        if isinstance(error, LockstepError):
+            if self._scenario.mistake is None:
+                raise Violation(f"{self._process.name} was accused of a mistake: {error}")
+            await self.joint(RoundKind.UPDATE_TOPOLOGY)  # what the others wait in
+        elif not isinstance(error, _REPEATED):
+            raise error
+
+    async def _pause(self, attempt: int) -> None:
+        self._is_hasty = attempt <= _HASTY_MAX
+        if not self._is_hasty:
+            await self.sleep(_PAUSE_NS)
