@@ -8,7 +8,7 @@ import click
 
 from pccl.cli.streams import open_missing
 from pccl.stress.chaos.command_line import run
-from pccl.stress.chaos.recovery.command import recovery
+from pccl.stress.chaos.recovery import recovery
 from pccl.stress.emulator.command_line import relay, verify_link
 from pccl.stress.sim.command_line import sim
 

@@ -390,6 +390,3 @@ def _check_number(name: str, value: object, least: float, most: float) -> None:
 def _check_count(name: str, value: object, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise TimelineError(f"{name}: must be a whole number from {least} to {most}, not {value!r}")
-
-
-__all__ = ["MASTER", "STANDBY", "FaultKind", "Timeline", "TimelineError", "TimelineFault"]

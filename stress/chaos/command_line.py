@@ -17,7 +17,7 @@ from pccl.stress.chaos.run import ChaosRun, StartFailed
 from pccl.stress.chaos.settings import Settings
 from pccl.stress.chaos.verdict.judge import judge
 from pccl.stress.chaos.verdict.report import show, write_html, write_json
-from pccl.stress.chaos.view import choose_view
+from pccl.stress.chaos.view import ChaosView
 from pccl.stress.drawing import draw
 from pccl.stress.emulator.command_line import LinkParameter, ending_on_sigterm
 from pccl.stress.emulator.spec import LinkSpec
@@ -136,7 +136,7 @@ def _load(ctx: click.Context, path: Path) -> Timeline:
 
 def _run(settings: Settings, json_path: Path | None, html_path: Path | None) -> int:
     interrupted = False
-    view = choose_view()
+    view = ChaosView()
     with ending_on_sigterm(), view:
         chaos = ChaosRun(settings, view)
         try:

@@ -12,7 +12,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, get_args
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,20 +136,7 @@ Event: TypeAlias = (
     | Listens
 )
 
-_KINDS: dict[str, type[Event]] = {
-    kind.name: kind
-    for kind in (
-        ProcessReady,
-        PeerJoined,
-        Reduced,
-        CallFailed,
-        DamageFound,
-        MemorySample,
-        Alone,
-        Announced,
-        Listens,
-    )
-}
+_KINDS: dict[str, type[Event]] = {kind.name: kind for kind in get_args(Event)}
 
 _writing = threading.Lock()
 

@@ -13,8 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from pccl.stress.timeline import MASTER
 
@@ -23,27 +22,6 @@ LOOPBACK = "127.0.0.1"
 
 class NamespacesRefused(Exception):
     """The system does not allow it; the message says why and what to do."""
-
-
-class Hosts(Protocol):
-    """Where processes run, and how they are started there."""
-
-    @property
-    def relay_host(self) -> str:
-        """Where the relays listen."""
-        ...
-
-    def host(self, index: int) -> str:
-        """The address of a process; made if it is new."""
-        ...
-
-    def test_host(self, host: str) -> str:
-        """Where to try whether a port of ``host`` is free."""
-        ...
-
-    def prefix(self, index: int) -> Sequence[str]:
-        """What comes before its command."""
-        ...
 
 
 class Loopback:
@@ -107,12 +85,7 @@ class Namespaces:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._remove()
 
     @property
@@ -179,6 +152,10 @@ class Namespaces:
         _run([self._ip, *arguments], check=check)
 
 
+Hosts = Loopback | Namespaces
+"""Where processes run, and how they are started there."""
+
+
 def _find(program: str) -> str:
     found = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
     if found is None:
@@ -194,6 +171,3 @@ def _run(command: Sequence[str], *, check: bool = True) -> None:
             f"--netns is not possible here: {' '.join(command)}: {words}; leave it out, all else "
             "works without"
         )
-
-
-__all__ = ["Hosts", "Loopback", "Namespaces", "NamespacesRefused"]

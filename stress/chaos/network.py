@@ -9,12 +9,9 @@ anew. So faults may overlap, and one that ends lifts nothing that another one ha
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
 
 from pccl.stress.chaos.garbage import pour
 from pccl.stress.emulator.connection import Side
@@ -22,13 +19,8 @@ from pccl.stress.emulator.relay import Relay
 from pccl.stress.emulator.shaper import Direction
 from pccl.stress.emulator.sorting import peer_of
 from pccl.stress.emulator.spec import RATE_BPS_MIN, LinkSpec
-from pccl.stress.emulator.thread import run_in_loop
+from pccl.stress.emulator.thread import LoopThread
 from pccl.stress.timeline import MASTER, FaultKind, TimelineFault
-
-_T = TypeVar("_T")
-
-ANSWER_S = 60.0
-"""A loop that does not answer for so long never will."""
 
 _LASTING = (
     FaultKind.PARTITION,
@@ -86,20 +78,14 @@ class Network:
         """Relay and key of the link in it -> what was done last."""
         self._stalled: dict[int, list[tuple[Relay, int]]] = {}
         self._pouring: set[asyncio.Task[None]] = set()
-        self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=self._run, name="network", daemon=True)
-        self._loop: asyncio.AbstractEventLoop
-        self._stop: asyncio.Event
+        self._thread = LoopThread("network", lambda: None, self._close)
 
     def __enter__(self) -> Network:
-        self._thread.start()
-        self._started.result(ANSWER_S)
+        self._thread.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(ANSWER_S)
+        self._thread.close()
 
     # -- doors -----------------------------------------------------------------------------------
 
@@ -118,15 +104,15 @@ class Network:
         Raises:
             OSError: no port is free.
         """
-        return self._ask(lambda: self._add(index, host, door, masters))
+        return self._thread.call(lambda: self._add(index, host, door, masters))
 
     def joined(self, index: int, peer: int) -> None:
         """A process has a new id."""
-        self._ask(lambda: self._joined(index, peer))
+        self._thread.call(lambda: self._joined(index, peer))
 
     def remove(self, index: int) -> None:
         """Close the doors of a peer that is gone for good. Again: no effect."""
-        self._ask(lambda: self._remove(index))
+        self._thread.call(lambda: self._remove(index))
 
     def free_port(self, host: str, first: int, last: int) -> int:
         """A port of that range that nobody listens at.
@@ -134,27 +120,27 @@ class Network:
         Raises:
             OSError: none is.
         """
-        return self._await(_free_port(host, first, last))
+        return self._thread.wait(_free_port(host, first, last))
 
     # -- faults ----------------------------------------------------------------------------------
 
     def begin(self, fault: TimelineFault) -> None:
         """A fault of the network begins, or, if it takes no time, happens."""
-        self._ask(lambda: self._begin(fault))
+        self._thread.call(lambda: self._begin(fault))
 
     def end(self, fault: TimelineFault) -> None:
         """A fault that takes time is over."""
-        self._ask(lambda: self._end(fault))
+        self._thread.call(lambda: self._end(fault))
 
     def pour_garbage(self, door: str, fault: TimelineFault) -> None:
         """Hostile bytes on a door."""
 
         def begin() -> None:
-            task = self._loop.create_task(pour(door, round(fault.amount), self._seed, fault.at_s))
+            task = asyncio.create_task(pour(door, round(fault.amount), self._seed, fault.at_s))
             self._pouring.add(task)
             task.add_done_callback(self._pouring.discard)
 
-        self._ask(begin)
+        self._thread.call(begin)
 
     # -- in the loop -----------------------------------------------------------------------------
 
@@ -289,30 +275,7 @@ class Network:
             for peer in dialler.ids[-1:]:
                 yield target.front, peer
 
-    # -- the thread ------------------------------------------------------------------------------
-
-    def _ask(self, work: Callable[[], _T]) -> _T:
-        async def answered() -> _T:
-            return work()
-
-        return self._await(answered())
-
-    def _await(self, work: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(ANSWER_S)
-
-    def _run(self) -> None:
-        try:
-            run_in_loop(self._main())
-        except BaseException as error:
-            if self._started.done():
-                raise
-            self._started.set_exception(error)
-
-    async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        self._started.set_result(None)
-        await self._stop.wait()
+    def _close(self) -> None:
         for task in list(self._pouring):
             task.cancel()
         for doors in self._doors.values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -23,26 +23,6 @@ QUIET_S = 1.0
 BAD = ("WRONG", "DAMAGED", "HANG", "CRASH", "ERROR")
 
 
-class ChaosView(Protocol):
-    """Somebody to tell what happens."""
-
-    def __enter__(self) -> Self:
-        """Begin to show."""
-        ...
-
-    def __exit__(self, *exc: object) -> None:
-        """Leave the terminal as it was found."""
-        ...
-
-    def note(self, at_s: float, text: str) -> None:
-        """Something happened, so many seconds after the beginning."""
-        ...
-
-    def update(self, record: RunRecord, now_s: float) -> None:
-        """Show how things stand; called often."""
-        ...
-
-
 class _Rate:
     """Operations per second, lately."""
 
@@ -57,66 +37,51 @@ class _Rate:
         return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
 
 
-class ChaosPlainView:
-    """A line for each event, and one now and then on how things stand."""
+class ChaosView:
+    """A table of the processes, and the last events under it; lines where stdout is no terminal."""
 
     def __init__(self) -> None:
-        self._line_s = 0.0
-        self._rate = _Rate()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
-    def note(self, at_s: float, text: str) -> None:
-        """A line with the time before it."""
-        print(f"{at_s:7.1f} s  {text}", flush=True)
-
-    def update(self, record: RunRecord, now_s: float) -> None:
-        """A line now and then."""
-        if not record.began_s or now_s - self._line_s < LINE_EVERY_S:
-            return
-        self._line_s = now_s
-        rate = self._rate.update(now_s, len(record.operations))
-        self.note(now_s - record.began_s, f"{summary(record)}, {rate:.1f} a second")
-
-
-class ChaosLiveView:
-    """A table of the processes, and the last events under it."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._console = console = Console()
+        live = Live(console=console, auto_refresh=False, transient=True)
+        self._live = live if console.is_terminal else None
         self._notes: collections.deque[Text] = collections.deque(maxlen=NOTES_MAX)
-        self._drawn_s = 0.0
+        self._shown_s = 0.0
         self._rate = _Rate()
 
     def __enter__(self) -> Self:
-        self._live.__enter__()
+        if self._live is not None:
+            self._live.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._live.__exit__(None, None, None)
+        if self._live is not None:
+            self._live.__exit__(None, None, None)
 
     def note(self, at_s: float, text: str) -> None:
-        """Stays visible for a while; what is wrong, for good."""
+        """Something happened, so many seconds after the beginning. What is wrong stays visible."""
+        line = f"{at_s:7.1f} s  {text}"
+        if self._live is None:
+            print(line, flush=True)
+            return
         bad = text.startswith(BAD)
-        line = Text(f"{at_s:7.1f} s  {text}", style="bold red" if bad else "")
-        self._notes.append(line)
+        self._notes.append(Text(line, style="bold red" if bad else ""))
         if bad:
-            self._console.print(line)
+            self._console.print(self._notes[-1])
 
     def update(self, record: RunRecord, now_s: float) -> None:
-        """Draw."""
-        if now_s - self._drawn_s < REDRAW_S:
+        """Show how things stand; called often, and done now and then."""
+        waits = self._live is None and not record.began_s
+        if waits or now_s - self._shown_s < (LINE_EVERY_S if self._live is None else REDRAW_S):
             return
-        self._drawn_s = now_s
-        rate = self._rate.update(now_s, len(record.operations))
+        self._shown_s = now_s
         at_s = now_s - record.began_s if record.began_s else 0.0
-        title = f"{at_s:.0f} of {record.timeline.duration_s:.0f} s: {summary(record)}"
-        table = Table(title=f"{title}, {rate:.1f} a second", title_justify="left")
+        rate = self._rate.update(now_s, len(record.operations))
+        words = f"{summary(record)}, {rate:.1f} a second"
+        if self._live is None:
+            self.note(at_s, words)
+            return
+        title = f"{at_s:.0f} of {record.timeline.duration_s:.0f} s: {words}"
+        table = Table(title=title, title_justify="left")
         for name in ("process", "pid", "state", "memory", "threads", "descriptors"):
             table.add_column(name)
         for index in sorted({life.index for life in record.lives}):
@@ -152,9 +117,3 @@ def summary(record: RunRecord) -> str:
         f"world size {worlds or 0}, {len(record.operations)} operations, "
         f"{len(record.done)} faults, {wrong} wrong"
     )
-
-
-def choose_view() -> ChaosView:
-    """What suits our stdout."""
-    console = Console()
-    return ChaosLiveView(console) if console.is_terminal else ChaosPlainView()

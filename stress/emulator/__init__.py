@@ -8,8 +8,7 @@
 * ``sorting``: which link a connection belongs to, by the first bytes that its dialler sends.
 * ``relay``: the relay: listens before a target, and passes every connection on by way of an
   emulated link.
-* ``thread``: a relay on a thread of its own, for tests and benchmarks: its faults may come from any
-  thread.
+* ``thread``: threads with an event loop of their own; and a relay on one, for tests and benchmarks.
 * ``command_line``: the emulator's commands: ``python -m pccl.stress relay`` and ``verify-link``.
 * ``verify``: a plain TCP stream through a relay, measured: does the emulator do what it says?
 * ``stream``: what a plain program takes to copy bytes to another process: one connection, one
@@ -20,8 +19,8 @@
 See ``docs/emulator.md``.
 """
 
-from pccl.stress.emulator.connection import Side
-from pccl.stress.emulator.relay import FlowStatus, Relay
+from pccl.stress.emulator.connection import FlowStatus, Side
+from pccl.stress.emulator.relay import Relay
 from pccl.stress.emulator.shaper import Direction
 from pccl.stress.emulator.sorting import SHARED, peer_of
 from pccl.stress.emulator.spec import LinkSpec

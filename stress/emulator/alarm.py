@@ -94,6 +94,3 @@ class Alarm:
 def _timer_fd(system: ctypes.CDLL) -> int | None:
     fd = int(system.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC))
     return fd if fd >= 0 else None
-
-
-__all__ = ["Alarm"]

@@ -18,6 +18,7 @@ import enum
 import socket
 from collections import deque
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from functools import partial
 
 from pccl.stress.emulator.shaper import Direction, ShapedFlow, Shaper
@@ -169,6 +170,27 @@ class RelayPipe:
             payload.popleft()
 
 
+@dataclass(frozen=True, slots=True)
+class FlowStatus:
+    """One connection through the relay.
+
+    Attributes:
+        flow: its number, by which faults name it; the first is 1.
+        link: key of its link.
+        forward_bytes: given to the relay's target so far.
+        backward_bytes: given to who has dialled so far.
+        forward_flight_bytes: on the way to the target, or not acknowledged.
+        backward_flight_bytes: the same on the way back.
+    """
+
+    flow: int
+    link: Hashable
+    forward_bytes: int
+    backward_bytes: int
+    forward_flight_bytes: int
+    backward_flight_bytes: int
+
+
 class RelayedConnection:
     """One accepted connection and the one dialled for it.
 
@@ -210,6 +232,18 @@ class RelayedConnection:
         if ended:
             pipe.has_read_end = True
             pipe.shaper.finish(pipe.flow, now_ns)
+
+    def status(self) -> FlowStatus:
+        """How it stands."""
+        there, back = self.pipes[Direction.FORWARD], self.pipes[Direction.BACKWARD]
+        return FlowStatus(
+            self.number,
+            self.link,
+            forward_bytes=there.passed_bytes,
+            backward_bytes=back.passed_bytes,
+            forward_flight_bytes=there.flow.flight_bytes,
+            backward_flight_bytes=back.flow.flight_bytes,
+        )
 
     # -- bytes -----------------------------------------------------------------------------------
 

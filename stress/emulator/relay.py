@@ -16,14 +16,13 @@ import errno
 import logging
 import time
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 
 from pccl.addresses import parse_address
 from pccl.protocol.handshake import OPENING_BYTES
 from pccl.stress.emulator.alarm import Alarm
-from pccl.stress.emulator.connection import RelayedConnection, RelayEnd, RelayPipe, Side
+from pccl.stress.emulator.connection import FlowStatus, RelayedConnection, RelayEnd, RelayPipe, Side
 from pccl.stress.emulator.shaper import Direction, ShapedFlow, Shaper
 from pccl.stress.emulator.sorting import SHARED, LinkOf
 from pccl.stress.emulator.spec import WINDOW_BYTES_MIN, LinkSpec
@@ -50,26 +49,9 @@ _ACCEPTS_PER_TURN = 64
 
 _log = logging.getLogger("pccl.stress.emulator")
 
-
-@dataclass(frozen=True, slots=True)
-class FlowStatus:
-    """One connection through the relay.
-
-    Attributes:
-        flow: its number, by which faults name it; the first is 1.
-        link: key of its link.
-        forward_bytes: given to the relay's target so far.
-        backward_bytes: given to who has dialled so far.
-        forward_flight_bytes: on the way to the target, or not acknowledged.
-        backward_flight_bytes: the same on the way back.
-    """
-
-    flow: int
-    link: Hashable
-    forward_bytes: int
-    backward_bytes: int
-    forward_flight_bytes: int
-    backward_flight_bytes: int
+_Flow = int | None
+_Way = Direction | None
+"""None: both."""
 
 
 class _EmulatedLink:
@@ -181,17 +163,7 @@ class Relay:
 
     def flows(self) -> tuple[FlowStatus, ...]:
         """All connections, in the order in which they came."""
-        return tuple(
-            FlowStatus(
-                number,
-                connection.link,
-                forward_bytes=connection.pipes[Direction.FORWARD].passed_bytes,
-                backward_bytes=connection.pipes[Direction.BACKWARD].passed_bytes,
-                forward_flight_bytes=connection.pipes[Direction.FORWARD].flow.flight_bytes,
-                backward_flight_bytes=connection.pipes[Direction.BACKWARD].flow.flight_bytes,
-            )
-            for number, connection in self._connections.items()
-        )
+        return tuple(connection.status() for connection in self._connections.values())
 
     # -- faults ----------------------------------------------------------------------------------
 
@@ -209,13 +181,7 @@ class Relay:
                 shaper.change(spec, now_ns)
         self._settle(now_ns)
 
-    def stall(
-        self,
-        *,
-        link: Hashable = None,
-        flow: int | None = None,
-        direction: Direction | None = None,
-    ) -> None:
+    def stall(self, *, link: Hashable = None, flow: _Flow = None, direction: _Way = None) -> None:
         """Bytes stop where they are; connections stay. ``resume`` lets them go on from there.
 
         Raises:
@@ -223,13 +189,7 @@ class Relay:
         """
         self._stop(link, flow, direction, lose=False)
 
-    def cut(
-        self,
-        *,
-        link: Hashable = None,
-        flow: int | None = None,
-        direction: Direction | None = None,
-    ) -> None:
+    def cut(self, *, link: Hashable = None, flow: _Flow = None, direction: _Way = None) -> None:
         """As :meth:`stall`, and what is on its way is lost: it is sent again after ``resume``.
 
         So it is with a cable that is pulled: TCP sends the lost bytes again, and either none is
@@ -240,13 +200,7 @@ class Relay:
         """
         self._stop(link, flow, direction, lose=True)
 
-    def resume(
-        self,
-        *,
-        link: Hashable = None,
-        flow: int | None = None,
-        direction: Direction | None = None,
-    ) -> None:
+    def resume(self, *, link: Hashable = None, flow: _Flow = None, direction: _Way = None) -> None:
         """Lift a stall or a cut of the same scope.
 
         Raises:
@@ -518,6 +472,3 @@ class Relay:
 
 def _directions(direction: Direction | None) -> tuple[Direction, ...]:
     return tuple(Direction) if direction is None else (direction,)
-
-
-__all__ = ["FlowStatus", "Relay"]

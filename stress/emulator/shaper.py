@@ -333,6 +333,3 @@ class Shaper:
 
 def _duration_ns(count: int, rate_bps: int | None) -> int:
     return 0 if rate_bps is None else -(-count * 8 * NS_PER_S // rate_bps)
-
-
-__all__ = ["NS_PER_S", "Direction", "ShapedFlow", "Shaper"]

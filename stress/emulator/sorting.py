@@ -27,6 +27,3 @@ def peer_of(first_bytes: bytes) -> Hashable:
     except RemoteProtocolError:
         return SHARED
     return int(opening.source) if opening.channel is Channel.LANE else SHARED
-
-
-__all__ = ["SHARED", "LinkOf", "peer_of"]

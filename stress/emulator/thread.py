@@ -1,25 +1,24 @@
-"""A relay on a thread of its own, for tests and benchmarks: its faults may come from any thread."""
+"""Threads with an event loop of their own; and a relay on one, for tests and benchmarks."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable, Coroutine, Hashable
-from types import TracebackType
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from pccl.stress.emulator.connection import Side
-from pccl.stress.emulator.relay import FlowStatus, Relay
-from pccl.stress.emulator.shaper import Direction
+from pccl.stress.emulator.relay import Relay
 from pccl.stress.emulator.sorting import LinkOf
 from pccl.stress.emulator.spec import LinkSpec
 from pccl.transports.base import Address
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 
-ANSWER_S = 30.0
-"""A relay that does not answer for so long never will: an error in it, not a slow machine."""
+ANSWER_S = 60.0
+"""A loop that does not answer for so long never will: an error in it, not a slow machine."""
 
 
 def run_in_loop(main: Coroutine[Any, Any, _T]) -> _T:
@@ -32,6 +31,80 @@ def run_in_loop(main: Coroutine[Any, Any, _T]) -> _T:
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(main)
+
+
+class LoopThread:
+    """A thread with an event loop. Use as a context; call from any other thread.
+
+    Args:
+        name: of the thread.
+        begin: called in the loop before anything else; what it raises, entering raises.
+        end: called in the loop after everything else.
+    """
+
+    def __init__(self, name: str, begin: Callable[[], object], end: Callable[[], object]) -> None:
+        self._begin = begin
+        self._end = end
+        self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._started.result(ANSWER_S)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the loop and its thread. Again: no effect."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(ANSWER_S)
+
+    def call(self, work: Callable[[], _T]) -> _T:
+        """Let the loop do something; what it raises is raised here."""
+
+        async def answered() -> _T:
+            return work()
+
+        return self.wait(answered())
+
+    def wait(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Let the loop run a coroutine to its end; what it raises is raised here."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(ANSWER_S)
+
+    def _run(self) -> None:
+        try:
+            run_in_loop(self._main())
+        except BaseException as error:
+            if self._started.done():
+                raise
+            self._started.set_exception(error)
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._begin()
+        try:
+            self._started.set_result(None)
+            await self._stop.wait()
+        finally:
+            self._end()
+
+
+def _in_loop(
+    method: Callable[Concatenate[Relay, _P], _T],
+) -> Callable[Concatenate[RelayThread, _P], _T]:
+    """The same method of a relay, for any thread."""
+
+    @wraps(method)
+    def call(self: RelayThread, /, *args: _P.args, **options: _P.kwargs) -> _T:
+        return self.thread.call(lambda: method(self.relay, *args, **options))
+
+    return call
 
 
 class RelayThread:
@@ -59,123 +132,32 @@ class RelayThread:
         link_of: LinkOf | None = None,
         seed: int = 0,
     ) -> None:
-        self._relay = Relay(to, spec, listen=listen, link_of=link_of, seed=seed)
-        self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
-        self._loop: asyncio.AbstractEventLoop
-        self._stop: asyncio.Event
+        self.relay = Relay(to, spec, listen=listen, link_of=link_of, seed=seed)
+        self.thread = LoopThread("relay", self.relay.start, self.relay.close)
 
-    def __enter__(self) -> RelayThread:
-        self._thread.start()
-        self._started.result(ANSWER_S)
+    def __enter__(self) -> Self:
+        self.thread.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def close(self) -> None:
         """End the relay and its thread; all its connections are reset. Again: no effect."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(ANSWER_S)
+        self.thread.close()
 
     @property
     def address(self) -> Address:
         """Where it listens."""
-        return self._relay.address
+        return self.relay.address
 
-    def flows(self) -> tuple[FlowStatus, ...]:
-        """See ``Relay.flows``."""
-        return self._call(self._relay.flows)
-
-    def change(self, spec: LinkSpec, *, link: Hashable = None) -> None:
-        """See ``Relay.change``."""
-        self._call(lambda: self._relay.change(spec, link=link))
-
-    def stall(
-        self,
-        *,
-        link: Hashable = None,
-        flow: int | None = None,
-        direction: Direction | None = None,
-    ) -> None:
-        """See ``Relay.stall``."""
-        self._call(lambda: self._relay.stall(link=link, flow=flow, direction=direction))
-
-    def cut(
-        self,
-        *,
-        link: Hashable = None,
-        flow: int | None = None,
-        direction: Direction | None = None,
-    ) -> None:
-        """See ``Relay.cut``."""
-        self._call(lambda: self._relay.cut(link=link, flow=flow, direction=direction))
-
-    def resume(
-        self,
-        *,
-        link: Hashable = None,
-        flow: int | None = None,
-        direction: Direction | None = None,
-    ) -> None:
-        """See ``Relay.resume``."""
-        self._call(lambda: self._relay.resume(link=link, flow=flow, direction=direction))
-
-    def reset(self, *, link: Hashable = None, flow: int | None = None) -> None:
-        """See ``Relay.reset``."""
-        self._call(lambda: self._relay.reset(link=link, flow=flow))
-
-    def half_open(self, gone: Side, *, link: Hashable = None, flow: int | None = None) -> None:
-        """See ``Relay.half_open``."""
-        self._call(lambda: self._relay.half_open(gone, link=link, flow=flow))
-
-    def refuse_new(self) -> None:
-        """See ``Relay.refuse_new``."""
-        self._call(self._relay.refuse_new)
-
-    def blackhole_new(self) -> None:
-        """See ``Relay.blackhole_new``."""
-        self._call(self._relay.blackhole_new)
-
-    def accept_new(self) -> None:
-        """See ``Relay.accept_new``."""
-        self._call(self._relay.accept_new)
-
-    def _call(self, work: Callable[[], _T]) -> _T:
-        answer: concurrent.futures.Future[_T] = concurrent.futures.Future()
-
-        def answered() -> None:
-            try:
-                answer.set_result(work())
-            except Exception as error:  # noqa: BLE001 - it is the caller's
-                answer.set_exception(error)
-
-        self._loop.call_soon_threadsafe(answered)
-        return answer.result(ANSWER_S)
-
-    def _run(self) -> None:
-        try:
-            run_in_loop(self._main())
-        except BaseException as error:
-            if self._started.done():
-                raise
-            self._started.set_exception(error)
-
-    async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        self._relay.start()
-        try:
-            self._started.set_result(None)
-            await self._stop.wait()
-        finally:
-            self._relay.close()
-
-
-__all__ = ["RelayThread", "run_in_loop"]
+    flows = _in_loop(Relay.flows)
+    change = _in_loop(Relay.change)
+    stall = _in_loop(Relay.stall)
+    cut = _in_loop(Relay.cut)
+    resume = _in_loop(Relay.resume)
+    reset = _in_loop(Relay.reset)
+    half_open = _in_loop(Relay.half_open)
+    refuse_new = _in_loop(Relay.refuse_new)
+    blackhole_new = _in_loop(Relay.blackhole_new)
+    accept_new = _in_loop(Relay.accept_new)

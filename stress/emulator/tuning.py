@@ -84,16 +84,3 @@ def reset(sock: socket.socket) -> None:
 def failure_of(sock: socket.socket) -> int:
     """What has befallen a socket since it was last asked or used, as an errno; 0: nothing."""
     return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-
-
-__all__ = [
-    "BACKLOG",
-    "BUFFER_BYTES",
-    "Place",
-    "dialler",
-    "failure_of",
-    "listener",
-    "reset",
-    "resolve",
-    "tune",
-]

@@ -176,6 +176,3 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """There is no other thread that the loop would have to be woken from."""
-
-
-__all__ = ["Deadlock", "OutOfTime", "VirtualLoop"]

@@ -682,7 +682,7 @@ NOT_FROM_OUTSIDE = {
     "pccl/cli/bench/peers/words.py Task.from_json": "an argument that the benchmark gave",
     "pccl/collectives/quantization/affine.py AffineCodec._write": "what it has packed itself",
     "pccl/collectives/quantization/symmetric.py SymmetricCodec._write": "what it has packed itself",
-    "stress/chaos/recovery/command.py Measurement._hear": "lines of processes that were started",
+    "stress/chaos/recovery.py Measurement._hear": "lines of processes that were started",
     "stress/studies/churn.py _event": "lines of processes that the study started",
     "stress/studies/patience.py _run": "lines of processes that the study started",
     "stress/studies/quality.py _Grid._made": "a file that the study wrote",

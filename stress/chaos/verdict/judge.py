@@ -244,6 +244,3 @@ def _growth(life: Life) -> int:
     if not early or not late:
         return 0
     return round(statistics.median(late) - statistics.median(early))
-
-
-__all__ = ["Judgement", "judge", "recovery_s", "waits"]
