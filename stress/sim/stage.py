@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from random import Random
 from typing import Any
@@ -24,37 +24,28 @@ from pccl.machines.peer.events import (
 from pccl.machines.peer.machine import Standing
 from pccl.protocol.errors import LinkError
 from pccl.protocol.handshake import NO_RUN
-from pccl.protocol.limits import EAGER_BYTES_MAX
 from pccl.protocol.messages import Withdraw
 from pccl.protocol.types import PeerId, Roster
-from pccl.runtime.requests import PeerOptions
+from pccl.stress.sim.builder import Builder
 from pccl.stress.sim.checkers.excuses import MASTER_NAME, MASTERS, STANDBY_NAME, Excuses
 from pccl.stress.sim.checkers.links import LinkCheckers
 from pccl.stress.sim.checkers.outcomes import Checkers, InRun
 from pccl.stress.sim.faults.base import MASTER, Fault
 from pccl.stress.sim.faults.phases import LifePhase
-from pccl.stress.sim.links import Lips, SimLink
+from pccl.stress.sim.links import Lips
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import (
     MASTER_ADDRESS,
-    STANDBY_ADDRESS,
-    MasterProcess,
-    MemoryStore,
     PeerProcess,
     ProcessClock,
 )
 from pccl.stress.sim.scenarios.scenario import Scenario
 from pccl.stress.sim.trace import Trace
 from pccl.stress.sim.workloads.application import Application
-from pccl.stress.sim.workloads.collectives import Workload
-from pccl.stress.sim.workloads.training import TrainingWorkload
 from pccl.transports.base import Address
-from pccl.transports.link import Link
 from pccl.transports.sim.connection import SimConnection
 from pccl.transports.sim.network import SimHost, SimNetwork
 from pccl.transports.sim.routes import HostRoute
-
-_FIRST_LISTENING_PORT = 20000
 
 _BELIEVERS = (Standing.PENDING, Standing.MEMBER)
 
@@ -128,9 +119,7 @@ class Stage:
         self.struck_ns = 0
         """When the last fault has struck."""
         self._loop = loop
-        self._trace = trace
         self._on_done = on_done
-        self._rng = Random(f"{scenario.seed}/network")
         self._watchers: list[Watcher] = []
         self._spawned: dict[asyncio.Task[None], None] = {}
         self._stranger: SimHost | None = None
@@ -146,101 +135,31 @@ class Stage:
             excuses.are_apart,
         ).check
         if scenario.standby and not all(fault.keeps_majority for fault in scenario.faults):
-            excuses.master_died()
+            excuses.masters_died = True
+        rng = Random(f"{scenario.seed}/network")
         self.network = SimNetwork(
             loop,
-            self._rng,
+            rng,
             lambda now_ns, what: trace.note(now_ns, "network", what),
             latency_ns=scenario.latency_ns,
             bytes_per_s=scenario.bytes_per_s,
             window_bytes=scenario.window_bytes,
         )
-        self._stores = {name: MemoryStore() for name in MASTERS}
-        self.master = self._make_master(MASTER_NAME)
-        self.standby = self._make_master(STANDBY_NAME) if scenario.standby else None
+        self._build = Builder(scenario, loop, self.network, rng, trace, checkers, self._on_event)
+        self.master = self._build.master(MASTER_NAME)
+        self.standby = self._build.master(STANDBY_NAME) if scenario.standby else None
         for _ in range(scenario.peers):
             self._add_seat()
-        self._spread_links()
-
-    # -- building ------------------------------------------------------------------------------
-
-    def _make_master(self, name: str) -> MasterProcess:
-        others: tuple[Address, ...] = ()
-        if self.scenario.standby:
-            others = (STANDBY_ADDRESS if name == MASTER_NAME else MASTER_ADDRESS,)
-        return MasterProcess(
-            self._loop,
-            self.network.host(name),
-            self.scenario.timing,
-            self._rng,
-            self._trace,
-            self.checkers,
-            self.scenario.token,
-            self._stores[name],
-            others,
-            standby=name == STANDBY_NAME,
-        )
+        self._build.spread_links(self.names())
 
     def _add_seat(self) -> Seat:
         index = len(self.seats)
         lips = Lips()
-        process = self._make_process(index, 0, lips)
+        process = self._build.peer(index, 0, lips)
         starts = index < self.scenario.peers - self.scenario.late_peers
-        workload = self._make_workload(process, starts=starts)
-        seat = Seat(index, process, workload, lips)
+        seat = Seat(index, process, self._build.workload(process, starts=starts), lips)
         self.seats.append(seat)
         return seat
-
-    def _make_workload(self, process: PeerProcess, *, starts: bool) -> Application:
-        scenario, checkers = self.scenario, self.checkers
-        if scenario.training is None or checkers.training is None:
-            return Workload(scenario, process, checkers, self._loop, starts=starts)
-        return TrainingWorkload(
-            scenario, scenario.training, process, checkers, checkers.training, self._loop
-        )
-
-    def _make_process(self, index: int, boots: int, lips: Lips) -> PeerProcess:
-        scenario = self.scenario
-        options = PeerOptions(
-            scenario.timing,
-            token=scenario.token,
-            segment_bytes=scenario.segment_bytes,
-            other_masters=(STANDBY_ADDRESS,) if scenario.standby else (),
-            lanes=0 if index % 2 else scenario.lanes,
-            eager_bytes_max=EAGER_BYTES_MAX if index % 2 else scenario.eager_bytes_max,
-        )
-        return PeerProcess(
-            self._loop,
-            self.network.host(f"p{index}"),
-            options,
-            self._trace,
-            self.checkers,
-            self._on_event,
-            partial(self._make_link, lips),
-            index,
-            index % scenario.groups,
-            _FIRST_LISTENING_PORT + boots,
-        )
-
-    def _make_link(self, lips: Lips, peer: PeerId) -> Link:
-        shares = self.scenario.syncs is not None or self.scenario.training is not None
-        if not self.scenario.repeats and not shares:
-            return Link(peer)
-        return SimLink(peer, lips, self._rng, self.scenario.repeats)
-
-    def _spread_links(self) -> None:
-        if not self.scenario.uneven_links:
-            return
-        rates = (self.scenario.bytes_per_s, self.scenario.bytes_per_s, 2_000_000, 200_000)
-        names = self.names()
-        for i, a in enumerate(names):
-            for b in names[i + 1 :]:
-                self.network.set_link(
-                    a,
-                    b,
-                    latency_ns=self._rng.randint(1, 2 * self.scenario.latency_ns),
-                    bytes_per_s=self._rng.choice(rates),
-                )
 
     # -- what faults see -----------------------------------------------------------------------
 
@@ -272,7 +191,7 @@ class Stage:
     def divided(self, duration_ns: int) -> None:
         """The first master lives, and some members cannot reach it for so long."""
         self._divided_until_ns = max(self._divided_until_ns, self.now_ns() + duration_ns)
-        self.excuses.masters_divided()
+        self.excuses.masters_divided = True
 
     def name(self, index: int) -> str:
         """The host of a process (-1: the master)."""
@@ -320,11 +239,6 @@ class Stage:
             for end in self.network.ends
             if not {*MASTERS, "stranger"} & {end.local.host, end.remote.host}
         ]
-
-    def choose(self, ends: Iterable[SimConnection], choice: int) -> SimConnection | None:
-        """The ``choice``-th of them, modulo their number; None: there are none."""
-        candidates = list(ends)
-        return candidates[choice % len(candidates)] if candidates else None
 
     # -- what faults do ------------------------------------------------------------------------
 
@@ -375,14 +289,14 @@ class Stage:
         seats = (seat for seat in self.seats if seat.alive and not seat.is_over)
         living = {seat.process.peer for seat in seats}
         if 2 * len(living.intersection(roster.ring)) <= roster.global_world_size:
-            self.excuses.majority_died()
+            self.excuses.majority_died = True
 
     def restart(self, seat: Seat) -> None:
         """Start a new process on the machine of one that was killed."""
         self.strikes["restart"] += 1
         self.struck_ns = self.now_ns()
-        seat.process = self._make_process(seat.index, seat.boots, seat.lips)
-        seat.workload = self._make_workload(seat.process, starts=False)
+        seat.process = self._build.peer(seat.index, seat.boots, seat.lips)
+        seat.workload = self._build.workload(seat.process, starts=False)
         seat.boots += 1
         self.begin(seat, 0)
 
@@ -407,15 +321,14 @@ class Stage:
     def restart_master(self, *, blank: bool) -> None:
         """Start a new master on the address of the one that was killed."""
         self.struck_ns = self.now_ns()
-        self.excuses.master_restarted()
+        self.excuses.master_restarted = True
         if self.standby is not None:
-            self.excuses.masters_divided()  # some members may have gone to it meanwhile
+            self.excuses.masters_divided = True  # some members may have gone to it meanwhile
         if self.checkers.training is not None:
             self.checkers.training.master_restarted()
         if blank:
-            self.excuses.master_blank()
-            self._stores[MASTER_NAME] = MemoryStore()
-        self.master = self._make_master(MASTER_NAME)
+            self.excuses.master_blank = True
+        self.master = self._build.master(MASTER_NAME, blank=blank)
         self.spawn(self.master.start())
 
     def close(self) -> None:

@@ -23,7 +23,6 @@ LONG = {
     "pccl/protocol/messages.py",
     "pccl/runtime/engine.py",
     "pccl/runtime/state/session.py",
-    "stress/sim/stage.py",
 }
 """Files that have more lines."""
 

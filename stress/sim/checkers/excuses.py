@@ -64,14 +64,22 @@ class Excuses:
         self._lags_ns: Counter[str] = Counter()
         self._narrow_ns: dict[str, int] = {}
         """For how long the links of a host were slow in one go, at most."""
-        self._links_planned_anew = False
-        self._master_blank = False
-        self._masters_died = False
-        self._masters_divided = False
-        self._majority_died = False
         self._shut: set[str] = set()
         self.is_master_gone = False
-        """Whether there will be none any more."""
+        """There will be no master any more."""
+        self.masters_died = False
+        """The standby has to take over, and waits for ever if too few members are left."""
+        self.majority_died = False
+        """Half of the members or more are dead at once, and there is a standby: nobody goes on."""
+        self.masters_divided = False
+        """Members may move to the standby, and the first master keep the others for a while.
+
+        Those stand still without a fault of their own, and may find that the run went on."""
+        self.master_restarted = False
+        """Another incarnation has begun: links are planned anew."""
+        self.master_blank = False
+        """A master has started that knew of no run; a run that it begins gives way to an older
+        one."""
 
     # -- what faults do ------------------------------------------------------------------------
 
@@ -122,33 +130,6 @@ class Excuses:
         for host in (a, b):
             self._narrow_ns[host] = max(self._narrow_ns.get(host, 0), duration_ns)
 
-    def master_lost(self) -> None:
-        """There will be no master any more."""
-        self.is_master_gone = True
-
-    def master_died(self) -> None:
-        """The standby has to take over, and waits for ever if too few members are left."""
-        self._masters_died = True
-
-    def majority_died(self) -> None:
-        """Half of the members or more are dead at once, and there is a standby: nobody goes on."""
-        self._majority_died = True
-
-    def masters_divided(self) -> None:
-        """Members may move to the standby, and the first master keep the others for a while.
-
-        Those stand still without a fault of their own, and may find that the run went on.
-        """
-        self._masters_divided = True
-
-    def master_restarted(self) -> None:
-        """Another incarnation begins."""
-        self._links_planned_anew = True
-
-    def master_blank(self) -> None:
-        """A master starts that knows of no run; a run that it begins gives way to an older one."""
-        self._master_blank = True
-
     def _note(self, a: str, b: str, duration_ns: int) -> None:
         since_ns = self._now_ns()
         a, b = (MASTER_NAME if host in MASTERS else host for host in (a, b))
@@ -173,14 +154,14 @@ class Excuses:
             case RemovalCause.GOODBYE:
                 return False  # whoever leaves does it himself
             case RemovalCause.CONTROL_LOST:
-                return with_master or self.is_master_gone or self._masters_divided
+                return with_master or self.is_master_gone or self.masters_divided
             case RemovalCause.CONNECTIONS_LOST:
                 accuser = self._accuser(why, host_of)
                 # A restarted master plans links anew, and some are given up for a moment. Members
                 # of one of two masters drop those whom it has removed.
                 lanes = (
-                    self._links_planned_anew
-                    or self._masters_divided
+                    self.master_restarted
+                    or self.masters_divided
                     or accuser is None
                     or self._any(host, accuser)
                     or self._any(accuser, accuser)
@@ -209,7 +190,7 @@ class Excuses:
                 since_ns = self._now_ns() - timing.ns(timing.link_s)
                 late = [flip for flip in self._flips if flip.since_ns >= since_ns]
                 damaged = sum(flip.touches(host, other) for flip in late) > 1
-                return touched or damaged or self._masters_divided
+                return touched or damaged or self.masters_divided
             case RemovalCause.UNREACHABLE:
                 # Its neighbour may be dead, and the master not have heard of that.
                 neighbour = self._accuser(why, host_of)
@@ -224,7 +205,7 @@ class Excuses:
 
     def lost_master(self, host: str) -> bool:
         """Whether the process on ``host`` may say that it has lost its master."""
-        if self._master_blank or self.may_stay_without_master:
+        if self.master_blank or self.may_stay_without_master:
             return True
         return self._stood_still(host, MASTER_NAME, self._timing.master_lost_s)
 
@@ -243,19 +224,14 @@ class Excuses:
         return host in self._shut or bool(troubled)
 
     @property
-    def were_masters_divided(self) -> bool:
-        """Whether the first master may wait on behalf of members that have moved to the standby."""
-        return self._masters_divided
-
-    @property
     def was_master_restarted(self) -> bool:
         """Whether another incarnation had to find out what the one before had decided."""
-        return self._links_planned_anew or self._master_blank or self._masters_died
+        return self.master_restarted or self.master_blank or self.masters_died
 
     @property
     def may_lack_majority(self) -> bool:
         """Whether a master with a standby may have to begin a term with whoever is left."""
-        return self._masters_died or self._majority_died
+        return self.masters_died or self.majority_died
 
     @property
     def may_stay_without_master(self) -> bool:

@@ -317,7 +317,7 @@ class Checkers:
         if self.believes(address) != (run, peer):
             return  # killed, gone by itself, or it has another id by now: nobody has lost a place
         cause = RemovalCause[why.split(":")[0]]
-        waits = self.waits(address) or self._excuses.were_masters_divided
+        waits = self.waits(address) or self._excuses.masters_divided
         if cause is RemovalCause.SILENT and "awaited" in why and not waits:
             raise Violation(f"peer {peer} ({address.host}) was removed, and nobody waited: {why}")
         if not self._excuses.removal(address.host, cause, why, partial(self._host_of, run)):
@@ -334,7 +334,7 @@ class Checkers:
     def removed_together(self, lost: int, left: int) -> None:
         """A master that has a standby has removed so many at once that had not said goodbye."""
         if lost >= left and lost:
-            self._excuses.majority_died()
+            self._excuses.majority_died = True
 
     def not_removed(self, peer: PeerId, waited_s: float) -> None:
         """A busy master lets others wait for a silent peer for longer than the deadline."""

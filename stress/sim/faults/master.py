@@ -24,7 +24,7 @@ class MasterDeath(TimedFault, kind="master_death"):
     def strike(self, stage: Stage) -> None:
         """Kill it."""
         stage.struck(self)
-        stage.excuses.master_lost()
+        stage.excuses.is_master_gone = True
         stage.kill_master()
 
 

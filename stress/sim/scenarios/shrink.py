@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from pccl.stress.sim.runner import Verdict
 from pccl.stress.sim.scenarios.scenario import Scenario, Style
@@ -91,29 +92,33 @@ def _with_peers(scenario: Scenario, peers: int) -> Scenario:
     )
 
 
+_PLAIN: dict[str, Any] = {
+    "groups": 1,
+    "late_peers": 0,
+    "mistake": None,
+    "impatience": 0.0,
+    "repeats": 0.0,
+    "broadcasts": False,
+    "barriers": False,
+    "optimizes": False,
+    "drops": False,
+    "buckets": None,
+    "asks_pending": False,
+    "secured": False,
+    "min_peers": 1,
+    "uneven_links": False,
+    "lanes": 1,
+    "retries": False,
+    "settles_ns": 0,
+    "style": Style.SEQUENTIAL,
+    "bytes_per_s": None,
+    "window_bytes": 65536,
+}
+
+
 def _plainer(scenario: Scenario) -> Iterator[Scenario]:
-    for plainer in (
-        replace(scenario, groups=1),
-        replace(scenario, late_peers=0),
-        replace(scenario, mistake=None),
-        replace(scenario, impatience=0.0),
-        replace(scenario, repeats=0.0),
-        replace(scenario, broadcasts=False),
-        replace(scenario, barriers=False),
-        replace(scenario, optimizes=False),
-        replace(scenario, drops=False),
-        replace(scenario, buckets=None),
-        replace(scenario, asks_pending=False),
-        replace(scenario, secured=False),
-        replace(scenario, min_peers=1),
-        replace(scenario, uneven_links=False),
-        replace(scenario, lanes=1),
-        replace(scenario, retries=False),
-        replace(scenario, settles_ns=0),
-        replace(scenario, style=Style.SEQUENTIAL),
-        replace(scenario, bytes_per_s=None),
-        replace(scenario, window_bytes=65536),
-        replace(scenario, stop_ns=max(1, scenario.stop_ns // 2)),
-    ):
+    shorter = max(1, scenario.stop_ns // 2)
+    for name, value in {**_PLAIN, "stop_ns": shorter}.items():
+        plainer = replace(scenario, **{name: value})
         if plainer != scenario:
             yield plainer

@@ -1,0 +1,139 @@
+"""Builds what takes part in a run: masters, peers with their applications, and links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from pccl.machines.peer.events import PeerEffect, PeerEvent
+from pccl.protocol.limits import EAGER_BYTES_MAX
+from pccl.protocol.types import PeerId
+from pccl.runtime.requests import PeerOptions
+from pccl.stress.sim.checkers.excuses import MASTER_NAME, MASTERS, STANDBY_NAME
+from pccl.stress.sim.checkers.outcomes import Checkers
+from pccl.stress.sim.links import Lips, SimLink
+from pccl.stress.sim.loop import VirtualLoop
+from pccl.stress.sim.process import (
+    MASTER_ADDRESS,
+    STANDBY_ADDRESS,
+    MasterProcess,
+    MemoryStore,
+    PeerProcess,
+)
+from pccl.stress.sim.scenarios.scenario import Scenario
+from pccl.stress.sim.trace import Trace
+from pccl.stress.sim.workloads.application import Application
+from pccl.stress.sim.workloads.collectives import Workload
+from pccl.stress.sim.workloads.training import TrainingWorkload
+from pccl.transports.base import Address
+from pccl.transports.link import Link
+from pccl.transports.sim.network import SimNetwork
+
+_FIRST_LISTENING_PORT = 20000
+
+
+class Builder:
+    """See the module.
+
+    Args:
+        scenario: what to build.
+        loop: where it runs.
+        network: between all.
+        rng: of the network.
+        trace: told of everything.
+        checkers: told of what they judge.
+        on_event: called after every event of a peer's machine.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        loop: VirtualLoop,
+        network: SimNetwork,
+        rng: Random,
+        trace: Trace,
+        checkers: Checkers,
+        on_event: Callable[[PeerProcess, PeerEvent, list[PeerEffect]], None],
+    ) -> None:
+        self._scenario = scenario
+        self._loop = loop
+        self._network = network
+        self._rng = rng
+        self._trace = trace
+        self._checkers = checkers
+        self._on_event = on_event
+        self._stores = {name: MemoryStore() for name in MASTERS}
+
+    def master(self, name: str, *, blank: bool = False) -> MasterProcess:
+        """A master; ``blank``: what the one before it had stored is lost."""
+        others: tuple[Address, ...] = ()
+        if self._scenario.standby:
+            others = (STANDBY_ADDRESS if name == MASTER_NAME else MASTER_ADDRESS,)
+        if blank:
+            self._stores[name] = MemoryStore()
+        return MasterProcess(
+            self._loop,
+            self._network.host(name),
+            self._scenario.timing,
+            self._rng,
+            self._trace,
+            self._checkers,
+            self._scenario.token,
+            self._stores[name],
+            others,
+            standby=name == STANDBY_NAME,
+        )
+
+    def peer(self, index: int, boots: int, lips: Lips) -> PeerProcess:
+        """The process of a seat that has booted so often before."""
+        scenario = self._scenario
+
+        def make_link(peer: PeerId) -> Link:
+            shares = scenario.syncs is not None or scenario.training is not None
+            if not scenario.repeats and not shares:
+                return Link(peer)
+            return SimLink(peer, lips, self._rng, scenario.repeats)
+
+        options = PeerOptions(
+            scenario.timing,
+            token=scenario.token,
+            segment_bytes=scenario.segment_bytes,
+            other_masters=(STANDBY_ADDRESS,) if scenario.standby else (),
+            lanes=0 if index % 2 else scenario.lanes,
+            eager_bytes_max=EAGER_BYTES_MAX if index % 2 else scenario.eager_bytes_max,
+        )
+        return PeerProcess(
+            self._loop,
+            self._network.host(f"p{index}"),
+            options,
+            self._trace,
+            self._checkers,
+            self._on_event,
+            make_link,
+            index,
+            index % scenario.groups,
+            _FIRST_LISTENING_PORT + boots,
+        )
+
+    def workload(self, process: PeerProcess, *, starts: bool) -> Application:
+        """What a process runs; ``starts``: it is there from the start."""
+        scenario, checkers = self._scenario, self._checkers
+        if scenario.training is None or checkers.training is None:
+            return Workload(scenario, process, checkers, self._loop, starts=starts)
+        return TrainingWorkload(
+            scenario, scenario.training, process, checkers, checkers.training, self._loop
+        )
+
+    def spread_links(self, names: Sequence[str]) -> None:
+        """Draw what the link of each pair is like, if links differ."""
+        if not self._scenario.uneven_links:
+            return
+        rates = (self._scenario.bytes_per_s, self._scenario.bytes_per_s, 2_000_000, 200_000)
+        for i, a in enumerate(names):
+            for b in names[i + 1 :]:
+                self._network.set_link(
+                    a,
+                    b,
+                    latency_ns=self._rng.randint(1, 2 * self._scenario.latency_ns),
+                    bytes_per_s=self._rng.choice(rates),
+                )
