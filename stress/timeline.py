@@ -100,22 +100,14 @@ OF_PAIR = frozenset(
 )
 """Between ``peer`` and ``other``; without ``other``: between ``peer`` and everybody."""
 
-LASTING = frozenset(
-    {
-        FaultKind.RESTART,
-        FaultKind.FREEZE,
-        FaultKind.SLOW,
-        FaultKind.CLOCK_PAUSE,
-        FaultKind.PARTITION,
-        FaultKind.PARTITION_ONE_WAY,
-        FaultKind.STALL,
-        FaultKind.BANDWIDTH,
-        FaultKind.DELAY,
-        FaultKind.CORRUPT,
-        FaultKind.MASTER_RESTART,
-        FaultKind.MASTER_RESTART_BLANK,
-    }
-)
+LASTING = OF_PAIR - {FaultKind.RESET, FaultKind.HALF_OPEN} | {
+    FaultKind.RESTART,
+    FaultKind.FREEZE,
+    FaultKind.SLOW,
+    FaultKind.CLOCK_PAUSE,
+    FaultKind.MASTER_RESTART,
+    FaultKind.MASTER_RESTART_BLANK,
+}
 """They take ``duration_s``; the others are over at once."""
 
 WITH_AMOUNT: Mapping[FaultKind, tuple[float, float, str]] = {

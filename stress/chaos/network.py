@@ -20,16 +20,7 @@ from pccl.stress.emulator.shaper import Direction
 from pccl.stress.emulator.sorting import peer_of
 from pccl.stress.emulator.spec import RATE_BPS_MIN, LinkSpec
 from pccl.stress.emulator.thread import LoopThread
-from pccl.stress.timeline import MASTER, FaultKind, TimelineFault
-
-_LASTING = (
-    FaultKind.PARTITION,
-    FaultKind.PARTITION_ONE_WAY,
-    FaultKind.CLOCK_PAUSE,
-    FaultKind.BANDWIDTH,
-    FaultKind.DELAY,
-    FaultKind.CORRUPT,
-)
+from pccl.stress.timeline import LASTING, MASTER, FaultKind, TimelineFault
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +187,7 @@ class Network:
                     relay.stall(flow=flow)
                 self._stalled[id(fault)] = flows
             case _:
-                assert fault.kind in _LASTING
+                assert fault.kind in LASTING
                 self._active.append(fault)
                 self._settle()
 

@@ -17,35 +17,20 @@ from pccl.stress.sim.faults.base import MS, Fault
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import MASTER_ADDRESS, ProcessClock
 from pccl.stress.sim.runner import Verdict, run_scenario
-from pccl.stress.sim.scenarios.scenario import TIMINGS, Scenario, Slot, Style
+from pccl.stress.sim.scenarios.scenario import TIMINGS, Scenario, Slot
 from pccl.transports.base import Address
 from pccl.transports.sim.network import SimNetwork
 
 QUIET = Scenario(
     seed=1,
     peers=4,
-    late_peers=0,
     slots=(Slot(0, 50, DataType.FLOAT, ReduceOp.SUM),),
-    style=Style.SEQUENTIAL,
     segment_bytes=256,
     latency_ns=5 * MS,
-    uneven_links=False,
-    bytes_per_s=None,
     window_bytes=4096,
     stop_ns=NS_PER_S,
     faults=(),
-    repeats=0.0,
-    asks_pending=False,
-    groups=1,
-    retries=False,
-    broadcasts=False,
-    barriers=False,
-    optimizes=False,
     min_peers=4,
-    impatience=0.0,
-    mistake=None,
-    secured=False,
-    drops=False,
     lanes=2,
     timing=TIMINGS["quick"],
     settles_ns=10 * NS_PER_S,

@@ -24,7 +24,7 @@ from pccl.stress.sim.faults.kills import Kill, Restart
 from pccl.stress.sim.faults.master import BlankMasterRestart, MasterRestart, Takeover
 from pccl.stress.sim.faults.phases import LifePhase
 from pccl.stress.sim.faults.processes import ClockPause, Freeze, Joiners, Leave, Slow
-from pccl.stress.sim.scenarios.scenario import Scenario, Slot, Style
+from pccl.stress.sim.scenarios.scenario import Scenario, Slot
 from pccl.stress.timeline import FaultKind, Timeline
 from pccl.stress.timeline import TimelineFault as Entry
 
@@ -45,32 +45,19 @@ def from_timeline(timeline: Timeline) -> Scenario:
     return Scenario(
         seed=timeline.seed,
         peers=timeline.peers,
-        late_peers=0,
         slots=tuple(
             Slot(tag, rng.randint(1, 1500), rng.choice(types), rng.choice(ops)) for tag in range(2)
         ),
-        style=Style.SEQUENTIAL,
         segment_bytes=256,
         latency_ns=max(MS // 20, _ns(link.rtt_s / 2)),
-        uneven_links=False,
         bytes_per_s=None if link.rate_bps is None else max(1, link.rate_bps // 8),
-        window_bytes=65536,
         stop_ns=stop_ns,
         faults=tuple(
             fault for entry in timeline.faults for fault in _convert(entry, began_ns, rng)
         ),
-        repeats=0.0,
-        asks_pending=False,
         groups=timeline.groups,
         retries=True,
-        broadcasts=False,
-        barriers=False,
-        optimizes=False,
         min_peers=timeline.peers,
-        impatience=0.0,
-        mistake=None,
-        secured=False,
-        drops=False,
         lanes=timeline.lanes,
         timing=Timing(deadline_s=timeline.deadline_s),
         settles_ns=60 * NS_PER_S,

@@ -84,48 +84,48 @@ class Buckets:
     """Whether all ask between two launches if anybody is pending."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One run."""
+    """One run; what has a default is plainest with it."""
 
     seed: int
     peers: int
-    late_peers: int
+    late_peers: int = 0
     """How many of them start only after a while."""
     slots: tuple[Slot, ...]
-    style: Style
+    style: Style = Style.SEQUENTIAL
     segment_bytes: int
     latency_ns: int
-    uneven_links: bool
-    bytes_per_s: int | None
-    window_bytes: int
+    uneven_links: bool = False
+    bytes_per_s: int | None = None
+    window_bytes: int = 65536
     stop_ns: int
     """When members begin to vote for the end."""
     faults: tuple[Fault, ...]
-    repeats: float
+    repeats: float = 0.0
     """Probability that a segment is sent twice, as a sender may that has lost a lane."""
-    asks_pending: bool
+    asks_pending: bool = False
     """Whether members ask if anybody is pending, and admit only then."""
-    groups: int
+    groups: int = 1
     """Process i is in group i modulo this."""
-    retries: bool
+    retries: bool = False
     """Whether the library itself tries again, where a call can be told to."""
-    broadcasts: bool
-    barriers: bool
-    optimizes: bool
-    min_peers: int
+    broadcasts: bool = False
+    barriers: bool = False
+    optimizes: bool = False
+    min_peers: int = 1
     """What those that start early demand of ``connect``, for a while."""
-    impatience: float
+    impatience: float = 0.0
     """Probability that a call gets a time budget of a few latencies."""
-    mistake: Mistake | None
-    secured: bool
+    mistake: Mistake | None = None
+    secured: bool = False
     """Whether the run has a token."""
-    drops: bool
+    drops: bool = False
     """Whether each iteration launches a reduce whose handle is dropped at once."""
-    lanes: int
+    lanes: int = 1
     """How many lanes of a link every second process wants; the others leave it to the library."""
     timing: Timing
-    settles_ns: int
+    settles_ns: int = 0
     """How long members go on after the last fault, to be all together then (0: not asked)."""
     standby: bool = False
     """Whether there is a second master."""

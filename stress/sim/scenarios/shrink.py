@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
+from dataclasses import MISSING, fields, replace
 
 from pccl.stress.sim.runner import Verdict
-from pccl.stress.sim.scenarios.scenario import Scenario, Style
+from pccl.stress.sim.scenarios.scenario import Scenario
 
 RUNS_MAX = 500
 """Attempts in all."""
@@ -92,33 +91,9 @@ def _with_peers(scenario: Scenario, peers: int) -> Scenario:
     )
 
 
-_PLAIN: dict[str, Any] = {
-    "groups": 1,
-    "late_peers": 0,
-    "mistake": None,
-    "impatience": 0.0,
-    "repeats": 0.0,
-    "broadcasts": False,
-    "barriers": False,
-    "optimizes": False,
-    "drops": False,
-    "buckets": None,
-    "asks_pending": False,
-    "secured": False,
-    "min_peers": 1,
-    "uneven_links": False,
-    "lanes": 1,
-    "retries": False,
-    "settles_ns": 0,
-    "style": Style.SEQUENTIAL,
-    "bytes_per_s": None,
-    "window_bytes": 65536,
-}
-
-
 def _plainer(scenario: Scenario) -> Iterator[Scenario]:
-    shorter = max(1, scenario.stop_ns // 2)
-    for name, value in {**_PLAIN, "stop_ns": shorter}.items():
+    plain = {each.name: each.default for each in fields(scenario) if each.default is not MISSING}
+    for name, value in {**plain, "stop_ns": max(1, scenario.stop_ns // 2)}.items():
         plainer = replace(scenario, **{name: value})
         if plainer != scenario:
             yield plainer
