@@ -101,7 +101,7 @@ class Measurement:
         return self._trials
 
     def _start(self, name: str, *arguments: str) -> None:
-        module = ["-m", "pccl.stress.chaos.recovery"]
+        module = [sys.executable, "-m", "pccl.stress.chaos.recovery"]
         count = str(self._trials.size_bytes // 4)
         common = ["--master", self._master, "--count", count, "--peers", str(self._peers)]
         command = [sys.executable, *module, *common, *arguments]
