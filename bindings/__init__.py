@@ -1,6 +1,7 @@
 """Bindings: adapters that put pccl into other frameworks, built on its public API only.
 
 * ``arguments``: what programs pass to the wrappers of a training loop, checked where it comes in.
+* ``compression``: what values are reduced with, and what that has left out of them so far.
 * ``events``: what training over ``pccl`` has to tell: one dataclass for each kind of event.
 * ``listeners``: calls several consumers with each event, and drops one that fails.
 * ``event_queue``: events of one replica, kept until its listeners have time for them.

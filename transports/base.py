@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pccl.protocol.errors import LinkError
+from pccl.protocol.errors import LinkError, LocalProtocolError, RemoteProtocolError
 from pccl.protocol.guards.source_shares import PortLimits
 
 
@@ -80,6 +80,16 @@ class Receiver(Protocol):
         raised, or a LocalProtocolError (the receiver failed in another way).
         """
         ...
+
+
+def receiver_failure(remote: Address, error: Exception) -> RemoteProtocolError | LocalProtocolError:
+    """What ``connection_lost`` is called with when a receiver has raised; the latter is a bug."""
+    if isinstance(error, RemoteProtocolError):
+        return error
+    reason = f"the receiver of {remote} failed: {error!r}"
+    bug = LocalProtocolError(func="connection", reason=reason)
+    bug.__cause__ = error
+    return bug
 
 
 class Connection(Protocol):
@@ -213,4 +223,5 @@ __all__ = [
     "PortLimits",
     "Receiver",
     "Transport",
+    "receiver_failure",
 ]

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
-from pccl.protocol.errors import LinkError, LocalProtocolError, RemoteProtocolError
+from pccl.protocol.errors import LinkError
 from pccl.protocol.guards.log_quota import LogQuota
 from pccl.protocol.guards.source_shares import PortLimits, SourceShares
 from pccl.protocol.guards.source_shares import port_limits as derive_port_limits
@@ -40,6 +40,7 @@ from pccl.transports.base import (
     Listener,
     PathMeasure,
     Receiver,
+    receiver_failure,
 )
 from pccl.transports.open_files import claim_descriptors
 from pccl.transports.tcp_socket import (
@@ -222,15 +223,10 @@ class _TcpConnection:
             self._receiver_failed(error)
 
     def _receiver_failed(self, error: Exception) -> None:
-        if isinstance(error, RemoteProtocolError):
-            self._reset(error)
-            return
-        bug = LocalProtocolError(
-            func="connection", reason=f"the receiver of {self._remote} failed: {error!r}"
-        )
-        bug.__cause__ = error
-        self._reset(bug)
-        self._loop.call_exception_handler({"message": str(bug), "exception": error})
+        failure = receiver_failure(self._remote, error)
+        self._reset(failure)
+        if failure is not error:
+            self._loop.call_exception_handler({"message": str(failure), "exception": error})
 
     def _lost(self, error: OSError) -> LinkError:
         return LinkError(func="connection", reason=f"lost {self._remote}: {reason_of(error)}")

@@ -8,7 +8,6 @@
 * ``local_trainer``: what its training loop does between the joint calls. Pure.
 * ``outer``: the float32 copy that the members hold bit for bit alike, on the host.
 * ``local_model``: the local model, and how far it has moved away from what the members hold.
-* ``compression``: what fragments are reduced with, and what that has left out of them so far.
 * ``joint_caller``: a thread that makes all joint calls of one replica, in order.
 * ``training_driver``: the training thread of one replica: trains, and waits where it has to.
 * ``interrupts``: Ctrl-C must not leave a model half updated.

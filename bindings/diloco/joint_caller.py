@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 import pccl
-from pccl.bindings.diloco.compression import Compression
+from pccl.bindings.compression import Compression
 from pccl.bindings.diloco.ledger import Revisions
 from pccl.bindings.diloco.outer import OuterParameters
 from pccl.bindings.diloco.rounds import (
@@ -294,11 +294,13 @@ class JointCaller:
         return replace(contribution, values=room.copy_(contribution.values))
 
     def _reduce(self, contribution: Contribution) -> Average:
+        # Without work it neither owes nor pays.
+        name = _name(contribution.fragment) if contribution.weight else None
         info = self._comm.all_reduce(
             contribution.values,
             op=pccl.ReduceOp.AVG,
             tag=contribution.fragment + 1,
-            quantization_options=self._compression.options(contribution),
+            quantization_options=self._compression.options(name),
             weight=contribution.weight,
             observable=True,
             retry=True,
@@ -330,10 +332,14 @@ class JointCaller:
             self._was_in = True
             outer = [fragment.flat.clone() for fragment in self._outer.fragments]
             for number in notice.corrected:
-                self._compression.forget(number)
+                self._compression.feedback.forget(_name(number))
         with self._changed:
             self._news.append(JointNews(notice, time.monotonic(), outer))
             self._changed.notify_all()
+
+
+def _name(fragment: int) -> str:
+    return f"fragment {fragment}"
 
 
 def _loss_behind(error: pccl.PCCLError) -> BaseException:

@@ -17,8 +17,8 @@ from pccl.bindings.arguments import (
     check_compression,
     check_listeners,
 )
+from pccl.bindings.compression import Compression
 from pccl.bindings.diloco import interrupts
-from pccl.bindings.diloco.compression import Compression
 from pccl.bindings.diloco.joint_caller import JointCaller
 from pccl.bindings.diloco.local_model import LocalModel, named_parameters
 from pccl.bindings.diloco.outer import OuterFactory, OuterFragment, OuterParameters, outer_factory
@@ -106,7 +106,7 @@ class DiLoCo(torch.optim.Optimizer):
         parts = partition([p.numel() for _, p in named], fragments, fragment_order)
         self.inner = inner
         self._model = LocalModel([[named[index] for index in part] for part in parts])
-        self._compression = Compression(check_compression(compression))
+        self._compression = Compression(check_compression(compression), pccl.ErrorFeedback())
         self._outer = OuterParameters(
             [OuterFragment(part.names, part.locals(), factory) for part in self._model.parts],
             f"min_peers={min_peers}, fragments={fragments} {fragment_order}, {self._compression}",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +19,7 @@ from pccl.bindings.arguments import (
     check_count,
     check_listeners,
 )
+from pccl.bindings.compression import Compression
 from pccl.bindings.event_queue import EventQueue
 from pccl.bindings.events import Event, GradientsAveraged, TrainsAlone
 from pccl.bindings.gradient_averager.averageable import averageable
@@ -96,11 +96,13 @@ class GradientAverager:
         check_communicator(comm)
         check_count("bucket_bytes", bucket_bytes)
         named = averageable(model, optimizer)
-        pieces = [BucketPiece(p.numel(), str(p.dtype), p.element_size()) for _, p in named]
-        self._buckets = [Bucket(plan, named) for plan in plan_buckets(pieces, bucket_bytes)]
-        with_feedback = isinstance(compression, str)
+        pieces = [BucketPiece(str(p.dtype), p.numel() * p.element_size()) for _, p in named]
+        plans = plan_buckets(pieces, bucket_bytes)
+        self._buckets = [Bucket([named[number] for number in plan]) for plan in plans]
         options = check_compression(compression)
-        self._options = _options(options, len(self._buckets), with_feedback=with_feedback)
+        own = ErrorFeedback() if isinstance(compression, str) else None
+        feedback = options.error_feedback if own is None and options is not None else own
+        self._compression = Compression(options, feedback)
         self._replica = AveragedReplica(model, optimizer, shared or {}, stateful or {})
         # What changes in every step is not worth fetching before it.
         frozen = any(not parameter.requires_grad for parameter in model.parameters())
@@ -216,10 +218,8 @@ class GradientAverager:
         """The run goes on without this peer, until it joins again as a newcomer."""
         self._members = frozenset()
         self._replica.begin_anew()
-        for options in self._options:
-            if options is not None and options.error_feedback is not None:
-                assert options.name is not None
-                options.error_feedback.forget(options.name)
+        for number in range(len(self._buckets)):
+            self._compression.feedback.forget(_name(number))
 
     def verify(self) -> None:
         """Make sure that all replicas are equal, bit for bit; changes nothing. Joint call.
@@ -368,8 +368,8 @@ class GradientAverager:
         if not self._reductions.are_open:
             self._began_s = time.monotonic()
         self._launched[number] = True
-        values = self._buckets[number].values
-        self._reductions.launch(values, FIRST_TAG + number, self._options[number])
+        options = self._compression.options(_name(number))
+        self._reductions.launch(self._buckets[number].values, FIRST_TAG + number, options)
 
     def _begin_step(self) -> None:
         self._launched = [False] * len(self._buckets)
@@ -387,10 +387,9 @@ class GradientAverager:
 
     def state_dict(self) -> dict[str, Any]:
         """Steps, and what compression owes, for a checkpoint with model, optimizer and the rest."""
-        feedback = self._feedback
         return {
             "steps": self.steps,
-            "error_feedback": feedback.state_dict() if feedback is not None else {},
+            "error_feedback": self._compression.feedback.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -406,13 +405,8 @@ class GradientAverager:
             raise RuntimeError("load checkpoints before the first update()")
         self._replica.steps = int(state["steps"])
         self._replica.begin_anew()
-        if self._feedback is not None:
-            self._feedback.load_state_dict(state["error_feedback"])
-
-    @property
-    def _feedback(self) -> ErrorFeedback | None:
-        options = self._options[0]
-        return options.error_feedback if options is not None else None
+        if self._compression.remembers:
+            self._compression.feedback.load_state_dict(state["error_feedback"])
 
     def close(self) -> None:
         """Leave model and optimizer alone from now on. The communicator is not closed."""
@@ -427,12 +421,5 @@ class GradientAverager:
         self.close()
 
 
-def _options(
-    options: QuantizationOptions | None, count: int, *, with_feedback: bool
-) -> Sequence[QuantizationOptions | None]:
-    """Each bucket's, with a name of its own for the error feedback."""
-    if options is not None and with_feedback:
-        options = dataclasses.replace(options, error_feedback=ErrorFeedback())
-    if options is None or options.error_feedback is None:
-        return [options] * count
-    return [dataclasses.replace(options, name=f"bucket.{number}") for number in range(count)]
+def _name(bucket: int) -> str:
+    return f"bucket.{bucket}"

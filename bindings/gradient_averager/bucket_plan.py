@@ -17,50 +17,15 @@ class BucketPiece:
     """What the plan has to know of a parameter.
 
     Attributes:
-        numel: its elements.
         dtype: the name of its dtype; only equal ones share a bucket.
-        itemsize: bytes of an element.
-    """
-
-    numel: int
-    dtype: str
-    itemsize: int
-
-
-@dataclass(frozen=True, slots=True)
-class BucketSlot:
-    """Where in a bucket a gradient lies.
-
-    Attributes:
-        parameter: its number, in the order that was given.
-        begin: its first element.
-        end: behind its last element.
-    """
-
-    parameter: int
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class BucketPlan:
-    """One bucket: gradients of one dtype, one behind the other.
-
-    Attributes:
-        dtype: of all of them.
-        slots: from the last parameter to the first.
+        nbytes: of its gradient.
     """
 
     dtype: str
-    slots: tuple[BucketSlot, ...]
-
-    @property
-    def numel(self) -> int:
-        """Elements in all."""
-        return self.slots[-1].end
+    nbytes: int
 
 
-def plan_buckets(pieces: Sequence[BucketPiece], bucket_bytes: int) -> list[BucketPlan]:
+def plan_buckets(pieces: Sequence[BucketPiece], bucket_bytes: int) -> list[list[int]]:
     """Deal parameters out to buckets.
 
     Args:
@@ -68,21 +33,17 @@ def plan_buckets(pieces: Sequence[BucketPiece], bucket_bytes: int) -> list[Bucke
         bucket_bytes: what a bucket holds at most; a parameter that is larger has one of its own.
 
     Returns:
-        The buckets, in the order in which backward is expected to complete them. Parameters without
-        elements are in none.
+        For each bucket the numbers of its parameters, descending. The buckets are in the order in
+        which backward is expected to complete them. Parameters without elements are in none.
     """
-    plans: list[BucketPlan] = []
-    filling: dict[str, list[BucketSlot]] = {}
-    for number in reversed(range(len(pieces))):
-        piece = pieces[number]
-        if not piece.numel:
+    plans: list[list[int]] = []
+    filling: dict[str, list[int]] = {}
+    for number, piece in reversed(list(enumerate(pieces))):
+        if not piece.nbytes:
             continue
-        slots = filling.setdefault(piece.dtype, [])
-        begin = slots[-1].end if slots else 0
-        if slots and (begin + piece.numel) * piece.itemsize > bucket_bytes:
-            plans.append(BucketPlan(piece.dtype, tuple(slots)))
-            slots = filling[piece.dtype] = []
-            begin = 0
-        slots.append(BucketSlot(number, begin, begin + piece.numel))
-    rest = [BucketPlan(dtype, tuple(slots)) for dtype, slots in filling.items()]
-    return sorted([*plans, *rest], key=lambda plan: -plan.slots[-1].parameter)
+        plan = filling.get(piece.dtype, [])
+        if not plan or sum(pieces[n].nbytes for n in plan) + piece.nbytes > bucket_bytes:
+            plan = filling[piece.dtype] = []
+            plans.append(plan)
+        plan.append(number)
+    return sorted(plans, key=lambda plan: -plan[-1])

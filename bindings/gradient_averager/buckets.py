@@ -13,31 +13,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pccl.bindings.gradient_averager.bucket_plan import BucketPlan
-
 
 class Bucket:
     """Gradients that are reduced together.
 
     Args:
-        plan: which, and where.
-        named: all parameters with their names, as the plan counts them; on one device.
+        named: their parameters with names, in the order of the values; on one device.
 
     Attributes:
         values: all gradients, shape (n,), on the host.
     """
 
-    def __init__(self, plan: BucketPlan, named: Sequence[tuple[str, Tensor]]) -> None:
-        chosen = [named[slot.parameter] for slot in plan.slots]
-        self._names = [name for name, _ in chosen]
-        self._parameters = [parameter for _, parameter in chosen]
+    def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        self._names = [name for name, _ in named]
+        self._parameters = [parameter for _, parameter in named]
         first = self._parameters[0]
         self._is_cuda = first.is_cuda
         self._is_host = first.device.type == "cpu"
-        self.values = torch.zeros(plan.numel, dtype=first.dtype, pin_memory=self._is_cuda)
+        sizes = [parameter.numel() for parameter in self._parameters]
+        self.values = torch.zeros(sum(sizes), dtype=first.dtype, pin_memory=self._is_cuda)
         self._views = [
-            self.values[slot.begin : slot.end].view(parameter.shape)
-            for slot, parameter in zip(plan.slots, self._parameters, strict=True)
+            view.view(parameter.shape)
+            for view, parameter in zip(self.values.split(sizes), self._parameters, strict=True)
         ]
         self._here = [False] * len(self._views)
         self._missing = len(self._views)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from pccl.protocol.errors import LinkError, LocalProtocolError, RemoteProtocolError
-from pccl.transports.base import Address, PathMeasure, Receiver
+from pccl.protocol.errors import LinkError
+from pccl.transports.base import Address, PathMeasure, Receiver, receiver_failure
 from pccl.transports.sim.events import Events
 from pccl.transports.sim.pipe import Pipe
 from pccl.transports.sim.receive_buffer import ReceiveBuffer
@@ -253,15 +253,10 @@ class SimConnection:
                 self._tell_lost(self.receiver, self._error)
 
     def _receiver_failed(self, error: Exception) -> None:
-        if isinstance(error, RemoteProtocolError):
-            self._reset(error)
-            return
-        bug = LocalProtocolError(
-            func="connection", reason=f"the receiver of {self.remote} failed: {error!r}"
-        )
-        bug.__cause__ = error
-        self._reset(bug)
-        report_bug(str(bug), error)
+        failure = receiver_failure(self.remote, error)
+        self._reset(failure)
+        if failure is not error:
+            report_bug(str(failure), error)
 
     def _reset(self, error: Exception | None) -> None:
         if self._open:

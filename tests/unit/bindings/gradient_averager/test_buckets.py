@@ -8,15 +8,12 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
-from pccl.bindings.gradient_averager.bucket_plan import BucketPlan, BucketSlot  # noqa: E402
 from pccl.bindings.gradient_averager.buckets import Bucket  # noqa: E402
-
-PLAN = BucketPlan("torch.float32", (BucketSlot(1, 0, 2), BucketSlot(0, 2, 8)))
 
 
 def make_bucket() -> tuple[list[Tensor], Bucket]:
     parameters: list[Tensor] = [nn.Parameter(torch.zeros(3, 2)), nn.Parameter(torch.zeros(2))]
-    return parameters, Bucket(PLAN, list(zip("ab", parameters, strict=True)))
+    return parameters, Bucket([("b", parameters[1]), ("a", parameters[0])])
 
 
 def values_of(tensor: Tensor | None) -> list[float]:
