@@ -34,7 +34,9 @@ class Bucket:
         self.values = torch.zeros(sum(sizes), dtype=first.dtype, pin_memory=self._is_cuda)
         self._views = [
             view.view(parameter.shape)
-            for view, parameter in zip(self.values.split(sizes), self._parameters, strict=True)
+            for view, parameter in zip(
+                torch.split(self.values, sizes), self._parameters, strict=True
+            )
         ]
         self._here = [False] * len(self._views)
         self._missing = len(self._views)

@@ -48,7 +48,7 @@ from pccl.protocol.types import (
 )
 from pccl.runtime.collective.operand import Operand, borrow, borrow_many, borrow_pointers
 from pccl.runtime.requests import JoinRequest, ReduceManyRequest, ReduceRequest
-from pccl.runtime.state.memory.stock import Stock
+from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.progress import SyncProgress
 from pccl.runtime.state.replay import ObservedReduction
 from pccl.runtime.state.running_prefetch import PrefetchRequest
@@ -88,8 +88,8 @@ def join_request(
     prefetch = None
     if shared_state is not None:
         memory = check_type("shared_state", shared_state, SharedState).memory
-        stock = Stock(memory, staging_max, directory)
-        prefetch = PrefetchRequest(memory, stock, listener, on_reduction)
+        fetched = FetchedPieces(memory, staging_max, directory)
+        prefetch = PrefetchRequest(memory, fetched, listener, on_reduction)
     elif on_reduction is not None:
         raise ValueError("on_reduction needs the shared_state that it changes")
     return JoinRequest(attempts, peers, prefetch, limit_s)

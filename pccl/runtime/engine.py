@@ -75,8 +75,8 @@ from pccl.runtime.requests import (
     RunRequest,
     SharedStateSyncInfo,
 )
-from pccl.runtime.state.desk import StateDesk
 from pccl.runtime.state.exchange import StateExchange
+from pccl.runtime.state.service import StateService
 from pccl.runtime.state.sync import SyncOptions
 from pccl.runtime.tasks import Tasks
 from pccl.runtime.waiting import log_wait, log_warning, next_turn
@@ -156,7 +156,7 @@ class PeerEngine:
         self.data_plane = DataPlane(self.links.to, may_come, self._on_done, segment_bytes)
         if hasher is not None:
             stall_ns = self._timing.ns(self._timing.deadline_s) // 4
-            self._state = StateDesk(self, hasher, self._tasks, stall_ns)
+            self._state = StateService(self, hasher, self._tasks, stall_ns)
         else:
             self._state.enter_run()
         self.keeper = LinkKeeper(

@@ -4,7 +4,8 @@
 * ``digests``: digests of shared state: of pieces, of tensors, of everything.
 * ``compare``: where two shared states differ first, in words for people.
 * ``election``: whose shared state counts: from what all members offer to what becomes of it.
-* ``fetch``: which piece is asked of which source.
+* ``fetch``: what is fetched of a shared state, and from which source.
+* ``attempts``: what follows when an attempt of a synchronization fails.
 * ``checkpoint_header``: what a checkpoint says of itself, and how that is written in front of a
   safetensors file.
 """

@@ -46,9 +46,9 @@ from pccl.runtime.collective.chain_transfer import ChainTransfer
 from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.collective.transfer import Inlet, Placement, Transfer
 from pccl.runtime.links.keeper import LinkKeeper
-from pccl.runtime.state import intake
+from pccl.runtime.state import receiver
+from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.runtime.state.memory.stock import Stock
 from pccl.runtime.state.session import StateSession
 from pccl.state import election
 from pccl.transports.lane import Lane
@@ -357,13 +357,13 @@ class _Anything(bytes):
 
 
 # A piece of shared state is taken for what it should be.
-_says("unverified_piece_accepted", intake, "piece_digest", _Anything(DIGEST_BYTES))
+_says("unverified_piece_accepted", receiver, "piece_digest", _Anything(DIGEST_BYTES))
 
 
-@_does(Stock, "__init__")
-def staging_skipped(init: Any, stock: Stock, *args: Any, **options: Any) -> None:
+@_does(FetchedPieces, "__init__")
+def staging_skipped(init: Any, fetched: FetchedPieces, *args: Any, **options: Any) -> None:
     """Pieces of shared state go straight into the tensors, also where that was not wanted."""
-    init(stock, *args, **{**options, "in_place": True})
+    init(fetched, *args, **{**options, "in_place": True})
 
 
 @_does(election, "_meets")
@@ -384,28 +384,28 @@ def outdated_elected(
     return found and replace(found, valid=frozenset(members))
 
 
-@_does(StateSession, "_stocks")
-def stock_of_another_election(stocks: Any, session: StateSession, number: int) -> bool:
+@_does(StateSession, "_has_fetched")
+def pieces_of_another_election(has_fetched: Any, session: StateSession, number: int) -> bool:
     """Pieces that were fetched under another election are given for those of this one."""
-    return number in session.stock.verified
+    return number in session.fetched.verified
 
 
-@_does(Stock, "prepare")
-def stock_forgotten(prepare: Any, stock: Stock, *wanted: Any) -> None:
+@_does(FetchedPieces, "prepare")
+def pieces_forgotten(prepare: Any, fetched: FetchedPieces, *wanted: Any) -> None:
     """Every attempt of a synchronization fetches everything anew."""
-    stock.verified.clear()
-    prepare(stock, *wanted)
+    fetched.verified.clear()
+    prepare(fetched, *wanted)
 
 
-@_does(Stock, "prepare")
-def partly_placed_unnoticed(prepare: Any, stock: Stock, *wanted: Any) -> None:
+@_does(FetchedPieces, "prepare")
+def partly_placed_unnoticed(prepare: Any, fetched: FetchedPieces, *wanted: Any) -> None:
     """What a failed call has written in place is taken for what was there before."""
 
     def overlook(memory: StateMemory, index: int) -> None:
         return
 
-    with patch.object(StateMemory, "touch", overlook if stock.in_place else StateMemory.touch):
-        prepare(stock, *wanted)
+    with patch.object(StateMemory, "touch", overlook if fetched.in_place else StateMemory.touch):
+        prepare(fetched, *wanted)
 
 
 # -- training ------------------------------------------------------------------------------------

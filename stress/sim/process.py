@@ -303,7 +303,8 @@ class PeerProcess:
             gathering = any(transfer.phase == "gather" for transfer in begun)
             return LifePhase.GATHER if gathering else LifePhase.REDUCE_SCATTER
         sessions = self.engine.exchange.sessions.values()
-        if any(session.fetch is not None and not session.fetch.complete for session in sessions):
+        downloads = [session.download for session in sessions]
+        if any(one.pieces is not None and not one.complete for one in downloads):
             return LifePhase.FETCHING
         if sessions:
             return LifePhase.SYNC

@@ -15,7 +15,7 @@ import pytest
 import pccl
 from pccl import ObservedReduction, ReduceOp, SharedState, SyncProgress, TensorInfo, Timing
 from pccl.protocol.shared_state import PIECE_BYTES
-from pccl.runtime.state.giver import StateGiver
+from pccl.runtime.state.upload import StateUpload
 from pccl.shared_state import SharedStateSyncInfo
 from tests.support.patience import LIMIT_S
 
@@ -207,14 +207,14 @@ def test_a_slow_newcomer_joins_again_and_goes_on_with_what_it_has(
     run = new_run(2, Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01, hold_s=hold_s))
     tensors = [weights(1) for _ in run.members]
     states = [state_of(tensor) for tensor in tensors]
-    give, gave = StateGiver.give_pieces, list[int]()
+    give, gave = StateUpload.send_pieces, list[int]()
 
-    def stingy(giver: StateGiver, peer: Any, numbers: list[int]) -> None:
+    def stingy(upload: StateUpload, peer: Any, numbers: list[int]) -> None:
         """Give two pieces in all, until the newcomer is sent away."""
         first_time = engine.machine.peer == first_id
         given = numbers[: max(0, 2 - len(gave))] if first_time else numbers
         gave.extend(given)
-        give(giver, peer, given)
+        give(upload, peer, given)
 
     newcomer, own = run.newcomer(), weights(2)
     engine = newcomer._session.engine  # pyright: ignore[reportPrivateUsage]
@@ -227,7 +227,7 @@ def test_a_slow_newcomer_joins_again_and_goes_on_with_what_it_has(
     run.each(lambda member: member.update_topology())
     joining.result(LIMIT_S)
     first_id = newcomer.peer_id
-    monkeypatch.setattr(StateGiver, "give_pieces", stingy)
+    monkeypatch.setattr(StateUpload, "send_pieces", stingy)
     late = run.start(newcomer.sync_shared_state, mine)
     infos = sync_each(run, states)  # returns without it
     assert [info.members for info in infos] == [(1, 2), (1, 2)]
@@ -375,7 +375,7 @@ def test_results_are_copied_only_while_somebody_watches(new_run: Callable[..., R
     sync_each(run, [trainer.state for trainer in trainers])
     train_all(run, trainers, 0)
     engines = [member._session.engine for member in run.members]  # pyright: ignore[reportPrivateUsage]
-    assert [len(engine.exchange.exhibits) for engine in engines] == [1, 1]  # the state
+    assert [len(engine.exchange.snapshots) for engine in engines] == [1, 1]  # the state
 
 
 def test_arguments_are_checked(new_run: Callable[..., Run]) -> None:

@@ -36,11 +36,11 @@ from pccl.protocol.shared_state import PIECE_BYTES
 from pccl.protocol.types import PeerId
 from pccl.runtime import hashing
 from pccl.runtime.hashing import PooledHasher
-from pccl.runtime.state.giver import StateGiver
+from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.runtime.state.memory.stock import Stock
 from pccl.runtime.state.session import StateSession
 from pccl.runtime.state.sync import SyncOptions
+from pccl.runtime.state.upload import StateUpload
 from pccl.shared_state import SharedStateSyncInfo
 from tests.support.patience import LIMIT_S, patient
 
@@ -706,16 +706,16 @@ def test_a_newcomer_that_is_done_stands_in_for_the_source(
         for rank, array in enumerate(arrays)
     ]
     states[0].revision = 5
-    give_map = StateGiver.give_map
+    send_map = StateUpload.send_map
 
-    def give_to_one(giver: StateGiver, peer: PeerId) -> None:
-        source = giver.piece_map is states[0].memory.piece_map
+    def give_to_one(upload: StateUpload, peer: PeerId) -> None:
+        source = upload.piece_map is states[0].memory.piece_map
         if not source or peer == run.members[1].peer_id:
-            give_map(giver, peer)
+            send_map(upload, peer)
 
-    monkeypatch.setattr(StateGiver, "give_map", give_to_one)
+    monkeypatch.setattr(StateUpload, "send_map", give_to_one)
     source, first, second = start_all(run, states, [POPULAR] * 3, {})
-    run.until(lambda: bool((s := session_of(run.members[1])) and s._is_done))  # pyright: ignore[reportPrivateUsage]
+    run.until(lambda: bool((s := session_of(run.members[1])) and s.download.is_done))
     run.members[0].close()
     source.exception(LIMIT_S)
     infos = [first.result(LIMIT_S), second.result(LIMIT_S)]
@@ -741,12 +741,12 @@ def test_a_slow_newcomer_does_not_hold_up_the_others(
     array = weights(1, size)
     state = state_of(w=array)
     given = threading.Event()
-    give = StateGiver.give_pieces
+    give = StateUpload.send_pieces
 
-    def give_some(giver: StateGiver, peer: PeerId, numbers: list[int]) -> None:
-        give(giver, peer, numbers if given.is_set() else [n for n in numbers if n < 3])
+    def give_some(upload: StateUpload, peer: PeerId, numbers: list[int]) -> None:
+        give(upload, peer, numbers if given.is_set() else [n for n in numbers if n < 3])
 
-    monkeypatch.setattr(StateGiver, "give_pieces", give_some)
+    monkeypatch.setattr(StateUpload, "send_pieces", give_some)
     old.push_revision()
     call = run.start(newcomer.sync_shared_state, state)
     info = member.sync_shared_state(old)
@@ -769,16 +769,16 @@ def test_a_slow_newcomer_does_not_hold_up_the_others(
 def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Pieces are given only once the event is set."""
     go = threading.Event()
-    give = StateGiver.give_pieces
+    give = StateUpload.send_pieces
 
-    def give_later(giver: StateGiver, peer: PeerId, numbers: list[int]) -> None:
+    def give_later(upload: StateUpload, peer: PeerId, numbers: list[int]) -> None:
         if go.is_set():
-            give(giver, peer, numbers)
+            give(upload, peer, numbers)
         else:
             loop = asyncio.get_running_loop()
-            loop.call_later(0.005, give_later, giver, peer, numbers)
+            loop.call_later(0.005, give_later, upload, peer, numbers)
 
-    monkeypatch.setattr(StateGiver, "give_pieces", give_later)
+    monkeypatch.setattr(StateUpload, "send_pieces", give_later)
     return go
 
 
@@ -789,7 +789,7 @@ def session_of(comm: pccl.Communicator) -> StateSession | None:
 
 def is_fetching(comm: pccl.Communicator) -> bool:
     session = session_of(comm)
-    return session is not None and session.fetch is not None
+    return session is not None and session.download.pieces is not None
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -892,14 +892,14 @@ def test_what_cannot_be_put_in_place_is_known_to_be_torn(
     states = [
         SharedState([TensorInfo.from_numpy(array, "w")], track_touched=True) for array in arrays
     ]
-    apply = Stock.apply
+    apply = FetchedPieces.apply
 
-    def fail(stock: Stock, numbers: Sequence[int]) -> None:
-        apply(stock, numbers[:1])
+    def fail(fetched: FetchedPieces, numbers: Sequence[int]) -> None:
+        apply(fetched, numbers[:1])
         raise OSError("the disk has gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stock, "apply", fail)
+        patch.setattr(FetchedPieces, "apply", fail)
         giving = run.start(run.members[0].sync_shared_state, states[0], SEND_ONLY)
         with pytest.raises(OSError, match="the disk has gone"):
             run.members[1].sync_shared_state(states[1], RECEIVE_ONLY)
@@ -938,15 +938,15 @@ def test_what_was_written_straight_in_is_not_offered_after_a_failure(
         SharedState([TensorInfo.from_numpy(array, "w")], track_touched=track_touched)
         for array in arrays
     ]
-    give = StateGiver.give_pieces
+    give = StateUpload.send_pieces
 
-    def give_some(giver: StateGiver, peer: PeerId, numbers: list[int]) -> None:
-        give(giver, peer, [number for number in numbers if number < 3])
+    def give_some(upload: StateUpload, peer: PeerId, numbers: list[int]) -> None:
+        give(upload, peer, [number for number in numbers if number < 3])
 
-    monkeypatch.setattr(StateGiver, "give_pieces", give_some)
+    monkeypatch.setattr(StateUpload, "send_pieces", give_some)
     giving = run.start(run.members[0].sync_shared_state, states[0])
     call = run.start(run.members[1].sync_shared_state, states[1], in_place=True)
-    run.until(lambda: len(((s := session_of(run.members[1])) and s.stock.verified) or ()) == 3)
+    run.until(lambda: len(((s := session_of(run.members[1])) and s.fetched.verified) or ()) == 3)
     run.members[0].close()
     giving.exception(LIMIT_S)
     error = call.exception(LIMIT_S)
@@ -963,14 +963,14 @@ def test_a_source_whose_budget_runs_out_again_and_again_is_waited_for(
     size = 8 * PIECE_FLOATS
     arrays = [weights(rank, size) for rank in range(2)]
     states = [state_of(w=array) for array in arrays]
-    give = StateGiver.give_pieces
+    give = StateUpload.send_pieces
 
-    def give_some(giver: StateGiver, peer: PeerId, numbers: list[int]) -> None:
-        give(giver, peer, [number for number in numbers if number < 3])
+    def give_some(upload: StateUpload, peer: PeerId, numbers: list[int]) -> None:
+        give(upload, peer, [number for number in numbers if number < 3])
 
     receiving = run.start(run.members[1].sync_shared_state, states[1])
     with monkeypatch.context() as patch:
-        patch.setattr(StateGiver, "give_pieces", give_some)
+        patch.setattr(StateUpload, "send_pieces", give_some)
         for _ in range(4):
             giving = run.start(run.members[0].sync_shared_state, states[0], timeout_s=0.4)
             assert isinstance(giving.exception(LIMIT_S), OutcomeUnknown)

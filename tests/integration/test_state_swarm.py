@@ -27,7 +27,7 @@ import pccl
 from pccl import Timing
 from pccl.protocol.shared_state import PIECE_BYTES
 from pccl.protocol.types import PeerId
-from pccl.runtime.state.giver import StateGiver
+from pccl.runtime.state.upload import StateUpload
 from tests.support.patience import LONG_LIMIT_S
 from tests.support.peers import PeerProcess, obey, report
 
@@ -137,13 +137,13 @@ class Peer:
         return {}
 
     def _patch(self, make: Callable[[PeerId, int, memoryview], memoryview]) -> None:
-        payload = StateGiver._payload  # pyright: ignore[reportPrivateUsage]
+        payload = StateUpload._payload  # pyright: ignore[reportPrivateUsage]
 
-        def patched(giver: StateGiver, peer: PeerId, number: int) -> Callable[[], memoryview]:
-            real = payload(giver, peer, number)
+        def patched(upload: StateUpload, peer: PeerId, number: int) -> Callable[[], memoryview]:
+            real = payload(upload, peer, number)
             return lambda: make(peer, number, real())
 
-        mock.patch.object(StateGiver, "_payload", patched).start()
+        mock.patch.object(StateUpload, "_payload", patched).start()
 
 
 def serve(address: str, full: str) -> None:

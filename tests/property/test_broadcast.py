@@ -49,9 +49,7 @@ def test_everybody_gets_every_segment_once(
         finals = [s.position for s in schedule.initial_sends if schedule.sends_finals]
         assert finals == (positions if rank == root else [])
         got[rank] += finals
-        travelling += [
-            (schedule.downstream, 0, s.offset, s.length) for s in schedule.initial_sends
-        ]
+        travelling += [(schedule.downstream, 0, s.offset, s.length) for s in schedule.initial_sends]
     assert len(travelling) == len(positions)  # only the root starts
     sent = [0] * world_size
     sent[root] = len(positions)

@@ -55,7 +55,7 @@ from pccl.protocol.handshake import (
 from pccl.protocol.shared_state import DIGEST_BYTES, Lineage
 from pccl.protocol.types import OperationId, PeerId, Quantization, WireFormat
 from pccl.runtime.master_store import DirectoryStore
-from pccl.runtime.state.post import numbers_of, pack_numbers
+from pccl.runtime.state.frames import numbers_of, pack_numbers
 from pccl.runtime.state.results import ResultNews
 from pccl.state.checkpoint_header import Checkpoint, CheckpointTensor, checkpoint_of, header_of
 from pccl.state.layout import Entry, StateLayout
@@ -431,7 +431,7 @@ DECODERS: dict[str, Decoder] = {
         write=ResultNews.pack,
         runs=("pccl/runtime/state/replay.py Replay.heard",),
     ),
-    "pccl/runtime/state/post.py numbers_of": Decoder(
+    "pccl/runtime/state/frames.py numbers_of": Decoder(
         lambda data: numbers_of(bytearray(data)),
         RemoteProtocolError,
         (b"", pack_numbers([1, 0, 1 << 31])),

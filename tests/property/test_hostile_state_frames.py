@@ -27,9 +27,9 @@ from pccl.protocol.frame import (
 from pccl.protocol.shared_state import DIGEST_BYTES, Difference, Elected
 from pccl.protocol.types import SYNC_TAG, OperationId, PeerId
 from pccl.runtime.state.exchange import KINDS, StateExchange
-from pccl.runtime.state.giver import QUEUED_PIECES_MAX
+from pccl.runtime.state.frames import QUEUED_PIECES_MAX
+from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.runtime.state.memory.stock import Stock
 from pccl.runtime.state.session import StateSession
 from pccl.state.digests import layout_digest, piece_digest
 from pccl.transports.base import Connection
@@ -100,11 +100,11 @@ class Member:
             lambda operation, reason: self.starved.append(reason),
             lambda operation, difference: self.differences.append(difference),
         )
-        self.stock = Stock(self.memory, 1 << 30)
+        self.fetched = FetchedPieces(self.memory, 1 << 30)
         self.session = self.post()
 
     def post(self) -> StateSession:
-        return self.exchange.post(OPERATION, self.memory, self.stock, RING, self.own)
+        return self.exchange.post(OPERATION, self.memory, self.fetched, RING, self.own)
 
     def _on_done(self, operation: OperationId, digest: bytes) -> None:
         self.done = digest
@@ -172,7 +172,7 @@ class Scene:
     def check_complete(self) -> None:
         assert self.source.done == self.fetcher.done == self.elected.content
         assert not self.fetcher.starved
-        self.fetcher.stock.apply(self.fetcher.session.wanted)
+        self.fetcher.fetched.apply(self.fetcher.session.download.wanted)
         assert self.fetcher.tensor.tolist() == [3 * number for number in range(605)]
         assert self.fetcher.extra.tolist() == [3] * 90
         for member in (self.source, self.fetcher):
@@ -305,7 +305,7 @@ def test_floods_of_one_who_does_not_read(name: str, peer: PeerId) -> None:
             gives = name == "pieces" and peer is HOSTILE
             kept_bytes = layout.nbytes + 100 * layout.piece_count if gives else 0
             assert member.links.to(peer).backlog_bytes <= kept_bytes + (40 << 10)
-            known = member.session._haves.get(peer, [])  # pyright: ignore[reportPrivateUsage]
+            known = member.session.download._haves.get(peer, [])  # pyright: ignore[reportPrivateUsage]
             assert len(known) <= 2 * layout.piece_count + 3800
     for _ in range(40):
         scene.step()
@@ -349,7 +349,7 @@ def test_a_map_of_another_length_closes_the_lane() -> None:
     scene = Scene(Random(0), hostile_source=True, in_swarm=False)
     wire = scene.fetcher.accept(HOSTILE)
     scene.fetcher.session.begin(scene.elected)
-    asked = scene.fetcher.session._maps  # pyright: ignore[reportPrivateUsage]
+    asked = scene.fetcher.session.download._maps  # pyright: ignore[reportPrivateUsage]
     count = scene.fetcher.memory.layout.piece_count
     scene.ends[1].end()
     assert HOSTILE in asked
@@ -374,7 +374,7 @@ def test_pieces_that_nobody_asked_of_him_displace_nothing() -> None:
     pieces = bytes(source_end.sent)
     source_end.sent.clear()
     fetcher_end.feed(pieces[:70], rng)
-    arrivals = scene.fetcher.session._intake._arrivals  # pyright: ignore[reportPrivateUsage]
+    arrivals = scene.fetcher.session.receiver._arrivals  # pyright: ignore[reportPrivateUsage]
     ((number, arrival),) = arrivals.items()
     layout, memory = scene.source.memory.layout, scene.source.memory
     liar = scene.fetcher.accept(HOSTILE)
@@ -389,5 +389,5 @@ def test_pieces_that_nobody_asked_of_him_displace_nothing() -> None:
         deliver(fetcher_end, source_end)
         deliver(source_end, fetcher_end)
     scene.check_complete()  # no time has passed
-    session = scene.fetcher.session
-    assert (session.wrong_pieces, session.rx_bytes) == (0, session.wanted_bytes)
+    download = scene.fetcher.session.download
+    assert (download.wrong_pieces, download.rx_bytes) == (0, download.wanted_bytes)

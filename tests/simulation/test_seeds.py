@@ -78,7 +78,7 @@ CAUGHT_BY = {
     "second_copy_added": 2,
     "staging_skipped": 6,
     "starving_forgotten": 789,
-    "stock_forgotten": 27,
+    "pieces_forgotten": 27,
     "unverified_piece_accepted": 18,
     "vote_counted_twice": 733,
     "weights_in_any_order": 10,

@@ -12,13 +12,13 @@ from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.messages import Progress
 from pccl.protocol.shared_state import Difference, Elected
 from pccl.protocol.types import OperationId, PeerId
-from pccl.runtime.state.exhibit import Exhibit, idle_operation
+from pccl.runtime.state.frames import StateSender
+from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.runtime.state.memory.stock import Stock
-from pccl.runtime.state.post import StatePost
 from pccl.runtime.state.prefetch import Prefetch
 from pccl.runtime.state.results import Results
 from pccl.runtime.state.session import StateSession
+from pccl.runtime.state.snapshot import StateSnapshot, idle_operation
 from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Links
 from pccl.transports.sinks import Drain
@@ -63,7 +63,7 @@ class StateExchange:
         on_compared: Callable[[OperationId, Difference], None],
     ) -> None:
         self.sessions: dict[OperationId, StateSession] = {}
-        self.exhibits: dict[OperationId, Exhibit] = {}
+        self.snapshots: dict[OperationId, StateSnapshot] = {}
         """What newcomers may fetch while nobody waits for them."""
         self.prefetches: dict[OperationId, Prefetch] = {}
         """Of this newcomer."""
@@ -80,7 +80,7 @@ class StateExchange:
         self,
         operation: OperationId,
         memory: StateMemory,
-        stock: Stock,
+        fetched: FetchedPieces,
         ring: tuple[PeerId, ...],
         own: PeerId,
     ) -> StateSession:
@@ -88,7 +88,7 @@ class StateExchange:
         session = self.sessions[operation] = StateSession(
             operation,
             memory,
-            stock,
+            fetched,
             ring,
             own,
             self._links,
@@ -119,28 +119,28 @@ class StateExchange:
     def show(self, memory: StateMemory) -> None:
         """Let newcomers fetch this state, as it is now, until another one takes its place."""
         operation = idle_operation(memory.layout, self._group)
-        if operation in self.exhibits:
-            self.exhibits[operation].renew(memory)
+        if operation in self.snapshots:
+            self.snapshots[operation].renew(memory)
         else:
-            self.exhibits[operation] = Exhibit(memory, operation, self._links)
+            self.snapshots[operation] = StateSnapshot(memory, operation, self._links)
 
     def _hide(self, memory: StateMemory) -> None:
-        exhibit = self.exhibits.pop(idle_operation(memory.layout, self._group), None)
-        if exhibit is not None:
-            exhibit.close()
+        snapshot = self.snapshots.pop(idle_operation(memory.layout, self._group), None)
+        if snapshot is not None:
+            snapshot.close()
 
     def begin_prefetch(
-        self, memory: StateMemory, stock: Stock, on_ready: Callable[[], None]
+        self, memory: StateMemory, fetched: FetchedPieces, on_ready: Callable[[], None]
     ) -> Prefetch:
         """Fetch what the members show, until ``end_prefetch``."""
         operation = idle_operation(memory.layout, self._group)
         prefetch = self.prefetches[operation] = Prefetch(
-            memory, stock, operation, self._links, self._now_ns, self._stall_ns, on_ready
+            memory, fetched, operation, self._links, self._now_ns, self._stall_ns, on_ready
         )
         return prefetch
 
     def end_prefetch(self, operation: OperationId) -> None:
-        """Fetch nothing more; what is here stays in the stock."""
+        """Fetch nothing more; what is here stays in ``fetched``."""
         prefetch = self.prefetches.pop(operation, None)
         if prefetch is not None:
             prefetch.close()
@@ -152,16 +152,16 @@ class StateExchange:
         self.results.clear()
         for operation in list(self.sessions):
             self.end(operation)
-        for exhibit in self.exhibits.values():
-            exhibit.close()
-        self.exhibits.clear()
+        for snapshot in self.snapshots.values():
+            snapshot.close()
+        self.snapshots.clear()
 
     def tick(self) -> None:
         """Time has passed."""
         for part in self._parts():
             part.tick()
-        for operation in [one for one, exhibit in self.exhibits.items() if exhibit.is_over]:
-            self.exhibits.pop(operation).close()
+        for operation in [one for one, snapshot in self.snapshots.items() if snapshot.is_over]:
+            self.snapshots.pop(operation).close()
 
     def progress(self) -> tuple[Progress, ...]:
         """How far everything is."""
@@ -186,9 +186,9 @@ class StateExchange:
         """The same for what belongs to no operation that members wait for."""
         operation = header.operation
         if header.kind is FrameKind.WATCH:
-            self.results.watch(peer, StatePost(operation, self._links))
-        elif header.kind in _QUESTIONS and operation in self.exhibits:
-            return self.exhibits[operation].frame_started(peer, header)
+            self.results.watch(peer, StateSender(operation, self._links))
+        elif header.kind in _QUESTIONS and operation in self.snapshots:
+            return self.snapshots[operation].frame_started(peer, header)
         elif header.kind not in _QUESTIONS and operation in self.prefetches:
             return self.prefetches[operation].frame_started(peer, header)
         return _refuse(lane, header)
@@ -200,7 +200,7 @@ class StateExchange:
     def lane_failed(self, peer: PeerId) -> None:
         """What a peer has sent on a lane may be lost, though there was none here."""
         for part in self._parts():
-            part.lost_lane(peer)
+            part.lane_lost(peer)
 
     def link_changed(self, peer: PeerId, *, up: bool) -> None:
         """The link to a peer has come up, or is down."""
@@ -208,13 +208,13 @@ class StateExchange:
             part.link_changed(peer, up=up)
         if not up:
             self.results.forget([peer])
-            for exhibit in self.exhibits.values():
-                exhibit.forget(peer)
+            for snapshot in self.snapshots.values():
+                snapshot.forget(peer)
 
     def uses(self, peer: PeerId) -> bool:
         """Whether something is expected of ``peer``, or goes to it."""
         return any(part.uses(peer) for part in self._parts()) or any(
-            exhibit.owes(peer) for exhibit in self.exhibits.values()
+            snapshot.owes(peer) for snapshot in self.snapshots.values()
         )
 
     def _parts(self) -> list[StateSession | Prefetch]:

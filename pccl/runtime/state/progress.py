@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pccl.protocol.types import NS_PER_S
-from pccl.runtime.state.memory.stock import Stock
-from pccl.state.fetch.machine import Fetch
+from pccl.runtime.state.memory.fetched import FetchedPieces
+from pccl.state.fetch.download import Download
 
 _log = logging.getLogger("pccl.peer")
 
@@ -50,38 +50,48 @@ class ProgressMeter:
 
     Args:
         listener: told; None: nobody wants to know.
-        stock: what has been fetched.
+        fetched: what has been fetched.
         now_ns: the present.
     """
 
     def __init__(
         self,
         listener: Callable[[SyncProgress], None] | None,
-        stock: Stock,
+        fetched: FetchedPieces,
         now_ns: Callable[[], int],
     ) -> None:
         self._listener = listener
-        self._stock = stock
+        self._fetched = fetched
         self._now_ns = now_ns
-        self._seen = now_ns(), stock.verified_bytes
+        self._seen = now_ns(), fetched.verified_bytes
         self._bytes_per_s = 0.0
 
     def report(
-        self, phase: str, wanted_bytes: int, fetch: Fetch | None, wrong_pieces: int = 0
+        self, phase: str, download: Download | None, wanted_bytes: int = 0, wrong_pieces: int = 0
     ) -> None:
-        """Tell how far it is now."""
+        """Tell how far it is now.
+
+        Args:
+            phase: see ``SyncProgress``.
+            download: that is under way; None: none is.
+            wanted_bytes: of the download before, if none is.
+            wrong_pieces: of downloads before.
+        """
         if self._listener is None:
             return
-        now_ns, done_bytes = self._now_ns(), self._stock.verified_bytes
+        now_ns, done_bytes = self._now_ns(), self._fetched.verified_bytes
         since_ns, before_bytes = self._seen
         if now_ns > since_ns:
             share = min(1.0, (now_ns - since_ns) / _SMOOTH_NS)
             lately = max(0, done_bytes - before_bytes) * NS_PER_S / (now_ns - since_ns)
             self._bytes_per_s += share * (lately - self._bytes_per_s)
             self._seen = now_ns, done_bytes
-        sources = [one for one in fetch.sources() if not one.lost] if fetch is not None else []
+        sources = 0
+        if download is not None:
+            sources, wanted_bytes = download.source_count, download.wanted_bytes
+            wrong_pieces += download.wrong_pieces
         progress = SyncProgress(
-            phase, done_bytes, wanted_bytes, self._bytes_per_s, len(sources), wrong_pieces
+            phase, done_bytes, wanted_bytes, self._bytes_per_s, sources, wrong_pieces
         )
         try:
             self._listener(progress)

@@ -13,17 +13,16 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
 from pccl.collectives.weighting import total_weight
-from pccl.protocol.types import OperationId, PeerId
+from pccl.protocol.types import PeerId
 from pccl.runtime.collective.memory import Array
 from pccl.runtime.hashing import Hasher
+from pccl.runtime.state.exchange import StateExchange
+from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_hashing import StateHashing
-from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.runtime.state.memory.stock import Stock
 from pccl.runtime.state.prefetch import Prefetch
 from pccl.runtime.state.results import ResultNews, result_digest, result_memory
 
@@ -59,27 +58,13 @@ class ObservedReduction:
         return total_weight(self.weights)
 
 
-class Fetcher(Protocol):
-    """What fetches states that members show: the exchange."""
-
-    def begin_prefetch(
-        self, memory: StateMemory, stock: Stock, on_ready: Callable[[], None]
-    ) -> Prefetch:
-        """Begin."""
-        ...
-
-    def end_prefetch(self, operation: OperationId) -> None:
-        """End."""
-        ...
-
-
 class Replay:
     """What one newcomer replays before it is admitted.
 
     Args:
         loop: where it runs.
         prefetch: of the state.
-        fetcher: fetches results.
+        exchange: fetches results.
         hasher: hashes, copies, runs the program's function.
         on_reduction: the program's function: applies a result to the tensors of the state.
     """
@@ -88,13 +73,13 @@ class Replay:
         self,
         loop: asyncio.AbstractEventLoop,
         prefetch: Prefetch,
-        fetcher: Fetcher,
+        exchange: StateExchange,
         hasher: Hasher,
         on_reduction: Callable[[ObservedReduction], None],
     ) -> None:
         self._loop = loop
         self._prefetch = prefetch
-        self._fetcher = fetcher
+        self._exchange = exchange
         self._hasher = hasher
         self._on_reduction = on_reduction
         self._news: dict[tuple[bytes, int], ResultNews] = {}
@@ -145,11 +130,11 @@ class Replay:
         """Do one thing, if there is any."""
         content = self._prefetch.content
         if content and content != self._adopted:
-            self._prefetch.is_held = True
+            self._prefetch.download.is_held = True
             try:
                 await self._adopt(content)
             finally:
-                self._prefetch.is_held = False
+                self._prefetch.download.is_held = False
             return True
         news = self._news.pop((self._holds, self._index), None)
         if news is not None:
@@ -159,7 +144,7 @@ class Replay:
     async def _adopt(self, content: bytes) -> None:
         """What was fetched is what the members held: it becomes what is here."""
         memory, prefetch = self._prefetch.memory, self._prefetch
-        await self._hasher.run(partial(prefetch.stock.apply, list(prefetch.wanted)))
+        await self._hasher.run(partial(prefetch.fetched.apply, prefetch.download.wanted))
         await StateHashing(self._hasher).run(memory)
         self._adopted = self._holds = content
         self._index = 0
@@ -174,7 +159,7 @@ class Replay:
             op.tag, values, news.contributors, view=op.view, n=op.n, weights=news.weights
         )
         memory = self._prefetch.memory
-        self._prefetch.is_held = True
+        self._prefetch.download.is_held = True
         try:
             memory.touch_all()  # first: the program may fail, having changed some of it
             try:
@@ -184,7 +169,7 @@ class Replay:
                 self._gave_up = True
             await StateHashing(self._hasher).run(memory)
         finally:
-            self._prefetch.is_held = False
+            self._prefetch.download.is_held = False
         self._index += 1
         self._prefetch.has_changed(memory.piece_map.digest(may_differ=False))
         return True
@@ -201,16 +186,16 @@ class Replay:
         """The values of a result; None: they can't be had any more."""
         values = np.empty(news.count, news.dtype.to_numpy_dtype())
         memory = result_memory(news.operation, values, news.dtype)
-        stock = Stock(memory, 0, in_place=True)
+        fetched = FetchedPieces(memory, 0, in_place=True)
         done: asyncio.Future[None] = self._loop.create_future()
 
         def ready() -> None:
             if not done.done():
                 done.set_result(None)
 
-        fetch = self._fetcher.begin_prefetch(memory, stock, ready)
+        fetch = self._exchange.begin_prefetch(memory, fetched, ready)
         try:
             await done
         finally:
-            self._fetcher.end_prefetch(fetch.operation)
+            self._exchange.end_prefetch(fetch.operation)
         return values if result_digest(memory) == news.digest else None

@@ -22,8 +22,8 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameKind
 from pccl.protocol.types import WEIGHT_MAX, OperationId, PeerId
 from pccl.runtime.collective.memory import Array, Memory
+from pccl.runtime.state.frames import StateSender
 from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.runtime.state.post import StatePost
 from pccl.state.digests import piece_digest
 
 KEPT_BYTES_MAX = 1 << 30
@@ -146,19 +146,19 @@ class Results:
     ) -> None:
         self._show = show
         self._hide = hide
-        self._watchers: dict[PeerId, StatePost] = {}
+        self._watchers: dict[PeerId, StateSender] = {}
         self._content = b""
         self._index = 0
         self._kept: deque[tuple[StateMemory, bytes]] = deque()
         """With the news of each, the oldest first."""
         self._kept_bytes = 0
 
-    def watch(self, peer: PeerId, post: StatePost) -> None:
+    def watch(self, peer: PeerId, sender: StateSender) -> None:
         """A newcomer wants to hear of results; told twice changes nothing."""
         if peer not in self._watchers:
-            self._watchers[peer] = post
+            self._watchers[peer] = sender
             for _, news in self._kept:
-                post.send(peer, FrameKind.RESULT, news)
+                sender.send(peer, FrameKind.RESULT, news)
 
     def forget(self, peers: Collection[PeerId]) -> None:
         """These don't watch any more."""
@@ -200,8 +200,8 @@ class Results:
             self._kept_bytes > KEPT_BYTES_MAX or len(self._kept) > KEPT_MAX
         ):
             self._drop_oldest()
-        for peer, post in self._watchers.items():
-            post.send(peer, FrameKind.RESULT, news)
+        for peer, sender in self._watchers.items():
+            sender.send(peer, FrameKind.RESULT, news)
 
     def clear(self) -> None:
         """Show nothing any more."""

@@ -8,15 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-from pccl.machines.peer.events import PeerEvent, PrefetchDone
-from pccl.machines.peer.machine import PeerMachine, Standing
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.hashing import Hasher
 from pccl.runtime.state.exchange import StateExchange
+from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.runtime.state.memory.stock import Stock
 from pccl.runtime.state.prefetch import Prefetch
 from pccl.runtime.state.progress import ProgressMeter, SyncProgress
 from pccl.runtime.state.replay import ObservedReduction, Replay
@@ -34,32 +31,15 @@ class PrefetchRequest:
 
     Attributes:
         memory: of its state.
-        stock: where pieces go.
+        fetched: where pieces go.
         on_progress: told how far it is, on the loop's thread.
         on_reduction: applies to the state what the members have reduced, in another thread.
     """
 
     memory: StateMemory
-    stock: Stock
+    fetched: FetchedPieces
     on_progress: Callable[[SyncProgress], None] | None = None
     on_reduction: Callable[[ObservedReduction], None] | None = None
-
-
-class PrefetchHost(Protocol):
-    """The engine."""
-
-    @property
-    def machine(self) -> PeerMachine:
-        """Of the run that this peer is in now."""
-        ...
-
-    def now_ns(self) -> int:
-        """The present."""
-        ...
-
-    def feed(self, event: PeerEvent) -> None:
-        """Give an event to the machine."""
-        ...
 
 
 class RunningPrefetch:
@@ -67,44 +47,42 @@ class RunningPrefetch:
 
     Args:
         request: what is wanted.
-        host: the engine.
         hasher: hashes, copies, runs the program's function.
         tasks: runs the replay.
-        exchange: gives the exchange of the run that this peer is in now.
+        now_ns: the present.
+        on_ready: called once all is here that can be had.
     """
 
     def __init__(
         self,
         request: PrefetchRequest,
-        host: PrefetchHost,
         hasher: Hasher,
         tasks: Tasks,
-        exchange: Callable[[], StateExchange],
+        now_ns: Callable[[], int],
+        on_ready: Callable[[], None],
     ) -> None:
         self._request = request
-        self._host = host
         self._hasher = hasher
         self._tasks = tasks
-        self._exchange = exchange
-        self._meter = ProgressMeter(request.on_progress, request.stock, host.now_ns)
+        self._now_ns = now_ns
+        self._on_ready = on_ready
+        self._exchange: StateExchange | None = None
+        """Of the run that this peer joins."""
+        self._meter = ProgressMeter(request.on_progress, request.fetched, now_ns)
         self._prefetch: Prefetch | None = None
         self._replay: Replay | None = None
         self._task: asyncio.Task[None] | None = None
         self._settle_by_ns: int | None = None
 
-    def look(self) -> None:
+    def look(self, exchange: StateExchange, *, is_pending: bool) -> None:
         """Begin as soon as this peer is registered; end when the members have waited enough."""
         by_ns = self._settle_by_ns
-        if self._task is not None and by_ns is not None and self._host.now_ns() >= by_ns:
+        if self._task is not None and by_ns is not None and self._now_ns() >= by_ns:
             self._task.cancel()
-        if self._prefetch is not None or self._host.machine.standing is not Standing.PENDING:
+        if self._prefetch is not None or not is_pending:
             return
-        request, exchange = self._request, self._exchange()
-
-        def on_ready() -> None:
-            self._host.feed(PrefetchDone())
-
-        self._prefetch = exchange.begin_prefetch(request.memory, request.stock, on_ready)
+        request, self._exchange = self._request, exchange
+        self._prefetch = exchange.begin_prefetch(request.memory, request.fetched, self._on_ready)
         if request.on_reduction is not None:
             replay = self._replay = Replay(
                 self._tasks.loop, self._prefetch, exchange, self._hasher, request.on_reduction
@@ -116,19 +94,19 @@ class RunningPrefetch:
     def report(self) -> None:
         """Tell how far it is."""
         if self._prefetch is not None:
-            self._meter.report("prefetching", self._prefetch.wanted_bytes, self._prefetch.fetch)
+            self._meter.report("prefetching", self._prefetch.download)
 
     async def settle(self) -> None:
         """This peer is admitted: finish what can be replayed."""
         self.report()
         if self._replay is not None and self._task is not None:
             self._replay.end()
-            self._settle_by_ns = self._host.now_ns() + SETTLE_NS
+            self._settle_by_ns = self._now_ns() + SETTLE_NS
             await settled(self._task)
 
     async def close(self) -> None:
         """Fetch nothing more; nothing is written into the tensors after this has returned."""
-        if self._prefetch is not None:
-            self._exchange().end_prefetch(self._prefetch.operation)
+        if self._prefetch is not None and self._exchange is not None:
+            self._exchange.end_prefetch(self._prefetch.operation)
         if self._task is not None:
             await cancelled_and_settled(self._task)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pccl.machines.peer.events import LeftCommitted, PeerEvent, SyncCall, SyncResult
+from pccl.machines.peer.events import SyncCall, SyncResult
 from pccl.protocol import errors
 from pccl.protocol.shared_state import (
     Lineage,
@@ -23,20 +23,18 @@ from pccl.protocol.shared_state import (
     SharedStateSyncStrategy,
     SyncPurpose,
 )
-from pccl.protocol.types import NOBODY, PeerId, RemovalCause
+from pccl.protocol.types import NOBODY, PeerId
 from pccl.runtime.collective.memory import Range, clash
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.hashing import Hasher
 from pccl.runtime.requests import Deadline, SharedStateSyncInfo
+from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_hashing import StateHashing
 from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.runtime.state.memory.stock import Stock
 from pccl.runtime.state.progress import ProgressMeter, SyncProgress
 from pccl.runtime.state.session import StateSession
+from pccl.state.attempts import Next, SyncAttempts
 from pccl.state.digests import layout_digest
-
-STARVED_MAX = 3
-"""Attempts that end because nobody gives what is missing; after that the caller is told."""
 
 
 class State(Protocol):
@@ -91,66 +89,33 @@ class SyncOptions:
     timeout_s: float | None = None
 
 
-class Caller(Protocol):
-    """What carries calls to the members: the desk."""
-
-    async def attempt(self, event: SyncCall, sync: StateSync) -> object:
-        """One attempt."""
-        ...
-
-    async def join_again(self, sync: StateSync) -> None:
-        """Come back as a newcomer, who goes on fetching before he is admitted."""
-        ...
-
-    def take_stock(self, memory: StateMemory) -> Stock | None:
-        """What was fetched of this state before this peer was admitted."""
-        ...
-
-    def show(self, memory: StateMemory) -> None:
-        """Let newcomers fetch this state."""
-        ...
-
-    def feed(self, event: PeerEvent) -> None:
-        """The machine has to know of this."""
-        ...
-
-    @property
-    def run(self) -> bytes:
-        """The run's id."""
-        ...
-
-    @property
-    def peer(self) -> PeerId:
-        """The own id in it."""
-        ...
-
-
 class StateSync:
     """One call.
 
     Args:
-        caller: carries it to the members.
         hasher: hashes, copies.
         request: what is wanted.
+        fetched: what was fetched of the state already; None: nothing.
         deadline: of all attempts together.
         now_ns: the present.
 
     Attributes:
         memory: what is lent.
-        stock: what has been fetched.
+        fetched: what has been fetched.
         session: of the attempt that is under way, or was last.
+        attempts: that were begun.
     """
 
     def __init__(
         self,
-        caller: Caller,
         hasher: Hasher,
         request: SyncOptions,
+        fetched: FetchedPieces | None,
         deadline: Deadline | None,
         now_ns: Callable[[], int],
     ) -> None:
         self.memory = request.state.memory
-        self.stock = caller.take_stock(self.memory) or Stock(
+        self.fetched = fetched or FetchedPieces(
             self.memory,
             request.staging_bytes_max,
             request.staging_directory,
@@ -158,21 +123,21 @@ class StateSync:
         )
         self.deadline = deadline
         self.session: StateSession | None = None
-        self._caller = caller
         self._hasher = hasher
         self._request = request
+        self.attempts = SyncAttempts()
         self._begun_by = NOBODY
         """The incarnation of this peer that made the attempt before."""
         self._phase = "hashing"
         self._hashing = StateHashing(hasher)
         self._tx_bytes = self._rx_bytes = self._wrong_pieces = 0
         """Of the attempts before."""
-        self._wanted: list[int] = []
+        self._wanted: tuple[int, ...] = ()
         """Pieces that are to be other ones than they were, as of the last attempt."""
         self._wanted_bytes = 0
         self._is_torn = False
         """Whether pieces were written straight into the tensors, and not all of them."""
-        self._meter = ProgressMeter(request.on_progress, self.stock, now_ns)
+        self._meter = ProgressMeter(request.on_progress, self.fetched, now_ns)
         self._ranges = _ranges(self.memory)
 
     @property
@@ -191,73 +156,29 @@ class StateSync:
                 "a synchronization of shared state still uses this memory; wait for it"
             )
 
-    async def run(self) -> SharedStateSyncInfo:
-        """Make the call.
-
-        Raises:
-            PCCLError: it has failed; the state is what it was.
-            ValueError: its tensors lie elsewhere by now.
-            OSError: there is no room to stage what is to be received.
-        """
-        self.memory.check_in_place()
-        attempts = starved = 0
-        try:
-            while True:
-                attempts += 1
-                await self._hash()
-                self._enter("waiting")
-                peer = self._caller.peer
-                try:
-                    result = await self._caller.attempt(self._event(), self)
-                except errors.CollectiveAborted as error:
-                    starved += self._is_starved
-                    no_room = self.session.no_room if self.session is not None else None
-                    self._fail()
-                    if no_room is not None:
-                        raise no_room from None
-                    if error.result is not errors.Result.RANK_CONNECTION_LOST:
-                        raise
-                    if starved >= STARVED_MAX:
-                        raise errors.StateUnavailable(reason=error.reason) from None
-                    self._begun_by = peer
-                except errors.Evicted as error:
-                    self._fail()
-                    if error.cause is not RemovalCause.TOO_SLOW or self._hashing.is_stopped:
-                        raise
-                    await self._caller.join_again(self)
-                    self._begun_by = NOBODY
-                else:
-                    assert isinstance(result, SyncResult)
-                    self._count()
-                    return await self._finish(result, attempts)
-        except BaseException:
-            self._fail()
-            raise
-        finally:
-            self.stock.close()
-
     def stop(self) -> None:
         """The communicator is closed: fail soon."""
         self._hashing.stop()
 
     def report(self) -> None:
         """Tell how far it is."""
-        session, phase = self.session, self._phase
-        fetch = session.fetch if session is not None else None
-        if fetch is not None and phase == "waiting":
+        download = self.session.download if self.session is not None else None
+        phase = self._phase
+        if download is not None and download.pieces is not None and phase == "waiting":
             phase = "fetching"
-        total, wrong = self._wanted_bytes, self._wrong_pieces
-        if session is not None:
-            total, wrong = session.wanted_bytes, wrong + session.wrong_pieces
-        self._meter.report(phase, total, fetch, wrong)
+        self._meter.report(phase, download, self._wanted_bytes, self._wrong_pieces)
 
     # -- one attempt -----------------------------------------------------------------------------
 
-    async def _hash(self) -> None:
+    async def hash(self) -> None:
+        """Know what is here, for another attempt."""
+        self.attempts.count += 1
         self._enter("hashing")
         await self._hashing.run(self.memory)
+        self._enter("waiting")
 
-    def _event(self) -> SyncCall:
+    def event(self) -> SyncCall:
+        """The call as the machine gets it, but for its number."""
         request, state = self._request, self._request.state
         offer = Offer(
             purpose=request.purpose,
@@ -273,52 +194,74 @@ class StateSync:
         )
         return SyncCall(0, offer, self._begun_by)
 
-    @property
-    def _is_starved(self) -> bool:
-        session = self.session
-        return session is not None and session.is_starved and not session.is_deserted
+    def failed(self, error: errors.PCCLError, peer: PeerId) -> Next:
+        """An attempt has failed that this peer had begun as ``peer``.
+
+        Raises:
+            PCCLError: no other one is to be made.
+            OSError: there is no room to stage what is to be received.
+        """
+        session, starved, no_room = self.session, False, None
+        if session is not None:
+            starved = session.download.has_failed and not session.download.is_deserted
+            no_room = session.receiver.no_room
+        self.fail()
+        found = self.attempts.after(
+            error, starved=starved, no_room=no_room, is_closing=self._hashing.is_stopped
+        )
+        if isinstance(found, Exception):
+            raise found from (error.__cause__ if found is error else None)
+        self._begun_by = peer if found is Next.RETRY else NOBODY
+        return found
 
     def _count(self) -> None:
         """An attempt is over: what it has moved counts."""
         session, self.session = self.session, None
         if session is not None:
+            download = session.download
             self._tx_bytes += session.tx_bytes
-            self._rx_bytes += session.rx_bytes
-            self._wrong_pieces += session.wrong_pieces
-            self._wanted, self._wanted_bytes = session.wanted, session.wanted_bytes
+            self._rx_bytes += download.rx_bytes
+            self._wrong_pieces += download.wrong_pieces
+            self._wanted, self._wanted_bytes = download.wanted, download.wanted_bytes
 
-    def _fail(self) -> None:
+    def fail(self) -> None:
         """An attempt has failed: pieces that went straight into the tensors are not undone."""
         self._count()
         if self._request.in_place and self._wanted:
             self._is_torn = True
             self.memory.touch_all()
 
-    async def _finish(self, result: SyncResult, attempts: int) -> SharedStateSyncInfo:
-        """It is committed: put what was fetched in place."""
-        lineage = Lineage(self._caller.run, result.operation)
-        if self._request.purpose is SyncPurpose.SYNC:
-            self._enter("placing")
+    async def place(self, result: SyncResult, run: bytes) -> None:
+        """It is committed: put what was fetched in place.
 
-            def place() -> None:
-                self.stock.apply(self._wanted)
-                self._request.state.synchronized(result.elected.revision, lineage)
+        Raises:
+            Exception: that could not be done, or only in part; the other members have all of it.
+        """
+        self._count()
+        if self._request.purpose is not SyncPurpose.SYNC:
+            return
+        self._enter("placing")
+        lineage = Lineage(run, result.operation)
 
-            try:
-                await self._see_through(place)
-            except Exception:
-                # Some of it is in place: the others have all of it.
-                self.memory.touch_all()
-                self._caller.feed(LeftCommitted(result.operation))
-                raise
-            self._caller.show(self.memory)
+        def place() -> None:
+            self.fetched.apply(self._wanted)
+            self._request.state.synchronized(result.elected.revision, lineage)
+
+        try:
+            await self._see_through(place)
+        except Exception:
+            self.memory.touch_all()
+            raise
+
+    def finish(self, result: SyncResult) -> SharedStateSyncInfo:
+        """All is in place."""
         self._enter("done")
         return SharedStateSyncInfo(
             tx_bytes=self._tx_bytes,
             rx_bytes=self._rx_bytes,
             revision=result.elected.revision,
             members=result.members,
-            attempts=attempts,
+            attempts=self.attempts.count,
             wrong_pieces=self._wrong_pieces,
             outcome=result,
         )

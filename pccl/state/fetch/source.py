@@ -164,7 +164,7 @@ class Source:
         """How long it needs for the first so many bytes of what it has to send.
 
         Who has nothing to send has begun nothing: then the one with the highest rate has the
-        shortest time for any piece, which ``Fetch`` relies on.
+        shortest time for any piece, which ``PieceFetch`` relies on.
         """
         if self.rate is None:
             return UNKNOWN_S

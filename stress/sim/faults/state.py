@@ -104,8 +104,8 @@ class FetchFault(Fault):
         peers = {
             view.peer
             for session in fetcher.process.engine.exchange.sessions.values()
-            if session.fetch is not None
-            for view in session.fetch.sources()
+            if session.download.pieces is not None
+            for view in session.download.pieces.sources()
         }
         run = fetcher.process.run
         seats = [

@@ -14,7 +14,7 @@ from typing import Any
 from pccl.protocol.errors import PCCLError, ResyncRequired, StateMismatch, StateUnavailable
 from pccl.protocol.shared_state import ResumePolicy, SharedStateSyncStrategy, SyncPurpose
 from pccl.runtime.requests import SharedStateSyncInfo
-from pccl.runtime.state.memory.stock import Stock
+from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.running_prefetch import PrefetchRequest
 from pccl.runtime.state.sync import SyncOptions
 from pccl.stress.sim.checkers.state import Before, StateCheckers, outcome_of
@@ -71,7 +71,7 @@ class StateWork:
         if self._prefetch_rng.random() >= self._syncs.prefetches:
             return None
         self.state.has_prefetched = True
-        return PrefetchRequest(self.state.memory, Stock(self.state.memory, 1 << 20))
+        return PrefetchRequest(self.state.memory, FetchedPieces(self.state.memory, 1 << 20))
 
     async def joins(self, connect: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Join the run; nothing is written into the tensors by that."""

@@ -48,7 +48,7 @@ from pccl.protocol.shared_state import ResumePolicy, SharedStateSyncStrategy, Sy
 from pccl.protocol.types import NS_PER_S, Descriptor, PeerId, ReduceOp, RoundKind
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.requests import JoinRequest, ReduceRequest, RunRequest
-from pccl.runtime.state.memory.stock import Stock
+from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.replay import ObservedReduction
 from pccl.runtime.state.running_prefetch import PrefetchRequest
 from pccl.runtime.state.sync import SyncOptions
@@ -324,7 +324,9 @@ class _Life:
 
     async def _connect(self) -> None:
         memory = self._outer.memory
-        prefetch = PrefetchRequest(memory, Stock(memory, 1 << 20), on_reduction=self._replay)
+        prefetch = PrefetchRequest(
+            memory, FetchedPieces(memory, 1 << 20), on_reduction=self._replay
+        )
         request = JoinRequest(100, prefetch=prefetch, timeout_s=patience_s(self._scenario))
         for _ in range(_REFUSALS_MAX):
             try:

@@ -11,20 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pccl.machines.peer.machine import Standing
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.memory import Memory
 from pccl.runtime.hashing import InlineHasher, PooledHasher, hash_here
-from pccl.runtime.state.exhibit import idle_operation
+from pccl.runtime.state.frames import StateSender
+from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.runtime.state.memory.stock import Stock
-from pccl.runtime.state.post import StatePost
 from pccl.runtime.state.prefetch import Prefetch
 from pccl.runtime.state.replay import ObservedReduction, Replay
 from pccl.runtime.state.results import Loose, Results
 from pccl.runtime.state.running_prefetch import PrefetchRequest, RunningPrefetch
+from pccl.runtime.state.snapshot import idle_operation
 from pccl.runtime.tasks import Tasks
 from pccl.state.digests import PieceMap
 from pccl.transports.lane import Payload
@@ -69,16 +68,16 @@ def one_byte() -> Memory:
 class Scene:
     """A newcomer with a link to one member, which holds ``theirs``."""
 
-    def __init__(self, stock: Callable[[StateMemory], Stock] = lambda m: Stock(m, 1 << 30)) -> None:
+    def __init__(self, memory_max_bytes: int = 1 << 30, directory: str | None = None) -> None:
         self.memory = memory_of(1, track_touched=True)
         self.links = Links(Recorder)
         self.links.to(MEMBER)
-        self.stock = stock(self.memory)
+        self.fetched = FetchedPieces(self.memory, memory_max_bytes, directory)
         self.ready = 0
         self.now_ns = 0
         self.operation = idle_operation(self.memory.layout, 0)
         self.prefetch = Prefetch(
-            self.memory, self.stock, self.operation, self.links, self._now, 10, self._on_ready
+            self.memory, self.fetched, self.operation, self.links, self._now, 10, self._on_ready
         )
 
     def _now(self) -> int:
@@ -115,7 +114,7 @@ class Scene:
 def test_who_has_no_room_is_admitted_without_having_fetched(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    scene = Scene(lambda memory: Stock(memory, 0, "/nowhere"))
+    scene = Scene(0, "/nowhere")
     scene.hear_map(memory_of(2).piece_map)
     assert scene.ready == 1
     assert scene.prefetch.content == b""
@@ -174,7 +173,7 @@ def test_a_map_of_which_no_more_comes_is_not_waited_for() -> None:
     assert scene.ready == 1
     sink.memory(0)[:] = memory_of(2).piece_map.part(range(4))
     sink.complete()
-    assert scene.prefetch.fetch is not None  # it is not lost either
+    assert scene.prefetch.download.pieces is not None  # it is not lost either
 
 
 def test_the_only_source_dies() -> None:
@@ -183,6 +182,7 @@ def test_the_only_source_dies() -> None:
     scene.now_ns = 90
     scene.hear_piece(memory_of(2), 0)
     scene.now_ns = 100
+    scene.links.drop(MEMBER)
     scene.prefetch.link_changed(MEMBER, up=False)
     scene.now_ns = 109
     scene.prefetch.tick()
@@ -203,36 +203,28 @@ def test_the_only_source_lives_and_sends_nothing() -> None:
     scene.now_ns = 20
     scene.prefetch.tick()
     assert scene.ready == 1
-    assert list(scene.stock.verified) == [0]
+    assert list(scene.fetched.verified) == [0]
 
 
-def test_nothing_else_is_begun_while_the_stock_is_read() -> None:
+def test_nothing_else_is_begun_while_fetched_pieces_are_read() -> None:
     """Its room would be taken for the next contents."""
     scene = Scene()
     scene.fetch(memory_of(2))
     content = scene.prefetch.content
     assert content == memory_of(2).piece_map.digest(may_differ=False)
     scene.prefetch.link_changed(MEMBER, up=True)
-    scene.prefetch.is_held = True
+    scene.prefetch.download.is_held = True
     scene.hear_map(memory_of(3).piece_map)
     assert scene.prefetch.content == content
-    assert sorted(scene.stock.verified) == [0, 1, 2, 3]
-    scene.prefetch.is_held = False
+    assert sorted(scene.fetched.verified) == [0, 1, 2, 3]
+    scene.prefetch.download.is_held = False
     scene.prefetch.link_changed(MEMBER, up=True)
     scene.hear_map(memory_of(3).piece_map)
     assert scene.prefetch.content == b""  # on its way
 
 
-class Fetcher:
-    """Nothing can be had of results."""
-
-    def begin_prefetch(
-        self, memory: StateMemory, stock: Stock, on_ready: Callable[[], None]
-    ) -> Any:
-        raise AssertionError
-
-    def end_prefetch(self, operation: OperationId) -> None:
-        raise AssertionError
+NO_RESULTS: Any = None
+"""An exchange: none is asked for."""
 
 
 def test_contents_that_are_put_in_place_half_way_are_hashed_again() -> None:
@@ -240,50 +232,36 @@ def test_contents_that_are_put_in_place_half_way_are_hashed_again() -> None:
     scene = Scene()
     theirs = memory_of(2)
     scene.fetch(theirs)
-    del scene.stock.verified[3]  # fails when all but the digests are in place
+    del scene.fetched.verified[3]  # fails when all but the digests are in place
     with pytest.raises(KeyError):
-        scene.stock.apply(scene.prefetch.wanted)
+        scene.fetched.apply(scene.prefetch.download.wanted)
     assert scene.memory.stale == {0}
-    scene.stock.put(3, theirs.piece_map[3])
+    scene.fetched.put(3, theirs.piece_map[3])
     scene.memory.hashed([0])
-    scene.stock.apply(scene.prefetch.wanted)
+    scene.fetched.apply(scene.prefetch.download.wanted)
     assert scene.memory.stale == set()
     assert scene.value == {2}
 
 
-def test_the_stock_is_held_while_it_is_put_in_place() -> None:
+def test_fetched_pieces_are_held_while_they_are_put_in_place() -> None:
     scene, held = Scene(), list[bool]()
 
     class Watching(InlineHasher):
         async def run(self, function: Callable[[], Any]) -> Any:
-            held.append(scene.prefetch.is_held)
+            held.append(scene.prefetch.download.is_held)
             return function()
 
     async def work() -> None:
         loop = asyncio.get_running_loop()
-        replay = Replay(loop, scene.prefetch, Fetcher(), Watching(), lambda _: None)
+        replay = Replay(loop, scene.prefetch, NO_RESULTS, Watching(), lambda _: None)
         scene.fetch(memory_of(2))
         replay.end()
         await replay.run()
 
     asyncio.run(work())
     assert held == [True]
-    assert not scene.prefetch.is_held
+    assert not scene.prefetch.download.is_held
     assert scene.value == {2}
-
-
-class Host:
-    """An engine whose peer waits for its admission."""
-
-    def __init__(self) -> None:
-        self.machine: Any = self
-        self.standing = Standing.PENDING
-
-    def now_ns(self) -> int:
-        return 0
-
-    def feed(self, event: object) -> None:
-        pass
 
 
 class Exchange:
@@ -304,27 +282,26 @@ def test_nothing_is_written_after_whoever_joins_has_left() -> None:
     scene = Scene()
     begun, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
 
-    class Slow(Stock):
+    class Slow(FetchedPieces):
         def apply(self, numbers: Any) -> None:
             begun.set()
             assert goes_on.wait(LIMIT_S)
             super().apply(numbers)
             ended.set()
 
-    scene.stock = scene.prefetch.stock = Slow(scene.memory, 1 << 30)
-    scene.prefetch._intake._slot = scene.stock.slot  # pyright: ignore[reportPrivateUsage]
+    scene.fetched = scene.prefetch.fetched = Slow(scene.memory, 1 << 30)
+    scene.prefetch._receiver.fetched = scene.fetched  # pyright: ignore[reportPrivateUsage]
 
     def ignore(_: ObservedReduction) -> None:
         pass
 
     async def work() -> None:
         loop = asyncio.get_running_loop()
-        hasher, exchange, host = PooledHasher(loop), Exchange(scene), Host()
-        tasks = Tasks(loop)
-        request = PrefetchRequest(scene.memory, scene.stock, None, ignore)
-        anything: Any = exchange
-        running = RunningPrefetch(request, host, hasher, tasks, lambda: anything)
-        running.look()
+        hasher, tasks = PooledHasher(loop), Tasks(loop)
+        request = PrefetchRequest(scene.memory, scene.fetched, None, ignore)
+        exchange: Any = Exchange(scene)
+        running = RunningPrefetch(request, hasher, tasks, lambda: 0, lambda: None)
+        running.look(exchange, is_pending=True)
         scene.fetch(memory_of(2))
         assert await asyncio.to_thread(begun.wait, LIMIT_S)
         closing: Awaitable[None] = asyncio.ensure_future(running.close())
@@ -355,12 +332,12 @@ def test_a_function_that_fails_leaves_tensors_that_are_hashed_again(
 
     async def work() -> None:
         loop = asyncio.get_running_loop()
-        replay = Given(loop, scene.prefetch, Fetcher(), InlineHasher(), fail)
+        replay = Given(loop, scene.prefetch, NO_RESULTS, InlineHasher(), fail)
         results = Results(lambda _: None, lambda _: None)
         results.synchronized(scene.prefetch.content)
         news: list[bytes] = []
 
-        class Post(StatePost):
+        class Post(StateSender):
             def send(self, peer: PeerId, kind: FrameKind, payload: Any = b"", **_: Any) -> None:
                 news.append(payload)
 
@@ -378,7 +355,7 @@ def test_a_function_that_fails_leaves_tensors_that_are_hashed_again(
     changed.hashed([0])
     here = scene.memory.piece_map.digest(may_differ=False)
     assert here == changed.piece_map.digest(may_differ=False)
-    assert not scene.prefetch.is_held
+    assert not scene.prefetch.download.is_held
 
 
 def test_small_results_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,7 +364,7 @@ def test_small_results_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) ->
     results = Results(shown.append, shown.remove)
     results.synchronized(b"c" * 32)
     links = Links(Recorder)
-    results.watch(PeerId(9), StatePost(OperationId(0, 0, 0, 1, 0), links))
+    results.watch(PeerId(9), StateSender(OperationId(0, 0, 0, 1, 0), links))
     committed = partial(results.committed, dtype=DataType.UINT8, contributors=(MEMBER,))
     for n in range(5):
         committed(operation=OperationId(1, 0, 1, 5, n), result=one_byte())

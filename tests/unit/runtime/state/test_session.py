@@ -11,8 +11,8 @@ from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.shared_state import DIGEST_BYTES, Difference, Elected
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.hashing import hash_here
+from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.runtime.state.memory.stock import Stock
 from pccl.runtime.state.results import Loose
 from pccl.runtime.state.session import StateSession
 from pccl.transports.lane import Payload
@@ -64,7 +64,7 @@ class Scene:
         self.session = StateSession(
             OPERATION,
             memory,
-            Stock(memory, 1 << 20),
+            FetchedPieces(memory, 1 << 20),
             (OWN, FIRST, SECOND),
             OWN,
             self.links,
@@ -117,8 +117,8 @@ def test_a_map_that_takes_longer_than_any_patience_is_waited_for() -> None:
     told = scene.hear_map(FIRST if asked_first else SECOND, every_ns=STALL_NS - 1)
     assert scene.now_ns > 10 * STALL_NS
     assert scene.asked(FIRST) + scene.asked(SECOND) == 1
-    assert scene.session.fetch is not None
-    assert scene.session.fetch.missing == PIECES
+    assert scene.session.download.pieces is not None
+    assert scene.session.download.missing == PIECES
     assert all(before < after for before, after in pairwise(told[1:]))
     assert scene.session.progress.received_bytes == MAP_BYTES
 
@@ -136,7 +136,7 @@ def test_whoever_was_passed_over_counts_when_its_map_is_here_after_all() -> None
     scene = Scene()
     slow = FIRST if scene.asked(FIRST) else SECOND
     scene.hear_map(slow, every_ns=3 * STALL_NS)
-    assert scene.session.fetch is not None
+    assert scene.session.download.pieces is not None
     assert scene.asked(slow) == 1  # what has begun need not be asked for again
 
 
@@ -148,7 +148,7 @@ def test_who_says_nothing_at_all_is_asked_again() -> None:
     assert scene.asked(FIRST) == 10 + (scene.asked(FIRST) > scene.asked(SECOND))
     assert scene.asked(SECOND) in (9, 10, 11)
     scene.hear_map(FIRST, every_ns=1)
-    assert scene.session.fetch is not None
+    assert scene.session.download.pieces is not None
 
 
 def test_what_comes_a_second_time_is_no_progress() -> None:
@@ -157,7 +157,7 @@ def test_what_comes_a_second_time_is_no_progress() -> None:
     source = FIRST if scene.asked(FIRST) else SECOND
     told = scene.hear_map(source, every_ns=1, until=MAP_BYTES // 2)
     assert told[-1] > 0
-    scene.session.lost_lane(source)
+    scene.session.lane_lost(source)
     assert scene.hear_map(source, every_ns=1, until=MAP_BYTES // 2)[-1] == told[-1]
 
 

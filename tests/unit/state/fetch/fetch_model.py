@@ -1,4 +1,4 @@
-"""A network of uplinks in steps of 10 ms, and a judge who watches every word of a ``Fetch``."""
+"""A network of uplinks in steps of 10 ms, and a judge who watches what a ``PieceFetch`` says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pccl.protocol.types import NS_PER_S, PeerId
-from pccl.state.fetch.machine import Ask, Fetch
+from pccl.state.fetch.pieces import Ask, PieceFetch
 
 MIB = 1 << 20
 WINDOW_MIN = 4 * MIB
@@ -45,11 +45,11 @@ class Known:
 
 
 class Judge:
-    """Has the calls of a ``Fetch``, and keeps by itself what is true.
+    """Has the calls of a ``PieceFetch``, and keeps by itself what is true.
 
     Args:
         sizes: of the wanted pieces.
-        stall_ns: as for ``Fetch``.
+        stall_ns: as for ``PieceFetch``.
         strict: no rate is ever known, so whoever has room is asked.
     """
 
@@ -59,7 +59,7 @@ class Judge:
         self.sizes = dict(sizes)
         self.stall_ns = stall_ns
         self.strict = strict
-        self.fetch = Fetch(sizes, rank, 3, 0, stall_ns=stall_ns)
+        self.fetch = PieceFetch(sizes, rank, 3, 0, stall_ns=stall_ns)
         self.missing = set(sizes)
         self.known: dict[PeerId, Known] = {}
         self.check()
@@ -237,14 +237,14 @@ class Network:
 
     Args:
         sizes: of the wanted pieces.
-        stall_ns: as for ``Fetch``.
+        stall_ns: as for ``PieceFetch``.
     """
 
     def __init__(self, sizes: Mapping[int, int], *, stall_ns: int = 5 * NS_PER_S) -> None:
         self.sizes = dict(sizes)
         self.stall_ns = stall_ns
         self.now_ns = 0
-        self.fetchers: dict[PeerId, Fetch] = {}
+        self.fetchers: dict[PeerId, PieceFetch] = {}
         self.uplinks: dict[PeerId, Uplink] = {}
         self.got: dict[PeerId, list[int]] = {}
         self._under_way: deque[tuple[int, PeerId, Ask]] = deque()
@@ -255,8 +255,8 @@ class Network:
         needed = sum(self.sizes.values()) * len(self.fetchers)
         return sum(uplink.sent_bytes for uplink in self.uplinks.values()) - needed
 
-    def fetcher(self, peer: int, rank: int = 0, fetchers: int = 1) -> Fetch:
-        fetch = Fetch(self.sizes, rank, fetchers, self.now_ns, stall_ns=self.stall_ns)
+    def fetcher(self, peer: int, rank: int = 0, fetchers: int = 1) -> PieceFetch:
+        fetch = PieceFetch(self.sizes, rank, fetchers, self.now_ns, stall_ns=self.stall_ns)
         self.fetchers[PeerId(peer)] = fetch
         self.got[PeerId(peer)] = []
         return fetch

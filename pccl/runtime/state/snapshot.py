@@ -1,4 +1,4 @@
-"""``Exhibit``: a shared state that newcomers may fetch while nobody waits for them.
+"""``StateSnapshot``: a shared state that newcomers may fetch while nobody waits for them.
 
 It shows what the last synchronization has made of a state, by the digests of then. Contents are
 read from the program's tensors when a lane is about to send them; the program may be changing them
@@ -11,10 +11,9 @@ import weakref
 
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import OperationId, PeerId
-from pccl.runtime.state.giver import StateGiver
-from pccl.runtime.state.intake import Whole, check_length
+from pccl.runtime.state.frames import StateSender, Whole, check_length, numbers_of
 from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.runtime.state.post import StatePost, numbers_of
+from pccl.runtime.state.upload import StateUpload
 from pccl.state.digests import layout_digest
 from pccl.state.layout import StateLayout
 from pccl.transports.lane import Sink
@@ -27,7 +26,7 @@ def idle_operation(layout: StateLayout, group: int) -> OperationId:
     return OperationId(term=0, group=group, view=0, tag=tag, n=0)
 
 
-class Exhibit:
+class StateSnapshot:
     """One state that can be had.
 
     It ends with the program's last reference to the state.
@@ -39,16 +38,16 @@ class Exhibit:
     """
 
     def __init__(self, memory: StateMemory, operation: OperationId, links: Links) -> None:
-        self._post = StatePost(operation, links)
         self._memory = weakref.ref(memory)
         self._layout = memory.layout
         digests = memory.piece_map.copy()
-        self._giver = StateGiver(self._layout, digests, self._read, lambda _: True, self._post)
+        sender = StateSender(operation, links)
+        self._upload = StateUpload(self._layout, digests, self._read, lambda _: True, sender)
 
     def renew(self, memory: StateMemory) -> None:
         """Show what another synchronization has made of it; who waits for pieces goes on so."""
         self._memory = weakref.ref(memory)
-        self._giver.piece_map = memory.piece_map.copy()
+        self._upload.piece_map = memory.piece_map.copy()
 
     @property
     def is_over(self) -> bool:
@@ -70,22 +69,18 @@ class Exhibit:
 
     def _take(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
         if header.kind is FrameKind.MAP_ASK:
-            self._giver.give_map(peer)
+            self._upload.send_map(peer)
         elif header.kind is FrameKind.PIECE_ASK:
-            self._giver.give_pieces(peer, numbers_of(payload))
+            self._upload.send_pieces(peer, numbers_of(payload))
 
     def forget(self, peer: PeerId) -> None:
         """The link to ``peer`` is down."""
-        self._post.drop(peer)
-        self._giver.forget(peer)
+        self._upload.forget(peer)
 
     def owes(self, peer: PeerId) -> bool:
         """Whether ``peer`` waits for pieces."""
-        return self._giver.owes(peer)
+        return self._upload.owes(peer)
 
     def close(self) -> None:
-        """Show nothing more; who waits is told."""
-        asked = self._giver.close()
-        self._post.end()
-        for peer in asked:
-            self._post.send(peer, FrameKind.PIECE_LACK)
+        """Show nothing more; peers that wait are told."""
+        self._upload.withdraw()

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccl.protocol.types import NS_PER_MS, NS_PER_S, PeerId
-from pccl.state.fetch.machine import Ask, Fetch, SourceView
+from pccl.state.fetch.pieces import Ask, PieceFetch, SourceView
 from pccl.state.fetch.slots import SlotSet, ones
 from tests.unit.state.fetch.fetch_model import MIB, Judge, Network, Uplink
 
@@ -22,8 +22,8 @@ STALL_NS = 5 * NS_PER_S
 A, B, C, D = (PeerId(number) for number in (1, 2, 3, 4))
 
 
-def fetch_of(count: int, rank: int = 0, fetchers: int = 1, nbytes: int = MIB) -> Fetch:
-    return Fetch(dict.fromkeys(range(count), nbytes), rank, fetchers, 0, stall_ns=STALL_NS)
+def fetch_of(count: int, rank: int = 0, fetchers: int = 1, nbytes: int = MIB) -> PieceFetch:
+    return PieceFetch(dict.fromkeys(range(count), nbytes), rank, fetchers, 0, stall_ns=STALL_NS)
 
 
 def asked(asks: Iterable[Ask]) -> dict[PeerId, list[int]]:
@@ -33,11 +33,11 @@ def asked(asks: Iterable[Ask]) -> dict[PeerId, list[int]]:
     return found
 
 
-def view(fetch: Fetch, source: PeerId) -> SourceView:
+def view(fetch: PieceFetch, source: PeerId) -> SourceView:
     return next(each for each in fetch.sources() if each.peer == source)
 
 
-def run_at(fetch: Fetch, source: PeerId, rate: int, begin_s: int, seconds: int) -> None:
+def run_at(fetch: PieceFetch, source: PeerId, rate: int, begin_s: int, seconds: int) -> None:
     """Bytes come from a source at a rate, told four times a second."""
     for quarter in range(1, seconds * 4 + 1):
         now_ns = begin_s * NS_PER_S + quarter * 250 * NS_PER_MS
@@ -365,7 +365,7 @@ def test_stalled_ones_take_turns_if_there_is_nobody_better() -> None:
 # -- the end ------------------------------------------------------------------
 
 
-def known_rates(count: int, fast: int, slow: int) -> Fetch:
+def known_rates(count: int, fast: int, slow: int) -> PieceFetch:
     """A is fast, B slow, as of 1 s; nothing has been completed."""
     fetch = fetch_of(count)
     fetch.add_source(A, 0)
@@ -375,7 +375,7 @@ def known_rates(count: int, fast: int, slow: int) -> Fetch:
     return fetch
 
 
-def finish(fetch: Fetch, source: PeerId, pieces: Iterable[int], now_ns: int) -> list[Ask]:
+def finish(fetch: PieceFetch, source: PeerId, pieces: Iterable[int], now_ns: int) -> list[Ask]:
     return [ask for piece in pieces for ask in fetch.arrived(source, piece, now_ns, sound=True)]
 
 

@@ -62,7 +62,7 @@ class SourceView:
     distrusted: bool
 
 
-class Fetch:
+class PieceFetch:
     """Spreads wanted pieces over sources; every call tells what is to be asked next.
 
     What is said of a source or a piece that is not known changes nothing.

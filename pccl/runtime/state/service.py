@@ -1,4 +1,4 @@
-"""``StateDesk``: everything that a peer's engine does about shared state.
+"""``StateService``: everything that a peer's engine does about shared state.
 
 Calls come in here, and what the machine wants done about them; frames go to the exchange.
 """
@@ -14,31 +14,35 @@ from pccl.machines.peer.events import (
     BeginSync,
     CompareSync,
     ComparisonDone,
+    LeftCommitted,
     PeerEvent,
     PostSync,
+    PrefetchDone,
     ReduceDone,
     ReduceResult,
-    SyncCall,
+    SyncResult,
     SyncStarved,
 )
-from pccl.machines.peer.machine import PeerMachine
-from pccl.protocol.shared_state import Difference, Elected
+from pccl.machines.peer.machine import PeerMachine, Standing
+from pccl.protocol import errors
+from pccl.protocol.shared_state import Difference, Elected, SyncPurpose
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.calls import CallEvent, Calls, OpenCall
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.hashing import Hasher
 from pccl.runtime.requests import Deadline, SharedStateSyncInfo
 from pccl.runtime.state.exchange import StateExchange
+from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_hashing import StateHashing
 from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.runtime.state.memory.stock import Stock
 from pccl.runtime.state.running_prefetch import PrefetchRequest, RunningPrefetch
 from pccl.runtime.state.sync import StateSync, SyncOptions
 from pccl.runtime.tasks import Tasks
+from pccl.state.attempts import Next
 from pccl.transports.link import Links
 
 
-class DeskHost(Protocol):
+class ServiceHost(Protocol):
     """The engine, as far as shared state has to do with it."""
 
     @property
@@ -84,7 +88,7 @@ class DeskHost(Protocol):
         ...
 
 
-class StateDesk:
+class StateService:
     """Shared state of one peer.
 
     Args:
@@ -97,7 +101,7 @@ class StateDesk:
         exchange: what is given and taken in the run that this peer is in now.
     """
 
-    def __init__(self, host: DeskHost, hasher: Hasher, tasks: Tasks, stall_ns: int) -> None:
+    def __init__(self, host: ServiceHost, hasher: Hasher, tasks: Tasks, stall_ns: int) -> None:
         self._host = host
         self._tasks = tasks
         self._hasher = hasher
@@ -110,7 +114,7 @@ class StateDesk:
         """Done when no call is open any more."""
         self._running: RunningPrefetch | None = None
         """What this newcomer fetches before it is admitted."""
-        self._stock: Stock | None = None
+        self._fetched: FetchedPieces | None = None
         """What it has fetched, until a call takes it."""
         self.exchange = self._make_exchange()
 
@@ -145,27 +149,55 @@ class StateDesk:
             ValueError: another call uses the state; or its tensors lie elsewhere by now.
         """
         with request.state.memory.claimed():
-            sync = StateSync(self, self._hasher, request, deadline, self._host.now_ns)
+            fetched = self._take_fetched(request.state.memory)
+            sync = StateSync(self._hasher, request, fetched, deadline, self._host.now_ns)
             self._syncs[sync] = None
             try:
-                return await sync.run()
+                request.state.memory.check_in_place()
+                result = await self._attempts(sync)
+                await self._place(sync, result, request)
+                return sync.finish(result)
+            except BaseException:
+                sync.fail()
+                raise
             finally:
+                sync.fetched.close()
                 del self._syncs[sync]
                 self._note_end()
 
-    async def attempt(self, event: SyncCall, sync: StateSync) -> object:
-        """One attempt of a call.
+    async def _attempts(self, sync: StateSync) -> SyncResult:
+        """Make attempts until one is committed.
 
         Raises:
-            PCCLError: it has failed.
+            PCCLError: the call has failed; the state is what it was.
+            OSError: there is no room to stage what is to be received.
         """
-        call = self._host.calls.new()
-        call.sync = sync
-        return await self._host.call(event, sync.deadline, call)
+        while True:
+            await sync.hash()
+            call, peer = self._host.calls.new(), self._host.machine.peer
+            call.sync = sync
+            try:
+                result = await self._host.call(sync.event(), sync.deadline, call)
+            except (errors.CollectiveAborted, errors.Evicted) as error:
+                if sync.failed(error, peer) is Next.REJOIN:
+                    await self._join_again(sync)
+            else:
+                assert isinstance(result, SyncResult)
+                return result
 
-    async def join_again(self, sync: StateSync) -> None:
-        """Come back as a newcomer, who goes on fetching before he is admitted."""
-        request = PrefetchRequest(sync.memory, sync.stock, sync.on_progress)
+    async def _place(self, sync: StateSync, result: SyncResult, request: SyncOptions) -> None:
+        try:
+            await sync.place(result, self._host.machine.run)
+        except Exception:
+            # Some of it is in place: the others have all of it.
+            self._host.feed(LeftCommitted(result.operation))
+            raise
+        if request.purpose is SyncPurpose.SYNC:
+            self._show(request.state.memory)
+
+    async def _join_again(self, sync: StateSync) -> None:
+        """Come back as a newcomer, which goes on fetching before it is admitted."""
+        request = PrefetchRequest(sync.memory, sync.fetched, sync.on_progress)
         rejoins = partial(self._host.join_again, sync.deadline, prefetches=True)
         await self._fetch_while(request, rejoins)
 
@@ -184,11 +216,11 @@ class StateDesk:
             with request.memory.claimed():
                 await self._fetch(request, joins)
         except BaseException:
-            request.stock.close()
+            request.fetched.close()
             raise
-        if self._stock is not None:
-            self._stock.close()
-        self._stock = request.stock
+        if self._fetched is not None:
+            self._fetched.close()
+        self._fetched = request.fetched
 
     async def _fetch(self, request: PrefetchRequest, joins: Callable[[], Awaitable[None]]) -> None:
         self._hashing = StateHashing(self._hasher)
@@ -202,8 +234,11 @@ class StateDesk:
     async def _fetch_while(
         self, request: PrefetchRequest, joins: Callable[[], Awaitable[None]]
     ) -> None:
+        def on_ready() -> None:
+            self._host.feed(PrefetchDone())
+
         self._running = running = RunningPrefetch(
-            request, self._host, self._hasher, self._tasks, lambda: self.exchange
+            request, self._hasher, self._tasks, self._host.now_ns, on_ready
         )
         try:
             await joins()
@@ -212,14 +247,14 @@ class StateDesk:
             self._running = None
             await running.close()
 
-    def take_stock(self, memory: StateMemory) -> Stock | None:
+    def _take_fetched(self, memory: StateMemory) -> FetchedPieces | None:
         """What was fetched of this state before this peer was admitted."""
-        if self._stock is None or self._stock.memory is not memory:
+        if self._fetched is None or self._fetched.memory is not memory:
             return None
-        stock, self._stock = self._stock, None
-        return stock
+        fetched, self._fetched = self._fetched, None
+        return fetched
 
-    def show(self, memory: StateMemory) -> None:
+    def _show(self, memory: StateMemory) -> None:
         """Let newcomers fetch this state."""
         if memory.holds_tensors:
             self.exchange.show(memory)
@@ -238,20 +273,6 @@ class StateDesk:
                 result.contributors,
                 result.weights,
             )
-
-    @property
-    def run(self) -> bytes:
-        """The run's id."""
-        return self._host.machine.run
-
-    @property
-    def peer(self) -> PeerId:
-        """The own id in it."""
-        return self._host.machine.peer
-
-    def feed(self, event: PeerEvent) -> None:
-        """Give an event to the machine."""
-        self._host.feed(event)
 
     def check_apart(self, operand: Operand) -> None:
         """Make sure that a collective does not use memory of a state that is being synchronized.
@@ -280,7 +301,7 @@ class StateDesk:
         assert call.sync is not None
         call.operation = operation
         sync = call.sync
-        sync.session = self.exchange.post(operation, sync.memory, sync.stock, ring, own)
+        sync.session = self.exchange.post(operation, sync.memory, sync.fetched, ring, own)
 
     def _begin(self, operation: OperationId, elected: Elected) -> None:
         own = self._host.machine.peer
@@ -302,7 +323,8 @@ class StateDesk:
 
     def _look_at_prefetch(self) -> None:
         if self._running is not None:
-            self._running.look()
+            is_pending = self._host.machine.standing is Standing.PENDING
+            self._running.look(self.exchange, is_pending=is_pending)
 
     def link_changed(self, peer: PeerId, *, up: bool) -> None:
         """The link to a peer has come up, or is down."""
@@ -333,6 +355,6 @@ class StateDesk:
                 self._hashing.stop()
             await self._all_over
         self.exchange.close()
-        if self._stock is not None:
-            self._stock.close()
+        if self._fetched is not None:
+            self._fetched.close()
         self._hasher.close()

@@ -1,4 +1,4 @@
-"""``Stock``: pieces of a shared state that were fetched and verified, and are not in place yet.
+"""``FetchedPieces``: verified pieces of a shared state that are not in place yet.
 
 It outlives the attempts of a call, so that none of them begins anew. Where the caller wants pieces
 to be written straight into his tensors, their places are there.
@@ -13,7 +13,7 @@ from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.state.digests import PieceMap
 
 
-class Stock:
+class FetchedPieces:
     """Fetched pieces of one state.
 
     Args:

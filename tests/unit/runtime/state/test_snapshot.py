@@ -13,10 +13,10 @@ from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import PeerId
 from pccl.runtime.hashing import hash_here
 from pccl.runtime.state.exchange import StateExchange
-from pccl.runtime.state.exhibit import Exhibit, idle_operation
+from pccl.runtime.state.frames import pack_numbers
 from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.runtime.state.post import pack_numbers
 from pccl.runtime.state.results import Loose
+from pccl.runtime.state.snapshot import StateSnapshot, idle_operation
 from pccl.transports.lane import Payload
 from pccl.transports.link import Link, Links
 
@@ -52,7 +52,7 @@ class Scene:
         self.memory: StateMemory | None = memory_of(self.values)
         self.links = Links(Recorder)
         self.operation = idle_operation(self.memory.layout, 3)
-        self.exhibit = Exhibit(self.memory, self.operation, self.links)
+        self.snapshot = StateSnapshot(self.memory, self.operation, self.links)
 
     @property
     def queued(self) -> list[tuple[FrameHeader, Payload]]:
@@ -62,7 +62,7 @@ class Scene:
 
     def ask(self, kind: FrameKind, payload: bytes = b"") -> None:
         header = FrameHeader(kind, self.operation, 0, 0, len(payload))
-        sink = self.exhibit.frame_started(NEWCOMER, header)
+        sink = self.snapshot.frame_started(NEWCOMER, header)
         if payload:
             sink.memory(0)[:] = payload
         sink.complete()
@@ -91,7 +91,7 @@ def test_who_waits_for_pieces_goes_on_waiting_when_the_members_synchronize() -> 
     scene.ask(FrameKind.PIECE_ASK, pack_numbers([0, 1]))
     scene.values[:] = 1
     hash_here(scene.memory, scene.memory.stale_pieces())
-    scene.exhibit.renew(scene.memory)
+    scene.snapshot.renew(scene.memory)
     assert [header.offset for header, _ in scene.queued] == [0, 1]
     scene.ask(FrameKind.MAP_ASK)
     _, payload = scene.queued[-1]
@@ -102,7 +102,7 @@ def test_who_waits_for_pieces_goes_on_waiting_when_the_members_synchronize() -> 
 def test_who_waits_when_it_ends_is_told() -> None:
     scene = Scene()
     scene.ask(FrameKind.PIECE_ASK, pack_numbers([0, 1]))
-    scene.exhibit.close()
+    scene.snapshot.close()
     assert [(h.kind, h.length) for h, _ in scene.queued] == [(FrameKind.PIECE_LACK, 0)]
 
 
@@ -127,7 +127,7 @@ def test_what_does_not_exist_is_an_offence() -> None:
 def test_who_waits_for_a_map_when_it_ends_is_told() -> None:
     scene = Scene()
     scene.ask(FrameKind.MAP_ASK)
-    scene.exhibit.close()
+    scene.snapshot.close()
     assert [(h.kind, h.length) for h, _ in scene.queued] == [(FrameKind.PIECE_LACK, 0)]
 
 
@@ -139,12 +139,12 @@ def test_what_the_program_has_let_go_of_is_not_shown_any_more() -> None:
         pass
 
     exchange = StateExchange(3, scene.links, lambda: 0, 1, ignore, ignore, ignore)
-    exchange.exhibits[scene.operation] = scene.exhibit
+    exchange.snapshots[scene.operation] = scene.snapshot
     exchange.tick()
-    assert scene.operation in exchange.exhibits
+    assert scene.operation in exchange.snapshots
     scene.ask(FrameKind.PIECE_ASK, pack_numbers([1]))
     scene.memory = None
     gc.collect()
     exchange.tick()
-    assert not exchange.exhibits
+    assert not exchange.snapshots
     assert [(h.kind, h.length) for h, _ in scene.queued] == [(FrameKind.PIECE_LACK, 0)]

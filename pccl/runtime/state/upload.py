@@ -1,4 +1,4 @@
-"""``StateGiver``: what one peer gives of a shared state to those who ask.
+"""``StateUpload``: what one peer gives of a shared state to those who ask.
 
 Pieces are read when a lane is about to send them, and go from where they are. Who asks again for
 what waits for a lane already gets it once.
@@ -14,18 +14,17 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameKind
 from pccl.protocol.shared_state import DIGEST_BYTES
 from pccl.protocol.types import PeerId
-from pccl.runtime.state.post import StatePost, pack_numbers
+from pccl.runtime.state.frames import (
+    MAP_PIECES_MAX,
+    QUEUED_PIECES_MAX,
+    StateSender,
+    pack_numbers,
+)
 from pccl.state.digests import PieceMap
 from pccl.state.layout import StateLayout
 
-MAP_PIECES_MAX = 32768
-"""Digests in one frame: 1 MiB."""
 
-QUEUED_PIECES_MAX = 4096
-"""That one peer may ask for before it got any: more is a mistake, or malice."""
-
-
-class StateGiver:
+class StateUpload:
     """What one peer gives.
 
     Args:
@@ -33,7 +32,7 @@ class StateGiver:
         piece_map: of what can be had here.
         read: gives a piece.
         holds: whether a piece is the one that others want.
-        post: where it goes.
+        sender: where it goes.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class StateGiver:
         piece_map: PieceMap,
         read: Callable[[int], memoryview],
         holds: Callable[[int], bool],
-        post: StatePost,
+        sender: StateSender,
     ) -> None:
         self.tx_bytes = 0
         self.piece_map = piece_map
@@ -50,7 +49,7 @@ class StateGiver:
         self._layout = layout
         self._read = read
         self._holds = holds
-        self._post = post
+        self._sender = sender
         self._is_closed = False
         self._queued: dict[PeerId, dict[int, None]] = {}
         """Pieces that peers wait for and no lane has taken yet."""
@@ -65,25 +64,32 @@ class StateGiver:
 
     def forget(self, peer: PeerId) -> None:
         """What waited for ``peer`` is dropped."""
+        self._sender.drop(peer)
         self._queued.pop(peer, None)
         self._answers = {answer for answer in self._answers if answer[0] != peer}
         del self._lacking[peer]
 
-    def close(self) -> list[PeerId]:
-        """Give nothing more; returns who has asked for anything."""
+    def close(self) -> None:
+        """Send nothing more; no memory is read after this."""
         self._is_closed = True
-        waiting = [peer for peer, _, _ in sorted(self._answers)]
-        asked = list(dict.fromkeys((*self._queued, *waiting)))
         self._queued.clear()
         self._answers.clear()
-        return asked
+        self._sender.end()
 
-    def give_layout(self, peer: PeerId) -> None:
+    def withdraw(self) -> None:
+        """Likewise, and peers that wait for anything are told."""
+        waiting = [peer for peer, _, _ in sorted(self._answers)]
+        asked = dict.fromkeys((*self._queued, *waiting))
+        self.close()
+        for peer in asked:
+            self._sender.send(peer, FrameKind.PIECE_LACK)
+
+    def send_layout(self, peer: PeerId) -> None:
         """Send the layout."""
         packed = self._layout.pack()
         self._answer(peer, FrameKind.LAYOUT, len(packed), lambda: packed)
 
-    def give_map(self, peer: PeerId) -> None:
+    def send_map(self, peer: PeerId) -> None:
         """Send the digests of all pieces."""
         count = self._layout.piece_count
         for first in range(0, max(count, 1), MAP_PIECES_MAX):
@@ -112,9 +118,9 @@ class StateGiver:
             self._answers.discard(answer)
             return memoryview(content())
 
-        self._post.send(peer, kind, make, offset=offset, what=what, length=length)
+        self._sender.send(peer, kind, make, offset=offset, what=what, length=length)
 
-    def give_pieces(self, peer: PeerId, numbers: list[int]) -> None:
+    def send_pieces(self, peer: PeerId, numbers: list[int]) -> None:
         """Send these pieces, and say which are not here.
 
         Raises:
@@ -135,7 +141,7 @@ class StateGiver:
             queued[number] = None
             length = self._layout.piece(number).length
             payload = self._payload(peer, number)
-            self._post.send(peer, FrameKind.PIECE, payload, offset=number, length=length)
+            self._sender.send(peer, FrameKind.PIECE, payload, offset=number, length=length)
         if lacking:
             self._refuse(peer, lacking)
 
@@ -149,7 +155,7 @@ class StateGiver:
             return memoryview(pack_numbers(lacking))
 
         length = 4 * len(lacking)
-        self._post.send(peer, FrameKind.PIECE_LACK, make, length=length)
+        self._sender.send(peer, FrameKind.PIECE_LACK, make, length=length)
 
     def _payload(self, peer: PeerId, number: int) -> Callable[[], memoryview]:
         def make() -> memoryview:

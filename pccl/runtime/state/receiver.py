@@ -1,0 +1,261 @@
+"""``StateReceiver``: carries out what a ``Download`` decides, and tells it what comes.
+
+Each piece is read straight to where it belongs, and hashed. While two lanes carry copies of the
+same piece, the newest one has the place and the other is discarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.types import PeerId
+from pccl.runtime.state.frames import (
+    QUEUED_PIECES_MAX,
+    StateSender,
+    Whole,
+    numbers_of,
+    pack_numbers,
+)
+from pccl.runtime.state.memory.fetched import FetchedPieces
+from pccl.runtime.state.memory.state_memory import StateMemory
+from pccl.state.digests import PieceMap, piece_digest
+from pccl.state.fetch.download import (
+    AnnouncePieces,
+    AskMap,
+    Decision,
+    Download,
+    DownloadDone,
+    DownloadFailed,
+    KeepPiece,
+    PiecesComplete,
+    StagePieces,
+)
+from pccl.state.fetch.pieces import Ask
+from pccl.state.fetch.target import Present, Target
+from pccl.transports.lane import Sink
+from pccl.transports.sinks import Drain, discard
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """The sink of a piece that is wanted."""
+
+    receiver: StateReceiver
+    source: PeerId
+    number: int
+    slot: memoryview
+    is_advisory: bool
+    """Whether it is of no operation that members wait for."""
+    received: int = 0
+
+    def memory(self, received: int) -> memoryview:
+        """See ``Sink``: its slot, unless a newer copy has that, or the piece is here."""
+        self.note(received)
+        if not self.receiver.is_current(self):
+            return discard(len(self.slot) - received)
+        return self.slot[received:]
+
+    def counts(self) -> bool:
+        """See ``Sink``: what is shown while programs go on may change while it is sent.
+
+        The digest of the piece tells, then; and nobody is to blame.
+        """
+        return self.receiver.is_current(self) and not self.is_advisory
+
+    def complete(self) -> None:
+        """See ``Sink``."""
+        self.note(len(self.slot))
+        self.receiver.complete(self)
+
+    def lost(self) -> None:
+        """See ``Sink``."""
+        self.receiver.drop(self)
+
+    def note(self, received: int) -> None:
+        """So much is here."""
+        if received > self.received:
+            self.receiver.progressed(self.source, received - self.received)
+            self.received = received
+
+
+class StateReceiver:
+    """The frames of one download.
+
+    Args:
+        memory: the state; hashed.
+        fetched: where pieces go.
+        peer: this peer.
+        sender: sends questions.
+        now_ns: the present.
+        stall_ns: a source that sends nothing for so long is passed over.
+        report: told how the download ends.
+    """
+
+    def __init__(
+        self,
+        memory: StateMemory,
+        fetched: FetchedPieces,
+        peer: PeerId | None,
+        sender: StateSender,
+        now_ns: Callable[[], int],
+        stall_ns: int,
+        report: Callable[[PiecesComplete | DownloadDone | DownloadFailed], None],
+    ) -> None:
+        self.download = Download(memory.piece_map, peer, stall_ns=stall_ns)
+        self.fetched = fetched
+        self.no_room: OSError | MemoryError | None = None
+        """Why it was given up: there is nowhere to put what is missing."""
+        self.watches = False
+        """Whether members are asked to announce results."""
+        self._layout = memory.layout
+        self._sender = sender
+        self._now_ns = now_ns
+        self._report = report
+        self._arrivals: dict[int, _Arrival] = {}
+        """By number of the piece: the newest copy of each."""
+
+    @property
+    def arriving_bytes(self) -> int:
+        """Bytes that are here of pieces that are not complete."""
+        return sum(arrival.received for arrival in self._arrivals.values())
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def begin(self, target: Target) -> None:
+        """Fetch this from now on."""
+        self._arrivals.clear()
+        self._carry_out(self.download.begin(target, self._present()))
+
+    def link_changed(self, peer: PeerId, *, up: bool) -> None:
+        """The link to a peer has come up, or is down."""
+        self._carry_out(self.download.link_changed(peer, self._present(), up=up))
+
+    def lane_lost(self, peer: PeerId) -> None:
+        """A lane to a peer is gone, and perhaps questions and answers with it."""
+        self._carry_out(self.download.lane_lost(peer, self._present()))
+
+    def tick(self) -> None:
+        """Time has passed."""
+        self._carry_out(self.download.tick(self._present()))
+
+    def close(self) -> None:
+        """Fetch nothing more; what is here stays in ``fetched``."""
+        self.download.stop()
+        self._arrivals.clear()
+
+    # -- frames ------------------------------------------------------------------------------------
+
+    def place(self, peer: PeerId, header: FrameHeader) -> Sink:
+        """A piece is about to arrive.
+
+        Raises:
+            RemoteProtocolError: there is no such piece.
+        """
+        number = header.offset
+        count = self._layout.piece_count
+        if number >= count or header.length != self._layout.piece(number).length:
+            raise RemoteProtocolError(func="lane", reason=f"no such piece: {number}")
+        if not self.download.expects(peer, number):
+            return Drain(header.length)
+        slot = self.fetched.slot(number)
+        arrival = _Arrival(self, peer, number, slot, is_advisory=header.operation.term == 0)
+        self._arrivals[number] = arrival
+        return arrival
+
+    def whole(
+        self,
+        peer: PeerId,
+        header: FrameHeader,
+        take: Callable[[PeerId, FrameHeader, bytearray], None],
+    ) -> Sink:
+        """The sink of a frame that is no piece."""
+        payload = bytearray(header.length)
+        if header.kind is not FrameKind.MAP:
+            return Whole(take, peer, header, payload)
+        self._map_progressed(peer, header, 0)
+        return Whole(take, peer, header, payload, self._map_progressed)
+
+    def take(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
+        """An answer is here, or news.
+
+        Raises:
+            RemoteProtocolError: it makes no sense.
+        """
+        present = self._present()
+        match header.kind:
+            case FrameKind.MAP:
+                first, count = header.offset, header.what
+                self._carry_out(self.download.map_came(peer, first, count, payload, present))
+            case FrameKind.PIECE_LACK:
+                self._carry_out(self.download.refused(peer, numbers_of(payload), present))
+            case FrameKind.PIECE_HAVE:
+                self._carry_out(self.download.has(peer, numbers_of(payload), present))
+            case _:
+                raise RemoteProtocolError(func="lane", reason=f"unexpected {header.kind.name}")
+
+    def _map_progressed(self, peer: PeerId, header: FrameHeader, received: int) -> None:
+        self.download.map_progressed(peer, header.offset, received, self._now_ns())
+
+    # -- pieces on their way -----------------------------------------------------------------------
+
+    def is_current(self, arrival: _Arrival) -> bool:
+        """Whether it has the place."""
+        return self._arrivals.get(arrival.number) is arrival
+
+    def drop(self, arrival: _Arrival) -> None:
+        """It will not be complete."""
+        if self.is_current(arrival):
+            del self._arrivals[arrival.number]
+
+    def progressed(self, source: PeerId, nbytes: int) -> None:
+        """Bytes have come, also of a copy."""
+        self.download.progressed(source, nbytes, self._now_ns())
+
+    def complete(self, arrival: _Arrival) -> None:
+        """Its last byte is here."""
+        if not self.is_current(arrival):
+            return
+        source, number = arrival.source, arrival.number
+        del self._arrivals[number]
+        if self.download.wants(number):
+            digest = piece_digest(arrival.slot)
+            self._carry_out(self.download.arrived(source, number, digest, self._present()))
+
+    # -- decisions ---------------------------------------------------------------------------------
+
+    def _present(self) -> Present:
+        return Present(self._now_ns(), self._sender.links())
+
+    def _carry_out(self, decisions: Iterable[Decision]) -> None:
+        send = self._sender.send
+        for decision in decisions:
+            match decision:
+                case Ask(source, pieces):
+                    send(source, FrameKind.PIECE_ASK, pack_numbers(pieces))
+                case AskMap(peer):
+                    if self.watches:
+                        send(peer, FrameKind.WATCH)  # again: it may have been lost
+                    send(peer, FrameKind.MAP_ASK)
+                case KeepPiece(number, digest):
+                    self.fetched.put(number, digest)
+                case AnnouncePieces(peers, pieces):
+                    for peer in peers:
+                        for first in range(0, len(pieces), QUEUED_PIECES_MAX):
+                            part = pieces[first : first + QUEUED_PIECES_MAX]
+                            send(peer, FrameKind.PIECE_HAVE, pack_numbers(part))
+                case StagePieces(pieces, digests):
+                    self._carry_out(self._stage(pieces, digests))
+                case PiecesComplete() | DownloadDone() | DownloadFailed():
+                    self._report(decision)
+
+    def _stage(self, pieces: tuple[int, ...], digests: PieceMap) -> list[Decision]:
+        self._arrivals.clear()
+        try:
+            self.fetched.prepare(pieces, digests)
+        except (OSError, MemoryError) as error:
+            self.no_room = error
+            return self.download.no_room(str(error), self._present())
+        return self.download.staged(list(self.fetched.verified), self._present())

@@ -1,0 +1,499 @@
+"""``Download``: fetches a shared state from those that have it; for a sync and for a prefetch.
+
+Pure: events in (with the ``Present`` in which they come), decisions out. Its ``Target`` says what
+is to be fetched and who has it.
+
+    AskMap -> StagePieces that differ -> Ask for them, KeepPiece if it is right -> DownloadDone
+
+When nobody gives what is missing, and there is no hope or none for as long as a stall, the download
+has failed. What comes after that is taken all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.types import PeerId
+from pccl.state.digests import PieceMap
+from pccl.state.fetch.maps import MapMeter, MapRequest
+from pccl.state.fetch.pieces import Ask, PieceFetch
+from pccl.state.fetch.target import REFRESH_NS, Present, Target
+
+NEWS_PIECES_MAX = 64
+"""Other fetchers hear of so many new pieces at once, or at the next tick."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskMap:
+    """Ask this peer for the digests of its pieces."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class StagePieces:
+    """Make room for these pieces, which are to have these digests; then call ``staged``."""
+
+    pieces: tuple[int, ...]
+    digests: PieceMap
+
+
+@dataclass(frozen=True, slots=True)
+class KeepPiece:
+    """This piece is here and right."""
+
+    piece: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AnnouncePieces:
+    """Tell these peers, which fetch the same, that these pieces can be had here."""
+
+    peers: tuple[PeerId, ...]
+    pieces: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PiecesComplete:
+    """All pieces are here, perhaps once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadDone:
+    """All pieces are here, and no map is awaited that may say otherwise. Decided once."""
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadFailed:
+    """Nobody gives what is missing, or there is no room for it. Decided once."""
+
+    reason: str
+
+
+Decision = (
+    AskMap
+    | StagePieces
+    | Ask
+    | KeepPiece
+    | AnnouncePieces
+    | PiecesComplete
+    | DownloadDone
+    | DownloadFailed
+)
+
+
+class Download:
+    """What one peer fetches of one state.
+
+    Args:
+        own: the digests of what it has; they may change.
+        peer: this peer.
+        stall_ns: a source that sends nothing for so long is passed over.
+    """
+
+    def __init__(self, own: PieceMap, peer: PeerId | None, *, stall_ns: int) -> None:
+        self.target: Target | None = None
+        self.map: PieceMap | None = None
+        """The digests of what is fetched."""
+        self.pieces: PieceFetch | None = None
+        """None: it is not known yet what differs."""
+        self.wanted: tuple[int, ...] = ()
+        """Pieces that are to be other ones than they were, in order."""
+        self.wanted_bytes = 0
+        self.rx_bytes = 0
+        """Of pieces that came and were right."""
+        self.wrong_pieces = 0
+        self.is_done = False
+        self.has_failed = False
+        self.is_deserted = False
+        """Whether a peer has withdrawn that could be asked: it may give pieces the next time."""
+        self.is_held = False
+        """Whether the fetched pieces are in use: nothing else is begun then."""
+        self._own = own
+        self._peer = peer
+        self._stall_ns = stall_ns
+        self._has_room = True
+        self._maps: dict[PeerId, MapRequest] = {}
+        """Maps that were asked for and are not complete."""
+        self._meter = MapMeter(own.layout)
+        self._here: list[int] = []
+        """Wanted pieces that have come."""
+        self._news: list[int] = []
+        """Those of which the other fetchers have not heard."""
+        self._haves: dict[PeerId, list[int]] = {}
+        """What other fetchers have."""
+        self._starving_since_ns: int | None = None
+        self._moved_ns = 0
+        """When bytes of pieces came last."""
+        self._ended_ns = 0
+        """When it was done, had failed, or asked for maps again after that."""
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that differs is here."""
+        return self.pieces is not None and self.pieces.complete
+
+    @property
+    def missing(self) -> int:
+        """How many pieces are still to come, as far as is known."""
+        return self.pieces.missing if self.pieces is not None else 0
+
+    @property
+    def map_bytes(self) -> int:
+        """Bytes of maps that have come."""
+        return self._meter.bytes
+
+    @property
+    def source_count(self) -> int:
+        """How many peers can be asked for pieces."""
+        views = self.pieces.sources() if self.pieces is not None else ()
+        return sum(not view.lost for view in views)
+
+    def awaits_map(self, peer: PeerId) -> bool:
+        """Whether ``peer`` was asked for its map."""
+        return peer in self._maps
+
+    def uses(self, peer: PeerId) -> bool:
+        """Whether something is expected of ``peer``."""
+        return peer in self._maps or (
+            self.pieces is not None and bool(self.pieces.outstanding(peer))
+        )
+
+    def expects(self, source: PeerId, piece: int) -> bool:
+        """Whether a piece is missing that ``source`` was asked for."""
+        return self.pieces is not None and self.pieces.expects(source, piece)
+
+    def wants(self, piece: int) -> bool:
+        """Whether it is still missing."""
+        return self.pieces is not None and self.pieces.wants(piece)
+
+    def owns(self, piece: int) -> bool:
+        """Whether the own piece is the right one, as far as is known."""
+        layout = self._own.layout
+        entry = layout.entries[layout.piece(piece).entry]
+        if self.target is None or not self.target.lacks(may_differ=entry.may_differ):
+            return True
+        if self.pieces is None or self.map is None:
+            return False
+        return self.map[piece] == self._own[piece]
+
+    # -- beginning ---------------------------------------------------------------------------------
+
+    def begin(self, target: Target, present: Present) -> list[Decision]:
+        """Fetch this from now on."""
+        self.target = target
+        if self.is_done:
+            return []
+        self.pieces = None
+        self.wanted, self.wanted_bytes = (), 0
+        self._maps.clear()
+        self._meter.begin()
+        if target.is_met:
+            return self._finish(present)
+        for peer, up in present.links.items():
+            if up:
+                target.link_changed(peer, up=True)
+        return self._ask_maps(present) + self._conclude(present)
+
+    def staged(self, here: Iterable[int], present: Present) -> list[Decision]:
+        """There is room for what ``StagePieces`` named; these pieces of it are here already."""
+        assert self.target is not None
+        layout, fetchers = self._own.layout, self.target.fetchers
+        self._here = list(here)
+        known = set(self._here)
+        self._moved_ns = present.now_ns
+        rank = fetchers.index(self._peer) if self._peer in fetchers else 0
+        self.pieces = PieceFetch(
+            {number: layout.piece(number).length for number in self.wanted if number not in known},
+            rank,
+            max(len(fetchers), 1),
+            present.now_ns,
+            stall_ns=self._stall_ns,
+        )
+        if self.pieces.complete:
+            return self._conclude(present)
+        decisions: list[Decision] = []
+        for peer in self.target.sources():
+            if present.is_up(peer):
+                decisions += self._add_source(self.pieces, peer, present)
+        return decisions + self._announce(fetchers, self._here, present) + self._conclude(present)
+
+    def no_room(self, why: str, present: Present) -> list[Decision]:
+        """There is none for what ``StagePieces`` named: nothing is fetched any more."""
+        self._has_room = False
+        self.pieces = self.map = None
+        self.wanted, self.wanted_bytes = (), 0
+        return self._fail(f"no room for what it lacks: {why}", present)
+
+    # -- links and time ----------------------------------------------------------------------------
+
+    def link_changed(self, peer: PeerId, present: Present, *, up: bool) -> list[Decision]:
+        """The link to ``peer`` has come up, or is down."""
+        if not up:
+            self._maps.pop(peer, None)
+        if self._is_over or self.target is None:
+            return []
+        self.target.link_changed(peer, up=up)
+        decisions: list[Decision] = []
+        if self.pieces is None:
+            decisions += self._ask_maps(present)
+        elif up:
+            decisions += self._add_source(self.pieces, peer, present)
+            decisions += self._announce([peer], self._here, present)
+            decisions += self._ask_maps(present)
+        else:
+            decisions += self.pieces.lose_source(peer, present.now_ns)
+        return decisions + self._conclude(present)
+
+    def lane_lost(self, peer: PeerId, present: Present) -> list[Decision]:
+        """A lane to a peer is gone, and perhaps questions, answers and news with it."""
+        decisions: list[Decision] = []
+        if peer in self._maps:
+            self._maps[peer].asked(present.now_ns)
+            decisions.append(AskMap(peer))
+        if self.pieces is not None:
+            decisions += self.pieces.ask_again(peer, present.now_ns)
+            decisions += self._announce([peer], self._here, present)
+        return decisions + self._conclude(present)
+
+    def tick(self, present: Present) -> list[Decision]:
+        """Time has passed."""
+        decisions: list[Decision] = []
+        now_ns = present.now_ns
+        if self.target is not None and not self._is_over:
+            if self.pieces is not None:
+                decisions += self.pieces.tick(now_ns)
+            for peer, request in self._maps.items():
+                if request.look(now_ns, self._stall_ns):
+                    request.asked(now_ns)
+                    decisions.append(AskMap(peer))
+            has_ended = self.is_done or self.has_failed
+            looks_again = has_ended and now_ns - self._ended_ns >= REFRESH_NS
+            if looks_again:
+                self._ended_ns = now_ns
+            self.target.ticked(present, looks_again=looks_again)
+            decisions += self._ask_maps(present)
+        return decisions + self._tell_news(present) + self._conclude(present)
+
+    def stop(self) -> None:
+        """Fetch nothing more."""
+        self.target = self.pieces = None
+        self._maps.clear()
+
+    # -- what comes --------------------------------------------------------------------------------
+
+    def map_progressed(self, peer: PeerId, first: int, received: int, now_ns: int) -> None:
+        """So many bytes are here of the part of a map that begins with piece ``first``."""
+        if peer in self._maps:
+            self._maps[peer].progressed(now_ns)
+            self._meter.progressed(peer, first, received)
+
+    def map_came(
+        self, peer: PeerId, first: int, count: int, digests: bytearray, present: Present
+    ) -> list[Decision]:
+        """A part of a map is here.
+
+        Raises:
+            RemoteProtocolError: it is of another state.
+        """
+        request, target = self._maps.get(peer), self.target
+        theirs = request.take(first, count, digests) if request is not None else None
+        if theirs is None or target is None:
+            return []
+        del self._maps[peer]
+        ends = self.pieces is not None and (self.complete or self.pieces.starved)
+        idle = ends and not self.is_held
+        found = target.take_map(peer, theirs, idle=idle)
+        decisions = self._ask_maps(present)
+        if found is not None:
+            if not target.lives_on:
+                self._maps.clear()
+            self.map = found
+            numbers = range(self._own.layout.piece_count)
+            self.wanted = tuple(n for n in numbers if found[n] != self._own[n])
+            self.wanted_bytes = self._own.layout.bytes_of(self.wanted)
+            return [*decisions, StagePieces(self.wanted, found)]
+        if self.pieces is not None:
+            decisions += self._add_source(self.pieces, peer, present)
+        return decisions + self._conclude(present)
+
+    def refused(self, peer: PeerId, numbers: list[int], present: Present) -> list[Decision]:
+        """A peer does not have these pieces; none: it gives nothing any more."""
+        target = self.target
+        if not numbers:
+            self.is_deserted = True
+            self._maps.pop(peer, None)
+        if target is None:
+            return []
+        if not numbers:
+            target.withdrew(peer)
+        decisions: list[Decision] = []
+        if self.pieces is None:
+            target.has_no_map(peer)
+            decisions += self._ask_maps(present)
+        elif numbers:
+            decisions += self.pieces.refuse(peer, numbers, present.now_ns)
+        else:
+            decisions += self.pieces.lose_source(peer, present.now_ns)
+        return decisions + self._conclude(present)
+
+    def has(self, peer: PeerId, numbers: list[int], present: Present) -> list[Decision]:
+        """Another fetcher says that it has these pieces.
+
+        Raises:
+            RemoteProtocolError: there are no such pieces.
+        """
+        count = self._own.layout.piece_count
+        if any(number >= count for number in numbers):
+            raise RemoteProtocolError(func="lane", reason="has pieces that nobody has")
+        if self._is_over:
+            return []
+        known = self._haves.setdefault(peer, [])
+        known += numbers
+        if len(known) > 2 * count:
+            self._haves[peer] = list(dict.fromkeys(known))
+        wanted = [number for number in numbers if self.wants(number)]
+        if self.pieces is None or not wanted:
+            return []
+        asks = self.pieces.add_source(peer, present.now_ns, wanted)
+        return [*asks, *self._conclude(present)]
+
+    def progressed(self, source: PeerId, nbytes: int, now_ns: int) -> None:
+        """Bytes of pieces have come, also of copies and of pieces that are not complete."""
+        self._moved_ns = now_ns
+        if self.pieces is not None:
+            self.pieces.progressed(source, nbytes, now_ns)
+
+    def arrived(
+        self, source: PeerId, number: int, digest: bytes, present: Present
+    ) -> list[Decision]:
+        """A piece that is missing has come."""
+        pieces, now_ns = self.pieces, present.now_ns
+        assert pieces is not None
+        assert self.map is not None
+        assert self.target is not None
+        decisions: list[Decision] = []
+        if digest == self.map[number]:
+            asks = pieces.arrived(source, number, now_ns, sound=True)
+            if not pieces.wants(number):
+                self.rx_bytes += self._own.layout.piece(number).length
+                self._here.append(number)
+                self._news.append(number)
+                decisions.append(KeepPiece(number, digest))
+            decisions += asks
+        elif self.target.blames:
+            self.wrong_pieces += 1
+            decisions += pieces.arrived(source, number, now_ns, sound=False)
+        else:  # it is changing there
+            decisions += pieces.refuse(source, [number], now_ns)
+        if len(self._news) >= NEWS_PIECES_MAX:
+            decisions += self._tell_news(present)
+        return decisions + self._conclude(present)
+
+    # -- what follows ------------------------------------------------------------------------------
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing else will be fetched."""
+        return self.is_done and self.target is not None and not self.target.lives_on
+
+    def _ask_maps(self, present: Present) -> list[Decision]:
+        if self.target is None or not self._has_room:
+            return []
+        peers = self.target.next_maps(self._maps, present)
+        for peer in peers:
+            self._maps[peer] = MapRequest(self._own.layout, present.now_ns)
+        return [AskMap(peer) for peer in peers]
+
+    def _add_source(self, pieces: PieceFetch, peer: PeerId, present: Present) -> list[Ask]:
+        """A member can be asked for what it has of all that is missing."""
+        target, layout = self.target, self._own.layout
+        assert target is not None
+        lacked = [kind for kind in (False, True) if target.lacks(may_differ=kind)]
+        gives = target.offers(peer)
+        if all(gives[kind] for kind in lacked):
+            return pieces.add_source(peer, present.now_ns)
+        numbers = [n for n in self._haves.get(peer, ()) if pieces.wants(n)]
+        for kind in lacked:
+            if gives[kind]:
+                numbers += [n for n in layout.numbers(may_differ=kind) if pieces.wants(n)]
+        return pieces.add_source(peer, present.now_ns, numbers) if numbers else []
+
+    def _announce(
+        self, peers: Iterable[PeerId], numbers: list[int], present: Present
+    ) -> list[Decision]:
+        if not numbers or self.target is None or not self.target.fetchers:
+            return []
+        members = self.target.sources()
+        told = tuple(peer for peer in peers if peer in members and present.is_up(peer))
+        return [AnnouncePieces(told, tuple(numbers))] if told else []
+
+    def _tell_news(self, present: Present) -> list[Decision]:
+        news, self._news = self._news, []
+        return self._announce(self.target.fetchers, news, present) if self.target else []
+
+    @property
+    def _awaits_maps(self) -> bool:
+        """Whether a map may come; what a target without patience awaits must not be overdue."""
+        assert self.target is not None
+        if self.target.silent_stalls is None:
+            return bool(self._maps)
+        return any(not request.is_overdue for request in self._maps.values())
+
+    @property
+    def _starves(self) -> bool:
+        """Whether something is missing that nobody gives."""
+        if self.target is None or self._awaits_maps:
+            return False
+        return self.target.lacks_map if self.pieces is None else self.pieces.starved
+
+    def _conclude(self, present: Present) -> list[Decision]:
+        """See whether it is done, or has failed."""
+        target = self.target
+        if target is None or self._is_over:
+            return []
+        if self.complete:
+            self._starving_since_ns = None
+            done = not self.is_done and not self._awaits_maps
+            return [PiecesComplete(), *(self._finish(present) if done else ())]
+        now_ns, fetching = present.now_ns, self.pieces is not None
+        if self._starves:
+            since_ns = self._starving_since_ns
+            self._starving_since_ns = since_ns = now_ns if since_ns is None else since_ns
+            waits = now_ns - since_ns < self._stall_ns
+            ends = not waits or not target.has_hope(present, fetching=fetching)
+        else:
+            if fetching:  # else it goes on: members that ask each other in turn for maps have none
+                self._starving_since_ns = None
+            stalls, silent_ns = target.silent_stalls, now_ns - self._moved_ns
+            ends = fetching and stalls is not None and silent_ns >= stalls * self._stall_ns
+        if not ends:
+            return []
+        lack = f"{self.pieces.missing} pieces" if self.pieces is not None else "a right map"
+        reason = (
+            f"nobody gives {lack} of the shared state that it lacks; "
+            f"{self.wrong_pieces} pieces came with wrong bytes"
+        )
+        return self._fail(reason, present)
+
+    def _finish(self, present: Present) -> list[Decision]:
+        news = self._tell_news(present)
+        self._note_end(present)
+        self.is_done = True
+        return [*news, DownloadDone()]
+
+    def _note_end(self, present: Present) -> None:
+        if not (self.is_done or self.has_failed):
+            self._ended_ns = present.now_ns
+
+    def _fail(self, reason: str, present: Present) -> list[Decision]:
+        if self.has_failed:
+            return []
+        self._note_end(present)
+        self.has_failed = True
+        return [DownloadFailed(reason)]
