@@ -350,13 +350,16 @@ class Lane:
             sink = self._sink = self._handler.frame_started(self, header)
         if self._received == self._length:
             if self._length and self._hasher.intdigest() != self._check and sink.counts():
-                reason = f"{self._length} bytes of payload were damaged on the way"
-                self.damaged_bytes = self._length
-                raise DamagedData(func="lane", reason=reason)
+                self._refuse_damaged()
             self.intact_bytes += self._length
             self._sink = None
             self._received = 0
             sink.complete()
+
+    def _refuse_damaged(self) -> None:
+        reason = f"{self._length} bytes of payload were damaged on the way"
+        self.damaged_bytes = self._length
+        raise DamagedData(func="lane", reason=reason)
 
     def writable(self) -> None:
         """See ``Receiver``."""

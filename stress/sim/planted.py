@@ -326,7 +326,7 @@ def only_the_younger_dials(bring_up: Any, keeper: LinkKeeper, peer: PeerId) -> N
 
 
 # The payload of a frame counts, whatever its checksum says.
-_says("damage_unnoticed", Lane, "_verify")
+_says("damage_unnoticed", Lane, "_refuse_damaged")
 
 
 class _AnyNumber(int):
