@@ -9,8 +9,8 @@
 * ``chaos``: the harness on real processes: a run under seeded trouble, every value checked.
 * ``emulator``: the link emulator: a TCP relay that makes loopback behave like a real link, without
   root.
-* ``studies``: questions that were measured, each by a command: what loss, churn, patience and
-  compression cost.
+* ``studies``: questions that were measured, each by a command: what a loss costs, how large the
+  source is.
 
 Everything here may use every other room, and none of them uses this one.
 """

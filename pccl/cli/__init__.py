@@ -2,6 +2,7 @@
 
 * ``main``: ``pccl``: the group of commands. Each is imported only when it is used.
 * ``command_line``: commands that end in another command: ``pccl launch -n 4 -- python train.py``.
+* ``sizes``: arguments of commands that measure: sizes in bytes, and lists.
 * ``streams``: standard streams that are not as one would wish: closed, or full.
 * ``logs``: logging for the commands. The library itself adds no handlers; a program does, and we
   are one.

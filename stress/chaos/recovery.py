@@ -29,8 +29,8 @@ from rich.console import Console
 from rich.table import Table
 
 import pccl
-from pccl.cli.bench.arguments import Size, format_size
 from pccl.cli.processes.children import STDOUT, Children, Ended
+from pccl.cli.sizes import Size, format_size
 from pccl.cli.streams import writing
 from pccl.stress.emulator.command_line import ending_on_sigterm
 

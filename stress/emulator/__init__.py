@@ -11,10 +11,6 @@
 * ``thread``: threads with an event loop of their own; and a relay on one, for tests and benchmarks.
 * ``command_line``: the emulator's commands: ``python -m pccl.stress relay`` and ``verify-link``.
 * ``verify``: a plain TCP stream through a relay, measured: does the emulator do what it says?
-* ``stream``: what a plain program takes to copy bytes to another process: one connection, one
-  direction.
-* ``loopback``: how fast two plain processes move bytes to each other: the floor under every
-  benchmark.
 
 See ``docs/emulator.md``.
 """

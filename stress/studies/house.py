@@ -20,7 +20,7 @@ import click
 import numpy as np
 
 import pccl
-from pccl.cli.bench.crew import Crew
+from pccl.cli.processes.crew import Crew
 from pccl.cli.streams import writing
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
 import signal
 import subprocess
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,12 +16,11 @@ import pytest
 from click.testing import CliRunner
 
 import pccl.cli.bench.command
-from pccl.cli.bench.command import bench, try_to_write
-from pccl.cli.bench.crew import Crew
+from pccl.cli.bench.command import bench
 from pccl.cli.bench.plan import BenchPlan
-from pccl.cli.bench.statistics import BenchResult, SideFigures
+from pccl.cli.bench.statistics import Figures
 from pccl.cli.bench.view import BenchView
-from pccl.stress.emulator import loopback
+from pccl.cli.processes.crew import Crew
 from tests.support.commands import PCCL, printed_objects, run_to_end, running
 from tests.support.paths import ROOT
 from tests.support.patience import LONG_LIMIT_S, patient
@@ -33,7 +30,7 @@ COMMAND = (*PCCL, "bench", "allreduce")
 
 FIELDS = {
     *("peers", "bytes", "dtype", "algorithm", "lanes", "in_place", "seconds_median"),
-    *("quantize", "tensors", "error", "wire_bytes_per_value"),
+    *("quantize", "error", "wire_bytes_per_value"),
     *("cpu_s_per_gib", "extra_mib", "values_ok", "congestion", "seconds"),
 }
 THEIR_FIELDS = {"against", "against_seconds_median", "against_cpu_s_per_gib", "ratio"}
@@ -56,11 +53,10 @@ def measure(*options: str) -> list[dict[str, Any]]:
 
 
 def test_sizes_peers_and_lanes() -> None:
-    found = measure(
-        *("--min", "4", "--max", "64KiB", "--factor", "16384", "--peers", "2,3", "--lanes", "1,2"),
-        *("--rounds", "2", "--warmup", "1", "--floor"),
+    results = measure(
+        *("--size", "4,64KiB", "--peers", "2,3", "--lanes", "1,2", "--rounds", "2"),
+        *("--warmup", "1"),
     )
-    results = [each for each in found if "floor" not in each]
     assert [(each["peers"], each["lanes"], each["bytes"]) for each in results] == [
         *((2, 1, 4), (2, 1, 65536), (2, 2, 4), (2, 2, 65536)),
         *((3, 1, 4), (3, 1, 65536), (3, 2, 4), (3, 2, 65536)),
@@ -71,7 +67,7 @@ def test_sizes_peers_and_lanes() -> None:
         assert result["dtype"] == "float32"
         assert result["algorithm_asked"] == "auto"
         assert set(result["algorithm"].split(",")) <= {"ring", "star", "mesh"}
-        assert (result["quantize"], result["tensors"], result["error"]) == ("none", 1, 0.0)
+        assert (result["quantize"], result["error"]) == ("none", 0.0)
         assert result["in_place"] is False
         assert result["values_ok"] is True
         assert result["faults"] == []
@@ -79,23 +75,10 @@ def test_sizes_peers_and_lanes() -> None:
         assert result["seconds_median"] == pytest.approx(sum(result["seconds"]) / 2, abs=2e-9)
         assert result["cpu_s_per_gib"] > 0
         assert 0 <= result["extra_mib"] < 64
-    floor = found[len(results) :]
-    names = [each["floor"] for each in floor]
-    assert names == [
-        *("loopback", "copy_cache", "copy_memory", "add_cache", "add_memory"),
-        *("hash_cache", "hash_memory", *["case"] * len(results)),
-    ]
-    assert all(each["bytes_per_s"] > 0 for each in floor[:7])
-    for result, case in zip(results, floor[7:], strict=True):
-        assert case["seconds_median"] == result["seconds_median"]
-        assert case["commit_seconds"] > 0
-        assert case["backup_seconds"] == 0
 
 
 def test_in_place_with_another_dtype_and_no_lanes_named() -> None:
-    [result] = measure(
-        *("--size", "1MiB", "--dtype", "bfloat16", "--in-place", "--rounds", "1", "--no-floor")
-    )
+    [result] = measure(*("--size", "1MiB", "--dtype", "bfloat16", "--in-place", "--rounds", "1"))
     assert result["values_ok"] is True
     assert result["in_place"] is True
     assert result["dtype"] == "bfloat16"
@@ -103,13 +86,10 @@ def test_in_place_with_another_dtype_and_no_lanes_named() -> None:
     assert 1.0 <= result["extra_mib"] < 64  # the copy that an abort would need
 
 
-def test_against_gloo(tmp_path: Path) -> None:
+def test_against_gloo() -> None:
     pytest.importorskip("torch")
-    pytest.importorskip("matplotlib")
-    picture = tmp_path / "picture.png"
     [result] = measure(
-        *("--size", "64KiB", "--against", "gloo", "--rounds", "3", "--warmup", "0", "--no-floor"),
-        *("--plot", str(picture)),
+        *("--size", "64KiB", "--against", "gloo", "--rounds", "3", "--warmup", "0"),
     )
     assert set(result) >= FIELDS | THEIR_FIELDS
     assert result["against"] == "gloo"
@@ -119,7 +99,6 @@ def test_against_gloo(tmp_path: Path) -> None:
     expected = result["against_seconds_median"] / result["seconds_median"]
     assert result["ratio"] == pytest.approx(expected, rel=1e-3)
     assert result["against_cpu_s_per_gib"] > 0
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
 
 
 def test_emulated_link() -> None:
@@ -143,7 +122,7 @@ def peers_when_measuring(pid: int) -> list[int]:
             with contextlib.suppress(OSError):
                 threads = len(list(Path(f"/proc/{child}/task").iterdir()))
                 command = Path(f"/proc/{child}/cmdline").read_bytes()
-                if b"pccl.cli.bench.peers.peer" in command and threads > 1:
+                if b"pccl.cli.bench.peer" in command and threads > 1:
                     peers.append(child)
         if len(peers) == 2:
             return peers
@@ -183,16 +162,10 @@ def test_no_process_and_no_folder_is_left(wanted: str, tmp_path: Path) -> None:
     ("options", "words"),
     [
         (["--size", "12Foo"], "'12Foo' is not a size; write a number of bytes with B, KiB"),
-        (
-            ["--size", "1KiB", "--min", "1KiB"],
-            "give --size, or --min, --max and --factor, not both",
-        ),
         (["--peers", "1"], "1 is not in the range 2<=x<=64"),
         (["--peers", "2,65"], "65 is not in the range 2<=x<=64"),
         (["--dtype", "float31"], "'float31' is not one of 'uint8'"),
         (["--against", "nccl"], "'nccl' is not 'gloo'"),
-        (["--plot", "no/such/folder.png"], "there is no folder"),
-        (["--plot", "picture.jpeg"], "does not end in .png"),
         (["--size", "64GiB", "--peers", "64"], "GiB of memory"),
     ],
 )
@@ -200,25 +173,6 @@ def test_options_are_checked_first(options: list[str], words: str) -> None:
     found = CliRunner().invoke(bench, ["allreduce", *options])
     assert found.exit_code == 2
     assert words in " ".join(found.output.split())
-
-
-def test_a_picture_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    picture = tmp_path / "picture.png"
-    picture.symlink_to("no such folder/picture.png")
-    found = CliRunner().invoke(bench, ["allreduce", "--plot", str(picture)])
-    assert found.exit_code == 2
-    assert "No such file or directory" in found.output
-
-
-def test_trying_to_write_leaves_all_as_it_was(tmp_path: Path) -> None:
-    old = tmp_path / "old.png"
-    old.write_bytes(b"a picture")
-    try_to_write(old)
-    try_to_write(tmp_path / "new.png")
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [
-        ("old.png", b"a picture")
-    ]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
@@ -238,7 +192,7 @@ def test_a_full_stdout_is_one_line_and_one() -> None:
 
 
 def test_standard_streams_that_are_closed() -> None:
-    options = ["--size", "4KiB", "--rounds", "1", "--warmup", "0", "--no-floor", "--json"]
+    options = ["--size", "4KiB", "--rounds", "1", "--warmup", "0", "--json"]
     run = subprocess.run(
         ["/bin/sh", "-c", 'exec "$@" <&- 2>&-', "sh", *COMMAND, *options],
         cwd=ROOT,
@@ -265,10 +219,9 @@ def test_a_link_that_relays_do_not_understand() -> None:
 def test_wrong_values_are_a_failure(
     faults: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = SideFigures((0.1,), (0.1,), 0.1, faults)
-    result = BenchResult(2, 4, "int32", 1, False, ours, "", None, 0.0, 0, 0, "reno")
+    result = {"peers": 2, "algorithm_asked": "auto", "quantize": "none", "faults": faults}
 
-    def measured(crew: Crew, plan: BenchPlan, view: BenchView, *, floor: bool) -> list[BenchResult]:
+    def measured(crew: Crew, plan: BenchPlan, view: BenchView) -> list[Figures]:
         return [result]
 
     monkeypatch.setattr(pccl.cli.bench.command, "measure", measured)
@@ -284,67 +237,10 @@ def test_without_a_command_it_is_allreduce(
 ) -> None:
     plans: list[BenchPlan] = []
 
-    def measured(crew: Crew, plan: BenchPlan, view: BenchView, *, floor: bool) -> list[BenchResult]:
+    def measured(crew: Crew, plan: BenchPlan, view: BenchView) -> list[Figures]:
         plans.append(plan)
         return []
 
     monkeypatch.setattr(pccl.cli.bench.command, "measure", measured)
     assert CliRunner().invoke(bench, arguments).exit_code == 0
     assert [plan.rounds for plan in plans] == [7 if "7" in arguments else 20]
-
-
-def test_a_picture_that_cannot_be_drawn_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    pytest.importorskip("matplotlib")
-    ours = SideFigures((0.1,), (0.1,), 0.1, ("peer 1: wrong",))
-    result = BenchResult(2, 4, "int32", 1, False, ours, "", None, 0.0, 0, 0, "reno")
-
-    def measured(crew: Crew, plan: BenchPlan, view: BenchView, *, floor: bool) -> list[BenchResult]:
-        return [result]
-
-    def draw(results: list[BenchResult], path: Path) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(pccl.cli.bench.command, "measure", measured)
-    monkeypatch.setattr(pccl.cli.bench.command, "draw", draw)
-    found = CliRunner().invoke(bench, ["allreduce", "--plot", str(tmp_path / "a.png")])
-    assert found.exit_code == 1
-    assert found.stderr.splitlines() == [
-        "WRONG VALUES: pccl, 2 peers, peer 1: wrong",
-        f"Error: cannot draw {tmp_path / 'a.png'}: No space left on device; "
-        "the figures above are complete",
-    ]
-
-
-# -- raw sockets -----------------------------------------------------------------------------------
-
-
-def test_loopback_exchanges_both_ways() -> None:
-    import socket
-
-    one, other = socket.socketpair()
-    with one, other:
-        one.setblocking(False)
-        other.setblocking(False)
-        data, theirs = os.urandom(3 << 20), os.urandom(2 << 20)
-        got, they_got = bytearray(len(theirs)), bytearray(len(data))
-        thread = threading.Thread(
-            target=loopback.exchange, args=(other, memoryview(theirs), memoryview(they_got))
-        )
-        thread.start()
-        loopback.exchange(one, memoryview(data), memoryview(got))
-        thread.join()
-    assert bytes(got) == theirs
-    assert bytes(they_got) == data
-
-
-def test_loopback_notices_that_nobody_is_there() -> None:
-    import socket
-
-    one, other = socket.socketpair()
-    with one:
-        one.setblocking(False)
-        other.close()
-        with pytest.raises(OSError, match="gone"):
-            loopback.exchange(one, memoryview(b""), memoryview(bytearray(1)))

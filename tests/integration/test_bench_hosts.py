@@ -18,7 +18,8 @@ from click.testing import CliRunner
 
 import pccl
 from pccl.cli.bench.command import bench
-from pccl.cli.bench.peers.agreement import gather, share
+from pccl.cli.bench.peer import gather
+from pccl.cli.processes.reports import Doing
 from tests.support.commands import PCCL, environment_with, running
 from tests.support.patience import LONG_LIMIT_S
 from tests.support.secret_files import keep
@@ -57,7 +58,7 @@ def line_with(process: subprocess.Popen[str], words: str) -> str:
 
 
 def test_two_hosts(tmp_path: Path, master: str) -> None:
-    quantized = ("--algorithm", "mesh", "--quantize", "none,int8", "--tensors", "2")
+    quantized = ("--algorithm", "mesh", "--quantize", "none,int8")
     with (
         host(tmp_path, master, "--json", "--peers", "2", *SMALL, *quantized) as one,
         host(tmp_path, master, "--json", "--peers", "2", *SMALL, *quantized) as other,
@@ -73,19 +74,18 @@ def test_two_hosts(tmp_path: Path, master: str) -> None:
     ]
     for each in found:
         assert each["values_ok"] is True
-        assert (each["peers"], each["algorithm"], each["tensors"]) == (2, "mesh", 2)
+        assert (each["peers"], each["algorithm"]) == (2, "mesh")
         assert len(each["seconds"]) == 2
         assert each["conditions"]["master"] == master
-        assert each["master_cpu_s_per_gib"] is None
     assert first_said == "pccl bench: waiting until 2 peers are there\n"
     assert second_said.splitlines() == [
         "pccl bench: waiting until 2 peers are there",
         "pccl bench: rank 1 of 2; measuring what rank 0 at 127.0.0.1 was asked for, which shows "
         "the figures",
-        "pccl bench: measured 4 KiB, mesh 2 tensors",
-        "pccl bench: measured 4 KiB, mesh int8 2 tensors",
-        "pccl bench: measured 64 KiB, mesh 2 tensors",
-        "pccl bench: measured 64 KiB, mesh int8 2 tensors",
+        "pccl bench: measured 4 KiB, mesh",
+        "pccl bench: measured 4 KiB, mesh int8",
+        "pccl bench: measured 64 KiB, mesh",
+        "pccl bench: measured 64 KiB, mesh int8",
     ]
 
 
@@ -101,17 +101,15 @@ def test_hosts_that_were_asked_for_different_things_agree(tmp_path: Path, master
 
 
 def test_peers_tell_each_other_what_they_know(master: str) -> None:
-    def tell(number: int) -> tuple[int, str, list[str]]:
+    def tell(number: int) -> tuple[int, list[Doing]]:
         with pccl.Communicator(master, token=SECRET) as comm:
             comm.connect(min_peers=3)
-            shared = share(comm, f"the plan of rank {comm.rank}")
-            return comm.rank, shared, gather(comm, "é" * (comm.rank + 1))
+            return comm.rank, gather(comm, Doing("é" * (comm.rank + 1)))
 
     with ThreadPoolExecutor(3) as threads:
         told = list(threads.map(tell, range(3)))
-    assert sorted(rank for rank, _, _ in told) == [0, 1, 2]
-    assert {shared for _, shared, _ in told} == {"the plan of rank 0"}
-    assert all(gathered == ["é", "éé", "ééé"] for _, _, gathered in told)
+    assert sorted(rank for rank, _ in told) == [0, 1, 2]
+    assert all(gathered == [Doing("é"), Doing("éé"), Doing("ééé")] for _, gathered in told)
 
 
 @pytest.mark.parametrize("for_whom", ["master", "peers"])
@@ -194,15 +192,13 @@ def test_one_ends_and_so_does_the_other(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--group", "1"], "--group, --advertise, --listen, --token and --timeout are for"),
+        (["--timeout", "1"], "--token and --timeout are for --master"),
         (["--master", "host.example"], "write HOST:PORT"),
         (["--master", "host.example:0"], "names no port"),
         (["--master", NOWHERE, "--peers", "2,3"], "give one count of --peers and one of --lanes"),
         (["--master", NOWHERE, "--lanes", "1,2"], "give one count of --peers and one of --lanes"),
-        (["--master", NOWHERE, "--floor"], "--floor is for peers of one machine"),
-        (["--master", NOWHERE, "--emulate", "rtt=1ms"], "--emulate is for peers of one machine"),
+        (["--master", NOWHERE, "--emulate", "rtt=1ms"], "--emulate are for peers of one machine"),
         (["--master", NOWHERE, "--timeout", "0"], "0.0 is not in the range x>0.0"),
-        (["--master", NOWHERE, "--advertise", "a:b:c"], "--advertise"),
     ],
 )
 def test_options_are_checked_first(options: list[str], words: str) -> None:

@@ -33,8 +33,9 @@ from hypothesis import strategies as st
 
 from pccl.addresses import parse_address, parse_advertised, parse_masters
 from pccl.checkpoint import Reader
-from pccl.cli.bench.peers import words
+from pccl.cli.bench.statistics import Timed
 from pccl.cli.demo import record as demo_record
+from pccl.cli.processes import reports
 from pccl.collectives import bitmap
 from pccl.collectives.quantization import make_codec
 from pccl.collectives.reductions import Scratch
@@ -529,10 +530,10 @@ DECODERS: dict[str, Decoder] = {
         ),
         bend=bend_json,
     ),
-    "pccl/cli/bench/peers/words.py decode": Decoder(
-        text_of(words.decode),
+    "pccl/cli/processes/reports.py decode": Decoder(
+        text_of(lambda line: reports.decode(line, (Timed,))),
         (),
-        (words.encode(words.Committed((0.1, 0.2))).encode(),),
+        (reports.encode(Timed((0.1, 0.2))).encode(),),
         bend=bend_json,
     ),
     "stress/chaos/events.py decode": Decoder(
@@ -673,20 +674,12 @@ def test_what_is_only_announced_costs_nothing(name: str) -> None:
 # -- the table is complete -------------------------------------------------------------------------
 
 NOT_FROM_OUTSIDE = {
-    "pccl/cli/bench/arguments.py parse_size": "an option, of which click shows the error",
-    "pccl/cli/bench/options.py Default.parse_args": "click's own name",
+    "pccl/cli/sizes.py parse_size": "an option, of which click shows the error",
+    "pccl/cli/bench/command.py Default.parse_args": "click's own name",
     "pccl/cli/command_line.py Wrapper.parse_args": "click's own name",
-    "pccl/cli/bench/run.py measure_bandwidths": "lines of processes that the benchmark started",
-    "pccl/cli/bench/run.py last_objects": "lines of processes that the benchmark started",
-    "pccl/cli/bench/state/words.py _Told.from_json": "an argument that the benchmark gave",
-    "pccl/cli/bench/peers/words.py Task.from_json": "an argument that the benchmark gave",
     "pccl/collectives/quantization/affine.py AffineCodec._write": "what it has packed itself",
     "pccl/collectives/quantization/symmetric.py SymmetricCodec._write": "what it has packed itself",
     "stress/chaos/recovery.py Measurement._hear": "lines of processes that were started",
-    "stress/studies/churn.py _event": "lines of processes that the study started",
-    "stress/studies/patience.py _run": "lines of processes that the study started",
-    "stress/studies/quality.py _Grid._made": "a file that the study wrote",
-    "stress/studies/training_cost.py _costs": "lines of processes that the study started",
     "stress/sim/scenarios/file.py load": "a file of the simulator; test_scenario_file",
     "stress/sim/scenarios/file.py _decode": "a file of the simulator; test_scenario_file",
     "transports/tcp_socket.py measure_path": "the kernel's",

@@ -7,178 +7,93 @@ asked for; it shows the figures, which all of them know in the end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import click
 
 import pccl
 from pccl import config
-from pccl.cli.bench.arguments import available_bytes, format_size
-from pccl.cli.bench.conditions import conditions_of
-from pccl.cli.bench.peers import memory
-from pccl.cli.bench.peers.agreement import gather, share
-from pccl.cli.bench.peers.peer import BenchPeer
-from pccl.cli.bench.peers.words import Connected, Doing, Task, decode, encode
-from pccl.cli.bench.plan import BenchPlan, check_memory
-from pccl.cli.bench.run import Group, task_of
-from pccl.cli.bench.statistics import BenchResult
+from pccl.cli.bench.peer import BenchPeer, gather
+from pccl.cli.bench.plan import BenchPlan
+from pccl.cli.bench.statistics import Figures, variant_of
 from pccl.cli.bench.view import BenchView
 from pccl.cli.processes.join import NoMaster, wait_for_master
+from pccl.cli.sizes import format_size
 from pccl.errors import DeadlineExceeded, PCCLError
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class HostPlace:
-    """How this host takes part; None: what the environment says, as for any peer.
-
-    Attributes:
-        group: peer group.
-        advertise: where the others reach this peer.
-        listen: where its port is bound.
-        token: file that holds the run's secret.
-        timeout_s: how long a master, and then the others, are waited for; None: for ever.
-    """
-
-    group: int | None
-    advertise: str | None
-    listen: str | None
-    token: Path | None
-    timeout_s: float | None
-
-    def connect(self, plan: BenchPlan) -> pccl.Communicator:
-        """Make a communicator; it is not connected yet.
-
-        Raises:
-            click.UsageError: an argument, or a variable in its place, is not one.
-        """
-        try:
-            return pccl.Communicator(
-                plan.master,
-                self.group,
-                lanes=plan.lanes[0] or None,
-                token=None if self.token is None else config.read_token_file(self.token),
-                advertise=self.advertise,
-                listen=self.listen,
-            )
-        except ValueError as error:
-            raise click.UsageError(str(error)) from error
 
 
 def measure_across(
-    plan: BenchPlan, place: HostPlace, view: BenchView, tell: Callable[[str, Doing], None], say: Say
-) -> list[BenchResult]:
+    plan: BenchPlan, view: BenchView, master: str, token: str | None, timeout_s: float | None
+) -> list[Figures]:
     """Measure as one of several peers; all figures, on all of them.
 
     Args:
         plan: what is to be measured, if this turns out to be rank 0.
-        place: how this host takes part.
-        view: is told, on rank 0.
-        tell: is told what rank 0 is about.
-        say: is told what this peer is about, if it is another.
+        view: shows it, then.
+        master: its address.
+        token: file that holds the run's secret; None: as for any peer.
+        timeout_s: how long the master, and then the other peers, are waited for; None: for ever.
 
     Raises:
         click.ClickException: no master, too few peers, or one was lost.
-        click.UsageError: not with this machine.
+        click.UsageError: not with this machine, or an argument is not one.
     """
-    before_bytes = memory.resident_bytes()
-    with place.connect(plan) as comm:
+    try:
+        secret = None if token is None else config.read_token_file(token)
+        comm = pccl.Communicator(master, lanes=plan.lanes[0] or None, token=secret)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    with comm:
+        _meet(comm, plan.peers[0], master, timeout_s)
         try:
-            asyncio.run(wait_for_master(plan.master, place.timeout_s, who="pccl bench"))
-        except NoMaster as error:
-            raise click.ClickException(
-                f"no master answered at {plan.master} within {place.timeout_s:g} s ({error}); "
-                "is `pccl master` running there, and may this machine reach that port?"
-            ) from None
-        _gather_peers(comm, plan, place.timeout_s, say)
-        connect_bytes = memory.resident_bytes() - before_bytes
-        try:
-            return _measure(comm, plan, Connected(connect_bytes), view, tell, say)
-        except PCCLError as error:
+            return _measure(comm, plan, view, master)
+        except (PCCLError, RuntimeError) as error:
             raise click.ClickException(
                 f"the benchmark ends here: {error}; start it again on every host"
             ) from error
 
 
-def _gather_peers(
-    comm: pccl.Communicator, plan: BenchPlan, timeout_s: float | None, say: Say
-) -> None:
-    wanted = plan.peers[0]
-    say(f"waiting until {wanted} peers are there")
+def _meet(comm: pccl.Communicator, peers: int, master: str, timeout_s: float | None) -> None:
+    """Find the master, and wait until all peers are there."""
     try:
-        comm.connect(min_peers=wanted, timeout_s=timeout_s)
+        asyncio.run(wait_for_master(master, timeout_s, who="pccl bench"))
+        say(f"waiting until {peers} peers are there")
+        comm.connect(min_peers=peers, timeout_s=timeout_s)
+    except NoMaster as error:
+        raise click.ClickException(
+            f"no master answered at {master} within {timeout_s:g} s ({error}); "
+            "is `pccl master` running there, and may this machine reach that port?"
+        ) from None
     except DeadlineExceeded as error:
         raise click.ClickException(
-            f"there were not {wanted} peers within {timeout_s:g} s; "
-            f"`pccl status {plan.master}` shows who waits there"
+            f"there were not {peers} peers within {timeout_s:g} s; "
+            f"`pccl status {master}` shows who waits there"
         ) from error
     except PCCLError as error:
         raise click.ClickException(str(error)) from error
 
 
 def _measure(
-    comm: pccl.Communicator,
-    plan: BenchPlan,
-    connected: Connected,
-    view: BenchView,
-    tell: Callable[[str, Doing], None],
-    say: Say,
-) -> list[BenchResult]:
+    comm: pccl.Communicator, plan: BenchPlan, view: BenchView, master: str
+) -> list[Figures]:
     rank, peers = comm.rank, comm.world_size
-    task = replace(task_of(plan, peers, plan.lanes[0]), master="", peer=rank)
-    task = replace(Task.from_json(share(comm, task.to_json())), peer=rank)
-    plan = replace(
-        plan,
-        sizes=task.sizes,
-        peers=(peers,),
-        lanes=(task.lanes,),
-        dtype=task.dtype,
-        in_place=task.in_place,
-        rounds=task.rounds,
-        warmup=task.warmup,
-        variants=task.variants,
-        data=task.data,
-    )
-    check_memory(plan, available_bytes())
-    shows = rank == 0
-    if shows:
-        view.begin(conditions_of(plan))
+    plan = replace(gather(comm, plan)[0], peers=(peers,), rendezvous="")
+    plan.check(processes=1)
+    if rank == 0:
+        view.begin(plan, master)
     else:
-        first = comm.members()[0]
-        say(
-            f"rank {rank} of {peers}; measuring what rank 0 at {first.host} was asked for, "
-            "which shows the figures"
-        )
-    results: list[BenchResult] = []
-
-    def on_result(result: BenchResult) -> None:
-        results.append(result)
-        if shows:
-            view.add(result)
+        what = f"what rank 0 at {comm.members()[0].host} was asked for, which shows the figures"
+        say(f"rank {rank} of {peers}; measuring {what}")
+    results: list[Figures] = []
+    for figures in BenchPeer(plan, comm, view.doing).measure():
+        results.append(figures)
+        if rank == 0:
+            view.add(figures)
         else:
-            say(f"measured {format_size(result.bytes)}, {result.variant}")
-
-    group = Group(plan, peers, task.lanes, tell, on_result, has_master=False)
-
-    def on_doing(doing: Doing) -> None:
-        if shows:
-            group.add(group.names[0], doing)
-
-    def exchange(text: str) -> None:
-        for name, said in zip(group.names, gather(comm, text), strict=True):
-            report = decode(said)
-            assert report is not None
-            group.add(name, report)
-
-    exchange(encode(connected))
-    peer = BenchPeer(task, comm, on_doing)
-    peer.measure_memory()
-    for size in task.sizes:
-        for measured in peer.measure_time(size):
-            exchange(encode(measured))
-    if shows:
-        view.conclude(None)
+            say(f"measured {format_size(figures['bytes'])}, {variant_of(figures)}")
     return results
+
+
+def say(text: str) -> None:
+    """Tell whoever waits at this host."""
+    click.echo(f"pccl bench: {text}", err=True)

@@ -8,5 +8,9 @@
   it ends.
 * ``guard``: two small programs that keep a command's children from outliving it, however it ends.
 * ``lines``: lines out of whatever a process writes, as it comes.
+* ``crew``: worker processes of one command, by name: Python programs that write lines.
+* ``reports``: what worker processes report: a dataclass on each line of their stdout, as a JSON
+  object.
+* ``relays``: emulated links: relays, as worker processes, before where others listen.
 * ``peer_output``: what peers write, passed on line by line with the peer's number before it.
 """

@@ -2,102 +2,67 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import logging
-import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import click
 
 from pccl.cli import logs
-from pccl.cli.bench.arguments import ListOf, Size
-from pccl.cli.bench.conditions import StateConditions, state_conditions_of
-from pccl.cli.bench.crew import Crew
-from pccl.cli.bench.run import check_link
-from pccl.cli.bench.signals import end_on_signals
-from pccl.cli.bench.state.figures import Figure
-from pccl.cli.bench.state.plan import ON_LOOPBACK, PARTS, StatePlan, check_state
-from pccl.cli.bench.state.run import (
-    measure_hashing,
-    measure_joins,
-    measure_loopback,
-    measure_uplinks,
-)
-from pccl.cli.streams import writing
+from pccl.cli.bench.machine import check_memory, conditions_of, to_lines
+from pccl.cli.bench.plan import ROUNDS_MAX
+from pccl.cli.bench.run import play
+from pccl.cli.bench.state.figures import PARTS, StateTask, median_of, to_line
+from pccl.cli.bench.statistics import Figures
+from pccl.cli.bench.view import Screen, end_with
+from pccl.cli.processes.crew import Crew, end_on_signals
+from pccl.cli.processes.relays import check_link
+from pccl.cli.sizes import ListOf, Size, format_size
 
-ROUNDS_MAX = 1000
 SOURCES_MAX = 16
+SIZE_MIN = 4 << 10
 
-EXAMPLES = """\b
-Examples:
-  pccl bench state
-  pccl bench state --size 1GiB --only hashing,sync,unchanged
-  pccl bench state --only uplinks,join --uplink rate=200mbit,rtt=20ms
-  pccl bench state --json > figures.jsonl"""
+JOIN_MEMBERS = 2
+"""How many members somebody joins."""
 
 LEGEND = """\
-hashing: of_all_processors: the time of BLAKE3 with threads of its own by this one. wanted: what we
-demand of the number before it, here and below
-sync: from the call to the return of the last joiner; all contents differ. of_copy: the time of a
-plain copy by this one. tx_mib: what each source and each joiner has sent. cpu: user and system
-time, by the GiB that was delivered
-memory: peak of resident memory beyond the state itself; anonymous: without what lies in files
-join: seconds by which all steps of a member together were longer while somebody joined; longest_s:
-of one step, usual_s: of a step while nobody joins"""
+sync: from the call to the return of the last joiner; all contents differ. extra: peak memory beyond
+the state itself. tx_mib: what each source and each joiner has sent
+join: by how much all steps of a member together were longer while somebody joined"""
 
 
-@click.command(epilog=EXAMPLES)
-@click.option(
-    "--size",
-    envvar="PCCL_BENCH_STATE_SIZE",
-    type=Size(),
-    default="256MiB",
-    show_default=True,
-    help="Of the state, on loopback.",
+@click.command(
+    epilog="Example: pccl bench state --only sync,join --size 64MiB --emulate rate=200mbit",
+    context_settings={"show_default": True},
 )
+@click.option("--size", type=Size(), default="256MiB", help="Of the state.")
 @click.option(
     "--only",
     "parts",
+    envvar="PCCL_BENCH_STATE_ONLY",
     type=ListOf(click.Choice(PARTS)),
     metavar="PART,...",
     default=",".join(PARTS),
-    help=f"What to measure, of {', '.join(PARTS)}.  [default: all]",
+    help="What to measure.",
 )
 @click.option(
     "--sources",
     type=ListOf(click.IntRange(1, SOURCES_MAX)),
     metavar="COUNT,...",
     default="1,2,3",
-    show_default=True,
     help="From how many members a state is fetched; 1 is measured in any case.",
 )
 @click.option(
-    "--rounds",
-    type=click.IntRange(1, ROUNDS_MAX),
-    default=5,
-    show_default=True,
-    help="Rounds that are measured.",
+    "--rounds", type=click.IntRange(1, ROUNDS_MAX), default=5, help="Rounds that are measured."
 )
+@click.option("--warmup", type=click.IntRange(0, ROUNDS_MAX), default=1, help="Rounds before that.")
 @click.option(
-    "--warmup",
-    type=click.IntRange(0, ROUNDS_MAX),
-    default=1,
-    show_default=True,
-    help="Rounds before that.",
-)
-@click.option(
-    "--uplink",
+    "--emulate",
     metavar="LINK",
-    default="rate=200mbit",
-    show_default=True,
-    help="What the uplink of each process is like, for uplinks and join.",
-)
-@click.option(
-    "--uplink-size",
-    type=Size(),
-    default="64MiB",
-    show_default=True,
-    help="Of the state, for uplinks and join.",
+    default="",
+    callback=check_link,
+    help='Put a relay with this link before every process and the master: "rate=200mbit".',
 )
 @click.option(
     "--compute",
@@ -105,7 +70,6 @@ of one step, usual_s: of a step while nobody joins"""
     type=click.FloatRange(0.0, 60.0),
     metavar="SECONDS",
     default=0.5,
-    show_default=True,
     help="What a member does between two synchronizations, for join.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
@@ -116,73 +80,59 @@ def state(
     sources: tuple[int, ...],
     rounds: int,
     warmup: int,
-    uplink: str,
-    uplink_size: int,
+    emulate: str,
     compute_s: float,
     as_json: bool,
 ) -> None:
-    """Measure shared state: hashing, fetching from several members, joins, memory.
+    """Measure shared state: fetching from several members, and joins.
 
-    Starts masters and processes of this machine, and ends them. What takes turns is measured round
-    by round in the same processes, beside a plain copy of the same bytes. Every value of every
-    round is checked.
-
-    The exit code is 1 if any value was wrong.
+    Starts masters and processes of this machine, and ends them. Every value of every round is
+    checked. The exit code is 1 if any value was wrong.
     """
-    plan = StatePlan(
-        parts, size, uplink_size, uplink, tuple(sorted({1, *sources})), rounds, warmup, compute_s
-    )
-    check_state(plan)
+    if size % 4 or size < SIZE_MIN:
+        raise click.UsageError(
+            f"--size must be a multiple of 4 bytes (float32), at least {format_size(SIZE_MIN)}"
+        )
+    check_memory(size, max(sources) + 2)
     end_on_signals()
+    screen = Screen(as_json=as_json)
+    conditions = conditions_of("numpy", "blake3")
+    link = f"uplinks emulated ({emulate})" if emulate else "loopback"
+    how = f"{format_size(size)} of float32, {link}; {rounds} rounds after {warmup} to warm up"
+    screen.lines(*to_lines(conditions), how, "")
     faults: list[str] = []
+    base = StateTask("sync", size, rounds, warmup, emulate, compute_s=compute_s)
     with Crew() as crew:
-        if {"uplinks", "join"} & set(parts):
-            check_link(crew, uplink, "--uplink")
-        conditions = state_conditions_of(plan)
-        if not as_json:
-            _print(*conditions.to_lines(), "")
-        for figures in measure(crew, plan):
-            for figure in figures:
-                show(figure, conditions, as_json=as_json)
-                faults += [f"{figure.part}, {figure.case}: {each}" for each in figure.faults]
-    if not as_json:
-        _print("", LEGEND)
-    for fault in faults:
-        print(f"WRONG VALUES: {fault}", file=sys.stderr)
-    raise SystemExit(1 if faults else 0)
+        for task, found in measure(crew, screen, parts, sources, base):
+            told = {**conditions, "plan": dataclasses.asdict(task)}
+            screen.figure(to_line(found), {**found, "conditions": told})
+            faults += [f"{found['state']}, {found['case']}: {each}" for each in found["faults"]]
+    screen.lines("", LEGEND)
+    end_with(faults)
 
 
-def measure(crew: Crew, plan: StatePlan) -> Iterator[list[Figure]]:
-    """Measure one part after another.
+def measure(
+    crew: Crew, screen: Screen, parts: tuple[str, ...], sources: tuple[int, ...], base: StateTask
+) -> Iterator[tuple[StateTask, Figures]]:
+    """Measure one part after another, each number of processes with fresh ones.
 
     Raises:
         click.ClickException: a process failed.
     """
-    if "hashing" in plan.parts:
-        yield measure_hashing(crew, plan)
-    if set(plan.parts) & set(ON_LOOPBACK):
-        yield measure_loopback(crew, plan, tell)
-    if "uplinks" in plan.parts:
-        yield measure_uplinks(crew, plan, tell)
-    if "join" in plan.parts:
-        yield measure_joins(crew, plan, tell)
 
+    def run(task: StateTask) -> list[Figures]:
+        tasks = [replace(task, number=at) for at in range(task.sources + task.joiners)]
+        module, link = "pccl.cli.bench.state.peer", task.emulate
+        return play(crew, module, tasks, first=task.sources, link=link, doing=screen.doing)
 
-def tell(text: str) -> None:
-    """Say on a terminal what is being measured; nothing is kept of it."""
-    if sys.stderr.isatty():
-        click.echo(f"\r\x1b[K{text}\r", err=True, nl=False)
-
-
-def show(figure: Figure, conditions: StateConditions, *, as_json: bool) -> None:
-    """Print a figure, as a line or as an object."""
-    if as_json:
-        _print(json.dumps({**figure.to_dict(), "conditions": conditions.to_dict()}))
-    else:
-        tell("")
-        _print(figure.to_line())
-
-
-@writing()
-def _print(*lines: str) -> None:
-    print(*lines, sep="\n", flush=True)
+    if "sync" in parts:
+        tasks = [replace(base, sources=count) for count in sorted({1, *sources})]
+        for task in (*tasks, replace(base, joiners=2)):
+            yield from ((task, found) for found in run(task))
+    if "join" in parts:
+        base = replace(base, part="join", sources=JOIN_MEMBERS)
+        joins = {replace(base, prefetches=each): list[Figures]() for each in (False, True)}
+        for _ in range(base.rounds):
+            for task, found in joins.items():
+                found += run(task)
+        yield from ((task, median_of(found)) for task, found in joins.items())

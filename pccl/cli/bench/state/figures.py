@@ -1,215 +1,178 @@
-"""From what the processes of ``pccl bench state`` report to figures. Pure."""
+"""From what the processes of ``pccl bench state`` have seen to figures. Pure."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from pccl.cli.bench.state.words import Case, JoinMeasured, Played
-from pccl.cli.bench.statistics import DIGITS, GIB, MIB
+from pccl.cli.bench.machine import GIB, MIB
+from pccl.cli.bench.statistics import Figures
 
-HASHING_WANTED = 0.8
-UPLINKS_WANTED = 2.5
+PARTS = ("sync", "join")
+"""What can be measured: a synchronization in which all contents are new for the joiner, and what
+members of a run lose while somebody joins."""
+
+NEWCOMER = ("connect_s", "first_sync_s", "first_sync_mib")
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """One line of the result.
+class StateTask:
+    """What one process does.
 
     Attributes:
         part: of ``PARTS``.
-        case: which one.
         bytes: of the state.
-        seconds: of every round, of whoever was the last.
-        values: other figures by name, units last.
-        faults: the first wrong value of each process that had one.
+        rounds: how many are measured.
+        warmup: how many before that are not.
+        emulate: what the uplink of each process is like; empty: loopback.
+        sources: how many processes have the contents.
+        joiners: how many have not.
+        compute_s: of a join: what a member does between synchronizations.
+        prefetches: of a join: whether the joiner fetches in the background.
+        number: which of the processes this is; those that join come last.
     """
 
     part: str
-    case: str
     bytes: int
-    seconds: tuple[float, ...]
-    values: dict[str, Any] = field(default_factory=dict[str, Any])
-    faults: tuple[str, ...] = ()
+    rounds: int
+    warmup: int
+    emulate: str = ""
+    sources: int = 1
+    joiners: int = 1
+    compute_s: float = 0.0
+    prefetches: bool = False
+    number: int = 0
 
     @property
-    def median(self) -> float:
-        """Seconds of the median round."""
-        return statistics.median(self.seconds)
-
-    def to_dict(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
-        return {
-            "state": self.part,
-            "case": self.case,
-            "bytes": self.bytes,
-            "seconds_median": round(self.median, DIGITS),
-            "seconds_min": min(self.seconds),
-            "seconds_max": max(self.seconds),
-            **self.values,
-            "values_ok": not self.faults,
-            "faults": self.faults,
-            "seconds": self.seconds,
-        }
-
-    def to_line(self) -> str:
-        """For people."""
-        low, high = min(self.seconds), max(self.seconds)
-        found = f"{self.part:<10}{self.case:<26}{_seconds(self.median):>9}"
-        found += f"  ({_seconds(low)} to {_seconds(high)})" if high > low else ""
-        rest = ", ".join(f"{name} {_number(value)}" for name, value in self.values.items())
-        return f"{found:<62} {rest}".rstrip()
+    def joins(self) -> bool:
+        """Whether this process begins with other contents."""
+        return self.number >= self.sources
 
 
-def hashing_figures(nbytes: int, found: dict[str, Any]) -> list[Figure]:
-    """Of the ways to hash, beside that of the hash's own threads.
+@dataclass(slots=True)
+class Played:
+    """One process's part of the synchronizations. All times are of every round that counts.
 
-    Args:
-        nbytes: of the state.
-        found: what ``pccl.stress.studies.hashing`` says.
+    Attributes:
+        joins: whether it is one that fetched.
+        seconds: from this process's call to its return.
+        cpu_s: user and system time of the whole process, likewise.
+        phases: of ``seconds``, until the own contents were known; then, until all was there and all
+            members had it; then, until it was in the tensors.
+        tx_bytes: what others fetched from it in the last round.
+        extra_bytes: peak of resident memory beyond what was there before, tensors included.
+        fault: the first wrong value; empty: there was none.
     """
-    reference = statistics.median(found["all_processors"]["seconds"])
-    figures: list[Figure] = []
-    for name, what in found.items():
-        seconds = tuple(round(each, DIGITS) for each in what["seconds"])
-        median = statistics.median(seconds)
-        values = {
-            "gib_per_s": nbytes / GIB / median,
-            "cpu_s_per_gib": statistics.fmean(what["cpu_s"]) * GIB / nbytes,
-        }
-        if name == "pieces":
-            values |= {"of_all_processors": reference / median, "wanted": HASHING_WANTED}
-        figures.append(Figure("hashing", name, nbytes, seconds, values))
-    return figures
+
+    joins: bool
+    seconds: tuple[float, ...] = ()
+    cpu_s: tuple[float, ...] = ()
+    phases: tuple[tuple[float, float, float], ...] = ()
+    tx_bytes: int = 0
+    extra_bytes: int = 0
+    fault: str = ""
 
 
-def part_of(case: Case) -> str:
-    """Of ``PARTS``, on loopback."""
-    if case.kind in ("unchanged", "touched"):
-        return "unchanged"
-    return "sync" if case.kind in ("sync", "copy", "copy_hash") else "memory"
+@dataclass(frozen=True, slots=True)
+class JoinPart:
+    """One process's part of one join.
 
-
-def name_of(case: Case) -> str:
-    """In words."""
-    if case.kind != "sync":
-        return _NAMES[case.kind]
-    sources = f"{case.sources} source{'s' * (case.sources > 1)}"
-    return sources + (f", {case.joiners} joiners" if case.joiners > 1 else "")
-
-
-_NAMES = {
-    "copy": "plain copy",
-    "copy_hash": "plain copy, hashed",
-    "unchanged": "everything hashed",
-    "touched": "nothing touched",
-    "staged": "staged in memory",
-    "spooled": "staged on disk",
-    "in_place": "in place",
-}
-
-
-def played_figure(
-    case: Case, part: str, nbytes: int, sources: Sequence[Played], joiners: Sequence[Played]
-) -> Figure:
-    """Of one case.
-
-    Args:
-        case: which one.
-        part: of ``PARTS``.
-        nbytes: of the state.
-        sources: what each said that had the contents.
-        joiners: what each said that had not.
+    Attributes:
+        steps: of a member: when each ended, by the machine's clock, and how long it kept the member
+            from computing.
+        began_s: of the joiner: when it began to connect, by the same clock.
+        connect_s: until it was admitted.
+        sync_s: its first synchronization.
+        rx_bytes: that it fetched in it.
+        fault: the first wrong value; empty: there was none.
     """
-    seconds = tuple(map(max, zip(*(each.seconds for each in joiners), strict=True)))
-    median = statistics.median(seconds)
-    values: dict[str, Any] = {}
-    if part == "memory":
-        values |= {
-            "joiner_extra_mib": max(each.extra_bytes for each in joiners) / MIB,
-            "joiner_extra_anonymous_mib": max(each.anonymous_bytes for each in joiners) / MIB,
-            "source_extra_mib": max(each.extra_bytes for each in sources) / MIB,
-        }
-    if part != "unchanged":
-        delivered = nbytes * len(joiners) / GIB
-        values |= {
-            "gib_per_s": delivered / median,
-            "source_cpu_s_per_gib": _cpu_s(sources) / delivered,
-            "joiner_cpu_s_per_gib": _cpu_s(joiners) / delivered,
-        }
-    phases = [each for each in joiners if each.hashing_s]
-    if phases:
-        values |= {
-            name: statistics.median(time for each in phases for time in getattr(each, name))
-            for name in ("hashing_s", "fetching_s", "placing_s")
-        }
-    if case.sources > 1 or case.joiners > 1:
-        values["tx_mib"] = [round(each.tx_bytes / MIB, 1) for each in (*sources, *joiners)]
-    if sources[0].congestion and part == "sync":
-        values["congestion"] = ",".join(sources[0].congestion)
-    faults = tuple(filter(None, (each.fault for each in (*sources, *joiners))))
-    return Figure(part, name_of(case), nbytes, seconds, values, faults)
+
+    steps: tuple[tuple[float, float], ...] = ()
+    began_s: float = 0.0
+    connect_s: float = 0.0
+    sync_s: float = 0.0
+    rx_bytes: int = 0
+    fault: str = ""
 
 
-def with_ratios(figures: Sequence[Figure]) -> list[Figure]:
-    """The same, with ratios to the plain copy, and to one source behind emulated uplinks."""
-    known = {(figure.part, figure.case): figure.median for figure in figures}
-    found: list[Figure] = []
-    for figure in figures:
-        values = dict(figure.values)
-        if figure.part == "sync" and not figure.case.startswith("plain"):
-            for name, case in (("of_copy", "plain copy"), ("of_hashed_copy", "plain copy, hashed")):
-                values[name] = known["sync", case] / figure.median
-        if figure.part == "uplinks" and figure.case.endswith("joiners"):
-            values["times_one_joiner"] = figure.median / known["uplinks", "1 source"]
-        elif figure.part == "uplinks" and figure.case != "1 source":
-            values["times_one_source"] = known["uplinks", "1 source"] / figure.median
-            if figure.case == "3 sources":
-                values["wanted"] = UPLINKS_WANTED
-        found.append(
-            Figure(figure.part, figure.case, figure.bytes, figure.seconds, values, figure.faults)
-        )
-    return found
-
-
-def join_figure(
-    nbytes: int, joins: Sequence[Sequence[JoinMeasured]], *, prefetches: bool
-) -> Figure:
-    """Of joins of one kind; the seconds are those that all members of a join were kept longer.
-
-    Args:
-        nbytes: of the state.
-        joins: for each what the processes said.
-        prefetches: whether the joiner fetched in the background.
-    """
-    extra: list[float] = []
-    longest: list[float] = []
-    usual: list[float] = []
-    steps: list[int] = []
-    joiners: list[JoinMeasured] = []
-    for said in joins:
-        members = [each for each in said if each.before_s]
-        joiners += [each for each in said if not each.before_s]
-        step = statistics.median(time for each in members for time in each.before_s)
-        usual.append(step)
-        extra.append(max(sum(each.during_s) - step * len(each.during_s) for each in members))
-        longest.append(max(max(each.during_s) for each in members))
-        steps.append(max(len(each.during_s) for each in members))
-    values = {
-        "longest_s": statistics.median(longest),
-        "longest_s_max": max(longest),
-        "usual_s": statistics.median(usual),
-        "steps": statistics.median(steps),
-        "connect_s": statistics.median(each.connect_s for each in joiners),
-        "first_sync_s": statistics.median(each.sync_s for each in joiners),
-        "first_sync_mib": statistics.median(each.rx_bytes for each in joiners) / MIB,
+def sync_figures(task: StateTask, parts: Sequence[Played]) -> Figures:
+    """Of all rounds, each of which takes as long as its last joiner."""
+    sources = [each for each in parts if not each.joins]
+    joiners = [each for each in parts if each.joins]
+    seconds = [max(each) for each in zip(*(one.seconds for one in joiners), strict=True)]
+    delivered = task.bytes * len(joiners) / GIB
+    values: Figures = {
+        "gib_per_s": delivered / statistics.median(seconds),
+        "source_cpu_s_per_gib": _cpu_s(sources) / delivered,
+        "joiner_cpu_s_per_gib": _cpu_s(joiners) / delivered,
+        "source_extra_mib": max(each.extra_bytes for each in sources) / MIB,
+        "joiner_extra_mib": max(each.extra_bytes for each in joiners) / MIB,
+        "tx_mib": [round(each.tx_bytes / MIB, 1) for each in (*sources, *joiners)],
     }
-    faults = tuple(filter(None, (each.fault for said in joins for each in said)))
-    case = "fetched in the background" if prefetches else "fetched when admitted"
-    seconds = tuple(round(each, DIGITS) for each in extra)
-    return Figure("join", case, nbytes, seconds, values, faults)
+    for at, name in enumerate(("hashing_s", "fetching_s", "placing_s")):
+        values[name] = statistics.median(each[at] for one in joiners for each in one.phases)
+    case = f"{task.sources} source{'s' * (task.sources > 1)}"
+    case += f", {task.joiners} joiners" * (task.joiners > 1)
+    return _figures(task, case, seconds, values, [each.fault for each in parts])
+
+
+def join_figures(task: StateTask, parts: Sequence[JoinPart]) -> Figures:
+    """Of one join; its seconds are by how much a member's steps were longer than usual, in all."""
+    [joiner] = [each for each in parts if not each.steps]
+    values: Figures = dict.fromkeys(("longest_s", "usual_s", "steps"), 0)
+    lost_s = 0.0
+    for steps in (each.steps for each in parts if each.steps):
+        usual_s = statistics.median(step for ended, step in steps if ended <= joiner.began_s)
+        during = [step for ended, step in steps if ended > joiner.began_s]
+        lost_s = max(lost_s, sum(during) - usual_s * len(during))
+        own = {"longest_s": max(during), "usual_s": usual_s, "steps": len(during)}
+        values = {name: max(values[name], each) for name, each in own.items()}
+    newcomer = joiner.connect_s, joiner.sync_s, joiner.rx_bytes / MIB
+    values |= dict(zip(NEWCOMER, newcomer, strict=True))
+    case = "fetched in the background" if task.prefetches else "fetched when admitted"
+    return _figures(task, case, [lost_s], values, [each.fault for each in parts])
+
+
+def median_of(joins: Sequence[Figures]) -> Figures:
+    """Of several joins of one kind."""
+    found = dict(joins[0])
+    for name in ("seconds_median", "longest_s", "usual_s", "steps", *NEWCOMER):
+        found[name] = statistics.median(each[name] for each in joins)
+    found["seconds"] = [second for each in joins for second in each["seconds"]]
+    found["faults"] = [fault for each in joins for fault in each["faults"]]
+    spread = {"seconds_min": min(found["seconds"]), "seconds_max": max(found["seconds"])}
+    return found | spread | {"values_ok": not found["faults"]}
+
+
+def _figures(
+    task: StateTask, case: str, seconds: Sequence[float], values: Figures, faults: Sequence[str]
+) -> Figures:
+    """One object of ``--json``."""
+    found = [fault for fault in faults if fault]
+    return {
+        "state": task.part,
+        "case": case,
+        "bytes": task.bytes,
+        "seconds_median": statistics.median(seconds),
+        "seconds_min": min(seconds),
+        "seconds_max": max(seconds),
+        **values,
+        "values_ok": not found,
+        "faults": found,
+        "seconds": list(seconds),
+    }
+
+
+def to_line(found: Figures) -> str:
+    """The same for people."""
+    median, low, high = (found[f"seconds_{name}"] for name in ("median", "min", "max"))
+    line = f"{found['state']:<10}{found['case']:<26}{_seconds(median):>9}"
+    line += f"  ({_seconds(low)} to {_seconds(high)})" if high > low else ""
+    names = list(found)
+    values = names[names.index("seconds_max") + 1 : names.index("values_ok")]
+    return f"{line:<62} {', '.join(f'{name} {_number(found[name])}' for name in values)}".rstrip()
 
 
 def _cpu_s(processes: Sequence[Played]) -> float:

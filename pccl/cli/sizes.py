@@ -1,10 +1,8 @@
-"""Arguments of ``pccl bench``: sizes, lists, and whether it all fits into memory."""
+"""Arguments of commands that measure: sizes in bytes, and lists."""
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
 from typing import Any
 
 import click
@@ -56,15 +54,6 @@ def format_size(size: int) -> str:
     return f"{size} B"
 
 
-def sweep(smallest: int, largest: int, factor: int) -> tuple[int, ...]:
-    """Sizes from the smallest on, each so many times the one before, up to the largest."""
-    sizes: list[int] = []
-    while smallest <= largest:
-        sizes.append(smallest)
-        smallest *= factor
-    return tuple(sizes)
-
-
 class Size(click.ParamType[int]):
     """One size in bytes."""
 
@@ -97,14 +86,3 @@ class ListOf(click.ParamType[tuple[Any, ...]]):
             return value  # pyright: ignore[reportUnknownVariableType]
         parts = [self._kind.convert(part.strip(), param, ctx) for part in str(value).split(",")]
         return tuple(dict.fromkeys(parts))
-
-
-def available_bytes() -> int | None:
-    """Memory that can be used without swapping; None where the system does not say."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return None

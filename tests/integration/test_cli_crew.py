@@ -1,4 +1,4 @@
-"""Processes of a benchmark that end well, badly, or silently; ``timeit`` plays their parts."""
+"""Workers that end well, badly, or silently; ``timeit`` plays their parts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import click
 import pytest
 
 from pccl import config
-from pccl.cli.bench import run
-from pccl.cli.bench.crew import OURS, Crew, ProcessDied
-from pccl.cli.bench.peers.words import Connected, Doing, Failed, Measured, Report, Timed, encode
-from pccl.cli.bench.plan import BenchPlan
-from pccl.cli.bench.run import Group
-from pccl.cli.bench.statistics import BenchResult
+from pccl.cli.processes import crew as module
+from pccl.cli.processes.crew import OURS, Crew, ProcessDied
+from pccl.cli.processes.reports import Doing, Failed, WorkerReport, encode
 
 ENDS = "__import__('os')._exit({})"
 FOREVER = "__import__('signal').pause()"
@@ -35,7 +32,7 @@ def start(crew: Crew, name: str, *statements: str) -> None:
     crew.start(name, "timeit", ["-n", "1", "-r", "1", *setup, *statements, quiet])
 
 
-def says(report: Report) -> str:
+def says(report: WorkerReport) -> str:
     return f"print({encode(report)!r}, flush=True)"
 
 
@@ -97,43 +94,32 @@ def test_environment(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["PATH"] == os.environ["PATH"]
 
 
-# -- what is made of the peers' reports ------------------------------------------------------------
-
-PLAN = BenchPlan((8,), (2,), (0,), "float32", False, 1, 0, "", "")
+# -- what is made of their reports -----------------------------------------------------------------
 
 
-def listened(crew: Crew, *peers: list[str]) -> tuple[list[BenchResult], list[str]]:
-    """Two peers do as they are told; results, and what was told about it."""
-    results: list[BenchResult] = []
-    told: list[str] = []
-    group = Group(
-        PLAN, 2, 0, lambda who, doing: told.append(f"{who}: {doing.part}"), results.append
-    )
-    for name, statements in zip(group.names, peers, strict=True):
+def listened(crew: Crew, *workers: list[str]) -> list[tuple[str, Doing]]:
+    """Workers do as they are told; what they reported."""
+    told: list[tuple[str, Doing]] = []
+    names = [f"peer {number}" for number in range(len(workers))]
+    for name, statements in zip(names, workers, strict=True):
         start(crew, name, *statements)
-    group.listen(crew)
-    return results, told
+
+    def add(name: str, report: Doing) -> None:
+        told.append((name, report))
+
+    crew.listen(names, (Doing,), add)
+    return told
 
 
-def test_results_are_put_together(crew: Crew) -> None:
-    reports = [
-        [
-            says(Connected(1000 * peer)),
-            says(Doing("rounds", 8, 0)),
-            says(Measured(8, 5 + peer, (2,), ("reno",), Timed((peer + 1.0,), (0.5,), ""), None)),
-        ]
-        for peer in range(2)
+def test_reports_are_heard(crew: Crew, capsys: pytest.CaptureFixture[str]) -> None:
+    told = listened(crew, [says(Doing("a")), says(Doing("b"))], [says(Doing("c"))])
+    assert sorted(told, key=lambda each: each[1].text) == [
+        *(("peer 0", Doing("a")), ("peer 0", Doing("b")), ("peer 1", Doing("c"))),
     ]
-    results, told = listened(crew, *reports)
-    assert told == ["2 peers, automatic lanes: rounds"]
-    [result] = results
-    assert result.ours.seconds == (1.5,)
-    assert result.extra_bytes == 6
-    assert result.connect_bytes == 1000
-    assert result.lanes == 2
+    assert sorted(capsys.readouterr().err.splitlines()) == ["peer 0: ready", "peer 1: ready"]
 
 
-def test_a_peer_that_gives_up_says_why(crew: Crew) -> None:
+def test_a_worker_that_gives_up_says_why(crew: Crew) -> None:
     with pytest.raises(click.ClickException, match=r"^peer 0: no more memory$"):
         listened(crew, [says(Failed("no more memory")), ENDS.format(1)], [FOREVER])
 
@@ -141,12 +127,12 @@ def test_a_peer_that_gives_up_says_why(crew: Crew) -> None:
 def test_a_death_is_the_cause_of_what_others_say(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "CAUSE_S", 60.0)  # this machine may be busy
+    monkeypatch.setattr(module, "CAUSE_S", 60.0)  # this machine may be busy
     gives_up = [says(Failed("peer 2 was lost")), ENDS.format(1)]
     with pytest.raises(click.ClickException, match=r"^peer 1 ended .*: signal SIGKILL$"):
         listened(crew, gives_up, [KILLED])
 
 
-def test_a_peer_that_breaks_shows_its_last_lines(crew: Crew) -> None:
+def test_a_worker_that_breaks_shows_its_last_lines(crew: Crew) -> None:
     with pytest.raises(click.ClickException, match=r"exit code 1\n(.*\n)*.*ZeroDivisionError"):
         listened(crew, ["1 / 0"], [FOREVER])

@@ -1,17 +1,20 @@
-"""The processes of one benchmark, by name: Python programs that write lines."""
+"""Worker processes of one command, by name: Python programs that write lines."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import Self
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import FrameType, TracebackType
+from typing import NoReturn, Self
+
+import click
 
 from pccl import config
 from pccl.cli.processes.children import STDOUT, Children, Ended
+from pccl.cli.processes.reports import Failed, WorkerReport, decode
 
 OURS = (
     config.MASTER,
@@ -28,6 +31,19 @@ OURS = (
 SAID_LINES_MAX = 20
 """Last lines of a process's complaints that are kept."""
 
+CAUSE_S = 0.5
+"""How long the cause of a worker's failure is waited for: what it names may be another's death."""
+
+
+def end_on_signals() -> None:
+    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that the workers are ended."""
+    for wanted in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(wanted, _end)
+
+
+def _end(signum: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + signum)
+
 
 class ProcessDied(Exception):
     """A process ended that should not have, or not so.
@@ -43,6 +59,10 @@ class ProcessDied(Exception):
         self.name = name
         self.ended = ended
         self.said = tuple(said)
+
+    def to_error(self) -> click.ClickException:
+        """For people: which process ended, and its own last words."""
+        return click.ClickException("\n".join([str(self), *(f"  {line}" for line in self.said)]))
 
 
 class Crew:
@@ -70,28 +90,31 @@ class Crew:
     def start(
         self,
         name: str,
-        program: str | Path,
+        module: str,
         arguments: Sequence[str],
         environment: Mapping[str, str] | None = None,
-    ) -> None:
+    ) -> int:
         """Start Python with one thread for its numeric libraries.
 
         Args:
             name: one that is not running.
-            program: a module's name, or the path of a script.
+            module: the program.
             arguments: its own.
             environment: what it finds in its environment beside ours.
+
+        Returns:
+            Its process id.
 
         Raises:
             OSError: the system gives no more processes.
         """
         inherited = {key: value for key, value in os.environ.items() if key not in OURS}
-        what = [str(program)] if isinstance(program, Path) else ["-m", program]
-        command = [sys.executable, sys.executable, *what, *arguments]
+        command = [sys.executable, sys.executable, "-m", module, *arguments]
         variables = {**inherited, "OMP_NUM_THREADS": "1", **(environment or {})}
         self._dismissed.discard(name)
         self._said[name] = []
         self._pids[name] = self._children.start(name, command, variables)
+        return self._pids[name]
 
     def running(self, names: Collection[str]) -> bool:
         """Whether any of them has not ended, or has failed and ``hear`` has not said so yet."""
@@ -150,7 +173,55 @@ class Crew:
     def kill(self, name: str) -> None:
         """End a process without a word (SIGKILL), and don't take it for a failure."""
         self._dismissed.add(name)
-        self._children.send(signal.SIGKILL, self._pids[name])
+        self.send(signal.SIGKILL, name)
+
+    def send(self, signum: int, name: str) -> None:
+        """Send a signal to a process that has not ended."""
+        if name in self._pids:
+            self._children.send(signum, self._pids[name])
+
+    def listen(
+        self,
+        names: Collection[str],
+        kinds: Collection[type[WorkerReport]],
+        add: Callable[..., None],
+    ) -> None:
+        """Hear processes until all have ended; other lines than reports go to stderr.
+
+        Args:
+            names: of the processes; ``add`` may start more and add their names.
+            kinds: what they report.
+            add: is given the name and the report.
+
+        Raises:
+            click.ClickException: one failed; this says which one did first, and why.
+        """
+        try:
+            while self.running(names):
+                for name, text in self.hear():
+                    report = decode(text, (*kinds, Failed))
+                    if report is None:
+                        print(f"{name}: {text}", file=sys.stderr)
+                    elif isinstance(report, Failed):
+                        raise self._cause(name, report)
+                    else:
+                        add(name, report)
+        except ProcessDied as death:
+            raise death.to_error() from death
+
+    def _cause(self, name: str, report: Failed) -> click.ClickException:
+        """Of a worker that gave up: if another has just died without a word, that is why."""
+        gave_up = {name}
+        deadline_s = time.monotonic() + CAUSE_S
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            try:
+                heard = self.hear(left_s)
+            except ProcessDied as death:
+                if death.name not in gave_up:
+                    return death.to_error()
+            else:
+                gave_up |= {who for who, text in heard if decode(text, (Failed,)) is not None}
+        return click.ClickException(f"{name}: {report.reason}")
 
     def _on_end(self, name: str, ended: Ended) -> None:
         del self._pids[name]

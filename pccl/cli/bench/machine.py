@@ -1,0 +1,111 @@
+"""The machine, as it is named beside every figure, and its memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib.metadata
+import os
+import platform
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+import pccl
+from pccl.cli.sizes import format_size
+
+PROC = Path("/proc")
+
+RESIDENT, PEAK = "VmRSS", "VmHWM"
+"""What is resident now; the most that was since ``reset_peak``; as Linux has it."""
+
+RESET_PEAK = "5"
+"""What Linux wants to be told to forget the peak; see proc(5)."""
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def conditions_of(*packages: str) -> dict[str, Any]:
+    """The machine and the versions, as ``--json`` prints them.
+
+    Args:
+        packages: whose versions matter, beside our own.
+    """
+    versions = {"pccl": pccl.__version__, "Python": platform.python_version()}
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return {
+        "versions": versions | {name: importlib.metadata.version(name) for name in packages},
+        "processor": _field("cpuinfo", "model name") or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count(),
+        "system": f"{platform.system()} {platform.release()}",
+        "congestion_default": _read("sys/net/ipv4/tcp_congestion_control").strip(),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def to_lines(conditions: dict[str, Any]) -> list[str]:
+    """For people."""
+    default = conditions["congestion_default"]
+    return [
+        ", ".join(f"{name} {version}" for name, version in conditions["versions"].items()),
+        f"{conditions['processor']}, {conditions['cores']} cores, {conditions['system']}"
+        + (f", {default} by default" if default else "")
+        + f", load {conditions['load']:.2f}",
+    ]
+
+
+def give_back() -> None:
+    """Return to the system what is free: what is filled again without a trace is not counted."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
+
+
+def reset_peak() -> None:
+    """Let the peak be what is resident now. Where that cannot be asked for, nothing happens."""
+    with contextlib.suppress(OSError):
+        (PROC / "self/clear_refs").write_text(RESET_PEAK)
+
+
+def own_bytes(name: str) -> int:
+    """Memory of this process, ``RESIDENT`` now or at its ``PEAK``; where nobody says: the peak."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS has bytes
+    return _kilobytes("self/status", name) or most * (1 if sys.platform == "darwin" else 1024)
+
+
+def check_memory(size: int, count: int) -> None:
+    """Refuse tensors or states of one size that the processes of this machine have no memory for.
+
+    Raises:
+        click.UsageError: it says what is needed and what there is.
+    """
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = _kilobytes("meminfo", "MemAvailable") or whole
+    if size * count > available:
+        raise click.UsageError(
+            f"{count} times {format_size(size)} are {size * count / GIB:.1f} GiB of memory, and "
+            f"{available / GIB:.1f} GiB are available; take a smaller --size or fewer processes"
+        )
+
+
+def _kilobytes(file: str, name: str) -> int:
+    return int((_field(file, name) or "0").removesuffix("kB")) * 1024
+
+
+def _field(file: str, name: str) -> str:
+    """What a line of a file of the kernel's says about a name; nothing if none does."""
+    fields = (line.partition(":") for line in _read(file).splitlines())
+    return next((value.strip() for key, _, value in fields if key.strip() == name), "")
+
+
+def _read(file: str) -> str:
+    try:
+        return (PROC / file).read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,282 @@
+"""One peer of ``pccl bench allreduce``: plays the rounds, and tells what all peers have measured.
+
+First come the rounds whose memory is measured, while nothing but this library has run in the
+process; then, for each size, those whose time is. Each round is: fill, meet, reduce with a clock
+beside it, check. Each side meets at a barrier of its own kind right before, so that the peers begin
+together and its own code is what the caches hold.
+
+As a program it finds the run in its environment; its argument is the plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import mmap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+import pccl
+from pccl.cli.bench import machine
+from pccl.cli.bench.plan import DTYPES, PLAIN, BenchPlan, Variant
+from pccl.cli.bench.statistics import DIGITS, CaseDone, Figures, Timed, result_of
+from pccl.cli.bench.values import Array, Exact, Rounded
+from pccl.cli.processes.reports import Doing, WorkerReport, decode, encode, say, work
+from pccl.cli.sizes import format_size
+
+MEMORY_ROUNDS = 4
+"""More than one: memory that an operation leaves behind shows when the next one begins."""
+
+SPOKEN_S = 1.0
+"""How long a peer measures in silence."""
+
+VARIANT_SHIFT = 1_009
+"""Rounds between the values of two variants, which share their buffers."""
+
+T = TypeVar("T")
+R = TypeVar("R", bound=WorkerReport)
+
+
+@dataclass(slots=True)
+class ReduceSide:
+    """One way to reduce a tensor over all peers, and what its rounds have shown so far.
+
+    Attributes:
+        input: what this peer puts in, shape (n,).
+        result: where the sum is afterwards; the input itself, if it reduces in place.
+        values: what goes in, and what must come out.
+        barrier: waits for all peers.
+        reduce: adds all peers' inputs; tells by which algorithm.
+        shift: rounds between its values and those of another side with the same buffers.
+        log: of the rounds.
+    """
+
+    input: Array
+    result: Array
+    values: Exact | Rounded
+    barrier: Callable[[], object]
+    reduce: Callable[[], str]
+    shift: int = 0
+    log: Timed = field(default_factory=Timed)
+
+    def play(self, number: int, *, keep: bool) -> None:
+        """Play one round; wrong values always count, its times if they are to be kept."""
+        at, log = number + self.shift, self.log
+        self.values.input.fill(self.input, at)
+        self.barrier()
+        carrier, seconds, cpu_s = timed(self.reduce)
+        wrong = self.values.check_sum(self.result, at, carrier)
+        if not wrong and self.result is not self.input:
+            changed = self.values.input.compare(self.input, at)
+            wrong = changed and f"the input was changed: {changed}"
+        if wrong and not log.fault:
+            log.fault = f"{self.result.nbytes} bytes, round {number}: {wrong}"
+        log.error, log.digest = self.values.error, self.values.digest
+        if keep:
+            log.seconds += (seconds,)
+            log.cpu_s += (cpu_s,)
+
+
+class Ours:
+    """This library's reduce: one variant, and what its reports told."""
+
+    def __init__(
+        self, comm: pccl.Communicator, send: Array, recv: Array | None, variant: Variant
+    ) -> None:
+        self._comm = comm
+        self._send, self._recv = send, recv
+        self._algorithm = variant.algorithm
+        wire = None if variant.exact else variant.quantize
+        self._options = pccl.QuantizationOptions(format=wire) if wire else None
+        self._algorithms: set[str] = set()
+        self._sent_bytes = 0
+        self._raw_bytes = 0.0
+
+    def reduce(self) -> str:
+        """Add all peers' inputs; tells by which algorithm."""
+        how, options = self._algorithm, self._options
+        info = self._comm.all_reduce(
+            self._send, self._recv, algorithm=how, quantization_options=options
+        )
+        self._algorithms.add(info.algorithm)
+        self._sent_bytes += info.tx_bytes
+        self._raw_bytes += info.tx_bytes * info.compression
+        return info.algorithm
+
+    def figures(self) -> Figures:
+        """What this peer knows of its links, and of what went over them, frames aside."""
+        links = self._comm.status().links
+        share = self._sent_bytes / self._raw_bytes if self._raw_bytes else 1.0
+        names = {lane.congestion for link in links for lane in link.lanes} - {""}
+        return {
+            "algorithm": ",".join(sorted(self._algorithms)),
+            "lanes": max((len(link.lanes) for link in links), default=0),
+            "wire_bytes_per_value": round(self._send.itemsize * share, 4),
+            "congestion": ",".join(sorted(names)),
+        }
+
+
+class BenchPeer:
+    """What this process is and has; it tells what is being done.
+
+    Args:
+        plan: what is measured, among as many peers as the communicator has.
+        comm: connected, with all peers there.
+        tell: is told.
+    """
+
+    def __init__(
+        self, plan: BenchPlan, comm: pccl.Communicator, tell: Callable[[str], None]
+    ) -> None:
+        self._plan = plan
+        self._comm = comm
+        self._tell = tell
+        self._dtype = DTYPES[plan.dtype].to_numpy_dtype()
+        self._values = [self._values_of(variant) for variant in plan.variants]
+        self._number = 0
+        self._logs: dict[tuple[int, int], Timed] = {}
+
+    def measure(self) -> Iterator[Figures]:
+        """Measure all that is planned; all peers know all figures in the end.
+
+        Raises:
+            PCCLError: the run was lost.
+            RuntimeError, ImportError: Gloo cannot be used.
+        """
+        self._measure_memory()
+        with contextlib.ExitStack() as stack:
+            if self._plan.rendezvous:
+                from pccl.cli.bench import gloo  # takes seconds, for torch comes along
+
+                where = Path(self._plan.rendezvous)
+                stack.enter_context(gloo.joined(where, self._comm.rank, self._comm.world_size))
+            for size in self._plan.sizes:
+                yield from self._measure_time(size)
+
+    def _measure_memory(self) -> None:
+        """For each case: the peak beyond the buffers in bytes, and the first wrong value."""
+        machine.give_back()
+        idle_bytes = machine.own_bytes(machine.RESIDENT)
+        for size in self._plan.sizes:
+            self._tell(f"memory for {format_size(size)}")
+            for number, (_, side) in enumerate(self._sides(size)):
+                buffers = {id(array): array.nbytes for array in (side.input, side.result)}
+                machine.reset_peak()
+                for _ in range(MEMORY_ROUNDS):
+                    side.play(self._number, keep=False)
+                    self._number += 1
+                peak_bytes = machine.own_bytes(machine.PEAK) - sum(buffers.values()) - idle_bytes
+                side.log.extra_bytes = max(0, peak_bytes)
+                self._logs[size, number] = side.log
+
+    def _measure_time(self, size: int) -> Iterator[Figures]:
+        """Play the rounds of one size; the figures of each variant."""
+        sides = self._sides(size)
+        for number, (_, side) in enumerate(sides):
+            side.log = self._logs[size, number]
+        their_sides = [self._their_side(size)] if self._plan.rendezvous else []
+        self._play([*(side for _, side in sides), *their_sides])
+        theirs = [gather(self._comm, side.log) for side in their_sides]
+        for variant, (library, side) in zip(self._plan.variants, sides, strict=True):
+            ours = gather(self._comm, side.log)
+            compared = theirs if variant.exact else []
+            yield result_of(self._plan, variant, size, library.figures(), ours, *compared)
+
+    def _play(self, sides: Sequence[ReduceSide]) -> None:
+        """Let all sides play all rounds in turn; they alternate in who begins."""
+        size, told_s = format_size(sides[0].input.nbytes), time.monotonic()
+        self._tell(size)
+        warmup, rounds = self._plan.warmup, self._plan.rounds
+        for done in range(-warmup, rounds):
+            for side in sides if done % 2 == 0 else reversed(sides):
+                side.play(self._number, keep=done >= 0)
+            self._number += 1
+            if time.monotonic() - told_s > SPOKEN_S:
+                how_far = f"round {done + 1} of {rounds}" if done >= 0 else "warming up"
+                self._tell(f"{size}, {how_far}")
+                told_s = time.monotonic()
+
+    def _sides(self, size: int) -> list[tuple[Ours, ReduceSide]]:
+        """Variants in turn, in the same buffers, each with values of other rounds."""
+        send = new_buffer(size, self._dtype)
+        recv = None if self._plan.in_place else new_buffer(size, self._dtype)
+        found: list[tuple[Ours, ReduceSide]] = []
+        for number, variant in enumerate(self._plan.variants):
+            ours = Ours(self._comm, send, recv, variant)
+            values = copy.copy(self._values[number])  # with nothing checked yet
+            result, shift = send if recv is None else recv, number * VARIANT_SHIFT
+            side = ReduceSide(send, result, values, self._comm.barrier, ours.reduce, shift)
+            found.append((ours, side))
+        return found
+
+    def _their_side(self, size: int) -> ReduceSide:
+        from pccl.cli.bench.gloo import Gloo
+
+        buffer = new_buffer(size, self._dtype)
+        gloo = Gloo(buffer)
+        return ReduceSide(buffer, buffer, self._values_of(PLAIN), gloo.barrier, gloo.reduce)
+
+    def _values_of(self, variant: Variant) -> Exact | Rounded:
+        place = self._dtype, self._comm.rank, self._comm.world_size
+        return Exact(*place) if variant.exact else Rounded(*place, variant.quantize)
+
+
+def timed(call: Callable[[], T]) -> tuple[T, float, float]:
+    """What a call returns, seconds that it takes, and CPU seconds of all threads meanwhile."""
+    cpu_s, started_s = time.process_time(), time.perf_counter()
+    found = call()
+    seconds = time.perf_counter() - started_s
+    return found, round(seconds, DIGITS), round(time.process_time() - cpu_s, DIGITS)
+
+
+def new_buffer(nbytes: int, dtype: np.dtype[Any]) -> Array:
+    """A tensor of zeros, shape (n,), in memory of its own, which no allocator keeps when freed."""
+    buffer = np.frombuffer(mmap.mmap(-1, nbytes), dtype=dtype)
+    buffer.view(np.uint8).fill(0)
+    return buffer
+
+
+def gather(comm: pccl.Communicator, own: R) -> list[R]:
+    """What each peer reports, by rank; a joint call of the group, which tells all of them.
+
+    Raises:
+        PCCLError: a peer was lost.
+        RuntimeError: a peer reports something else.
+    """
+    data = np.frombuffer(encode(own).encode(), np.uint8)
+    sizes = np.zeros(comm.world_size, np.int64)
+    sizes[comm.rank] = len(data)
+    comm.all_reduce(sizes)
+    # All other rows are zeros here: their sum is all rows.
+    rows = np.zeros((len(sizes), int(sizes.max())), np.uint8)
+    rows[comm.rank, : len(data)] = data
+    comm.all_reduce(rows)
+    texts = [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
+    found = [report for text in texts if (report := decode(text, (type(own),))) is not None]
+    if len(found) < len(texts):
+        raise RuntimeError("not all peers have the same version of pccl")
+    return found
+
+
+def run(plan: BenchPlan) -> None:
+    """Be one peer; that of rank 0 reports."""
+    with pccl.Communicator(lanes=plan.lanes[0]) as comm:
+        comm.connect(min_peers=plan.peers[0])
+        who = f"{plan.peers[0]} peers, {plan.lanes[0] or 'automatic'} lanes"
+
+        def tell(report: WorkerReport) -> None:
+            if comm.rank == 0:
+                say(report)
+
+        peer = BenchPeer(plan, comm, lambda text: tell(Doing(f"{who}: {text}")))
+        for figures in peer.measure():
+            tell(CaseDone(figures))
+
+
+if __name__ == "__main__":
+    work(BenchPlan, run)

@@ -1,0 +1,172 @@
+"""The values that a benchmark reduces, and whether the results are right.
+
+Every value depends on the peer, the element and the round, so that a missing peer, a segment in a
+wrong place and what is left of the round before are all seen. What is not quantized are small whole
+numbers whose sum is exact in every dtype, in any order. They follow a formula with a prime period::
+
+    value(peer, element, round) = pattern[(element + 7919 peer + 39208 round) mod 65521]
+    pattern[j] = (j² mod 65521) mod (value_max + 1)
+
+so the sum over all peers has that period too, and each round's is the last one's, shifted. Filling
+a tensor and checking one are copies and comparisons of a tile that fits into a cache, without
+temporary memory. Nothing here knows how the library reduces.
+
+What is quantized has random values, normal and independent for each peer. The exact sum is that of
+the values as the tensor's dtype holds them, in float64; the error is relative in L2. Each rounding
+is off by at most half a step, and the mean square of an error at most the sum of the squares of
+half a step over all roundings on the way: in a mesh or a star each of N contributions and the sum,
+in a ring each sum that is passed on. Relative to the sum that is the square root of 2, or of
+(N+1)/2, times the half step of one value.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import xxhash
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+PERIOD = 65_521
+"""The largest prime below 2**16: chunks and segments are no multiples of it."""
+
+PEER_STRIDE = 7_919
+ROUND_STRIDE = 39_208
+
+VALUE_MAX = 4_095
+
+TILE_PERIODS = 4
+"""Copies of the period in a tile: calls per tensor are few, and a tile stays in the cache."""
+
+SEED = 20_240
+
+HALF_STEPS = {
+    **{"uint8": 0.0101, "int8": 0.0097, "companded8": 0.0111, "int4": 0.143},
+    **{"float16": 0.00049, "bfloat16": 0.0040, "uint16": 0.000040},
+}
+"""Of normal values in blocks of the usual size, in the root mean square; see the formats in
+``docs/algorithms.md``."""
+
+FEW = 8.0
+"""How many times as much the error of less than a period of values may be."""
+
+
+def value_max(dtype: np.dtype[Any], peer_count: int) -> int:
+    """The largest value whose sum over all peers is exact; at least 1 for up to 127 peers."""
+    is_integer = np.issubdtype(dtype, np.integer)
+    exact = np.iinfo(dtype).max if is_integer else 2 ** (_finfo(dtype).nmant + 1)
+    return min(VALUE_MAX, int(exact) // peer_count)
+
+
+def pattern(largest: int) -> Array:
+    """One period of one peer's values, int64, shape (PERIOD,)."""
+    places = np.arange(PERIOD, dtype=np.int64)
+    return places * places % PERIOD % (largest + 1)
+
+
+class Pattern:
+    """Values with a period, from which each round takes another beginning.
+
+    Args:
+        period: shape (PERIOD,), of the tensors' dtype.
+    """
+
+    def __init__(self, period: Array) -> None:
+        self._tile = np.tile(period, TILE_PERIODS)
+
+    def fill(self, tensor: Array, round_number: int) -> None:
+        """Write the values of a round into a tensor, shape (n,)."""
+        for begin, part in self.parts(len(tensor), round_number):
+            tensor[begin : begin + len(part)] = part
+
+    def compare(self, tensor: Array, round_number: int) -> str:
+        """Where a tensor differs in a bit from what ``fill`` writes, in words, or nothing."""
+        for begin, part in self.parts(len(tensor), round_number):
+            found = tensor[begin : begin + len(part)]
+            if not np.array_equal(_bits(found), _bits(part)):
+                at = int(np.argmax(_bits(found) != _bits(part)))
+                return f"element {begin + at} is {found[at]!s}, expected {part[at]!s}"
+        return ""
+
+    def parts(self, count: int, round_number: int) -> list[tuple[int, Array]]:
+        """Where each part of a tensor begins, and what belongs there."""
+        start = ROUND_STRIDE * round_number % PERIOD
+        span = (TILE_PERIODS - 1) * PERIOD
+        whole = self._tile[start : start + span]
+        return [(begin, whole[: count - begin]) for begin in range(0, count, span)]
+
+
+class Exact:
+    """What one of several peers puts in, and the sum, which must come out bit for bit."""
+
+    error = 0.0
+    digest = 0
+
+    def __init__(self, dtype: np.dtype[Any], peer: int, peer_count: int) -> None:
+        one = pattern(value_max(dtype, peer_count))
+        places = np.arange(PERIOD)
+        total = sum(one[(places + PEER_STRIDE * other) % PERIOD] for other in range(peer_count))
+        self.input = Pattern(one[(places + PEER_STRIDE * peer) % PERIOD].astype(dtype))
+        self._sum = Pattern(np.asarray(total).astype(dtype))
+
+    def check_sum(self, tensor: Array, round_number: int, carrier: str = "") -> str:
+        """What is wrong with a result, or nothing."""
+        return self._sum.compare(tensor, round_number)
+
+
+class Rounded:
+    """What one of several peers puts in, and how far from the exact sum a result may be.
+
+    Attributes:
+        error: relative L2 error of the result that was the worst.
+        digest: of the bits of all results so far.
+    """
+
+    def __init__(self, dtype: np.dtype[Any], peer: int, peer_count: int, wire: str) -> None:
+        generators = [np.random.default_rng([SEED, other]) for other in range(peer_count)]
+        held = [each.standard_normal(PERIOD).astype(dtype) for each in generators]
+        self.input = Pattern(held[peer])
+        total: Array = np.stack(held).sum(axis=0, dtype=np.float64)
+        self._exact = Pattern(total)
+        self._peer_count = peer_count
+        self._half_step = math.hypot(HALF_STEPS[wire], float(_finfo(dtype).eps))
+        self._work = np.zeros(PERIOD)
+        self.error = 0.0
+        self.digest = 0
+
+    def check_sum(self, tensor: Array, round_number: int, carrier: str) -> str:
+        """What is wrong with a result of an algorithm: an error that its format cannot make."""
+        bits = tensor.view(np.uint8).data
+        self.digest = xxhash.xxh3_64_intdigest(bits, seed=self.digest)
+        squares = exact_squares = 0.0
+        for begin, part in self._exact.parts(len(tensor), round_number):
+            for at in range(0, len(part), PERIOD):
+                exact = part[at : at + PERIOD]
+                off = self._work[: len(exact)]
+                off[:] = tensor[begin + at : begin + at + len(exact)]
+                np.subtract(off, exact, out=off)
+                squares += float(np.dot(off, off))
+                exact_squares += float(np.dot(exact, exact))
+        error = math.sqrt(squares / exact_squares)
+        self.error = max(self.error, error)
+        limit = self._half_step * math.sqrt((self._peer_count + 1) / 2 if carrier == "ring" else 2)
+        limit *= 1.0 if len(tensor) >= PERIOD else FEW
+        if error <= limit:  # not so if any value is NaN
+            return ""
+        return (
+            f"the relative error is {error:.2e}, and {limit:.2e} is the most that the format may "
+            f"cost by {carrier}"
+        )
+
+
+def _finfo(dtype: np.dtype[Any]) -> Any:
+    finfo: Any = ml_dtypes.finfo  # typed in part only
+    return finfo(dtype)
+
+
+def _bits(array: Array) -> Array:
+    """The same memory as unsigned integers."""
+    return array.view(np.dtype(f"u{array.itemsize}"))

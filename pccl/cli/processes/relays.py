@@ -1,0 +1,52 @@
+"""Emulated links: relays, as worker processes, before where others listen."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Generator, Sequence
+
+import click
+
+from pccl.cli.processes.crew import Crew, ProcessDied
+
+HOST = "127.0.0.1"
+
+RELAY_SAYS = "relay listens on "
+
+
+def check_link(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Refuse a link that relays do not understand; an empty one is none."""
+    from pccl.stress.emulator.spec import LinkSpec
+
+    try:
+        LinkSpec.parse(value or "rtt=0ms")
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    return value
+
+
+@contextlib.contextmanager
+def relayed(crew: Crew, link: str, targets: Sequence[str], *options: str) -> Generator[list[str]]:
+    """Put a relay before each address, where nobody needs to listen yet; gives theirs.
+
+    Raises:
+        click.ClickException: one did not start.
+    """
+    names = [f"relay before {target}" for target in targets]
+    for name, target in zip(names, targets, strict=True):
+        arguments = ["relay", "--to", target, "--link", link, "--listen", f"{HOST}:0", *options]
+        crew.start(name, "pccl.stress", arguments)
+    try:
+        said = crew.first_lines(names)
+    except ProcessDied as death:
+        raise death.to_error() from death
+    yield [said[name].removeprefix(RELAY_SAYS) for name in names]
+    crew.dismiss(names)
+
+
+def free_addresses(count: int) -> list[str]:
+    """Where nobody listens: for processes that must be told before they start."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
+        return [f"{HOST}:{each.getsockname()[1]}" for each in sockets]
