@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -35,6 +36,13 @@ def check_file(ctx: click.Context, param: click.Parameter, value: Path | None) -
     if value is not None and not value.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {value.absolute().parent}")
     return value
+
+
+def check_page(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Likewise, and a page whose pictures could not be drawn."""
+    if value is not None and find_spec("matplotlib") is None:
+        raise click.BadParameter("its pictures need matplotlib; pip install 'pccl[demo]'")
+    return check_file(ctx, param, value)
 
 
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
@@ -78,7 +86,7 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 )
 @click.option("--save-scenario", type=_FILE, callback=check_file, help="Write what was drawn.")
 @click.option("--json", "json_path", type=_FILE, callback=check_file, help="Where the report goes.")
-@click.option("--html", "html_path", type=_FILE, callback=check_file, help="The same as a page.")
+@click.option("--html", "html_path", type=_FILE, callback=check_page, help="The same as a page.")
 @click.option("--netns", is_flag=True, help="Peers in network namespaces (root and Linux).")
 @click.option("--plant", type=click.IntRange(1), hidden=True, help="Spoil a result of peer 0.")
 @click.pass_context

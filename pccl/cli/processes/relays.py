@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import socket
 from collections.abc import Generator, Sequence
 
 import click
@@ -47,6 +47,16 @@ def relayed(crew: Crew, link: str, targets: Sequence[str], *options: str) -> Gen
 
 def free_addresses(count: int) -> list[str]:
     """Where nobody listens: for processes that must be told before they start."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
-        return [f"{HOST}:{each.getsockname()[1]}" for each in sockets]
+    return [f"{HOST}:{port}" for port in asyncio.run(_free_ports(count))]
+
+
+async def _free_ports(count: int) -> list[int]:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with contextlib.AsyncExitStack() as stack:
+        servers = [
+            await stack.enter_async_context(await asyncio.start_server(hang_up, HOST, 0))
+            for _ in range(count)
+        ]
+        return [server.sockets[0].getsockname()[1] for server in servers]

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from pccl.stress.chaos.trouble import words
 from pccl.stress.chaos.verdict.judge import Judgement, waits
-from pccl.stress.chaos.verdict.plots import Mark, dots, over_time, rates, world_sizes
+from pccl.stress.chaos.verdict.plots import dots, over_time, rates, world_sizes
 from pccl.stress.chaos.verdict.record import RunRecord
 
 COUNTS = (
@@ -35,8 +35,7 @@ h1 span.ok { background: #059669 }
 table { border-collapse: collapse; margin: 1rem 0 }
 td, th { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #e5e7eb }
 td:first-child, th:first-child { text-align: left }
-svg { width: 100%; font-size: 12px; font-family: inherit }
-svg text { fill: currentColor }
+svg { width: 100%; height: auto }
 pre { white-space: pre-wrap; background: #f3f4f6; padding: .6rem }
 """
 
@@ -58,7 +57,8 @@ def write_html(judgement: Judgement, record: RunRecord, path: Path) -> None:
     """
     report = judgement.report
     seconds = max(1.0, record.ended_s - record.began_s)
-    marks = [Mark(max(0.0, d.began_s - record.began_s), words(d.fault)) for d in record.done]
+    marks = [max(0.0, done.began_s - record.began_s) for done in record.done]
+    faults = [f"{at:9.2f} s  {words(d.fault)}" for at, d in zip(marks, record.done, strict=True)]
     verdict = escape(str(report["verdict"]))
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8>",
@@ -67,12 +67,13 @@ def write_html(judgement: Judgement, record: RunRecord, path: Path) -> None:
         f"<p>{escape(headline(report))}</p>",
         _table("what", ["count"], {name: {"count": report[name]} for name in COUNTS}),
         "<h2>World size</h2><p>Contributors of each operation; red lines are faults.</p>",
-        over_time("world size over time", world_sizes(record, seconds), marks, seconds),
+        over_time(world_sizes(record, seconds), marks, seconds),
+        f"<details><summary>Faults</summary><pre>{escape(chr(10).join(faults))}</pre></details>",
         "<h2>Operations per second</h2>",
-        over_time("operations per second", [rates(record, seconds)], marks, seconds),
+        over_time([rates(record, seconds)], marks, seconds),
         "<h2>Recovery</h2><p>Seconds from a fault to the first operation of the others that "
         "committed after it.</p>",
-        dots("recovery times", waits(record)),
+        dots(waits(record)),
         _table("fault", ["count", "median", "p95", "max"], report["recovery_s"]),
     ]
     for name, texts in report["findings"].items():
