@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
+from pccl.machines.batch import may_succeed_again
 from pccl.machines.peer.eager import EagerBudget
 from pccl.machines.peer.events import (
     AskCallers,
@@ -51,7 +52,6 @@ from pccl.machines.peer.machine import PeerMachine, Standing
 from pccl.machines.peer.news import PeerNews
 from pccl.machines.reachability import TryAddress
 from pccl.protocol import errors
-from pccl.protocol.operation import Phase
 from pccl.protocol.types import SYNC_TAG, OperationId, PeerId, Roster, RoundKind
 from pccl.runtime.calls import CallEvent, Calls, OpenCall, fresh
 from pccl.runtime.clock import ThreadClock, Ticker
@@ -291,7 +291,7 @@ class PeerEngine:
             try:
                 info = await self.call(event, deadline, call)
             except errors.CollectiveAborted as error:
-                if error.result is not errors.Result.RANK_CONNECTION_LOST or not may_retry():
+                if not (may_retry() and may_succeed_again(error)):
                     raise
                 event = replace(event, begun_by=event.begun_by or peer)
                 self.calls.renew(call, request.operand)
@@ -302,22 +302,21 @@ class PeerEngine:
     async def reduce_many(self, request: ReduceManyRequest) -> ReduceInfo:
         """Reduce them all, each again until it succeeds; see :class:`ReduceMany`."""
         deadline = self.deadline(request.timeout_s)
-        return await ReduceMany(self._loop, self, self.machine.peer, request, deadline).run()
+        many = ReduceMany(
+            self._loop,
+            self.calls,
+            lambda one, may_retry: self.reduce_while(one, deadline, may_retry),
+            self.withdraw_unless_started,
+            self.machine.peer,
+            request,
+        )
+        return await many.run()
 
     def withdraw_unless_started(self, operand: Operand, reason: str) -> None:
         """Leave the call that this memory is lent to, if it may wait for others for ever."""
         number, operation = self.calls.of_operand(operand)
-        phase = self.machine.phase_of(operation) if operation is not None else None
-        if number and phase in (None, Phase.REQUESTED):
+        if number and not self.machine.has_started(operation):
             self.feed(LeaveCall(number, reason))
-
-    def left_committed(self, info: ReduceInfo, operand: Operand) -> None:
-        """The caller left, and can't know that this was committed."""
-        self.calls.left_committed(info, [operand])
-
-    def left_failed(self, error: BaseException) -> None:
-        """The caller left, and can't know that this was raised."""
-        self.calls.left_failed(error)
 
     async def sync(self, request: SyncOptions) -> SharedStateSyncInfo:
         """Joint call of all members of the group: make shared states equal, or compare them.

@@ -160,6 +160,11 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         known = self.operations.get(operation)
         return known.phase if known else None
 
+    def has_started(self, operation: OperationId | None) -> bool:
+        """Whether an operation goes on without its caller: all its members have called."""
+        known = self.operations.get(operation) if operation is not None else None
+        return known is not None and known.phase is not Phase.REQUESTED
+
     def waits_for(self, call: int) -> str:
         """Whom or what a call waits for, as far as the master has said."""
         join = self.control.join

@@ -1,46 +1,21 @@
-"""Many reduces as one call: each is tried again until it succeeds, some at a time.
-
-Members that pass the same list in the same order keep the same operations in flight. Each operation
-has its own outcome, so a failure costs the others nothing. If one can't succeed, those that have
-started are waited for, those that have not are withdrawn, and the error names the tags whose
-tensors are reduced. Of several errors the one that the caller must act on first is raised.
-"""
+"""Many reduces as one call, some at a time; ``machines.batch`` decides about them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any
 
-from pccl.protocol import errors
+from pccl.machines.batch import WITHDRAWN, ReduceBatch
 from pccl.protocol.types import NOBODY, PeerId
+from pccl.runtime.calls import Calls
 from pccl.runtime.collective.memory import Range, clash
 from pccl.runtime.collective.operand import Operand
-from pccl.runtime.requests import Deadline, ReduceInfo, ReduceManyRequest, ReduceRequest
+from pccl.runtime.requests import ReduceInfo, ReduceManyRequest, ReduceRequest
 from pccl.runtime.waiting import cancelled_and_settled
 
-
-class Reducer(Protocol):
-    """What reduces one tensor: the engine."""
-
-    async def reduce_while(
-        self, request: ReduceRequest, deadline: Deadline | None, may_retry: Callable[[], bool]
-    ) -> ReduceInfo:
-        """Reduce, after losses again and again for as long as ``may_retry``."""
-        ...
-
-    def withdraw_unless_started(self, operand: Operand, reason: str) -> None:
-        """Leave the call that this memory is lent to, if it may wait for others for ever."""
-        ...
-
-    def left_committed(self, info: ReduceInfo, operand: Operand) -> None:
-        """The caller left and can't know that this was committed: make the input what it was."""
-        ...
-
-    def left_failed(self, error: BaseException) -> None:
-        """The caller left and can't know that this was raised."""
-        ...
+MayRetry = Callable[[], bool]
 
 
 class ReduceMany:
@@ -48,10 +23,11 @@ class ReduceMany:
 
     Args:
         loop: where it runs.
-        reducer: reduces one.
+        calls: hears what the caller has left without noticing it.
+        reduce: reduces one, again and again after losses for as long as it may.
+        withdraw: leaves the call that some memory is lent to, if it has not started.
         peer: the incarnation of this peer that begins the call.
         request: all-reduces with different tags, on memory that doesn't overlap; at least one.
-        deadline: of all together.
 
     Raises:
         ValueError: a tag occurs twice, or tensors overlap.
@@ -60,24 +36,21 @@ class ReduceMany:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        reducer: Reducer,
+        calls: Calls,
+        reduce: Callable[[ReduceRequest, MayRetry], Coroutine[Any, Any, ReduceInfo]],
+        withdraw: Callable[[Operand, str], None],
         peer: PeerId,
         request: ReduceManyRequest,
-        deadline: Deadline | None,
     ) -> None:
-        _check_tags(request.requests)
+        self._batch = ReduceBatch([one.tag for one in request.requests], request.max_in_flight)
         _check_memory(request.requests)
         self._loop = loop
-        self._reducer = reducer
+        self._calls = calls
+        self._reduce = reduce
+        self._withdraw = withdraw
         self._peer = peer
-        self._requests = request.requests
-        self._max_in_flight = request.max_in_flight
-        self._deadline = deadline
-        self._waiting: Iterator[ReduceRequest] = iter(request.requests)
+        self._requests = {one.tag: one for one in request.requests}
         self._infos: dict[int, ReduceInfo] = {}
-        """By tag."""
-        self._failure: Exception | None = None
-        self._running: dict[int, ReduceRequest] = {}
         """By tag."""
 
     async def run(self) -> ReduceInfo:
@@ -90,26 +63,23 @@ class ReduceMany:
             PCCLError: one can't succeed; ``completed_tags`` names those that did.
             ValueError: the memory of one is in use elsewhere.
         """
-        lanes = min(self._max_in_flight, len(self._requests))
-        workers = [self._loop.create_task(self._work()) for _ in range(lanes)]
+        workers = [self._loop.create_task(self._work()) for _ in range(self._batch.width)]
         try:
             for worker in workers:
                 await worker
         except BaseException:
             for worker in workers:
                 await cancelled_and_settled(worker)
-            for request in self._requests:
-                info = self._infos.get(request.tag)
-                if info is not None and request.operand is not None:
-                    self._reducer.left_committed(info, request.operand)
-            if self._failure is not None:
-                self._reducer.left_failed(self._failure)
+            for tag, request in self._requests.items():
+                if tag in self._infos:
+                    self._calls.left_committed(self._infos[tag], [request.operand])
+            if self._batch.failure is not None:
+                self._calls.left_failed(self._batch.failure)
             raise
-        if isinstance(self._failure, errors.PCCLError):
-            raise self._named(self._failure)
-        if self._failure is not None:
-            raise self._failure
-        infos = [self._infos[request.tag] for request in self._requests]
+        failure = self._batch.named_failure()
+        if failure is not None:
+            raise failure
+        infos = [self._infos[tag] for tag in self._requests]
         tx_bytes = sum(info.tx_bytes for info in infos)
         raw_tx_bytes = sum(info.compression * info.tx_bytes for info in infos)
         return replace(
@@ -122,62 +92,20 @@ class ReduceMany:
         )
 
     async def _work(self) -> None:
-        begun_by = NOBODY
-        for waiting in self._waiting:
+        while (tag := self._batch.begin_next()) is not None:
+            begun_by = self._peer if self._infos else NOBODY
+            waiting = self._requests[tag]
             request = replace(waiting, asks=replace(waiting.asks, begun_by=begun_by))
-            self._running[request.tag] = request
             try:
-                info = await self._reducer.reduce_while(request, self._deadline, self._goes_on)
+                info = await self._reduce(request, lambda: self._batch.goes_on)
             except Exception as error:  # noqa: BLE001 - raised once those that have started are over
-                self._fail(error)
+                for other in self._batch.failed(tag, error):
+                    operand = self._requests[other].operand
+                    assert operand is not None
+                    self._withdraw(operand, WITHDRAWN)
             else:
-                self._infos[request.tag] = info
-                begun_by = self._peer
-            finally:
-                del self._running[request.tag]
-            if not self._goes_on():
-                return
-
-    def _goes_on(self) -> bool:
-        return self._failure is None
-
-    def _fail(self, error: Exception) -> None:
-        """What has started comes to its end; what waits for others might wait for ever."""
-        if self._failure is not None:
-            if _weight(error) > _weight(self._failure):
-                self._failure = error
-            return
-        self._failure = error
-        for request in self._running.values():
-            assert request.operand is not None
-            reason = "another tensor of the same call could not be reduced"
-            self._reducer.withdraw_unless_started(request.operand, reason)
-
-    def _named(self, error: errors.PCCLError) -> errors.PCCLError:
-        completed = tuple(r.tag for r in self._requests if r.tag in self._infos)
-        tags = ", ".join(str(tag) for tag in completed) or "none"
-        reason = f"{error.reason}; tags that completed: {tags}; the other inputs are what they were"
-        named = type(error)(error.result, error.func, reason)
-        if isinstance(error, errors.Evicted) and isinstance(named, errors.Evicted):
-            named.cause, named.ago_s = error.cause, error.ago_s
-        named.completed_tags = completed
-        named.__cause__ = error.with_traceback(None)  # its frames hold the tensors
-        return named
-
-
-def _weight(error: Exception) -> int:
-    """Of several errors a caller hears one: what he must act on first, otherwise the first."""
-    if isinstance(error, errors.Evicted | errors.MasterLost):
-        return 2  # until the caller joins again there is nothing else to do
-    return 1 if isinstance(error, errors.OutcomeUnknown) else 0
-
-
-def _check_tags(requests: Sequence[ReduceRequest]) -> None:
-    seen: set[int] = set()
-    for request in requests:
-        if request.tag in seen:
-            raise ValueError(f"tag {request.tag} occurs twice; give each tensor a tag of its own")
-        seen.add(request.tag)
+                self._infos[tag] = info
+                self._batch.completed(tag)
 
 
 def _check_memory(requests: Sequence[ReduceRequest]) -> None:
@@ -195,4 +123,4 @@ def _check_memory(requests: Sequence[ReduceRequest]) -> None:
         )
 
 
-__all__ = ["ReduceMany", "Reducer"]
+__all__ = ["ReduceMany"]

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pccl.machines.peer.events import ReduceCall, ReduceResult
+from pccl.machines.batch import may_succeed_again
+from pccl.machines.peer.events import LeftCommitted, LeftFailed, PeerEvent, ReduceCall, ReduceResult
 from pccl.protocol import errors
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import NOBODY, Descriptor, OperationId, PeerId, ReduceOp
+from pccl.runtime.calls import Calls
+from pccl.runtime.clock import LoopClock
 from pccl.runtime.collective.operand import Operand, borrow
 from pccl.runtime.collective.reduce_many import ReduceMany
-from pccl.runtime.requests import Deadline, ReduceInfo, ReduceManyRequest, ReduceRequest
+from pccl.runtime.requests import ReduceInfo, ReduceManyRequest, ReduceRequest
 
 SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
-DEADLINE = Deadline(10**9, 1.0)
 MEMBERS = (PeerId(1), PeerId(2))
 ME = PeerId(2)
 
@@ -44,23 +46,17 @@ class FakeReducer:
         self.withdrawn: list[int] = []
         """Because another tensor failed."""
         self.cancelled: list[int] = []
-        self.reported: list[ReduceInfo] = []
-        """Committed, and their caller has left."""
-        self.unheard: list[BaseException] = []
-        """Raised, and their caller has left."""
+        self.left: list[PeerEvent] = []
+        """What the caller who has left has not noticed."""
         self.begun_by: list[PeerId] = []
         self.started: set[int] = set()
-        self.deadlines: set[Deadline | None] = set()
         self._open: dict[int, asyncio.Future[ReduceInfo]] = {}
         self._operands: dict[int, Operand] = {}
 
-    async def reduce_while(
-        self, request: ReduceRequest, deadline: Deadline | None, may_retry: Callable[[], bool]
-    ) -> ReduceInfo:
+    async def reduce(self, request: ReduceRequest, may_retry: Callable[[], bool]) -> ReduceInfo:
         assert request.operand is not None
         tag = request.tag
         self.begun_by.append(request.asks.begun_by)
-        self.deadlines.add(deadline)
         self._operands[tag] = request.operand
         while True:
             self.begun.append(tag)
@@ -68,7 +64,7 @@ class FakeReducer:
             try:
                 return await self._open[tag]
             except errors.CollectiveAborted as error:
-                if error.result is not errors.Result.RANK_CONNECTION_LOST or not may_retry():
+                if not (may_retry() and may_succeed_again(error)):
                     raise
             except asyncio.CancelledError:
                 self.cancelled.append(tag)
@@ -81,12 +77,6 @@ class FakeReducer:
             if self._operands[tag] is operand and tag not in self.started and not ending.done():
                 self.withdrawn.append(tag)
                 ending.set_exception(errors.DeadlineExceeded(reason=reason))
-
-    def left_committed(self, info: ReduceInfo, operand: Operand) -> None:
-        self.reported.append(info)
-
-    def left_failed(self, error: BaseException) -> None:
-        self.unheard.append(error)
 
     @property
     def running(self) -> list[int]:
@@ -107,6 +97,18 @@ class FakeReducer:
         await turns()
 
 
+def many(
+    loop: asyncio.AbstractEventLoop,
+    reducer: FakeReducer,
+    requests: Sequence[ReduceRequest],
+    in_flight: int,
+) -> ReduceMany:
+    calls = Calls(loop, LoopClock(loop), reducer.left.append)
+    withdraw = reducer.withdraw_unless_started
+    wanted = ReduceManyRequest(tuple(requests), in_flight)
+    return ReduceMany(loop, calls, reducer.reduce, withdraw, ME, wanted)
+
+
 async def turns() -> None:
     """Let everything happen that can happen now."""
     for _ in range(20):
@@ -122,9 +124,9 @@ def play(story: Story, *tags: int, in_flight: int = 2) -> FakeReducer:
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        wanted = ReduceManyRequest(tuple(request(tag) for tag in tags), in_flight)
-        many = ReduceMany(loop, reducer, ME, wanted, DEADLINE)
-        call = loop.create_task(many.run())
+        call = loop.create_task(
+            many(loop, reducer, [request(tag) for tag in tags], in_flight).run()
+        )
         await turns()
         await story(reducer, call)
         assert call.done()
@@ -146,7 +148,7 @@ def test_all_succeed() -> None:
         await reducer.end(5, attempts=2)
         assert call.result() == ReduceInfo(2, 315, 45, MEMBERS, 1, 3)
 
-    assert play(story, 7, 3, 5).deadlines == {DEADLINE}
+    play(story, 7, 3, 5)
 
 
 @pytest.mark.parametrize(("in_flight", "at_once"), [(1, 1), (2, 2), (3, 3), (99, 3)])
@@ -158,47 +160,6 @@ def test_so_many_at_a_time(in_flight: int, at_once: int) -> None:
             await reducer.end(reducer.running[0])
 
     assert play(story, 1, 2, 3, in_flight=in_flight).begun == [1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        errors.TooFewPeers(reason="alone"),
-        errors.DeadlineExceeded(reason="too late"),
-        errors.CollectiveAborted(errors.Result.INTERNAL_ERROR, "f", "results differ"),
-        errors.Evicted(reason="gone"),
-        errors.LockstepError(reason="who waits where"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_a_failure_names_what_is_complete(error: errors.PCCLError) -> None:
-    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceInfo]) -> None:
-        await reducer.end(2)
-        await reducer.end(1)
-        await reducer.fail(3, error)
-        with pytest.raises(type(error)) as caught:
-            call.result()
-        assert type(caught.value) is type(error)
-        assert caught.value.result is error.result
-        assert caught.value.func == error.func
-        assert caught.value.completed_tags == (1, 2)  # in the order of the requests
-        assert caught.value.reason == (
-            f"{error.reason}; tags that completed: 1, 2; the other inputs are what they were"
-        )
-        assert caught.value.__cause__ is error
-
-    assert play(story, 1, 2, 3, 4, in_flight=3).withdrawn == [4]
-
-
-def test_a_failure_of_the_first() -> None:
-    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceInfo]) -> None:
-        await reducer.fail(1, errors.TooFewPeers(reason="alone"))
-        with pytest.raises(errors.TooFewPeers, match="tags that completed: none;") as caught:
-            call.result()
-        assert caught.value.completed_tags == ()
-
-    reducer = play(story, 1, 2, in_flight=1)
-    assert reducer.begun == [1]
 
 
 def test_what_has_started_is_waited_for_and_what_waits_for_others_is_withdrawn() -> None:
@@ -214,45 +175,6 @@ def test_what_has_started_is_waited_for_and_what_waits_for_others_is_withdrawn()
         assert caught.value.completed_tags == (1,)
 
     play(story, 1, 2, 3, 4, in_flight=3)
-
-
-def test_the_first_failure_counts() -> None:
-    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceInfo]) -> None:
-        reducer.started = {1, 2, 3}
-        await reducer.fail(2, errors.LockstepError(reason="first"))
-        await reducer.fail(3, errors.DeadlineExceeded(reason="second"))
-        await reducer.end(1)
-        with pytest.raises(errors.LockstepError, match="first; tags that completed: 1;"):
-            call.result()
-
-    play(story, 1, 2, 3, in_flight=3)
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (errors.LockstepError(reason="a"), errors.OutcomeUnknown(reason="told")),
-        (lost(3), errors.Evicted(reason="told")),
-        (errors.OutcomeUnknown(reason="a"), errors.MasterLost(reason="told")),
-        (errors.Evicted(reason="told"), errors.OutcomeUnknown(reason="b")),
-        (errors.MasterLost(reason="told"), errors.Evicted(reason="b")),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_a_lost_place_is_told_whatever_failed_before(
-    first: errors.PCCLError, second: errors.PCCLError
-) -> None:
-    """Until the caller joins again there is nothing else to do."""
-
-    async def story(reducer: FakeReducer, call: asyncio.Task[ReduceInfo]) -> None:
-        reducer.started = {1, 2, 3}
-        await reducer.fail(1, errors.TooFewPeers(reason="alone"))
-        await reducer.fail(2, first)
-        await reducer.fail(3, second)
-        with pytest.raises(errors.PCCLError, match="told; tags that completed: none"):
-            call.result()
-
-    play(story, 1, 2, 3, in_flight=3)
 
 
 def test_the_next_tensors_go_on_with_the_call_of_the_first() -> None:
@@ -275,7 +197,7 @@ def test_a_caller_who_leaves_between_a_loss_and_the_word_of_it_has_not_heard() -
         with pytest.raises(asyncio.CancelledError):
             await call
 
-    assert play(story, 1, 2, in_flight=2).unheard == [loss]
+    assert play(story, 1, 2, in_flight=2).left == [LeftFailed(loss)]
 
 
 def test_an_error_that_is_not_of_the_run_stops_everything_as_well() -> None:
@@ -338,7 +260,7 @@ def test_what_ends_at_the_same_instant_as_another_fails_is_complete(first: int) 
         assert caught.value.completed_tags == (2,)
 
     reducer = play(story, 1, 2)
-    assert (reducer.withdrawn, reducer.cancelled, reducer.reported) == ([], [], [])
+    assert (reducer.withdrawn, reducer.cancelled, reducer.left) == ([], [], [])
 
 
 # -- the caller leaves -----------------------------------------------------------------------------
@@ -355,7 +277,7 @@ def test_whoever_leaves_withdraws_everything() -> None:
     reducer = play(story, 1, 2, 3)
     assert sorted(reducer.cancelled) == [1, 2]
     assert reducer.begun == [1, 2]
-    assert reducer.reported == []
+    assert reducer.left == []
 
 
 def test_whoever_leaves_while_a_failure_is_waited_out() -> None:
@@ -380,7 +302,7 @@ def test_whoever_leaves_does_not_know_what_was_reduced() -> None:
         assert call.cancelled()
 
     reducer = play(story, 1, 2, 3, 4)
-    assert sorted(reducer.reported, key=lambda told: told.tx_bytes) == [info(1), info(2)]
+    assert reducer.left == [LeftCommitted(OperationId(1, 0, 1, tag, 0)) for tag in (1, 2)]
     assert sorted(reducer.cancelled) == [3, 4]
 
 
@@ -390,14 +312,9 @@ def test_whoever_leaves_does_not_know_what_was_reduced() -> None:
 def prepare(*requests: ReduceRequest) -> None:
     loop = asyncio.new_event_loop()
     try:
-        ReduceMany(loop, FakeReducer(), ME, ReduceManyRequest(requests, 4), None)
+        many(loop, FakeReducer(), requests, 4)
     finally:
         loop.close()
-
-
-def test_a_tag_may_occur_once() -> None:
-    with pytest.raises(ValueError, match="tag 7 occurs twice; give each tensor a tag of its own"):
-        prepare(request(7), request(8), request(7))
 
 
 def on(send: Any, recv: Any, tag: int) -> ReduceRequest:

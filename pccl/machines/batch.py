@@ -1,0 +1,97 @@
+"""Reduces that are made again, and several reduces as one call.
+
+Members that pass the same list in the same order keep the same operations in flight. Each operation
+has its own outcome, so a failure costs the others nothing. If one can't succeed, those that have
+started are waited for, those that have not are withdrawn, and the error names the tags whose
+tensors are reduced. Of several errors the one that the caller must act on first is raised.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from pccl.protocol import errors
+
+WITHDRAWN = "another tensor of the same call could not be reduced"
+
+
+def may_succeed_again(error: errors.PCCLError) -> bool:
+    """Whether another attempt with the remaining members may succeed after this one failed."""
+    lost = error.result is errors.Result.RANK_CONNECTION_LOST
+    return lost and isinstance(error, errors.CollectiveAborted)
+
+
+class ReduceBatch:
+    """One call that reduces several tensors.
+
+    Args:
+        tags: of the reduces, in the order in which they begin; at least one.
+        in_flight_max: how many at a time.
+
+    Raises:
+        ValueError: a tag occurs twice.
+    """
+
+    def __init__(self, tags: Sequence[int], in_flight_max: int) -> None:
+        twice = next((tag for tag, count in Counter(tags).items() if count > 1), None)
+        if twice is not None:
+            raise ValueError(f"tag {twice} occurs twice; give each tensor a tag of its own")
+        self._tags = tags
+        self.width = min(in_flight_max, len(tags))
+        """How many reduces are in flight."""
+        self._waiting = deque(tags)
+        self._running: list[int] = []
+        self._completed: set[int] = set()
+        self.failure: Exception | None = None
+        """Why the call can't succeed."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether reduces begin, for the first time or again."""
+        return self.failure is None
+
+    def begin_next(self) -> int | None:
+        """Return the tag of the reduce that begins now; None: no further one does."""
+        if not (self._waiting and self.goes_on):
+            return None
+        assert len(self._running) < self.width
+        self._running.append(self._waiting.popleft())
+        return self._running[-1]
+
+    def completed(self, tag: int) -> None:
+        """A reduce was committed."""
+        self._running.remove(tag)
+        self._completed.add(tag)
+
+    def failed(self, tag: int, error: Exception) -> list[int]:
+        """A reduce can't succeed; return the tags of those to withdraw if they have not started."""
+        self._running.remove(tag)
+        if self.failure is None:
+            self.failure = error
+            return list(self._running)
+        if _weight(error) > _weight(self.failure):
+            self.failure = error
+        return []
+
+    def named_failure(self) -> Exception | None:
+        """What the caller is told at the end; None: all were committed."""
+        error = self.failure
+        if not isinstance(error, errors.PCCLError):
+            return error
+        completed = tuple(tag for tag in self._tags if tag in self._completed)
+        tags = ", ".join(str(tag) for tag in completed) or "none"
+        reason = f"{error.reason}; tags that completed: {tags}; the other inputs are what they were"
+        named = type(error)(error.result, error.func, reason)
+        if isinstance(error, errors.Evicted) and isinstance(named, errors.Evicted):
+            named.cause, named.ago_s = error.cause, error.ago_s
+        named.completed_tags = completed
+        named.__cause__ = error.with_traceback(None)  # its frames hold the tensors
+        return named
+
+
+def _weight(error: Exception) -> int:
+    """Of several errors a caller hears one: what he must act on first, otherwise the first."""
+    if isinstance(error, errors.Evicted | errors.MasterLost):
+        return 2  # until the caller joins again there is nothing else to do
+    return 1 if isinstance(error, errors.OutcomeUnknown) else 0
