@@ -2,7 +2,7 @@
 
 * ``events``: what goes in, and the effects that come out.
 * ``machine``: ``PeerMachine``, which owns all parts and dispatches events to them.
-* ``contact``: whether the master is connected and alive; the outbox for effects.
+* ``contact``: which master is dialled, whether it is connected and alive; the outbox for effects.
 * ``membership``: who the peer is, the rosters that have arrived, and its links to other peers.
 * ``control``: the control connection: joining, resuming, returning, giving the master up.
 * ``finals``: outcomes and answers, which are kept for another master; heartbeats acknowledge them.

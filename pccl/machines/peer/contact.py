@@ -1,16 +1,99 @@
-"""One peer's contact with its master: whether it is connected, how long it is silent, what to send.
+"""One peer's contact with its master: whose turn it is, how long it is silent, what to send.
 
 Deadlines count from the last word of the master, without the time in which this process slept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pccl.machines.peer import events as ev
 from pccl.machines.ticks import Ticks
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
+from pccl.protocol.checksum import DamagedData
+from pccl.protocol.handshake import AnotherRun, HandshakeRefused
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import NS_PER_MS
+from pccl.protocol.types import NS_PER_MS, NS_PER_S
+
+SAY_AFTER_S, SAY_EVERY_S = 1, 10
+"""That a member looks for its master. At the end of a run it may be gone a moment before."""
+
+
+class MasterTurns:
+    """Which master a peer dials: the one that has known it last, then each of the others.
+
+    Args:
+        masters: where a master may listen, the first choice first.
+    """
+
+    def __init__(self, masters: Sequence[msg.MasterAddress]) -> None:
+        self.masters = list(masters)
+        self._current = 0
+        """The master that has known us last."""
+        self._failures = 0
+        """Attempts since then that came to nothing: each time it is another one's turn."""
+        self._is_damaged = False
+        """Whether the last greeting was damaged on the way, and no other one right before it."""
+        self._lost_ns = self._said_ns = 0
+        """When the connection was lost, and when that was said last; 0: it is there."""
+
+    @property
+    def turn(self) -> msg.MasterAddress:
+        """The master whose turn it is."""
+        order = [self._current, *(i for i in range(len(self.masters)) if i != self._current)]
+        return self.masters[order[self._failures % len(order)]]
+
+    @property
+    def _all_had_their_turn(self) -> bool:
+        return self._failures % len(self.masters) == 0
+
+    def failed(self, error: errors.PCCLError, *, registered: bool) -> bool:
+        """No connection was made; return whether it is of no use to try on.
+
+        A newcomer is told at once what to mend. A member tries on until its master counts as lost:
+        whoever answers instead has proven nothing, unless he knows the token.
+        """
+        # One damaged greeting says nothing of the master that it was for: dial that one again.
+        self._is_damaged = isinstance(error, DamagedData) and not self._is_damaged
+        self._failures += not self._is_damaged
+        is_final = isinstance(error, AnotherRun if registered else HandshakeRefused)
+        return is_final and self._all_had_their_turn
+
+    def refused(self, refusal: msg.Refused, *, registered: bool) -> bool:
+        """A master wants nothing of this peer; return whether another one is asked instead.
+
+        When all have had their turn, only a newcomer tries on: a standby's run may be coming to it.
+        """
+        if refusal.cause is not None:
+            return False
+        self._failures += 1
+        return not self._all_had_their_turn or (not registered and len(self.masters) > 1)
+
+    def follow(self, master: msg.MasterAddress, standbys: tuple[msg.MasterAddress, ...]) -> None:
+        """A master has known this peer; it says where others may be, should it be gone."""
+        self.masters += dict.fromkeys(one for one in standbys if one not in self.masters)
+        self._current, self._failures = self.masters.index(master), 0
+
+    def lost(self, now_ns: int) -> None:
+        """The connection is gone."""
+        self._failures, self._lost_ns = 0, now_ns
+
+    def found(self) -> bool:
+        """There is a connection; return whether people were told that there was none."""
+        was_said = self._said_ns > 0
+        self._lost_ns = self._said_ns = 0
+        return was_said
+
+    def lost_s_to_say(self, now_ns: int) -> int | None:
+        """For how long a member has been looking for a master, when it is time to say so."""
+        after_ns, said_ns = SAY_AFTER_S * NS_PER_S, self._lost_ns
+        if self._said_ns:
+            after_ns, said_ns = SAY_EVERY_S * NS_PER_S, self._said_ns
+        if not self._lost_ns or now_ns < said_ns + after_ns:
+            return None
+        self._said_ns = now_ns
+        return (now_ns - self._lost_ns) // NS_PER_S
 
 
 class MasterLiveness:

@@ -1,6 +1,7 @@
 """Keeps a peer's connection to the master: dials when told to, hands on what arrives.
 
-It decides nothing: when to dial again, and when to give up, is the machine's business.
+It decides nothing: when to dial again, and when to give up, is the machine's business; whom to dial
+``MasterTurns`` says.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from pccl.machines.peer.contact import MasterTurns
 from pccl.machines.peer.events import ControlClosed, ControlMessage, ControlOpened, PeerEvent
 from pccl.machines.reachability import TryAddress, may_be_dialled
-from pccl.protocol.checksum import DamagedData
 from pccl.protocol.errors import LinkError, RemoteProtocolError
 from pccl.protocol.guards.allowance import masters_bytes_max
-from pccl.protocol.handshake import AnotherRun, Channel, Handshake, HandshakeRefused, Opening
+from pccl.protocol.handshake import Channel, Handshake, Opening
 from pccl.protocol.messages import Damaged, MasterAddress, Message, Refused, Registered, Resumed
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.clock import Clock, Timer
@@ -25,9 +26,6 @@ from pccl.runtime.control.stream import ControlStream
 from pccl.transports.base import Address, Connection, Transport
 
 _log = logging.getLogger("pccl.peer")
-
-SAY_AFTER_S, SAY_EVERY_S = 1, 10
-"""That a member looks for its master. At the end of a run it may be gone a moment before."""
 
 
 class ControlKeeper:
@@ -55,11 +53,7 @@ class ControlKeeper:
     ) -> None:
         self._clock = clock
         self._transport = transport
-        self._masters = list(masters)
-        self._current = 0
-        """The master that has known us last."""
-        self._failures = 0
-        """Attempts since then that came to nothing: each time it is another one's turn."""
+        self._turns = MasterTurns([MasterAddress(one.host, one.port) for one in masters])
         self._dial_s = dial_s
         self._credentials = credentials
         self._identify = identify
@@ -68,23 +62,19 @@ class ControlKeeper:
         self._timer: Timer | None = None
         self._dial_task: asyncio.Task[None] | None = None
         self._stream: ControlStream | None = None
-        self._is_damaged = False
-        """Whether the last greeting was damaged on the way, and no other one right before it."""
         self.met_at = ""
         """The host at which a master was reached last; empty: none was."""
-        self._lost_ns = self._said_ns = 0
-        """When the connection was lost, and when that was said last; 0: it is there."""
 
     @property
     def address(self) -> Address:
         """The master whose turn it is."""
-        order = [self._current, *(i for i in range(len(self._masters)) if i != self._current)]
-        return self._masters[order[self._failures % len(order)]]
+        master = self._turns.turn
+        return Address(master.host, master.port)
 
     @property
     def masters_count(self) -> int:
         """How many addresses are known."""
-        return len(self._masters)
+        return len(self._turns.masters)
 
     def dial(self, delay_ns: int) -> None:
         """Try once to connect, after a delay."""
@@ -147,37 +137,35 @@ class ControlKeeper:
             deadline_ns = self._clock.now_ns() + round(self._dial_s * NS_PER_S)
             await introduce(connection, handshake, self._clock, deadline_ns, self._take)
         except (LinkError, RemoteProtocolError) as error:
-            # A newcomer is told at once what to mend. A member tries on until its master counts as
-            # lost: whoever answers instead has proven nothing, unless he knows the token.
-            for_good = AnotherRun if own.peer else HandshakeRefused
-            # One damaged greeting says nothing of the master that it was for: dial that one again.
-            self._is_damaged = isinstance(error, DamagedData) and not self._is_damaged
-            self._failures += not self._is_damaged
-            self._say_lost(error.reason)
-            if isinstance(error, for_good) and self._all_had_their_turn:
+            is_final = self._turns.failed(error, registered=bool(own.peer))
+            lost_s = self._turns.lost_s_to_say(self._clock.now_ns()) if own.peer else None
+            if lost_s is not None:
+                _log.warning("has been looking for a master for %d s: %s", lost_s, error.reason)
+            if is_final:
                 self._feed(ControlMessage(Refused(None, error.reason)))
             else:
                 self._feed(ControlClosed(error.reason))
 
     def _take(self, connection: Connection, remote: Opening) -> None:
         stream: ControlStream | None = None
-
-        address = self.address
+        master, address = self._turns.turn, self.address
 
         def on_message(message: Message) -> None:
-            if self._stream is stream:
-                if isinstance(message, Registered | Resumed):
-                    self._follow(address, message.standbys)
-                if isinstance(message, Refused) and self._try_another(message):
-                    self.close(message.reason)
-                    self._feed(ControlClosed(message.reason))
-                else:
-                    self._feed(ControlMessage(message))
+            if self._stream is not stream:
+                return
+            registered = bool(self._identify().peer)
+            if isinstance(message, Registered | Resumed):
+                self._turns.follow(master, message.standbys)
+            if isinstance(message, Refused) and self._turns.refused(message, registered=registered):
+                self.close(message.reason)
+                self._feed(ControlClosed(message.reason))
+            else:
+                self._feed(ControlMessage(message))
 
         def on_closed(reason: str) -> None:
             if self._stream is stream:
-                self._stream, self._failures = None, 0
-                self._lost_ns = self._clock.now_ns()
+                self._stream = None
+                self._turns.lost(self._clock.now_ns())
                 self._feed(ControlClosed(reason))
 
         self.met_at = connection.remote.host
@@ -189,42 +177,6 @@ class ControlKeeper:
             masters_bytes_max,
             farewell=Damaged(),
         )
-        if self._said_ns:
+        if self._turns.found():
             _log.warning("connected to the master %s again", address)
-        self._lost_ns = self._said_ns = 0
         self._feed(ControlOpened(remote.run, remote.term))
-
-    def _say_lost(self, reason: str) -> None:
-        if not (self._lost_ns and self._identify().peer):
-            return
-        now_ns = self._clock.now_ns()
-        due_ns = self._said_ns + SAY_EVERY_S * NS_PER_S
-        if not self._said_ns:
-            due_ns = self._lost_ns + SAY_AFTER_S * NS_PER_S
-        if now_ns >= due_ns:
-            self._said_ns = now_ns
-            lost_s = (now_ns - self._lost_ns) // NS_PER_S
-            _log.warning("has been looking for a master for %d s: %s", lost_s, reason)
-
-    @property
-    def _all_had_their_turn(self) -> bool:
-        return self._failures % len(self._masters) == 0
-
-    def _try_another(self, refusal: Refused) -> bool:
-        """It is the next master's turn, after one that wants nothing of us.
-
-        False: all have had it. A newcomer goes on trying: the one of a standby may be coming back.
-        """
-        if refusal.cause is not None:
-            return False
-        self._failures += 1
-        is_newcomer = not self._identify().peer and len(self._masters) > 1
-        return is_newcomer or not self._all_had_their_turn
-
-    def _follow(self, address: Address, standbys: tuple[MasterAddress, ...]) -> None:
-        """A master has known us; it says where others may be, should it be gone."""
-        for told in standbys:
-            standby = Address(told.host, told.port)
-            if standby not in self._masters:
-                self._masters.append(standby)
-        self._current, self._failures = self._masters.index(address), 0

@@ -1,0 +1,143 @@
+"""Which master a peer dials next, and when people are told that it looks for one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pccl.machines.peer.contact import MasterTurns
+from pccl.protocol import errors
+from pccl.protocol import messages as msg
+from pccl.protocol.checksum import DamagedData
+from pccl.protocol.handshake import AnotherRun, HandshakeRefused
+from pccl.protocol.types import NS_PER_S, RemovalCause
+
+FIRST, SECOND, THIRD = (msg.MasterAddress(f"master{n}", 48000 + n) for n in (1, 2, 3))
+ALL = (FIRST, SECOND, THIRD)
+SILENCE = errors.LinkError(reason="connection refused")
+
+
+def attempts(turns: MasterTurns, count: int) -> list[msg.MasterAddress]:
+    """Whose turn it is, attempt by attempt; all fail."""
+    found: list[msg.MasterAddress] = []
+    for _ in range(count):
+        found.append(turns.turn)
+        assert not turns.failed(SILENCE, registered=True)
+    return found
+
+
+def test_the_masters_are_tried_in_order_and_then_again() -> None:
+    assert attempts(MasterTurns(ALL), 5) == [FIRST, SECOND, THIRD, FIRST, SECOND]
+
+
+@pytest.mark.parametrize(
+    ("last", "order"),
+    [
+        (FIRST, [FIRST, SECOND, THIRD, FIRST]),
+        (SECOND, [SECOND, FIRST, THIRD, SECOND]),
+        (THIRD, [THIRD, FIRST, SECOND, THIRD]),
+    ],
+)
+def test_the_one_that_has_known_the_peer_last_comes_first(
+    last: msg.MasterAddress, order: list[msg.MasterAddress]
+) -> None:
+    turns = MasterTurns(ALL)
+    attempts(turns, 2)
+    turns.follow(last, ())
+    assert attempts(turns, 4) == order
+    attempts(turns, 1)
+    turns.lost(NS_PER_S)
+    assert attempts(turns, 4) == order
+
+
+def test_a_master_says_where_others_are() -> None:
+    turns = MasterTurns((FIRST,))
+    turns.follow(FIRST, (SECOND, FIRST, SECOND))
+    assert turns.masters == [FIRST, SECOND]
+    assert attempts(turns, 3) == [FIRST, SECOND, FIRST]
+
+
+def test_one_damaged_greeting_is_no_reason_to_leave_a_master() -> None:
+    turns = MasterTurns((FIRST, SECOND))
+    damage = DamagedData(reason="damaged")
+    found: list[msg.MasterAddress] = []
+    for error in (damage, damage, SILENCE, damage, SILENCE):
+        found.append(turns.turn)
+        turns.failed(error, registered=False)
+    assert found == [FIRST, FIRST, SECOND, FIRST, FIRST]
+
+
+@pytest.mark.parametrize(
+    ("error", "registered", "is_final"),
+    [
+        (HandshakeRefused(reason="the token here differs"), False, True),
+        (HandshakeRefused(reason="the token here differs"), True, False),
+        (AnotherRun(reason="another run"), False, True),
+        (AnotherRun(reason="another run"), True, True),
+        (SILENCE, False, False),
+    ],
+)
+@pytest.mark.parametrize("masters", [1, 2, 3])
+def test_what_can_be_mended_is_told_when_every_master_has_had_its_turn(
+    error: errors.PCCLError, registered: bool, is_final: bool, masters: int
+) -> None:
+    turns = MasterTurns(ALL[:masters])
+    told = [turns.failed(error, registered=registered) for _ in range(masters)]
+    assert told == [False] * (masters - 1) + [is_final]
+
+
+@pytest.mark.parametrize(
+    ("masters", "registered", "asked"),
+    [
+        (1, False, [False, False]),
+        (1, True, [False, False]),
+        (2, False, [True, True]),  # the run of a standby may be coming to it
+        (2, True, [True, False]),
+    ],
+)
+def test_after_a_refusal_another_master_is_asked(
+    masters: int, registered: bool, asked: list[bool]
+) -> None:
+    turns, refusal = MasterTurns(ALL[:masters]), msg.Refused(None, "not here")
+    assert [turns.refused(refusal, registered=registered) for _ in asked] == asked
+
+
+def test_a_removal_is_final() -> None:
+    turns, refusal = MasterTurns(ALL), msg.Refused(RemovalCause.GOODBYE, "gone")
+    assert not turns.refused(refusal, registered=True)
+    assert turns.turn == FIRST
+
+
+@given(st.lists(st.sampled_from(["silent", "damaged", "refused"]), min_size=6, max_size=30))
+def test_every_master_has_its_turn(endings: list[str]) -> None:
+    """Whatever the attempts come to; two damaged greetings in a row count as one that failed."""
+    turns = MasterTurns(ALL)
+    found: list[msg.MasterAddress] = []
+    for ending in endings:
+        found.append(turns.turn)
+        match ending:
+            case "silent":
+                turns.failed(SILENCE, registered=False)
+            case "damaged":
+                turns.failed(DamagedData(reason="damaged"), registered=False)
+            case _:
+                turns.refused(msg.Refused(None, "not here"), registered=False)
+    for place in range(len(found) - 5):
+        assert set(found[place : place + 6]) == set(ALL)
+
+
+def test_that_a_master_is_looked_for_is_said_soon_and_then_now_and_again() -> None:
+    turns = MasterTurns((FIRST,))
+    assert turns.lost_s_to_say(100 * NS_PER_S) is None
+    turns.lost(100 * NS_PER_S)
+    half_s = NS_PER_S // 2
+    said = {
+        halves / 2: lost_s
+        for halves in range(50)
+        if (lost_s := turns.lost_s_to_say(100 * NS_PER_S + halves * half_s)) is not None
+    }
+    assert said == {1.0: 1, 11.0: 11, 21.0: 21}
+    assert turns.found()
+    assert not turns.found()
+    assert turns.lost_s_to_say(200 * NS_PER_S) is None
