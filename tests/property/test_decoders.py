@@ -444,7 +444,7 @@ DECODERS: dict[str, Decoder] = {
         ValueError,
         (LAYOUT.pack(), b""),
         write=lambda entries: StateLayout(entries).pack(),
-        runs=("pccl/runtime/state/maps.py StateComparison.take_layout",),
+        runs=("pccl/runtime/state/comparison.py StateComparison.take_layout",),
     ),
     "pccl/collectives/bitmap.py missing_in": Decoder(
         missing_in, ValueError, (b"\x09\0\xff\x01", b"\0\0", b"\x08\0\x0f")
