@@ -211,7 +211,11 @@ def loss_told_to_one_launch(
     return error
 
 
-_change("loss_told_to_one_launch", OneTimeError, "is_due", lambda error: not error.is_reported)
+def _is_unreported(error: OneTimeError) -> bool:
+    return not error.is_reported
+
+
+_change("loss_told_to_one_launch", OneTimeError, "is_due", _is_unreported)
 
 
 @_does(Refusals, "require_resync")

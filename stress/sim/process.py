@@ -40,7 +40,7 @@ from pccl.runtime.master_store import Remembered
 from pccl.runtime.requests import PeerOptions
 from pccl.stress.sim.checkers.outcomes import Checkers, InRun, Violation
 from pccl.stress.sim.checkers.told_losses import ToldLosses
-from pccl.stress.sim.faults.phases import LifePhase
+from pccl.stress.sim.faults.base import LifePhase
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.trace import Trace
 from pccl.transports.base import Address

@@ -14,8 +14,8 @@ from pccl.stress.sim.checkers.excuses import Excuses
 from pccl.stress.sim.checkers.outcomes import Checkers, Violation
 from pccl.stress.sim.checkers.state import StateCheckers
 from pccl.stress.sim.checkers.training import TrainingCheckers
+from pccl.stress.sim.faults.base import LifePhase
 from pccl.stress.sim.faults.master import MasterDeath
-from pccl.stress.sim.faults.phases import LifePhase
 from pccl.stress.sim.loop import Deadlock, OutOfTime, VirtualLoop
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenarios.scenario import Scenario, draw, draw_to_train

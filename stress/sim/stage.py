@@ -30,8 +30,7 @@ from pccl.stress.sim.builder import Builder
 from pccl.stress.sim.checkers.excuses import MASTER_NAME, MASTERS, STANDBY_NAME, Excuses
 from pccl.stress.sim.checkers.links import LinkCheckers
 from pccl.stress.sim.checkers.outcomes import Checkers, InRun
-from pccl.stress.sim.faults.base import MASTER, Fault
-from pccl.stress.sim.faults.phases import LifePhase
+from pccl.stress.sim.faults.base import MASTER, Fault, LifePhase
 from pccl.stress.sim.links import Lips
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import (

@@ -12,14 +12,13 @@ from click.testing import CliRunner
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S
 from pccl.stress.commands import main
-from pccl.stress.sim.faults.base import MS, Fault
+from pccl.stress.sim.faults.base import MS, Fault, LifePhase
 from pccl.stress.sim.faults.between import Partition
 from pccl.stress.sim.faults.connections import HalfOpen
 from pccl.stress.sim.faults.draws import KINDS
 from pccl.stress.sim.faults.garbage import Garbage, Rubbish
 from pccl.stress.sim.faults.kills import Restart
 from pccl.stress.sim.faults.master import BlankMasterRestart, MasterRestart, Takeover
-from pccl.stress.sim.faults.phases import LifePhase
 from pccl.stress.sim.faults.processes import ClockPause, Freeze, Joiners, Leave, Slow
 from pccl.stress.sim.planted import planted
 from pccl.stress.sim.runner import Verdict, run_scenario

@@ -12,11 +12,10 @@ import pytest
 
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import NS_PER_S
-from pccl.stress.sim.faults.base import MS, Fault
+from pccl.stress.sim.faults.base import MS, Fault, LifePhase
 from pccl.stress.sim.faults.between import Bandwidth, Partition
 from pccl.stress.sim.faults.kills import Restart
 from pccl.stress.sim.faults.master import BlankMasterRestart, Takeover
-from pccl.stress.sim.faults.phases import LifePhase
 from pccl.stress.sim.faults.processes import Joiners
 from pccl.stress.sim.faults.state import FetchInterrupt, FetchKill, FetchMaster, FetchStall, Lies
 from pccl.stress.sim.runner import Verdict, run_seed

@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from pccl.protocol.types import WireFormat
-from pccl.stress.sim.faults.base import MASTER, MS
+from pccl.stress.sim.faults.base import MASTER, MS, LifePhase
 from pccl.stress.sim.faults.between import Partition
 from pccl.stress.sim.faults.kills import Kill
-from pccl.stress.sim.faults.phases import LifePhase
 from pccl.stress.sim.faults.processes import Freeze
 from pccl.stress.sim.planted import planted
 from pccl.stress.sim.runner import run_scenario, run_training_seed

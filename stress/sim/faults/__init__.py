@@ -2,7 +2,7 @@
 
 * ``base``: what every fault is: fields that are drawn from a seed and written into a file, and a
   script that runs on a stage.
-* ``phases``: the phases of a process's life, and how a fault waits for one.
+* ``phases``: how a fault waits until a process is in a phase of its life.
 * ``kills``: a process is killed, as by SIGKILL, in a phase of its life; perhaps another takes its
   place.
 * ``processes``: processes that stop, slow down, are interrupted, leave, or come in numbers.

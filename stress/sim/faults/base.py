@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -68,6 +69,20 @@ class Ground:
                 )
             )
         )
+
+
+class LifePhase(enum.Enum):
+    """What a process was doing when it was killed."""
+
+    CONNECTING = "connecting"
+    ROUND = "round"
+    REDUCE_SCATTER = "reduce_scatter"
+    GATHER = "gather"
+    DONE = "done_before_commit"
+    OTHER = "other"
+    SYNC = "sync"
+    FETCHING = "fetching"
+    """Shared state."""
 
 
 # -- fields ---------------------------------------------------------------------------------------
@@ -170,9 +185,14 @@ class Fault(ABC):
     @property
     def indices(self) -> tuple[int, ...]:
         """The processes that it names (-1: the master)."""
-        named = (getattr(self, name) for name, mark in _drawn(type(self)).items() if mark.names)
-        lists = (one if isinstance(one, tuple) else (one,) for one in named)
-        return tuple(index for each in lists for index in each if index is not None)
+        found: list[int] = []
+        for name in (name for name, mark in _drawn(type(self)).items() if mark.names):
+            named: int | tuple[int, ...] | None = getattr(self, name)
+            if isinstance(named, tuple):
+                found += named
+            elif named is not None:
+                found.append(named)
+        return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pccl.runtime.control.greeting import Greeting
 from pccl.runtime.control.stream import ControlStream
-from pccl.stress.sim.faults.base import Duration, Ground, Seed, TimedFault, one_of
+from pccl.stress.sim.faults.base import Duration, Ground, LifePhase, Seed, TimedFault, one_of
 from pccl.stress.sim.faults.between import BetweenFault
-from pccl.stress.sim.faults.phases import LifePhase
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pccl.protocol.types import NS_PER_S
 from pccl.stress.sim.checkers.excuses import MASTER_NAME
-from pccl.stress.sim.faults.base import Fault, Ground, Members, OtherProcess, Peer, play
-from pccl.stress.sim.faults.phases import LifePhase, PhaseWatch
+from pccl.stress.sim.faults.base import Fault, Ground, LifePhase, Members, OtherProcess, Peer, play
+from pccl.stress.sim.faults.phases import PhaseWatch
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage

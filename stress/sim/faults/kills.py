@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pccl.stress.sim.faults.base import Drawn, Fault, Ground, Peer, one_of, play
-from pccl.stress.sim.faults.phases import LifePhase, PhaseWatch
+from pccl.stress.sim.faults.base import Drawn, Fault, Ground, LifePhase, Peer, one_of, play
+from pccl.stress.sim.faults.phases import PhaseWatch
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Seat, Stage

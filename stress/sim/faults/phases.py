@@ -1,8 +1,7 @@
-"""The phases of a process's life, and how a fault waits for one."""
+"""How a fault waits until a process is in a phase of its life."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -17,26 +16,13 @@ from pccl.machines.peer.events import (
 )
 from pccl.protocol import messages as msg
 from pccl.protocol.types import OperationId
+from pccl.stress.sim.faults.base import LifePhase
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Seat, Stage
 
 _POLLS_MAX = 400
 """How often to look whether an operation has come to its phase (it may be aborted before)."""
-
-
-class LifePhase(enum.Enum):
-    """What a process was doing when it was killed."""
-
-    CONNECTING = "connecting"
-    ROUND = "round"
-    REDUCE_SCATTER = "reduce_scatter"
-    GATHER = "gather"
-    DONE = "done_before_commit"
-    OTHER = "other"
-    SYNC = "sync"
-    FETCHING = "fetching"
-    """Shared state."""
 
 
 class PhaseWatch:

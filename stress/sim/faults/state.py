@@ -16,6 +16,7 @@ from pccl.stress.sim.faults.base import (
     Duration,
     Fault,
     Ground,
+    LifePhase,
     Peer,
     Script,
     TimedFault,
@@ -23,7 +24,7 @@ from pccl.stress.sim.faults.base import (
     one_of,
     play,
 )
-from pccl.stress.sim.faults.phases import LifePhase, PhaseWatch
+from pccl.stress.sim.faults.phases import PhaseWatch
 from pccl.stress.sim.links import Liar
 
 if TYPE_CHECKING:
@@ -56,9 +57,9 @@ class Lies(TimedFault, kind="lies", calm=True, keeps_majority=True):
         stage.checkers.done["liar"] += 1
         kind = FrameKind.MAP if self.maps else FrameKind.PIECE
         rng = Random(f"{stage.scenario.seed}/lies of {self.peer}/{self.when_ns}")
-        lips = stage.seats[self.peer].lips
-        lips.liar = Liar(rng, kind, self.probability)
+        stage.seats[self.peer].lips.liar = Liar(rng, kind, self.probability)
         yield self.duration_ns
+        lips = stage.seats[self.peer].lips
         if lips.liar is not None:
             stage.checkers.done["lie"] += lips.liar.lies
         lips.liar = None

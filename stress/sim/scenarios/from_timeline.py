@@ -8,7 +8,7 @@ from random import Random
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, ReduceOp
-from pccl.stress.sim.faults.base import MS, Fault
+from pccl.stress.sim.faults.base import MS, Fault, LifePhase
 from pccl.stress.sim.faults.between import (
     Bandwidth,
     Delay,
@@ -22,7 +22,6 @@ from pccl.stress.sim.faults.corrupt import CorruptLine
 from pccl.stress.sim.faults.garbage import Garbage, Rubbish
 from pccl.stress.sim.faults.kills import Kill, Restart
 from pccl.stress.sim.faults.master import BlankMasterRestart, MasterRestart, Takeover
-from pccl.stress.sim.faults.phases import LifePhase
 from pccl.stress.sim.faults.processes import ClockPause, Freeze, Joiners, Leave, Slow
 from pccl.stress.sim.scenarios.scenario import Scenario, Slot
 from pccl.stress.timeline import FaultKind, Timeline

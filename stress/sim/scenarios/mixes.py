@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pccl.stress.sim.faults.base import LifePhase
 from pccl.stress.sim.faults.corrupt import Corrupt, OnWire, flipped_in
 from pccl.stress.sim.faults.divide import DIVIDED_IN
 from pccl.stress.sim.faults.draws import OF_BITS, OF_MASTERS, OF_STATE, PLAIN, kinds
 from pccl.stress.sim.faults.kills import Kill
-from pccl.stress.sim.faults.phases import LifePhase
 from pccl.stress.sim.faults.processes import Interrupt
 from pccl.stress.sim.faults.state import FetchInterrupt, Lies
 from pccl.stress.sim.scenarios.scenario import (
