@@ -542,7 +542,7 @@ class PeerEngine:
     def _tick(self, busy_ns: int) -> None:
         if self._broken is not None:
             return
-        self.keeper.replace_stalled_lanes(busy_ns)
+        self.keeper.look(busy_ns)
         if measured := self._meter.look():
             self.feed(LinkMeasurements(measured))
         self._state.tick()

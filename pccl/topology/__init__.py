@@ -4,5 +4,6 @@
 * ``cost_model``: how long an all-reduce takes as a ring, a star or a mesh, and the table of sizes
   that follows from it.
 * ``ring_order``: an order in which all neighbours can talk.
+* ``link_upkeep``: which lanes of which links a peer dials and closes, and when.
 * ``link_damage``: when a line that changes bytes counts as down.
 """

@@ -45,12 +45,12 @@ from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.chain_transfer import ChainTransfer
 from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.collective.transfer import Inlet, Placement, Transfer
-from pccl.runtime.links.keeper import LinkKeeper
 from pccl.runtime.state import receiver
 from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.session import StateSession
 from pccl.state import election
+from pccl.topology.link_upkeep import LinkUpkeep
 from pccl.transports.lane import Lane
 
 Changes = list[tuple[Any, str, Any]]
@@ -322,11 +322,11 @@ def weights_not_waited_for(begin: Any, reduction: Reduction, *args: Any, **optio
     reduction.lacks_weights = False
 
 
-@_does(LinkKeeper, "_bring_up")
-def only_the_younger_dials(bring_up: Any, keeper: LinkKeeper, peer: PeerId) -> None:
+@_does(LinkUpkeep, "_bring_up")
+def only_the_younger_dials(bring_up: Any, upkeep: LinkUpkeep, link: Any) -> object:
     """Of two peers the elder never dials, also when it alone has lost the link."""
-    if peer < getattr(keeper, "_identity").peer:  # noqa: B009
-        bring_up(keeper, peer)
+    is_younger = link.member.peer < getattr(upkeep, "_own")  # noqa: B009
+    return bring_up(upkeep, link) if is_younger else []
 
 
 # The payload of a frame counts, whatever its checksum says.

@@ -33,7 +33,6 @@ NAMED_TWICE = {
 CIRCLES = {
     "pccl/runtime/state/replay.py Fetcher",
     "pccl/runtime/state/sync.py Caller",
-    "pccl/runtime/links/keeper.py Frames",
 }
 """Protocols that one class of their room alone implements."""
 

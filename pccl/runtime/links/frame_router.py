@@ -14,7 +14,7 @@ from pccl.transports.lane import Lane, Sink
 
 
 class FrameRouter:
-    """Who understands the frames of all links; see ``link_keeper.Frames``."""
+    """Who understands the frames of all links."""
 
     def __init__(self, data_plane: DataPlane, exchange: StateExchange) -> None:
         self._data_plane = data_plane
@@ -31,7 +31,7 @@ class FrameRouter:
         self._data_plane.lane_up(peer)
 
     def lane_failed(self, peer: PeerId) -> None:
-        """See ``Frames``."""
+        """A lane broke before it was up here; the other side may have used it already."""
         self._exchange.lane_failed(peer)
 
     def lane_lost(self, lane: Lane) -> None:

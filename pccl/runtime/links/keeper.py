@@ -1,16 +1,7 @@
-"""Keeps the links to other peers: of two peers the younger dials at once, the elder a little later.
+"""Keeps the links to other peers: carries out what ``LinkUpkeep`` decides about their lanes.
 
-The handshake that opens a lane names both peers, the run, the term and the lane. A link begins with
-one lane. The side that has dialled it keeps the link: when the link is first used it dials the
-others, as many as ``dialling.lanes_of`` says. A lane that is lost is redialled at once and then
-with back-off for as long as the link is wanted.
-
-While a side sees no lane at all, both sides dial: the younger at once, the elder after a grace. So
-a link comes up if one of the two can be dialled, and it comes back if only one end has noticed that
-it is lost. A new lane takes the place of the one with its number. When two dials cross, both sides
-end with the elder's connection: the younger gives up its own dial when it accepts one, the elder
-does not. The link is up while one lane is; when it comes up or goes down, that is reported, and the
-master draws its conclusions.
+The handshake that opens a lane names both peers, the run, the term and the lane. When a link comes
+up or goes down, that is reported, and the master draws its conclusions.
 """
 
 from __future__ import annotations
@@ -18,76 +9,34 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from pccl.machines.ticks import Ticks
 from pccl.protocol.checksum import DamagedData
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
 from pccl.protocol.frame import FrameHeader
-from pccl.protocol.guards.source_shares import SourceShares
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.limits import LANES_MAX, Timing
 from pccl.protocol.types import Member, PeerId
-from pccl.runtime.clock import Clock
+from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.control.greeting import Credentials, Identity, Reception, introduce
-from pccl.runtime.links.dialling import Redial, WantedLink, lanes_of
-from pccl.topology.link_damage import LinkDamage
+from pccl.runtime.links.frame_router import FrameRouter
+from pccl.topology.link_upkeep import (
+    DialLane,
+    DropLink,
+    GiveUpLane,
+    LaneStep,
+    LaneWatch,
+    LinkStep,
+    LinkUpkeep,
+    TellLink,
+)
 from pccl.transports.base import Address, Connection, Transport
 from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Links
 
 _log = logging.getLogger("pccl.link")
-
-_UNMET_FACTOR = 4
-"""By how much longer the pause between dials may get if there was never a link to the peer."""
-
-
-class Frames(Protocol):
-    """Who understands the frames of all links; the data plane does."""
-
-    def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
-        """A header has arrived; where does the payload go?"""
-        ...
-
-    def lane_up(self, peer: PeerId) -> None:
-        """There is one more lane to ``peer``."""
-        ...
-
-    def lane_failed(self, peer: PeerId) -> None:
-        """A lane broke before it was up here; the other side may have used it already."""
-
-    def lane_lost(self, lane: Lane) -> None:
-        """The lane is gone, and what it carried perhaps with it."""
-        ...
-
-    def uses(self, peer: PeerId) -> bool:
-        """Whether a running transfer needs the link to ``peer`` to be alive."""
-        ...
-
-    def expect_peer(self, peer: PeerId) -> None:
-        """``peer`` is a member, or about to be one."""
-        ...
-
-    def forget_peer(self, peer: PeerId) -> None:
-        """Nobody needs ``peer`` any more."""
-        ...
-
-
-@dataclass(slots=True)
-class _Watch:
-    """What a lane has moved."""
-
-    since_ns: int
-    """When it was last seen to move something."""
-    told_ns: int
-    """When the other side knew last what has arrived here."""
-    moved_bytes: int = 0
-    pinged: bool = False
-    """Whether it was asked since then if it is alive."""
-    told_bytes: int = 0
-    """Of payload, that the other side has been told of."""
 
 
 class LinkKeeper:
@@ -115,7 +64,7 @@ class LinkKeeper:
         timing: Timing,
         identity: Identity,
         links: Links,
-        frames: Frames,
+        frames: FrameRouter,
         on_change: Callable[[PeerId, str | None], None],
         create_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         credentials: Credentials,
@@ -133,57 +82,36 @@ class LinkKeeper:
         self._may_dial = may_dial
         self._links = links
         self._frames = frames
-        self._wanted: dict[PeerId, Member] = {}
-        self._dialling: dict[PeerId, WantedLink] = {}
-        patience_ns = timing.ns(timing.dial_s)
-        self._newcomers: SourceShares[PeerId] = SourceShares(transport.port_limits.newcomers)
-        """Links to peers that we do not know yet, each of one lane."""
+        limits = transport.port_limits
+        self._upkeep = LinkUpkeep(timing, lanes, limits.newcomers)
+        self._dials: dict[tuple[PeerId, int], Timer | asyncio.Task[None]] = {}
+        """By peer and number of the lane: those that are under way, or wait."""
         self._reception = Reception(
             clock,
-            patience_ns,
-            transport.port_limits.unproven,
+            timing.ns(timing.dial_s),
+            limits.unproven,
             credentials,
             self._identify,
             self._on_proven,
         )
-        self._watches: dict[Lane, _Watch] = {}
-        self._damage: dict[PeerId, LinkDamage] = {}
-        """Of links on which frames were damaged."""
-        self._withheld: set[PeerId] = set()
-        """Links of which it was not said that they are up, for that reason."""
+        self._watches: dict[Lane, LaneWatch] = {}
         self._ticks = Ticks(timing.ns(timing.tick_s), clock.now_ns())
         self._closed = False
 
     def want(self, members: tuple[Member, ...]) -> None:
         """Keep links to these peers; close those to peers that were wanted and are no longer."""
-        wanted = {member.peer: member for member in members}
-        for peer in [peer for peer in self._wanted if peer not in wanted]:
-            del self._wanted[peer]
-            dialling = self._dialling.pop(peer, None)
-            if dialling is not None:
-                dialling.cancel()
-            self._damage.pop(peer, None)
-            self._withheld.discard(peer)
-            self._links.drop(peer)
-            self._frames.forget_peer(peer)
-        for peer, member in wanted.items():
-            self._wanted[peer] = member
-            self._newcomers.remove(peer)
-            self._frames.expect_peer(peer)
-            if peer not in self._dialling:
-                self._dialling[peer] = WantedLink(member, was_up=self._links.to(peer).up)
-                if not self._links.to(peer).up:
-                    self._bring_up(peer)
+        if self._closed:
+            return
+        links = [self._links.to(member.peer) for member in members]
+        up = {link.peer: (link.told, link.near) for link in links if link.up}
+        for member in members:
+            self._frames.expect_peer(member.peer)
+        self._carry_out(self._upkeep.want(self._identity.peer, members, up))
 
     def use(self, peers: Iterable[PeerId]) -> None:
         """The links to ``peers`` are about to carry a collective: they get all their lanes."""
-        found = [self._dialling[peer] for peer in peers if peer in self._dialling]
-        first = [dialling for dialling in found if not dialling.used]
-        for dialling in first:  # all of them share the connections
-            dialling.used = True
-        for dialling in first:
-            if dialling.keeps:
-                self._widen(dialling.member.peer)
+        if steps := self._upkeep.use(peers):
+            self._carry_out(steps)
 
     def accept(self, connection: Connection) -> None:
         """Somebody has connected to our port."""
@@ -192,151 +120,88 @@ class LinkKeeper:
         else:
             self._reception.accept(connection)
 
-    def replace_stalled_lanes(self, busy_ns: int) -> None:
-        """Abort lanes that owe progress and make none; called at every tick.
-
-        A lane owes progress while it has something to send, a frame that began to arrive, or a
-        running transfer needs its link. There may be nothing to send on it, but everything may
-        also have been handed to a connection that is dead: so it is asked for a sign of life first.
-        On a slow line that question waits behind a long queue in the kernel; so whoever receives
-        gives a sign of life unasked.
+    def look(self, busy_ns: int) -> None:
+        """A tick: look at all lanes, and replace those that owe progress and make none.
 
         Args:
             busy_ns: processor time of this thread since the call before.
         """
         now_ns = self._clock.now_ns()
         tick = self._ticks.note(now_ns, busy_ns)
-        stall_ns = self._timing.ns(self._timing.lane_stall_s)
-        for peer, dialling in self._dialling.items():
-            if dialling.keeps:
-                self._close_spare(peer)
-        for peer, damage in list(self._damage.items()):
-            self._look_at_damage(peer, damage, now_ns)
         for link in self._links.all():
-            used = self._frames.uses(link.peer)
+            lanes, used = link.lanes, self._frames.uses(link.peer)
+            working = {lane.number for lane in lanes if lane.backlog_bytes or lane.receiving}
+            busy = working.union(lane.number for lane in lanes if lane.carried)
+            intact_bytes = max((lane.intact_bytes for lane in lanes), default=0)
+            self._carry_out(self._upkeep.look(link.peer, busy, intact_bytes, now_ns))
             for lane in link.lanes:
+                owes = not tick.slept_ns and (used or lane.number in working)
+                moved = lane.moved_bytes, lane.payload_bytes
                 watch = self._watches[lane]
-                owes = used or lane.backlog_bytes or lane.receiving
-                if tick.slept_ns or watch.moved_bytes != lane.moved_bytes or not owes:
-                    watch.moved_bytes, watch.since_ns = lane.moved_bytes, now_ns
-                    watch.pinged = False
-                elif tick.may_judge and now_ns - watch.since_ns >= stall_ns:
-                    _log.warning("lane %d to peer %d stalls; replacing it", lane.number, link.peer)
-                    lane.abort()
-                elif now_ns - watch.since_ns >= stall_ns // 2 and not watch.pinged:
-                    watch.pinged = True
-                    lane.ping()
-                if lane.payload_bytes == watch.told_bytes:
-                    watch.told_ns = now_ns
-                elif now_ns - watch.told_ns >= stall_ns // 4:
-                    watch.told_bytes, watch.told_ns = lane.payload_bytes, now_ns
-                    lane.pong()
+                for step in watch.look(*moved, now_ns, owes=owes, may_judge=tick.may_judge):
+                    match step:
+                        case LaneStep.REPLACE:
+                            text = "lane %d to peer %d stalls; replacing it"
+                            _log.warning(text, lane.number, link.peer)
+                            lane.abort()
+                        case LaneStep.PING:
+                            lane.ping()
+                        case LaneStep.PONG:
+                            lane.pong()
 
     def close(self) -> None:
         """Close every lane and stop dialling."""
         self._closed = True
-        for dialling in self._dialling.values():
-            dialling.cancel()
-        self._dialling.clear()
+        self._carry_out(self._upkeep.close())
         self._reception.close()
         for link in self._links.all():
             link.close()
 
+    def _carry_out(self, steps: Iterable[LinkStep]) -> None:
+        for step in steps:
+            match step:
+                case DialLane(member, number, pause_ns) if pause_ns:
+                    due, key = self._clock.now_ns() + pause_ns, (member.peer, number)
+                    self._dials[key] = self._clock.call_at_ns(due, self._due, *key)
+                case DialLane(member, number):
+                    dial = self._create_task(self._dial(member, number))
+                    self._dials[member.peer, number] = dial
+                case GiveUpLane(peer, number, is_spare):
+                    given_up = self._dials.pop((peer, number), None)
+                    if given_up is not None:
+                        given_up.cancel()
+                    lane = self._links.to(peer).lane(number) if is_spare else None
+                    if lane is not None:
+                        lane.close()
+                case DropLink(peer, why):
+                    if why:
+                        text = "closed the link to peer %d: %s"
+                        self._reception.log.write(logging.INFO, text, peer, why)
+                    self._links.drop(peer)
+                    self._frames.forget_peer(peer)
+                case TellLink(peer, reason):
+                    self._on_change(peer, reason)
+
     # -- dialling ------------------------------------------------------------------------------
 
-    @property
-    def _first_backoff_ns(self) -> int:
-        return self._timing.ns(self._timing.redial_min_s)
+    def _due(self, peer: PeerId, number: int) -> None:
+        del self._dials[peer, number]
+        self._carry_out(self._upkeep.due(peer, number))
 
-    def _told(self, peer: PeerId) -> int:
-        """How many lanes one side was told that the link should have; 0: neither was."""
-        return max(self._lanes, self._links.to(peer).told)
-
-    def _width(self, peer: PeerId) -> int:
-        """How many lanes the link should have now."""
-        if not self._dialling[peer].used:
-            return 1
-        sharers = sum(self._shares(other) for other, link in self._dialling.items() if link.used)
-        return lanes_of(self._told(peer), near=self._links.to(peer).near, sharers=sharers)
-
-    def _shares(self, peer: PeerId) -> bool:
-        return not self._links.to(peer).near and not self._told(peer)
-
-    def _bring_up(self, peer: PeerId) -> None:
-        """There is no lane: the younger dials at once, the elder once that should have worked."""
-        dialling = self._dialling[peer]
-        dialling.keeps = peer < self._identity.peer
-        if dialling.keeps:
-            self._widen(peer)
-        elif 0 not in dialling.lanes:
-            dialling.lanes[0] = Redial(self._timing.ns(self._timing.redial_max_s))
-            self._dial_later(peer, 0)
-
-    def _yield(self, peer: PeerId) -> None:
-        """The other side has dialled, so it keeps the link from now on.
-
-        An elder's dial that is under way goes on: the younger gives up its own for that one.
-        """
-        dialling = self._dialling.get(peer)
-        if dialling is None:
-            return
-        dialling.keeps = False
-        for number, redial in list(dialling.lanes.items()):
-            if peer < self._identity.peer or redial.task is None:
-                dialling.give_up(number)
-
-    def _widen(self, peer: PeerId) -> None:
-        """Dial the lanes that the link should have and nobody has dialled yet."""
-        dialling, link = self._dialling[peer], self._links.to(peer)
-        width = self._width(peer) if link.up else 1  # the first one finds out
-        for number in range(width):
-            if number not in dialling.lanes:
-                dialling.lanes[number] = Redial(self._first_backoff_ns)
-                self._dial(peer, number)
-
-    def _close_spare(self, peer: PeerId) -> None:
-        """Close idle lanes of a link that shares the connections with more links than before."""
-        dialling, link = self._dialling[peer], self._links.to(peer)
-        width = self._width(peer)
-        for number in [number for number in dialling.lanes if number >= width]:
-            lane = link.lane(number)
-            if lane is None or not (lane.carried or lane.backlog_bytes or lane.receiving):
-                dialling.give_up(number)
-                if lane is not None:
-                    lane.close()
-
-    def _dial(self, peer: PeerId, number: int) -> None:
-        dialling = self._dialling.get(peer)
-        if dialling is None or self._closed:
-            return
-        redial, up = dialling.lanes[number], self._links.to(peer).up
-        redial.timer = None
-        if (number and not up) or (up and not dialling.keeps):
-            # The first one brings the others and is dialled already, or the other side has dialled.
-            del dialling.lanes[number]
-        elif redial.task is None:
-            redial.task = self._create_task(self._dial_once(dialling.member, number, redial))
-
-    async def _dial_once(self, member: Member, number: int, redial: Redial) -> None:
+    async def _dial(self, member: Member, number: int) -> None:
         peer, patience_s = member.peer, self._timing.dial_s
         connection: Connection | None = None
 
         def take(connection: Connection, remote: Opening) -> None:
-            redial.task = None
-            dialling = self._dialling.get(peer)
-            if dialling is None or dialling.lanes.get(number) is not redial:
-                connection.abort()  # nobody wants it any more
-                return
-            dialling.keeps = True
-            self._attach(connection, peer, number, remote.lanes)
-            redial.up_since_ns = self._clock.now_ns()
-            self._widen(peer)
+            del self._dials[peer, number]
+            self._attach(connection, peer, number, remote.lanes, ours=True)
 
         try:
             address = Address(member.host, member.port)
             may_dial = partial(self._may_dial, member.host)
             connection = await self._transport.dial(address, patience_s, may_dial)
-            if self._is_superfluous(peer, number, redial):
+            if self._upkeep.gives_way(peer, number):
+                del self._dials[peer, number]
                 connection.abort()  # it has said nothing yet
                 return
             handshake = self._credentials.dial(
@@ -347,39 +212,12 @@ class LinkKeeper:
             deadline_ns = self._clock.now_ns() + self._timing.ns(patience_s)
             await introduce(connection, handshake, self._clock, deadline_ns, take)
         except (LinkError, RemoteProtocolError) as error:
-            redial.task = None
+            del self._dials[peer, number]
             if connection is not None and isinstance(error, LinkError):
                 self._frames.lane_failed(peer)
             if isinstance(error, RemoteProtocolError):
                 _log.info("closed a connection to peer %d: %s", peer, error.reason)
-            if self._is_superfluous(peer, number, redial):
-                return
-            if not self._links.to(peer).up:
-                self._on_change(peer, error.reason)
-            self._dial_later(peer, number)
-
-    def _is_superfluous(self, peer: PeerId, number: int, redial: Redial) -> bool:
-        """Whether the other side has dialled meanwhile; the dial of ours is forgotten then."""
-        dialling = self._dialling.get(peer)
-        if dialling is None or dialling.lanes.get(number) is not redial:
-            return True
-        if dialling.keeps or not self._links.to(peer).up:
-            return False
-        del dialling.lanes[number]
-        return True
-
-    def _dial_later(self, peer: PeerId, number: int) -> None:
-        dialling = self._dialling.get(peer)
-        if dialling is None or dialling.lanes[number].under_way:
-            return
-        redial = dialling.lanes[number]
-        longest_ns = self._timing.ns(self._timing.redial_max_s)
-        if not dialling.was_up:  # nobody but the peer itself says that it is there
-            longest_ns *= _UNMET_FACTOR
-        pause_ns = min(redial.backoff_ns, longest_ns)
-        when_ns = self._clock.now_ns() + pause_ns
-        redial.timer = self._clock.call_at_ns(when_ns, self._dial, peer, number)
-        redial.backoff_ns = 2 * pause_ns
+            self._carry_out(self._upkeep.failed(peer, number, error.reason))
 
     # -- lanes ---------------------------------------------------------------------------------
 
@@ -390,27 +228,24 @@ class LinkKeeper:
         if remote.channel is Channel.PROBE:
             connection.close()  # it was answered, and that was all
             return
-        if remote.lane and remote.source not in self._wanted:
-            # The link to a newcomer has one lane. A member that we do not know yet dials again.
+        peer, number = remote.source, remote.lane
+        steps = self._upkeep.greeted(peer, number, connection.remote.host)
+        if steps is None:
             connection.abort()
             return
-        if remote.source not in self._wanted and remote.source not in self._newcomers:
-            goes = self._newcomers.add(remote.source, connection.remote.host)
-            if goes is not None:
-                text = "closed the link to peer %d: too many newcomers came"
-                self._reception.log.write(logging.INFO, text, goes)
-                self._links.drop(goes)
-        self._yield(remote.source)
-        self._attach(connection, remote.source, remote.lane, remote.lanes)
+        self._carry_out(steps)
+        self._attach(connection, peer, number, remote.lanes, ours=False)
 
-    def _attach(self, connection: Connection, peer: PeerId, number: int, told: int) -> None:
+    def _attach(
+        self, connection: Connection, peer: PeerId, number: int, told: int, *, ours: bool
+    ) -> None:
         link = self._links.to(peer)
         link.told = min(told, LANES_MAX)
-        superseded = link.lane(number)
-        was_up = link.up
+        superseded, more = link.lane(number), link.up
         lane = Lane(connection, number, link, self)
         now_ns = self._clock.now_ns()
-        self._watches[lane] = _Watch(now_ns, now_ns)  # its time to move something begins now
+        stall_ns = self._timing.ns(self._timing.lane_stall_s)
+        self._watches[lane] = LaneWatch(stall_ns, now_ns, now_ns)  # its time begins now
         link.add(lane)
         _log.debug(
             "lane %d to peer %d is up, paced by %s", number, peer, connection.congestion or "?"
@@ -420,34 +255,9 @@ class LinkKeeper:
             del self._watches[superseded]
             superseded.abort()
             self._frames.lane_lost(superseded)
-        if peer in self._dialling:
-            self._dialling[peer].was_up = True
         self._frames.lane_up(peer)
-        damage = self._damage.get(peer)
-        if damage is not None and damage.is_down(now_ns):
-            self._withheld.add(peer)
-        elif not was_up:
-            self._on_change(peer, None)
-
-    # -- damage ------------------------------------------------------------------------------------
-
-    def _was_damaged(self, lane: Lane) -> None:
-        peer = lane.link.peer
-        if peer in self._wanted:
-            damage = self._damage.get(peer)
-            if damage is None:
-                patience_ns = self._timing.ns(self._timing.lane_stall_s)
-                damage = self._damage[peer] = LinkDamage(patience_ns)
-            damage.struck(lane.damaged_bytes, self._clock.now_ns())
-
-    def _look_at_damage(self, peer: PeerId, damage: LinkDamage, now_ns: int) -> None:
-        """A tick: a link that has lanes and has proven itself is up."""
-        link = self._links.to(peer)
-        damage.passed(max((lane.intact_bytes for lane in link.lanes), default=0))
-        if peer in self._withheld and not damage.is_down(now_ns):
-            self._withheld.discard(peer)
-            if link.up:
-                self._on_change(peer, None)
+        facts = link.peer, number, link.told, now_ns
+        self._carry_out(self._upkeep.attached(*facts, near=link.near, ours=ours, more=more))
 
     # -- what lanes call -------------------------------------------------------------------------
 
@@ -465,31 +275,8 @@ class LinkKeeper:
         if not link.remove(lane):
             return  # superseded
         del self._watches[lane]
-        if isinstance(error, DamagedData):
-            self._was_damaged(lane)
         self._frames.lane_lost(lane)
-        if self._closed:
-            return
-        peer = link.peer
-        if not link.up:
-            self._on_change(peer, reason)
-        self._redial(peer, lane.number)
-        if not link.up and peer not in self._wanted:
-            self._newcomers.remove(peer)
-            self._links.drop(peer)  # a newcomer that never became a member
-
-    def _redial(self, peer: PeerId, number: int) -> None:
-        dialling = self._dialling.get(peer)
-        if dialling is None:
-            return
-        redial = dialling.lanes.get(number)
-        if not self._links.to(peer).up and (redial is None or not dialling.keeps):
-            self._bring_up(peer)
-        if redial is None or not dialling.keeps:
-            return
-        lived_ns = self._clock.now_ns() - redial.up_since_ns
-        if lived_ns < self._timing.ns(self._timing.redial_max_s):
-            self._dial_later(peer, number)  # it ends as soon as it is made: do not spin
-        else:
-            redial.backoff_ns = self._first_backoff_ns
-            self._dial(peer, number)
+        if not self._closed:
+            facts = link.peer, lane.number, reason, self._clock.now_ns()
+            damaged = lane.damaged_bytes if isinstance(error, DamagedData) else None
+            self._carry_out(self._upkeep.lost(*facts, up=link.up, damaged=damaged))

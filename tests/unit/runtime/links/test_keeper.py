@@ -16,7 +16,7 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, Member, OperationId, PeerId
 from pccl.runtime.clock import Ticker
 from pccl.runtime.control.greeting import Credentials, introduce
-from pccl.runtime.links.dialling import lanes_of
+from pccl.runtime.links.frame_router import FrameRouter
 from pccl.runtime.links.keeper import LinkKeeper
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
@@ -44,7 +44,7 @@ NOT_THERE = tuple(PeerId(100 + n) for n in range(63))
 """Members that have still to come up."""
 
 
-class Frames:
+class Frames(FrameRouter):
     """What a keeper tells whoever understands the frames. No frame with a meaning is sent here."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Frames:
         self.known.add(peer)
 
     def forget_peer(self, peer: PeerId) -> None:
-        self.known.remove(peer)
+        self.known.discard(peer)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Side:
 
     def _tick(self, busy_ns: int) -> None:
         if self.world.now_ns >= self._wakes_ns:
-            self.keeper.replace_stalled_lanes(busy_ns)
+            self.keeper.look(busy_ns)
 
     def _on_change(self, peer: PeerId, reason: str | None) -> None:
         assert peer in (self.other, *NOT_THERE)
@@ -334,24 +334,6 @@ def test_without_a_collective_on_the_dialling_side_there_is_one_lane() -> None:
 
 
 # -- how many, if nobody was told ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("told", "near", "sharers", "lanes"),
-    [
-        (0, False, 1, 16),
-        (0, False, 16, 16),
-        (0, False, 17, 15),
-        (0, False, 63, 4),
-        (0, False, 256, 1),
-        (0, False, 1000, 1),
-        (0, True, 0, 1),
-        (5, True, 0, 5),
-        (200, False, 63, 200),
-    ],
-)
-def test_the_lanes_of_a_link_that_is_used(told: int, near: bool, sharers: int, lanes: int) -> None:
-    assert lanes_of(told, near=near, sharers=sharers) == lanes
 
 
 def test_links_that_are_used_together_share_the_connections() -> None:

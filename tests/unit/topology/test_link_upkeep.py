@@ -1,0 +1,333 @@
+"""Which lanes a peer dials and closes, and when; no network and no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pccl.protocol.limits import Timing
+from pccl.protocol.types import NS_PER_S, Member, PeerId
+from pccl.topology.link_upkeep import (
+    DialLane,
+    DropLink,
+    GiveUpLane,
+    LaneStep,
+    LaneWatch,
+    LinkStep,
+    LinkUpkeep,
+    TellLink,
+    lanes_of,
+)
+
+MS = 1_000_000
+TIMING = Timing(redial_min_s=0.02, redial_max_s=0.5, lane_stall_s=10.0)
+OWN = PeerId(5)
+ELDER, YOUNGER, STRANGER = Member(PeerId(3), "a", 1), Member(PeerId(7), "b", 2), PeerId(9)
+SOON, LATER = DialLane(ELDER, 0), DialLane(YOUNGER, 0, 500 * MS)
+
+
+def upkeep(*members: Member, lanes: int = 4) -> LinkUpkeep:
+    """Of a peer that wants links to these, and has none."""
+    made = LinkUpkeep(TIMING, lanes, newcomers_max=2)
+    assert made.want(OWN, members, {}) == [{3: SOON, 7: LATER}[member.peer] for member in members]
+    return made
+
+
+def dial(links: LinkUpkeep, number: int = 0, *, now_ns: int = 0) -> list[LinkStep]:
+    """The dial of a lane to the elder succeeds."""
+    peer = ELDER.peer
+    steps = links.attached(peer, number, 0, now_ns, near=False, ours=True, more=number > 0)
+    return [step for step in steps if step != TellLink(peer, None)]
+
+
+def lose(
+    links: LinkUpkeep, member: Member, number: int, now_ns: int, *, up: bool
+) -> list[LinkStep]:
+    """A lane is reset."""
+    return links.lost(member.peer, number, "reset", now_ns, up=up, damaged=None)
+
+
+def lanes(numbers: Iterable[int], pause_ns: int = 0) -> list[DialLane]:
+    return [DialLane(ELDER, number, pause_ns) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("told", "near", "sharers", "count"),
+    [
+        (0, False, 1, 16),
+        (0, False, 16, 16),
+        (0, False, 17, 15),
+        (0, False, 63, 4),
+        (0, False, 256, 1),
+        (0, False, 1000, 1),
+        (0, True, 0, 1),
+        (5, True, 0, 5),
+        (200, False, 63, 200),
+    ],
+)
+def test_the_lanes_of_a_link_that_is_used(told: int, near: bool, sharers: int, count: int) -> None:
+    assert lanes_of(told, near=near, sharers=sharers) == count
+
+
+def test_the_younger_dials_at_once_and_the_elder_later() -> None:
+    links = upkeep(ELDER, YOUNGER)
+    assert links.due(YOUNGER.peer, 0) == [DialLane(YOUNGER, 0)]
+
+
+def test_the_other_lanes_are_dialled_when_the_link_is_up_and_used() -> None:
+    links = upkeep(ELDER)
+    assert links.use([ELDER.peer]) == []  # the first one finds out
+    assert dial(links) == lanes([1, 2, 3])
+    links = upkeep(ELDER)
+    assert dial(links) == []
+    assert links.use([ELDER.peer, STRANGER]) == lanes([1, 2, 3])
+    assert links.use([ELDER.peer]) == []
+
+
+def test_the_side_that_was_told_a_larger_number_is_heeded() -> None:
+    links = upkeep(ELDER, lanes=2)
+    links.use([ELDER.peer])
+    steps = links.attached(ELDER.peer, 0, 3, 0, near=True, ours=True, more=False)
+    assert steps == [*lanes([1, 2]), TellLink(ELDER.peer, None)]
+
+
+@pytest.mark.parametrize(("met", "longest_ms"), [(False, 2000), (True, 500)])
+def test_the_pauses_between_dials_double(met: bool, longest_ms: int) -> None:
+    links = upkeep(ELDER)
+    if met:
+        dial(links)
+        lose(links, ELDER, 0, NS_PER_S, up=False)
+    pauses: list[int] = []
+    for _ in range(9):
+        step, told = links.failed(ELDER.peer, 0, "refused")
+        assert isinstance(step, DialLane)
+        assert told == TellLink(ELDER.peer, "refused")
+        pauses.append(step.pause_ns // MS)
+        assert links.due(ELDER.peer, 0) == lanes([0])
+    doubled = [20 << n for n in range(9)]
+    assert pauses == [min(pause, longest_ms) for pause in doubled]
+
+
+def test_a_lane_that_has_lived_is_redialled_at_once_and_another_one_later() -> None:
+    links = upkeep(ELDER)
+    links.use([ELDER.peer])
+    dial(links)
+    for number in (1, 2, 3):
+        assert dial(links, number, now_ns=NS_PER_S) == []
+    soon = lose(links, ELDER, 1, NS_PER_S + 499 * MS, up=True)
+    assert soon == lanes([1], 20 * MS)
+    assert lose(links, ELDER, 2, NS_PER_S + 500 * MS, up=True) == lanes([2])
+    last = lose(links, ELDER, 0, 9 * NS_PER_S, up=False)
+    assert last == [*lanes([0]), TellLink(ELDER.peer, "reset")]
+    assert links.due(ELDER.peer, 1) == []  # the first lane brings the others
+
+
+def test_a_dial_is_superfluous_when_the_other_side_has_dialled() -> None:
+    links = upkeep(YOUNGER)
+    links.due(YOUNGER.peer, 0)
+    assert links.greeted(YOUNGER.peer, 0, "b") == []  # the dial of an elder goes on
+    assert not links.gives_way(YOUNGER.peer, 0)
+    told = links.attached(YOUNGER.peer, 0, 0, 0, near=False, ours=False, more=False)
+    assert told == [TellLink(YOUNGER.peer, None)]
+    assert links.gives_way(YOUNGER.peer, 0)
+    links = upkeep(ELDER)
+    assert links.greeted(ELDER.peer, 0, "a") == [GiveUpLane(ELDER.peer, 0)]
+
+
+def test_newcomers_have_one_lane_each_and_bounded_room() -> None:
+    links = upkeep()
+    assert links.greeted(PeerId(11), 1, "x") is None
+    assert links.greeted(PeerId(11), 0, "x") == []
+    assert links.greeted(PeerId(11), 0, "x") == []
+    assert links.greeted(PeerId(12), 0, "x") == []
+    dropped = DropLink(PeerId(11), "too many newcomers came")
+    assert links.greeted(PeerId(13), 0, "y") == [dropped]
+    told = TellLink(PeerId(12), "reset")
+    assert links.lost(PeerId(12), 0, "reset", 0, up=False, damaged=None) == [
+        DropLink(PeerId(12)),
+        told,
+    ]
+    assert links.want(OWN, [Member(PeerId(13), "y", 1)], {PeerId(13): (0, False)}) == []
+    assert links.greeted(PeerId(13), 1, "y") == []
+
+
+def test_spare_lanes_are_closed_unless_they_carry_something() -> None:
+    links = upkeep(ELDER, lanes=0)
+    links.use([ELDER.peer])
+    assert dial(links) == lanes(range(1, 16))
+    others = [Member(PeerId(100 + n), "c", 1) for n in range(31)]
+    links.want(OWN, [ELDER, *others], {})
+    assert links.look(ELDER.peer, (), 0, 0) == []
+    links.use([member.peer for member in others])
+    closed = [GiveUpLane(ELDER.peer, number, is_spare=True) for number in range(8, 16)]
+    assert links.look(ELDER.peer, {9}, 0, 0) == [step for step in closed if step.number != 9]
+    assert links.look(ELDER.peer, (), 0, 0) == [step for step in closed if step.number == 9]
+
+
+def test_a_link_that_damages_what_comes_is_up_when_it_has_proven_itself() -> None:
+    links = upkeep(ELDER)
+    dial(links)
+    for news in ([TellLink(ELDER.peer, None)], []):  # the first damage says nothing of the line
+        links.lost(ELDER.peer, 0, "damaged", 0, up=False, damaged=1000)
+        links.due(ELDER.peer, 0)
+        steps = links.attached(ELDER.peer, 0, 0, 0, near=False, ours=True, more=False)
+        assert steps == news
+    assert links.look(ELDER.peer, (), 999, NS_PER_S) == []
+    assert links.look(ELDER.peer, (), 1000, NS_PER_S) == [TellLink(ELDER.peer, None)]
+    assert links.look(ELDER.peer, (), 1000, NS_PER_S) == []
+
+
+class Shell:
+    """Carries out steps, and checks that each makes sense."""
+
+    def __init__(self) -> None:
+        self.upkeep = LinkUpkeep(TIMING, lanes=3, newcomers_max=2)
+        self.wanted: set[PeerId] = set()
+        self.up: set[tuple[PeerId, int]] = set()
+        self.waits: set[tuple[PeerId, int]] = set()
+        self.dials: set[tuple[PeerId, int]] = set()
+        self.told: dict[PeerId, bool] = {}
+        self.now_ns = 0
+
+    def is_up(self, peer: PeerId) -> bool:
+        return any(one == peer for one, _ in self.up)
+
+    def carry_out(self, steps: Iterable[LinkStep]) -> None:
+        for step in steps:
+            match step:
+                case DialLane(member, number, pause_ns):
+                    key = member.peer, number
+                    assert member.peer in self.wanted
+                    assert key not in self.waits | self.dials
+                    assert pause_ns <= 4 * TIMING.ns(TIMING.redial_max_s)
+                    (self.waits if pause_ns else self.dials).add(key)
+                case GiveUpLane(peer, number, is_spare):
+                    self.waits.discard((peer, number))
+                    self.dials.discard((peer, number))
+                    if is_spare:
+                        self.up.discard((peer, number))
+                case DropLink(peer):
+                    self.up = {lane for lane in self.up if lane[0] != peer}
+                    assert all(one != peer for one, _ in self.waits | self.dials)
+                    self.told.pop(peer, None)
+                case TellLink(peer, reason):
+                    self.told[peer] = reason is None
+
+    def attach(self, peer: PeerId, number: int, *, ours: bool) -> None:
+        more = self.is_up(peer)
+        self.up.add((peer, number))
+        facts = peer, number, 0, self.now_ns
+        self.carry_out(self.upkeep.attached(*facts, near=False, ours=ours, more=more))
+
+    def lose(self, peer: PeerId, number: int) -> None:
+        self.up.remove((peer, number))
+        facts = peer, number, "reset", self.now_ns
+        self.carry_out(self.upkeep.lost(*facts, up=self.is_up(peer), damaged=None))
+
+    def check(self) -> None:
+        """A wanted link that is down is being dialled, or will be; what was told is true."""
+        for peer in self.wanted:
+            under_way = {number for one, number in self.waits | self.dials if one == peer}
+            assert self.is_up(peer) or 0 in under_way
+            assert self.told.get(peer, False) is self.is_up(peer)
+
+
+PEERS = (ELDER, YOUNGER)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["want", "drop", "use", "due", "made", "failed", "came", "lost"]),
+            st.integers(0, 50),
+            st.sampled_from([MS, 100 * MS, NS_PER_S]),
+        ),
+        max_size=60,
+    )
+)
+def test_every_wanted_link_is_up_or_under_way(events: list[tuple[str, int, int]]) -> None:
+    shell = Shell()
+    for what, choice, passed_ns in events:
+        shell.now_ns += passed_ns
+        member, number = PEERS[choice % 2], choice // 2 % 3
+        keys = {"due": shell.waits, "made": shell.dials, "failed": shell.dials, "lost": shell.up}
+        some = sorted(keys.get(what, ()))
+        peer, lane = some[choice % len(some)] if some else (member.peer, number)
+        if what in keys and not some:
+            continue
+        match what:
+            case "want" | "drop":
+                before = shell.wanted
+                shell.wanted = before | {peer} if what == "want" else before - {peer}
+                members = [one for one in PEERS if one.peer in shell.wanted]
+                up = {one: (0, False) for one, _ in shell.up}
+                shell.carry_out(shell.upkeep.want(OWN, members, up))
+            case "use":
+                shell.carry_out(shell.upkeep.use([peer]))
+            case "due":
+                shell.waits.remove((peer, lane))
+                shell.carry_out(shell.upkeep.due(peer, lane))
+            case "made":
+                shell.dials.remove((peer, lane))
+                if not shell.upkeep.gives_way(peer, lane):
+                    shell.attach(peer, lane, ours=True)
+            case "failed":
+                shell.dials.remove((peer, lane))
+                shell.carry_out(shell.upkeep.failed(peer, lane, "refused"))
+            case "came":
+                steps = shell.upkeep.greeted(peer, lane, "host")
+                if steps is not None:
+                    shell.carry_out(steps)
+                    shell.attach(peer, lane, ours=False)
+            case _:
+                shell.lose(peer, lane)
+        shell.check()
+
+
+# -- lanes that are silent -------------------------------------------------------------------------
+
+STALL_NS, TICK_NS = 10 * NS_PER_S, NS_PER_S // 4
+
+
+def looks(watch: LaneWatch, *, owes: bool = True, may_judge: bool = True) -> dict[float, LaneStep]:
+    """What ticks lead to until the lane is replaced, by time, while nothing moves."""
+    found: dict[float, LaneStep] = {}
+    for now_ns in range(0, 2 * STALL_NS, TICK_NS):
+        for step in watch.look(0, 0, now_ns, owes=owes, may_judge=may_judge):
+            found[now_ns / NS_PER_S] = step
+            if step is LaneStep.REPLACE:
+                return found
+    return found
+
+
+def test_a_silent_lane_is_asked_and_then_replaced() -> None:
+    assert looks(LaneWatch(STALL_NS, 0, 0)) == {5.0: LaneStep.PING, 10.0: LaneStep.REPLACE}
+
+
+def test_a_lane_that_owes_nothing_is_left_alone() -> None:
+    assert looks(LaneWatch(STALL_NS, 0, 0), owes=False) == {}
+
+
+def test_a_process_that_has_not_read_what_came_judges_nobody() -> None:
+    assert looks(LaneWatch(STALL_NS, 0, 0), may_judge=False) == {5.0: LaneStep.PING}
+
+
+def test_a_lane_that_moves_something_has_its_time_again() -> None:
+    watch = LaneWatch(STALL_NS, 0, 0)
+    for seconds in range(100):
+        moved = seconds // 9
+        steps = watch.look(moved, 0, seconds * NS_PER_S, owes=True, may_judge=True)
+        assert steps == ([LaneStep.PING] if seconds % 9 == 5 else [])
+
+
+def test_a_receiver_says_what_has_arrived_from_time_to_time() -> None:
+    watch = LaneWatch(STALL_NS, 0, 0)
+    told: list[float] = []
+    for tick in range(80):
+        arrived = min(tick, 40)
+        steps = watch.look(arrived, arrived, tick * TICK_NS, owes=False, may_judge=True)
+        told += [tick * TICK_NS / NS_PER_S] * (steps == [LaneStep.PONG])
+    assert told == [2.5, 5.0, 7.5, 10.0]
