@@ -80,7 +80,7 @@ def lanes_of(told: int, *, near: bool, sharers: int) -> int:
 
 
 @dataclass(slots=True)
-class _Dial:
+class _LaneDial:
     """A lane that we keep by dialling; it is up, is being dialled, or waits to be."""
 
     backoff_ns: int
@@ -107,7 +107,7 @@ class _WantedLink:
     """Whether it has carried a collective, or is about to."""
     is_withheld: bool = False
     """Whether it was not said that it is up, since it damages what comes."""
-    dials: dict[int, _Dial] = field(default_factory=dict[int, _Dial])
+    dials: dict[int, _LaneDial] = field(default_factory=dict[int, _LaneDial])
     """By number: those that we keep; of a link that the other side keeps, the dial in reserve."""
 
 
@@ -225,7 +225,7 @@ class LinkUpkeep:
             return self._widen(link)
         if 0 in link.dials:
             return []
-        link.dials[0] = _Dial(self._longest_ns)
+        link.dials[0] = _LaneDial(self._longest_ns)
         return self._dial_later(link, 0)
 
     def _width(self, link: _WantedLink) -> int:
@@ -241,7 +241,7 @@ class LinkUpkeep:
         steps: list[LinkStep] = []
         for number in range(self._width(link) if link.up else 1):  # the first one finds out
             if number not in link.dials:
-                link.dials[number] = _Dial(self._first_ns)
+                link.dials[number] = _LaneDial(self._first_ns)
                 steps += self._dial(link, number)
         return steps
 

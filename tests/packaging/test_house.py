@@ -22,7 +22,6 @@ LONG = {
     "pccl/machines/master/membership.py",
     "pccl/protocol/messages.py",
     "pccl/runtime/engine.py",
-    "pccl/runtime/state/session.py",
 }
 """Files that have more lines."""
 
@@ -30,10 +29,7 @@ NAMED_TWICE = {
     "Communicator",  # blocking, and for asyncio: what users know
 }
 
-CIRCLES = {
-    "pccl/runtime/state/replay.py Fetcher",
-    "pccl/runtime/state/sync.py Caller",
-}
+CIRCLES: set[str] = set()
 """Protocols that one class of their room alone implements."""
 
 
