@@ -148,6 +148,9 @@ def list_request(
     )
 
 
+_ALGORITHMS = {algorithm.label: algorithm for algorithm in Algorithm}
+
+
 def check_algorithm(given: object) -> Algorithm:
     """Check an algorithm, by its name or as the enum's member, and return it.
 
@@ -157,13 +160,11 @@ def check_algorithm(given: object) -> Algorithm:
     """
     if isinstance(given, Algorithm):
         return given
-    names = {algorithm.label: algorithm for algorithm in Algorithm}
-    known = ", ".join(repr(name) for name in names)
-    if not isinstance(given, str):
-        raise TypeError(f"algorithm must be one of {known}, not {given!r}")
-    if given not in names:
-        raise ValueError(f"algorithm must be one of {known}, not {given!r}")
-    return names[given]
+    if isinstance(given, str) and given in _ALGORITHMS:
+        return _ALGORITHMS[given]
+    known = ", ".join(map(repr, _ALGORITHMS))
+    kind = ValueError if isinstance(given, str) else TypeError
+    raise kind(f"algorithm must be one of {known}, not {given!r}")
 
 
 def _by(algorithm: Algorithm, descriptor: Descriptor) -> Descriptor:

@@ -79,7 +79,7 @@ class Reduction:
         self._factor = 1.0
         self.scales = False
         """Whether the own contribution counts other than as it is."""
-        self._scaled = Scratch()
+        self._scaled: Scratch | None = None
 
     def weigh(self, weighting: Weighting) -> None:
         """The weights are known."""
@@ -89,6 +89,7 @@ class Reduction:
 
     def contribution(self, own: Array) -> Array:
         """What the own values contribute, to be combined; good until the next call."""
+        self._scaled = self._scaled or Scratch()
         scaled = self._scaled.array(len(own), own.dtype)
         scale(own, self._factor, scaled)
         return scaled

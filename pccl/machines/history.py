@@ -13,16 +13,12 @@ class History:
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
-        self._entries: deque[tuple[int, object]] = deque(maxlen=HISTORY_EVENTS_MAX)
-
-    def record(self, now_ns: int, *entries: object) -> None:
-        """Remember these; they are turned into text only when somebody asks."""
-        for entry in entries:
-            self._entries.append((now_ns, entry))
+        self.entries: deque[tuple[int, object]] = deque(maxlen=HISTORY_EVENTS_MAX)
+        """When what happened; it is turned into text only when somebody asks."""
 
     def __str__(self) -> str:
-        lines = [f"history of {self.owner} ({len(self._entries)} last events):"]
-        lines += [f"  {now_ns / NS_PER_S:12.6f} {entry}" for now_ns, entry in self._entries]
+        lines = [f"history of {self.owner} ({len(self.entries)} last events):"]
+        lines += [f"  {now_ns / NS_PER_S:12.6f} {entry}" for now_ns, entry in self.entries]
         return "\n".join(lines)
 
 

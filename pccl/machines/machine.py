@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Generic, TypeVar
 
 from pccl.machines.history import History
@@ -29,11 +30,11 @@ class Machine(ABC, Generic[_Event, _Effect]):
     def handle(self, event: _Event, now_ns: int) -> list[_Effect]:
         """Take one event; return what must be done, in order."""
         self._now_ns = now_ns
-        self.history.record(now_ns, event)
+        self.history.entries.append((now_ns, event))
         self._take(event)
         effects = self._effects.copy()
         self._effects.clear()
-        self.history.record(now_ns, *self._story(effects))
+        self.history.entries.extend(zip(repeat(now_ns), self._story(effects)))
         return effects
 
     def _story(self, effects: list[_Effect]) -> Sequence[object]:

@@ -269,35 +269,26 @@ class PeerEngine:
         residual = request.open_residual() if request.open_residual is not None else None
         call = self.calls.new(request.operand)
         call.residual, call.observable = residual, request.observable
-        self.calls.held.add(request.ranges)
+        event, ranges = request.asks, request.ranges
+        self.calls.held.add(ranges)
         try:
-            return await self._reduce_by(call, request, deadline, may_retry)
+            while True:
+                peer = self.machine.peer
+                try:
+                    info = await self.call(event, deadline, call)
+                except errors.CollectiveAborted as error:
+                    if not (may_retry() and may_succeed_again(error)):
+                        raise
+                    event = replace(event, begun_by=event.begun_by or peer)
+                    self.calls.renew(call, request.operand)
+                    self._check_attempt(request)
+                    continue
+                assert isinstance(info, ReduceInfo)
+                return info
         finally:
-            self.calls.held.remove(request.ranges)
+            self.calls.held.remove(ranges)
             if residual is not None:
                 residual.drop()
-
-    async def _reduce_by(
-        self,
-        call: OpenCall,
-        request: ReduceRequest,
-        deadline: Deadline | None,
-        may_retry: Callable[[], bool],
-    ) -> ReduceInfo:
-        event = request.asks
-        while True:
-            self._check_attempt(request)
-            peer = self.machine.peer
-            try:
-                info = await self.call(event, deadline, call)
-            except errors.CollectiveAborted as error:
-                if not (may_retry() and may_succeed_again(error)):
-                    raise
-                event = replace(event, begun_by=event.begun_by or peer)
-                self.calls.renew(call, request.operand)
-                continue
-            assert isinstance(info, ReduceInfo)
-            return info
 
     async def reduce_many(self, request: ReduceManyRequest) -> ReduceInfo:
         """Reduce them all, each again until it succeeds; see :class:`ReduceMany`."""

@@ -67,4 +67,5 @@ class PeerNews:
                     texts.append(f"{type(error).__name__}: {error.reason}")
                 case _:
                     pass
-        self._items += [NewsItem(now_ns, text) for text in texts]
+        if texts:
+            self._items += [NewsItem(now_ns, text) for text in texts]

@@ -18,7 +18,7 @@ class Shown:
 def test_it_keeps_the_last_events_only() -> None:
     history = History("peer")
     for number in range(HISTORY_EVENTS_MAX + 10):
-        history.record(number * 1_000_000, f"event {number}")
+        history.entries.append((number * 1_000_000, f"event {number}"))
     lines = str(history).splitlines()
     assert lines[0] == "history of peer (256 last events):"
     assert len(lines) == 1 + HISTORY_EVENTS_MAX
@@ -28,7 +28,7 @@ def test_it_keeps_the_last_events_only() -> None:
 
 def test_text_is_made_when_somebody_asks() -> None:
     history = History("peer")
-    history.record(0, Shown())
+    history.entries.append((0, Shown()))
     assert Shown.shown == 0
     assert str(history).endswith("an entry")
     assert Shown.shown == 1
@@ -42,14 +42,14 @@ def test_the_owner_may_be_named_later() -> None:
 
 def test_a_violation_tells_the_story() -> None:
     history = History("master")
-    history.record(1_500_000_000, "something odd")
+    history.entries.append((1_500_000_000, "something odd"))
     error = InvariantViolation("two outcomes", history)
     assert isinstance(error, AssertionError)
     assert error.what == "two outcomes"
     assert str(error) == (
         "two outcomes\nhistory of master (1 last events):\n      1.500000 something odd"
     )
-    history.record(2, "later")
+    history.entries.append((2, "later"))
     assert "later" not in str(error)
 
 
