@@ -133,6 +133,13 @@ def test_a_death_is_the_cause_of_what_others_say(
         listened(crew, gives_up, [KILLED])
 
 
+def test_silence_ends_the_wait(crew: Crew) -> None:
+    start(crew, "mute", FOREVER)
+    assert crew.first_lines(["mute"]) == {"mute": "ready"}
+    with pytest.raises(click.ClickException, match=r"^nothing was heard for 0 s$"):
+        crew.listen(["mute"], (Doing,), lambda: None, silence_s=0.01)
+
+
 def test_a_worker_that_breaks_shows_its_last_lines(crew: Crew) -> None:
     with pytest.raises(click.ClickException, match=r"exit code 1\n(.*\n)*.*ZeroDivisionError"):
         listened(crew, ["1 / 0"], [FOREVER])

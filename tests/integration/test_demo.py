@@ -85,7 +85,7 @@ def test_no_process_is_left(wanted: str, tmp_path: Path) -> None:
     assert demo.returncode != 0
     assert "Traceback" not in said
     if not wanted.startswith("SIG"):
-        assert re.search(r"FAILED: peer \d ended unexpectedly at step \d+: signal SIGKILL", said)
+        assert re.search(r"FAILED: shard \d ended unexpectedly: signal SIGKILL", said)
 
 
 @pytest.mark.parametrize(

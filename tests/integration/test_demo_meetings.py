@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 
 import pccl  # noqa: E402
 from pccl.cli.demo import peer as demo_peer  # noqa: E402
-from pccl.cli.demo.record import Event, Joined, Stepped, Synced  # noqa: E402
-from pccl.progress import SyncProgress  # noqa: E402
+from pccl.cli.demo.record import DemoTask, Told  # noqa: E402
+from pccl.progress import size  # noqa: E402
 
 AWAIT_AT = 3
 STEPS = 6
@@ -22,47 +22,43 @@ STATE_BYTES = 1797 * (64 * 4 + 8) + 2 * 4 * 29066 + 8
 
 
 class Peer:
-    """One of the demo, and what it reported."""
+    """One of the demo, and what it told."""
 
     def __init__(self, shard: int, late: bool = False) -> None:
         generator = torch.Generator().manual_seed(9)
         images = torch.rand(demo_peer.DIGIT_COUNT, 8, 8, generator=generator)
         digits = torch.randint(1, 10, (demo_peer.DIGIT_COUNT,), generator=generator)
         self.digits = demo_peer.no_digits() if late else demo_peer.Examples(images, digits)
-        self.model = demo_peer.make_model(77 if late else 0)
         self.shard = shard
         self.late = late
-        self.events: list[Event] = []
+        self.told: list[Told] = []
         self.at_first, self.at_await = threading.Event(), threading.Event()
         self.after_first: threading.Event | None = None
 
     def run(self, address: str) -> None:
-        demo_peer.train_together(
-            self.model,
-            self.digits,
-            torch.arange(100 * self.shard, 100 * self.shard + 100),
-            master=address,
-            steps=STEPS,
-            seed=self.shard,
-            report=self.report,
-            min_peers=1 if self.late else 2,
-            await_at=None if self.late else AWAIT_AT,
-            late=self.late,
-        )
+        await_at = None if self.late else AWAIT_AT
+        task = DemoTask(self.shard, 3, STEPS, 0, address, 2, await_at, self.late)
+        peer = demo_peer.DemoPeer(task, self.tell, self.digits)
+        peer.train_together()
+        peer.finish()
 
-    def report(self, event: Event) -> None:
-        self.events.append(event)
-        if isinstance(event, Stepped) and event.step == AWAIT_AT:
+    def tell(self, told: Told) -> None:
+        self.told.append(told)
+        if told.step == AWAIT_AT:
             self.at_await.set()
-        if isinstance(event, Stepped) and event.step == 1 and self.after_first is not None:
+        if told.step == 1 and self.after_first is not None and not self.at_first.is_set():
             self.at_first.set()
             assert self.after_first.wait(LIMIT_S)
 
     def steps(self) -> dict[int, tuple[int, ...]]:
-        return {e.step: e.contributors for e in self.events if isinstance(e, Stepped)}
+        return {told.step: told.contributors for told in self.told if told.step}
 
     def losses(self) -> dict[int, float]:
-        return {e.step: e.loss for e in self.events if isinstance(e, Stepped)}
+        return {told.step: told.loss for told in self.told if told.step}
+
+    @property
+    def digest(self) -> str:
+        return self.told[-1].digest
 
 
 def test_nobody_goes_on_before_the_newcomer_has_come() -> None:
@@ -78,21 +74,19 @@ def test_nobody_goes_on_before_the_newcomer_has_come() -> None:
     for peer in beginners:
         assert peer.steps() == {1: two, 2: two, 3: two, 4: three, 5: three, 6: three}
         assert peer.losses() == beginners[0].losses()
-        assert not any(isinstance(event, Synced | SyncProgress) for event in peer.events)
+        assert not any(told.fetch or "took over" in told.note for told in peer.told)
     assert newcomer.steps() == {4: three, 5: three, 6: three}
     assert newcomer.losses() == {n: beginners[0].losses()[n] for n in (4, 5, 6)}
     assert newcomer.digits.images.equal(beginners[0].digits.images)
-    assert len({demo_peer.digest(peer.model) for peer in [*beginners, newcomer]}) == 1
+    assert len({peer.digest for peer in [*beginners, newcomer]} - {""}) == 1
 
-    told = [event for event in newcomer.events if isinstance(event, Joined | Synced)]
-    assert told[0] == Joined(3)
-    assert isinstance(told[1], Synced)
-    assert told[1].fetched_bytes == STATE_BYTES
-    assert told[1].joint_bytes <= STATE_BYTES
-    assert len(told) == 2
-    fetched = [event for event in newcomer.events if isinstance(event, SyncProgress)]
-    assert fetched
-    assert fetched[-1].done_bytes == STATE_BYTES
+    notes = [told.note for told in newcomer.told if told.note]
+    assert notes[0].startswith("joined (shard 2, pid ")
+    assert notes[1].startswith(f"took over {size(STATE_BYTES)}, ")
+    assert notes[2].startswith("finished, held-out accuracy 0.")
+    assert len(notes) == 3
+    assert newcomer.told[-1].fetched_bytes == STATE_BYTES
+    assert newcomer.told[-1].peer_id == 3
 
 
 def test_a_newcomer_that_comes_early_is_not_awaited_again() -> None:
@@ -113,7 +107,7 @@ def test_a_newcomer_that_comes_early_is_not_awaited_again() -> None:
     for peer in beginners:
         assert peer.steps() == {1: two, 2: three, 3: three, 4: three, 5: three, 6: three}
     assert newcomer.steps() == {2: three, 3: three, 4: three, 5: three, 6: three}
-    assert len({demo_peer.digest(peer.model) for peer in [*beginners, newcomer]}) == 1
+    assert len({peer.digest for peer in [*beginners, newcomer]} - {""}) == 1
 
 
 def wait_for_newcomer(address: str) -> None:

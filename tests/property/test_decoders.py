@@ -34,7 +34,6 @@ from hypothesis import strategies as st
 from pccl.addresses import parse_address, parse_advertised, parse_masters
 from pccl.checkpoint import Reader
 from pccl.cli.bench.statistics import Timed
-from pccl.cli.demo import record as demo_record
 from pccl.cli.processes import reports
 from pccl.collectives import bitmap
 from pccl.collectives.quantization import make_codec
@@ -515,19 +514,6 @@ DECODERS: dict[str, Decoder] = {
         TimelineError,
         (TIMELINE.to_text().encode(), Timeline(2, 4, 10.0).to_text().encode()),
         runs=("stress/timeline.py Timeline.load",),
-        bend=bend_json,
-    ),
-    "pccl/cli/demo/record.py decode": Decoder(
-        text_of(demo_record.decode),
-        (),
-        tuple(
-            demo_record.encode(event).encode()
-            for event in (
-                demo_record.Ready(),
-                demo_record.Stepped(1, 0.5, (1, 2), 3, 4),
-                demo_record.Finished(0.9, "00ff"),
-            )
-        ),
         bend=bend_json,
     ),
     "pccl/cli/processes/reports.py decode": Decoder(

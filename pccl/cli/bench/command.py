@@ -102,6 +102,7 @@ def bench() -> None:
     "--emulate",
     metavar="LINK",
     default="",
+    show_default=False,
     callback=check_link,
     help='Put a relay with this link before every peer and the master: "rate=200mbit,rtt=80ms".',
 )
@@ -147,7 +148,8 @@ def allreduce(
     nccl-tests), and the time of a case the median over its rounds. Sizes: 4096, 64KiB, 1MiB, 2GiB;
     KB, MB and GB are powers of 1000. The exit code is 1 if any value was wrong.
     """
-    plan = BenchPlan(**{**given, "against": given["against"] or ""})
+    given["against"] = given["against"] or ""
+    plan = BenchPlan(**given)
     if master is None and (token or timeout_s):
         raise click.UsageError("--token and --timeout are for --master")
     if master is not None and (plan.against or plan.emulate):

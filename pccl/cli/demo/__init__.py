@@ -7,5 +7,4 @@
 * ``record``: what the demo's processes report, what becomes of it, and the judgement at the end.
 * ``view``: what the demo shows: a live table on a terminal, lines when piped, one object for
   programs.
-* ``plot``: the demo's picture: loss and world size over time, with kill and join marked.
 """

@@ -1,29 +1,20 @@
 """One process of the demo: a network that learns digits, its gradients averaged with the others'.
 
-This is the part to copy. ``pccl demo`` starts it once for each shard of the data; by hand::
-
-    pccl master &
-    python -m pccl.cli.demo.peer --master 127.0.0.1:48148 --peers 2 --shards 3 --shard 0 &
-    python -m pccl.cli.demo.peer --master 127.0.0.1:48148 --peers 2 --shards 3 --shard 1 &
-    python -m pccl.cli.demo.peer --master 127.0.0.1:48148 --late --shards 3 --shard 2
-
-All replicas start from the same seed and take the same steps with the same averaged gradients, so
-their weights stay equal bit for bit, whoever is lost on the way. Who comes late has weights of its
-own and no data. It fetches what the others hold (data, weights, momentum, step counter), most of it
-while they go on, and trains along. All of that is :class:`GradientAverager`'s work.
-
-What happens is reported on stdout, one JSON object per line (:mod:`pccl.cli.demo.record`).
+This is the part to copy. All replicas start from the same seed and take the same steps with the
+same averaged gradients, so their weights stay equal bit for bit, whoever is lost on the way. Who
+comes late has weights of its own and no data: it fetches what the others hold, most of it while
+they go on, and trains along. All of that is :class:`GradientAverager`'s work.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
+import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -33,21 +24,16 @@ import pccl
 from pccl.bindings.events import Event as TrainingEvent
 from pccl.bindings.events import GradientsAveraged, MembersChanged, StateSynced
 from pccl.bindings.gradient_averager import GradientAverager
-from pccl.cli.demo.record import Event, Finished, Joined, Ready, Stepped, Synced, encode
-from pccl.progress import SyncProgress
+from pccl.cli.demo.record import DemoTask, Told
+from pccl.cli.processes.reports import say, work
+from pccl.progress import SyncProgress, describe, size
 
 DIGIT_COUNT = 1797
-"""Digits that come with scikit-learn."""
-
 HELD_OUT_COUNT = 597
 """Digits that nobody trains on; 1200 remain, a number that divides well."""
 
 BATCH_SIZE = 64
-LEARNING_RATE = 0.05
-MOMENTUM = 0.9
-
 POLL_S = 0.05
-"""Pause between two looks for a newcomer, where one is waited for."""
 
 
 class Examples(NamedTuple):
@@ -62,10 +48,8 @@ def load_digits() -> Examples:
     import sklearn.datasets  # a second that a newcomer saves: it gets the digits from the others
 
     bunch = cast(Any, sklearn.datasets).load_digits()  # scikit-learn ships no types
-    return Examples(
-        torch.tensor(bunch.images, dtype=torch.float32) / 16.0,
-        torch.tensor(bunch.target, dtype=torch.int64),
-    )
+    images = torch.tensor(bunch.images, dtype=torch.float32) / 16.0
+    return Examples(images, torch.tensor(bunch.target, dtype=torch.int64))
 
 
 def no_digits() -> Examples:
@@ -74,16 +58,7 @@ def no_digits() -> Examples:
 
 
 def split(count: int, shards: int, seed: int) -> tuple[Tensor, list[Tensor]]:
-    """Deal out the numbers below ``count``: some held out, the rest into disjoint shards.
-
-    Args:
-        count: how many examples there are.
-        shards: how many shards to make; their sizes differ by one at most.
-        seed: the same on all peers, for that makes the shards disjoint.
-
-    Returns:
-        Indices that are held out, and those of each shard.
-    """
+    """Deal out the numbers below ``count``, alike on all peers: held out, and disjoint shards."""
     shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     held_out, rest = shuffled[:HELD_OUT_COUNT], shuffled[HELD_OUT_COUNT:]
     return held_out, [rest[shard::shards] for shard in range(shards)]
@@ -92,260 +67,142 @@ def split(count: int, shards: int, seed: int) -> tuple[Tensor, list[Tensor]]:
 def make_model(seed: int) -> nn.Module:
     """A small convolutional network, about 29 000 weights; the same seed gives the same ones."""
     torch.default_generator.manual_seed(seed)
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 8)),
-        nn.Conv2d(1, 32, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * 4 * 4, 10),
-    )
-
-
-def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """Plain SGD with momentum."""
-    return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+    first, second = nn.Conv2d(1, 32, 3, padding=1), nn.Conv2d(32, 64, 3, padding=1)
+    top = nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64 * 4 * 4, 10)
+    return nn.Sequential(nn.Unflatten(1, (1, 8)), first, nn.ReLU(), second, nn.ReLU(), *top)
 
 
 def batches(shard: Tensor, seed: int) -> Iterator[Tensor]:
-    """Indices of one batch after the other, for ever.
-
-    Args:
-        shard: the indices to choose from.
-        seed: of the choice.
-    """
+    """Indices of one batch after the other, for ever, chosen from a shard's."""
     chance = torch.Generator().manual_seed(seed)
     while True:
         yield shard[torch.randint(len(shard), (BATCH_SIZE,), generator=chance)]
 
 
-def go_backward(model: nn.Module, digits: Examples, batch: Tensor) -> Tensor:
-    """Make the gradients of a batch's loss; the loss, shape (1,)."""
-    guesses = model(digits.images[batch])
-    loss = nn.functional.cross_entropy(guesses, digits.digits[batch])
-    torch.autograd.backward(loss)
-    return loss.detach().reshape(1)
-
-
-def report(event: Event) -> None:
-    """Tell whoever started this process. Any thread: a line is written at once."""
-    sys.stdout.write(encode(event) + "\n")
-    sys.stdout.flush()
-
-
-class DemoProgress:
-    """Reports what a newcomer fetches, and knows how much it was in the end."""
-
-    def __init__(self, report: Callable[[Event], None]) -> None:
-        self._report = report
-        self.done_bytes = 0
-
-    def __call__(self, progress: SyncProgress) -> None:
-        """It is so far. Called by the library's thread."""
-        self.done_bytes = progress.done_bytes
-        self._report(progress)
-
-
-class Reporter:
-    """Reports what happens to this peer, in the demo's words.
+class DemoPeer:
+    """One replica: trains on its shard, and tells whoever started it what happens.
 
     Args:
-        report: whom to tell.
-        progress: of one that comes late, until it has taken over what the others hold.
-
-    Attributes:
-        latest: how the latest gradients were averaged.
-        tx_bytes: sent for gradients since the beginning.
-        rx_bytes: received likewise.
+        task: what it does.
+        tell: is told; the library's thread tells how far a fetch is.
+        digits: of everybody; one that comes late receives them.
     """
 
-    def __init__(self, report: Callable[[Event], None], progress: DemoProgress | None) -> None:
-        self._report = report
-        self._progress = progress
-        self._has_joined = False
-        self.latest: GradientsAveraged | None = None
-        self.tx_bytes = self.rx_bytes = 0
+    def __init__(self, task: DemoTask, tell: Callable[[Told], None], digits: Examples) -> None:
+        self._task, self._tell, self._digits = task, tell, digits
+        self.model = make_model(task.own_seed if task.late else task.seed)
+        self._optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self._held_out, shards = split(DIGIT_COUNT, task.shards, task.seed)
+        self._batches = batches(shards[task.shard], task.own_seed)
+        self._told = Told()
+        self._averaged_s = time.monotonic()
 
-    def __call__(self, event: TrainingEvent) -> None:
-        """Something has happened."""
+    def tell(self, **changes: Any) -> None:
+        """Something has changed."""
+        self._told = replace(self._told, **{"note": "", **changes})
+        self._tell(self._told)
+
+    def on_progress(self, progress: SyncProgress) -> None:
+        """A fetch is so far."""
+        if progress.total_bytes:
+            done, words = progress.done_bytes, describe(progress)
+            self.tell(fetched_bytes=done, fetch=words, status="fetching")
+
+    def on_event(self, event: TrainingEvent) -> None:
+        """Something has happened in the run."""
+        told = self._told
         match event:
-            case MembersChanged(peer_id=peer_id) if not self._has_joined:
-                self._has_joined = True
-                self._report(Joined(peer_id))
-            case StateSynced(rx_bytes=rx_bytes, seconds=seconds) if self._progress is not None:
-                self._report(Synced(self._progress.done_bytes, rx_bytes, seconds))
-                self._progress = None
-            case GradientsAveraged(tx_bytes=tx_bytes, rx_bytes=rx_bytes):
-                self.latest = event
-                self.tx_bytes += tx_bytes
-                self.rx_bytes += rx_bytes
+            case MembersChanged(peer_id=peer_id) if not told.peer_id:
+                note = f"joined (shard {self._task.shard}, pid {os.getpid()})"
+                self.tell(peer_id=peer_id, note=note)
+            case StateSynced() if told.status == "fetching":
+                joint = f"{size(event.rx_bytes)} of it while all waited {event.seconds:.3f} s"
+                self.tell(status="synced", note=f"took over {size(told.fetched_bytes)}, {joint}")
+            case GradientsAveraged():
+                before_s, self._averaged_s = self._averaged_s, time.monotonic()
+                rate = (event.tx_bytes + event.rx_bytes) / (self._averaged_s - before_s)
+                rate, sent = 0.9 * told.rate + 0.1 * rate, told.tx_bytes + event.tx_bytes
+                who = event.contributors
+                self._told = replace(told, rate=rate, contributors=who, tx_bytes=sent)
             case _:
                 pass
 
-    def stepped(self, step: int, loss: float) -> None:
-        """A step was taken with the latest gradients."""
-        contributors = self.latest.contributors if self.latest is not None else ()
-        self._report(Stepped(step, loss, contributors, self.tx_bytes, self.rx_bytes))
+    def train_alone(self) -> None:
+        """Take all steps without anybody."""
+        for step in range(1, self._task.steps + 1):
+            loss = self._go_backward()
+            self._optimizer.step()
+            self.tell(step=step, loss=loss.item(), status="training")
 
-
-def train_alone(
-    model: nn.Module,
-    digits: Examples,
-    shard: Tensor,
-    *,
-    steps: int,
-    seed: int,
-    report: Callable[[Event], None],
-) -> None:
-    """Train on a shard.
-
-    Args:
-        model: changed in place.
-        digits: the data.
-        shard: which of it to train on.
-        steps: how many steps to take.
-        seed: chooses the batches.
-        report: is told about every step.
-    """
-    optimizer: Any = make_optimizer(model)  # torch types it only in part
-    reporter = Reporter(report, None)
-    for step, batch in zip(range(1, steps + 1), batches(shard, seed), strict=False):
-        optimizer.zero_grad()
-        loss = go_backward(model, digits, batch)
-        optimizer.step()
-        reporter.stepped(step, loss.item())
-
-
-def train_together(
-    model: nn.Module,
-    digits: Examples,
-    shard: Tensor,
-    *,
-    master: str,
-    steps: int,
-    seed: int,
-    report: Callable[[Event], None],
-    min_peers: int = 1,
-    await_at: int | None = None,
-    late: bool = False,
-) -> None:
-    """Train on a shard, with the others that know the same master.
-
-    Args:
-        model: changed in place.
-        digits: the data; one that comes late receives it.
-        shard: which of it to train on.
-        master: its address.
-        steps: how many steps to take in all, with those of the others before this one came.
-        seed: chooses the batches.
-        report: is told about every step.
-        min_peers: how many begin together.
-        await_at: nobody goes beyond so many steps before somebody new has come; None: nobody is
-            waited for.
-        late: this peer is such a one.
-    """
-    optimizer: Any = make_optimizer(model)
-    progress = DemoProgress(report) if late else None
-    reporter = Reporter(report, progress)
-    with (
-        pccl.Communicator(master) as comm,
-        GradientAverager(
-            model,
-            optimizer,
-            comm=comm,
-            min_peers=min_peers,
-            shared=digits._asdict(),
-            on_progress=progress,
-            on_event=reporter,
-        ) as averager,
-    ):
-        for batch in batches(shard, seed):
-            was_member = averager.is_member  # otherwise this peer comes in itself
-            newcomers = averager.update()
-            while averager.steps == await_at and not newcomers:
-                time.sleep(POLL_S)
+    def train_together(self) -> None:
+        """Take all steps with the others of the run."""
+        task = self._task
+        await_at = task.await_at
+        with (
+            pccl.Communicator(task.master) as comm,
+            GradientAverager(
+                self.model,
+                self._optimizer,
+                comm=comm,
+                min_peers=1 if task.late else task.peers,
+                shared=self._digits._asdict(),
+                on_progress=self.on_progress if task.late else None,
+                on_event=self.on_event,
+            ) as averager,
+        ):
+            while True:
+                was_member = averager.is_member  # otherwise this peer comes in itself
                 newcomers = averager.update()
-            if was_member and newcomers:
-                await_at = None
-            if averager.steps >= steps:
-                break
-            optimizer.zero_grad()
-            loss = go_backward(model, digits, batch)
-            if averager.step(loss):
-                reporter.stepped(averager.steps, loss.item())
-        averager.verify()  # raises if any bit differs anywhere, of the momentum too
+                while averager.steps == await_at and not newcomers:
+                    time.sleep(POLL_S)
+                    newcomers = averager.update()
+                if was_member and newcomers:
+                    await_at = None
+                if averager.steps >= task.steps:
+                    break
+                loss = self._go_backward()
+                if averager.step(loss):
+                    self.tell(step=averager.steps, loss=loss.item(), status="training")
+            averager.verify()  # raises if any bit differs anywhere, of the momentum too
 
-
-def evaluate(model: nn.Module, held_out: Examples) -> float:
-    """Share of the examples that the model gets right."""
-    with torch.no_grad():
-        guesses: Tensor = model(held_out.images).argmax(dim=1)
-    return (guesses == held_out.digits).float().mean().item()
-
-
-def digest(model: nn.Module) -> str:
-    """SHA-256 of all weights, in hexadecimal: equal if and only if every bit is."""
-    found = hashlib.sha256()
-    for parameter in model.parameters():
-        found.update(parameter.detach().numpy().tobytes())
-    return found.hexdigest()
-
-
-def wait_for_signal() -> None:
-    """Say that all is ready, and go on at SIGUSR1."""
-    go = threading.Event()
-    signal.signal(signal.SIGUSR1, lambda signum, frame: go.set())
-    report(Ready())
-    go.wait()
-
-
-def main() -> None:
-    """Read the command line and train."""
-    parser = argparse.ArgumentParser(prog="python -m pccl.cli.demo.peer")
-    parser.add_argument("--master", metavar="HOST:PORT", help="without it, train alone")
-    parser.add_argument("--peers", type=int, default=2, help="how many begin together")
-    parser.add_argument("--shard", type=int, required=True, help="counted from 0")
-    parser.add_argument("--shards", type=int, required=True)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--await-at", type=int, metavar="STEP", help="wait there until somebody new has come"
-    )
-    parser.add_argument("--late", action="store_true", help="come to a run that is under way")
-    parser.add_argument("--on-signal", action="store_true", help="load all, join at SIGUSR1")
-    given = parser.parse_args()
-
-    torch.set_num_threads(1)  # the peers of the demo share one machine
-    held_out, shards = split(DIGIT_COUNT, given.shards, given.seed)
-    shard: Tensor = shards[int(given.shard)]
-    if given.late:
-        model, digits = make_model(given.seed + 1 + given.shard), no_digits()
-    else:
-        model, digits = make_model(given.seed), load_digits()
-    if given.on_signal:
-        wait_for_signal()
-    steps, seed = int(given.steps), int(given.seed) + 1 + int(given.shard)
-    if given.master is None:
-        train_alone(model, digits, shard, steps=steps, seed=seed, report=report)
-    else:
-        train_together(
-            model,
-            digits,
-            shard,
-            master=given.master,
-            steps=steps,
-            seed=seed,
-            report=report,
-            min_peers=1 if given.late else given.peers,
-            await_at=given.await_at,
-            late=given.late,
+    def finish(self) -> None:
+        """Tell how good the weights are, and a digest that is equal only if every bit is."""
+        images, digits = (part[self._held_out] for part in self._digits)
+        with torch.no_grad():
+            guesses: Tensor = self.model(images).argmax(dim=1)
+        accuracy = (guesses == digits).float().mean().item()
+        weights = b"".join(each.detach().numpy().tobytes() for each in self.model.parameters())
+        digest, note = (
+            hashlib.sha256(weights).hexdigest(),
+            f"finished, held-out accuracy {accuracy:.3f}",
         )
-    images, labels = digits
-    accuracy = evaluate(model, Examples(images[held_out], labels[held_out]))
-    report(Finished(accuracy, digest(model)))
+        self.tell(status="finished", accuracy=accuracy, digest=digest, note=note)
+
+    def _go_backward(self) -> Tensor:
+        """Make the gradients of the next batch's loss; the loss, shape (1,)."""
+        batch = next(self._batches)
+        self._optimizer.zero_grad()
+        images, digits = self._digits
+        loss = nn.functional.cross_entropy(self.model(images[batch]), digits[batch])
+        torch.autograd.backward(loss)
+        return loss.detach().reshape(1)
+
+
+def run(task: DemoTask) -> None:
+    """Train, and tell how it goes; one that comes late waits for SIGUSR1 when it is ready."""
+    torch.set_num_threads(1)  # the peers of the demo share one machine
+    peer = DemoPeer(task, say, no_digits() if task.late else load_digits())
+    if task.late:
+        go = threading.Event()
+        signal.signal(signal.SIGUSR1, lambda signum, frame: go.set())
+        peer.tell(status="ready")
+        go.wait()
+    if task.master:
+        peer.train_together()
+    else:
+        peer.train_alone()
+    peer.finish()
 
 
 if __name__ == "__main__":
-    main()
+    work(DemoTask, run)

@@ -185,6 +185,7 @@ class Crew:
         names: Collection[str],
         kinds: Collection[type[WorkerReport]],
         add: Callable[..., None],
+        silence_s: float | None = None,
     ) -> None:
         """Hear processes until all have ended; other lines than reports go to stderr.
 
@@ -192,13 +193,18 @@ class Crew:
             names: of the processes; ``add`` may start more and add their names.
             kinds: what they report.
             add: is given the name and the report.
+            silence_s: give up when nothing is heard for so long; None: never.
 
         Raises:
             click.ClickException: one failed; this says which one did first, and why.
         """
         try:
             while self.running(names):
-                for name, text in self.hear():
+                began_s = time.monotonic()
+                heard = self.hear(silence_s)
+                if silence_s is not None and time.monotonic() - began_s >= silence_s and not heard:
+                    raise click.ClickException(f"nothing was heard for {silence_s:.0f} s")
+                for name, text in heard:
                     report = decode(text, (*kinds, Failed))
                     if report is None:
                         print(f"{name}: {text}", file=sys.stderr)

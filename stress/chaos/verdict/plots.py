@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -81,8 +82,7 @@ def _blank(height: float) -> tuple[Any, Any]:
 
 def _svg(figure: Any) -> str:
     """The element alone, which HTML takes without the declarations of a file; text stays text."""
-    import matplotlib
-
+    matplotlib: Any = importlib.import_module("matplotlib")  # typed in part only
     found, nothing = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         figure.savefig(found, format="svg", metadata=nothing)

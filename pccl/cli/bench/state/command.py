@@ -24,7 +24,6 @@ SOURCES_MAX = 16
 SIZE_MIN = 4 << 10
 
 JOIN_MEMBERS = 2
-"""How many members somebody joins."""
 
 LEGEND = """\
 sync: from the call to the return of the last joiner; all contents differ. extra: peak memory beyond
@@ -61,6 +60,7 @@ join: by how much all steps of a member together were longer while somebody join
     "--emulate",
     metavar="LINK",
     default="",
+    show_default=False,
     callback=check_link,
     help='Put a relay with this link before every process and the master: "rate=200mbit".',
 )

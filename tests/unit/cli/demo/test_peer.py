@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 from pccl.cli.demo import peer as demo_peer  # noqa: E402
-from pccl.cli.demo.record import Stepped  # noqa: E402
+from pccl.cli.demo.record import DemoTask, Told  # noqa: E402
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4, 7])
@@ -29,31 +29,34 @@ def test_every_peer_deals_the_same_shards() -> None:
     assert not demo_peer.split(1797, 4, seed=6)[0].equal(first[0])
 
 
+def weights(seed: int) -> list[Any]:
+    return [each.detach() for each in demo_peer.make_model(seed).parameters()]
+
+
 def test_replicas_start_equal() -> None:
-    assert demo_peer.digest(demo_peer.make_model(1)) == demo_peer.digest(demo_peer.make_model(1))
-    assert demo_peer.digest(demo_peer.make_model(1)) != demo_peer.digest(demo_peer.make_model(2))
+    assert all(one.equal(other) for one, other in zip(weights(1), weights(1), strict=True))
+    assert not weights(1)[0].equal(weights(2)[0])
 
 
-def trained(model: Any, digits: demo_peer.Examples, steps: int) -> list[float]:
-    """The losses of so many steps alone."""
-    losses: list[float] = []
-
-    def report(event: object) -> None:
-        assert isinstance(event, Stepped)
-        assert event.contributors == ()
-        losses.append(event.loss)
-
-    shard = torch.arange(100)
-    demo_peer.train_alone(model, digits, shard, steps=steps, seed=3, report=report)
-    return losses
+def trained(steps: int) -> list[Told]:
+    """What a peer tells that takes so many steps alone."""
+    told: list[Told] = []
+    peer = demo_peer.DemoPeer(DemoTask(1, 4, steps, 3), told.append, demo_peer.load_digits())
+    peer.train_alone()
+    peer.finish()
+    return told
 
 
 def test_training_alone_repeats_itself() -> None:
-    digits = demo_peer.load_digits()
-    first, second = demo_peer.make_model(1), demo_peer.make_model(1)
-    assert trained(first, digits, 5) == trained(second, digits, 5)
-    assert demo_peer.digest(first) == demo_peer.digest(second)
-    assert demo_peer.digest(first) != demo_peer.digest(demo_peer.make_model(1))
+    first = trained(5)
+    assert [(each.step, each.loss, each.digest) for each in first] == [
+        (each.step, each.loss, each.digest) for each in trained(5)
+    ]
+    assert [each.step for each in first] == [1, 2, 3, 4, 5, 5]
+    assert [each.status for each in first] == ["training"] * 5 + ["finished"]
+    assert all(each.contributors == () for each in first)
+    assert len(first[-1].digest) == 64
+    assert first[-1].digest != trained(6)[-1].digest
 
 
 def test_batches_are_of_the_shard_and_follow_from_the_seed() -> None:
