@@ -30,7 +30,7 @@ TIMING = Timing()
 class World:
     """A master and peers on a slow network, so that there is time to break something."""
 
-    def __init__(self, peers: int) -> None:
+    def __init__(self, peers: int, lanes: int = 0) -> None:
         self.loop = VirtualLoop(limit_ns=600 * NS_PER_S)
         self.network = SimNetwork(
             self.loop,
@@ -43,7 +43,7 @@ class World:
         host = self.network.host("master")
         self.master = MasterServer(self.loop, host, TIMING, Random(2).randbytes)
         options = PeerOptions(
-            listen=Address("", 0), random_bytes=Random(3).randbytes, segment_bytes=512
+            listen=Address("", 0), random_bytes=Random(3).randbytes, segment_bytes=512, lanes=lanes
         )
         self.engines = [
             PeerEngine(self.loop, self.loop, self.network.host(f"p{n}"), MASTER, 0, options)
@@ -135,11 +135,12 @@ class EveryLargePortion:
         return memoryview(damaged)
 
 
+@pytest.mark.parametrize("lanes", [1, 16])
 def test_a_line_that_damages_every_segment_is_avoided_and_nobody_is_removed(
-    caplog: pytest.LogCaptureFixture,
+    lanes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its lanes come up again each time, so that the link is never down for long by itself."""
-    world = World(4)
+    world = World(4, lanes)
 
     async def main() -> None:
         await world.start()
@@ -155,7 +156,7 @@ def test_a_line_that_damages_every_segment_is_avoided_and_nobody_is_removed(
         assert abs(places.index(one) - places.index(other)) == 2
         assert world.loop.now_ns() - began_ns < 10 * NS_PER_S
         lines = [r.message for r in caplog.records if "damaged on the way" in r.message]
-        assert 2 <= noise.flips <= 20
+        assert 2 <= noise.flips <= 20 * lanes
         assert 2 <= len(lines) <= noise.flips  # the rest of a large portion goes with its lane
         # Later, and with a bound: the next collective goes around the line at once.
         flips = noise.flips
