@@ -20,8 +20,7 @@ from pccl.cli.processes.crew import Crew
 from pccl.cli.processes.relays import HOST, free_addresses, relayed
 from pccl.cli.processes.reports import Doing, WorkerReport, encode
 
-LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
-"""Where Gloo's connections run too; otherwise it goes by the host's name."""
+LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # Gloo goes by the host's name
 
 
 def measure(crew: Crew, plan: BenchPlan, view: BenchView) -> list[Figures]:
@@ -43,7 +42,7 @@ def measure(crew: Crew, plan: BenchPlan, view: BenchView) -> list[Figures]:
                 "pccl.cli.bench.peer",
                 [replace(plan, peers=(peers,), lanes=(lanes,), rendezvous=rendezvous)] * peers,
                 link=plan.emulate,
-                relay_options=["--per-peer"],  # each pair has a link of its own
+                per_pair=True,
                 doing=view.doing,
                 add=view.add,
             )
@@ -59,19 +58,19 @@ def play(
     add: Callable[[Figures], None] = lambda figures: None,
     first: int | None = None,
     link: str = "",
-    relay_options: Sequence[str] = (),
+    per_pair: bool = False,
 ) -> list[Figures]:
     """Let workers do their tasks as members of a run of their own.
 
     Args:
         crew: starts them.
-        module: their program, the argument of which is a task.
-        tasks: one for each worker.
+        module: their program, the argument of which is one of the tasks.
+        tasks: of each worker.
         doing: is told what they are about.
         add: is given the figures of each case as soon as all have measured it.
         first: so many start at once, the others when they are ready; None: all.
-        link: before the master and the door of each, as relays know it; empty: there is none.
-        relay_options: of the relays before the doors.
+        link: before the door of each, as relays know it; empty: there is none.
+        per_pair: each pair has such a link, and the master one too; otherwise each door, for all.
 
     Raises:
         click.ClickException: a process failed.
@@ -83,15 +82,17 @@ def play(
         master = stack.enter_context(pccl.MasterNode(f"{HOST}:0", token=token)).address
         doors: list[dict[str, str]] = [{}] * len(tasks)
         if link:
-            [master] = stack.enter_context(relayed(crew, link, [master]))
+            if per_pair:
+                [master] = stack.enter_context(relayed(crew, link, [master]))
             listens = free_addresses(len(tasks))
-            addresses = stack.enter_context(relayed(crew, link, listens, *relay_options))
+            options = ["--per-peer"] if per_pair else []
+            addresses = stack.enter_context(relayed(crew, link, listens, *options))
             doors = [
                 {config.LISTEN: listen, config.ADVERTISE: address}
                 for listen, address in zip(listens, addresses, strict=True)
             ]
-        common = {config.MASTER: master, config.TOKEN: token}
-        common["GLOO_SOCKET_IFNAME"] = LOOPBACK_INTERFACE
+        interface = {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE}
+        common = {config.MASTER: master, config.TOKEN: token, **interface}
 
         def start(end: int | None) -> None:
             for number in range(len(names), len(tasks[:end])):

@@ -62,7 +62,7 @@ join: by how much all steps of a member together were longer while somebody join
     default="",
     show_default=False,
     callback=check_link,
-    help='Put a relay with this link before every process and the master: "rate=200mbit".',
+    help='Put a relay with this link, its uplink, before every process: "rate=200mbit".',
 )
 @click.option(
     "--compute",

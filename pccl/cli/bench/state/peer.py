@@ -55,7 +55,7 @@ class Contents:
             pccl.TensorInfo.from_numpy(tensor, f"tensor {number}")
             for number, tensor in enumerate(self._tensors)
         ]
-        self.state = pccl.SharedState(infos, track_touched=True)
+        self.state = pccl.SharedState(infos)
 
     def fill(self, round_number: int) -> None:
         """Put in what belongs to a round."""
@@ -65,7 +65,6 @@ class Contents:
     def fill_one(self, number: int, round_number: int) -> None:
         """Put into one tensor what belongs to a round."""
         self._pattern.fill(self._tensors[number], TENSORS * round_number + number)
-        self.state.touch()
 
     def fault(self, round_number: int, *, changing: int | None = None) -> str:
         """The first value that is not of a round, in words; that of the tensor that changes."""
