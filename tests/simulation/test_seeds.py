@@ -68,12 +68,12 @@ CAUGHT_BY = {
     "missed_sync_repeated": 126,
     "mistakes_undiagnosed": 227,
     "no_fencing": 0,
-    "only_the_younger_dials": 152,
+    "only_the_younger_dials": 1774,
     "no_restore_after_completion": 37,
-    "nothing_for_others_after_leaving": 300,
-    "outcome_not_kept": 7,
+    "nothing_for_others_after_leaving": 704,
+    "outcome_not_kept": 81,
     "outdated_elected": 18,
-    "partial_taken_for_final": 199,
+    "partial_taken_for_final": 1759,
     "partly_sent_forgotten": 75,
     "second_copy_added": 2,
     "staging_skipped": 6,
@@ -94,7 +94,7 @@ Missing are those whose seeds have to be searched for longer.
 
 CAUGHT_IN_MIX = {
     "abort_told_at_once": ("two-masters", 27),
-    "damage_unnoticed": ("corruption", 20),
+    "damage_unnoticed": ("corruption", 5),
     "damaged_messages_believed": ("corruption", 2),
     "newcomers_speak_for_all": ("two-masters", 1443),
 }
