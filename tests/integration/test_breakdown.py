@@ -84,12 +84,12 @@ def test_an_internal_error_fails_the_call_and_frees_the_others(
     post = DataPlane.post
     broken: list[int] = []
 
-    def failing(plane: DataPlane, *arguments: Any) -> tuple[PeerId, ...]:
-        own = arguments[4]
+    def failing(plane: DataPlane, *arguments: Any, **options: Any) -> tuple[PeerId, ...]:
+        own = options["own"]
         if own == 2 and not broken:
             broken.append(own)
             raise RuntimeError("planted")
-        return post(plane, *arguments)
+        return post(plane, *arguments, **options)
 
     with pccl.MasterNode("127.0.0.1:0") as node:
         one, other = pair(node)
@@ -119,7 +119,7 @@ def test_an_internal_error_fails_the_call_and_frees_the_others(
 def test_an_internal_error_ends_every_call(caplog: pytest.LogCaptureFixture) -> None:
     """Also those whose handles nobody has asked; their memory can be used after a rejoin."""
 
-    def failing(plane: DataPlane, *_: Any) -> None:
+    def failing(plane: DataPlane, *_: Any, **options: Any) -> None:
         raise RuntimeError("planted")
 
     with pccl.MasterNode("127.0.0.1:0") as node:

@@ -441,7 +441,8 @@ def test_an_impostor_who_comes_again_and_again(victim: Victim) -> None:
 
 def test_newcomers_beyond_number(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = run.members[0]._session.engine.keeper  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(keeper, "_newcomers", SourceShares[PeerId](5))
+    upkeep = keeper._upkeep  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(upkeep, "_newcomers", SourceShares[PeerId](5))
     victim = Victim(run)
     with ExitStack() as stack:
         socks = [stack.enter_context(closing(victim.attack(n, b""))) for n in range(100, 110)]

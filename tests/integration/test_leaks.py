@@ -192,7 +192,7 @@ def sizes(thing: object, depth: int = 4) -> dict[str, int]:
                 look(value, where, left - 1)
 
     look(thing, type(thing).__name__, depth)
-    return {name: size for name, size in found.items() if "._entries" not in name}
+    return {name: size for name, size in found.items() if ".history.entries" not in name}
 
 
 def engine_of(member: pccl.Communicator) -> Any:
