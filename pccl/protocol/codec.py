@@ -257,7 +257,7 @@ def _dataclass_encoder(kind: type[Any]) -> _Encoder:
     plan = [(field.name, _encoder_of(hints[field.name])) for field in fields(kind)]
 
     def encode_dataclass(value: Any) -> list[Any]:
-        items = []
+        items = list[Any]()
         for name, encode_field in plan:
             item = getattr(value, name)
             items.append(item if encode_field is None else encode_field(item))
@@ -381,7 +381,7 @@ def _enum_decoder(kind: type[enum.IntEnum]) -> _Decoder:
 
 def _tuple_decoder(decode_item: _Decoder, limit: int) -> _Decoder:
     def decode_tuple(value: Any) -> tuple[Any, ...]:
-        if type(value) is not list:
+        if value.__class__ is not list:  # which no type checker narrows
             raise _Invalid(f"{_named(value)} is not a list")
         if len(value) > limit:
             raise _Invalid(f"list of {len(value)}; at most {limit}")
@@ -395,11 +395,11 @@ def _dataclass_decoder(kind: type[Any]) -> _Decoder:
     decoders = tuple(_decoder_of(hints[field.name]) for field in fields(kind))
 
     def decode_dataclass(value: Any) -> Any:
-        if type(value) is not list:
+        if value.__class__ is not list:  # which no type checker narrows
             raise _Invalid(f"{_named(value)} is not a list")
         if len(value) != len(decoders):
             raise _Invalid(f"{kind.__name__} has {len(decoders)} fields, not {len(value)}")
-        items = []
+        items = list[Any]()
         for decode_item, item in zip(decoders, value, strict=True):
             items.append(decode_item(item))  # a comprehension is one more call
         return kind(*items)

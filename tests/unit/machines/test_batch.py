@@ -57,6 +57,7 @@ def test_a_failure_names_what_is_complete(error: errors.PCCLError) -> None:
     batch.completed(1)
     assert batch.failed(3, error) == [4]
     named = batch.named_failure()
+    assert isinstance(named, errors.PCCLError)
     assert type(named) is type(error)
     assert (named.result, named.func) == (error.result, error.func)
     assert named.completed_tags == (1, 2)  # in the order of the requests
