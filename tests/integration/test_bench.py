@@ -16,10 +16,10 @@ import pytest
 from click.testing import CliRunner
 
 import pccl.cli.bench.command
-from pccl.cli.bench.command import bench
 from pccl.cli.bench.plan import BenchPlan
 from pccl.cli.bench.statistics import Figures
 from pccl.cli.bench.view import BenchView
+from pccl.cli.main import group
 from pccl.cli.processes.crew import Crew
 from tests.support.commands import PCCL, printed_objects, run_to_end, running
 from tests.support.paths import ROOT
@@ -170,7 +170,7 @@ def test_no_process_and_no_folder_is_left(wanted: str, tmp_path: Path) -> None:
     ],
 )
 def test_options_are_checked_first(options: list[str], words: str) -> None:
-    found = CliRunner().invoke(bench, ["allreduce", *options])
+    found = CliRunner().invoke(group, ["bench", "allreduce", *options])
     assert found.exit_code == 2
     assert words in " ".join(found.output.split())
 
@@ -225,7 +225,7 @@ def test_wrong_values_are_a_failure(
         return [result]
 
     monkeypatch.setattr(pccl.cli.bench.command, "measure", measured)
-    found = CliRunner().invoke(bench, ["allreduce"])
+    found = CliRunner().invoke(group, ["bench", "allreduce"])
     assert found.exit_code == len(faults)
     complaints = [f"WRONG VALUES: pccl, 2 peers, {fault}" for fault in faults]
     assert found.stderr.splitlines() == complaints
@@ -242,5 +242,5 @@ def test_without_a_command_it_is_allreduce(
         return []
 
     monkeypatch.setattr(pccl.cli.bench.command, "measure", measured)
-    assert CliRunner().invoke(bench, arguments).exit_code == 0
+    assert CliRunner().invoke(group, ["bench", *arguments]).exit_code == 0
     assert [plan.rounds for plan in plans] == [7 if "7" in arguments else 20]

@@ -17,8 +17,8 @@ import pytest
 from click.testing import CliRunner
 
 import pccl
-from pccl.cli.bench.command import bench
 from pccl.cli.bench.peer import gather
+from pccl.cli.main import group
 from pccl.cli.processes.reports import Doing
 from tests.support.commands import PCCL, environment_with, running
 from tests.support.patience import LONG_LIMIT_S
@@ -202,7 +202,7 @@ def test_one_ends_and_so_does_the_other(
     ],
 )
 def test_options_are_checked_first(options: list[str], words: str) -> None:
-    found = CliRunner().invoke(bench, options)
+    found = CliRunner().invoke(group, ["bench", *options])
     assert found.exit_code == 2, found.output
     assert words in " ".join(found.output.split())
 
@@ -210,6 +210,6 @@ def test_options_are_checked_first(options: list[str], words: str) -> None:
 def test_a_token_that_is_none_is_refused(tmp_path: Path) -> None:
     keep(tmp_path / "token", "short")
     options = ["--master", NOWHERE, "--token", str(tmp_path / "token")]
-    found = CliRunner().invoke(bench, options)
+    found = CliRunner().invoke(group, ["bench", *options])
     assert found.exit_code == 2
     assert "a secret of 5 characters is too short" in " ".join(found.output.split())

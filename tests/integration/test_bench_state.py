@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pccl.cli.bench.command import bench
+from pccl.cli.main import group
 from tests.integration.test_bench import ENVIRONMENT
 from tests.support.commands import PCCL, printed_objects
 
@@ -68,13 +68,13 @@ def test_behind_emulated_uplinks() -> None:
     ],
 )
 def test_what_cannot_be_measured_is_refused(options: tuple[str, ...], complaint: str) -> None:
-    result = CliRunner().invoke(bench, ["state", *options])
+    result = CliRunner().invoke(group, ["bench", "state", *options])
     assert result.exit_code == 2
     assert complaint in result.output
     assert result.stdout == ""  # nothing is told of figures that will not come
 
 
 def test_help_has_an_example() -> None:
-    result = CliRunner().invoke(bench, ["state", "--help"])
+    result = CliRunner().invoke(group, ["bench", "state", "--help"])
     assert result.exit_code == 0
     assert "pccl bench state --only sync,join" in result.output

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pccl.cli.bench.command import bench
+from pccl.cli.main import group
 from tests.support.commands import PCCL, environment_with, printed_objects
 
 ONCE = ("--rounds", "1", "--warmup", "1")
@@ -73,13 +73,13 @@ def test_beside_gloo() -> None:
     ],
 )
 def test_options_are_checked_first(options: list[str], words: str) -> None:
-    found = CliRunner().invoke(bench, options)
+    found = CliRunner().invoke(group, ["bench", *options])
     assert found.exit_code == 2
     assert words in " ".join(found.output.split())
 
 
 def test_gloo_has_no_wire_formats() -> None:
     pytest.importorskip("torch")
-    found = CliRunner().invoke(bench, ["--against", "gloo", "--quantize", "int8"])
+    found = CliRunner().invoke(group, ["bench", "--against", "gloo", "--quantize", "int8"])
     assert found.exit_code == 2
     assert "add none to --quantize" in found.output
