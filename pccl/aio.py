@@ -173,24 +173,24 @@ class Communicator(CommunicatorBase):
     async def all_reduce_async(self, request: ReduceRequest) -> AsyncReduceHandle:
         """Start ``all_reduce`` and return at once; the handle has its outcome.
 
-        The tensors are borrowed until the reduce has ended. What is wrong with the call raises
-        here; what happens to the run is told by the handle. Unlike a task around ``all_reduce``,
-        the reduce is launched when this returns, and leaving a wait for it does not withdraw it.
+        The tensors are borrowed until the reduce has ended. A wrong argument raises here; the
+        handle raises what happens during the run. Unlike a task around ``all_reduce``, the reduce
+        is launched when this returns, and a cancelled wait for it does not withdraw it.
 
         The arguments are those of ``all_reduce``, with two differences.
 
         Args:
-            retry: must be False: the group may be another one after a loss, which its caller must
-                have been told before anything is reduced over it.
-            timeout_s: budget of the reduce, whether anybody waits for it or not.
+            retry: must be False. After a loss the group is another one, and the caller must learn
+                that from the handle before it reduces again.
+            timeout_s: budget of the reduce, also while nothing waits for the handle.
 
         Raises:
             TooFewPeers, PCCLError, ValueError, TypeError: as of ``all_reduce``.
         """
         if request.retry:
             raise ValueError(
-                "retry is for calls that wait: after a loss the group is another one, and the "
-                "handle has to say so first; leave it out, and reduce again if the handle fails"
+                "all_reduce_async cannot retry: after a loss the group is another one, and the "
+                "handle must say so first. Leave retry out, and reduce again if the handle fails"
             )
         launch = self._session.launch
         ticket = await self._run(CheckedCall("all_reduce_async", launch, request, joint=False))
