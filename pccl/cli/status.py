@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -12,27 +11,12 @@ import click
 import pccl
 from pccl import config
 from pccl.cli.command_line import Seconds, check_address
-from pccl.cli.status_view import LineView, StatusView, TableView
+from pccl.cli.status_view import PlainView, TableView
 from pccl.cli.streams import writing
 from pccl.errors import PCCLError
-from pccl.inquiry import MasterStatus, to_json
+from pccl.inquiry import MasterStatus
 
 INTERVAL_S_MIN = 0.1
-
-
-class StatusJsonView:
-    """One object for each status."""
-
-    def show(self, status: MasterStatus) -> None:
-        """Print it."""
-        click.echo(json.dumps(to_json(status)))
-
-    def trouble(self, text: str) -> None:
-        """There was none this time."""
-        click.echo(json.dumps({"error": text}))
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 @click.command()
@@ -80,7 +64,8 @@ def status(
     The exit code is 1 if no master answered as one does.
     """
     secret = _secret(master, token)
-    view = StatusJsonView() if as_json else _choose_view()
+    is_terminal = sys.stdout.isatty() and not as_json
+    view = TableView() if is_terminal else PlainView(as_json=as_json)
     try:
         with writing():
             view.show(_ask(master, secret, timeout_s))
@@ -102,12 +87,8 @@ def _secret(master: str | None, token: Path | None) -> bytes | None:
         raise click.BadParameter(str(error), param_hint=hint) from error
 
 
-def _choose_view() -> StatusView:
-    return TableView() if sys.stdout.isatty() else LineView()
-
-
 def _show_next(
-    view: StatusView, master: str | None, secret: bytes | None, timeout_s: float
+    view: PlainView | TableView, master: str | None, secret: bytes | None, timeout_s: float
 ) -> None:
     """A master that is gone for a while may come back: somebody who watches wants to see that."""
     try:

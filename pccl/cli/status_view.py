@@ -6,8 +6,9 @@ can write to the terminals of those who watch it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -24,40 +25,29 @@ from pccl.inquiry import (
     OperationStatus,
     RemovalStatus,
     RoundStatus,
+    to_json,
 )
+from pccl.progress import counted
 
 MIB = 1 << 20
 
-Rows = Sequence[Sequence[str]]
+Row: TypeAlias = tuple[str, ...]
 
 
-class StatusView(Protocol):
-    """Somebody to show a status to."""
+class PlainView:
+    """For pipes, logs and programs: a line for each thing, or one object for each status."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
 
     def show(self, status: MasterStatus) -> None:
         """This is how the run stands."""
-        ...
-
-    def trouble(self, text: str) -> None:
-        """This is why nobody knows at the moment."""
-        ...
-
-    def close(self) -> None:
-        """Leave the terminal as it was found."""
-        ...
-
-
-class LineView:
-    """For pipes and logs: every line says what it is about."""
-
-    def show(self, status: MasterStatus) -> None:
-        """Print all lines."""
-        for line in lines(status):
+        for line in [json.dumps(to_json(status))] if self._as_json else lines(status):
             click.echo(line)
 
     def trouble(self, text: str) -> None:
-        """Print one line."""
-        click.echo(f"trouble: {text}")
+        """This is why nobody knows at the moment."""
+        click.echo(json.dumps({"error": text}) if self._as_json else f"trouble: {text}")
 
     def close(self) -> None:
         """Nothing is open."""
@@ -105,104 +95,70 @@ def headline(status: MasterStatus) -> str:
         return f"this master coordinates nothing: {status.waits_for}"
     return (
         f"run {status.run.hex()}, term {status.term}, up {_seconds(status.uptime_ms)}: "
-        f"{_count(status.member_count, 'member')}, {_count(status.newcomer_count, 'newcomer')}, "
-        f"{_count(len(status.rounds), 'open round')}, "
-        f"{_count(status.operation_count, 'operation')} in flight, "
+        f"{counted(status.member_count, 'member')}, {counted(status.newcomer_count, 'newcomer')}, "
+        f"{counted(len(status.rounds), 'open round')}, "
+        f"{counted(status.operation_count, 'operation')} in flight, "
         f"{status.removal_count} removed"
     )
 
 
 def lines(status: MasterStatus) -> Iterator[str]:
-    """Everything, line by line."""
+    """Everything, line by line: each says what it is about."""
     yield headline(status)
-    for member in status.members:
-        where, state, calls = _member(member)
-        yield f"member {member.peer}: {where}, {state}, in {calls or 'no call'}"
-    yield from _left_out("members", status.member_count, len(status.members))
-    for newcomer in status.newcomers:
-        where, state, waits_for = _newcomer(newcomer)
-        yield f"newcomer {newcomer.peer}: {where}, {state}, waits for {waits_for}"
-    yield from _left_out("newcomers", status.newcomer_count, len(status.newcomers))
-    for group in status.groups:
-        members, views = _group(group)
-        yield f"group {group.group}: {members}, {views}"
-    yield from _left_out("groups", status.group_count, len(status.groups))
-    for opened in status.rounds:
-        name, made, waits_for = _round(opened)
-        yield f"round {name}: {made}, {waits_for}"
-    for operation in status.operations:
-        view, what, phase, waits_for, data = _operation(operation)
-        yield f"operation {what} of {view}: {phase}, {waits_for}, {data}"
-    yield from _left_out("operations", status.operation_count, len(status.operations))
-    for removal in status.removals:
-        who, when, cause, reason = _removal(removal)
-        yield f"removed {who} {when}: {cause}, {reason}"
-    yield from _left_out("removals", status.removal_count, len(status.removals))
+    for kind in KINDS:
+        for row in kind.rows(status):
+            yield kind.line.format(*(cell or "no call" for cell in row))
+        if left_out := kind.left_out(status):
+            yield f"... and {left_out} more {kind.name}s"
 
 
 def _tables(status: MasterStatus) -> Iterator[RenderableType]:
     """The same as tables; what is empty has none."""
-    members = [(str(member.peer), *_member(member)) for member in status.members]
-    yield from _table(("member", "where", "connection", "in"), members, status.member_count)
-    newcomers = [(str(newcomer.peer), *_newcomer(newcomer)) for newcomer in status.newcomers]
-    yield from _table(
-        ("newcomer", "where", "connection", "waits for"), newcomers, status.newcomer_count
-    )
-    groups = [(str(group.group), *_group(group)) for group in status.groups]
-    yield from _table(("group", "size", "views"), groups, status.group_count)
-    rounds = [_round(opened) for opened in status.rounds]
-    yield from _table(("round", "calls", "waits"), rounds, len(rounds))
-    operations = [_operation(operation) for operation in status.operations]
-    headings = ("view", "operation", "phase", "waits for", "data")
-    yield from _table(headings, operations, status.operation_count)
-    removals = [_removal(removal) for removal in status.removals]
-    yield from _table(("removed", "when", "cause", "reason"), removals, status.removal_count)
-
-
-def _table(headings: Sequence[str], rows: Rows, count: int) -> Iterator[RenderableType]:
-    if not rows:
-        return
-    table = Table(*headings, box=SIMPLE_HEAD, pad_edge=False)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    yield table
-    if count > len(rows):
-        yield Text(f"... and {count - len(rows)} more", style="dim")
+    for kind in KINDS:
+        if not (rows := kind.rows(status)):
+            continue
+        table = Table(*kind.headings, box=SIMPLE_HEAD, pad_edge=False)
+        for row in rows:
+            table.add_row(*map(Text, row))
+        yield table
+        if left_out := kind.left_out(status):
+            yield Text(f"... and {left_out} more", style="dim")
 
 
 # -- words -----------------------------------------------------------------------------------------
 
 
-def _member(member: MemberStatus) -> tuple[str, str, str]:
+def _member(member: MemberStatus) -> Row:
     where = f"group {member.group}, rank {member.rank}, {_address(member.host, member.port)}"
     state = _connection(member.connected, member.silent_ms)
     if member.awaited_ms is not None:
         state += f", awaited for {_seconds(member.awaited_ms)}"
-    return where, state, member.calls
+    return str(member.peer), where, state, member.calls
 
 
-def _newcomer(newcomer: NewcomerStatus) -> tuple[str, str, str]:
+def _newcomer(newcomer: NewcomerStatus) -> Row:
     where = f"group {newcomer.group}, {_address(newcomer.host, newcomer.port)}"
     state = _connection(newcomer.connected, newcomer.silent_ms)
     state += f", here for {_seconds(newcomer.waiting_ms)}"
-    return where, state, newcomer.waits_for
+    return str(newcomer.peer), where, state, newcomer.waits_for
 
 
-def _group(group: GroupStatus) -> tuple[str, str]:
-    opened = ", ".join(map(str, group.open_views))
-    return _count(group.members, "member"), f"view {group.view} (open: {opened})"
+def _group(group: GroupStatus) -> Row:
+    views = f"view {group.view} (open: {', '.join(map(str, group.open_views))})"
+    return str(group.group), counted(group.members, "member"), views
 
 
-def _round(opened: RoundStatus) -> tuple[str, str, str]:
+def _round(opened: RoundStatus) -> Row:
     size = opened.requested_count + opened.missing_count
+    missing = _peers(opened.missing, opened.missing_count)
     return (
         f"{opened.round.kind.call_name} #{opened.round.n}",
         f"{opened.requested_count} of {size} have called",
-        f"{_peers(opened.missing, opened.missing_count)} missing for {_seconds(opened.waiting_ms)}",
+        f"{missing} missing for {_seconds(opened.waiting_ms)}",
     )
 
 
-def _operation(operation: OperationStatus) -> tuple[str, str, str, str, str]:
+def _operation(operation: OperationStatus) -> Row:
     there = operation.member_count - operation.missing_count
     made = "are done" if operation.started else "have called"
     phase = "started" if operation.started else "requested"
@@ -220,13 +176,9 @@ def _operation(operation: OperationStatus) -> tuple[str, str, str, str, str]:
     )
 
 
-def _removal(removal: RemovalStatus) -> tuple[str, str, str, str]:
-    return (
-        f"peer {removal.peer} of group {removal.group}",
-        f"{_seconds(removal.ago_ms)} ago",
-        removal.cause.name,
-        removal.reason,
-    )
+def _removal(removal: RemovalStatus) -> Row:
+    who = f"peer {removal.peer} of group {removal.group}"
+    return who, f"{_seconds(removal.ago_ms)} ago", removal.cause.name, removal.reason
 
 
 def _connection(connected: bool, silent_ms: int) -> str:
@@ -235,7 +187,6 @@ def _connection(connected: bool, silent_ms: int) -> str:
 
 
 def _address(host: str, port: int) -> str:
-    host = host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -246,13 +197,44 @@ def _peers(peers: Sequence[int], count: int) -> str:
     return f"peer{'s' if count > 1 else ''} {', '.join(map(str, peers))}{more}"
 
 
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
 def _seconds(duration_ms: int) -> str:
     return f"{duration_ms / 1000:.1f} s"
 
 
-def _left_out(what: str, count: int, shown: int) -> Iterable[str]:
-    return [f"... and {count - shown} more {what}"] if count > shown else []
+class Kind(NamedTuple):
+    """Things that a status lists: each is a row of a table, or put into a line."""
+
+    name: str
+    headings: tuple[str, ...]
+    line: str
+    row: Callable[[Any], Row]
+
+    def rows(self, status: MasterStatus) -> list[Row]:
+        """What is listed."""
+        return [self.row(each) for each in getattr(status, f"{self.name}s")]
+
+    def left_out(self, status: MasterStatus) -> int:
+        """How many more there are."""
+        listed = len(getattr(status, f"{self.name}s"))
+        return max(0, getattr(status, f"{self.name}_count", listed) - listed)
+
+
+KINDS = (
+    Kind("member", ("member", "where", "connection", "in"), "member {}: {}, {}, in {}", _member),
+    Kind(
+        "newcomer",
+        ("newcomer", "where", "connection", "waits for"),
+        "newcomer {}: {}, {}, waits for {}",
+        _newcomer,
+    ),
+    Kind("group", ("group", "size", "views"), "group {}: {}, {}", _group),
+    Kind("round", ("round", "calls", "waits"), "round {}: {}, {}", _round),
+    Kind(
+        "operation",
+        ("view", "operation", "phase", "waits for", "data"),
+        "operation {1} of {0}: {2}, {3}, {4}",
+        _operation,
+    ),
+    Kind("removal", ("removed", "when", "cause", "reason"), "removed {} {}: {}, {}", _removal),
+)
+"""In the order in which they are shown."""

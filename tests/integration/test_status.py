@@ -246,7 +246,7 @@ def test_words_of_strangers_cannot_steer_a_terminal(
     (member,) = seen.members
     evil = replace(member, host="h", calls="[bold]")  # escapes are gone when it is decoded
     steered = replace(seen, members=(evil,))
-    status_view.LineView().show(steered)
+    status_view.PlainView(as_json=False).show(steered)
     status_view.TableView().show(steered)
     shown = capsys.readouterr().out
     assert shown.count("[bold]") == 2

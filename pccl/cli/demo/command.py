@@ -1,7 +1,6 @@
-"""``pccl demo``: several processes train one network; one is killed, another one joins half-way.
+"""``pccl demo``: starts the processes, kills one, lets another one join half-way.
 
-Learning is the business of :mod:`pccl.cli.demo.peer`, which is the part to copy. However the demo
-ends, by itself, by Ctrl-C, SIGTERM or an error: no process of it is left.
+However the demo ends, by itself, by Ctrl-C, SIGTERM or an error: no process of it is left.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -26,8 +27,6 @@ from pccl.cli.processes.reports import encode
 
 EXTRAS = {"torch": "torch", "sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 """What the demo needs beyond the library: module -> name to install it by."""
-
-MODULE = "pccl.cli.demo.peer"
 
 SILENCE_S_MAX = 90.0
 """Importing torch from a cold disk is the longest silence of a healthy demo."""
@@ -48,25 +47,23 @@ def direct(crew: Crew, record: DemoRecord, victim: Worker | None, *, quiet: bool
     Returns:
         Why the demo cannot go on, or nothing if all processes have ended as they should.
     """
-    names = {worker.label: worker for worker in record.workers}
-    for name, worker in names.items():
+    names = {worker.name: worker for worker in record.workers}
+    for worker in record.workers:
         if not worker.task.late:
-            worker.pid = crew.start(name, MODULE, [encode(worker.task)])
+            start(crew, worker)
     next_step = 1
     with board(record.workers, quiet=quiet) as rows:
 
         def add(name: str, told: Told) -> None:
             nonlocal next_step
             now_s = time.monotonic() - record.began_s
-            news = list(record.add(now_s, names[name], told))
-            news += carry_out(crew, record, names, victim, now_s)
+            news = [*record.add(now_s, names[name], told), *carry_out(crew, record, victim, now_s)]
             if record.step >= next_step:
                 next_step = record.step + max(1, record.step_count // PROGRESS_LINE_COUNT)
                 news.append(record.progress)
             for words in news if not quiet else []:
                 print(f"{now_s:6.1f} s  {words}", flush=True)
-            for number, worker in enumerate(record.workers):
-                show(rows, number, worker)
+            show(rows, record.workers)
 
         try:
             crew.listen(names, (Told,), add, SILENCE_S_MAX)
@@ -75,28 +72,24 @@ def direct(crew: Crew, record: DemoRecord, victim: Worker | None, *, quiet: bool
     return ""
 
 
-def carry_out(
-    crew: Crew, record: DemoRecord, names: dict[str, Worker], victim: Worker | None, now: float
-) -> list[str]:
-    """Do what is planned for the step that was reached; returns what to tell the user."""
-    told: list[str] = []
-    for name, worker in names.items():
-        if (
-            worker is victim
-            and worker.told.status != "killed"
-            and record.step >= record.step_count // 2
-        ):
-            crew.kill(name)  # no goodbye, no clean-up, as when a machine is switched off
-            told.append(record.add_kill(now, worker))
+def start(crew: Crew, worker: Worker) -> None:
+    """Start the process of a worker."""
+    worker.pid = crew.start(worker.name, "pccl.cli.demo.peer", [encode(worker.task)])
+
+
+def carry_out(crew: Crew, record: DemoRecord, victim: Worker | None, now: float) -> Iterator[str]:
+    """Do what is planned for the step that was reached; what to tell the user of it."""
+    if victim is not None and record.killed is None and record.step >= record.step_count // 2:
+        crew.kill(victim.name)  # no goodbye, no clean-up, as when a machine is switched off
+        yield record.add_kill(now, victim)
+    for worker in record.peers:
         if worker.task.late and not worker.pid and record.points:
-            worker.pid = crew.start(name, MODULE, [encode(worker.task)])
-            told.append(f"one more process starts (shard {worker.task.shard}, pid {worker.pid})")
-        is_ready = worker.told.status == "ready" and not worker.sent
-        if is_ready and record.step >= JOIN_SHARE * record.step_count:
-            worker.sent = True
-            crew.send(signal.SIGUSR1, name)
-            told.append(f"{worker.label} sets out to join at step {record.step}")
-    return told
+            start(crew, worker)
+            yield f"one more process starts (shard {worker.task.shard}, pid {worker.pid})"
+        if worker.told.status == "ready" and record.step >= JOIN_SHARE * record.step_count:
+            worker.told = replace(worker.told, status="joining")
+            crew.send(signal.SIGUSR1, worker.name)
+            yield f"{worker.label} sets out to join at step {record.step}"
 
 
 def check_out(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
@@ -140,10 +133,7 @@ def demo(
     """
     started_s = time.monotonic()
     if kill and peers < 3:
-        raise click.UsageError(
-            "--peers must be 3 or more, so that two are left to average when one is killed; "
-            "or give --no-kill"
-        )
+        raise click.UsageError("--peers must be 3 or more, so that two are left; or give --no-kill")
     missing = [name for module, name in EXTRAS.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise click.ClickException(

@@ -1,4 +1,4 @@
-"""One process of the demo: a network that learns digits, its gradients averaged with the others'.
+"""One process: a network that learns digits, its gradients averaged with the others'.
 
 This is the part to copy. All replicas start from the same seed and take the same steps with the
 same averaged gradients, so their weights stay equal bit for bit, whoever is lost on the way. Who
@@ -90,10 +90,11 @@ class DemoPeer:
 
     def __init__(self, task: DemoTask, tell: Callable[[Told], None], digits: Examples) -> None:
         self._task, self._tell, self._digits = task, tell, digits
-        self.model = make_model(task.own_seed if task.late else task.seed)
+        own_seed = task.seed + 1 + task.shard  # of nobody else
+        self.model = make_model(own_seed if task.late else task.seed)
         self._optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         self._held_out, shards = split(DIGIT_COUNT, task.shards, task.seed)
-        self._batches = batches(shards[task.shard], task.own_seed)
+        self._batches = batches(shards[task.shard], own_seed)
         self._told = Told()
         self._averaged_s = time.monotonic()
 
@@ -172,11 +173,8 @@ class DemoPeer:
             guesses: Tensor = self.model(images).argmax(dim=1)
         accuracy = (guesses == digits).float().mean().item()
         weights = b"".join(each.detach().numpy().tobytes() for each in self.model.parameters())
-        digest, note = (
-            hashlib.sha256(weights).hexdigest(),
-            f"finished, held-out accuracy {accuracy:.3f}",
-        )
-        self.tell(status="finished", accuracy=accuracy, digest=digest, note=note)
+        digest, note = hashlib.sha256(weights).hexdigest(), f"held-out accuracy {accuracy:.3f}"
+        self.tell(status="finished", accuracy=accuracy, digest=digest, note=f"finished, {note}")
 
     def _go_backward(self) -> Tensor:
         """Make the gradients of the next batch's loss; the loss, shape (1,)."""
@@ -197,6 +195,7 @@ def run(task: DemoTask) -> None:
         signal.signal(signal.SIGUSR1, lambda signum, frame: go.set())
         peer.tell(status="ready")
         go.wait()
+        peer.tell(status="joining")
     if task.master:
         peer.train_together()
     else:

@@ -1,8 +1,7 @@
 """What the demo's processes do and tell, what becomes of it, and the judgement at the end.
 
-Pure bookkeeping: no process, no clock, no terminal. Who was lost is counted from what the survivors
-tell, never from somebody having been killed: a process that is killed but still counted as a member
-is a failure of the demo.
+Pure. Who was lost is counted from what the survivors tell, never from somebody having been killed:
+a process that is killed but still counted as a member is a failure of the demo.
 """
 
 from __future__ import annotations
@@ -30,11 +29,6 @@ class DemoTask:
     peers: int = 1
     await_at: int | None = None
     late: bool = False
-
-    @property
-    def own_seed(self) -> int:
-        """One that no other process has."""
-        return self.seed + 1 + self.shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +62,6 @@ class Worker:
     pid: int = 0
     told: Told = field(default_factory=Told)
     first: tuple[int, ...] = ()
-    sent: bool = False
 
     @property
     def alone(self) -> bool:
@@ -76,10 +69,14 @@ class Worker:
         return not self.task.master
 
     @property
+    def name(self) -> str:
+        """Of its process."""
+        return f"shard {self.task.shard}{' alone' * self.alone}"
+
+    @property
     def label(self) -> str:
         """What to call it: by its id as soon as it has one."""
-        name = f"peer {self.told.peer_id}" if self.told.peer_id else f"shard {self.task.shard}"
-        return f"{name} alone" if self.alone else name
+        return f"peer {self.told.peer_id}" if self.told.peer_id else self.name
 
     @property
     def lost(self) -> frozenset[int]:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from pccl.cli.demo.record import ACCURACY_MIN, DemoRecord, Worker
+from pccl.progress import size
 
 DIGEST_LENGTH = 32
 """Hexadecimal digits of a digest that are shown; all 64 are compared."""
@@ -28,38 +29,33 @@ def board(workers: list[Worker], *, quiet: bool) -> Progress:
     return found
 
 
-def show(found: Progress, number: int, worker: Worker) -> None:
-    """Bring a worker's row up to date."""
-    told = worker.told
-    style = STYLES.get(told.status, "dim")
-    how = f"step {told.step}  loss {told.loss:.4f}" if told.step else told.fetch
-    if told.contributors:
-        rate = told.rate if told.status == "training" else 0.0
-        how += f"  world size {len(told.contributors)}  {megabytes(rate)}/s"
-    state = f"[{style}]{told.status:8}[/]"
-    row, done = TaskID(number), told.step
-    found.update(row, description=worker.label, completed=done, state=state, how=how)
-
-
-def megabytes(count: float) -> str:
-    """A number of bytes, as people read it."""
-    return f"{count / 1e6:.1f} MB"
+def show(rows: Progress, workers: list[Worker]) -> None:
+    """Bring the rows up to date."""
+    for number, worker in enumerate(workers):
+        told = worker.told
+        how = f"step {told.step}  loss {told.loss:.4f}" if told.step else told.fetch
+        if told.contributors:
+            rate = told.rate if told.status == "training" else 0.0
+            how += f"  world size {len(told.contributors)}  {size(rate)}/s"
+        state = f"[{STYLES.get(told.status, 'dim')}]{told.status:8}[/]"
+        row, who = TaskID(number), worker.label
+        rows.update(row, description=who, completed=told.step, state=state, how=how)
 
 
 def summary(record: DemoRecord, found: dict[str, Any], picture: Path) -> dict[str, str]:
     """Name and value of all that the demo has found out."""
     ended = sorted(record.peers, key=lambda peer: peer.told.peer_id)
-    digests = {peer.label: peer.told.digest for peer in ended if peer.told.digest}
+    digests = {each.label: each.told.digest[:DIGEST_LENGTH] for each in ended if each.told.digest}
     sent = sum(peer.told.tx_bytes for peer in record.peers)
     resumed_s, fetched_bytes = record.resumed_s, found["fetched_bytes"]
     return {
-        "held-out accuracy": f"{percent(found['accuracy'])} (at least {percent(ACCURACY_MIN)})",
+        "held-out accuracy": f"{percent(found['accuracy'])} (at least {ACCURACY_MIN:.1%})",
         "one shard alone": f"{percent(found['single_shard_accuracy'])} (after as many steps)",
-        **{f"weights of {who}": f"sha256 {each[:DIGEST_LENGTH]}" for who, each in digests.items()},
+        **{f"weights of {who}": f"sha256 {digest}" for who, digest in digests.items()},
         "weights equal": "yes, bit for bit" if found["digests_equal"] else "NO",
         "peers": f"{found['joined_peers']} joined, {found['lost_peers']} lost",
-        "moved": f"{megabytes(sent)} sent among the peers",
-        **({"fetched by the newcomer": megabytes(fetched_bytes)} if fetched_bytes else {}),
+        "moved": f"{size(sent)} sent among the peers",
+        **({"fetched by the newcomer": size(fetched_bytes)} if fetched_bytes else {}),
         **({"carried on after": f"{resumed_s:.2f} s"} if resumed_s is not None else {}),
         "picture": str(picture),
         "time": f"{found['seconds']:.1f} s",
