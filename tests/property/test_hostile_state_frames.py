@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccl import TensorInfo
+from pccl.machines.peer.events import ComparisonDone, ReduceDone, SyncStarved
 from pccl.protocol.frame import (
     PAYLOAD_BYTES_MAX,
     FrameHeader,
@@ -30,7 +31,7 @@ from pccl.runtime.state.exchange import KINDS, StateExchange
 from pccl.runtime.state.frames import QUEUED_PIECES_MAX
 from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.runtime.state.session import StateSession
+from pccl.runtime.state.session import StateNews, StateSession
 from pccl.state.digests import layout_digest, piece_digest
 from pccl.transports.base import Connection
 from pccl.transports.lane import Lane, Sink
@@ -91,23 +92,21 @@ class Member:
             piece = self.memory.layout.piece(number)
             self.memory.piece_map[number] = piece_digest(self.memory.view(piece))
         self.links = Links()
-        self.exchange = StateExchange(
-            0,
-            self.links,
-            now_ns,
-            STALL_NS,
-            self._on_done,
-            lambda operation, reason: self.starved.append(reason),
-            lambda operation, difference: self.differences.append(difference),
-        )
+        self.exchange = StateExchange(0, self.links, now_ns, STALL_NS, self._hear)
         self.fetched = FetchedPieces(self.memory, 1 << 30)
         self.session = self.post()
 
     def post(self) -> StateSession:
         return self.exchange.post(OPERATION, self.memory, self.fetched, RING, self.own)
 
-    def _on_done(self, operation: OperationId, digest: bytes) -> None:
-        self.done = digest
+    def _hear(self, news: StateNews) -> None:
+        match news:
+            case ReduceDone(digest=digest):
+                self.done = digest
+            case SyncStarved(reason=reason):
+                self.starved.append(reason)
+            case ComparisonDone(difference=difference):
+                self.differences.append(difference)
 
     def accept(self, peer: PeerId, *, takes: bool = True) -> KeepingWire:
         wire = KeepingWire(takes=takes)

@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.messages import Progress
-from pccl.protocol.shared_state import Difference, Elected
+from pccl.protocol.shared_state import Elected
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.state.frames import StateSender
 from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.prefetch import Prefetch
 from pccl.runtime.state.results import Results
-from pccl.runtime.state.session import StateSession
+from pccl.runtime.state.session import StateNews, StateSession
 from pccl.runtime.state.snapshot import StateSnapshot, idle_operation
 from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Links
@@ -47,9 +47,7 @@ class StateExchange:
         links: of this peer.
         now_ns: the present.
         stall_ns: a source that sends nothing for so long is passed over.
-        on_done: called with the digest once everything that is elected is here.
-        on_starved: called with a reason when nobody gives what is missing.
-        on_compared: called with the answer of ``compare``.
+        report: given what the machine has to know of sessions.
     """
 
     def __init__(
@@ -58,9 +56,7 @@ class StateExchange:
         links: Links,
         now_ns: Callable[[], int],
         stall_ns: int,
-        on_done: Callable[[OperationId, bytes], None],
-        on_starved: Callable[[OperationId, str], None],
-        on_compared: Callable[[OperationId, Difference], None],
+        report: Callable[[StateNews], None],
     ) -> None:
         self.sessions: dict[OperationId, StateSession] = {}
         self.snapshots: dict[OperationId, StateSnapshot] = {}
@@ -72,7 +68,7 @@ class StateExchange:
         self._links = links
         self._now_ns = now_ns
         self._stall_ns = stall_ns
-        self._reports = (on_done, on_starved, on_compared)
+        self._report = report
 
     # -- what the engine does --------------------------------------------------------------------
 
@@ -94,7 +90,7 @@ class StateExchange:
             self._links,
             self._now_ns,
             self._stall_ns,
-            *self._reports,
+            self._report,
         )
         return session
 

@@ -13,19 +13,16 @@ from typing import Protocol
 from pccl.machines.peer.events import (
     BeginSync,
     CompareSync,
-    ComparisonDone,
     LeftCommitted,
     PeerEvent,
     PostSync,
     PrefetchDone,
-    ReduceDone,
     ReduceResult,
     SyncResult,
-    SyncStarved,
 )
 from pccl.machines.peer.machine import PeerMachine, Standing
 from pccl.protocol import errors
-from pccl.protocol.shared_state import Difference, Elected, SyncPurpose
+from pccl.protocol.shared_state import Elected, SyncPurpose
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.calls import CallEvent, Calls, OpenCall
 from pccl.runtime.collective.operand import Operand
@@ -124,21 +121,8 @@ class StateService:
         self.exchange = self._make_exchange()
 
     def _make_exchange(self) -> StateExchange:
-        feed = self._host.feed
-
-        def on_done(operation: OperationId, digest: bytes) -> None:
-            feed(ReduceDone(operation, digest))
-
-        def on_starved(operation: OperationId, reason: str) -> None:
-            feed(SyncStarved(operation, reason))
-
-        def on_compared(operation: OperationId, difference: Difference) -> None:
-            feed(ComparisonDone(operation, difference))
-
-        links, now_ns = self._host.links, self._host.now_ns
-        return StateExchange(
-            self._host.group, links, now_ns, self._stall_ns, on_done, on_starved, on_compared
-        )
+        host = self._host
+        return StateExchange(host.group, host.links, host.now_ns, self._stall_ns, host.feed)
 
     # -- calls -------------------------------------------------------------------------------------
 

@@ -8,7 +8,9 @@ at once. Nothing of the caller's is overwritten before the outcome is known, unl
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
+from pccl.machines.peer.events import ComparisonDone, ReduceDone, SyncStarved
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.messages import Progress
 from pccl.protocol.shared_state import Difference, Elected
@@ -25,6 +27,9 @@ from pccl.transports.lane import Sink
 from pccl.transports.link import Links
 from pccl.transports.sinks import Drain
 
+StateNews: TypeAlias = ReduceDone | SyncStarved | ComparisonDone
+"""All that is elected is here; nobody gives what is missing; the answer of ``compare``."""
+
 
 class StateSession:
     """One operation's part in shared state on this peer.
@@ -38,9 +43,7 @@ class StateSession:
         links: of this peer.
         now_ns: the present.
         stall_ns: a source that sends nothing for so long is passed over.
-        on_done: called with the digest once everything that is elected is here.
-        on_starved: called with a reason when nobody gives what is missing.
-        on_compared: called with the answer of ``compare``.
+        report: given what the machine has to know of it.
     """
 
     def __init__(
@@ -53,9 +56,7 @@ class StateSession:
         links: Links,
         now_ns: Callable[[], int],
         stall_ns: int,
-        on_done: Callable[[OperationId, bytes], None],
-        on_starved: Callable[[OperationId, str], None],
-        on_compared: Callable[[OperationId, Difference], None],
+        report: Callable[[StateNews], None],
     ) -> None:
         self.operation = operation
         self.memory = memory
@@ -72,9 +73,7 @@ class StateSession:
         )
         self.download = self.receiver.download
         self._now_ns = now_ns
-        self._on_done = on_done
-        self._on_starved = on_starved
-        self._on_compared = on_compared
+        self._report = report
         self._comparison: StateComparison | None = None
 
     # -- what the engine does --------------------------------------------------------------------
@@ -87,12 +86,12 @@ class StateSession:
 
     def _note_end(self, how: PiecesComplete | DownloadDone | DownloadFailed) -> None:
         if isinstance(how, DownloadFailed):
-            self._on_starved(self.operation, how.reason)
+            self._report(SyncStarved(self.operation, how.reason))
         elif isinstance(how, DownloadDone):
             assert self.elected is not None
             if self.download.map is not None:
                 self._upload.piece_map = self.download.map
-            self._on_done(self.operation, self.elected.content)
+            self._report(ReduceDone(self.operation, self.elected.content))
 
     def compare(self, reference: PeerId) -> None:
         """Find out how the own state differs from that of ``reference``."""
@@ -103,7 +102,7 @@ class StateSession:
 
     def _answer_comparison(self, found: Difference) -> None:
         self._comparison = None
-        self._on_compared(self.operation, found)
+        self._report(ComparisonDone(self.operation, found))
 
     def detach(self) -> None:
         """The caller leaves: its memory is not read any more; peers that wait for it hear so."""

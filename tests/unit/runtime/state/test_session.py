@@ -6,15 +6,16 @@ from itertools import pairwise
 
 import numpy as np
 
+from pccl.machines.peer.events import ReduceDone
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameHeader, FrameKind
-from pccl.protocol.shared_state import DIGEST_BYTES, Difference, Elected
+from pccl.protocol.shared_state import DIGEST_BYTES, Elected
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.hashing import hash_here
 from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.results import Loose
-from pccl.runtime.state.session import StateSession
+from pccl.runtime.state.session import StateNews, StateSession
 from pccl.transports.lane import Payload
 from pccl.transports.link import Link, Links
 
@@ -70,9 +71,7 @@ class Scene:
             self.links,
             lambda: self.now_ns,
             STALL_NS,
-            lambda _, digest: self.done.append(digest),
-            self._starved,
-            self._compared,
+            self._hear,
         )
         digest = self.theirs.piece_map.digest
         self.elected = Elected(
@@ -80,11 +79,9 @@ class Scene:
         )
         self.session.begin(self.elected)
 
-    def _starved(self, operation: OperationId, reason: str) -> None:
-        raise AssertionError(reason)
-
-    def _compared(self, operation: OperationId, difference: Difference) -> None:
-        raise AssertionError(difference)
+    def _hear(self, news: StateNews) -> None:
+        assert isinstance(news, ReduceDone), news
+        self.done.append(news.digest)
 
     def asked(self, peer: PeerId, kind: FrameKind = FrameKind.MAP_ASK) -> int:
         link = self.links.to(peer)

@@ -138,7 +138,7 @@ def test_what_the_program_has_let_go_of_is_not_shown_any_more() -> None:
     def ignore(*_: object) -> None:
         pass
 
-    exchange = StateExchange(3, scene.links, lambda: 0, 1, ignore, ignore, ignore)
+    exchange = StateExchange(3, scene.links, lambda: 0, 1, ignore)
     exchange.snapshots[scene.operation] = scene.snapshot
     exchange.tick()
     assert scene.operation in exchange.snapshots
