@@ -34,19 +34,13 @@ SILENCE_S_MAX = 90.0
 PROGRESS_LINE_COUNT = 10
 """Lines of progress that a demo prints."""
 
-JOIN_SHARE = 0.55
-"""The newcomer sets out after this share of the steps, when it is plain that one was killed."""
-
-AWAIT_SHARE = 0.75
-"""Here the others would wait for it: on most machines it has long come."""
+JOIN_SHARE, AWAIT_SHARE = 0.55, 0.75
+"""The newcomer sets out after this share of the steps, when it is plain that one was killed; here
+the others would wait for it: on most machines it has long come."""
 
 
 def direct(crew: Crew, record: DemoRecord, victim: Worker | None, *, quiet: bool) -> str:
-    """Start the workers and listen until all have ended; kill one, and let one more in.
-
-    Returns:
-        Why the demo cannot go on, or nothing if all processes have ended as they should.
-    """
+    """Start the workers and listen until all have ended; why the demo cannot go on, or nothing."""
     names = {worker.name: worker for worker in record.workers}
     for worker in record.workers:
         if not worker.task.late:

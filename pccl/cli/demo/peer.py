@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -72,21 +72,8 @@ def make_model(seed: int) -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (1, 8)), first, nn.ReLU(), second, nn.ReLU(), *top)
 
 
-def batches(shard: Tensor, seed: int) -> Iterator[Tensor]:
-    """Indices of one batch after the other, for ever, chosen from a shard's."""
-    chance = torch.Generator().manual_seed(seed)
-    while True:
-        yield shard[torch.randint(len(shard), (BATCH_SIZE,), generator=chance)]
-
-
 class DemoPeer:
-    """One replica: trains on its shard, and tells whoever started it what happens.
-
-    Args:
-        task: what it does.
-        tell: is told; the library's thread tells how far a fetch is.
-        digits: of everybody; one that comes late receives them.
-    """
+    """One replica: trains on its shard of the digits, which one that comes late receives."""
 
     def __init__(self, task: DemoTask, tell: Callable[[Told], None], digits: Examples) -> None:
         self._task, self._tell, self._digits = task, tell, digits
@@ -94,7 +81,7 @@ class DemoPeer:
         self.model = make_model(own_seed if task.late else task.seed)
         self._optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         self._held_out, shards = split(DIGIT_COUNT, task.shards, task.seed)
-        self._batches = batches(shards[task.shard], own_seed)
+        self._shard, self._chance = shards[task.shard], torch.Generator().manual_seed(own_seed)
         self._told = Told()
         self._averaged_s = time.monotonic()
 
@@ -106,8 +93,8 @@ class DemoPeer:
     def on_progress(self, progress: SyncProgress) -> None:
         """A fetch is so far."""
         if progress.total_bytes:
-            done, words = progress.done_bytes, describe(progress)
-            self.tell(fetched_bytes=done, fetch=words, status="fetching")
+            words = describe(progress)
+            self.tell(fetched_bytes=progress.done_bytes, fetch=words, status="fetching")
 
     def on_event(self, event: TrainingEvent) -> None:
         """Something has happened in the run."""
@@ -178,7 +165,8 @@ class DemoPeer:
 
     def _go_backward(self) -> Tensor:
         """Make the gradients of the next batch's loss; the loss, shape (1,)."""
-        batch = next(self._batches)
+        shard = self._shard
+        batch = shard[torch.randint(len(shard), (BATCH_SIZE,), generator=self._chance)]
         self._optimizer.zero_grad()
         images, digits = self._digits
         loss = nn.functional.cross_entropy(self.model(images[batch]), digits[batch])
@@ -196,10 +184,7 @@ def run(task: DemoTask) -> None:
         peer.tell(status="ready")
         go.wait()
         peer.tell(status="joining")
-    if task.master:
-        peer.train_together()
-    else:
-        peer.train_alone()
+    (peer.train_together if task.master else peer.train_alone)()
     peer.finish()
 
 

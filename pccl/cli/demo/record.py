@@ -18,7 +18,7 @@ ACCURACY_MIN = 0.95
 class DemoTask:
     """What one process does: so many steps in all, alone if it has no master.
 
-    Of ``peers`` that begin together each waits at a step for somebody new, who comes ``late``.
+    Of ``peers`` that begin together each waits at a step for one that comes ``late``.
     """
 
     shard: int

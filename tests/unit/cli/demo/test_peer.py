@@ -59,18 +59,6 @@ def test_training_alone_repeats_itself() -> None:
     assert first[-1].digest != trained(6)[-1].digest
 
 
-def test_batches_are_of_the_shard_and_follow_from_the_seed() -> None:
-    shard = torch.tensor([5, 6, 9])
-    drawn = demo_peer.batches(shard, seed=3)
-    again = demo_peer.batches(shard, seed=3)
-    for _ in range(3):
-        batch = next(drawn)
-        assert len(batch) == demo_peer.BATCH_SIZE
-        assert torch.isin(batch, shard).all()
-        assert batch.equal(next(again))
-    assert not next(drawn).equal(next(demo_peer.batches(shard, seed=4)))
-
-
 def test_one_that_comes_late_has_room_for_all_digits() -> None:
     for room, digits in zip(demo_peer.no_digits(), demo_peer.load_digits(), strict=True):
         assert (room.shape, room.dtype) == (digits.shape, digits.dtype)
