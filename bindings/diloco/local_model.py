@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from pccl.bindings.diloco.outer import OuterFragment
+from pccl.bindings.diloco.outer import OuterFactory, OuterFragment
 
 SPARES_MAX = 2
 """Buffers of a fragment that are kept for the next use."""
@@ -98,41 +98,25 @@ class LocalFragment:
 
     Args:
         named: its parameters.
+        factory: makes the outer optimizer.
+
+    Attributes:
+        outer: its outer parameters; at the beginning they are what the model is.
+        base: where the parameters were when their work was last accounted for, shape (n,).
     """
 
-    def __init__(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+    def __init__(self, named: Sequence[tuple[str, torch.Tensor]], factory: OuterFactory) -> None:
         self.names = tuple(name for name, _ in named)
-        self._tensors = [tensor for _, tensor in named]
-        self._fragment: OuterFragment
-        self._base: torch.Tensor
+        self.tensors = tuple(tensor for _, tensor in named)
+        self.outer = OuterFragment(self.names, self.locals(), factory)
+        self.base = self.outer.empty().copy_(self.outer.flat)
         self._spares: list[torch.Tensor] = []
-        self._is_exact = True
+        self._is_exact = all(one.dtype == self.base.dtype for one in self.locals())
         """Whether the model's dtype holds what the outer parameters are."""
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The parameters."""
-        return tuple(self._tensors)
 
     def locals(self) -> list[torch.Tensor]:
         """The parameters' own memory; of sharded ones what is here."""
-        return [local(tensor) for tensor in self._tensors]
-
-    def begin(self, fragment: OuterFragment) -> None:
-        """The model is what the outer parameters are."""
-        self._fragment = fragment
-        self._base = fragment.empty()
-        self._base.copy_(fragment.flat)
-        self._is_exact = all(one.dtype == fragment.flat.dtype for one in self.locals())
-
-    @property
-    def base(self) -> torch.Tensor:
-        """Where the parameters were when their work was last accounted for, shape (n,)."""
-        return self._base
-
-    def empty(self) -> torch.Tensor:
-        """A buffer for the parameters, or for what was done to them."""
-        return self._fragment.empty()
+        return [local(tensor) for tensor in self.tensors]
 
     def take(self) -> torch.Tensor:
         """The work since the base, which moves to where the model is.
@@ -142,7 +126,7 @@ class LocalFragment:
         """
         here = self._spare()
         self._read(here)
-        work, self._base = self._base.sub_(here), here
+        work, self.base = self.base.sub_(here), here
         return work
 
     def put_back(self, work: torch.Tensor) -> None:
@@ -151,7 +135,7 @@ class LocalFragment:
         Args:
             work: what ``take`` gave; not yours any more.
         """
-        self._base.add_(work)
+        self.base.add_(work)
         self._recycle(work)
 
     def merge(self, common: torch.Tensor, mixing: float) -> None:
@@ -161,14 +145,14 @@ class LocalFragment:
             common: they, shape (n,); not yours any more.
             mixing: how much of the local ones remains.
         """
-        old = self._base
+        old = self.base
         if mixing:
             self._read(old)
             old.lerp_(common, 1 - mixing)
             self._write(old, common)
         else:
             self._write(common, common)
-        self._base = common
+        self.base = common
         self._recycle(old)
 
     def anchor(self, common: torch.Tensor, lost: Iterable[torch.Tensor]) -> bool:
@@ -181,7 +165,7 @@ class LocalFragment:
         Returns:
             Whether the model was changed.
         """
-        here, work = self._spare(), self._base
+        here, work = self._spare(), self.base
         self._read(here)
         work.sub_(here)
         for one in lost:
@@ -189,13 +173,13 @@ class LocalFragment:
         torch.sub(common, work, out=work)
         changed = not torch.equal(work, here)
         self._write(work, common)
-        self._base = common
+        self.base = common
         self._recycle(here)
         return changed
 
     def _write(self, wanted: torch.Tensor, base: torch.Tensor) -> None:
         """Set the parameters; what their dtype cannot hold is taken into the base."""
-        for target, value in zip(self.locals(), self._fragment.views(wanted), strict=True):
+        for target, value in zip(self.locals(), self.outer.views(wanted), strict=True):
             target.copy_(value)
         if not self._is_exact:
             here = self._spare()
@@ -205,7 +189,7 @@ class LocalFragment:
             self._recycle(here)
 
     def _read(self, target: torch.Tensor) -> None:
-        for view, tensor in zip(self._fragment.views(target), self.locals(), strict=True):
+        for view, tensor in zip(self.outer.views(target), self.locals(), strict=True):
             view.copy_(tensor)
 
     def _recycle(self, buffer: torch.Tensor) -> None:
@@ -213,7 +197,7 @@ class LocalFragment:
             self._spares.append(buffer)
 
     def _spare(self) -> torch.Tensor:
-        return self._spares.pop() if self._spares else self._fragment.empty()
+        return self._spares.pop() if self._spares else self.outer.empty()
 
 
 class LocalModel:
@@ -221,14 +205,17 @@ class LocalModel:
 
     Args:
         parts: the parameters of each, named.
+        factory: makes the outer optimizer of each.
 
     Attributes:
         parts: the fragments.
         shards: over how many processes its parameters are spread; 1: all of them are here.
     """
 
-    def __init__(self, parts: Sequence[Sequence[tuple[str, torch.Tensor]]]) -> None:
-        self.parts = tuple(LocalFragment(named) for named in parts)
+    def __init__(
+        self, parts: Sequence[Sequence[tuple[str, torch.Tensor]]], factory: OuterFactory
+    ) -> None:
+        self.parts = tuple(LocalFragment(named, factory) for named in parts)
         self.shards = max(shards_of(tensor) for named in parts for _, tensor in named)
 
     def any_shard(self, flag: bool) -> bool:
@@ -244,12 +231,7 @@ class LocalModel:
             distributed.all_reduce(voted, op=distributed.ReduceOp.MAX, group=group)
         return bool(voted.item())
 
-    def begin(self, fragments: Sequence[OuterFragment]) -> None:
-        """The model is what the outer parameters are."""
-        for part, fragment in zip(self.parts, fragments, strict=True):
-            part.begin(fragment)
-
-    def take_over(self, fragments: Sequence[OuterFragment]) -> None:
+    def take_over(self) -> None:
         """The model becomes what the outer parameters are; work since then is left out."""
-        for part, fragment in zip(self.parts, fragments, strict=True):
-            part.merge(fragment.flat.clone(), 0.0)
+        for part in self.parts:
+            part.merge(part.outer.flat.clone(), 0.0)

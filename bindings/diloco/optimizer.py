@@ -21,7 +21,7 @@ from pccl.bindings.compression import Compression
 from pccl.bindings.diloco import interrupts
 from pccl.bindings.diloco.joint_caller import JointCaller
 from pccl.bindings.diloco.local_model import LocalModel, named_parameters
-from pccl.bindings.diloco.outer import OuterFactory, OuterFragment, OuterParameters, outer_factory
+from pccl.bindings.diloco.outer import OuterFactory, OuterParameters, outer_factory
 from pccl.bindings.diloco.rounds import Average, Contribution, RoundCommitted
 from pccl.bindings.diloco.schedule import partition, schedule
 from pccl.bindings.diloco.training_driver import TrainingDriver
@@ -105,13 +105,12 @@ class DiLoCo(torch.optim.Optimizer):
         min_peers = resolve_min_peers(min_peers)
         parts = partition([p.numel() for _, p in named], fragments, fragment_order)
         self.inner = inner
-        self._model = LocalModel([[named[index] for index in part] for part in parts])
+        self._model = LocalModel([[named[index] for index in part] for part in parts], factory)
         self._compression = Compression(check_compression(compression), pccl.ErrorFeedback())
         self._outer = OuterParameters(
-            [OuterFragment(part.names, part.locals(), factory) for part in self._model.parts],
+            [part.outer for part in self._model.parts],
             f"min_peers={min_peers}, fragments={fragments} {fragment_order}, {self._compression}",
         )
-        self._model.begin(self._outer.fragments)
         self._caller = JointCaller(
             comm, self._outer, self._schedule, min_peers, self._compression, self._model.shards
         )
@@ -279,7 +278,7 @@ class DiLoCo(torch.optim.Optimizer):
             self._caller.settle()
             self._driver.hear()
         with interrupts.deferred():
-            self._model.take_over(self._outer.fragments)
+            self._model.take_over()
             left_out = self._pipeline.leave_out_work()
         if left_out:
             _log.warning(
@@ -355,7 +354,7 @@ class DiLoCo(torch.optim.Optimizer):
 
     def _unpacked(self, packed: dict[str, Any]) -> RoundCommitted:
         number, fragment = packed["number"], self._schedule.fragment(packed["number"])
-        values = self._model.parts[fragment].empty().copy_(packed["values"])
+        values = self._model.parts[fragment].outer.empty().copy_(packed["values"])
         contribution = Contribution(number, fragment, packed["weight"], values, 0)
         average = Average(tuple(packed["contributors"]), packed["total_weight"])
         return RoundCommitted(contribution, average, packed["mean_norm"])

@@ -23,10 +23,8 @@ def part_of(
 ) -> tuple[LocalFragment, list[Any], OuterFragment]:
     """Parameters, and the part and the outer parameters made of them."""
     tensors = [torch.nn.Parameter(torch.tensor(one, dtype=dtype)) for one in values]
-    part = LocalFragment([(str(index), tensor) for index, tensor in enumerate(tensors)])
-    fragment = OuterFragment(part.names, part.locals(), nesterov)
-    part.begin(fragment)
-    return part, tensors, fragment
+    part = LocalFragment([(str(index), tensor) for index, tensor in enumerate(tensors)], nesterov)
+    return part, tensors, part.outer
 
 
 def moved(tensors: list[Any], *by: float) -> None:
@@ -160,9 +158,7 @@ def test_parameters_of_several_dtypes_are_one_part() -> None:
         torch.nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.bfloat16)),
         torch.nn.Parameter(torch.tensor([[4.0]], dtype=torch.float64)),
     ]
-    part = LocalFragment([("a", tensors[0]), ("b", tensors[1])])
-    fragment = OuterFragment(part.names, part.locals(), nesterov)
-    part.begin(fragment)
+    part = LocalFragment([("a", tensors[0]), ("b", tensors[1])], nesterov)
     moved(tensors, 0.5, 2.0**-40)
     work = part.take()
     assert work.dtype == torch.float64
@@ -171,8 +167,7 @@ def test_parameters_of_several_dtypes_are_one_part() -> None:
 
 def test_tensors_that_are_not_contiguous_are_read_and_written_in_order() -> None:
     tensor = torch.nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]]).t())
-    part = LocalFragment([("t", tensor)])
-    part.begin(OuterFragment(part.names, part.locals(), nesterov))
+    part = LocalFragment([("t", tensor)], nesterov)
     assert listed(part.base) == [1, 3, 2, 4]
     part.merge(torch.tensor([5.0, 6.0, 7.0, 8.0]), 0.0)
     assert listed(tensor) == [[5, 6], [7, 8]]
@@ -180,15 +175,13 @@ def test_tensors_that_are_not_contiguous_are_read_and_written_in_order() -> None
 
 def test_a_replica_that_takes_over_leaves_its_work_out() -> None:
     tensors = [torch.nn.Parameter(torch.tensor([value])) for value in (1.0, 2.0)]
-    replica = LocalModel([[("a", tensors[0])], [("b", tensors[1])]])
-    fragments = [OuterFragment(part.names, part.locals(), nesterov) for part in replica.parts]
-    replica.begin(fragments)
+    replica = LocalModel([[("a", tensors[0])], [("b", tensors[1])]], nesterov)
     moved(tensors, 0.5, 0.5)
-    replica.take_over(fragments)
+    replica.take_over()
     assert flat(tensors) == [1, 2]
     assert [listed(part.take()) for part in replica.parts] == [[0], [0]]
     moved(tensors, 0.5, 0.5)  # the outer parameters are not the model's memory
-    assert [listed(fragment.flat) for fragment in fragments] == [[1], [2]]
+    assert [listed(part.outer.flat) for part in replica.parts] == [[1], [2]]
 
 
 # -- which parameters ----------------------------------------------------------------------------
