@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 import pccl.addresses
 from pccl import config
+
+F = TypeVar("F", bound=Callable[..., object])
 
 
 class Seconds(click.FloatRange):
@@ -77,6 +80,29 @@ def check_switches() -> None:
         config.resolve_progress()
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+
+
+def token_option(condition: str = "") -> Callable[[F], F]:
+    """Give a command ``--token FILE``, under a condition in words."""
+    return click.option(
+        "--token",
+        metavar="FILE",
+        type=click.Path(exists=True, dir_okay=False, readable=True),
+        help=f"{condition}File that holds the run's secret (PCCL_TOKEN_FILE).",
+    )
+
+
+def read_secret(file: str | None) -> bytes | None:
+    """The run's secret: what is in the file of ``--token``, or else what the environment says.
+
+    Raises:
+        click.BadParameter: there is no good secret in it.
+    """
+    try:
+        return config.resolve_token(None) if file is None else config.read_token_file(file)
+    except ValueError as error:
+        hint = None if file is None else "--token"
+        raise click.BadParameter(str(error), param_hint=hint) from error
 
 
 def check_own_address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:

@@ -16,7 +16,7 @@ import pccl
 from pccl import config
 from pccl.addresses import is_loopback, parse_address
 from pccl.cli import logs
-from pccl.cli.command_line import check_address
+from pccl.cli.command_line import check_address, read_secret
 from pccl.errors import LinkError, LocalProtocolError
 
 DEFAULT_LISTEN = "127.0.0.1:48148"
@@ -86,13 +86,7 @@ def choose_token(option: str | None) -> tuple[bytes | None, str | None]:
     if option == AUTO:
         made = secrets.token_urlsafe(AUTO_TOKEN_BYTES)
         return made.encode(), made
-    try:
-        if option is not None:
-            return config.read_token_file(option), None
-        return config.resolve_token(None), None
-    except ValueError as error:
-        hint = "--token" if option is not None else None
-        raise click.BadParameter(str(error), param_hint=hint) from error
+    return read_secret(option), None
 
 
 def refuse_to_be_open(listen: str) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 
 import click
 
 import pccl
 from pccl import config
-from pccl.cli.command_line import Seconds, check_address
+from pccl.cli.command_line import Seconds, check_address, read_secret, token_option
 from pccl.cli.status_view import PlainView, TableView
 from pccl.cli.streams import writing
 from pccl.errors import PCCLError
@@ -21,12 +20,7 @@ INTERVAL_S_MIN = 0.1
 
 @click.command()
 @click.argument("master", metavar="[HOST:PORT]", required=False, callback=check_address)
-@click.option(
-    "--token",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
-    help="File that holds the run's secret (PCCL_TOKEN_FILE).",
-)
+@token_option()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--watch", is_flag=True, help="Ask again and again until Ctrl-C.")
 @click.option(
@@ -49,7 +43,7 @@ INTERVAL_S_MIN = 0.1
 )
 def status(
     master: str | None,
-    token: Path | None,
+    token: str | None,
     as_json: bool,
     watch: bool,
     interval_s: float,
@@ -63,7 +57,11 @@ def status(
 
     The exit code is 1 if no master answered as one does.
     """
-    secret = _secret(master, token)
+    try:
+        config.resolve_masters(master)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    secret = read_secret(token)
     is_terminal = sys.stdout.isatty() and not as_json
     view = TableView() if is_terminal else PlainView(as_json=as_json)
     try:
@@ -76,15 +74,6 @@ def status(
         raise click.Abort from None
     finally:
         view.close()
-
-
-def _secret(master: str | None, token: Path | None) -> bytes | None:
-    try:
-        config.resolve_masters(master)
-        return config.resolve_token(None) if token is None else config.read_token_file(token)
-    except ValueError as error:
-        hint = None if token is None else "--token"
-        raise click.BadParameter(str(error), param_hint=hint) from error
 
 
 def _show_next(

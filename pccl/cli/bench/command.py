@@ -15,7 +15,7 @@ from pccl.cli.bench.run import measure
 from pccl.cli.bench.state.command import state
 from pccl.cli.bench.statistics import faults_of
 from pccl.cli.bench.view import BenchView, Screen, end_with
-from pccl.cli.command_line import Seconds, check_address
+from pccl.cli.command_line import Seconds, check_address, token_option
 from pccl.cli.processes.crew import Crew, end_on_signals
 from pccl.cli.processes.relays import check_link
 from pccl.cli.sizes import ListOf, Size
@@ -113,12 +113,7 @@ def bench() -> None:
     callback=check_address,
     help="Measure between hosts: run this on each, as a peer of the run there.",
 )
-@click.option(
-    "--token",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, readable=True),
-    help="With --master: file that holds the run's secret (PCCL_TOKEN_FILE).",
-)
+@token_option("With --master: ")
 @click.option(
     "--timeout",
     "timeout_s",

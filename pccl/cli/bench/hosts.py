@@ -12,12 +12,12 @@ from dataclasses import replace
 import click
 
 import pccl
-from pccl import config
 from pccl.cli.bench.peer import BenchPeer, gather
 from pccl.cli.bench.plan import BenchPlan
 from pccl.cli.bench.statistics import Figures, variant_of
 from pccl.cli.bench.view import BenchView
-from pccl.cli.processes.join import NoMaster, wait_for_master
+from pccl.cli.command_line import read_secret
+from pccl.cli.processes.join import wait_for_master
 from pccl.cli.sizes import format_size
 from pccl.errors import DeadlineExceeded, PCCLError
 
@@ -38,8 +38,8 @@ def measure_across(
         click.ClickException: no master, too few peers, or one was lost.
         click.UsageError: not with this machine, or an argument is not one.
     """
+    secret = read_secret(token)
     try:
-        secret = None if token is None else config.read_token_file(token)
         comm = pccl.Communicator(master, lanes=plan.lanes[0] or None, token=secret)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
@@ -59,11 +59,6 @@ def _meet(comm: pccl.Communicator, peers: int, master: str, timeout_s: float | N
         asyncio.run(wait_for_master(master, timeout_s, who="pccl bench"))
         say(f"waiting until {peers} peers are there")
         comm.connect(min_peers=peers, timeout_s=timeout_s)
-    except NoMaster as error:
-        raise click.ClickException(
-            f"no master answered at {master} within {timeout_s:g} s ({error}); "
-            "is `pccl master` running there, and may this machine reach that port?"
-        ) from None
     except DeadlineExceeded as error:
         raise click.ClickException(
             f"there were not {peers} peers within {timeout_s:g} s; "

@@ -9,7 +9,6 @@ import os
 import random
 import sys
 import time
-from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -23,6 +22,8 @@ from pccl.cli.command_line import (
     check_address,
     check_own_address,
     check_switches,
+    read_secret,
+    token_option,
     wrapped_command,
 )
 from pccl.cli.processes.guard import become
@@ -39,10 +40,6 @@ DIAL_S_MIN = 0.5
 """What the last attempt gets, whatever is left of the time."""
 
 
-class NoMaster(Exception):
-    """Nobody answered in time; the message is the last reason."""
-
-
 async def wait_for_master(master: str, timeout_s: float | None, who: str = "pccl join") -> None:
     """Dial until somebody answers, with growing pauses; say once on stderr that we wait.
 
@@ -52,7 +49,7 @@ async def wait_for_master(master: str, timeout_s: float | None, who: str = "pccl
         who: says so.
 
     Raises:
-        NoMaster: nobody did within ``timeout_s`` seconds.
+        click.ClickException: nobody did within ``timeout_s`` seconds.
     """
     addresses = pccl.addresses.parse_masters(master)
     began_s = time.monotonic()
@@ -69,7 +66,10 @@ async def wait_for_master(master: str, timeout_s: float | None, who: str = "pccl
         if not reason:
             break
         if left_s <= 0.0:
-            raise NoMaster(reason)
+            raise click.ClickException(
+                f"no master answered at {master} within {timeout_s:g} s ({reason}); "
+                "is `pccl master` running there, and may this machine reach that port?"
+            )
         if not waiting:
             waiting = True
             _say(who, f"waiting for a master at {master} ({reason})")
@@ -139,12 +139,7 @@ class JoinCommand(Wrapper):
     type=click.IntRange(0, LANES_MAX),
     help="Connections per link; 0: chosen by the library (PCCL_LANES).",
 )
-@click.option(
-    "--token",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
-    help="File that holds the run's secret (PCCL_TOKEN_FILE).",
-)
+@token_option()
 @click.option(
     "--timeout",
     "timeout_s",
@@ -161,7 +156,7 @@ def join(
     advertise: str | None,
     listen: str | None,
     lanes: int | None,
-    token: Path | None,
+    token: str | None,
     timeout_s: float | None,
 ) -> NoReturn:
     """Wait until a master answers at HOST:PORT, then run COMMAND as a peer of its run.
@@ -174,34 +169,17 @@ def join(
     name, *arguments = wrapped_command(ctx)
     program = find_program(name)
     environment = {config.DRAIN: "1", config.PROGRESS: "1", **os.environ, config.MASTER: master}
-    if group is not None:
-        environment[config.GROUP] = str(group)
-    if advertise is not None:
-        environment[config.ADVERTISE] = advertise
-    if listen is not None:
-        environment[config.LISTEN] = listen
-    if lanes is not None:
-        environment[config.LANES] = str(lanes)
+    given = {config.GROUP: group, config.LANES: lanes}
+    given |= {config.ADVERTISE: advertise, config.LISTEN: listen}
+    environment |= {name: str(value) for name, value in given.items() if value is not None}
     if token is not None:
-        _check_token(token)
-        environment[config.TOKEN_FILE] = str(token.resolve())
+        read_secret(token)
+        environment[config.TOKEN_FILE] = os.path.abspath(token)
         environment.pop(config.TOKEN, None)  # it would come first
     try:
         asyncio.run(wait_for_master(master, timeout_s))
-    except NoMaster as error:
-        raise click.ClickException(
-            f"no master answered at {master} within {timeout_s:g} s ({error}); "
-            "is `pccl master` running there, and may this machine reach that port?"
-        ) from None
     except KeyboardInterrupt:
         raise click.Abort from None
     sys.stdout.flush()
     sys.stderr.flush()
     become(program, [name, *arguments], environment)
-
-
-def _check_token(token: Path) -> None:
-    try:
-        config.read_token_file(token)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--token") from error
