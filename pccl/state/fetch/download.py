@@ -151,8 +151,8 @@ class Download:
     @property
     def source_count(self) -> int:
         """How many peers can be asked for pieces."""
-        views = self.pieces.sources() if self.pieces is not None else ()
-        return sum(not view.lost for view in views)
+        sources = self.pieces.sources() if self.pieces is not None else ()
+        return sum(source.live for source in sources)
 
     def awaits_map(self, peer: PeerId) -> bool:
         """Whether ``peer`` was asked for its map."""

@@ -39,29 +39,6 @@ class Ask:
     pieces: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SourceView:
-    """A source, for reports.
-
-    Attributes:
-        peer: who.
-        lost: whether it has gone.
-        bytes_per_s: measured while it had something to send; 0 if that is not known.
-        outstanding_bytes: it was asked for and has not sent.
-        got_bytes: of pieces that came from it first and were right.
-        wrong_pieces: that came from it.
-        distrusted: whether it is asked only for what nobody else has, or for nothing any more.
-    """
-
-    peer: PeerId
-    lost: bool
-    bytes_per_s: int
-    outstanding_bytes: int
-    got_bytes: int
-    wrong_pieces: int
-    distrusted: bool
-
-
 class PieceFetch:
     """Spreads wanted pieces over sources; every call tells what is to be asked next.
 
@@ -146,20 +123,9 @@ class PieceFetch:
         known = self._sources.get(source)
         return () if known is None else tuple(self._pieces[slot] for slot in known.outstanding)
 
-    def sources(self) -> tuple[SourceView, ...]:
-        """All that have ever been added, in that order."""
-        return tuple(
-            SourceView(
-                source.peer,
-                not source.live,
-                int(source.rate or 0),
-                source.outstanding_bytes,
-                source.got_bytes,
-                source.strikes,
-                source.strikes > 0,
-            )
-            for source in self._sources.values()
-        )
+    def sources(self) -> tuple[Source, ...]:
+        """All that have ever been added, in that order; to look at."""
+        return tuple(self._sources.values())
 
     # -- what happens to sources --------------------------------------------------------------
 

@@ -51,6 +51,7 @@ class Source:
         probing: it gets one piece at a time until it has worked off what it has been asked for.
         rate: bytes per second while it has something to send; None: not known yet.
         got_bytes: of pieces that came from it and counted.
+        strikes: wrong pieces that came from it: one that has sent any is distrusted.
     """
 
     def __init__(self, peer: PeerId) -> None:

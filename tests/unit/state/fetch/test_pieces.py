@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccl.protocol.types import NS_PER_MS, NS_PER_S, PeerId
-from pccl.state.fetch.pieces import Ask, PieceFetch, SourceView
+from pccl.state.fetch.pieces import Ask, PieceFetch
 from pccl.state.fetch.slots import SlotSet, ones
+from pccl.state.fetch.source import Source
 from tests.unit.state.fetch.fetch_model import MIB, Judge, Network, Uplink
 
 STALL_NS = 5 * NS_PER_S
@@ -33,7 +34,7 @@ def asked(asks: Iterable[Ask]) -> dict[PeerId, list[int]]:
     return found
 
 
-def view(fetch: PieceFetch, source: PeerId) -> SourceView:
+def view(fetch: PieceFetch, source: PeerId) -> Source:
     return next(each for each in fetch.sources() if each.peer == source)
 
 
@@ -94,7 +95,7 @@ def test_window_follows_the_rate() -> None:
     fetch = fetch_of(300)
     fetch.add_source(A, 0)
     run_at(fetch, A, 10 * MIB, 0, 1)
-    assert view(fetch, A).bytes_per_s == 10 * MIB
+    assert view(fetch, A).rate == 10 * MIB
     assert asked(fetch.arrived(A, 0, NS_PER_S, sound=True)) == {A: list(range(4, 11))}
     run_at(fetch, A, 1000 * MIB, 1, 20)
     fetch.arrived(A, 1, 22 * NS_PER_S, sound=True)
@@ -106,7 +107,7 @@ def test_idle_time_is_not_in_the_rate() -> None:
     fetch.add_source(A, 0, [])
     fetch.add_source(A, 50 * NS_PER_S, [0])
     fetch.progressed(A, MIB // 2, 50 * NS_PER_S + 500 * NS_PER_MS)
-    assert view(fetch, A).bytes_per_s == MIB
+    assert view(fetch, A).rate == MIB
 
 
 def test_an_old_rate_fades() -> None:
@@ -114,7 +115,7 @@ def test_an_old_rate_fades() -> None:
     fetch.add_source(A, 0)
     run_at(fetch, A, 8 * MIB, 0, 1)
     fetch.tick(2 * NS_PER_S)  # a second without a byte: half
-    assert view(fetch, A).bytes_per_s == 4 * MIB
+    assert view(fetch, A).rate == 4 * MIB
 
 
 def test_report() -> None:
@@ -124,10 +125,11 @@ def test_report() -> None:
     fetch.arrived(A, 0, 1, sound=True)
     fetch.arrived(B, 4, 1, sound=False)
     fetch.lose_source(A, 2)
-    assert fetch.sources() == (
-        SourceView(A, True, 0, 0, MIB, 0, False),
-        SourceView(B, False, 0, 4 * MIB, 0, 1, True),
-    )
+    first, second = fetch.sources()
+    assert (first.peer, first.live, first.got_bytes, first.strikes) == (A, False, MIB, 0)
+    assert (second.peer, second.live, second.got_bytes, second.strikes) == (B, True, 0, 1)
+    assert (first.rate, first.outstanding_bytes) == (None, 0)
+    assert (second.rate, second.outstanding_bytes) == (None, 4 * MIB)
 
 
 # -- who has what -------------------------------------------------------------
@@ -227,11 +229,11 @@ def test_what_was_not_asked_changes_nothing() -> None:
         assert fetch.arrived(source, piece, 1, sound=sound) == []
         assert fetch.arrived(source, piece, 1, sound=not sound) == []
     assert fetch.missing == 10
-    assert not view(fetch, A).distrusted
+    assert not view(fetch, A).strikes
     fetch.arrived(A, 0, 1, sound=True)
     assert fetch.arrived(A, 0, 1, sound=True) == []
     assert fetch.arrived(A, 0, 1, sound=False) == []
-    assert not view(fetch, A).distrusted
+    assert not view(fetch, A).strikes
     fetch.progressed(C, MIB, 1)
     assert fetch.lose_source(C, 1) == fetch.refuse(C, [1], 1) == fetch.ask_again(C, 1) == []
     assert fetch.outstanding(C) == ()
@@ -254,7 +256,7 @@ def test_a_liar_is_left_alone() -> None:
     assert fetch.arrived(B, 6, 1, sound=True) == [Ask(B, (2,))]
     assert fetch.tick(2) == []
     fetch.arrived(A, 1, 2, sound=False)
-    assert view(fetch, A).wrong_pieces == 1
+    assert view(fetch, A).strikes == 1
 
 
 def test_the_last_that_a_liar_owed_may_be_right() -> None:
@@ -288,7 +290,7 @@ def test_a_liar_is_asked_for_what_nobody_else_has_until_the_third_strike() -> No
     assert not fetch.starved
     assert fetch.arrived(A, 0, 3, sound=False) == []
     assert fetch.starved
-    assert view(fetch, A).wrong_pieces == 3
+    assert view(fetch, A).strikes == 3
     fetch.lose_source(A, 4)
     assert fetch.add_source(A, 5) == []
     assert fetch.starved
@@ -651,8 +653,8 @@ def test_a_liar_costs_a_window() -> None:
     assert net.run() <= 1.3 * 200 / 20
     assert net.extra_bytes <= 10 * MIB
     fetch = net.fetchers[PeerId(100)]
-    assert [each.distrusted for each in fetch.sources()] == [False, False, True]
-    assert fetch.sources()[2].wrong_pieces * MIB == net.uplinks[C].sent_bytes
+    assert [each.strikes > 0 for each in fetch.sources()] == [False, False, True]
+    assert fetch.sources()[2].strikes * MIB == net.uplinks[C].sent_bytes
 
 
 def test_one_wrong_piece_late_costs_a_window() -> None:
