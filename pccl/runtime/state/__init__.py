@@ -1,7 +1,7 @@
 """Shared state: served, compared and fetched.
 
 * ``memory``: where the bytes of a shared state are, and how far they are known.
-* ``frames``: frames of shared state: sent, checked, received whole, or discarded.
+* ``frames``: frames of shared state: sent and checked.
 * ``upload``: what one peer gives of a shared state to those who ask.
 * ``receiver``: carries out what a download decides, and tells it what comes.
 * ``comparison``: finds out how the own state differs from that of another member.

@@ -1,4 +1,4 @@
-"""Frames of shared state: sent, checked, received whole, or discarded.
+"""Frames of shared state: sent and checked.
 
 What is sent belongs to one operation. Pieces are received by the ``receiver``, each straight to
 where it belongs.
@@ -7,8 +7,7 @@ where it belongs.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import PAYLOAD_BYTES_MAX, FrameHeader, FrameKind
@@ -126,42 +125,3 @@ def check_length(header: FrameHeader) -> None:
     if header.length > most or (header.kind in _LISTS and header.length % 4):
         reason = f"a {header.kind.name} of {header.length} bytes"
         raise RemoteProtocolError(func="lane", reason=reason)
-
-
-@dataclass(slots=True)
-class Whole:
-    """The sink of a frame that is taken when all of it is here.
-
-    ``progressed``, if there is one, is told how many bytes are here: on a slow link the last one
-    may be long in coming.
-    """
-
-    take: Callable[[PeerId, FrameHeader, bytearray], None]
-    peer: PeerId
-    header: FrameHeader
-    payload: bytearray
-    progressed: Callable[[PeerId, FrameHeader, int], None] | None = None
-    received: int = 0
-
-    def memory(self, received: int) -> memoryview:
-        """See ``Sink``."""
-        self._note(received)
-        return memoryview(self.payload)[received:]
-
-    def counts(self) -> bool:
-        """See ``Sink``."""
-        return True
-
-    def complete(self) -> None:
-        """See ``Sink``."""
-        self._note(len(self.payload))
-        self.take(self.peer, self.header, self.payload)
-
-    def _note(self, received: int) -> None:
-        if received > self.received:
-            self.received = received
-            if self.progressed is not None:
-                self.progressed(self.peer, self.header, received)
-
-    def lost(self) -> None:
-        """See ``Sink``."""

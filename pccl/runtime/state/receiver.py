@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
@@ -15,7 +16,6 @@ from pccl.protocol.types import PeerId
 from pccl.runtime.state.frames import (
     QUEUED_PIECES_MAX,
     StateSender,
-    Whole,
     numbers_of,
     pack_numbers,
 )
@@ -36,7 +36,7 @@ from pccl.state.fetch.download import (
 from pccl.state.fetch.pieces import Ask
 from pccl.state.fetch.target import Present, Target
 from pccl.transports.lane import Sink
-from pccl.transports.sinks import Drain, discard
+from pccl.transports.sinks import Collect, Drain, discard
 
 
 @dataclass(slots=True)
@@ -79,6 +79,38 @@ class _Arrival:
         if received > self.received:
             self.receiver.progressed(self.source, received - self.received)
             self.received = received
+
+
+@dataclass(slots=True)
+class _MapPart:
+    """The sink of a part of a map: on a slow link its last byte may be long in coming.
+
+    ``progressed`` is told how many bytes are here.
+    """
+
+    part: Collect
+    progressed: Callable[[int], None]
+    received: int = 0
+
+    def memory(self, received: int) -> memoryview:
+        """See ``Sink``."""
+        if received > self.received:
+            self.received = received
+            self.progressed(received)
+        return self.part.memory(received)
+
+    def counts(self) -> bool:
+        """See ``Sink``."""
+        return self.part.counts()
+
+    def complete(self) -> None:
+        """See ``Sink``."""
+        if self.received < len(self.part.payload):
+            self.progressed(len(self.part.payload))
+        self.part.complete()
+
+    def lost(self) -> None:
+        """See ``Sink``."""
 
 
 class StateReceiver:
@@ -172,11 +204,11 @@ class StateReceiver:
         take: Callable[[PeerId, FrameHeader, bytearray], None],
     ) -> Sink:
         """The sink of a frame that is no piece."""
-        payload = bytearray(header.length)
+        part = Collect(bytearray(header.length), partial(take, peer, header))
         if header.kind is not FrameKind.MAP:
-            return Whole(take, peer, header, payload)
+            return part
         self._map_progressed(peer, header, 0)
-        return Whole(take, peer, header, payload, self._map_progressed)
+        return _MapPart(part, partial(self._map_progressed, peer, header))
 
     def take(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
         """An answer is here, or news.

@@ -167,10 +167,6 @@ class Results:
         if not self._watchers:
             self.clear()
 
-    def watchers(self) -> list[PeerId]:
-        """Who watches."""
-        return list(self._watchers)
-
     def synchronized(self, content: bytes) -> None:
         """A synchronization has elected this; results are numbered anew."""
         self._content, self._index = content, 0

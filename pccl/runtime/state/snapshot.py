@@ -8,16 +8,18 @@ meanwhile. Whoever fetches sees that by the digest, and nobody is to blame.
 from __future__ import annotations
 
 import weakref
+from functools import partial
 
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import OperationId, PeerId
-from pccl.runtime.state.frames import StateSender, Whole, check_length, numbers_of
+from pccl.runtime.state.frames import StateSender, check_length, numbers_of
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.upload import StateUpload
 from pccl.state.digests import layout_digest
 from pccl.state.layout import StateLayout
 from pccl.transports.lane import Sink
 from pccl.transports.link import Links
+from pccl.transports.sinks import Collect
 
 
 def idle_operation(layout: StateLayout, group: int) -> OperationId:
@@ -65,12 +67,12 @@ class StateSnapshot:
             RemoteProtocolError: for what does not exist.
         """
         check_length(header)
-        return Whole(self._take, peer, header, bytearray(header.length))
+        return Collect(bytearray(header.length), partial(self._take, peer, header.kind))
 
-    def _take(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
-        if header.kind is FrameKind.MAP_ASK:
+    def _take(self, peer: PeerId, kind: FrameKind, payload: bytearray) -> None:
+        if kind is FrameKind.MAP_ASK:
             self._upload.send_map(peer)
-        elif header.kind is FrameKind.PIECE_ASK:
+        elif kind is FrameKind.PIECE_ASK:
             self._upload.send_pieces(peer, numbers_of(payload))
 
     def forget(self, peer: PeerId) -> None:

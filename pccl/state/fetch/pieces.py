@@ -67,7 +67,6 @@ class PieceFetch:
         self._asked: dict[int, tuple[Source, ...]] = {}
         """Of whom a slot has been asked: nobody, one or two."""
         self._sources: dict[PeerId, Source] = {}
-        self._total_bytes = self._board.missing_bytes
         self._rates = 0.0
         """Of all good sources together, as of the last look."""
         self._starved: bool | None = None
@@ -89,16 +88,6 @@ class PieceFetch:
     def missing(self) -> int:
         """Number of pieces that are missing."""
         return self._board.missing
-
-    @property
-    def missing_bytes(self) -> int:
-        """Of pieces that are missing."""
-        return self._board.missing_bytes
-
-    @property
-    def done_bytes(self) -> int:
-        """Of pieces that have come."""
-        return self._total_bytes - self._board.missing_bytes
 
     @property
     def starved(self) -> bool:

@@ -120,7 +120,6 @@ class Board:
         free: what of it nobody is on.
         rare: what of that no other member that fetches has.
         missing: how many are missing.
-        missing_bytes: of those.
         free_bytes: of those that are free.
     """
 
@@ -133,7 +132,7 @@ class Board:
         self._common = SlotSet(count)
         """Bits of slots that are not wanted mean nothing."""
         self.missing = count
-        self.missing_bytes = self.free_bytes = sum(sizes)
+        self.free_bytes = sum(sizes)
 
     def release(self, slot: int) -> None:
         """Nobody is on it any more."""
@@ -155,7 +154,6 @@ class Board:
         self.occupy(slot)
         self.wanted.discard(slot)
         self.missing -= 1
-        self.missing_bytes -= self.sizes[slot]
 
     def spread(self, slot: int) -> None:
         """Another one that fetches has it now."""
