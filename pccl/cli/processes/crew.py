@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import NoReturn, Self
 
 import click
@@ -79,12 +79,7 @@ class Crew:
         self._children.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._children.close()
 
     def start(

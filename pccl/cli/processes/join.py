@@ -169,7 +169,7 @@ def join(
     name, *arguments = wrapped_command(ctx)
     program = find_program(name)
     environment = {config.DRAIN: "1", config.PROGRESS: "1", **os.environ, config.MASTER: master}
-    given = {config.GROUP: group, config.LANES: lanes}
+    given: dict[str, object] = {config.GROUP: group, config.LANES: lanes}
     given |= {config.ADVERTISE: advertise, config.LISTEN: listen}
     environment |= {name: str(value) for name, value in given.items() if value is not None}
     if token is not None:

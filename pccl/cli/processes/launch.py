@@ -175,10 +175,8 @@ def peer_environments(
     if token is not None:
         common[config.TOKEN] = token
         common.pop(config.TOKEN_FILE, None)
-    if group is not None:
-        common[config.GROUP] = str(group)
-    if min_peers is not None:
-        common[config.MIN_PEERS] = str(min_peers)
+    given = {config.GROUP: group, config.MIN_PEERS: min_peers}
+    common |= {name: str(value) for name, value in given.items() if value is not None}
     return [{**common, PEER_INDEX: str(peer)} for peer in range(count)]
 
 

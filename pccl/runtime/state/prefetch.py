@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import OperationId, PeerId
-from pccl.runtime.state.frames import StateSender, check_length
+from pccl.runtime.state.frames import StateSender
 from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.receiver import StateReceiver
@@ -21,7 +21,6 @@ from pccl.state.fetch.download import DownloadDone, DownloadFailed, PiecesComple
 from pccl.state.fetch.target import ShownTarget
 from pccl.transports.lane import Sink
 from pccl.transports.link import Links
-from pccl.transports.sinks import Drain
 
 _log = logging.getLogger("pccl.peer")
 
@@ -116,12 +115,8 @@ class Prefetch:
         Raises:
             RemoteProtocolError: it is none.
         """
-        if header.kind is FrameKind.PIECE:
-            return self._receiver.place(peer, header)
-        check_length(header)
-        if header.kind is FrameKind.MAP and not self.download.awaits_map(peer):
-            return Drain(header.length)  # not asked for, or not any more
-        return self._receiver.whole(peer, header, self._take)
+        awaited = header.kind is not FrameKind.MAP or self.download.awaits_map(peer)
+        return self._receiver.frame_started(peer, header, self._take, awaited=awaited)
 
     def _take(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
         match header.kind:

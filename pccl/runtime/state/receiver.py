@@ -16,6 +16,7 @@ from pccl.protocol.types import PeerId
 from pccl.runtime.state.frames import (
     QUEUED_PIECES_MAX,
     StateSender,
+    check_length,
     numbers_of,
     pack_numbers,
 )
@@ -180,12 +181,31 @@ class StateReceiver:
 
     # -- frames ------------------------------------------------------------------------------------
 
-    def place(self, peer: PeerId, header: FrameHeader) -> Sink:
-        """A piece is about to arrive.
+    def frame_started(
+        self,
+        peer: PeerId,
+        header: FrameHeader,
+        take: Callable[[PeerId, FrameHeader, bytearray], None],
+        *,
+        awaited: bool,
+    ) -> Sink:
+        """Decide where a frame goes: a piece to its place, another one to ``take`` if awaited.
 
         Raises:
-            RemoteProtocolError: there is no such piece.
+            RemoteProtocolError: there is no such piece, or nobody sends a frame like that.
         """
+        if header.kind is FrameKind.PIECE:
+            return self._place(peer, header)
+        check_length(header)
+        if not awaited:
+            return Drain(header.length)
+        part = Collect(bytearray(header.length), partial(take, peer, header))
+        if header.kind is not FrameKind.MAP:
+            return part
+        self._map_progressed(peer, header, 0)
+        return _MapPart(part, partial(self._map_progressed, peer, header))
+
+    def _place(self, peer: PeerId, header: FrameHeader) -> Sink:
         number = header.offset
         count = self._layout.piece_count
         if number >= count or header.length != self._layout.piece(number).length:
@@ -196,19 +216,6 @@ class StateReceiver:
         arrival = _Arrival(self, peer, number, slot, is_advisory=header.operation.term == 0)
         self._arrivals[number] = arrival
         return arrival
-
-    def whole(
-        self,
-        peer: PeerId,
-        header: FrameHeader,
-        take: Callable[[PeerId, FrameHeader, bytearray], None],
-    ) -> Sink:
-        """The sink of a frame that is no piece."""
-        part = Collect(bytearray(header.length), partial(take, peer, header))
-        if header.kind is not FrameKind.MAP:
-            return part
-        self._map_progressed(peer, header, 0)
-        return _MapPart(part, partial(self._map_progressed, peer, header))
 
     def take(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
         """An answer is here, or news.

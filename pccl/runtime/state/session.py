@@ -16,7 +16,7 @@ from pccl.protocol.messages import Progress
 from pccl.protocol.shared_state import Difference, Elected
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.state.comparison import StateComparison
-from pccl.runtime.state.frames import StateSender, check_length, numbers_of
+from pccl.runtime.state.frames import StateSender, numbers_of
 from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.receiver import StateReceiver
@@ -25,7 +25,6 @@ from pccl.state.fetch.download import DownloadDone, DownloadFailed, PiecesComple
 from pccl.state.fetch.target import ElectedTarget
 from pccl.transports.lane import Sink
 from pccl.transports.link import Links
-from pccl.transports.sinks import Drain
 
 StateNews: TypeAlias = ReduceDone | SyncStarved | ComparisonDone
 """All that is elected is here; nobody gives what is missing; the answer of ``compare``."""
@@ -156,12 +155,8 @@ class StateSession:
         Raises:
             RemoteProtocolError: the sender may not send this.
         """
-        if header.kind is FrameKind.PIECE:
-            return self.receiver.place(peer, header)
-        check_length(header)
-        if not self._awaits(peer, header.kind):
-            return Drain(header.length)
-        return self.receiver.whole(peer, header, self.take)
+        awaited = self._awaits(peer, header.kind)
+        return self.receiver.frame_started(peer, header, self.take, awaited=awaited)
 
     def _awaits(self, peer: PeerId, kind: FrameKind) -> bool:
         """Whether a frame that is an answer has been asked for."""
