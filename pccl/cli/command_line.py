@@ -83,12 +83,13 @@ def check_switches() -> None:
 
 
 def token_option(condition: str = "") -> Callable[[F], F]:
-    """Give a command ``--token FILE``, under a condition in words."""
+    """Give a command ``--token FILE``, under a condition in words, such as ``"With --master: "``."""
+    what = f"{'f' if condition else 'F'}ile that holds the run's secret (PCCL_TOKEN_FILE)."
     return click.option(
         "--token",
         metavar="FILE",
         type=click.Path(exists=True, dir_okay=False, readable=True),
-        help=f"{condition}File that holds the run's secret (PCCL_TOKEN_FILE).",
+        help=condition + what,
     )
 
 

@@ -31,9 +31,6 @@ EXTRAS = {"torch": "torch", "sklearn": "scikit-learn", "matplotlib": "matplotlib
 SILENCE_S_MAX = 90.0
 """Importing torch from a cold disk is the longest silence of a healthy demo."""
 
-PROGRESS_LINE_COUNT = 10
-"""Lines of progress that a demo prints."""
-
 JOIN_SHARE, AWAIT_SHARE = 0.55, 0.75
 """The newcomer sets out after this share of the steps, when it is plain that one was killed; here
 the others would wait for it: on most machines it has long come."""
@@ -45,16 +42,11 @@ def direct(crew: Crew, record: DemoRecord, victim: Worker | None, *, quiet: bool
     for worker in record.workers:
         if not worker.task.late:
             start(crew, worker)
-    next_step = 1
     with board(record.workers, quiet=quiet) as rows:
 
         def add(name: str, told: Told) -> None:
-            nonlocal next_step
             now_s = time.monotonic() - record.began_s
             news = [*record.add(now_s, names[name], told), *carry_out(crew, record, victim, now_s)]
-            if record.step >= next_step:
-                next_step = record.step + max(1, record.step_count // PROGRESS_LINE_COUNT)
-                news.append(record.progress)
             for words in news if not quiet else []:
                 print(f"{now_s:6.1f} s  {words}", flush=True)
             show(rows, record.workers)
@@ -138,14 +130,11 @@ def demo(
     await_at = int(AWAIT_SHARE * steps) if join else None
     with pccl.MasterNode("127.0.0.1:0") as node, Crew() as crew:
         common = peers + join, steps, seed
-        workers = [
-            Worker(DemoTask(shard, *common, node.address, peers, await_at))
-            for shard in range(peers)
-        ]
+        together = node.address, peers, await_at
+        workers = [Worker(DemoTask(shard, *common, *together)) for shard in range(peers)]
         victim = random.Random(seed).choice(workers) if kill else None
-        if join:
-            workers.append(Worker(DemoTask(peers, *common, node.address, late=True)))
-        record = DemoRecord([*workers, Worker(DemoTask(0, *common))], steps, started_s)
+        late = [Worker(DemoTask(peers, *common, node.address, late=True))] * join
+        record = DemoRecord([*workers, *late, Worker(DemoTask(0, *common))], steps, started_s)
         problem = direct(crew, record, victim, quiet=as_json)
     if record.points:
         draw(record, out)

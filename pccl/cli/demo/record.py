@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+PROGRESS_LINES = 10
+
 ACCURACY_MIN = 0.95
 """Held-out accuracy that the peers together must reach."""
 
@@ -148,6 +150,8 @@ class DemoRecord:
             self.resumed_s = now - self.killed.at_s if self.killed is not None else None
         if count and told.step > self.step:
             self.points.append(Moment(now, told.step, told.loss, count))
+            if told.step % max(1, self.step_count // PROGRESS_LINES) == 1:
+                yield self.progress
 
     def add_kill(self, now: float, worker: Worker) -> str:
         """Note that a worker was sent SIGKILL; returns what to tell the user."""
@@ -177,23 +181,19 @@ def judge(
         "fetched_bytes": sum(peer.told.fetched_bytes for peer in late),
         "seconds": round(seconds, 3),
     }
-    with_all = {*range(1 << 10)}.intersection(*(peer.told.contributors for peer in survivors))
+    is_low = (accuracy or 1) < ACCURACY_MIN
+    seen = [peer.told.contributors for peer in survivors]
+    apart = [new.label for new in late if not all(new.told.peer_id in ids for ids in seen)]
     failures = [
         (problem, bool(problem)),
         (f"{joined} of {peers} peers joined", joined != peers),
         (f"{len(ended)} of {len(survivors)} survivors finished", not complete),
-        (
-            f"held-out accuracy {accuracy or 0:.3f} is below {ACCURACY_MIN}",
-            (accuracy or 1) < ACCURACY_MIN,
-        ),
+        (f"held-out accuracy {accuracy or 0:.3f} is below {ACCURACY_MIN}", is_low),
         ("the one that trains alone did not finish", alone is None),
         ("the survivors' weights differ", complete and not found["digests_equal"]),
         ("the survivors disagree on who was lost", len(views) > 1),
         *((f"{peer.label} has fetched nothing", not peer.told.fetched_bytes) for peer in late),
-        *(
-            (f"{peer.label} did not train with all the others", peer.told.peer_id not in with_all)
-            for peer in late
-        ),
+        *((f"{label} did not train with all the others", True) for label in apart),
         (f"{lost} peers were lost, not {lost_expected}", lost != lost_expected),
     ]
     return found, [words for words, applies in failures if applies]

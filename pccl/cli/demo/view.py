@@ -11,9 +11,6 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from pccl.cli.demo.record import ACCURACY_MIN, DemoRecord, Worker
 from pccl.progress import size
 
-DIGEST_LENGTH = 32
-"""Hexadecimal digits of a digest that are shown; all 64 are compared."""
-
 STYLES = {"fetching": "cyan", "training": "green", "finished": "bold green", "killed": "bold red"}
 
 
@@ -45,12 +42,12 @@ def show(rows: Progress, workers: list[Worker]) -> None:
 def summary(record: DemoRecord, found: dict[str, Any], picture: Path) -> dict[str, str]:
     """Name and value of all that the demo has found out."""
     ended = sorted(record.peers, key=lambda peer: peer.told.peer_id)
-    digests = {each.label: each.told.digest[:DIGEST_LENGTH] for each in ended if each.told.digest}
+    digests = {each.label: each.told.digest[:32] for each in ended if each.told.digest}
     sent = sum(peer.told.tx_bytes for peer in record.peers)
     resumed_s, fetched_bytes = record.resumed_s, found["fetched_bytes"]
     return {
-        "held-out accuracy": f"{percent(found['accuracy'])} (at least {ACCURACY_MIN:.1%})",
-        "one shard alone": f"{percent(found['single_shard_accuracy'])} (after as many steps)",
+        "held-out accuracy": f"{found['accuracy'] or 0:.1%} (at least {ACCURACY_MIN:.1%})",
+        "one shard alone": f"{found['single_shard_accuracy'] or 0:.1%} (after as many steps)",
         **{f"weights of {who}": f"sha256 {digest}" for who, digest in digests.items()},
         "weights equal": "yes, bit for bit" if found["digests_equal"] else "NO",
         "peers": f"{found['joined_peers']} joined, {found['lost_peers']} lost",
@@ -60,11 +57,6 @@ def summary(record: DemoRecord, found: dict[str, Any], picture: Path) -> dict[st
         "picture": str(picture),
         "time": f"{found['seconds']:.1f} s",
     }
-
-
-def percent(share: float | None) -> str:
-    """A share of one in per cent, or a dash if it is not known."""
-    return "-" if share is None else f"{share:.1%}"
 
 
 def draw(record: DemoRecord, path: Path) -> None:
