@@ -82,14 +82,15 @@ def check_switches() -> None:
         raise click.UsageError(str(error)) from error
 
 
-def token_option(condition: str = "") -> Callable[[F], F]:
-    """Give a command ``--token FILE``, under a condition in words, such as ``"With --master: "``."""
-    what = f"{'f' if condition else 'F'}ile that holds the run's secret (PCCL_TOKEN_FILE)."
+def token_option(
+    text: str = "File that holds the run's secret (PCCL_TOKEN_FILE).",
+) -> Callable[[F], F]:
+    """Give a command ``--token FILE``, with this help."""
     return click.option(
         "--token",
         metavar="FILE",
         type=click.Path(exists=True, dir_okay=False, readable=True),
-        help=condition + what,
+        help=text,
     )
 
 

@@ -113,7 +113,7 @@ def bench() -> None:
     callback=check_address,
     help="Measure between hosts: run this on each, as a peer of the run there.",
 )
-@token_option("With --master: ")
+@token_option("With --master: file that holds the run's secret (PCCL_TOKEN_FILE).")
 @click.option(
     "--timeout",
     "timeout_s",
