@@ -183,9 +183,10 @@ class BenchPeer:
         self._play([*(side for _, side in sides), *their_sides])
         theirs = [gather(self._comm, side.log) for side in their_sides]
         for variant, (library, side) in zip(self._plan.variants, sides, strict=True):
+            known = library.figures()  # while all are there: after the last call peers leave
             ours = gather(self._comm, side.log)
             compared = theirs if variant.exact else []
-            yield result_of(self._plan, variant, size, library.figures(), ours, *compared)
+            yield result_of(self._plan, variant, size, known, ours, *compared)
 
     def _play(self, sides: Sequence[ReduceSide]) -> None:
         """Let all sides play all rounds in turn; they alternate in who begins."""
