@@ -13,7 +13,8 @@ from typing import Self
 
 from pccl import config
 from pccl.cli.processes.children import STDOUT, Children, Ended, OutputLine
-from pccl.stress.chaos.events import Event, decode
+from pccl.cli.processes.reports import decode
+from pccl.stress.chaos.events import KINDS, Event
 from pccl.stress.chaos.namespaces import Hosts
 from pccl.stress.chaos.network import Network
 from pccl.stress.chaos.peer_process import DUMP_SIGNAL
@@ -170,7 +171,7 @@ class ChaosCrew:
         for life, what in self._children.hear(timeout_s):
             if isinstance(what, OutputLine):
                 text = what.text.decode(errors="replace")
-                event = decode(text) if what.stream == STDOUT else None
+                event = decode(text, KINDS) if what.stream == STDOUT else None
                 if event is None:
                     life.said.append(text)
                 else:

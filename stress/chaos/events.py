@@ -5,21 +5,19 @@ Times are those of ``time.monotonic``, which all processes of a Linux machine sh
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-import threading
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, get_args
+from typing import TypeAlias, get_args
+
+from pccl.cli.processes import reports
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessReady:
     """The process runs, and knows what to do when it is told to leave."""
 
-    name: ClassVar[str] = "ready"
     at: float
 
 
@@ -27,7 +25,6 @@ class ProcessReady:
 class PeerJoined:
     """It is a member (again), with a new id."""
 
-    name: ClassVar[str] = "joined"
     at: float
     peer: int
     seconds: float
@@ -46,7 +43,6 @@ class Reduced:
         wrong: empty, or what is wrong with the result.
     """
 
-    name: ClassVar[str] = "reduced"
     at: float
     lineage: int
     number: int
@@ -67,7 +63,6 @@ class CallFailed:
         expected: whether faults may cause it.
     """
 
-    name: ClassVar[str] = "failed"
     at: float
     call: str
     error: str
@@ -79,7 +74,6 @@ class CallFailed:
 class DamageFound:
     """A buffer that must not have changed has."""
 
-    name: ClassVar[str] = "damaged"
     at: float
     text: str
 
@@ -88,7 +82,6 @@ class DamageFound:
 class MemorySample:
     """What the process holds. ``ends``: it has closed everything."""
 
-    name: ClassVar[str] = "sample"
     at: float
     descriptors: int
     threads: int
@@ -100,7 +93,6 @@ class MemorySample:
 class Alone:
     """It waits for company, and is well."""
 
-    name: ClassVar[str] = "alone"
     at: float
 
 
@@ -108,7 +100,6 @@ class Alone:
 class Announced:
     """The master says that something happened to a peer."""
 
-    name: ClassVar[str] = "announced"
     at: float
     peer: int
     what: str
@@ -119,7 +110,6 @@ class Announced:
 class Listens:
     """The master is there."""
 
-    name: ClassVar[str] = "listens"
     at: float
     address: str
 
@@ -136,32 +126,15 @@ Event: TypeAlias = (
     | Listens
 )
 
-_KINDS: dict[str, type[Event]] = {kind.name: kind for kind in get_args(Event)}
-
-_writing = threading.Lock()
+KINDS: tuple[type[Event], ...] = get_args(Event)
 
 
 def tell(event: Event) -> None:
     """Tell the harness. If it is gone there is nobody to work for: the process ends."""
-    line = json.dumps({"event": event.name, **asdict(event)}, separators=(",", ":")) + "\n"
     try:
-        with _writing:
-            sys.stdout.write(line)
-            sys.stdout.flush()
+        reports.say(event)
     except BrokenPipeError:
         os._exit(1)
-
-
-def decode(line: str) -> Event | None:
-    """An event of a line that ``tell`` wrote; None: it is something else."""
-    try:
-        given: Any = json.loads(line)
-        kind = _KINDS[given.pop("event")]
-        if "contributors" in given:
-            given["contributors"] = tuple(given["contributors"])
-        return kind(**{each.name: given[each.name] for each in fields(kind)})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
 
 
 def sample(*, ends: bool = False) -> MemorySample:

@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -29,7 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 import pccl
-from pccl.cli.processes.children import STDOUT, Children, Ended
+from pccl.cli.processes.crew import Crew, ProcessDied
+from pccl.cli.processes.reports import decode, say
 from pccl.cli.sizes import Size, format_size
 from pccl.cli.streams import writing
 from pccl.stress.emulator.command_line import ending_on_sigterm
@@ -69,6 +69,28 @@ class Trials:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class NewcomerJoined:
+    """All are there, and it has reduced with them; since it began to connect."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class VictimDies:
+    """Its last word."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivorResult:
+    """A reduce in the middle of which the victim dies has returned."""
+
+    at: float
+    exact: bool
+
+
 class Measurement:
     """One size: the processes of its trials.
 
@@ -92,8 +114,8 @@ class Measurement:
         Raises:
             click.ClickException: a process failed, a value was wrong, or nothing was heard.
         """
-        with pccl.MasterNode("127.0.0.1:0") as node, Children[str]() as children:
-            self._children, self._master = children, node.address
+        with pccl.MasterNode("127.0.0.1:0") as node, Crew() as crew:
+            self._crew, self._master = crew, node.address
             for survivor in range(self._peers - 1):
                 self._start(f"survivor {survivor}")
             while len(self._trials.recovery_s) < self._tries:
@@ -101,56 +123,46 @@ class Measurement:
         return self._trials
 
     def _start(self, name: str, *arguments: str) -> None:
-        module = [sys.executable, "-m", "pccl.stress.chaos.recovery"]
         count = str(self._trials.size_bytes // 4)
         common = ["--master", self._master, "--count", count, "--peers", str(self._peers)]
-        command = [sys.executable, *module, *common, *arguments]
-        self._children.start(name, command, {**os.environ, "OMP_NUM_THREADS": "1"})
+        self._crew.start(name, "pccl.stress.chaos.recovery", [*common, *arguments])
 
     def _trial(self) -> None:
         self._victim += 1
         victim = f"victim {self._victim}"
         share = self._random.uniform(SHARE_MIN, SHARE_MAX)
         self._start(victim, "--die", f"{share:.3f}")
-        killed: dict[str, Any] | None = None
-        results: list[dict[str, Any]] = []
-        ended = False
-        while killed is None or len(results) < self._peers - 1 or not ended:
-            for name, said in self._hear():
-                match said.get("event"):
-                    case "killed":
-                        killed = said
-                    case "result":
-                        results.append(said)
-                    case "joined" if name == victim:
-                        self._trials.join_s.append(said["seconds"])
-                    case "ended":
-                        ended = True
+        died: VictimDies | None = None
+        results: list[SurvivorResult] = []
+        while died is None or len(results) < self._peers - 1 or self._crew.running([victim]):
+            for name, text in self._hear(victim):
+                match decode(text, (NewcomerJoined, VictimDies, SurvivorResult)):
+                    case NewcomerJoined(seconds) if name == victim:
+                        self._trials.join_s.append(seconds)
+                    case VictimDies() as died:
+                        pass
+                    case SurvivorResult() as result:
+                        results.append(result)
                     case _:
                         pass
-        if not all(result["exact"] for result in results):
+        if not all(result.exact for result in results):
             raise click.ClickException("a survivor has a wrong value")
-        last_s = max(result["at"] for result in results) - killed["at"]
-        if min(result["at"] for result in results) > killed["at"]:
-            self._trials.recovery_s.append(last_s)
+        if min(result.at for result in results) > died.at:
+            self._trials.recovery_s.append(max(result.at for result in results) - died.at)
         else:
             self._trials.late += 1
 
-    def _hear(self) -> list[tuple[str, dict[str, Any]]]:
-        heard = self._children.hear(SILENCE_S_MAX)
-        if not heard:
+    def _hear(self, victim: str) -> list[tuple[str, str]]:
+        began_s = time.monotonic()
+        try:
+            heard = self._crew.hear(SILENCE_S_MAX)
+        except ProcessDied as death:
+            if death.name != victim or death.ended.exit_code != -signal.SIGKILL:
+                raise death.to_error() from death
+            return []
+        if not heard and time.monotonic() - began_s >= SILENCE_S_MAX:
             raise click.ClickException(f"no process said anything for {SILENCE_S_MAX:.0f} s")
-        found: list[tuple[str, dict[str, Any]]] = []
-        for name, what in heard:
-            if isinstance(what, Ended):
-                if not name.startswith("victim") or what.exit_code != -9:
-                    raise click.ClickException(f"{name} ended unexpectedly: {what}")
-                found.append((name, {"event": "ended"}))
-            elif what.stream == STDOUT:
-                found.append((name, json.loads(what.text)))
-            else:
-                click.echo(f"{name}: {what.text.decode(errors='replace')}", err=True)
-        return found
+        return heard
 
 
 def _summary(times: list[float]) -> dict[str, float]:
@@ -194,11 +206,6 @@ def recovery(peers: int, tries: int, sizes: tuple[int, ...], seed: int, as_json:
 # -- the peers ---------------------------------------------------------------------------------
 
 
-def say(**what: Any) -> None:
-    """Tell the measuring process, at once."""
-    os.write(sys.stdout.fileno(), json.dumps(what).encode() + b"\n")
-
-
 class RecoveryValues:
     """Whole numbers that differ from place to place and from peer to peer; sums are exact."""
 
@@ -231,7 +238,7 @@ class RecoveryPeer:
         self._comm.connect()
         if self._comm.world_size == self._peers:
             self._comm.all_reduce(self._small.of([self._comm.peer_id]))
-            say(event="joined", seconds=time.monotonic() - began_s)
+            say(NewcomerJoined(time.monotonic() - began_s))
 
     def survive(self) -> None:
         """Trial after trial, until killed."""
@@ -241,7 +248,7 @@ class RecoveryPeer:
             info = self._comm.all_reduce(x, retry=True)
             at = time.monotonic()
             exact = bool((x == self._values.of(info.contributors)).all())
-            say(event="result", at=at, contributors=info.contributors, exact=exact)
+            say(SurvivorResult(at, exact))
             while self._comm.world_size == self._peers:  # the victim died after the reduce
                 self._comm.update_topology()
 
@@ -268,7 +275,7 @@ class RecoveryPeer:
         def kill() -> None:
             began.wait()
             time.sleep(wait_s)
-            say(event="killed", at=time.monotonic(), peer=self._comm.peer_id)
+            say(VictimDies(time.monotonic()))
             os.kill(os.getpid(), signal.SIGKILL)
 
         threading.Thread(target=kill, daemon=True).start()
@@ -287,7 +294,6 @@ def main() -> None:
     given = parser.parse_args()
     comm = pccl.Communicator(given.master)
     peer = RecoveryPeer(comm, given.count, given.peers)
-    say(event="ready")
     peer.join()
     if given.die is None:
         peer.survive()

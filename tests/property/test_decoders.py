@@ -59,7 +59,6 @@ from pccl.runtime.state.frames import numbers_of, pack_numbers
 from pccl.runtime.state.results import ResultNews
 from pccl.state.checkpoint_header import Checkpoint, CheckpointTensor, checkpoint_of, header_of
 from pccl.state.layout import Entry, StateLayout
-from pccl.stress.chaos import events
 from pccl.stress.emulator.spec import LinkSpec
 from pccl.stress.timeline import FaultKind, Timeline, TimelineError, TimelineFault
 from tests.property import test_codec, test_hostile_frames
@@ -499,15 +498,6 @@ DECODERS: dict[str, Decoder] = {
         ValueError,
         (b"rate=200mbit,rtt=80ms,flow=100mbit,jitter=2ms,window=8mib,corrupt=0.1%", b""),
         write=lambda spec: str(spec).encode(),
-        runs=tuple(
-            f"stress/emulator/spec.py _parse_{one}"
-            for one in (
-                "rate",
-                "size",
-                "time",
-                "share",
-            )
-        ),
     ),
     "stress/timeline.py Timeline.from_json": Decoder(
         text_of(timeline_of),
@@ -520,12 +510,6 @@ DECODERS: dict[str, Decoder] = {
         text_of(lambda line: reports.decode(line, (Timed,))),
         (),
         (reports.encode(Timed((0.1, 0.2))).encode(),),
-        bend=bend_json,
-    ),
-    "stress/chaos/events.py decode": Decoder(
-        text_of(events.decode),
-        (),
-        (b'{"event":"ready","at":1.5}', b'{"event":"joined","at":1}'),
         bend=bend_json,
     ),
 }
@@ -665,7 +649,6 @@ NOT_FROM_OUTSIDE = {
     "pccl/cli/command_line.py Wrapper.parse_args": "click's own name",
     "pccl/collectives/quantization/affine.py AffineCodec._write": "what it has packed itself",
     "pccl/collectives/quantization/symmetric.py SymmetricCodec._write": "what it has packed itself",
-    "stress/chaos/recovery.py Measurement._hear": "lines of processes that were started",
     "stress/sim/scenarios/file.py load": "a file of the simulator; test_scenario_file",
     "stress/sim/scenarios/file.py _decode": "a file of the simulator; test_scenario_file",
     "transports/tcp_socket.py measure_path": "the kernel's",

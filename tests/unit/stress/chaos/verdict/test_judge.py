@@ -9,7 +9,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from pccl.cli.processes.reports import decode
 from pccl.stress.chaos.events import (
+    KINDS,
     Alone,
     Announced,
     CallFailed,
@@ -18,7 +20,6 @@ from pccl.stress.chaos.events import (
     MemorySample,
     PeerJoined,
     Reduced,
-    decode,
     tell,
 )
 from pccl.stress.chaos.settings import blame_s, patience_s
@@ -291,9 +292,9 @@ def test_events_survive_the_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     for event in events:
         tell(event)
     lines = capsys.readouterr().out.splitlines()
-    assert [decode(line) for line in lines] == events
-    for broken in ("", "12", '{"event":"none"}', '{"event":"joined","at":1}', "[]"):
-        assert decode(broken) is None
+    assert [decode(line, KINDS) for line in lines] == events
+    for broken in ("", "12", '{"report":"none"}', '{"report":"PeerJoined","at":1}', "[]"):
+        assert decode(broken, KINDS) is None
 
 
 def test_reports_are_written(tmp_path: Path) -> None:
