@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -36,7 +36,6 @@ UNLIMITED_WINDOW_BYTES = 16 * MIB
 _RATE_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _TIME_UNITS = {"us": Decimal("1e-6"), "ms": Decimal("1e-3"), "s": Decimal(1)}
 _SIZE_UNITS = {"b": 1, "kib": KIB, "mib": MIB, "gib": 1024 * MIB}
-
 _SHARE_UNITS = {"%": Decimal("0.01")}
 
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)([a-z]+|%)", re.ASCII)
@@ -96,22 +95,19 @@ class LinkSpec:
         for part in (part.strip() for part in text.lower().split(",") if text.strip()):
             name, equals, value = part.partition("=")
             if not equals or name not in _FIELDS:
-                allowed = ", ".join(f"{name}={example}" for name, (*_, example) in _FIELDS.items())
+                allowed = ", ".join(f"{name}={one.example}" for name, one in _FIELDS.items())
                 raise ValueError(f"{part!r} is no part of a link; write any of {allowed}")
-            field, parse, _, _ = _FIELDS[name]
-            if field in values:
+            known = _FIELDS[name]
+            if known.field in values:
                 raise ValueError(f"{name} is given twice")
-            values[field] = parse(name, value)
+            number = _number(name, value)
+            values[known.field] = round(number) if known.kind is int else float(number)
         return LinkSpec(**values)
 
     def __str__(self) -> str:
         """As :meth:`parse` takes it, without what is left at its default."""
-        parts: list[str] = []
-        for name, (field, _, write, _) in _FIELDS.items():
-            value = getattr(self, field)
-            if value:
-                parts.append(f"{name}={write(value)}")
-        return ",".join(parts)
+        given = ((name, getattr(self, one.field), one.units) for name, one in _FIELDS.items())
+        return ",".join(f"{name}={_write(value, units)}" for name, value, units in given if value)
 
     @property
     def half_rtt_ns(self) -> int:
@@ -141,72 +137,46 @@ class LinkSpec:
         return min(WINDOW_BYTES_MAX, math.ceil(bps * occupied_s / 8) + WINDOW_SLACK_BYTES)
 
 
-def _split(name: str, text: str, units: Mapping[str, int | Decimal]) -> tuple[Decimal, str]:
+def _number(name: str, text: str) -> Decimal:
     match = _NUMBER.fullmatch(text)
+    units = _FIELDS[name].units
     if match is None or len(text) > _NUMBER_CHARACTERS_MAX or match[2] not in units:
         *first, last = units
         one_of = f"one of {', '.join(first)} or {last}" if first else last
         raise ValueError(
             f"{name}={text} is not understood; write a number and its unit, {one_of}, "
-            f"such as {name}={_FIELDS[name][3]}"
+            f"such as {name}={_FIELDS[name].example}"
         )
-    return Decimal(match[1]), match[2]
+    return Decimal(match[1]) * units[match[2]]
 
 
-def _parse_rate(name: str, text: str) -> int:
-    number, unit = _split(name, text, _RATE_UNITS)
-    return round(number * _RATE_UNITS[unit])
-
-
-def _parse_size(name: str, text: str) -> int:
-    number, unit = _split(name, text, _SIZE_UNITS)
-    return round(number * _SIZE_UNITS[unit])
-
-
-def _parse_time(name: str, text: str) -> float:
-    number, unit = _split(name, text, _TIME_UNITS)
-    return float(number * _TIME_UNITS[unit])
-
-
-def _parse_share(name: str, text: str) -> float:
-    number, unit = _split(name, text, _SHARE_UNITS)
-    return float(number * _SHARE_UNITS[unit])
-
-
-def _write_share(value: float) -> str:
-    number = f"{Decimal(repr(value)) * 100:f}"
-    return (number.rstrip("0").rstrip(".") if "." in number else number) + "%"
-
-
-def _write_whole(value: int, units: Mapping[str, int]) -> str:
-    unit = max((unit for unit in units if value % units[unit] == 0), key=units.__getitem__)
-    return f"{value // units[unit]}{unit}"
-
-
-def _write_rate(value: int) -> str:
-    return _write_whole(value, _RATE_UNITS)
-
-
-def _write_size(value: int) -> str:
-    return _write_whole(value, _SIZE_UNITS)
-
-
-def _write_time(value: float) -> str:
-    unit = "s" if value >= 1 else "ms" if value >= 1e-3 else "us"
+def _write(value: float, units: Mapping[str, int | Decimal]) -> str:
+    """A whole number in the largest unit that it is whole in, others in the largest below it."""
     # By way of repr: its decimal digits are those that give the same float again.
-    number = f"{Decimal(repr(value)) / _TIME_UNITS[unit]:f}"
-    if "." in number:
-        number = number.rstrip("0").rstrip(".")
-    return number + unit
+    exact = Decimal(repr(value))
+    fits = [
+        u for u in units if (exact % units[u] == 0 if type(value) is int else exact >= units[u])
+    ]
+    unit = max(fits or [min(units, key=units.__getitem__)], key=units.__getitem__)
+    number = f"{exact / units[unit]:f}"
+    return (number.rstrip("0").rstrip(".") if "." in number else number) + unit
 
 
-_Field = tuple[str, Callable[[str, str], Any], Callable[[Any], str], str]
-_FIELDS: dict[str, _Field] = {
-    "rate": ("rate_bps", _parse_rate, _write_rate, "200mbit"),
-    "rtt": ("rtt_s", _parse_time, _write_time, "80ms"),
-    "flow": ("flow_bps", _parse_rate, _write_rate, "100mbit"),
-    "jitter": ("jitter_s", _parse_time, _write_time, "2ms"),
-    "window": ("window_bytes", _parse_size, _write_size, "8mib"),
-    "corrupt": ("corrupt", _parse_share, _write_share, "0.1%"),
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """How a field is written."""
+
+    field: str
+    kind: type[int] | type[float]
+    units: Mapping[str, int | Decimal]
+    example: str
+
+
+_FIELDS = {
+    "rate": _Part("rate_bps", int, _RATE_UNITS, "200mbit"),
+    "rtt": _Part("rtt_s", float, _TIME_UNITS, "80ms"),
+    "flow": _Part("flow_bps", int, _RATE_UNITS, "100mbit"),
+    "jitter": _Part("jitter_s", float, _TIME_UNITS, "2ms"),
+    "window": _Part("window_bytes", int, _SIZE_UNITS, "8mib"),
+    "corrupt": _Part("corrupt", float, _SHARE_UNITS, "0.1%"),
 }
-"""As written -> attribute, parser, writer, example."""

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from pccl.addresses import parse_address
 from pccl.stress.emulator.spec import LinkSpec
@@ -73,9 +74,12 @@ def measure(spec: LinkSpec, *, flows: int, seconds: float, both_ways: bool) -> S
     Raises:
         OSError: no relay, or no connection through it.
     """
-    with _Target() as target, _relay_process(target.address, spec) as (address, pid):
+    with _target() as (to, target), _relay_process(to, spec) as (address, pid):
         rtt_s = _round_trip_s(address, spec)
-        with _Streams(address, flows, both_ways) as streams:
+        with _Streams() as streams:
+            for _ in range(flows):
+                sock = _dial(address, _BOTH if both_ways else _SINK)
+                streams.serve(sock, streams.send, *([streams.receive] if both_ways else []))
             time.sleep(_WARM_UP_S + 4 * spec.rtt_s)
             started_s, cpu_s = time.monotonic(), _cpu_s(pid)
             sunk, taken = target.received(), streams.received()
@@ -151,135 +155,89 @@ def _dial(address: tuple[str, int], mode: bytes) -> socket.socket:
     return sock
 
 
-class _Counter:
-    """Bytes that one thread has received; only that thread adds."""
+class _Streams:
+    """Connections, each with the threads that serve it until it is shut."""
 
     def __init__(self) -> None:
-        self.total = 0
-
-
-def _send_on(sock: socket.socket) -> None:
-    block = bytes(BLOCK_BYTES)
-    with contextlib.suppress(OSError):  # that is how it ends
-        while True:
-            sock.sendall(block)
-
-
-def _receive_on(sock: socket.socket, counter: _Counter) -> None:
-    room = bytearray(BLOCK_BYTES)
-    with contextlib.suppress(OSError):
-        while count := sock.recv_into(room):
-            counter.total += count
-
-
-def _echo_on(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := sock.recv(PING_BYTES):
-            sock.sendall(data)
-
-
-class _StreamThreads:
-    """Threads that each serve a socket, until all the sockets are shut."""
-
-    def __init__(self) -> None:
-        self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
-        self._counters: list[_Counter] = []
+        self._received: dict[socket.socket, int] = {}
+        """By connection: bytes so far; only the thread that receives there adds."""
 
-    def received(self) -> int:
-        """Bytes so far, of all."""
-        return sum(counter.total for counter in self._counters)
+    def __enter__(self) -> Self:
+        return self
 
-    def own(self, sock: socket.socket) -> None:
-        self._sockets.append(sock)
-
-    def send(self, sock: socket.socket) -> None:
-        self._start(lambda: _send_on(sock))
-
-    def echo(self, sock: socket.socket) -> None:
-        self._start(lambda: _echo_on(sock))
-
-    def receive(self, sock: socket.socket) -> None:
-        counter = _Counter()
-        self._counters.append(counter)
-        self._start(lambda: _receive_on(sock, counter))
-
-    def end(self) -> None:
-        for sock in self._sockets:
+    def __exit__(self, *_: object) -> None:
+        for sock in self._received:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(_PATIENCE_S)
-        for sock in self._sockets:
+        for sock in self._received:
             sock.close()
 
-    def _start(self, work: Callable[[], None]) -> None:
-        thread = threading.Thread(target=work, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-
-class _Streams:
-    """Connections that send as fast as they may, and receive, if both ways."""
-
-    def __init__(self, address: tuple[str, int], count: int, both_ways: bool) -> None:
-        self._threads = _StreamThreads()
-        try:
-            for _ in range(count):
-                sock = _dial(address, _BOTH if both_ways else _SINK)
-                self._threads.own(sock)
-                self._threads.send(sock)
-                if both_ways:
-                    self._threads.receive(sock)
-        except BaseException:
-            self._threads.end()
-            raise
-
-    def __enter__(self) -> _Streams:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._threads.end()
-
     def received(self) -> int:
-        return self._threads.received()
+        """Bytes so far, of all."""
+        return sum(self._received.values())
+
+    def serve(self, sock: socket.socket, *works: Callable[[socket.socket], None]) -> None:
+        """Do all of this with a connection, each in a thread, until it is shut."""
+        self._received[sock] = 0
+        self._threads += [_thread(work, sock) for work in works]
+
+    def answer(self, sock: socket.socket) -> None:
+        """Do what its first byte asks for."""
+        mode = sock.recv(1)
+        if mode == _BOTH:
+            self._threads.append(_thread(self.send, sock))
+        (self.echo if mode == _ECHO else self.receive)(sock)
+
+    def send(self, sock: socket.socket) -> None:
+        """As fast as it may."""
+        block = bytes(BLOCK_BYTES)
+        while True:
+            sock.sendall(block)
+
+    def receive(self, sock: socket.socket) -> None:
+        """All that comes."""
+        room = bytearray(BLOCK_BYTES)
+        while count := sock.recv_into(room):
+            self._received[sock] += count
+
+    def echo(self, sock: socket.socket) -> None:
+        """Give back what comes."""
+        while data := sock.recv(PING_BYTES):
+            sock.sendall(data)
 
 
-class _Target:
+def _thread(work: Callable[[socket.socket], None], sock: socket.socket) -> threading.Thread:
+    def run() -> None:
+        with contextlib.suppress(OSError):  # that is how it ends
+            work(sock)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+@contextlib.contextmanager
+def _target() -> Generator[tuple[str, _Streams]]:
     """What the relay dials: echoes, or takes all that comes, or sends as well."""
 
-    def __enter__(self) -> _Target:
-        self._threads = _StreamThreads()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-        host, port = self._listener.getsockname()
-        self.address = f"{host}:{port}"
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
-        return self
+    def accept(listener: socket.socket) -> None:
+        while True:
+            sock, _ = listener.accept()
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            streams.serve(sock, streams.answer)
 
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join(_PATIENCE_S)
-        self._listener.close()
-        self._threads.end()
-
-    def received(self) -> int:
-        return self._threads.received()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                sock, _ = self._listener.accept()
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._threads.own(sock)
-                mode = sock.recv(1)
-                if mode == _ECHO:
-                    self._threads.echo(sock)
-                else:
-                    self._threads.receive(sock)
-                if mode == _BOTH:
-                    self._threads.send(sock)
+    with _Streams() as streams, socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
+        accepting = _thread(accept, listener)
+        host, port = listener.getsockname()
+        try:
+            yield f"{host}:{port}", streams
+        finally:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            accepting.join(_PATIENCE_S)
 
 
 def _cpu_s(pid: int) -> float:
