@@ -16,6 +16,8 @@ by comparing members with each other.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -29,6 +31,21 @@ from pccl.protocol.types import Algorithm, ReduceOp
 Array = npt.NDArray[Any]
 
 _HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+_OF_INTEGERS: dict[ReduceOp, Callable[[int, int], int]] = {
+    ReduceOp.SUM: operator.add,
+    ReduceOp.AVG: operator.add,
+    ReduceOp.PROD: operator.mul,
+    ReduceOp.MAX: max,
+    ReduceOp.MIN: min,
+}
+_OF_FLOATS: dict[ReduceOp, Callable[[Array, Array], Array]] = {
+    ReduceOp.SUM: operator.add,
+    ReduceOp.AVG: operator.add,
+    ReduceOp.PROD: operator.mul,
+    ReduceOp.MAX: lambda a, b: np.where(np.isnan(a) | (a > b), a, b),
+    ReduceOp.MIN: lambda a, b: np.where(np.isnan(a) | (a < b), a, b),
+}
 
 
 def unit_of(weights: list[float]) -> float:
@@ -164,27 +181,16 @@ def _bits(values: Array) -> Array:
 
 def _fold_integers(parts: list[Array], op: ReduceOp) -> Array:
     dtype = parts[0].dtype
+    combine = _OF_INTEGERS[op]
     low, span = int(np.iinfo(dtype).min), 1 << (8 * dtype.itemsize)
     totals: list[int] = parts[0].tolist()
     for part in parts[1:]:
         values: list[int] = part.tolist()
-        exact = [_combined(a, b, op) for a, b in zip(totals, values, strict=True)]
+        exact = [combine(a, b) for a, b in zip(totals, values, strict=True)]
         totals = [(value - low) % span + low for value in exact]
     if op is ReduceOp.AVG:
         totals = [_divide_toward_zero(value, len(parts)) for value in totals]
     return np.array(totals, dtype)
-
-
-def _combined(a: int, b: int, op: ReduceOp) -> int:
-    match op:
-        case ReduceOp.SUM | ReduceOp.AVG:
-            return a + b
-        case ReduceOp.PROD:
-            return a * b
-        case ReduceOp.MAX:
-            return max(a, b)
-        case ReduceOp.MIN:
-            return min(a, b)
 
 
 def _divide_toward_zero(value: int, divisor: int) -> int:
@@ -198,20 +204,8 @@ def _fold_floats(parts: list[Array], op: ReduceOp, divisor: float) -> Array:
     total = parts[0]
     with np.errstate(all="ignore"):
         for number, part in enumerate(parts[1:], 2):
-            exact = _combined_floats(total.astype(wide), part.astype(wide), op)
+            exact = _OF_FLOATS[op](total.astype(wide), part.astype(wide))
             if op is ReduceOp.AVG and number == len(parts):
                 exact = exact / wide.type(divisor)
             total = exact.astype(dtype)
     return total
-
-
-def _combined_floats(a: Array, b: Array, op: ReduceOp) -> Array:
-    match op:
-        case ReduceOp.SUM | ReduceOp.AVG:
-            return a + b
-        case ReduceOp.PROD:
-            return a * b
-        case ReduceOp.MAX:
-            return np.where(np.isnan(a) | (a > b), a, b)
-        case ReduceOp.MIN:
-            return np.where(np.isnan(a) | (a < b), a, b)

@@ -4,51 +4,18 @@ from __future__ import annotations
 
 from random import Random
 
+from pccl.stress.sim.faults import (
+    between,
+    connections,
+    corrupt,
+    divide,
+    garbage,
+    kills,
+    master,
+    processes,
+    state,
+)
 from pccl.stress.sim.faults.base import Fault, Ground
-from pccl.stress.sim.faults.between import (
-    Bandwidth,
-    Delay,
-    OneWayPartition,
-    PairHalfOpen,
-    PairReset,
-    PairStall,
-    Partition,
-)
-from pccl.stress.sim.faults.connections import (
-    BehindNat,
-    Cut,
-    DeadLane,
-    HalfOpen,
-    Reset,
-    SilentLoss,
-    StreamStall,
-)
-from pccl.stress.sim.faults.corrupt import Corrupt, CorruptLine
-from pccl.stress.sim.faults.divide import MasterCutOff, MasterHalfOpen
-from pccl.stress.sim.faults.garbage import Garbage
-from pccl.stress.sim.faults.kills import Kill, Restart
-from pccl.stress.sim.faults.master import (
-    BlankMasterRestart,
-    MasterDeath,
-    MasterRestart,
-    Takeover,
-)
-from pccl.stress.sim.faults.processes import (
-    ClockPause,
-    Freeze,
-    Interrupt,
-    Joiners,
-    Leave,
-    Load,
-    Slow,
-)
-from pccl.stress.sim.faults.state import (
-    FetchInterrupt,
-    FetchKill,
-    FetchMaster,
-    FetchStall,
-    Lies,
-)
 
 _CALM = 0.35
 """The share of runs in which nobody who lives may lose his place."""
@@ -57,54 +24,54 @@ Draws = dict[type[Fault], tuple[int, ...]]
 """From which counts the seed draws, by kind of fault."""
 
 PLAIN: Draws = {
-    Kill: (0, 0, 1, 1, 1, 2, 2, 3),
-    Cut: (0, 0, 0, 1, 3, 10),
-    Interrupt: (0, 0, 0, 1, 3),
-    Restart: (0,) * 8 + (1, 2),
-    Slow: (0,) * 8 + (1, 2),
-    Bandwidth: (0,) * 12 + (1, 2),
-    Delay: (0,) * 12 + (1, 2),
-    Joiners: (0,) * 30 + (1,),
-    Garbage: (0,) * 12 + (1, 3),
-    Leave: (0,) * 12 + (1, 2),
-    Reset: (0, 0, 0, 0, 1, 2, 4),
-    DeadLane: (0,) * 6 + (1, 2),
-    HalfOpen: (0,) * 6 + (1, 2),
-    StreamStall: (0,) * 9 + (1, 2),
-    PairReset: (0,) * 20 + (1,),
-    PairHalfOpen: (0,) * 20 + (1,),
-    PairStall: (0,) * 20 + (1,),
-    Partition: (0,) * 8 + (1, 2),
-    OneWayPartition: (0,) * 8 + (1, 2),
-    Freeze: (0,) * 5 + (1, 2),
-    ClockPause: (0,) * 9 + (1, 2),
-    Load: (0,) * 10 + (1,),
-    MasterDeath: (0,) * 24 + (1,),
-    MasterRestart: (0,) * 10 + (1, 2),
-    BlankMasterRestart: (0,) * 10 + (1, 2),
-    Takeover: (0,) * 9 + (1,),
-    SilentLoss: (0,) * 6 + (1, 2),
-    BehindNat: (0,) * 12 + (1,),
+    kills.Kill: (0, 0, 1, 1, 1, 2, 2, 3),
+    connections.Cut: (0, 0, 0, 1, 3, 10),
+    processes.Interrupt: (0, 0, 0, 1, 3),
+    kills.Restart: (0,) * 8 + (1, 2),
+    processes.Slow: (0,) * 8 + (1, 2),
+    between.Bandwidth: (0,) * 12 + (1, 2),
+    between.Delay: (0,) * 12 + (1, 2),
+    processes.Joiners: (0,) * 30 + (1,),
+    garbage.Garbage: (0,) * 12 + (1, 3),
+    processes.Leave: (0,) * 12 + (1, 2),
+    connections.Reset: (0, 0, 0, 0, 1, 2, 4),
+    connections.DeadLane: (0,) * 6 + (1, 2),
+    connections.HalfOpen: (0,) * 6 + (1, 2),
+    connections.StreamStall: (0,) * 9 + (1, 2),
+    between.PairReset: (0,) * 20 + (1,),
+    between.PairHalfOpen: (0,) * 20 + (1,),
+    between.PairStall: (0,) * 20 + (1,),
+    between.Partition: (0,) * 8 + (1, 2),
+    between.OneWayPartition: (0,) * 8 + (1, 2),
+    processes.Freeze: (0,) * 5 + (1, 2),
+    processes.ClockPause: (0,) * 9 + (1, 2),
+    processes.Load: (0,) * 10 + (1,),
+    master.MasterDeath: (0,) * 24 + (1,),
+    master.MasterRestart: (0,) * 10 + (1, 2),
+    master.BlankMasterRestart: (0,) * 10 + (1, 2),
+    master.Takeover: (0,) * 9 + (1,),
+    connections.SilentLoss: (0,) * 6 + (1, 2),
+    connections.BehindNat: (0,) * 12 + (1,),
 }
 
 OF_STATE: Draws = {
-    Lies: (0, 0, 0, 1, 2),
-    FetchKill: (0, 0, 0, 1, 2),
-    FetchStall: (0, 0, 0, 0, 1),
-    FetchInterrupt: (0, 0, 0, 0, 1),
-    FetchMaster: (0, 0, 0, 0, 0, 1),
+    state.Lies: (0, 0, 0, 1, 2),
+    state.FetchKill: (0, 0, 0, 1, 2),
+    state.FetchStall: (0, 0, 0, 0, 1),
+    state.FetchInterrupt: (0, 0, 0, 0, 1),
+    state.FetchMaster: (0, 0, 0, 0, 0, 1),
 }
 """Likewise, where there is shared state."""
 
 OF_MASTERS: Draws = {
-    MasterHalfOpen: (1, 1, 2),
-    MasterCutOff: (0, 1, 1),
+    divide.MasterHalfOpen: (1, 1, 2),
+    divide.MasterCutOff: (0, 1, 1),
 }
 """How the first of two masters is cut off from members, where both live; some are in every run."""
 
 OF_BITS: Draws = {
-    Corrupt: (1, 2, 4, 8),
-    CorruptLine: (0, 0, 1, 2),
+    corrupt.Corrupt: (1, 2, 4, 8),
+    corrupt.CorruptLine: (0, 0, 1, 2),
 }
 """What is damaged on the way, where anything is; something is in each run."""
 

@@ -8,21 +8,8 @@ from random import Random
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, ReduceOp
+from pccl.stress.sim.faults import between, corrupt, garbage, kills, master, processes
 from pccl.stress.sim.faults.base import MS, Fault, LifePhase
-from pccl.stress.sim.faults.between import (
-    Bandwidth,
-    Delay,
-    OneWayPartition,
-    PairHalfOpen,
-    PairReset,
-    PairStall,
-    Partition,
-)
-from pccl.stress.sim.faults.corrupt import CorruptLine
-from pccl.stress.sim.faults.garbage import Garbage, Rubbish
-from pccl.stress.sim.faults.kills import Kill, Restart
-from pccl.stress.sim.faults.master import BlankMasterRestart, MasterRestart, Takeover
-from pccl.stress.sim.faults.processes import ClockPause, Freeze, Joiners, Leave, Slow
 from pccl.stress.sim.scenarios.scenario import Scenario, Slot
 from pccl.stress.timeline import FaultKind, Timeline
 from pccl.stress.timeline import TimelineFault as Entry
@@ -70,45 +57,47 @@ def _convert(entry: Entry, began_ns: int, rng: Random) -> Iterator[Fault]:
     peer, other, amount = entry.peer, entry.other, entry.amount
     match entry.kind:
         case FaultKind.KILL:
-            yield Kill(peer, LifePhase.OTHER, 0, when_ns)
+            yield kills.Kill(peer, LifePhase.OTHER, 0, when_ns)
         case FaultKind.RESTART:
-            yield Restart(peer, LifePhase.OTHER, 0, when_ns, duration_ns)
+            yield kills.Restart(peer, LifePhase.OTHER, 0, when_ns, duration_ns)
         case FaultKind.FREEZE:
-            yield Freeze(when_ns, peer, duration_ns)
+            yield processes.Freeze(when_ns, peer, duration_ns)
         case FaultKind.SLOW:
-            yield Slow(when_ns, peer, round((1 - amount) * _SCHEDULER_NS), duration_ns)
+            yield processes.Slow(when_ns, peer, round((1 - amount) * _SCHEDULER_NS), duration_ns)
         case FaultKind.CLOCK_PAUSE:
-            yield ClockPause(when_ns, peer, duration_ns, clock_stands=False)
+            yield processes.ClockPause(when_ns, peer, duration_ns, clock_stands=False)
         case FaultKind.RESET:
-            yield PairReset(when_ns, peer, other, 0)
+            yield between.PairReset(when_ns, peer, other, 0)
         case FaultKind.HALF_OPEN:
-            yield PairHalfOpen(when_ns, peer, other, 0)
+            yield between.PairHalfOpen(when_ns, peer, other, 0)
         case FaultKind.STALL:
-            yield PairStall(when_ns, peer, other, duration_ns)
+            yield between.PairStall(when_ns, peer, other, duration_ns)
         case FaultKind.PARTITION:
-            yield Partition(when_ns, peer, other, duration_ns)
+            yield between.Partition(when_ns, peer, other, duration_ns)
         case FaultKind.PARTITION_ONE_WAY:
-            yield OneWayPartition(when_ns, peer, other, duration_ns)
+            yield between.OneWayPartition(when_ns, peer, other, duration_ns)
         case FaultKind.BANDWIDTH:
-            yield Bandwidth(when_ns, peer, other, round(amount), duration_ns)
+            yield between.Bandwidth(when_ns, peer, other, round(amount), duration_ns)
         case FaultKind.DELAY:
-            yield Delay(when_ns, peer, other, _ns(amount), duration_ns)
+            yield between.Delay(when_ns, peer, other, _ns(amount), duration_ns)
         case FaultKind.CORRUPT:
-            yield CorruptLine(when_ns, peer, other, amount, 0, duration_ns, rng.randrange(1 << 32))
+            yield corrupt.CorruptLine(
+                when_ns, peer, other, amount, 0, duration_ns, rng.randrange(1 << 32)
+            )
         case FaultKind.JOINERS:
-            yield Joiners(when_ns, round(amount))
+            yield processes.Joiners(when_ns, round(amount))
         case FaultKind.GARBAGE:
             for _ in range(round(amount)):
-                what = rng.choice(tuple(Rubbish))
-                yield Garbage(when_ns, peer, what, rng.randrange(1 << 32))
+                what = rng.choice(tuple(garbage.Rubbish))
+                yield garbage.Garbage(when_ns, peer, what, rng.randrange(1 << 32))
         case FaultKind.LEAVE:
-            yield Leave(when_ns, peer)
+            yield processes.Leave(when_ns, peer)
         case FaultKind.MASTER_RESTART:
-            yield MasterRestart(when_ns, duration_ns)
+            yield master.MasterRestart(when_ns, duration_ns)
         case FaultKind.MASTER_RESTART_BLANK:
-            yield BlankMasterRestart(when_ns, duration_ns)
+            yield master.BlankMasterRestart(when_ns, duration_ns)
         case FaultKind.STANDBY:
-            yield Takeover(when_ns)
+            yield master.Takeover(when_ns)
 
 
 def _ns(seconds: float) -> int:
