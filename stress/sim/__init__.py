@@ -11,6 +11,7 @@
 * ``scenarios``: what a seed means, and how it is kept, replayed and reduced.
 * ``workloads``: what the applications of simulated processes do.
 * ``faults``: what goes wrong in a simulated run: each fault is data, and a script that strikes.
+* ``parts``: what everything in one simulated run has in common.
 * ``builder``: builds what takes part in a run: masters, peers with their applications, and links.
 * ``stage``: the stage of one run: master, peers and network, and what faults may do to them.
 * ``fold``: what a reduce must give, written from the definition and apart from the library's

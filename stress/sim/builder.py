@@ -10,9 +10,8 @@ from pccl.protocol.limits import EAGER_BYTES_MAX
 from pccl.protocol.types import PeerId
 from pccl.runtime.requests import PeerOptions
 from pccl.stress.sim.checkers.excuses import MASTER_NAME, MASTERS, STANDBY_NAME
-from pccl.stress.sim.checkers.outcomes import Checkers
 from pccl.stress.sim.links import Lips, SimLink
-from pccl.stress.sim.loop import VirtualLoop
+from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import (
     MASTER_ADDRESS,
     STANDBY_ADDRESS,
@@ -20,8 +19,6 @@ from pccl.stress.sim.process import (
     MemoryStore,
     PeerProcess,
 )
-from pccl.stress.sim.scenarios.scenario import Scenario
-from pccl.stress.sim.trace import Trace
 from pccl.stress.sim.workloads.application import Application
 from pccl.stress.sim.workloads.collectives import Workload
 from pccl.stress.sim.workloads.training import TrainingWorkload
@@ -36,31 +33,23 @@ class Builder:
     """See the module.
 
     Args:
-        scenario: what to build.
-        loop: where it runs.
+        parts: of the run.
         network: between all.
         rng: of the network.
-        trace: told of everything.
-        checkers: told of what they judge.
         on_event: called after every event of a peer's machine.
     """
 
     def __init__(
         self,
-        scenario: Scenario,
-        loop: VirtualLoop,
+        parts: RunParts,
         network: SimNetwork,
         rng: Random,
-        trace: Trace,
-        checkers: Checkers,
         on_event: Callable[[PeerProcess, PeerEvent, list[PeerEffect]], None],
     ) -> None:
-        self._scenario = scenario
-        self._loop = loop
+        self._parts = parts
+        self._scenario = parts.scenario
         self._network = network
         self._rng = rng
-        self._trace = trace
-        self._checkers = checkers
         self._on_event = on_event
         self._stores = {name: MemoryStore() for name in MASTERS}
 
@@ -72,13 +61,9 @@ class Builder:
         if blank:
             self._stores[name] = MemoryStore()
         return MasterProcess(
-            self._loop,
+            self._parts,
             self._network.host(name),
-            self._scenario.timing,
             self._rng,
-            self._trace,
-            self._checkers,
-            self._scenario.token,
             self._stores[name],
             others,
             standby=name == STANDBY_NAME,
@@ -103,26 +88,20 @@ class Builder:
             eager_bytes_max=EAGER_BYTES_MAX if index % 2 else scenario.eager_bytes_max,
         )
         return PeerProcess(
-            self._loop,
+            self._parts,
             self._network.host(f"p{index}"),
             options,
-            self._trace,
-            self._checkers,
             self._on_event,
             make_link,
             index,
-            index % scenario.groups,
             _FIRST_LISTENING_PORT + boots,
         )
 
     def workload(self, process: PeerProcess, *, starts: bool) -> Application:
         """What a process runs; ``starts``: it is there from the start."""
-        scenario, checkers = self._scenario, self._checkers
-        if scenario.training is None or checkers.training is None:
-            return Workload(scenario, process, checkers, self._loop, starts=starts)
-        return TrainingWorkload(
-            scenario, scenario.training, process, checkers, checkers.training, self._loop
-        )
+        if self._scenario.training is None:
+            return Workload(self._parts, process, starts=starts)
+        return TrainingWorkload(self._parts, process)
 
     def spread_links(self, names: Sequence[str]) -> None:
         """Draw what the link of each pair is like, if links differ."""

@@ -25,7 +25,6 @@ from pccl.machines.peer.events import (
 )
 from pccl.machines.peer.machine import Standing
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.limits import Timing
 from pccl.protocol.messages import (
     HoldingsQuery,
     MasterAddress,
@@ -38,11 +37,11 @@ from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import Remembered
 from pccl.runtime.requests import PeerOptions
-from pccl.stress.sim.checkers.outcomes import Checkers, InRun, Violation
+from pccl.stress.sim.checkers.outcomes import InRun, Violation
 from pccl.stress.sim.checkers.told_losses import ToldLosses
 from pccl.stress.sim.faults.base import LifePhase
 from pccl.stress.sim.loop import VirtualLoop
-from pccl.stress.sim.trace import Trace
+from pccl.stress.sim.parts import RunParts
 from pccl.transports.base import Address
 from pccl.transports.link import Link
 from pccl.transports.sim.network import SimHost
@@ -140,33 +139,28 @@ class MasterProcess:
 
     def __init__(
         self,
-        loop: VirtualLoop,
+        parts: RunParts,
         host: SimHost,
-        timing: Timing,
         rng: Random,
-        trace: Trace,
-        checkers: Checkers,
-        token: bytes | None,
         store: MemoryStore,
         others: tuple[Address, ...],
         *,
         standby: bool,
     ) -> None:
         self.host = host
-        self._loop = loop
-        self._trace = trace
-        self._checkers = checkers
-        self.clock = ProcessClock(loop, host)
+        self._parts = parts
+        self._checkers = parts.checkers
+        self.clock = ProcessClock(parts.loop, host)
         self.heard_ns: dict[int, int] = {}
         """Connection -> when it has brought the last message."""
         standbys = tuple(MasterAddress(other.host, other.port) for other in others)
         self.server = MasterServer(
             self.clock,
             host,
-            timing,
+            parts.scenario.timing,
             rng.randbytes,
             self._observe,
-            token,
+            parts.scenario.token,
             store,
             standbys,
             others if standby else (),
@@ -186,14 +180,15 @@ class MasterProcess:
         elections = state.take_elections() if state is not None else []
         if not self.host.alive:
             return
-        self._trace.note(self._loop.now_ns(), self.host.name, event)
+        now_ns = self._parts.loop.now_ns()
+        self._parts.trace.note(now_ns, self.host.name, event)
         machine = self.server.machine
         machine.check()
         for election in elections:
             assert state is not None
             state.judge(machine.run, machine.term, election)
         if isinstance(event, MasterHears):
-            self.heard_ns[event.connection] = self._loop.now_ns()
+            self.heard_ns[event.connection] = now_ns
         if machine.standbys:
             gone = [e for e in effects if isinstance(e, Announce) and e.what == "removed"]
             lost = [effect for effect in gone if not effect.text.startswith("GOODBYE")]
@@ -240,15 +235,12 @@ class PeerProcess:
 
     def __init__(
         self,
-        loop: VirtualLoop,
+        parts: RunParts,
         host: SimHost,
         options: PeerOptions,
-        trace: Trace,
-        checkers: Checkers,
         on_event: Callable[[PeerProcess, PeerEvent, list[PeerEffect]], None],
         make_link: Callable[[PeerId], Link],
         index: int,
-        group: int,
         port: int,
     ) -> None:
         self.host = host
@@ -262,10 +254,9 @@ class PeerProcess:
         self.posted_sync = InRun(b"", _NO_OPERATION)
         """The last operation that it has lent its shared state to."""
         self._losses = ToldLosses(self.name)
-        self._loop = loop
-        self._trace = trace
-        self._checkers = checkers
+        self._parts = parts
         self._on_event = on_event
+        loop, group = parts.loop, index % parts.scenario.groups
         self.clock = ProcessClock(loop, host)
         random_bytes = Random(str(self.address)).randbytes
         options = replace(options, random_bytes=random_bytes, listen=Address("", port))
@@ -315,7 +306,7 @@ class PeerProcess:
     def kill(self) -> None:
         """Die at once, as by SIGKILL."""
         self.host.crash()
-        self._loop.create_task(self.engine.close())
+        self._parts.loop.create_task(self.engine.close())
 
     def weight_of(self, post: Post) -> float | None:
         """The weight that a caller gave; None: he gave none."""
@@ -327,14 +318,14 @@ class PeerProcess:
     def _observe(self, event: PeerEvent, effects: list[PeerEffect]) -> None:
         if not self.host.alive:
             return
-        self._trace.note(self._loop.now_ns(), self.name, event)
+        self._parts.trace.note(self._parts.loop.now_ns(), self.name, event)
         self.engine.machine.check()
         self._losses.saw(self.engine, event, effects)
         if isinstance(event, ControlMessage) and isinstance(event.message, OperationEnded):
             ended = event.message
             outcome = (ended.abort is None, ended.contributors)
             operation = InRun(self.run, ended.operation)
-            self._checkers.outcome(operation, self.address, self.peer, outcome)
+            self._parts.checkers.outcome(operation, self.address, self.peer, outcome)
         for effect in effects:
             if isinstance(effect, PostSync):
                 self.posted_sync = InRun(self.run, effect.operation)

@@ -17,6 +17,7 @@ from pccl.stress.sim.checkers.training import TrainingCheckers
 from pccl.stress.sim.faults.base import LifePhase
 from pccl.stress.sim.faults.master import MasterDeath
 from pccl.stress.sim.loop import Deadlock, OutOfTime, VirtualLoop
+from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenarios.scenario import Scenario, draw, draw_to_train
 from pccl.stress.sim.stage import Seat, Stage
@@ -73,7 +74,9 @@ class Simulation:
             )
         self._errors: list[BaseException | str] = []
         self._rng = Random(f"{scenario.seed}/starts")
-        self.stage = Stage(scenario, loop, self.trace, self.checkers, self.excuses, self._on_done)
+        self.stage = Stage(
+            RunParts(scenario, loop, self.trace, checkers), self.excuses, self._on_done
+        )
         loop.set_exception_handler(self._on_loop_error)
 
     def run(self) -> Verdict:

@@ -29,17 +29,15 @@ from pccl.protocol.types import PeerId, Roster
 from pccl.stress.sim.builder import Builder
 from pccl.stress.sim.checkers.excuses import MASTER_NAME, MASTERS, STANDBY_NAME, Excuses
 from pccl.stress.sim.checkers.links import LinkCheckers
-from pccl.stress.sim.checkers.outcomes import Checkers, InRun
+from pccl.stress.sim.checkers.outcomes import InRun
 from pccl.stress.sim.faults.base import MASTER, Fault, LifePhase
 from pccl.stress.sim.links import Lips
-from pccl.stress.sim.loop import VirtualLoop
+from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import (
     MASTER_ADDRESS,
     PeerProcess,
     ProcessClock,
 )
-from pccl.stress.sim.scenarios.scenario import Scenario
-from pccl.stress.sim.trace import Trace
 from pccl.stress.sim.workloads.application import Application
 from pccl.transports.base import Address
 from pccl.transports.sim.connection import SimConnection
@@ -87,25 +85,19 @@ class Stage:
     """Everything that takes part in one run.
 
     Args:
-        scenario: what to build.
-        loop: where it runs.
-        trace: told of everything.
-        checkers: told of what they judge.
+        parts: of the run.
         excuses: told of what was done to whom.
         on_done: called when an application has ended.
     """
 
     def __init__(
         self,
-        scenario: Scenario,
-        loop: VirtualLoop,
-        trace: Trace,
-        checkers: Checkers,
+        parts: RunParts,
         excuses: Excuses,
         on_done: Callable[[PeerProcess, asyncio.Task[None]], None],
     ) -> None:
-        self.scenario = scenario
-        self.checkers = checkers
+        self.scenario = scenario = parts.scenario
+        self.checkers = checkers = parts.checkers
         self.excuses = excuses
         self.seats: list[Seat] = []
         self.kills: Counter[str] = Counter()
@@ -117,7 +109,7 @@ class Stage:
         self._divided_until_ns = 0
         self.struck_ns = 0
         """When the last fault has struck."""
-        self._loop = loop
+        self._loop = loop = parts.loop
         self._on_done = on_done
         self._watchers: list[Watcher] = []
         self._spawned: dict[asyncio.Task[None], None] = {}
@@ -139,12 +131,12 @@ class Stage:
         self.network = SimNetwork(
             loop,
             rng,
-            lambda now_ns, what: trace.note(now_ns, "network", what),
+            lambda now_ns, what: parts.trace.note(now_ns, "network", what),
             latency_ns=scenario.latency_ns,
             bytes_per_s=scenario.bytes_per_s,
             window_bytes=scenario.window_bytes,
         )
-        self._build = Builder(scenario, loop, self.network, rng, trace, checkers, self._on_event)
+        self._build = Builder(parts, self.network, rng, self._on_event)
         self.master = self._build.master(MASTER_NAME)
         self.standby = self._build.master(STANDBY_NAME) if scenario.standby else None
         for _ in range(scenario.peers):

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from pccl.protocol.errors import PCCLError
-from pccl.stress.sim.checkers.outcomes import Checkers, InRun
-from pccl.stress.sim.loop import VirtualLoop
+from pccl.stress.sim.checkers.outcomes import InRun
+from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenarios.scenario import Scenario
 
@@ -28,16 +28,14 @@ class Application(ABC):
     """How often it begins."""
     begins_anew_after: ClassVar[tuple[type[PCCLError], ...]]
 
-    def __init__(
-        self, scenario: Scenario, process: PeerProcess, checkers: Checkers, loop: VirtualLoop
-    ) -> None:
+    def __init__(self, parts: RunParts, process: PeerProcess) -> None:
         self.ended_with: str | None = None
         self.last_vote: InRun | None = None
-        self._scenario = scenario
+        self._scenario = parts.scenario
         self._process = process
         self._engine = process.engine
-        self._checkers = checkers
-        self._loop = loop
+        self._checkers = parts.checkers
+        self._loop = parts.loop
         self._leaving: asyncio.Task[None] | None = None
 
     async def run(self) -> None:

@@ -17,10 +17,9 @@ from pccl.protocol.errors import (
 )
 from pccl.protocol.types import NS_PER_S, RoundKind
 from pccl.runtime.requests import RunRequest
-from pccl.stress.sim.checkers.outcomes import Checkers, Sleep, Violation
-from pccl.stress.sim.loop import VirtualLoop
+from pccl.stress.sim.checkers.outcomes import Sleep, Violation
+from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
-from pccl.stress.sim.scenarios.scenario import Scenario
 
 _T = TypeVar("_T")
 
@@ -43,27 +42,17 @@ class SimCalls:
     """See the module.
 
     Args:
-        scenario: the run.
+        parts: of the run.
         process: whose calls.
-        checkers: told of failures.
-        loop: where it runs.
         rng: decides how much time a call has.
         sleep: lets time pass.
     """
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        process: PeerProcess,
-        checkers: Checkers,
-        loop: VirtualLoop,
-        rng: Random,
-        sleep: Sleep,
-    ) -> None:
-        self._scenario = scenario
+    def __init__(self, parts: RunParts, process: PeerProcess, rng: Random, sleep: Sleep) -> None:
+        self._scenario = parts.scenario
         self._process = process
-        self._done = checkers.done
-        self._loop = loop
+        self._done = parts.checkers.done
+        self._loop = parts.loop
         self._rng = rng
         self.sleep = sleep
         self._is_hasty = True

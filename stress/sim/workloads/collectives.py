@@ -36,11 +36,11 @@ from pccl.protocol.errors import (
 from pccl.protocol.types import Descriptor, ReduceOp, RoundKind
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.requests import JoinRequest, ReduceManyRequest, ReduceRequest
-from pccl.stress.sim.checkers.outcomes import Checkers, InRun, Violation
+from pccl.stress.sim.checkers.outcomes import InRun, Violation
 from pccl.stress.sim.faults.base import MS
-from pccl.stress.sim.loop import VirtualLoop
+from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
-from pccl.stress.sim.scenarios.scenario import Buckets, Scenario, Slot, Style
+from pccl.stress.sim.scenarios.scenario import Buckets, Slot, Style
 from pccl.stress.sim.workloads.application import Application, name_of, patience_s
 from pccl.stress.sim.workloads.calls import Interrupted, SimCalls
 from pccl.stress.sim.workloads.inputs import draw_input, draw_weight
@@ -68,26 +68,16 @@ class Workload(Application):
     lives_max = 40
     begins_anew_after = (*_WITHOUT_MASTER, Evicted, ResyncRequired)
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        process: PeerProcess,
-        checkers: Checkers,
-        loop: VirtualLoop,
-        *,
-        starts: bool,
-    ) -> None:
-        super().__init__(scenario, process, checkers, loop)
-        self._rng = Random(f"{scenario.seed}/{process.name}")
-        self._calls = SimCalls(scenario, process, checkers, loop, self._rng, self.sleep)
+    def __init__(self, parts: RunParts, process: PeerProcess, *, starts: bool) -> None:
+        super().__init__(parts, process)
+        self._rng = Random(f"{parts.scenario.seed}/{process.name}")
+        self._calls = SimCalls(parts, process, self._rng, self.sleep)
         self._iteration = 0
         self._rejoins = False
         """The next life begins with ``update_topology`` instead of ``connect``."""
         self._state: StateWork | None = None
-        if scenario.syncs is not None and checkers.state is not None:
-            self._state = StateWork(
-                scenario.syncs, scenario, process, checkers.state, self._calls, starts=starts
-            )
+        if parts.scenario.syncs is not None:
+            self._state = StateWork(parts, process, self._calls, starts=starts)
 
     def interrupt(self) -> None:
         """Cancel the calls that the process is in."""

@@ -17,13 +17,13 @@ from pccl.runtime.requests import SharedStateSyncInfo
 from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.running_prefetch import PrefetchRequest
 from pccl.runtime.state.sync import SyncOptions
-from pccl.stress.sim.checkers.state import Before, StateCheckers, outcome_of
+from pccl.stress.sim.checkers.state import Before, outcome_of
 from pccl.stress.sim.faults.base import MS
+from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
-from pccl.stress.sim.scenarios.scenario import Scenario
 from pccl.stress.sim.workloads.application import name_of
 from pccl.stress.sim.workloads.calls import ATTEMPTS_MAX, SimCalls
-from pccl.stress.sim.workloads.syncs import Recipe, SimState, Syncs
+from pccl.stress.sim.workloads.syncs import Recipe, SimState
 
 _PAUSE_NS = 50 * MS
 """Before what could not be had is asked for again."""
@@ -34,24 +34,18 @@ class StateWork:
     """One process's part.
 
     Args:
-        syncs: what to do.
-        scenario: the run.
+        parts: of a run that synchronizes.
         process: where it is done.
-        checkers: told of everything.
         calls: makes its calls.
         starts: whether the process is there from the start.
     """
 
     def __init__(
-        self,
-        syncs: Syncs,
-        scenario: Scenario,
-        process: PeerProcess,
-        checkers: StateCheckers,
-        calls: SimCalls,
-        *,
-        starts: bool,
+        self, parts: RunParts, process: PeerProcess, calls: SimCalls, *, starts: bool
     ) -> None:
+        scenario, syncs, checkers = parts.scenario, parts.scenario.syncs, parts.checkers.state
+        assert syncs is not None
+        assert checkers is not None
         self._syncs = syncs
         self._seed = scenario.seed
         self._process = process

@@ -52,14 +52,14 @@ from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.replay import ObservedReduction
 from pccl.runtime.state.running_prefetch import PrefetchRequest
 from pccl.runtime.state.sync import SyncOptions
-from pccl.stress.sim.checkers.outcomes import Checkers, InRun, Sleep, Violation
-from pccl.stress.sim.checkers.training import Contents, Held, TrainingCheckers, contribution
-from pccl.stress.sim.loop import VirtualLoop
+from pccl.stress.sim.checkers.outcomes import InRun, Sleep, Violation
+from pccl.stress.sim.checkers.training import Contents, Held, contribution
+from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
-from pccl.stress.sim.scenarios.scenario import Scenario, Slot
+from pccl.stress.sim.scenarios.scenario import Slot
 from pccl.stress.sim.workloads.application import Application, name_of, patience_s, wake
 from pccl.stress.sim.workloads.toy_model import Floats, ToyOuter, ToyReplica, Whole, whole
-from pccl.stress.sim.workloads.training_plan import LIVES_MAX, TrainingPlan
+from pccl.stress.sim.workloads.training_plan import LIVES_MAX
 
 _REFUSALS_MAX = 40
 _TURNS_OF_WAITING = 12
@@ -76,19 +76,9 @@ class TrainingWorkload(Application):
     lives_max = LIVES_MAX
     begins_anew_after = (MembershipError, DeadlineExceeded)
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        training: TrainingPlan,
-        process: PeerProcess,
-        checkers: Checkers,
-        training_checkers: TrainingCheckers,
-        loop: VirtualLoop,
-    ) -> None:
-        super().__init__(scenario, process, checkers, loop)
-        self._begin = partial(
-            _Life, scenario, training, process, checkers, training_checkers, loop, self.sleep
-        )
+    def __init__(self, parts: RunParts, process: PeerProcess) -> None:
+        super().__init__(parts, process)
+        self._begin = partial(_Life, parts, process, self.sleep)
 
     async def _live(self, life: int) -> None:
         await self._begin().run()
@@ -104,23 +94,18 @@ class TrainingWorkload(Application):
 class _Life:
     """From joining the run to the end, or to an error that only a new start mends."""
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        training: TrainingPlan,
-        process: PeerProcess,
-        checkers: Checkers,
-        training_checkers: TrainingCheckers,
-        loop: VirtualLoop,
-        sleep: Sleep,
-    ) -> None:
+    def __init__(self, parts: RunParts, process: PeerProcess, sleep: Sleep) -> None:
+        scenario, training = parts.scenario, parts.scenario.training
+        training_checkers = parts.checkers.training
+        assert training is not None
+        assert training_checkers is not None
         self._scenario = scenario
         self._training = training
         self._process = process
         self._engine = process.engine
-        self._checkers = checkers
+        self._checkers = parts.checkers
         self._training_checkers = training_checkers
-        self._loop = loop
+        self._loop = parts.loop
         self._sleep = sleep
         axis, axes = training_checkers.claim_axis(), training_checkers.axes
         rng = Random(f"{scenario.seed}/{process.name}/training of {axis}")
