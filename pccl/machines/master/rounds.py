@@ -38,11 +38,14 @@ class JointRounds:
         self.requested: dict[RoundKind, dict[PeerId, None]] = {kind: {} for kind in RoundKind}
         """Who has made the call that the present round of each kind waits for."""
         self._counts: dict[RoundKind, int] = dict.fromkeys(RoundKind, 0)
+        self._closed_before: Mapping[RoundKind, int] = {}
+        """How many of each kind other masters have closed."""
 
     def take_up(self, counts: Mapping[RoundKind, int]) -> None:
         """Know of no round but that so many of each kind were closed."""
         self.requested = {kind: {} for kind in RoundKind}
         self._counts = dict(counts)
+        self._closed_before = counts
 
     def present(self, kind: RoundKind) -> RoundId:
         """The round that is open, or the next one."""
@@ -59,6 +62,9 @@ class JointRounds:
             raise RemoteProtocolError(reason=f"{round_id} is not open")
         if round_id.n < present:
             answer = self._finals.answers.owed(round_id, peer.id)
+            if answer is None and round_id.n < self._closed_before.get(round_id.kind, 0):
+                # A member that the last master had removed without consent lags by several.
+                answer = self._finals.close_again(round_id, peer.id)
             if answer is None:
                 raise RemoteProtocolError(reason=f"{round_id} was acknowledged")
             self._ratification.tell(peer, answer)

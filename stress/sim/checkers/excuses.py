@@ -154,7 +154,8 @@ class Excuses:
             case RemovalCause.GOODBYE:
                 return False  # whoever leaves does it himself
             case RemovalCause.CONTROL_LOST:
-                return with_master or self.is_master_gone or self.masters_divided
+                lost = with_master or self.is_master_gone or self.masters_divided
+                return lost or self._resumed_late(host)
             case RemovalCause.CONNECTIONS_LOST:
                 accuser = self._accuser(why, host_of)
                 # A restarted master plans links anew, and some are given up for a moment. Members
@@ -237,6 +238,15 @@ class Excuses:
     def may_stay_without_master(self) -> bool:
         """Whether it may be in vain to look for one again."""
         return self.is_master_gone or self.may_lack_majority
+
+    def _resumed_late(self, host: str) -> bool:
+        """Whether a damaged connection to the master may have been made again too late.
+
+        The peer has to hear of the end, dial, and answer in two steps of the handshake.
+        """
+        lag_s = (self._lags_ns[host] + self._lags_ns[MASTER_NAME]) / NS_PER_S
+        damaged = any(flip.touches(host, MASTER_NAME) for flip in self._flips)
+        return damaged and 4 * lag_s >= self._timing.resume_s
 
     def _any(self, a: str, b: str) -> bool:
         return any(trouble.touches(a, b) for trouble in self._troubles)

@@ -101,6 +101,8 @@ class Checkers:
         """How many members a run had when it admitted each of them, and how many had gone."""
         self._gone: Counter[bytes] = Counter()
         """Peers removed, by run."""
+        self._left_behind: set[tuple[bytes, PeerId]] = set()
+        """Living members that a restarted master without a standby went on without."""
         self.believes: Callable[[Address], tuple[bytes, PeerId] | None] = lambda address: None
         """Of which run the process that listens there takes itself for a member, and under which
         id; None: of none, or it is dead."""
@@ -148,7 +150,9 @@ class Checkers:
     ) -> None:
         """A member is told how an operation has ended: whether committed, and who contributed.
 
-        What only the dead have seen may be decided anew by a master that is restarted.
+        A master that is restarted may decide anew what only the dead have seen. The same holds for
+        a member that was frozen and did not come back to it, if there is no standby. It wakes up,
+        reads the last words of the master before, and then hears that it was removed.
         """
         committed, contributors = outcome
         if operation not in self._outcomes and operation in self._interrupted:
@@ -158,6 +162,8 @@ class Checkers:
             entered.intersection_update(contributors)
         if committed and (set(contributors) != entered or len(contributors) != len(entered)):
             raise Violation(f"{operation} of {entered} was committed for {contributors}")
+        if (operation.run, peer) in self._left_behind:
+            return
         known, seen_by = self._outcomes.setdefault(operation, (outcome, {}))
         if known == outcome:
             seen_by[address] = peer
@@ -165,7 +171,9 @@ class Checkers:
         alive = [
             str(a)
             for a, p in seen_by.items()
-            if a != address and self.believes(a) == (operation.run, p)
+            if a != address
+            and self.believes(a) == (operation.run, p)
+            and (operation.run, p) not in self._left_behind
         ]
         if alive or address in seen_by:
             others = ", ".join(alive)
@@ -323,6 +331,8 @@ class Checkers:
         if not self._excuses.removal(address.host, cause, why, partial(self._host_of, run)):
             raise Violation(f"peer {peer} ({address.host}) was removed without a cause: {why}")
         self.done["removed alive"] += 1
+        if "did not come back" in why and not self._scenario.standby:
+            self._left_behind.add((run, peer))
 
     def undialable(self, run: bytes, peer: PeerId, why: str) -> None:
         """The master of a run says that nobody can dial a peer."""

@@ -167,10 +167,18 @@ class Finals:
             last = RoundId(kind, count - 1)
             lacking = [peer for peer in members if taken.get((peer, kind), 0) < count]
             if lacking and last not in recovered.answers:  # nobody who came back can tell it
-                version, sequence = self._membership.version, self.next_sequence()
-                answer = msg.RoundClosed(last, version, pending=False, sequence=sequence)
-                self.answers.keep(last, answer, lacking)
+                self.answers.keep(last, self._closed(last), lacking)
         return [operation for operation, _ in outcomes]
+
+    def close_again(self, round_id: RoundId, peer: PeerId) -> msg.RoundClosed:
+        """Answer a member that asks for a round of a master before, which did not tell it."""
+        answer = self.answers.get(round_id) or self._closed(round_id)
+        self.answers.keep(round_id, answer, [peer])
+        return answer
+
+    def _closed(self, round_id: RoundId) -> msg.RoundClosed:
+        version, sequence = self._membership.version, self.next_sequence()
+        return msg.RoundClosed(round_id, version, pending=False, sequence=sequence)
 
     def check(self, history: History) -> None:
         """Assert that something is owed of each, and to members only.

@@ -66,10 +66,16 @@ class Kept(Generic[_Key, _Message]):
         return iter([message for message, _ in self._kept.values()])
 
     def keep(self, key: _Key, message: _Message, peers: list[PeerId]) -> None:
-        """Keep ``message`` for these peers."""
+        """Keep ``message`` for these peers, to whom it is not owed yet."""
         if peers:
-            self._kept[key] = (message, dict.fromkeys(peers))
+            _, owed = self._kept.setdefault(key, (message, {}))
+            owed.update(dict.fromkeys(peers))
             self._counts.update(peers)
+
+    def get(self, key: _Key) -> _Message | None:
+        """The message of that key, if somebody lacks it."""
+        kept = self._kept.get(key)
+        return kept[0] if kept is not None else None
 
     def oldest(self) -> _Message | None:
         """What was decided first of all that somebody has not acknowledged."""

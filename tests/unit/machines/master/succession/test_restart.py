@@ -436,6 +436,20 @@ def test_a_round_whose_answer_nobody_can_tell_is_answered_from_the_counts() -> N
     assert (2, answer) in told(effects, msg.RoundClosed)
 
 
+def test_a_member_that_lags_by_several_rounds_is_answered_each_of_them() -> None:
+    """The last master had removed peer 2, closed rounds without it, and lacked the consent."""
+    known = (roster(VERSION, VIEW, 1, 2),)
+    master = Master()
+    master.come(1, known=known, rounds=counts(3, 5))
+    rounds = [RoundId(PENDING, n) for n in (2, 3, 4)]
+    effects = master.come(2, msg.RoundRequest(rounds[0]), known=known, rounds=counts(3, 2))
+    answers = [(2, msg.RoundClosed(closed, VERSION + TERM_GAP + 1, False)) for closed in rounds]
+    assert answers[0] in told(effects, msg.RoundClosed)
+    assert answers[2] in told(effects, msg.RoundClosed)  # the latest, without being asked
+    effects = master.hear(2, msg.RoundRequest(rounds[1]))
+    assert told(effects, msg.RoundClosed) == [answers[1]]
+
+
 # -- newcomers -------------------------------------------------------------------------------
 
 
