@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -25,6 +26,13 @@ class Seconds(click.FloatRange):
         if not math.isfinite(seconds):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return seconds
+
+
+def check_file(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Refuse a file that could not be written in the end, before the minutes are spent."""
+    if value is not None and not value.absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder {value.absolute().parent}")
+    return value
 
 
 class Wrapper(click.Command):

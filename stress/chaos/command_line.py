@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from pccl.cli.command_line import Seconds
+from pccl.cli.command_line import Seconds, check_file
 from pccl.cli.streams import writing
 from pccl.stress.chaos.namespaces import NamespacesRefused
 from pccl.stress.chaos.run import ChaosRun, StartFailed
@@ -31,15 +31,8 @@ OF_THE_SCENARIO = ("peers", "minutes", "seed", "every", "link", "lanes", "groups
 """Options that a scenario file takes the place of."""
 
 
-def check_file(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    """Refuse a file that could not be written, before the minutes are spent."""
-    if value is not None and not value.absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no folder {value.absolute().parent}")
-    return value
-
-
 def check_page(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    """Likewise, and a page whose pictures could not be drawn."""
+    """Refuse a page that could not be written, or whose pictures could not be drawn."""
     if value is not None and find_spec("matplotlib") is None:
         raise click.BadParameter("its pictures need matplotlib; pip install 'pccl[demo]'")
     return check_file(ctx, param, value)

@@ -28,7 +28,8 @@ class Peer:
         generator = torch.Generator().manual_seed(9)
         images = torch.rand(demo_peer.DIGIT_COUNT, 8, 8, generator=generator)
         digits = torch.randint(1, 10, (demo_peer.DIGIT_COUNT,), generator=generator)
-        self.digits = demo_peer.no_digits() if late else demo_peer.Examples(images, digits)
+        known = {"images": images, "digits": digits}
+        self.digits = demo_peer.load_digits(late=True) if late else known
         self.shard = shard
         self.late = late
         self.told: list[Told] = []
@@ -77,7 +78,7 @@ def test_nobody_goes_on_before_the_newcomer_has_come() -> None:
         assert not any(told.fetch or "took over" in told.note for told in peer.told)
     assert newcomer.steps() == {4: three, 5: three, 6: three}
     assert newcomer.losses() == {n: beginners[0].losses()[n] for n in (4, 5, 6)}
-    assert newcomer.digits.images.equal(beginners[0].digits.images)
+    assert newcomer.digits["images"].equal(beginners[0].digits["images"])
     assert len({peer.digest for peer in [*beginners, newcomer]} - {""}) == 1
 
     notes = [told.note for told in newcomer.told if told.note]

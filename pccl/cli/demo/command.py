@@ -20,6 +20,7 @@ import click
 
 import pccl
 from pccl.cli import logs
+from pccl.cli.command_line import check_file
 from pccl.cli.demo.record import DemoRecord, DemoTask, Told, Worker, judge
 from pccl.cli.demo.view import board, draw, show, summary
 from pccl.cli.processes.crew import Crew, end_on_signals
@@ -27,6 +28,8 @@ from pccl.cli.processes.reports import encode
 
 EXTRAS = {"torch": "torch", "sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 """What the demo needs beyond the library: module -> name to install it by."""
+
+PEER = "pccl.cli.demo.peer"
 
 SILENCE_S_MAX = 90.0
 """Importing torch from a cold disk is the longest silence of a healthy demo."""
@@ -41,7 +44,7 @@ def direct(crew: Crew, record: DemoRecord, victim: Worker | None, *, quiet: bool
     names = {worker.name: worker for worker in record.workers}
     for worker in record.workers:
         if not worker.task.late:
-            start(crew, worker)
+            worker.pid = crew.start(worker.name, PEER, [encode(worker.task)])
     with board(record.workers, quiet=quiet) as rows:
 
         def add(name: str, told: Told) -> None:
@@ -58,11 +61,6 @@ def direct(crew: Crew, record: DemoRecord, victim: Worker | None, *, quiet: bool
     return ""
 
 
-def start(crew: Crew, worker: Worker) -> None:
-    """Start the process of a worker."""
-    worker.pid = crew.start(worker.name, "pccl.cli.demo.peer", [encode(worker.task)])
-
-
 def carry_out(crew: Crew, record: DemoRecord, victim: Worker | None, now: float) -> Iterator[str]:
     """Do what is planned for the step that was reached; what to tell the user of it."""
     if victim is not None and record.killed is None and record.step >= record.step_count // 2:
@@ -70,21 +68,12 @@ def carry_out(crew: Crew, record: DemoRecord, victim: Worker | None, now: float)
         yield record.add_kill(now, victim)
     for worker in record.peers:
         if worker.task.late and not worker.pid and record.points:
-            start(crew, worker)
+            worker.pid = crew.start(worker.name, PEER, [encode(worker.task)])
             yield f"one more process starts (shard {worker.task.shard}, pid {worker.pid})"
         if worker.told.status == "ready" and record.step >= JOIN_SHARE * record.step_count:
             worker.told = replace(worker.told, status="joining")
             crew.send(signal.SIGUSR1, worker.name)
             yield f"{worker.label} sets out to join at step {record.step}"
-
-
-def check_out(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
-    """Refuse a picture that could not be written, before a minute is spent on it."""
-    if value.suffix.lower() != ".png":
-        raise click.BadParameter(f"{value} does not end in .png")
-    if not value.absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no folder {value.absolute().parent}")
-    return value
 
 
 @click.command(context_settings={"show_default": True})
@@ -99,7 +88,7 @@ def check_out(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
     "--out",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     default=Path("demo.png"),
-    callback=check_out,
+    callback=check_file,
     help="Where to draw loss and world size over time.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print nothing but one JSON object.")
@@ -118,6 +107,8 @@ def demo(
     The exit code is 0 only if all of that is so, and the accuracy is reached.
     """
     started_s = time.monotonic()
+    if out.suffix.lower() != ".png":
+        raise click.UsageError(f"Invalid value for '--out': {out} does not end in .png")
     if kill and peers < 3:
         raise click.UsageError("--peers must be 3 or more, so that two are left; or give --no-kill")
     missing = [name for module, name in EXTRAS.items() if importlib.util.find_spec(module) is None]

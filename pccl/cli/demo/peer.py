@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,25 +36,23 @@ BATCH_SIZE = 64
 POLL_S = 0.05
 
 
-class Examples(NamedTuple):
-    """Images, float32, shape (n, 8, 8), from 0 to 1; and which digits they are, int64, (n,)."""
-
-    images: Tensor
-    digits: Tensor
+Digits = dict[str, Tensor]
+"""``images``, float32, shape (n, 8, 8), from 0 to 1; and which ``digits`` they are, int64, (n,)."""
 
 
-def load_digits() -> Examples:
-    """The 1797 handwritten digits that come with scikit-learn (UCI, Alpaydin & Kaynak 1998)."""
+def load_digits(*, late: bool = False) -> Digits:
+    """The 1797 handwritten digits that come with scikit-learn (UCI, Alpaydin & Kaynak 1998).
+
+    Who comes late gets room for as many: it will fetch them.
+    """
+    if late:
+        digits = torch.zeros(DIGIT_COUNT, dtype=torch.int64)
+        return {"images": torch.zeros(DIGIT_COUNT, 8, 8), "digits": digits}
     import sklearn.datasets  # a second that a newcomer saves: it gets the digits from the others
 
     bunch = cast(Any, sklearn.datasets).load_digits()  # scikit-learn ships no types
     images = torch.tensor(bunch.images, dtype=torch.float32) / 16.0
-    return Examples(images, torch.tensor(bunch.target, dtype=torch.int64))
-
-
-def no_digits() -> Examples:
-    """Room for as many, where they will be fetched to."""
-    return Examples(torch.zeros(DIGIT_COUNT, 8, 8), torch.zeros(DIGIT_COUNT, dtype=torch.int64))
+    return {"images": images, "digits": torch.tensor(bunch.target, dtype=torch.int64)}
 
 
 def split(count: int, shards: int, seed: int) -> tuple[Tensor, list[Tensor]]:
@@ -75,7 +73,7 @@ def make_model(seed: int) -> nn.Module:
 class DemoPeer:
     """One replica: trains on its shard of the digits, which one that comes late receives."""
 
-    def __init__(self, task: DemoTask, tell: Callable[[Told], None], digits: Examples) -> None:
+    def __init__(self, task: DemoTask, tell: Callable[[Told], None], digits: Digits) -> None:
         self._task, self._tell, self._digits = task, tell, digits
         own_seed = task.seed + 1 + task.shard  # of nobody else
         self.model = make_model(own_seed if task.late else task.seed)
@@ -133,7 +131,7 @@ class DemoPeer:
                 self._optimizer,
                 comm=comm,
                 min_peers=1 if task.late else task.peers,
-                shared=self._digits._asdict(),
+                shared=self._digits,
                 on_progress=self.on_progress if task.late else None,
                 on_event=self.on_event,
             ) as averager,
@@ -155,7 +153,7 @@ class DemoPeer:
 
     def finish(self) -> None:
         """Tell how good the weights are, and a digest that is equal only if every bit is."""
-        images, digits = (part[self._held_out] for part in self._digits)
+        images, digits = (self._digits[of][self._held_out] for of in ("images", "digits"))
         with torch.no_grad():
             guesses: Tensor = self.model(images).argmax(dim=1)
         accuracy = (guesses == digits).float().mean().item()
@@ -168,8 +166,8 @@ class DemoPeer:
         shard = self._shard
         batch = shard[torch.randint(len(shard), (BATCH_SIZE,), generator=self._chance)]
         self._optimizer.zero_grad()
-        images, digits = self._digits
-        loss = nn.functional.cross_entropy(self.model(images[batch]), digits[batch])
+        images, digits = self._digits["images"][batch], self._digits["digits"][batch]
+        loss = nn.functional.cross_entropy(self.model(images), digits)
         torch.autograd.backward(loss)
         return loss.detach().reshape(1)
 
@@ -177,7 +175,7 @@ class DemoPeer:
 def run(task: DemoTask) -> None:
     """Train, and tell how it goes; one that comes late waits for SIGUSR1 when it is ready."""
     torch.set_num_threads(1)  # the peers of the demo share one machine
-    peer = DemoPeer(task, say, no_digits() if task.late else load_digits())
+    peer = DemoPeer(task, say, load_digits(late=task.late))
     if task.late:
         go = threading.Event()
         signal.signal(signal.SIGUSR1, lambda signum, frame: go.set())

@@ -121,14 +121,6 @@ class DemoRecord:
         """The latest step that any peer has taken."""
         return self.points[-1].step if self.points else 0
 
-    @property
-    def progress(self) -> str:
-        """How far all are, in words."""
-        point, count = self.points[-1], self.step_count
-        rate = sum(each.told.rate for each in self.peers if each.told.status == "training") / 1e6
-        where = f"step {point.step}/{count}  loss {point.loss:.4f}"
-        return f"{where}  world size {point.world_size}  {rate:.1f} MB/s"
-
     def add(self, now: float, worker: Worker, told: Told) -> Iterator[str]:
         """Take in what a worker says; what to tell the user of it."""
         if worker.told.status == "killed":
@@ -151,7 +143,10 @@ class DemoRecord:
         if count and told.step > self.step:
             self.points.append(Moment(now, told.step, told.loss, count))
             if told.step % max(1, self.step_count // PROGRESS_LINES) == 1:
-                yield self.progress
+                together = [each.told for each in self.peers if each.told.status == "training"]
+                where = f"step {told.step}/{self.step_count}  loss {told.loss:.4f}"
+                rate = sum(each.rate for each in together) / 1e6
+                yield f"{where}  world size {count}  {rate:.1f} MB/s"
 
     def add_kill(self, now: float, worker: Worker) -> str:
         """Note that a worker was sent SIGKILL; returns what to tell the user."""

@@ -60,6 +60,8 @@ def test_training_alone_repeats_itself() -> None:
 
 
 def test_one_that_comes_late_has_room_for_all_digits() -> None:
-    for room, digits in zip(demo_peer.no_digits(), demo_peer.load_digits(), strict=True):
+    rooms, all_digits = demo_peer.load_digits(late=True), demo_peer.load_digits()
+    assert list(rooms) == list(all_digits)
+    for room, digits in zip(rooms.values(), all_digits.values(), strict=True):
         assert (room.shape, room.dtype) == (digits.shape, digits.dtype)
         assert not room.any()
