@@ -40,10 +40,10 @@ class PeerLinks:
     # -- who dials whom ------------------------------------------------------------------------
 
     def tell_plan(self, peer: RegisteredPeer) -> None:
-        """A newcomer, or one that has lost its connection, is told whom to dial."""
-        self._outbox.send(peer, msg.LinkPlan(self._plans.elders(peer)))
+        """A newcomer, or one that has lost its connection, is told whom to dial; elders last."""
         if asked := self._plans.asked(peer.id):
             self._outbox.send(peer, msg.DialNewcomers(asked))
+        self._outbox.send(peer, msg.LinkPlan(self._plans.elders(peer)))
 
     def beat(self) -> None:
         """A heartbeat is due: the changes since the last one go out."""

@@ -211,6 +211,8 @@ class OwnLinks:
         self._newcomers: tuple[Member, ...] = ()
         """Those that cannot dial this peer."""
         self._wanted: tuple[Member, ...] = ()
+        self._awaits_plan = False
+        """The master is about to send all plans again: what is linked stays until it has."""
         self._links: dict[PeerId, str | None] = {}
         """Peer -> None if the link is up, otherwise why not."""
         self._measures = ToldMeasures()
@@ -221,6 +223,7 @@ class OwnLinks:
         """The master says whom to dial, or who can dial this peer."""
         match message:
             case msg.LinkPlan(elders, gone):
+                self._awaits_plan = False
                 self._elders.update({member.peer: member for member in elders})
                 self._forget_elders(gone)
                 self.want()
@@ -243,12 +246,15 @@ class OwnLinks:
             self._elders.pop(peer, None)
 
     def forget_plans(self) -> None:
-        """Forget the peers to dial besides the members: the master will send them again."""
+        """Forget the peers to dial besides the members: the master sends them again, elders last."""
         self._elders.clear()
         self._newcomers = ()
+        self._awaits_plan = True
 
     def want(self) -> None:
         """Keep links to the members and to the peers of the plan, if these have changed."""
+        if self._awaits_plan:
+            return
         newest = self._membership.newest
         wanted = {member.peer: member for member in (*self._elders.values(), *self._newcomers)}
         wanted.update({member.peer: member for member in (newest.members if newest else ())})
