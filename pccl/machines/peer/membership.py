@@ -246,7 +246,7 @@ class OwnLinks:
             self._elders.pop(peer, None)
 
     def forget_plans(self) -> None:
-        """Forget the peers to dial besides the members: the master sends them again, elders last."""
+        """Forget whom to dial besides the members: the master sends it again, elders last."""
         self._elders.clear()
         self._newcomers = ()
         self._awaits_plan = True

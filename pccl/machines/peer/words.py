@@ -66,6 +66,12 @@ def tag_in_use(tag: int) -> errors.PCCLError:
     return errors.PCCLError(errors.Result.INVALID_ARGUMENT, reason=reason)
 
 
+def no_such_root(root: int, size: int) -> errors.PCCLError:
+    """A broadcast from a rank that the group does not have any more."""
+    reason = f"the group has {size} members now, and root is {root}; choose one of them and repeat"
+    return errors.PCCLError(errors.Result.INVALID_ARGUMENT, reason=reason)
+
+
 def too_many_open() -> errors.PCCLError:
     """More collectives at once than the master keeps apart."""
     reason = f"{OPERATIONS_OPEN_MAX} collectives are open already; wait for some of them first"

@@ -1595,6 +1595,20 @@ def test_a_reduce_after_a_left_update_sees_what_the_others_see() -> None:
     assert peer.machine.seen == newer
 
 
+def test_a_broadcast_that_waited_has_its_root_in_the_group_that_it_is_made_for() -> None:
+    peer = member(ELDER, ME_MEMBER, YOUNGER)
+    peer.do(RoundCall(9, UPDATE))
+    peer.do(LeaveCall(9, "no more time"))
+    assert peer.do(ReduceCall(10, 5, Descriptor.broadcast(DataType.FLOAT, 8, 2))) == []
+    peer.hear(msg.RosterChanged(roster(2, 2, ELDER, ME_MEMBER)))
+    error = only_error(peer.hear(msg.RoundClosed(RoundId(UPDATE, 1), 2, False)))
+    assert error.result is errors.Result.INVALID_ARGUMENT
+    assert error.reason.startswith("the group has 2 members now, and root is 2")
+    assert peer.do(ReduceCall(11, 5, BROADCAST))[0] == Post(
+        11, operation(view=2), BROADCAST, (PeerId(1), ME)
+    )
+
+
 def test_acknowledgements_never_replace_a_heartbeat_with_progress() -> None:
     peer = running()
     beats: list[msg.Heartbeat] = []
