@@ -99,8 +99,8 @@ LANES_BETWEEN_MACHINES = 16
 sixteenth of the line, and no slower where one is enough."""
 
 SHARED_CONNECTIONS_MAX = 256
-"""All such links of one peer together have about so many lanes, so with more than 16 links in use
-each has fewer."""
+"""All such links that one peer keeps have about so many lanes together, so with more than 16 links
+in use each has fewer. Others decide how many lanes they dial to it."""
 
 CONTROL_MESSAGE_BYTES_MAX = 1 << 20
 """The largest control message is a roster: about 40 bytes a member, so thousands of members fit.

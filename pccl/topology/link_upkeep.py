@@ -170,9 +170,10 @@ class LinkUpkeep:
     def look(
         self, peer: PeerId, busy: Container[int], intact_bytes: int, now_ns: int
     ) -> list[LinkStep]:
-        """A tick: close spare lanes, and say of a link that damages nothing any more that it is up.
+        """A tick: close spare lanes or dial missing ones; a link that damages no more is up.
 
-        Lanes are spare when the link shares the connections with more links than before.
+        Lanes are spare when the link shares the connections with more links than before, and
+        missing when it shares them with fewer.
         ``busy``: those that carry something; ``intact_bytes``: the most that one has brought
         without damage.
         """
@@ -184,6 +185,8 @@ class LinkUpkeep:
         for number in spare:
             del link.dials[number]
         steps: list[LinkStep] = [GiveUpLane(peer, number, is_spare=True) for number in spare]
+        if link.keeps and link.up:
+            steps += self._widen(link)
         link.damage.passed(intact_bytes)
         if link.is_withheld and not link.damage.is_down(now_ns):
             link.is_withheld = False

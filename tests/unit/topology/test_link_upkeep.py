@@ -165,6 +165,9 @@ def test_spare_lanes_are_closed_unless_they_carry_something() -> None:
     closed = [GiveUpLane(ELDER.peer, number, is_spare=True) for number in range(8, 16)]
     assert links.look(ELDER.peer, {9}, 0, 0) == [step for step in closed if step.number != 9]
     assert links.look(ELDER.peer, (), 0, 0) == [step for step in closed if step.number == 9]
+    links.want(OWN, [ELDER, *others[:15]], {})  # the others have gone
+    assert links.look(ELDER.peer, (), 0, 0) == lanes(range(8, 16))
+    assert links.look(ELDER.peer, (), 0, 0) == []
 
 
 def test_a_link_that_damages_what_comes_is_up_when_it_has_proven_itself() -> None:
