@@ -40,7 +40,7 @@ class PeerLinks:
     # -- who dials whom ------------------------------------------------------------------------
 
     def tell_plan(self, peer: RegisteredPeer) -> None:
-        """A newcomer, or one that has lost its connection, is told whom to dial; elders last."""
+        """Send a newcomer, or a peer that has resumed, the peers to dial; elders last."""
         if asked := self._plans.asked(peer.id):
             self._outbox.send(peer, msg.DialNewcomers(asked))
         self._outbox.send(peer, msg.LinkPlan(self._plans.elders(peer)))
