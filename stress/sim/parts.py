@@ -12,7 +12,7 @@ from pccl.stress.sim.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """One run: what it is, its time, and who is told of what happens."""
+    """One run: its scenario, its time, and the observers of what happens."""
 
     scenario: Scenario
     loop: VirtualLoop

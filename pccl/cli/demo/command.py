@@ -108,7 +108,7 @@ def demo(
     """
     started_s = time.monotonic()
     if out.suffix.lower() != ".png":
-        raise click.UsageError(f"Invalid value for '--out': {out} does not end in .png")
+        raise click.BadParameter(f"{out} does not end in .png", param_hint="'--out'")
     if kill and peers < 3:
         raise click.UsageError("--peers must be 3 or more, so that two are left; or give --no-kill")
     missing = [name for module, name in EXTRAS.items() if importlib.util.find_spec(module) is None]

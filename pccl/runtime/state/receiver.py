@@ -86,7 +86,7 @@ class _Arrival:
 class _MapPart:
     """The sink of a part of a map: on a slow link its last byte may be long in coming.
 
-    ``progressed`` is told how many bytes are here.
+    It calls ``progressed`` with the number of bytes that are here.
     """
 
     part: Collect

@@ -157,9 +157,9 @@ def _summary(times: Sequence[float]) -> dict[str, float]:
     p95 = ordered[min(len(ordered) - 1, round(0.95 * (len(ordered) - 1)))]
     return {
         "count": len(ordered),
-        "median": round(statistics.median(ordered), 4),
-        "p95": round(p95, 4),
-        "max": round(ordered[-1], 4),
+        "median": round(statistics.median(ordered), 6),
+        "p95": round(p95, 6),
+        "max": round(ordered[-1], 6),
     }
 
 
