@@ -92,6 +92,13 @@ def test_nobody_is_removed_for_the_lies_of_his_only_source() -> None:
     assert "removed alive" not in verdict.done
 
 
+def test_a_caller_outlasts_the_lies_of_his_only_source() -> None:
+    """On a short line, where each failure takes a few milliseconds, as in two-master 810003."""
+    liar = Lies(0, 1, False, 1.0, 12 * NS_PER_S)
+    verdict = run(liar, peers=2, late_peers=0, impatience=0.3, latency_ns=MS)
+    assert verdict.done["sync fetched"] > 0
+
+
 def test_a_map_takes_longer_than_anybody_waits_for_silence() -> None:
     """Who lacks the state receives eight seconds of digests before the first piece."""
     tensors = (StateTensor(DataType.FLOAT, 10_000),)

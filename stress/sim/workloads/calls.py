@@ -92,7 +92,7 @@ class SimCalls:
         """Make a joint call of the run; repeat it when it was left, as long as patience lasts."""
         began_ns = self._loop.now_ns()
         for attempt in range(ATTEMPTS_MAX):
-            await self._pause(attempt)
+            await self.pause(attempt)
             budget_s = self.budget_s() or patience_s
             try:
                 return await self.make(self._process.engine.round(RunRequest(kind, budget_s)))
@@ -110,7 +110,7 @@ class SimCalls:
             PCCLError: it makes no sense to repeat it.
         """
         for number in range(ATTEMPTS_MAX):
-            await self._pause(number)
+            await self.pause(number)
             try:
                 return await attempt()
             except (PCCLError, Interrupted) as error:
@@ -131,7 +131,8 @@ class SimCalls:
         elif not isinstance(error, _REPEATED):
             raise error
 
-    async def _pause(self, attempt: int) -> None:
+    async def pause(self, attempt: int) -> None:
+        """Before this attempt at a call: after so many failures in a row, wait; hurry no more."""
         self._is_hasty = attempt <= _HASTY_MAX
         if not self._is_hasty:
             await self.sleep(_PAUSE_NS)

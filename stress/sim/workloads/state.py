@@ -105,7 +105,8 @@ class StateWork:
     async def _synchronize(self) -> SharedStateSyncInfo:
         state = self.state
         expects = self._in_step and self._rng.random() < self._syncs.expects
-        for _ in range(ATTEMPTS_MAX):
+        for attempt in range(ATTEMPTS_MAX):
+            await self._calls.pause(attempt)
             self._checkers.look_at(state)
             in_place = state.lineage is None and self._rng.random() < self._syncs.in_place
             state.is_lent_in_place = in_place
@@ -180,7 +181,8 @@ class StateWork:
             self.state.drift()
             self._in_step = False
         state = self.state
-        for _ in range(ATTEMPTS_MAX):
+        for attempt in range(ATTEMPTS_MAX):
+            await self._calls.pause(attempt)
             before = Before.of(state)
             request = SyncOptions(state, SyncPurpose.VERIFY)
             self._checkers.calls(self._process.name)
