@@ -114,6 +114,9 @@ class Calls:
         loop: where everything runs.
         clock: time, for deadlines.
         feed: gives an event to the machine.
+
+    Attributes:
+        bug: what every new call raises since the machine broke down; None: it has not.
     """
 
     def __init__(
@@ -130,6 +133,7 @@ class Calls:
         self._launched: dict[int, OpenCall] = {}
         """By ticket."""
         self._last = 0
+        self.bug: errors.LocalProtocolError | None = None
 
     def __iter__(self) -> Iterator[OpenCall]:
         return iter(self._open.values())
@@ -174,12 +178,15 @@ class Calls:
 
     # -- calls that are waited for -------------------------------------------------------------
 
-    async def wait(self, event: CallEvent, deadline: Deadline | None, call: OpenCall) -> Any:
+    async def wait(
+        self, event: CallEvent, deadline: Deadline | None, call: OpenCall | None = None
+    ) -> Any:
         """Begin a call and wait until it returns.
 
         Raises:
             PCCLError: it raised.
         """
+        call = call or self.new()
         lent = call.operand
         number = self._begin(event, deadline, call)
         try:
@@ -321,10 +328,11 @@ class Calls:
             call.future.set_exception(fresh(error))
             self._forget_again(number, call)
 
-    def fail_all(self, error: errors.PCCLError) -> None:
-        """Every open call raises."""
+    def break_down(self, bug: errors.LocalProtocolError) -> None:
+        """Every open call raises, and every later one."""
+        self.bug = bug
         for number in list(self._open):
-            self.reject(number, error)
+            self.reject(number, bug)
 
     def _answered(self, number: int) -> OpenCall | None:
         """The call that ends; None: it has ended before.
@@ -355,7 +363,10 @@ class Calls:
         if deadline is not None:
             leave = LeaveCall(number, f"timeout_s={deadline.budget_s:g} ran out")
             call.timer = self._clock.call_at_ns(deadline.when_ns, self._feed, leave)
-        self._feed(call.event)
+        if self.bug is not None:
+            self.reject(number, self.bug)
+        else:
+            self._feed(call.event)
         return number
 
     def _end(self, number: int) -> OpenCall | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -53,7 +53,7 @@ from pccl.machines.peer.news import PeerNews
 from pccl.machines.reachability import TryAddress
 from pccl.protocol import errors
 from pccl.protocol.types import SYNC_TAG, OperationId, PeerId, Roster, RoundKind
-from pccl.runtime.calls import CallEvent, Calls, OpenCall, fresh
+from pccl.runtime.calls import Calls
 from pccl.runtime.clock import ThreadClock, Ticker
 from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.collective.operand import Operand
@@ -141,24 +141,31 @@ class PeerEngine:
         self._events: deque[PeerEvent] = deque()
         self._busy = False
         self._closed = False
-        self._broken: errors.LocalProtocolError | None = None
-        self._enter_run(None, hasher or InlineHasher())
+        self._state = StateService(
+            clock,
+            self.calls,
+            self.feed,
+            group,
+            hasher or InlineHasher(),
+            self._tasks,
+            self._timing.ns(self._timing.deadline_s) // 4,
+            partial(self.join_again, prefetches=True),
+        )
+        self._enter_run(None)
 
-    def _enter_run(self, loss: errors.PCCLError | None, hasher: Hasher | None = None) -> None:
-        """Begin anew, after a ``loss``, as a process that no run knows; ``hasher``: at first."""
+    def _enter_run(self, lost: PeerMachine | None) -> None:
+        """Begin anew, as a process that no run knows, after it has ``lost`` its place in one."""
+        loss, left = (lost.loss, lost.left_sync) if lost is not None else (None, None)
         segment_bytes = self._options.segment_bytes
         eager = EagerBudget(self._options.eager_bytes_max, segment_bytes)
-        left = self.machine.left_sync if hasher is None else None
         self.machine: PeerMachine = PeerMachine(self._timing, self.now_ns(), eager, loss, left)
         self.links = Links(self._make_link)
         self._meter = LinkMeter(self._clock, self.links)
         may_come = self.machine.collectives.may_come
         self.data_plane = DataPlane(self.links.to, may_come, self._on_done, segment_bytes)
-        if hasher is not None:
-            stall_ns = self._timing.ns(self._timing.deadline_s) // 4
-            self._state = StateService(self, hasher, self._tasks, stall_ns)
-        else:
-            self._state.enter_run()
+        if lost is not None:
+            self.exchange.close()
+        self._state.enter_run(self.machine, self.links)
         self.keeper = LinkKeeper(
             self._clock,
             self._transport,
@@ -201,12 +208,11 @@ class PeerEngine:
         """
         if self._closed:
             raise errors.NotConnected(reason="the communicator was closed; make a new one")
-        if self.machine.standing is Standing.LOST or self.machine.needs_resync or self._broken:
-            if self._broken is None:
-                self.feed(Close())
+        if self.machine.standing is Standing.LOST or self.machine.needs_resync or self.calls.bug:
+            self.feed(Close())
             self.keeper.close()
-            self._broken = None
-            self._enter_run(self.machine.loss)
+            self.calls.bug = None
+            self._enter_run(self.machine)
         joins = partial(self._join, request, self.deadline(request.timeout_s))
         if request.prefetch is None:
             await joins()
@@ -237,7 +243,7 @@ class PeerEngine:
             masters=self._control.masters_count,
             prefetches=prefetches,
         )
-        await self.call(event, deadline)
+        await self.calls.wait(event, deadline)
         self._has_been_member = True
 
     async def round(self, request: RunRequest) -> bool:
@@ -250,7 +256,7 @@ class PeerEngine:
         if knows and request.kind is RoundKind.UPDATE_TOPOLOGY:
             await self.join_again(deadline)
             return False
-        return bool(await self.call(RoundCall(0, request.kind), deadline))
+        return bool(await self.calls.wait(RoundCall(0, request.kind), deadline))
 
     async def reduce(self, request: ReduceRequest) -> ReduceInfo:
         """Joint call of all members of the group: a reduce, a broadcast, a barrier.
@@ -275,7 +281,7 @@ class PeerEngine:
             while True:
                 peer = self.machine.peer
                 try:
-                    info = await self.call(event, deadline, call)
+                    info = await self.calls.wait(event, deadline, call)
                 except errors.CollectiveAborted as error:
                     if not (may_retry() and may_succeed_again(error)):
                         raise
@@ -317,14 +323,10 @@ class PeerEngine:
         """
         return await self._state.sync(request, self.deadline(request.timeout_s))
 
-    def use_links(self, peers: Iterable[PeerId]) -> None:
-        """The links to ``peers`` get all their lanes."""
-        self.keeper.use(peers)
-
     async def join_again(self, deadline: Deadline | None, *, prefetches: bool = False) -> None:
         """Come back as a newcomer, within a call that the members will make after admitting it."""
         self.keeper.close()
-        self._enter_run(self.machine.loss)
+        self._enter_run(self.machine)
         attempts = int(self._timing.master_lost_s / self._timing.connect_retry_s)
         request = JoinRequest(max(attempts, 1))
         await self._join(request, deadline, rejoins=True, prefetches=prefetches)
@@ -338,7 +340,6 @@ class PeerEngine:
             ValueError: another call of this peer still uses the memory.
             PCCLError: the call can't be made now.
         """
-        self._require_soundness()
         self._check_request(request)
         residual = request.open_residual() if request.open_residual is not None else None
         call = self.calls.new(request.operand)
@@ -385,8 +386,7 @@ class PeerEngine:
         """Say goodbye and let go of everything; idempotent."""
         if self._closed:
             return
-        if self._broken is None:
-            self.feed(Close())
+        self.feed(Close())
         self._closed = True
         self._ticker.stop()
         self._control.close("the communicator is closed")
@@ -398,26 +398,11 @@ class PeerEngine:
         for _ in range(2):  # let the transport report the ends of what was closed
             await next_turn(self._loop)
 
-    async def call(
-        self, event: CallEvent, deadline: Deadline | None, call: OpenCall | None = None
-    ) -> object:
-        """Make a call and wait for it.
-
-        Raises:
-            PCCLError: it has failed.
-        """
-        self._require_soundness()
-        return await self.calls.wait(event, deadline, call or self.calls.new())
-
-    def _require_soundness(self) -> None:
-        if self._broken is not None:
-            raise fresh(self._broken)
-
     # -- the machine ---------------------------------------------------------------------------
 
     def feed(self, event: PeerEvent) -> None:
         """Handle an event, after those that are being handled."""
-        if self._broken is not None:
+        if self.calls.bug is not None:
             return
         self._events.append(event)
         if self._busy:
@@ -440,13 +425,13 @@ class PeerEngine:
         """
         self._events.clear()
         reason = f"internal error, please report it: {error!r}; connect() again to rejoin"
-        self._broken = errors.LocalProtocolError(reason=reason)
-        self._broken.__cause__ = error
+        bug = errors.LocalProtocolError(reason=reason)
+        bug.__cause__ = error
         for operation in list(self.data_plane.transfers):
             self.data_plane.end(operation, committed=False)
         self._state.break_down()
         self._posted.clear()
-        self.calls.fail_all(self._broken)
+        self.calls.break_down(bug)
         self._control.close("internal error")
         self.keeper.close()
         self._loop.call_exception_handler({"message": reason, "exception": error})
@@ -470,20 +455,8 @@ class PeerEngine:
                 self._control.close(reason)
             case SetLinks(peers):
                 self.keeper.want(peers)
-            case Post(number, operation, descriptor, ring):
-                lender = self.calls.get(number)
-                assert lender is not None
-                lender.operation = operation
-                self._posted[operation] = number
-                partners = self.data_plane.post(
-                    operation,
-                    descriptor,
-                    lender.operand,
-                    ring=ring,
-                    own=self.machine.peer,
-                    residual=lender.residual,
-                )
-                self.keeper.use(partners)
+            case Post():
+                self._post(effect)
             case Begin(operation, ahead, weights):
                 self.data_plane.begin(operation, ahead=ahead, weights=weights)
             case CloseGap(operation, lost, upstream, size):
@@ -515,8 +488,28 @@ class PeerEngine:
                 self.calls.resolve(number, value)
             case RaiseCall(number, error):
                 self.calls.reject(number, error)
-            case PostSync() | BeginSync() | CompareSync():
-                self._state.carry_out(effect)
+            case PostSync(number, operation, ring):
+                self._state.post(number, operation, ring)
+            case BeginSync(operation, elected):
+                self.keeper.use(self._state.partners(operation, elected))
+                self.exchange.begin(operation, elected)
+            case CompareSync(operation, reference):
+                self.exchange.compare(operation, reference)
+
+    def _post(self, post: Post) -> None:
+        call = self.calls.get(post.call)
+        assert call is not None
+        call.operation = post.operation
+        self._posted[post.operation] = post.call
+        partners = self.data_plane.post(
+            post.operation,
+            post.descriptor,
+            call.operand,
+            ring=post.ring,
+            own=self.machine.peer,
+            residual=call.residual,
+        )
+        self.keeper.use(partners)
 
     def _part_of(self, operation: OperationId) -> DataPlane | StateExchange:
         return self.exchange if operation.tag == SYNC_TAG else self.data_plane
@@ -531,7 +524,7 @@ class PeerEngine:
             call.take_back(transfer)
 
     def _tick(self, busy_ns: int) -> None:
-        if self._broken is not None:
+        if self.calls.bug is not None:
             return
         self.keeper.look(busy_ns)
         if measured := self._meter.look():
@@ -550,6 +543,3 @@ class PeerEngine:
 
     def _on_done(self, operation: OperationId, digest: bytes) -> None:
         self.feed(ReduceDone(operation, digest))
-
-
-__all__ = ["PeerEngine"]

@@ -6,16 +6,12 @@ Calls come in here, and what the machine wants done about them; frames go to the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Protocol
 
 from pccl.machines.peer.events import (
-    BeginSync,
-    CompareSync,
     LeftCommitted,
     PeerEvent,
-    PostSync,
     PrefetchDone,
     ReduceResult,
     SyncResult,
@@ -24,7 +20,8 @@ from pccl.machines.peer.machine import PeerMachine, Standing
 from pccl.protocol import errors
 from pccl.protocol.shared_state import Elected, SyncPurpose
 from pccl.protocol.types import OperationId, PeerId
-from pccl.runtime.calls import CallEvent, Calls, OpenCall
+from pccl.runtime.calls import Calls, OpenCall
+from pccl.runtime.clock import Clock
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.hashing import Hasher
 from pccl.runtime.requests import Deadline, SharedStateSyncInfo
@@ -39,70 +36,45 @@ from pccl.state.attempts import Next
 from pccl.transports.link import Links
 
 
-class ServiceHost(Protocol):
-    """The engine, as far as shared state has to do with it."""
-
-    @property
-    def machine(self) -> PeerMachine:
-        """Of the run that this peer is in now."""
-        ...
-
-    @property
-    def links(self) -> Links:
-        """Likewise."""
-        ...
-
-    @property
-    def group(self) -> int:
-        """The peer group."""
-        ...
-
-    @property
-    def calls(self) -> Calls:
-        """Of this peer."""
-        ...
-
-    def now_ns(self) -> int:
-        """The present."""
-        ...
-
-    def feed(self, event: PeerEvent) -> None:
-        """Give an event to the machine."""
-        ...
-
-    def use_links(self, peers: Iterable[PeerId]) -> None:
-        """The links to ``peers`` get all their lanes."""
-        ...
-
-    def call(
-        self, event: CallEvent, deadline: Deadline | None, call: OpenCall
-    ) -> Awaitable[object]:
-        """Make a call and wait for it."""
-        ...
-
-    def join_again(self, deadline: Deadline | None, *, prefetches: bool) -> Awaitable[None]:
-        """Come back to the run as a newcomer."""
-        ...
-
-
 class StateService:
     """Shared state of one peer.
 
     Args:
-        host: the engine.
+        clock: time.
+        calls: of this peer.
+        feed: gives an event to the machine.
+        group: the peer group.
         hasher: does what takes a processor for long.
         tasks: runs what nobody waits for.
         stall_ns: a source that sends nothing for so long is passed over.
+        join_again: comes back to the run as a newcomer.
 
     Attributes:
         exchange: what is given and taken in the run that this peer is in now.
     """
 
-    def __init__(self, host: ServiceHost, hasher: Hasher, tasks: Tasks, stall_ns: int) -> None:
-        self._host = host
-        self._tasks = tasks
+    exchange: StateExchange
+    _machine: PeerMachine
+
+    def __init__(
+        self,
+        clock: Clock,
+        calls: Calls,
+        feed: Callable[[PeerEvent], None],
+        group: int,
+        hasher: Hasher,
+        tasks: Tasks,
+        stall_ns: int,
+        join_again: Callable[[Deadline | None], Awaitable[None]],
+    ) -> None:
+        self._clock = clock
+        self._calls = calls
+        self._feed = feed
+        self._group = group
         self._hasher = hasher
+        self._tasks = tasks
         self._stall_ns = stall_ns
+        self._join_again = join_again
         self._syncs: dict[StateSync, None] = {}
         """Calls that are open."""
         self._hashing: StateHashing | None = None
@@ -113,16 +85,13 @@ class StateService:
         """What this newcomer fetches before it is admitted."""
         self._fetched: FetchedPieces | None = None
         """What it has fetched, until a call takes it."""
-        self.exchange = self._make_exchange()
 
-    def enter_run(self) -> None:
-        """Begin anew, with other links."""
-        self.exchange.close()
-        self.exchange = self._make_exchange()
-
-    def _make_exchange(self) -> StateExchange:
-        host = self._host
-        return StateExchange(host.group, host.links, host.now_ns, self._stall_ns, host.feed)
+    def enter_run(self, machine: PeerMachine, links: Links) -> None:
+        """Begin anew, with another machine and other links."""
+        self._machine = machine
+        self.exchange = StateExchange(
+            self._group, links, self._clock.now_ns, self._stall_ns, self._feed
+        )
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -134,7 +103,7 @@ class StateService:
         """
         with request.state.memory.claimed():
             fetched = self._take_fetched(request.state.memory)
-            sync = StateSync(self._hasher, request, fetched, deadline, self._host.now_ns)
+            sync = StateSync(self._hasher, request, fetched, deadline, self._clock.now_ns)
             self._syncs[sync] = None
             try:
                 request.state.memory.check_in_place()
@@ -158,32 +127,31 @@ class StateService:
         """
         while True:
             await sync.hash()
-            call, peer = self._host.calls.new(), self._host.machine.peer
+            call, peer = self._calls.new(), self._machine.peer
             call.sync = sync
             try:
-                result = await self._host.call(sync.event(), sync.deadline, call)
+                result = await self._calls.wait(sync.event(), sync.deadline, call)
             except (errors.CollectiveAborted, errors.Evicted) as error:
                 if sync.failed(error, peer) is Next.REJOIN:
-                    await self._join_again(sync)
+                    await self._come_back(sync)
             else:
                 assert isinstance(result, SyncResult)
                 return result
 
     async def _place(self, sync: StateSync, result: SyncResult, request: SyncOptions) -> None:
         try:
-            await sync.place(result, self._host.machine.run)
+            await sync.place(result, self._machine.run)
         except Exception:
             # Some of it is in place: the others have all of it.
-            self._host.feed(LeftCommitted(result.operation))
+            self._feed(LeftCommitted(result.operation))
             raise
         if request.purpose is SyncPurpose.SYNC:
             self._show(request.state.memory)
 
-    async def _join_again(self, sync: StateSync) -> None:
+    async def _come_back(self, sync: StateSync) -> None:
         """Come back as a newcomer, which goes on fetching before it is admitted."""
         request = PrefetchRequest(sync.memory, sync.fetched, sync.on_progress)
-        rejoins = partial(self._host.join_again, sync.deadline, prefetches=True)
-        await self._fetch_while(request, rejoins)
+        await self._fetch_while(request, partial(self._join_again, sync.deadline))
 
     # -- before the admission ----------------------------------------------------------------------
 
@@ -219,10 +187,10 @@ class StateService:
         self, request: PrefetchRequest, joins: Callable[[], Awaitable[None]]
     ) -> None:
         def on_ready() -> None:
-            self._host.feed(PrefetchDone())
+            self._feed(PrefetchDone())
 
         self._running = running = RunningPrefetch(
-            request, self._hasher, self._tasks, self._host.now_ns, on_ready
+            request, self._hasher, self._tasks, self._clock.now_ns, on_ready
         )
         try:
             await joins()
@@ -242,7 +210,7 @@ class StateService:
         """Let newcomers fetch this state."""
         if memory.holds_tensors:
             self.exchange.show(memory)
-            newest = self._host.machine.newest
+            newest = self._machine.newest
             if newest is not None:  # who was in it watches no longer
                 self.exchange.results.forget(newest.ring)
             self.exchange.results.synchronized(memory.piece_map.digest(may_differ=False))
@@ -269,30 +237,21 @@ class StateService:
 
     # -- what the machine wants --------------------------------------------------------------------
 
-    def carry_out(self, effect: PostSync | BeginSync | CompareSync) -> None:
-        """Do it."""
-        match effect:
-            case PostSync(number, operation, ring):
-                self._post(number, operation, ring)
-            case BeginSync(operation, elected):
-                self._begin(operation, elected)
-            case CompareSync(operation, reference):
-                self.exchange.compare(operation, reference)
-
-    def _post(self, number: int, operation: OperationId, ring: tuple[PeerId, ...]) -> None:
-        call, own = self._host.calls.get(number), self._host.machine.peer
+    def post(self, number: int, operation: OperationId, ring: tuple[PeerId, ...]) -> None:
+        """Lend the state of a call to its operation."""
+        call, own = self._calls.get(number), self._machine.peer
         assert call is not None
         assert call.sync is not None
         call.operation = operation
         sync = call.sync
         sync.session = self.exchange.post(operation, sync.memory, sync.fetched, ring, own)
 
-    def _begin(self, operation: OperationId, elected: Elected) -> None:
-        own = self._host.machine.peer
+    def partners(self, operation: OperationId, elected: Elected) -> list[PeerId]:
+        """Whom this peer exchanges pieces with."""
+        own = self._machine.peer
         fetchers = {*elected.behind, *elected.outdated}
         others = (peer for peer in self.exchange.sessions[operation].ring if peer != own)
-        self._host.use_links(peer for peer in others if own in fetchers or peer in fetchers)
-        self.exchange.begin(operation, elected)
+        return [peer for peer in others if own in fetchers or peer in fetchers]
 
     # -- time --------------------------------------------------------------------------------------
 
@@ -307,7 +266,7 @@ class StateService:
 
     def _look_at_prefetch(self) -> None:
         if self._running is not None:
-            is_pending = self._host.machine.standing is Standing.PENDING
+            is_pending = self._machine.standing is Standing.PENDING
             self._running.look(self.exchange, is_pending=is_pending)
 
     def link_changed(self, peer: PeerId, *, up: bool) -> None:

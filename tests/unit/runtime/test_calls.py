@@ -171,22 +171,26 @@ def test_what_has_ended_lends_no_memory(bench: Bench) -> None:
     bench.calls.reject(tickets[1], errors.Evicted(reason="gone"))
     gc.collect()
     assert alive() is not None
-    bench.calls.fail_all(errors.LocalProtocolError(reason="a bug"))
+    bench.calls.break_down(errors.LocalProtocolError(reason="a bug"))
     gc.collect()
     assert alive() is None
     assert [call.operand for call in calls] == [None] * 3
 
 
-def test_all_calls_fail_at_once(bench: Bench) -> None:
+def test_all_calls_and_later_ones_fail_by_a_bug(bench: Bench) -> None:
     tickets = [bench.launch(deadline=DEADLINE) for _ in range(2)]
 
     async def story() -> None:
         waiting = bench.wait(RoundCall(0, RoundKind.UPDATE_TOPOLOGY))
         await asyncio.sleep(0)
-        bench.calls.fail_all(errors.LocalProtocolError(reason="a bug"))
+        bench.calls.break_down(errors.LocalProtocolError(reason="a bug"))
         for outcome in (waiting, *map(bench.calls.finish, tickets)):
             with pytest.raises(errors.LocalProtocolError, match="a bug"):
                 await outcome
+        told = len(bench.told)
+        with pytest.raises(errors.LocalProtocolError, match="a bug"):
+            await bench.wait(RoundCall(0, RoundKind.UPDATE_TOPOLOGY))
+        assert len(bench.told) == told, "the machine hears of no later call"
 
     bench.run(story())
     assert len(bench.calls) == 0
