@@ -110,11 +110,17 @@ def reduce_request(
     timeout_s: float | None = None,
 ) -> ReduceRequest:
     """Check what ``all_reduce`` and ``all_reduce_async`` are given."""
-    about = check_member("op", op, ReduceOp), check_range("tag", tag, 0, TAG_MAX)
     operand = borrow(send, recv)
     if operand_descriptor is not None:
         check_operand_descriptor(operand_descriptor, operand.data_type)
-    request = _request(operand, about, quantization_options, check_algorithm(algorithm), weight)
+    request = _request(
+        operand,
+        op=op,
+        tag=tag,
+        options=quantization_options,
+        algorithm=check_algorithm(algorithm),
+        weight=weight,
+    )
     return replace(
         request,
         observable=check_flag("observable", observable),
@@ -137,9 +143,15 @@ def list_request(
     timeout_s: float | None = None,
 ) -> ReduceRequest:
     """Check what ``all_reduce_many`` is given."""
-    about = check_member("op", op, ReduceOp), check_range("tag", tag, 0, TAG_MAX)
     operand = borrow_many(tensors, recv)
-    request = _request(operand, about, quantization_options, check_algorithm(algorithm), weight)
+    request = _request(
+        operand,
+        op=op,
+        tag=tag,
+        options=quantization_options,
+        algorithm=check_algorithm(algorithm),
+        weight=weight,
+    )
     return replace(
         request,
         observable=check_flag("observable", observable),
@@ -234,7 +246,6 @@ def barrier_request(*, tag: int = 0, timeout_s: float | None = None) -> ReduceRe
 def _described_request(given: ReduceOpDescriptor) -> ReduceRequest:
     given = check_type("a descriptor", given, ReduceOpDescriptor)
     what = given.reduce_descriptor
-    op = check_member("op", what.op, ReduceOp)
     tag = check_range("tag", what.tag, 0, TAG_MAX)
     count = check_range("count", what.count, 1, COUNT_MAX)
     held = what.operand_descriptor
@@ -252,17 +263,22 @@ def _described_request(given: ReduceOpDescriptor) -> ReduceRequest:
         check_type("operand_descriptor", held, ReduceOperandDescriptor)
         data_type = check_member("datatype", held.datatype, DataType)
         operand = borrow_pointers(given.sendbuf_ptr, given.recvbuf_ptr, count, data_type)
-    return _request(operand, (op, tag), what.quantization_options, Algorithm.AUTO, what.weight)
+    return _request(
+        operand, op=what.op, tag=tag, options=what.quantization_options, weight=what.weight
+    )
 
 
 def _request(
     operand: Operand,
-    about: tuple[ReduceOp, int],
+    *,
+    op: ReduceOp,
+    tag: int,
     options: QuantizationOptions | None,
-    algorithm: Algorithm,
-    weight: object,
+    algorithm: Algorithm = Algorithm.AUTO,
+    weight: float | None,
 ) -> ReduceRequest:
-    op, tag = about
+    op = check_member("op", op, ReduceOp)
+    tag = check_range("tag", tag, 0, TAG_MAX)
     descriptor = _by(algorithm, _descriptor(operand, op, options))
     own = 0.0
     if weight is not None:
