@@ -77,9 +77,10 @@ def _path() -> Iterator[tuple[str, int]]:
         runs = _reduce(crew.first_lines(["partner"])["partner"], counter)
     counter.close()
     yield "calls of one warm all_reduce of 4 MB, median", int(statistics.median(map(len, runs)))
-    yield "functions among them, at most", max(len(set(run)) for run in runs)
-    files = [{code.co_filename for code in run} for run in runs]
-    yield "files among them, at most", max(map(len, files))
+    functions = [len(set(run)) for run in runs]
+    yield "functions among them, median", int(statistics.median(functions))
+    files = [len({code.co_filename for code in run}) for run in runs]
+    yield "files among them, median", int(statistics.median(files))
 
 
 def _reduce(master: str, counter: CallCounter | None) -> list[list[CodeType]]:
