@@ -40,7 +40,10 @@ class StateComparison:
         self._answer = answer
         self._request: MapRequest | None = None
         self._now_ns = now_ns
-        if sender.is_up(reference):
+
+    def begin(self) -> None:
+        """Ask, or fail at once."""
+        if self._sender.is_up(self.reference):
             self.ask()
         else:
             self.fail("there is no link to it")

@@ -98,6 +98,7 @@ class StateSession:
         self._comparison = StateComparison(
             self.memory, self._sender, reference, now_ns, self._answer_comparison
         )
+        self._comparison.begin()
 
     def _answer_comparison(self, found: Difference) -> None:
         self._comparison = None

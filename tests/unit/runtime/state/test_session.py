@@ -1,4 +1,4 @@
-"""One member's part in a synchronization: how long it waits for a source's map."""
+"""One member's part in a synchronization: what it waits for, and for how long."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from pccl.machines.peer.events import ReduceDone
+from pccl.machines.peer.events import ComparisonDone, ReduceDone
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.shared_state import DIGEST_BYTES, Elected
@@ -57,6 +57,7 @@ class Scene:
     def __init__(self) -> None:
         self.now_ns = 0
         self.done: list[bytes] = []
+        self.compared: list[str] = []
         self.theirs = memory_of(2)
         memory = memory_of(1)
         self.links = Links(Recorder)
@@ -80,6 +81,9 @@ class Scene:
         self.session.begin(self.elected)
 
     def _hear(self, news: StateNews) -> None:
+        if isinstance(news, ComparisonDone):
+            self.compared.append(news.difference.text)
+            return
         assert isinstance(news, ReduceDone), news
         self.done.append(news.digest)
 
@@ -175,3 +179,10 @@ def test_a_map_that_says_it_is_larger_than_the_state_is_not_more_progress() -> N
     sink.memory(0)
     sink.memory(1)
     assert scene.session.progress.received_bytes == MAP_BYTES
+
+
+def test_a_comparison_without_a_link_fails_once() -> None:
+    scene, stranger = Scene(), PeerId(9)
+    scene.session.compare(stranger)
+    scene.session.link_changed(stranger, up=False)
+    assert scene.compared == ["peer 9 could not be compared: there is no link to it"]
