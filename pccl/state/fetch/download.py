@@ -215,8 +215,6 @@ class Download:
             present.now_ns,
             stall_ns=self._stall_ns,
         )
-        if self.pieces.complete:
-            return self._conclude(present)
         decisions: list[Decision] = []
         for peer in self.target.sources():
             if present.is_up(peer):
@@ -236,8 +234,10 @@ class Download:
         """The link to ``peer`` has come up, or is down."""
         if not up:
             self._maps.pop(peer, None)
-        if self._is_over or self.target is None:
+        if self.target is None:
             return []
+        if self._is_over:
+            return self._announce([peer], self._here, present) if up else []
         self.target.link_changed(peer, up=up)
         decisions: list[Decision] = []
         if self.pieces is None:
