@@ -187,11 +187,13 @@ class Download:
     def begin(self, target: Target, present: Present) -> list[Decision]:
         """Fetch this from now on."""
         self.target = target
-        if self.is_done:
-            return []
-        self.pieces = None
+        if self.is_done:  # the other fetchers have forgotten what they heard
+            return self._announce(target.fetchers, self._here, present)
+        self.pieces = self.map = self._starving_since_ns = None
         self.wanted, self.wanted_bytes = (), 0
         self._maps.clear()
+        self._haves.clear()
+        self._news.clear()
         self._meter.begin()
         if target.is_met:
             return self._finish(present)
@@ -203,18 +205,15 @@ class Download:
     def staged(self, here: Iterable[int], present: Present) -> list[Decision]:
         """There is room for what ``StagePieces`` named; these pieces of it are here already."""
         assert self.target is not None
-        layout, fetchers = self._own.layout, self.target.fetchers
+        layout, fetchers, now_ns = self._own.layout, self.target.fetchers, present.now_ns
         self._here = list(here)
+        self._moved_ns = now_ns
+        self._starving_since_ns = None
         known = set(self._here)
-        self._moved_ns = present.now_ns
+        sizes = {n: layout.piece(n).length for n in self.wanted if n not in known}
         rank = fetchers.index(self._peer) if self._peer in fetchers else 0
-        self.pieces = PieceFetch(
-            {number: layout.piece(number).length for number in self.wanted if number not in known},
-            rank,
-            max(len(fetchers), 1),
-            present.now_ns,
-            stall_ns=self._stall_ns,
-        )
+        count = max(len(fetchers), 1)
+        self.pieces = PieceFetch(sizes, rank, count, now_ns, stall_ns=self._stall_ns)
         decisions: list[Decision] = []
         for peer in self.target.sources():
             if present.is_up(peer):
