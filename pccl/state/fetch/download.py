@@ -221,9 +221,9 @@ class Download:
         return decisions + self._announce(fetchers, self._here, present) + self._conclude(present)
 
     def no_room(self, why: str, present: Present) -> list[Decision]:
-        """There is none for what ``StagePieces`` named: nothing is fetched any more."""
+        """There is none for what ``StagePieces`` named: nothing is fetched, whatever follows."""
         self._has_room = False
-        self.pieces = self.map = None
+        self.pieces = None
         self.wanted, self.wanted_bytes = (), 0
         return self._fail(f"no room for what it lacks: {why}", present)
 
