@@ -24,12 +24,15 @@ from pccl.runtime.state.exchange import StateExchange
 from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_hashing import StateHashing
 from pccl.runtime.state.prefetch import Prefetch
-from pccl.runtime.state.results import ResultNews, result_digest, result_memory
+from pccl.runtime.state.results import ResultNews, result_memory
 
 _log = logging.getLogger("pccl.peer")
 
 NEWS_KEPT_MAX = 256
 """Results that were announced and not replayed; more means that something is wrong."""
+
+RESULT_BYTES_MIN, RESULT_STATES_MAX = 1 << 30, 8
+"""A result is replayed if it takes at most so many bytes, or as many as so many own states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ class Replay:
         self._exchange = exchange
         self._hasher = hasher
         self._on_reduction = on_reduction
+        states_bytes = RESULT_STATES_MAX * prefetch.memory.layout.nbytes
+        self._result_bytes_max = max(RESULT_BYTES_MIN, states_bytes)
         self._news: dict[tuple[bytes, int], ResultNews] = {}
         """By content and index."""
         self._adopted = b""
@@ -102,7 +107,8 @@ class Replay:
             RemoteProtocolError: it has not.
         """
         news = ResultNews.unpack(payload)
-        if len(self._news) < NEWS_KEPT_MAX:
+        fits = news.count * news.dtype.itemsize <= self._result_bytes_max
+        if fits and len(self._news) < NEWS_KEPT_MAX:
             self._news.setdefault((news.content, news.index), news)
         self.wake()
 
@@ -196,6 +202,7 @@ class Replay:
         fetch = self._exchange.begin_prefetch(memory, fetched, ready)
         try:
             await done
+            is_whole = len(fetched.verified) == memory.layout.piece_count
+            return values if is_whole and fetch.content == news.digest else None
         finally:
             self._exchange.end_prefetch(fetch.operation)
-        return values if result_digest(memory) == news.digest else None

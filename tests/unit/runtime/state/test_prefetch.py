@@ -16,12 +16,13 @@ from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.memory import Memory
 from pccl.runtime.hashing import InlineHasher, PooledHasher, hash_here
+from pccl.runtime.state.exchange import StateExchange
 from pccl.runtime.state.frames import StateSender
 from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.prefetch import Prefetch
 from pccl.runtime.state.replay import ObservedReduction, Replay
-from pccl.runtime.state.results import Loose, Results
+from pccl.runtime.state.results import Loose, ResultNews, Results, result_digest, result_memory
 from pccl.runtime.state.running_prefetch import PrefetchRequest, RunningPrefetch
 from pccl.runtime.state.snapshot import idle_operation
 from pccl.runtime.tasks import Tasks
@@ -65,6 +66,16 @@ def one_byte() -> Memory:
     return Memory([np.zeros(1, np.uint8)])
 
 
+def hear(
+    prefetch: Prefetch, kind: FrameKind, payload: bytes, offset: int = 0, what: int = 0
+) -> None:
+    header = FrameHeader(kind, prefetch.operation, 0, offset, len(payload), what)
+    sink = prefetch.frame_started(MEMBER, header)
+    if payload:
+        sink.memory(0)[:] = payload
+    sink.complete()
+
+
 class Scene:
     """A newcomer with a link to one member, which holds ``theirs``."""
 
@@ -87,11 +98,7 @@ class Scene:
         self.ready += 1
 
     def hear(self, kind: FrameKind, payload: bytes, offset: int = 0, what: int = 0) -> None:
-        header = FrameHeader(kind, self.operation, 0, offset, len(payload), what)
-        sink = self.prefetch.frame_started(MEMBER, header)
-        if payload:
-            sink.memory(0)[:] = payload
-        sink.complete()
+        hear(self.prefetch, kind, payload, offset, what)
 
     def hear_map(self, theirs: PieceMap) -> None:
         self.hear(FrameKind.MAP, theirs.part(range(4)), what=4)
@@ -370,3 +377,79 @@ def test_small_results_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) ->
         committed(operation=OperationId(1, 0, 1, 5, n), result=one_byte())
     names = [memory.layout.entries[0].name for memory in shown]
     assert names == ["t1/g0/v1/tag5#2", "t1/g0/v1/tag5#3", "t1/g0/v1/tag5#4"]
+
+
+OPERATION = OperationId(1, 0, 1, 5, 0)
+VALUES = np.arange(64, dtype=np.uint8)
+
+
+async def some_turns() -> None:
+    """More than a replay needs to do all that it can."""
+    for _ in range(9):
+        await asyncio.sleep(0)
+
+
+def digest_of_map(memory: StateMemory, piece: bytes) -> bytes:
+    digests = PieceMap(memory.layout)
+    digests[0] = piece
+    return digests.digest(may_differ=False)
+
+
+@pytest.mark.parametrize("shown", ["right", "another", "none"])
+def test_a_result_is_replayed_if_all_of_it_came_and_is_not_hashed_again(
+    shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that lies may show a map by which nothing need be fetched."""
+    scene = Scene()
+    scene.fetch(memory_of(2))
+    result = result_memory(OPERATION, VALUES, DataType.UINT8)
+    digest = result_digest(result)
+    if shown == "another":
+        digest = digest_of_map(result, b"a" * 32)
+    if shown == "none":
+        result.piece_map[0] = bytes(32)
+        digest = digest_of_map(result, bytes(32))
+    content = scene.prefetch.content
+    news = ResultNews(content, 0, OPERATION, DataType.UINT8, VALUES.size, digest, (MEMBER,))
+    monkeypatch.delattr("pccl.runtime.state.results.piece_digest")
+    seen: list[ObservedReduction] = []
+
+    async def work() -> None:
+        exchange = StateExchange(0, scene.links, lambda: 0, 10, lambda _: None)
+        loop = asyncio.get_running_loop()
+        replay = Replay(loop, scene.prefetch, exchange, InlineHasher(), seen.append)
+        replay.heard(MEMBER, bytearray(news.pack()))
+        running = asyncio.ensure_future(replay.run())
+        await some_turns()
+        (fetch,) = exchange.prefetches.values()
+        hear(fetch, FrameKind.MAP, result.piece_map.part(range(1)), what=1)
+        if shown != "none":
+            hear(fetch, FrameKind.PIECE, VALUES.tobytes())
+        replay.end()
+        await running
+
+    asyncio.run(work())
+    assert [one.values.tolist() for one in seen] == [VALUES.tolist()] * (shown == "right")
+
+
+@pytest.mark.parametrize(("nbytes", "is_taken"), [(2048, True), (2049, False)])
+def test_a_result_of_many_times_the_state_is_not_fetched(
+    nbytes: int, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pccl.runtime.state.replay.RESULT_BYTES_MIN", 0)
+    scene = Scene()
+    scene.fetch(memory_of(2))
+    content = scene.prefetch.content
+    news = ResultNews(content, 0, OPERATION, DataType.UINT8, nbytes, bytes(32), (MEMBER,))
+
+    async def work() -> bool:
+        exchange = StateExchange(0, scene.links, lambda: 0, 10, lambda _: None)
+        loop = asyncio.get_running_loop()
+        replay = Replay(loop, scene.prefetch, exchange, InlineHasher(), lambda _: None)
+        replay.heard(MEMBER, bytearray(news.pack()))
+        running = asyncio.ensure_future(replay.run())
+        await some_turns()
+        running.cancel()
+        return bool(exchange.prefetches)
+
+    assert asyncio.run(work()) is is_taken
