@@ -54,6 +54,11 @@ class Link:
         lanes = sum(lane.backlog_bytes for lane in self.lanes)
         return lanes + sum(frame.missing for queue in self._queues.values() for frame in queue)
 
+    def waiting_bytes(self, kind: FrameKind) -> int:
+        """Bytes of frames of this kind that no lane has taken."""
+        waiting = (frame for queue in self._queues.values() for frame in queue)
+        return sum(frame.size for frame in waiting if frame.header.kind is kind)
+
     # -- sending -------------------------------------------------------------------------------
 
     def send(

@@ -85,6 +85,10 @@ class StateSender:
         header = FrameHeader(kind, self._operation, step, offset, length, what)
         self._links.to(peer).send(header, payload, 0)
 
+    def waiting_bytes(self, peer: PeerId, kind: FrameKind) -> int:
+        """Bytes of frames of this kind for ``peer``, of any operation, that no lane has taken."""
+        return self._links.to(peer).waiting_bytes(kind)
+
     def drop(self, peer: PeerId) -> None:
         """Forget what waits for ``peer``."""
         for link in self._links.all():

@@ -32,6 +32,9 @@ KEPT_BYTES_MAX = 1 << 30
 KEPT_MAX = 4096
 """How many they are at most: of small ones it is not the bytes that take memory."""
 
+UNREAD_BYTES_MAX = 4 << 20
+"""A watcher for which more news waits does not read, and watches no longer."""
+
 COUNT_MAX = 1 << 36
 """Values of one result: more is malice."""
 
@@ -154,8 +157,11 @@ class Results:
         self._kept_bytes = 0
 
     def watch(self, peer: PeerId, sender: StateSender) -> None:
-        """A newcomer wants to hear of results; told twice changes nothing."""
-        if peer not in self._watchers:
+        """A newcomer wants to hear of results; told twice changes nothing.
+
+        One that does not read is refused, and may ask again.
+        """
+        if peer not in self._watchers and not _is_behind(peer, sender):
             self._watchers[peer] = sender
             for _, news in self._kept:
                 sender.send(peer, FrameKind.RESULT, news)
@@ -181,6 +187,7 @@ class Results:
     ) -> None:
         """A reduction was committed; its values are still where the caller wants them."""
         index, self._index = self._index, self._index + 1
+        self.forget([peer for peer, sender in self._watchers.items() if _is_behind(peer, sender)])
         if not self._watchers or not self._content:
             return
         values = np.ascontiguousarray(result.copy())
@@ -208,3 +215,7 @@ class Results:
         memory, _ = self._kept.popleft()
         self._kept_bytes -= memory.layout.nbytes
         self._hide(memory)
+
+
+def _is_behind(peer: PeerId, sender: StateSender) -> bool:
+    return sender.waiting_bytes(peer, FrameKind.RESULT) > UNREAD_BYTES_MAX

@@ -1,0 +1,115 @@
+"""Results that a member shows: who hears of them, and for how long."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pccl.protocol.data_type import DataType
+from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.types import OperationId, PeerId
+from pccl.runtime.collective.memory import Memory
+from pccl.runtime.state.exchange import StateExchange
+from pccl.runtime.state.frames import StateSender
+from pccl.runtime.state.memory.fetched import FetchedPieces
+from pccl.runtime.state.memory.state_memory import StateMemory
+from pccl.runtime.state.results import Loose, Results
+from pccl.transports.link import Link, Links
+from pccl.transports.sinks import Drain
+
+SLOW, QUICK = PeerId(8), PeerId(9)
+UNREAD_BYTES_MAX = 1000
+COMMITS = 50
+
+
+class Scene:
+    """A member; what it sends waits until it is read."""
+
+    def __init__(self) -> None:
+        self.links = Links(Link)
+        self.shown: list[StateMemory] = []
+        self.results = Results(self.shown.append, self.shown.remove)
+        self.results.synchronized(b"c" * 32)
+        self.n = 0
+
+    def watch(self, peer: PeerId, tag: int = 1) -> None:
+        watched = OperationId(term=0, group=0, view=0, tag=tag, n=0)
+        self.results.watch(peer, StateSender(watched, self.links))
+
+    def commit(self) -> None:
+        result = Memory([np.zeros(1, np.uint8)])
+        self.results.committed(OperationId(1, 0, 1, 5, self.n), DataType.UINT8, result, (SLOW,))
+        self.n += 1
+
+    def read(self, peer: PeerId) -> int:
+        """All that waits for ``peer``; returns how much news that is."""
+        count = 0
+        lane: Any = None
+        while self.links.to(peer).next_frame(lane) is not None:
+            count += 1
+        return count
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setattr("pccl.runtime.state.results.UNREAD_BYTES_MAX", UNREAD_BYTES_MAX)
+    return Scene()
+
+
+def test_a_watcher_that_does_not_read_takes_bounded_memory(scene: Scene) -> None:
+    scene.watch(SLOW)
+    scene.commit()
+    one = scene.links.to(SLOW).backlog_bytes
+    assert 0 < one < UNREAD_BYTES_MAX
+    for _ in range(COMMITS):
+        scene.commit()
+    assert UNREAD_BYTES_MAX < scene.links.to(SLOW).backlog_bytes <= UNREAD_BYTES_MAX + one
+    assert scene.shown == []  # nobody watches
+
+
+def test_a_watcher_that_reads_goes_on_beside_it(scene: Scene) -> None:
+    scene.watch(SLOW)
+    scene.watch(QUICK)
+    heard = 0
+    for _ in range(COMMITS):
+        scene.commit()
+        heard += scene.read(QUICK)
+    assert heard == COMMITS
+    assert len(scene.shown) == COMMITS
+
+
+def test_a_watcher_that_was_dropped_may_watch_again_when_it_has_read(scene: Scene) -> None:
+    scene.watch(SLOW)
+    for _ in range(COMMITS):
+        scene.commit()
+    for tag in range(COMMITS):
+        scene.watch(SLOW, tag)  # under whichever operation
+        scene.commit()
+    assert 0 < scene.read(SLOW) < COMMITS
+    scene.watch(SLOW)
+    scene.commit()
+    assert scene.read(SLOW) == 1
+
+
+def test_pieces_that_wait_are_no_news(scene: Scene) -> None:
+    """A newcomer asks for as much as its line carries in a second."""
+    sender = StateSender(OperationId(0, 0, 0, 1, 0), scene.links)
+    sender.send(SLOW, FrameKind.PIECE, bytes(UNREAD_BYTES_MAX + 1))
+    scene.watch(SLOW)
+    scene.commit()
+    assert scene.read(SLOW) == 2
+
+
+def test_a_newcomer_that_refuses_another_one_does_not_close_its_lane(scene: Scene) -> None:
+    """It fetches the same itself: the question must not be taken for an answer."""
+    memory = StateMemory([Loose("w", np.zeros(9, np.uint8), DataType.UINT8)])
+    exchange = StateExchange(0, scene.links, lambda: 0, 10, lambda _: None)
+    prefetch = exchange.begin_prefetch(memory, FetchedPieces(memory, 0), lambda: None)
+    sender = StateSender(prefetch.operation, scene.links)
+    sender.send(SLOW, FrameKind.RESULT, bytes(UNREAD_BYTES_MAX + 1))
+    lane: Any = SimpleNamespace(link=scene.links.to(SLOW))
+    header = FrameHeader(FrameKind.WATCH, prefetch.operation, 0, 0, 0)
+    assert isinstance(exchange.frame_started(lane, header), Drain)
