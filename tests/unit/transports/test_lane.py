@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from pccl.protocol.checksum import DamagedData
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import (
     HEADER_BYTES,
@@ -132,13 +133,14 @@ class Collected:
         self.header = header
         self.payload = bytearray(header.length)
         self.ended = ""
+        self.wanted = True
 
     def memory(self, received: int) -> memoryview:
         assert received < len(self.payload)
         return memoryview(self.payload)[received:]
 
     def counts(self) -> bool:
-        return True
+        return self.wanted
 
     def complete(self) -> None:
         self.ended += "complete"
@@ -154,11 +156,13 @@ class Handler:
         self.sinks: list[Collected] = []
         self.lost: list[Lane] = []
         self.refuses = False
+        self.wants = True
 
     def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
         if self.refuses:
             raise RemoteProtocolError(func="lane", reason="not wanted")
         self.sinks.append(Collected(header))
+        self.sinks[-1].wanted = self.wants
         return self.sinks[-1]
 
     def lane_lost(self, lane: Lane, error: Exception | None) -> None:
@@ -416,6 +420,26 @@ def test_what_the_handler_refuses_is_refused() -> None:
     bench.handler.refuses = True
     with pytest.raises(RemoteProtocolError, match="not wanted"):
         bench.connections[0].deliver(encode_header(segment(0)))
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_only_what_has_the_hash_that_was_sent_came_intact(wanted: bool) -> None:
+    """A payload that nobody wants may be changed; the lane lives on, and is not proven by it."""
+    bench = Bench(0)
+    bench.handler.wants = wanted
+    connection, lane = bench.connections[0], bench.lanes[0]
+    whole = encode_frame(segment(0), bytes(44))
+    connection.deliver(whole)
+    assert lane.intact_bytes == 44
+    changed = whole[:-1] + b"\1"
+    if wanted:
+        with pytest.raises(DamagedData, match="44 bytes of payload were damaged"):
+            connection.deliver(changed)
+    else:
+        connection.deliver(changed)
+        assert [sink.ended for sink in bench.handler.sinks] == ["complete"] * 2
+    assert lane.intact_bytes == 44
+    assert lane.damaged_bytes == (44 if wanted else 0)
 
 
 # -- the end of an operation ---------------------------------------------------------------------
