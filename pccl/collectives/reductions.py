@@ -100,11 +100,6 @@ class Reduction:
         scale(own, self._factor, scaled)
         return scaled
 
-    @property
-    def divides(self) -> bool:
-        """Whether there is more to do for the last contribution than for the others."""
-        return self._divisor is not None
-
     def combine(self, left: Array, right: Array, out: Array | None = None, *, finish: bool) -> None:
         """``out`` becomes ``left`` op ``right``, in that order of operands.
 

@@ -28,13 +28,11 @@ class Weighting:
     Attributes:
         factor: of the own contribution, from 0 to 1.
         divisor: of the sum of all: the sum of all factors; 1 if all are 0.
-        unit: by which all weights were divided; 1 if all are 0.
         world_size: how many contributions there are.
     """
 
     factor: float
     divisor: float
-    unit: float
     world_size: int
 
     @property
@@ -52,7 +50,7 @@ def weigh(weights: tuple[float, ...], rank: int) -> Weighting:
     """
     unit = _unit_of(weights)
     factors = [weight / unit for weight in weights]
-    return Weighting(factors[rank], fsum(factors) or 1.0, unit, len(weights))
+    return Weighting(factors[rank], fsum(factors) or 1.0, len(weights))
 
 
 def _unit_of(weights: tuple[float, ...]) -> float:

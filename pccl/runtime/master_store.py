@@ -170,6 +170,3 @@ def _unreachable(path: Path, error: OSError) -> LocalProtocolError:
 def _unusable(path: Path, why: str) -> LocalProtocolError:
     reason = f"{path}: {why}; mend it, or move it away: the members of the run know everything"
     return LocalProtocolError(func="master", reason=reason)
-
-
-__all__ = ["DirectoryStore", "MasterStore", "Remembered"]

@@ -121,6 +121,3 @@ def _check_memory(requests: Sequence[ReduceRequest]) -> None:
         raise ValueError(
             f"the tensors of tags {found[0]} and {found[1]} overlap; pass copies, or one tensor"
         )
-
-
-__all__ = ["ReduceMany"]
