@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pccl.collectives.residual import Residual
 from pccl.machines.peer.events import (
@@ -48,6 +48,7 @@ from pccl.runtime.state.sync import StateSync
 from pccl.runtime.waiting import settled
 
 LEFT = "the caller left"
+_ErrorT = TypeVar("_ErrorT", bound=Exception)
 
 CallEvent = JoinCall | RoundCall | ReduceCall | SyncCall
 """What begins a call; it gets its number here."""
@@ -185,6 +186,7 @@ class Calls:
 
         Raises:
             PCCLError: it raised.
+            ValueError: it asked for what cannot be.
         """
         call = call or self.new()
         lent = call.operand
@@ -259,10 +261,11 @@ class Calls:
 
         Raises:
             PCCLError: it can't be made now. What becomes of the run is told by ``finish``.
+            ValueError: it asks for what cannot be.
         """
         ticket = self._begin(event, deadline, call)
         error = call.future.exception() if call.future.done() else None
-        if isinstance(error, errors.PCCLError) and not _is_fate(error):
+        if error is not None and not _is_fate(error):
             self._feed(Claim(ticket))
             raise error
         call.future.add_done_callback(lambda future: future.exception())  # nobody may ever ask
@@ -319,7 +322,7 @@ class Calls:
             call.future.set_result(result)
             self._forget_again(number, call)
 
-    def reject(self, number: int, error: errors.PCCLError) -> None:
+    def reject(self, number: int, error: errors.PCCLError | ValueError) -> None:
         """A call raises."""
         call = self._answered(number)
         if call is not None:
@@ -380,12 +383,12 @@ class Calls:
         return call
 
 
-def _is_fate(error: errors.PCCLError) -> bool:
+def _is_fate(error: BaseException) -> bool:
     """Whether it tells what has become of the run, and not what is wrong with the call."""
     return isinstance(error, errors.CollectiveAborted | errors.Evicted | errors.MasterLost)
 
 
-def fresh(error: errors.PCCLError) -> errors.PCCLError:
+def fresh(error: _ErrorT) -> _ErrorT:
     """The same error, raised by nobody yet."""
     copied = copy(error)
     copied.__cause__ = error.__cause__

@@ -375,12 +375,8 @@ class PeerEngine:
 
     def _check_attempt(self, request: ReduceRequest) -> None:
         """See what may have changed since the attempt before; the memory is still lent for it."""
-        operand, root = request.operand, request.asks.descriptor.root
-        if operand is not None:
-            self._state.check_apart(operand)
-        if self.roster is not None and root >= len(self.roster.members):
-            last = len(self.roster.members) - 1
-            raise ValueError(f"root must be a rank of the group, from 0 to {last}, not {root}")
+        if request.operand is not None:
+            self._state.check_apart(request.operand)
 
     async def close(self) -> None:
         """Say goodbye and let go of everything; idempotent."""

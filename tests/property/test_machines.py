@@ -733,6 +733,7 @@ class Process:
                         value.contributors,
                     )
             case pe.RaiseCall(call, error):
+                assert isinstance(error, errors.PCCLError)
                 assert error.reason
                 assert not isinstance(error, errors.LocalProtocolError)
                 if isinstance(error, errors.LockstepError):

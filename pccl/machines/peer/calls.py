@@ -222,7 +222,7 @@ class CallAllowed:
 class CallRejected:
     """The call ends before it begins."""
 
-    error: errors.PCCLError
+    error: errors.PCCLError | ValueError
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,11 +263,15 @@ class JointCalls:
 
     def decide(self, event: JointCall) -> CallAllowed | CallRejected | CallDeferred:
         """A caller makes a call now, or a deferred call is tried once more."""
+        decision = self._decide(event)
+        if not isinstance(event, ev.SyncCall) and not isinstance(decision, CallRejected):
+            self._left_sync.forget_repeat()
+        return decision
+
+    def _decide(self, event: JointCall) -> CallAllowed | CallRejected | CallDeferred:
         error = self._refuse(event)
         if error is not None:
             return CallRejected(error)
-        if not isinstance(event, ev.SyncCall):
-            self._left_sync.forget_repeat()
         in_doubt = self._operations.in_doubt()
         if in_doubt:
             self.deferred.add(event, self._membership.seen)
@@ -289,7 +293,7 @@ class JointCalls:
                     self._rounds.use_admission()
                 return decision
 
-    def decide_left(self, event: ev.ReduceCall) -> CallAllowed | CallDeferred:
+    def decide_left(self, event: ev.ReduceCall) -> CallAllowed | CallRejected | CallDeferred:
         """A deferred call whose caller has left is tried once more."""
         if self._operations.in_doubt():
             self.deferred.add(event)
@@ -331,7 +335,7 @@ class JointCalls:
         self._operations.clear()
         self._rounds.clear()
 
-    def _catch_up(self, event: JointCall) -> CallAllowed | CallDeferred:
+    def _catch_up(self, event: JointCall) -> CallAllowed | CallRejected | CallDeferred:
         """See what the others see, or defer the call until that can be.
 
         The caller may have left a round that the others will have with him.
@@ -343,9 +347,13 @@ class JointCalls:
             return CallDeferred()
         return self._allow(event)
 
-    def _allow(self, event: JointCall) -> CallAllowed:
+    def _allow(self, event: JointCall) -> CallAllowed | CallRejected:
+        """Make the call in the membership that its caller saw, or that a left round has brought."""
         seen = self.deferred.seen_at(event.call) or self._membership.seen
         assert seen is not None
+        root = event.descriptor.root if isinstance(event, ev.ReduceCall) else 0
+        if root >= len(seen.members):
+            return CallRejected(words.no_such_root(root, len(seen.members)))
         return CallAllowed(seen)
 
     def _refuse(self, event: JointCall) -> errors.PCCLError | None:

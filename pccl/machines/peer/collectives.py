@@ -78,9 +78,6 @@ class Collectives:
         if seen.view not in newest.open_views:
             self._out.raise_(event.call, words.lost_before(seen, newest))
             self._membership.show(event.call, newest.version, detached=event.detached)
-        elif (root := event.descriptor.root) >= len(seen.members):
-            # The call was deferred, and the group is smaller now.
-            self._out.raise_(event.call, words.no_such_root(root, len(seen.members)))
         elif len(seen.members) < 2:
             self._call_alone(event, seen)
         elif (missed := self._operations.take_missed(seen.view, event.tag)) is not None:

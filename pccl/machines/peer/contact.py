@@ -224,7 +224,7 @@ class PeerOutbox:
         """A call returns."""
         self._effects.append(ev.ReturnCall(call, value))
 
-    def raise_(self, call: int, error: errors.PCCLError) -> None:
+    def raise_(self, call: int, error: errors.PCCLError | ValueError) -> None:
         """A call raises."""
         self._effects.append(ev.RaiseCall(call, error))
 

@@ -437,10 +437,10 @@ class ReturnCall:
 
 @dataclass(frozen=True, slots=True)
 class RaiseCall:
-    """A call raises."""
+    """A call raises; ValueError: it asked for what cannot be."""
 
     call: int
-    error: errors.PCCLError
+    error: errors.PCCLError | ValueError
 
 
 PeerEffect = (

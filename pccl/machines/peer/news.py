@@ -19,6 +19,7 @@ from pccl.machines.peer.events import (
     RaiseCall,
 )
 from pccl.protocol import messages as msg
+from pccl.protocol.errors import PCCLError
 from pccl.protocol.limits import NEWS_KEPT_MAX
 from pccl.protocol.operation import name_peers
 from pccl.protocol.types import PeerId
@@ -63,7 +64,7 @@ class PeerNews:
                 pass
         for effect in effects:
             match effect:
-                case RaiseCall(_, error):
+                case RaiseCall(_, PCCLError() as error):
                     texts.append(f"{type(error).__name__}: {error.reason}")
                 case _:
                     pass

@@ -66,10 +66,9 @@ def tag_in_use(tag: int) -> errors.PCCLError:
     return errors.PCCLError(errors.Result.INVALID_ARGUMENT, reason=reason)
 
 
-def no_such_root(root: int, size: int) -> errors.PCCLError:
-    """A broadcast from a rank that the group does not have any more."""
-    reason = f"the group has {size} members now, and root is {root}; choose one of them and repeat"
-    return errors.PCCLError(errors.Result.INVALID_ARGUMENT, reason=reason)
+def no_such_root(root: int, size: int) -> ValueError:
+    """A broadcast from a rank that the group does not have."""
+    return ValueError(f"root must be a rank of the group, from 0 to {size - 1}, not {root}")
 
 
 def too_many_open() -> errors.PCCLError:

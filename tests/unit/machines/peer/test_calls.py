@@ -73,7 +73,7 @@ def lost(*launched: int) -> Refusals:
     return refusals
 
 
-def kind_of(error: errors.PCCLError | None) -> type[errors.PCCLError] | None:
+def kind_of(error: Exception | None) -> type[Exception] | None:
     return type(error) if error is not None else None
 
 
@@ -236,6 +236,17 @@ def test_a_member_with_nothing_open_may_call_in_the_membership_that_it_sees(
     event: JointCall,
 ) -> None:
     assert member().calls.decide(event) == CallAllowed(ROSTER)
+
+
+def test_a_broadcast_is_rejected_if_its_root_is_no_rank_of_the_group() -> None:
+    decisions = [
+        member().calls.decide(ReduceCall(9, 5, Descriptor.broadcast(DataType.FLOAT, 8, root)))
+        for root in (1, 2)
+    ]
+    assert decisions[0] == CallAllowed(ROSTER)
+    assert isinstance(decisions[1], CallRejected)
+    assert type(decisions[1].error) is ValueError
+    assert str(decisions[1].error) == "root must be a rank of the group, from 0 to 1, not 2"
 
 
 @pytest.mark.parametrize("event", ALL_CALLS)

@@ -103,6 +103,10 @@ def reduce(call: int, peer: Peer) -> pe.PeerEvent:
     return pe.ReduceCall(call, 5, SUM)
 
 
+def broadcast_from_nobody(call: int, peer: Peer) -> pe.PeerEvent:
+    return pe.ReduceCall(call, 5, Descriptor.broadcast(DataType.FLOAT, 8, 3))
+
+
 class Group:
     """A master, and peers with these contents."""
 
@@ -281,12 +285,15 @@ def test_a_newcomer_receives_what_all_left() -> None:
     go_on(group)
 
 
-def test_one_leaves_it_and_calls_again_while_the_others_go_on() -> None:
+@pytest.mark.parametrize("mistaken", [False, True])
+def test_one_leaves_it_and_calls_again_while_the_others_go_on(mistaken: bool) -> None:
     """It must not wait for a call that the others have behind them."""
     group = Group()
     leaver, *others = group.peers
     group.leave(sync, leaver)
     theirs = group.begin(reduce, *others)
+    if mistaken:  # that is no joint call in between
+        assert kinds(group.call(broadcast_from_nobody, leaver)) == [ValueError]
     [answer] = group.call(sync, leaver)
     assert isinstance(answer, pe.SyncResult)
     assert answer in others[0].answers.values()

@@ -130,6 +130,7 @@ def sent(effects: list[PeerEffect]) -> list[msg.PeerMessage]:
 
 def only_error(effects: list[PeerEffect]) -> errors.PCCLError:
     (error,) = [effect.error for effect in effects if isinstance(effect, RaiseCall)]
+    assert isinstance(error, errors.PCCLError)
     return error
 
 

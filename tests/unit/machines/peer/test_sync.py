@@ -124,9 +124,9 @@ class Peer:
 
 
 def only_error(effects: list[PeerEffect]) -> errors.PCCLError:
-    raised = [effect.error for effect in effects if isinstance(effect, RaiseCall)]
-    assert len(raised) == 1
-    return raised[0]
+    (error,) = [effect.error for effect in effects if isinstance(effect, RaiseCall)]
+    assert isinstance(error, errors.PCCLError)
+    return error
 
 
 def offers(effects: list[PeerEffect]) -> list[Offer]:
