@@ -24,7 +24,7 @@ import enum
 import struct
 from dataclasses import dataclass, field
 
-from pccl.protocol.checksum import SEAL_BYTES, payload_hash, seal, unpack_sealed
+from pccl.protocol.checksum import SEAL_BYTES, seal, unpack_sealed
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.types import OperationId
 
@@ -106,11 +106,6 @@ def encode_header(header: FrameHeader, check: int = 0) -> bytes:
         op.tag, header.offset, check, header.what,
     )  # fmt: skip
     return seal(packed)
-
-
-def encode_frame(header: FrameHeader, payload: bytes) -> bytes:
-    """Return a whole frame."""
-    return encode_header(header, payload_hash(payload) if payload else 0) + payload
 
 
 def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:

@@ -25,7 +25,6 @@ from pccl.protocol.frame import (
     PAYLOAD_BYTES_MAX,
     FrameHeader,
     FrameKind,
-    encode_frame,
     encode_header,
 )
 from pccl.protocol.guards.source_shares import port_limits
@@ -52,6 +51,7 @@ from pccl.protocol.messages import (
     Withdraw,
 )
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundId, RoundKind
+from tests.support.frames import encode_frame
 from tests.support.patience import LIMIT_S
 from tests.support.strangers import is_closed, send
 

@@ -28,7 +28,7 @@ import pccl
 from pccl.protocol.checksum import SEAL_BYTES, seal
 from pccl.protocol.codec import encode
 from pccl.protocol.data_type import DataType
-from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_frame
+from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind
 from pccl.protocol.handshake import NO_RUN, Channel, Opening
 from pccl.protocol.limits import Timing
 from pccl.protocol.messages import (
@@ -46,6 +46,7 @@ from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, Round
 from pccl.runtime.control.greeting import Greeting
 from pccl.runtime.control.stream import ControlStream
 from pccl.transports.lane import Lane
+from tests.support.frames import encode_frame
 from tests.support.patience import LIMIT_S, patient
 from tests.support.strangers import is_closed
 

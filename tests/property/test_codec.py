@@ -31,7 +31,6 @@ from pccl.protocol.frame import (
     FrameHeader,
     FrameKind,
     decode_header,
-    encode_frame,
     encode_header,
 )
 from pccl.protocol.guards.early_store import EarlyStore
@@ -525,13 +524,6 @@ def test_a_header_on_the_wire() -> None:
     )
     assert encode_header(header, 10) == expected + struct.pack("<I", zlib.crc32(expected))
     assert decode_header(encode_header(header, 10)).check == 10
-
-
-def test_a_frame_carries_the_hash_of_its_payload() -> None:
-    header = FrameHeader(FrameKind.DATA, OperationId(1, 2, 3, 4, 5), 6, 7, 5)
-    data = encode_frame(header, b"hello")
-    assert decode_header(data[:HEADER_BYTES]).check == xxhash.xxh3_64_intdigest(b"hello")
-    assert data[HEADER_BYTES:] == b"hello"
 
 
 @settings(max_examples=300)

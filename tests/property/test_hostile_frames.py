@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from pccl.protocol.checksum import payload_hash, seal
 from pccl.protocol.data_type import DataType
-from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_frame, encode_header
+from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_header
 from pccl.protocol.guards.source_shares import PortLimits
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.limits import EARLY_STORE_BYTES_MAX, Timing
@@ -30,6 +30,7 @@ from pccl.runtime.links.keeper import LinkKeeper
 from pccl.transports.base import Connection
 from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Links
+from tests.support.frames import encode_frame
 from tests.support.wires import FakeClock, Wire
 
 SEEDS = st.integers(0, (1 << 32) - 1)

@@ -22,7 +22,6 @@ from pccl.protocol.frame import (
     PAYLOAD_BYTES_MAX,
     FrameHeader,
     FrameKind,
-    encode_frame,
     encode_header,
 )
 from pccl.protocol.shared_state import DIGEST_BYTES, Difference, Elected
@@ -36,6 +35,7 @@ from pccl.state.digests import layout_digest, piece_digest
 from pccl.transports.base import Connection
 from pccl.transports.lane import Lane, Sink
 from pccl.transports.link import Links
+from tests.support.frames import encode_frame
 from tests.support.wires import Wire
 
 SEEDS = st.integers(0, (1 << 32) - 1)

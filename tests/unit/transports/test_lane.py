@@ -20,13 +20,13 @@ from pccl.protocol.frame import (
     FrameHeader,
     FrameKind,
     decode_header,
-    encode_frame,
     encode_header,
 )
 from pccl.protocol.types import OperationId, PeerId
 from pccl.transports.base import Address, PathMeasure, Receiver
 from pccl.transports.lane import Frame, Lane, Sink
 from pccl.transports.link import Link
+from tests.support.frames import encode_frame
 
 OPERATION = OperationId(term=1, group=0, view=3, tag=5, n=0)
 ANOTHER = OperationId(term=1, group=0, view=3, tag=6, n=0)
