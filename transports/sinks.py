@@ -1,9 +1,39 @@
-"""Sinks: where the payload of a frame goes that does not go straight into its place."""
+"""Sinks: where the payload of a frame goes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class Sink(Protocol):
+    """Where the payload of one frame goes."""
+
+    def memory(self, received: int) -> memoryview:
+        """Memory for the next bytes; asked before every read.
+
+        ``received`` bytes of the payload have been read so far. The memory may be shorter than
+        what is missing, never longer, and must not be empty.
+        """
+        ...
+
+    def counts(self) -> bool:
+        """Whether all the payload, which is here, has to be what was sent.
+
+        Not what nobody wants any more, or what is verified otherwise: its sender may have used the
+        memory for something else meanwhile.
+        """
+        ...
+
+    def complete(self) -> None:
+        """The payload is here. May raise RemoteProtocolError: the lane is closed."""
+        ...
+
+    def lost(self) -> None:
+        """The lane is gone before the payload was complete."""
+        ...
+
 
 _UNREAD = memoryview(bytearray(256 << 10))
 """Written by all, read by none."""

@@ -9,7 +9,7 @@ from pccl.machines.peer.operations import OpenOperation
 from pccl.protocol.types import NS_PER_S, Roster
 from pccl.runtime.collective.transfer import Transfer
 from pccl.runtime.engine import PeerEngine
-from pccl.transports.lane import Lane
+from pccl.transports.link import Lane
 
 
 @dataclass(frozen=True, slots=True)

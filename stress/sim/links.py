@@ -6,8 +6,8 @@ from random import Random
 
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import PeerId
-from pccl.transports.lane import Payload
 from pccl.transports.link import Link
+from pccl.transports.outgoing import Payload
 
 
 class Liar:

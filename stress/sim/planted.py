@@ -51,7 +51,7 @@ from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.session import StateSession
 from pccl.state import election
 from pccl.topology.link_upkeep import LinkUpkeep
-from pccl.transports.lane import Lane
+from pccl.transports.link import Lane
 
 Changes = list[tuple[Any, str, Any]]
 """Of whom which attribute becomes what."""

@@ -16,8 +16,7 @@ import pccl
 from pccl import Timing
 from pccl.protocol.types import PeerId
 from pccl.stress.emulator import LinkSpec, RelayThread
-from pccl.transports.lane import Lane
-from pccl.transports.link import Link
+from pccl.transports.link import Lane, Link
 from tests.support.ports import free_port
 
 if TYPE_CHECKING:

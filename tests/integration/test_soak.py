@@ -45,7 +45,7 @@ from pccl.protocol.messages import (
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundId, RoundKind
 from pccl.runtime.control.greeting import Greeting
 from pccl.runtime.control.stream import ControlStream
-from pccl.transports.lane import Lane
+from pccl.transports.link import Lane
 from tests.support.frames import encode_frame
 from tests.support.patience import LIMIT_S, patient
 from tests.support.strangers import is_closed

@@ -417,7 +417,7 @@ DECODERS: dict[str, Decoder] = {
         canonical=True,
         runs=("pccl/protocol/checksum.py unseal", "pccl/protocol/checksum.py unpack_sealed"),
     ),
-    "transports/lane.py": Decoder(
+    "transports/link.py": Decoder(
         lambda data: lane_after(data, NotSplitting()),
         (),
         streams_of_frames(),

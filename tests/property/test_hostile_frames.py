@@ -28,8 +28,8 @@ from pccl.runtime.collective.operand import borrow
 from pccl.runtime.control.greeting import Credentials
 from pccl.runtime.links.keeper import LinkKeeper
 from pccl.transports.base import Connection
-from pccl.transports.lane import Lane, Sink
-from pccl.transports.link import Links
+from pccl.transports.link import Lane, Links
+from pccl.transports.sinks import Sink
 from tests.support.frames import encode_frame
 from tests.support.wires import FakeClock, Wire
 

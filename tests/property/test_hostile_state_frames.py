@@ -33,8 +33,8 @@ from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.session import StateNews, StateSession
 from pccl.state.digests import layout_digest, piece_digest
 from pccl.transports.base import Connection
-from pccl.transports.lane import Lane, Sink
-from pccl.transports.link import Links
+from pccl.transports.link import Lane, Links
+from pccl.transports.sinks import Sink
 from tests.support.frames import encode_frame
 from tests.support.wires import Wire
 

@@ -18,8 +18,8 @@ from pccl.protocol.types import Algorithm, Descriptor, OperationId, PeerId
 from pccl.runtime.collective import memory
 from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.collective.operand import Operand, borrow, borrow_many
-from pccl.transports.lane import Payload
 from pccl.transports.link import Link
+from pccl.transports.outgoing import Payload
 
 Array = npt.NDArray[Any]
 

@@ -36,9 +36,8 @@ from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.direct_transfer import DirectTransfer
 from pccl.runtime.collective.operand import Operand, nothing
 from pccl.runtime.collective.transfer import Transfer
-from pccl.transports.lane import Lane, Sink
-from pccl.transports.link import Link
-from pccl.transports.sinks import Collect, Drain
+from pccl.transports.link import Lane, Link
+from pccl.transports.sinks import Collect, Drain, Sink
 
 _log = logging.getLogger("pccl.link")
 

@@ -24,8 +24,8 @@ from pccl.runtime.collective.memory import Array, Memory
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.outlet import Outlet
 from pccl.runtime.collective.transfer import Inlet, OnDone, Placement, Transfer
-from pccl.transports.lane import Payload
 from pccl.transports.link import Link
+from pccl.transports.outgoing import Payload
 
 
 class DirectTransfer(Transfer):

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pccl.transports.lane import Payload
+from pccl.transports.outgoing import Payload
 
 Array = npt.NDArray[Any]
 

@@ -14,8 +14,8 @@ from pccl.collectives.route import Route
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import OperationId
-from pccl.transports.lane import Payload
 from pccl.transports.link import Link
+from pccl.transports.outgoing import Payload
 
 
 class Outlet:

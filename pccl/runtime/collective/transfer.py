@@ -43,7 +43,7 @@ from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.memory import Array, Memory, cut
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.outlet import Outlet
-from pccl.transports.lane import Payload
+from pccl.transports.outgoing import Payload
 from pccl.transports.sinks import discard
 
 OnDone = Callable[[OperationId, bytes], None]

@@ -10,7 +10,8 @@ from pccl.protocol.frame import FrameHeader
 from pccl.protocol.types import PeerId
 from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.state.exchange import KINDS, StateExchange
-from pccl.transports.lane import Lane, Sink
+from pccl.transports.link import Lane
+from pccl.transports.sinks import Sink
 
 
 class FrameRouter:

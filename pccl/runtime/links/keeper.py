@@ -33,8 +33,8 @@ from pccl.topology.link_upkeep import (
     TellLink,
 )
 from pccl.transports.base import Address, Connection, Transport
-from pccl.transports.lane import Lane, Sink
-from pccl.transports.link import Links
+from pccl.transports.link import Lane, Links
+from pccl.transports.sinks import Sink
 
 _log = logging.getLogger("pccl.link")
 

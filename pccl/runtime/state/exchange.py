@@ -19,9 +19,8 @@ from pccl.runtime.state.prefetch import Prefetch
 from pccl.runtime.state.results import Results
 from pccl.runtime.state.session import StateNews, StateSession
 from pccl.runtime.state.snapshot import StateSnapshot, idle_operation
-from pccl.transports.lane import Lane, Sink
-from pccl.transports.link import Links
-from pccl.transports.sinks import Drain
+from pccl.transports.link import Lane, Links
+from pccl.transports.sinks import Drain, Sink
 
 KINDS = frozenset(
     {

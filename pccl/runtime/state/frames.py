@@ -13,8 +13,8 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import PAYLOAD_BYTES_MAX, FrameHeader, FrameKind
 from pccl.protocol.shared_state import DIGEST_BYTES
 from pccl.protocol.types import OperationId, PeerId
-from pccl.transports.lane import Payload
 from pccl.transports.link import Links
+from pccl.transports.outgoing import Payload
 
 MAP_PIECES_MAX = 32768
 """Digests in one frame: 1 MiB."""

@@ -19,8 +19,8 @@ from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.receiver import StateReceiver
 from pccl.state.fetch.download import DownloadDone, DownloadFailed, PiecesComplete
 from pccl.state.fetch.target import ShownTarget
-from pccl.transports.lane import Sink
 from pccl.transports.link import Links
+from pccl.transports.sinks import Sink
 
 _log = logging.getLogger("pccl.peer")
 

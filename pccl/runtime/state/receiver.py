@@ -36,8 +36,7 @@ from pccl.state.fetch.download import (
 )
 from pccl.state.fetch.pieces import Ask
 from pccl.state.fetch.target import Present, Target
-from pccl.transports.lane import Sink
-from pccl.transports.sinks import Collect, Drain, discard
+from pccl.transports.sinks import Collect, Drain, Sink, discard
 
 
 @dataclass(slots=True)

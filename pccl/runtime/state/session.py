@@ -23,8 +23,8 @@ from pccl.runtime.state.receiver import StateReceiver
 from pccl.runtime.state.upload import StateUpload
 from pccl.state.fetch.download import DownloadDone, DownloadFailed, PiecesComplete
 from pccl.state.fetch.target import ElectedTarget
-from pccl.transports.lane import Sink
 from pccl.transports.link import Links
+from pccl.transports.sinks import Sink
 
 StateNews: TypeAlias = ReduceDone | SyncStarved | ComparisonDone
 """All that is elected is here; nobody gives what is missing; the answer of ``compare``."""

@@ -17,9 +17,8 @@ from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.upload import StateUpload
 from pccl.state.digests import layout_digest
 from pccl.state.layout import StateLayout
-from pccl.transports.lane import Sink
 from pccl.transports.link import Links
-from pccl.transports.sinks import Collect
+from pccl.transports.sinks import Collect, Sink
 
 
 def idle_operation(layout: StateLayout, group: int) -> OperationId:

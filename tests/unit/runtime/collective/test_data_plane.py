@@ -20,8 +20,8 @@ from pccl.protocol.messages import Progress
 from pccl.protocol.types import Algorithm, Descriptor, OperationId, PeerId, ReduceOp
 from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.collective.operand import borrow
-from pccl.transports.lane import Payload
 from pccl.transports.link import Link
+from pccl.transports.outgoing import Payload
 
 ME, OTHER, STRANGER = PeerId(1), PeerId(2), PeerId(9)
 OPERATION = OperationId(term=1, group=0, view=3, tag=5, n=0)

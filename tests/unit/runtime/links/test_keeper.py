@@ -20,10 +20,10 @@ from pccl.runtime.links.frame_router import FrameRouter
 from pccl.runtime.links.keeper import LinkKeeper
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
-from pccl.transports.lane import Lane, Sink
-from pccl.transports.link import Links
+from pccl.transports.link import Lane, Links
 from pccl.transports.sim.connection import SimConnection
 from pccl.transports.sim.network import SimHost, SimNetwork
+from pccl.transports.sinks import Sink
 
 MS = 1_000_000
 LATENCY = 1 * MS

@@ -27,8 +27,8 @@ from pccl.runtime.state.running_prefetch import PrefetchRequest, RunningPrefetch
 from pccl.runtime.state.snapshot import idle_operation
 from pccl.runtime.tasks import Tasks
 from pccl.state.digests import PieceMap
-from pccl.transports.lane import Payload
 from pccl.transports.link import Link, Links
+from pccl.transports.outgoing import Payload
 from tests.support.patience import LIMIT_S
 
 MEMBER = PeerId(1)

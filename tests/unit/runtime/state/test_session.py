@@ -16,8 +16,8 @@ from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.results import Loose
 from pccl.runtime.state.session import StateNews, StateSession
-from pccl.transports.lane import Payload
 from pccl.transports.link import Link, Links
+from pccl.transports.outgoing import Payload
 
 OWN, FIRST, SECOND = PeerId(1), PeerId(2), PeerId(3)
 OPERATION = OperationId(1, 0, 1, 0, 0)

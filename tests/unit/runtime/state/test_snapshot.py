@@ -17,8 +17,8 @@ from pccl.runtime.state.frames import pack_numbers
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.results import Loose
 from pccl.runtime.state.snapshot import StateSnapshot, idle_operation
-from pccl.transports.lane import Payload
 from pccl.transports.link import Link, Links
+from pccl.transports.outgoing import Payload
 
 NEWCOMER = PeerId(7)
 PIECE = 64

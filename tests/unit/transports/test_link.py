@@ -24,8 +24,9 @@ from pccl.protocol.frame import (
 )
 from pccl.protocol.types import OperationId, PeerId
 from pccl.transports.base import Address, PathMeasure, Receiver
-from pccl.transports.lane import Frame, Lane, Sink
-from pccl.transports.link import Link
+from pccl.transports.link import Lane, Link
+from pccl.transports.outgoing import Frame
+from pccl.transports.sinks import Sink
 from tests.support.frames import encode_frame
 
 OPERATION = OperationId(term=1, group=0, view=3, tag=5, n=0)
