@@ -136,9 +136,14 @@ class LinkKeeper:
             self._carry_out(self._upkeep.look(link.peer, busy, intact_bytes, now_ns))
             for lane in link.lanes:
                 owes = not tick.slept_ns and (used or lane.number in working)
-                moved = lane.moved_bytes, lane.payload_bytes
-                watch = self._watches[lane]
-                for step in watch.look(*moved, now_ns, owes=owes, may_judge=tick.may_judge):
+                steps = self._watches[lane].look(
+                    lane.moved_bytes,
+                    lane.payload_bytes,
+                    now_ns,
+                    owes=owes,
+                    may_judge=tick.may_judge,
+                )
+                for step in steps:
                     match step:
                         case LaneStep.REPLACE:
                             text = "lane %d to peer %d stalls; replacing it"
@@ -256,8 +261,10 @@ class LinkKeeper:
             superseded.abort()
             self._frames.lane_lost(superseded)
         self._frames.lane_up(peer)
-        facts = link.peer, number, link.told, now_ns
-        self._carry_out(self._upkeep.attached(*facts, near=link.near, ours=ours, more=more))
+        steps = self._upkeep.attached(
+            peer, number, link.told, now_ns, near=link.near, ours=ours, more=more
+        )
+        self._carry_out(steps)
 
     # -- what lanes call -------------------------------------------------------------------------
 
@@ -277,6 +284,9 @@ class LinkKeeper:
         del self._watches[lane]
         self._frames.lane_lost(lane)
         if not self._closed:
-            facts = link.peer, lane.number, reason, self._clock.now_ns()
+            now_ns = self._clock.now_ns()
             damaged = lane.damaged_bytes if isinstance(error, DamagedData) else None
-            self._carry_out(self._upkeep.lost(*facts, up=link.up, damaged=damaged))
+            steps = self._upkeep.lost(
+                link.peer, lane.number, reason, now_ns, up=link.up, damaged=damaged
+            )
+            self._carry_out(steps)
