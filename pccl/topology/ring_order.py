@@ -37,25 +37,29 @@ def lacking(left_out: Iterable[PeerId], broken: Mapping[Pair, str]) -> str:
     return "; ".join(apart(pair, broken) for pair in list(dict.fromkeys(theirs))[:_NAMED_MAX])
 
 
-def arrange(ring: Sequence[PeerId], broken: Collection[Pair]) -> tuple[list[PeerId], list[PeerId]]:
+def arrange(
+    ring: Sequence[PeerId], broken: Collection[Pair], silent: Collection[PeerId] = ()
+) -> tuple[list[PeerId], list[PeerId]]:
     """Find an order without neighbours that cannot talk to each other.
 
     Args:
         ring: the members in their present order.
         broken: pairs that cannot talk.
+        silent: members that may be dead.
 
     Returns:
         The new order, and who is left out because there is none with them: as few as possible, and
-        of as many those with the most broken links, then the youngest.
+        of as many those with the most broken links, then the silent ones, then the youngest.
     """
     steps = iter(range(_STEPS_MAX))
-    for left_out in islice(_sets_to_leave_out(ring, broken), _SETS_MAX):
+    ranked = sorted(ring, key=lambda peer: (_faults(peer, broken), peer in silent, peer))
+    for left_out in islice(_sets_to_leave_out(ranked, broken), _SETS_MAX):
         members = [peer for peer in ring if peer not in left_out]
         order = _cycle(members, broken, steps)
         if order is not None:
             return order, [peer for peer in ring if peer in left_out]
     kept: list[PeerId] = []  # everybody who can talk to everybody else among them
-    for peer in _best_first(ring, broken):
+    for peer in ranked:
         if all(Pair((peer, other)) not in broken for other in kept):
             kept.append(peer)
     return [p for p in ring if p in kept], [p for p in ring if p not in kept]
@@ -70,15 +74,11 @@ def broken_neighbours(ring: Sequence[PeerId], broken: Collection[Pair]) -> list[
 
 
 def _sets_to_leave_out(
-    ring: Sequence[PeerId], broken: Collection[Pair]
+    ranked: Sequence[PeerId], broken: Collection[Pair]
 ) -> Iterator[tuple[PeerId, ...]]:
-    suspects = [peer for peer in reversed(_best_first(ring, broken)) if _faults(peer, broken)]
+    suspects = [peer for peer in reversed(ranked) if _faults(peer, broken)]
     for size in range(len(suspects) + 1):
         yield from combinations(suspects, size)
-
-
-def _best_first(ring: Sequence[PeerId], broken: Collection[Pair]) -> list[PeerId]:
-    return sorted(ring, key=lambda peer: (_faults(peer, broken), peer))
 
 
 def _faults(peer: PeerId, broken: Collection[Pair]) -> int:

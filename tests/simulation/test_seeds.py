@@ -146,6 +146,8 @@ def test_a_seed_gives_the_same_trace_under_any_hash_seed() -> None:
         4048,  # two that lacked a map of the state asked each other for it, again and again
         6903,  # members waited for a link that was stalled for as long as they waited
         701719,  # only the elder had lost the link, and it never dialled: a mesh failed for ever
+        830034,  # a member that resumed closed its links to newcomers that it was asked to dial
+        833882,  # of two that could not talk the live one was removed, and the dead one kept
     ],
 )
 def test_what_has_failed_once(seed: int) -> None:

@@ -65,6 +65,14 @@ def test_who_is_left_out(
     assert arrange(ring, broken) == expected
 
 
+def test_a_silent_one_is_left_out_before_a_younger_one() -> None:
+    ring = peers(1, 2, 3)
+    assert arrange(ring, pairs((1, 2)), silent=peers(1)) == (peers(2, 3), peers(1))
+    assert arrange(ring, pairs((1, 2)), silent=peers(1, 2, 3)) == (peers(1, 3), peers(2))
+    more = pairs((1, 2), (2, 3))
+    assert arrange(ring, more, silent=peers(1, 3)) == (peers(1, 3), peers(2))
+
+
 def test_a_large_ring_with_many_broken_links_is_arranged_in_reasonable_time() -> None:
     ring = peers(*range(1, 65))
     broken = {Pair(pair) for pair in combinations(ring, 2) if (sum(pair) * 7919) % 3 == 0}

@@ -12,7 +12,7 @@ from pccl.machines.master.connections import Outbox
 from pccl.machines.master.membership import Membership
 from pccl.protocol.limits import Timing
 from pccl.protocol.operation import Phase
-from pccl.protocol.types import RemovalCause
+from pccl.protocol.types import PeerId, RemovalCause
 from pccl.topology.ring_order import apart, arrange, broken_neighbours, lacking
 
 
@@ -78,7 +78,7 @@ class StallWatch:
         if not pairs:
             return
         why = apart(pairs[0], broken)
-        order, left_out = arrange(membership.order(group), broken)
+        order, left_out = arrange(membership.order(group), broken, self._silent(group))
         if left_out:
             reason = f"{lacking(left_out, broken)}, and no order of the ring avoids that"
             yield Expel(tuple(left_out), RemovalCause.LINK_BROKEN, reason)
@@ -99,6 +99,12 @@ class StallWatch:
                     "another view was opened" if across else "the ring was put in another order"
                 )
                 ballots.decide(ballot, ballot.close_view(f"{why}; {mended}"))
+
+    def _silent(self, group: int) -> list[PeerId]:
+        """Members of whom a heartbeat is overdue."""
+        since_ns = self._outbox.now_ns - self._timing.ns(1.5 * self._timing.heartbeat_s)
+        peers = self._membership.peers
+        return [p for p in self._membership.order(group) if peers[p].heard_ns < since_ns]
 
     def _judge_progress(self, ballot: Ballot) -> Expel | None:
         if ballot.phase is not Phase.STARTED:

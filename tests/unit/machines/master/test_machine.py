@@ -901,6 +901,20 @@ def test_a_link_that_has_long_been_broken_does_not_make_a_lost_connection_a_deat
         assert SendTo(12, msg.Resumed(1)) in master.resume(2, 12, 2)
 
 
+@pytest.mark.parametrize(("silent", "removed"), [((), 2), ((1,), 1), ((1, 2), 2)])
+def test_of_two_that_cannot_talk_the_silent_one_goes(silent: tuple[int, ...], removed: int) -> None:
+    """Peer 1 may be dead: its connection to the master stands still. Otherwise the younger goes."""
+    master = Master(2)
+    for peer in (1, 2):
+        master.hear(peer, msg.OperationRequest(operation(), SUM))
+    reporter = 2 if removed == 1 else 1
+    master.hear(reporter, msg.LinkReport(PeerId(3 - reporter), False, "connection refused"))
+    speaking = tuple(peer for peer in (1, 2) if peer not in silent)
+    effects = master.wait(2.25, speaking=speaking)
+    assert [peer for peer, _ in removals(effects)] == [removed]
+    assert "no order of the ring avoids that" in removals(effects)[0][1]
+
+
 def test_who_was_removed_is_told_why() -> None:
     master = Master(2)
     master.do(ConnectionClosed(2, "reset"))
