@@ -1,0 +1,131 @@
+"""``PeerStage``: plays the scenarios of one peer, with the master's messages written out.
+
+A step is an event of the peer, a message of the master, or one of the words that ``PeerStage``
+defines. ``to master:`` begins what the peer sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pccl.machines.peer import events as ev
+from pccl.machines.peer.machine import PeerMachine
+from pccl.protocol import data_type, errors, types
+from pccl.protocol import messages as msg
+from pccl.protocol.data_type import DataType
+from pccl.protocol.limits import Timing
+from pccl.protocol.types import Algorithm, Descriptor, PeerId, ReduceOp, Roster
+from tests.support.scenarios import WORDS, Short, op, public, roster
+
+SECOND = 1_000_000_000
+RUN, ME = b"the run's own id", 2
+SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8, algorithm=Algorithm.RING)
+WEIGHTED = Descriptor(DataType.FLOAT, ReduceOp.AVG, 8, algorithm=Algorithm.RING, weighted=True)
+BROADCAST, BARRIER = Descriptor.broadcast(DataType.FLOAT, 8, 0), Descriptor.barrier()
+NAMED = {
+    "RUN": RUN,
+    "SUM": SUM,
+    "WEIGHTED": WEIGHTED,
+    "BROADCAST": BROADCAST,
+    "BARRIER": BARRIER,
+}
+SHORT = Short({value: name for name, value in NAMED.items()})
+
+
+VOCABULARY = {
+    name: one
+    for module in (data_type, errors, types, msg, ev)
+    for name, one in public(module).items()
+}
+
+
+class PeerStage:
+    """Peer 2, and the clock that it is told."""
+
+    def __init__(self) -> None:
+        self.machine = PeerMachine(Timing(), 0)
+        self.now_ns = 0
+        self.words: dict[str, Any] = {**VOCABULARY, **WORDS, **NAMED}
+        self.words |= {
+            "wait": self.wait,
+            "registered": self.registered,
+            "member": self.member,
+            "running": self.running,
+        }
+
+    def tell(self, said: Any, listener: str) -> Iterable[str]:
+        """An event, a message of the master, or effects."""
+        effects: list[ev.PeerEffect] = []
+        if isinstance(said, list):
+            effects = said
+        elif said is not None:
+            effects = self.do(said)
+        for effect in effects:
+            if isinstance(effect, ev.Send):
+                yield f"to master: {SHORT.of(effect.message)}"
+            else:
+                yield SHORT.of(effect)
+
+    def do(self, said: Any) -> list[ev.PeerEffect]:
+        """Tell the machine."""
+        event = said if type(said).__module__ == ev.__name__ else ev.ControlMessage(said)
+        effects = self.machine.handle(event, self.now_ns)
+        self.machine.check()
+        return effects
+
+    def status(self) -> dict[str, str]:
+        """What it is, and what its caller sees of the membership."""
+        machine, seen, newest = self.machine, self.machine.seen, self.machine.newest
+        parts = {"standing": machine.standing.name.lower()}
+        if machine.knows_its_loss:
+            parts["the caller knows of"] = type(machine.loss).__name__
+        if seen is not None:
+            parts["the caller sees"] = short_of(seen)
+        if newest is not None and newest != seen:
+            parts["the peer knows"] = short_of(newest)
+        return parts
+
+    # -- words -----------------------------------------------------------------------------------
+
+    def wait(self, seconds: float, step_s: float = 0.25) -> list[ev.PeerEffect]:
+        """Let time pass, with a tick at every step; all effects but heartbeats."""
+        effects: list[ev.PeerEffect] = []
+        end_ns = self.now_ns + round(seconds * SECOND)
+        while self.now_ns < end_ns:
+            self.now_ns += round(step_s * SECOND)
+            effects += self.do(ev.Tick())
+        return [
+            effect
+            for effect in effects
+            if not (isinstance(effect, ev.Send) and isinstance(effect.message, msg.Heartbeat))
+        ]
+
+    def registered(self) -> None:
+        """A newcomer that the master has given an id; its call 1 is to join."""
+        self.do(ev.JoinCall(1, 0, "", 4002, 5))
+        self.do(ev.ControlOpened(RUN, 1))
+        self.do(msg.Registered(PeerId(ME), 1, RUN, b"token"))
+
+    def member(self, *peers: int) -> None:
+        """A member of view 1, with peer 1 or these; its first update_topology is used up."""
+        self.registered()
+        counts = (
+            msg.RoundCount(WORDS["UPDATE"], 1),
+            msg.RoundCount(WORDS["PENDING"], 0),
+        )
+        self.do(msg.Admitted(roster(1, 1, *(peers or (1, ME))), counts))
+        self.do(ev.RoundCall(2, WORDS["UPDATE"]))
+
+    def running(self, *peers: int, done: bool = False) -> None:
+        """The same, in an operation that has begun; its call 9. ``done``: with its result."""
+        self.member(*peers)
+        self.do(ev.ReduceCall(9, 5, SUM))
+        self.do(msg.OperationStarted(op()))
+        if done:
+            self.do(ev.ReduceDone(op(), b"digest"))
+
+
+def short_of(seen: Roster) -> str:
+    """Version and members."""
+    return f"version {seen.version}: " + " ".join(str(member.peer) for member in seen.members)
