@@ -7,7 +7,7 @@ defines. ``to master:`` begins what the peer sends.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from pccl.machines.peer import events as ev
 from pccl.machines.peer.machine import PeerMachine
@@ -48,6 +48,7 @@ class PeerStage:
         self.now_ns = 0
         self.words: dict[str, Any] = {**VOCABULARY, **WORDS, **NAMED}
         self.words |= {
+            "sleep": self.sleep,
             "wait": self.wait,
             "registered": self.registered,
             "member": self.member,
@@ -58,7 +59,7 @@ class PeerStage:
         """An event, a message of the master, or effects."""
         effects: list[ev.PeerEffect] = []
         if isinstance(said, list):
-            effects = said
+            effects = cast("list[ev.PeerEffect]", said)
         elif said is not None:
             effects = self.do(said)
         for effect in effects:
@@ -87,6 +88,10 @@ class PeerStage:
         return parts
 
     # -- words -----------------------------------------------------------------------------------
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass without a tick."""
+        self.now_ns += round(seconds * SECOND)
 
     def wait(self, seconds: float, step_s: float = 0.25) -> list[ev.PeerEffect]:
         """Let time pass, with a tick at every step; all effects but heartbeats."""

@@ -11,7 +11,7 @@ recording shows what the code does, and only its reader can say whether that is 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, Protocol, cast
 
 from pccl.protocol.errors import PCCLError, RemoteProtocolError
+from pccl.protocol.limits import TERM_GAP
 from pccl.protocol.types import Member, OperationId, PeerId, Roster, RoundKind
 
 INDENT = "    "
@@ -81,7 +82,7 @@ def public(module: ModuleType) -> dict[str, Any]:
     }
 
 
-WORDS: dict[str, Any] = {"where": where, "op": op, "roster": roster, **ROUNDS}
+WORDS: dict[str, Any] = {"GAP": TERM_GAP, "where": where, "op": op, "roster": roster, **ROUNDS}
 
 
 class Short:
@@ -99,7 +100,12 @@ class Short:
 
     def of(self, value: Any) -> str:
         """An expression over the words."""
-        if isinstance(value, Hashable) and (name := self._names.get((type(value), value))):
+        try:
+            kind: type[Any] = type(value)
+            name = self._names.get((kind, value))
+        except TypeError:  # it holds what has no hash
+            name = None
+        if name is not None:
             return name
         match value:
             case Enum():
@@ -110,12 +116,20 @@ class Short:
             case PCCLError():
                 return f"{type(value).__name__}({int(value.result)}, {value.reason!r})"
             case Member(peer) if value == where(peer):
-                return f"where({peer})"
+                return f"where({self.of(peer)})"
             case OperationId(term, group, view, tag, n):
                 given = {"tag": tag, "view": view, "term": term, "group": group}
                 return self._call("op", [str(n)] if n else [], given, op)
             case Roster():
                 return self._roster(value)
+            case int() if (
+                TERM_GAP <= value < 2 * TERM_GAP
+            ):  # a number that another master has given out
+                return f"GAP + {value - TERM_GAP}"
+            case dict():
+                held: dict[Any, Any] = value
+                pairs = [f"{self.of(key)}: {self.of(one)}" for key, one in held.items()]
+                return f"{{{', '.join(pairs)}}}"
             case _ if is_dataclass(value):
                 return self._dataclass(value)
             case _:
@@ -136,7 +150,7 @@ class Short:
             for item in fields(value)
             if getattr(value, item.name) != getattr(usual, item.name)
         ]
-        return f"roster({', '.join([*map(str, (value.version, value.view, *peers)), *more])})"
+        return f"roster({', '.join([*map(self.of, (value.version, value.view, *peers)), *more])})"
 
     def _dataclass(self, value: Any) -> str:
         written, all_so_far = list[str](), True

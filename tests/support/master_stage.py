@@ -1,0 +1,286 @@
+"""``MasterStage``: plays the scenarios of one master, with the peers' messages written out.
+
+A step is an event of the master, ``CONNECTION: message``, or one of the words that ``MasterStage``
+defines; peer n speaks on connection n unless a step says otherwise. ``to 1, 2:`` begins what the
+master sends on these connections, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import count, groupby
+from typing import Any, cast
+
+from pccl.machines.master import events as ev
+from pccl.machines.master.machine import MasterMachine
+from pccl.machines.master.succession.origin import Origin
+from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
+from pccl.protocol import data_type, types
+from pccl.protocol import messages as msg
+from pccl.protocol.data_type import DataType
+from pccl.protocol.handshake import NO_RUN
+from pccl.protocol.limits import Timing
+from pccl.protocol.types import (
+    Descriptor,
+    OperationId,
+    PeerId,
+    ReduceOp,
+    Roster,
+    RoundId,
+    RoundKind,
+)
+from tests.support.scenarios import WORDS, Short, op, public, roster
+
+SECOND = 1_000_000_000
+RUN, OTHER_RUN = b"the run of these", b"quite other runs"
+MASTER, NEXT = b"master A", b"master B"
+SUM, AVG = (Descriptor(DataType.FLOAT, op, 8) for op in (ReduceOp.SUM, ReduceOp.AVG))
+BARRIER = Descriptor.barrier()
+BEFORE = roster(7, 4, 1, 2, 3)
+"""What the members of the run know before its master dies."""
+FIRST = op(view=2)
+"""The first operation of a run that ``new`` has begun."""
+NAMED = {
+    "RUN": RUN,
+    "OTHER_RUN": OTHER_RUN,
+    "NO_RUN": NO_RUN,
+    "MASTER": MASTER,
+    "NEXT": NEXT,
+    "SUM": SUM,
+    "AVG": AVG,
+    "BARRIER": BARRIER,
+    "BEFORE": BEFORE,
+}
+BACKGROUND = (msg.MasterHeartbeat, msg.AdmissionWaits)
+"""What comes of time alone."""
+
+
+def token(peer: int) -> bytes:
+    """The resume token that a new master gives peer 1, 2, ..."""
+    return bytes([peer] * 16)
+
+
+def secret(peer: int) -> bytes:
+    """The resume token of a member of the run whose master has died."""
+    return bytes([(100 + peer) % 256] * 16)
+
+
+def counts(update: int = 0, pending: int = 0, optimize: int = 0) -> tuple[msg.RoundCount, ...]:
+    """How many rounds there were, by kind."""
+    return tuple(map(msg.RoundCount, RoundKind, (update, pending, optimize)))
+
+
+SHORT = Short(
+    {
+        **{value: name for name, value in NAMED.items()},
+        **{token(peer): f"token({peer})" for peer in range(1, 10)},
+        **{secret(peer): f"secret({peer})" for peer in range(1, 10)},
+    }
+)
+VOCABULARY = {
+    name: one for module in (data_type, types, msg, ev) for name, one in public(module).items()
+}
+
+
+class MasterStage:
+    """A master, and the clock that it is told."""
+
+    machine: MasterMachine
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.words: dict[str, Any] = {**VOCABULARY, **WORDS, **NAMED}
+        mine = (self.new, self.blank, self.restarted, self.standby, self.register, self.resume)
+        more = (self.start, self.come, self.say, self.wait, self.sleep, token, secret, counts)
+        self.words |= {word.__name__: word for word in (*mine, *more)}
+
+    def tell(self, said: Any, listener: str) -> Iterator[str]:
+        """An event, a message on the connection ``listener``, or effects."""
+        effects: list[ev.MasterEffect] = []
+        if isinstance(said, list):
+            effects = cast("list[ev.MasterEffect]", said)
+        elif listener:
+            effects = self.hear(int(listener), said)
+        elif said is not None:
+            effects = self.do(said)
+        yield from short_effects(effects)
+
+    def do(self, event: ev.MasterEvent) -> list[ev.MasterEffect]:
+        """Tell the machine."""
+        effects = self.machine.handle(event, self.now_ns)
+        self.machine.check()
+        return effects
+
+    def hear(self, connection: int, *messages: msg.Message) -> list[ev.MasterEffect]:
+        """Messages of one connection."""
+        return [
+            effect
+            for message in messages
+            for effect in self.do(ev.ConnectionMessage(connection, message))
+        ]
+
+    def status(self) -> dict[str, str]:
+        """Who belongs to the run."""
+        if not hasattr(self, "machine"):
+            return {}
+        membership = self.machine.membership
+        run = f"{SHORT.of(self.machine.shown_run)} in term {self.machine.shown_term}"
+        parts = {
+            "run": run,
+            "members": " ".join(str(peer.id) for peer in membership.members()) or "none",
+        }
+        if pending := membership.pending():
+            parts["pending"] = " ".join(str(peer.id) for peer in pending)
+        if self.machine.recovering:
+            parts["recovering"] = "yes"
+        return parts
+
+    # -- words: how the master begins ------------------------------------------------------------
+
+    def new(self, members: int = 0, deadline_s: float = Timing().deadline_s) -> None:
+        """A master of a new run, which has admitted so many peers."""
+        self._begin(b"run", 1, timing=Timing(deadline_s=deadline_s))
+        for peer in range(1, members + 1):
+            self.register(peer)
+        if members > 1:
+            for younger in range(1, members + 1):
+                for elder in range(1, younger):
+                    self.hear(younger, msg.LinkReport(PeerId(elder), True, ""))
+            first = RoundId(RoundKind.UPDATE_TOPOLOGY, 0)
+            self.hear(1, msg.RoundRequest(first), msg.Heartbeat((), (), (first,)))
+
+    def blank(self, *standbys: msg.MasterAddress) -> None:
+        """A master that remembers nothing, and whose members may come back."""
+        self._begin(OTHER_RUN, 1, Origin.BLANK, standbys)
+
+    def restarted(
+        self, term: int = 2, *standbys: msg.MasterAddress, vouched: Vouched = NOT_TOLD
+    ) -> None:
+        """A master that knows its run, and of the members what is ``vouched`` for."""
+        self._begin(RUN, term, Origin.RESTARTED, standbys, vouched=vouched)
+
+    def standby(self, term: int = 1) -> None:
+        """A standby, which does not know of any run yet."""
+        self._begin(NO_RUN, term, Origin.STANDBY)
+
+    def _begin(
+        self,
+        run: bytes,
+        term: int,
+        origin: Origin = Origin.BLANK,
+        standbys: tuple[msg.MasterAddress, ...] = (),
+        timing: Timing | None = None,
+        vouched: Vouched = NOT_TOLD,
+    ) -> None:
+        numbers = count(1)
+        is_new = run == b"run"
+        self.machine = MasterMachine(
+            timing or Timing(),
+            run,
+            term,
+            lambda size: bytes([next(numbers)] * size),
+            0,
+            origin,
+            b"" if is_new else NEXT,
+            standbys,
+            stands_by_for=() if is_new else ("10.0.0.9:1",),
+            vouched=vouched,
+        )
+
+    # -- words: what peers do --------------------------------------------------------------------
+
+    def register(
+        self, peer: int, min_peers: int = 1, group: int = 0, masters: int = 1
+    ) -> list[ev.MasterEffect]:
+        """A newcomer registers."""
+        self.do(ev.ConnectionOpened(peer, f"10.0.0.{peer}"))
+        return self.hear(peer, msg.Register(group, "", 4000 + peer, min_peers, masters))
+
+    def resume(self, peer: int, connection: int, version: int) -> list[ev.MasterEffect]:
+        """A peer comes back on another connection, with the newest roster that it has."""
+        self.do(ev.ConnectionOpened(connection, f"10.0.0.{peer}"))
+        return self.hear(connection, msg.Resume(PeerId(peer), token(peer), version))
+
+    def start(self, *peers: int, what: OperationId = FIRST) -> list[ev.MasterEffect]:
+        """Members ask for the same sum."""
+        asked = msg.OperationRequest(what, SUM)
+        return [effect for peer in peers for effect in self.hear(peer, asked)]
+
+    def say(
+        self,
+        peer: int,
+        *more: msg.Message,
+        connection: int | None = None,
+        known: tuple[Roster, ...] = (BEFORE,),
+        term: int = 1,
+        rounds: tuple[msg.RoundCount, ...] = (),
+        run: bytes = RUN,
+        incumbent: bytes = MASTER,
+        masters: int = 1,
+        proof: bytes | None = None,
+    ) -> list[ev.MasterEffect]:
+        """A member of the run returns with a report, and has not said its end."""
+        connection = connection or peer
+        newest = max((one.version for one in known), default=0)
+        header = msg.Return(
+            PeerId(peer),
+            proof or secret(peer),
+            run,
+            term,
+            msg.Register(0, "", 4000 + peer, 1, masters),
+            newest,
+            rounds,
+            incumbent,
+        )
+        self.do(ev.ConnectionOpened(connection, f"10.0.0.{peer}"))
+        return self.hear(connection, header, *map(msg.KnownRoster, known), *more)
+
+    def come(self, peer: int, *more: msg.Message, **options: Any) -> list[ev.MasterEffect]:
+        """A member of the run returns, and has said everything."""
+        effects = self.say(peer, *more, **options)
+        return effects + self.hear(options.get("connection") or peer, msg.Reported())
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass without a tick."""
+        self.now_ns += round(seconds * SECOND)
+
+    def wait(self, seconds: float, *speaking: int) -> list[ev.MasterEffect]:
+        """Let time pass, with ticks; these connections send heartbeats.
+
+        All effects but the master's heartbeats, and what newcomers are told about their waiting.
+        """
+        effects: list[ev.MasterEffect] = []
+        end_ns = self.now_ns + round(seconds * SECOND)
+        while self.now_ns < end_ns:
+            self.now_ns += SECOND // 4
+            for connection in speaking:
+                effects += self.hear(connection, msg.Heartbeat())
+            effects += self.do(ev.MasterTick())
+        return [
+            effect
+            for effect in effects
+            if not (isinstance(effect, ev.SendTo) and isinstance(effect.message, BACKGROUND))
+        ]
+
+
+def short_effects(effects: Iterable[ev.MasterEffect]) -> Iterator[str]:
+    """One line each; one for all connections that are sent the same, one after the other."""
+    for message, alike in groupby(
+        effects, lambda effect: effect.message if isinstance(effect, ev.SendTo) else effect
+    ):
+        sent = [effect for effect in alike if isinstance(effect, ev.SendTo)]
+        if sent:
+            yield f"to {', '.join(str(one.connection) for one in sent)}: {SHORT.of(message)}"
+        else:
+            yield SHORT.of(message)
+
+
+def removals(effects: Iterable[ev.MasterEffect]) -> list[tuple[int, str]]:
+    """The peers that were removed, and why."""
+    announced = [effect for effect in effects if isinstance(effect, ev.Announce)]
+    return [(one.peer, one.text) for one in announced if one.what == "removed"]
+
+
+def sent(effects: Iterable[ev.MasterEffect]) -> list[tuple[int, msg.MasterMessage]]:
+    """What was sent, with the connection."""
+    return [(one.connection, one.message) for one in effects if isinstance(one, ev.SendTo)]
