@@ -101,8 +101,7 @@ class Short:
     def of(self, value: Any) -> str:
         """An expression over the words."""
         try:
-            kind: type[Any] = type(value)
-            name = self._names.get((kind, value))
+            name = self._names.get((value.__class__, value))
         except TypeError:  # it holds what has no hash
             name = None
         if name is not None:
@@ -127,9 +126,7 @@ class Short:
             ):  # a number that another master has given out
                 return f"GAP + {value - TERM_GAP}"
             case dict():
-                held: dict[Any, Any] = value
-                pairs = [f"{self.of(key)}: {self.of(one)}" for key, one in held.items()]
-                return f"{{{', '.join(pairs)}}}"
+                return self._dict(value)  # pyright: ignore[reportUnknownArgumentType]
             case _ if is_dataclass(value):
                 return self._dataclass(value)
             case _:
@@ -141,6 +138,10 @@ class Short:
         usual = maker.__kwdefaults__ or {}
         more = [f"{key}={self.of(v)}" for key, v in given.items() if v != usual.get(key, MISSING)]
         return f"{name}({', '.join(first + more)})"
+
+    def _dict(self, value: dict[Any, Any]) -> str:
+        pairs = [f"{self.of(key)}: {self.of(held)}" for key, held in value.items()]
+        return f"{{{', '.join(pairs)}}}"
 
     def _roster(self, value: Roster) -> str:
         peers = [int(member.peer) for member in value.members]
