@@ -71,7 +71,7 @@ ACCEPTS_PER_TURN = 64
 """Connections taken by one listener per turn of the loop; a storm of dials starves nobody."""
 
 ACCEPT_BACKOFF_S = 0.5
-"""Pause of a listener that the system has no descriptors or memory for."""
+"""Pause before a port accepts again, when the system lacks descriptors or memory."""
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 _MSG_NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # some programs restore SIGPIPE's default

@@ -43,7 +43,7 @@ _PREFIX = struct.Struct("<IQ")
 PREFIX_BYTES = _PREFIX.size + SEAL_BYTES
 _U64 = Below(1 << 64)
 
-_CODES: dict[type[Any], int] = {
+CODES: dict[type[Any], int] = {
     messages.Register: 1,
     messages.Resume: 2,
     messages.Goodbye: 3,
@@ -94,6 +94,7 @@ _CODES: dict[type[Any], int] = {
     messages.DialNewcomers: 87,
     messages.Undialable: 86,
 }
+"""The code of each type of message."""
 
 
 class _Invalid(Exception):
@@ -441,10 +442,10 @@ _NUMBER_BYTES_MAX = 9
 _NARROWER: dict[type[Any], int] = {messages.Heartbeat: HEARTBEAT_BYTES_MAX}
 """Types whose senders keep to less than what all their lists together could be."""
 
-_KINDS: dict[int, type[Any]] = {code: kind for kind, code in _CODES.items()}
+_KINDS: dict[int, type[Any]] = {code: kind for kind, code in CODES.items()}
 
-BYTES_MAX: dict[type[Any], int] = {kind: _largest_message(kind) for kind in _CODES}
+BYTES_MAX: dict[type[Any], int] = {kind: _largest_message(kind) for kind in CODES}
 """How large a message of each type can be, without its prefix."""
 
-_DECODERS = {code: (kind.__name__, _dataclass_decoder(kind)) for kind, code in _CODES.items()}
-_ENCODERS = {kind: (code, _dataclass_encoder(kind)) for kind, code in _CODES.items()}
+_DECODERS = {code: (kind.__name__, _dataclass_decoder(kind)) for kind, code in CODES.items()}
+_ENCODERS = {kind: (code, _dataclass_encoder(kind)) for kind, code in CODES.items()}

@@ -33,7 +33,9 @@ HEADER_BYTES = _HEADER.size + SEAL_BYTES
 assert HEADER_BYTES == 56
 
 PAYLOAD_BYTES_MAX = 16 << 20
-"""No frame is larger. Segments are far smaller; the bound keeps a forged length from mattering."""
+"""One frame. The lane is closed.
+
+Segments are far smaller; the bound keeps a forged length from mattering."""
 
 
 class FrameKind(enum.IntEnum):

@@ -16,7 +16,7 @@ from pccl.protocol.types import AtMost, MeasuredLink, Member, PeerId
 
 @dataclass(frozen=True, slots=True)
 class LinkReport:
-    """The state of the link to another peer has changed."""
+    """The link to another peer came up, went down, or could not be made."""
 
     peer: PeerId
     up: bool
@@ -25,7 +25,7 @@ class LinkReport:
 
 @dataclass(frozen=True, slots=True)
 class LinksMeasured:
-    """What links can do, of those that have changed much since they were reported last."""
+    """Measurements of links that have changed much since the last report; 0 is unknown."""
 
     links: Annotated[tuple[MeasuredLink, ...], AtMost(LINKS_BATCH_MAX)]
 
@@ -36,7 +36,7 @@ class AddressProbed:
 
     peer: PeerId
     reason: Annotated[str, AtMost(REASON_BYTES_MAX)]
-    """Why it cannot be dialled; empty: it can."""
+    """Why that peer cannot be dialled; empty if it can."""
 
 
 # -- master to peer ----------------------------------------------------------------------------
@@ -44,36 +44,33 @@ class AddressProbed:
 
 @dataclass(frozen=True, slots=True)
 class LinkPlan:
-    """Changes among the older peers of the own group, members and pending ones.
-
-    After ``Registered`` and ``Resumed`` it is the complete list.
-    """
+    """Changes among the older peers of the own group, newcomers included."""
 
     elders: Annotated[tuple[Member, ...], AtMost(PEERS_MAX)]
-    """Older peers that this peer shall dial as well."""
+    """Dial these, too. After ``Registered`` and ``Resumed`` the list is complete."""
     gone: Annotated[tuple[PeerId, ...], AtMost(PEERS_MAX)] = ()
-    """Older peers that have left the run."""
+    """Stop dialling these."""
 
 
 @dataclass(frozen=True, slots=True)
 class DialNewcomers:
-    """All newcomers that this peer shall dial, since they cannot reach it."""
+    """Dial all these, since they cannot dial this peer; it replaces the last list."""
 
     newcomers: Annotated[tuple[Member, ...], AtMost(PEERS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeAddress:
-    """Find out whether this newcomer can be dialled; ``AddressProbed`` is the answer."""
+    """Find out whether this newcomer can be dialled."""
 
     member: Member
     seen: Annotated[str, AtMost(HOST_CHARACTERS_MAX)]
-    """The host that its master sees it at."""
+    """The host at which the master sees it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Undialable:
-    """Nobody can dial this peer where it says that it can be reached."""
+    """This peer cannot be dialled at the address that it declares."""
 
     reason: str
-    """Where, and who has tried in vain."""
+    """The address, and the process that tried it."""

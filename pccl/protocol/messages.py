@@ -4,6 +4,14 @@ Field order is the wire order. The integer types carry their range; the codec en
 with every other bound. Messages that a peer may have to repeat after a reconnect (requests, done
 reports) are keyed by their round or operation, so that the master can answer a second copy from
 what it keeps.
+
+These fields mean the same everywhere: ``incumbent`` is the id of a master, ``roster_version`` the
+newest roster that the sender knows (0: none), ``ratified`` the newest roster that a majority of the
+members before it has, ``sequence`` the place among all that the run has decided, and ``now_ms`` the
+present by the master's clock.
+
+The docstrings are the texts of ``docs/protocol/messages.md``: after a change run
+``python -m pccl.stress reference``.
 """
 
 from __future__ import annotations
@@ -57,32 +65,28 @@ Peers = Annotated[tuple[PeerId, ...], AtMost(PEERS_MAX)]
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """First message of a newcomer: its group and where its port can be reached.
-
-    An empty ``host`` means: the address that the master sees. It wants to be admitted only into a
-    run that then has ``min_peers`` members or more.
-    """
+    """First message of a newcomer: its group, and where peers can dial it."""
 
     group: U32
     host: HostName
+    """If empty, the address that the master sees."""
     port: U16
     min_peers: U16 = 1
+    """It is not admitted into a smaller run."""
     masters: U16 = 1
     """How many masters' addresses it knows."""
     prefetches: bool = False
-    """Whether it fetches what its group holds first, and is to be admitted when it says so."""
+    """It is not admitted before it sends ``Prefetched``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """First message on a new connection of a peer that lost its old one."""
+    """First message on a new connection, after a peer lost its old one."""
 
     peer: PeerId
     token: bytes
     roster_version: int
-    """The newest roster it knows; the master sends what came after."""
     incumbent: bytes = field(default=b"", compare=False)
-    """Id of the master that it follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +102,9 @@ RoundCounts = Annotated[tuple[RoundCount, ...], AtMost(len(RoundKind))]
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """First message to a master of another incarnation than the one that the peer has followed.
+    """First message to another incarnation of the master. A report follows, until ``Reported``.
 
-    What the peer knows of the run follows: rosters, outcomes and answers that may not have reached
-    everybody, its links, what it has asked for. ``Reported`` ends it.
+    It has what other members may lack, links, and requests.
     """
 
     peer: PeerId
@@ -109,40 +112,37 @@ class Return:
     run: bytes
     term: U32
     registration: Register
-    """As it came, or would come, as a newcomer."""
     roster_version: int
-    """The newest roster it knows; 0: it has not been admitted, as far as it knows."""
     rounds: RoundCounts
     incumbent: bytes
-    """Id of the master that it has followed."""
+    """The master that the peer followed."""
     ratified: int = field(default=0, compare=False)
-    """The newest roster of which it knows that a majority of the members before it had it."""
     expected: Expected = NOTHING_EXPECTED
     """What it knows of its group's shared state."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownRoster:
-    """A roster that the master of before has told."""
+    """Part of a report: a roster that a master has sent."""
 
     roster: Roster
     incumbent: bytes = field(default=b"", compare=False)
-    """Id of the master that told it."""
+    """That master."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """End of what a returning peer knows."""
+    """The report is complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetched:
-    """The newcomer has what its group holds, or as much as can be had: it may be admitted."""
+    """The newcomer has what its group holds, as far as it could fetch it, and may be admitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusRequest:
-    """First and only message of somebody who wants a ``StatusReport`` and no part in the run."""
+    """Asks for a ``StatusReport``: the first and only message of a process outside the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +152,7 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """What has come from the master was damaged on the way.
-
-    The peer comes back on another connection: that it gives up this one is no sign of its death.
-    """
+    """A message from the master was damaged; the peer comes back on another connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,43 +184,42 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A sign of life, with progress, and with the outcomes and answers that have arrived."""
+    """Sign of life, with progress, and the outcomes and answers that have arrived."""
 
     progress: Annotated[tuple[Progress, ...], AtMost(PROGRESS_BATCH_MAX)] = ()
     operations: Annotated[tuple[OperationId, ...], AtMost(ACKNOWLEDGED_BATCH_MAX)] = ()
     rounds: Annotated[tuple[RoundId, ...], AtMost(ACKNOWLEDGED_BATCH_MAX)] = ()
     blocked: bool = False
-    """Whether all callers are inside calls that wait for other members."""
+    """All callers wait for other members."""
     roster_version: int = 0
-    """The newest roster that has arrived."""
     term: U32 = field(default=0, compare=False)
-    """The one that the peer follows: it takes nothing from a master of a lower one any more."""
+    """The peer ignores masters of lower terms."""
     proposed: int = field(default=0, compare=False)
-    """The last place in that term up to which it has stored all that was ``Proposed``."""
+    """Up to this place it has stored all that was ``Proposed`` in this term."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRequest:
-    """The peer's application has made this joint call."""
+    """The caller has made this joint call."""
 
     round: RoundId
 
 
 @dataclass(frozen=True, slots=True)
 class OperationRequest:
-    """The peer has posted its buffers for this operation."""
+    """The buffers for this operation are posted."""
 
     operation: OperationId
     descriptor: Descriptor
     eager: bool = False
-    """Whether its data goes ahead; otherwise the peer waits for the start."""
+    """The data goes ahead; otherwise the peer waits for the start."""
     weight: Weight = 0.0
-    """Of its contribution to a weighted average."""
+    """Of the own contribution to a weighted average."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncRequest:
-    """The peer lends its shared state to this operation."""
+    """The peer offers its shared state to this synchronization."""
 
     operation: OperationId
     offer: Offer
@@ -239,7 +235,7 @@ class StatesCompared:
 
 @dataclass(frozen=True, slots=True)
 class OperationDone:
-    """The peer holds the complete result, with this digest, and waits for the outcome."""
+    """The peer holds the complete result, with this digest."""
 
     operation: OperationId
     digest: bytes
@@ -247,7 +243,7 @@ class OperationDone:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """The peer's caller left before the operation was done."""
+    """The caller left before the result was complete."""
 
     operation: OperationId
     reason: Annotated[str, AtMost(REASON_BYTES_MAX)]
@@ -255,7 +251,7 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeQuery:
-    """What became of this operation?"""
+    """Asks for the outcome of an operation that the caller left when it was done here."""
 
     operation: OperationId
 
@@ -274,10 +270,9 @@ class Holdings:
 
     operation: OperationId
     lost: U32
-    """How many lost members the question named: only more can be lost by the next one."""
+    """How many lost members the question named."""
     complete: bool
-    """Whether nothing is missing but what the member before the gap can send; it alone may from
-    now on."""
+    """Only the member before the gap can send what is missing; from now on, only it may send."""
 
 
 # -- master to peer ----------------------------------------------------------------------------
@@ -296,21 +291,20 @@ Masters = Annotated[tuple[MasterAddress, ...], AtMost(STANDBYS_MAX)]
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The newcomer's identity. It stays pending until it is ``Admitted``."""
+    """The identity of the newcomer, which now waits to be admitted."""
 
     peer: PeerId
     term: U32
     run: bytes
     token: bytes
     incumbent: bytes = b""
-    """Id of the master."""
     standbys: Masters = ()
-    """Where to look for a master if this one is gone."""
+    """Where other masters listen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The connection is resumed; everything that was missed follows."""
+    """The connection, or the run in this term, is resumed. What the peer missed follows."""
 
     term: U32
     incumbent: bytes = b""
@@ -319,17 +313,14 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Not (or no longer) welcome, in words; the master closes the connection.
-
-    ``cause`` is None if this peer was never part of the run.
-    """
+    """The peer is not, or no longer, part of the run; the master closes the connection."""
 
     cause: RemovalCause | None
+    """Nil if it was never part of the run."""
     reason: str
     removed_ms: int = 0
-    """When it was removed, by the master's clock; means nothing without a cause."""
+    """When it was removed."""
     now_ms: int = 0
-    """The present by the same clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,44 +330,41 @@ class Admitted:
     roster: Roster
     rounds: RoundCounts
     ratified: int = field(default=0, compare=False)
-    """The newest roster of which the master knows that a majority of the members before it had it.
-    Without that, whoever is admitted into a run that has lost its majority takes it for whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class RosterChanged:
-    """Membership has changed somewhere in the run. Callers see it when a joint call returns."""
+    """The membership of the run has changed. Callers see it when a joint call returns."""
 
     roster: Roster
 
 
 @dataclass(frozen=True, slots=True)
 class RoundClosed:
-    """Every member has made the call; the answer is the same for all."""
+    """The answer of a round, the same for all members."""
 
     round: RoundId
     roster_version: int
+    """The membership that callers see now."""
     pending: bool
-    """Whether newcomers are waiting."""
+    """Newcomers are waiting."""
     lockstep: str = ""
-    """Not empty: there is no answer, because the members waited for different things (whom for
-    what); the next call of the kind opens the next round."""
+    """If not empty, why there is no answer."""
     sequence: int = field(default=0, compare=False)
-    """Its place among everything that the run has decided."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperationStarted:
-    """Every member has asked for the same thing: move the data."""
+    """All members have requested the same operation: move the data."""
 
     operation: OperationId
     weights: Annotated[tuple[Weight, ...], AtMost(PEERS_MAX)] = ()
-    """Of a weighted average those of all members, in ring order."""
+    """In a weighted average, those of all members, in ring order."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncStarted:
-    """What is elected: whoever is behind fetches it. Told again when it has changed."""
+    """The elected state, which members that lack it fetch. Sent again when it changes."""
 
     operation: OperationId
     elected: Elected
@@ -384,7 +372,7 @@ class SyncStarted:
 
 @dataclass(frozen=True, slots=True)
 class CompareStates:
-    """How does the state that you offer differ from that of ``reference``?"""
+    """Asks where the offered state differs from that of the ``reference`` member."""
 
     operation: OperationId
     reference: PeerId
@@ -392,33 +380,34 @@ class CompareStates:
 
 @dataclass(frozen=True, slots=True)
 class OperationEnded:
-    """The outcome, the same for all. ``abort`` is None if it was committed."""
+    """The outcome of an operation, the same for all members."""
 
     operation: OperationId
     abort: AbortCause | None
+    """Nil if it is committed."""
     reason: str
     contributors: Peers
     roster_version: int
-    """The caller sees this membership when his call returns."""
+    """The membership that callers see now."""
     sequence: int = field(default=0, compare=False)
-    """Its place among everything that the run has decided; 0: it was decided by a closed view."""
+    """0 if a closed view decided it."""
     difference: Difference | None = None
-    """Of shared states that must not differ."""
+    """Where shared states differ that must not."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownOutcome:
-    """An outcome that the master of before has told, or has proposed."""
+    """Part of a report: an outcome that other members may lack."""
 
     outcome: OperationEnded
     told: bool = True
+    """False if it was only ``Proposed``."""
     expected: Expected = NOTHING_EXPECTED
-    """Of one that was proposed: see ``Proposed``."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownAnswer:
-    """An answer that the master of before has told, or has proposed."""
+    """Part of a report: the answer of a round that other members may lack."""
 
     answer: RoundClosed
     told: bool = True
@@ -426,23 +415,22 @@ class KnownAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """Store this outcome or answer (one of them), and say so at once; nobody acts on it yet.
+    """Store this outcome or answer, and acknowledge it at once; do not act on it yet.
 
-    It is told once a majority has stored it. Until it is settled, a member reports it to any other
-    master.
+    It is sent once a majority has stored it.
     """
 
     place: int
-    """Among everything that was proposed in this term."""
+    """Among all proposals of this term."""
     outcome: OperationEnded | None
     answer: RoundClosed | None
     expected: Expected = NOTHING_EXPECTED
-    """Of the shared state of the outcome's group, if that commits a synchronization."""
+    """Of the group's shared state after this outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class HoldingsQuery:
-    """Members of the operation's ring are lost, some right before you: can it go on for you?"""
+    """Members of this ring are lost, some right before this peer: can it continue?"""
 
     operation: OperationId
     lost: Peers
@@ -451,7 +439,7 @@ class HoldingsQuery:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """The operation goes on without these members: send across the gap behind you."""
+    """The operation continues without these members: send across the gap to the next member."""
 
     operation: OperationId
     lost: Peers
@@ -459,7 +447,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class RoundWaits:
-    """Whom the peer's request of this round has been waiting for, and what they do meanwhile."""
+    """Which members this round waits for, and what they do."""
 
     round: RoundId
     waited_s: U32
@@ -468,26 +456,19 @@ class RoundWaits:
 
 @dataclass(frozen=True, slots=True)
 class OperationWaits:
-    """Whom the peer's request of this operation has been waiting for, and what they do.
-
-    Attributes:
-        operation: the one that has waited longest.
-        waited_s: for how long.
-        whom: the members, and what they do.
-        alike: some others that wait for the same members, the oldest first.
-        alike_count: how many others do.
-    """
+    """Which members this operation, the one that has waited longest, waits for."""
 
     operation: OperationId
     waited_s: U32
     whom: str
     alike: Annotated[tuple[OperationId, ...], AtMost(WAITS_NAMED_MAX)] = ()
+    """Other operations that wait for the same members."""
     alike_count: U32 = 0
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionWaits:
-    """What the newcomer has been waiting for."""
+    """What the admission of the newcomer waits for."""
 
     waited_s: U32
     whom: str
@@ -495,21 +476,19 @@ class AdmissionWaits:
 
 @dataclass(frozen=True, slots=True)
 class BlockedQuery:
-    """Are all your callers inside calls that wait for other members, right now?"""
+    """Asks whether all callers wait for other members now."""
 
     query: U32
 
 
 @dataclass(frozen=True, slots=True)
 class MasterHeartbeat:
-    """The master's sign of life."""
+    """Sign of life of the master."""
 
     now_ms: int = 0
-    """The present by the master's clock, which only durations can be taken from."""
     settled: int = field(default=0, compare=False)
-    """Everybody has whatever was decided before this place in the sequence."""
+    """All members have what was decided before this place."""
     ratified: int = field(default=0, compare=False)
-    """The newest roster that a majority of the members before it has acknowledged."""
 
 
 PeerMessage = (

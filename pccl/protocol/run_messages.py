@@ -23,12 +23,12 @@ class MemberProof:
 
 @dataclass(frozen=True, slots=True)
 class RunQuery:
-    """First and only message of a standby that asks which run it may have to take up."""
+    """Asks which run this standby may have to take up; its first and only message."""
 
     run: bytes = NO_RUN
-    """The run that it knows; zeros: none."""
+    """Zeros if it knows none."""
     version: int | None = None
-    """The newest roster of that run whose members it knows; None: it knows none."""
+    """The newest roster whose members it knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,10 @@ class RunIs:
     """Answer to ``RunQuery``."""
 
     run: bytes
-    """Zeros: this master coordinates none."""
+    """Zeros if the master coordinates none."""
     term: Annotated[int, Below(1 << 32)]
     settled: bool
-    """Whether it would not give way to an older run any more."""
+    """The master would no longer give way to an older run."""
     version: int = 0
-    """Of the newest roster."""
     members: Annotated[tuple[MemberProof, ...], AtMost(PEERS_MAX)] | None = None
-    """The members in that roster.
-
-    None: the standby knows them already, or this master does not know them.
-    """
+    """Those in the newest roster; nil if the standby knows them, or the master does not."""

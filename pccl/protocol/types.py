@@ -88,10 +88,14 @@ class Algorithm(enum.IntEnum):
 
 
 STAR_BYTES_MAX = 4 << 20
-"""The largest tensor that goes through a star: its root keeps what comes too early to be added."""
+"""The largest tensor of a star. The call raises ``ValueError``; a table with more is refused.
+
+The root keeps what comes too early to be added."""
 
 ALGORITHM_STEPS_MAX = 4
-"""Of a table. Three algorithms need two, if each is the quickest in one range of sizes."""
+"""Steps of the algorithm table of a view. The connection is closed.
+
+Three algorithms need two, if each is the quickest in one range of sizes."""
 
 
 class QuantizationAlgorithm(enum.IntEnum):

@@ -4,6 +4,7 @@
 * ``resend``: what a loss costs: bytes that survivors send after a member died in the middle of a
   reduce.
 * ``house``: how large the house is, and how far one call goes in it.
+* ``reference``: writes ``docs/protocol/messages.md`` and ``limits.md`` from the code.
 
 They are no part of the wheel.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from pccl.stress.studies.house import house
+from pccl.stress.studies.reference import reference
 from pccl.stress.studies.resend import resend
 
-COMMANDS: tuple[click.Command, ...] = (house, resend)
+COMMANDS: tuple[click.Command, ...] = (house, reference, resend)

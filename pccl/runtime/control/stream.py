@@ -22,7 +22,9 @@ from pccl.transports.base import Connection
 _log = logging.getLogger("pccl.link")
 
 UNSENT_BYTES_MAX = 8 << 20
-"""Eight of the largest messages: far more than a reader in working order lets pile up."""
+"""Messages that the other side of a control connection has not read. It is closed.
+
+Eight of the largest messages: far more than a reader in working order lets pile up."""
 
 
 class ControlStream:

@@ -27,13 +27,15 @@ from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.state.digests import piece_digest
 
 KEPT_BYTES_MAX = 1 << 30
-"""Of results together; the oldest give way. Who misses one fetches the state instead."""
+"""Results that a member keeps for watchers. The oldest are forgotten.
+
+A watcher that misses one fetches the state instead."""
 
 KEPT_MAX = 4096
 """How many they are at most: of small ones it is not the bytes that take memory."""
 
 UNREAD_BYTES_MAX = 4 << 20
-"""A watcher for which more news waits does not read, and watches no longer."""
+"""News that a watcher has not read. The member forgets the watcher."""
 
 COUNT_MAX = 1 << 36
 """Values of one result: more is malice."""

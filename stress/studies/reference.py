@@ -1,0 +1,164 @@
+"""Writes ``docs/protocol/messages.md`` and ``limits.md``: first paragraphs of docstrings."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pccl.cli.streams import writing
+from pccl.protocol import codec, frame, limits, messages
+from pccl.protocol import types as vocabulary
+from pccl.protocol.status_report import StatusReport
+from pccl.runtime.control import stream
+from pccl.runtime.state import frames, results
+from pccl.transports import tcp
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "protocol"
+MESSAGES = """# Messages
+
+*Written by `python -m pccl.stress reference` from `pccl/protocol/messages.py`.*
+
+These messages travel on [control connections](connections.md), with their code and an array of
+their fields. A field without a type is a u64. `[X]` is a list, `X?` is X or nil. Other types are
+[values](#values), or enums, which travel as numbers."""
+LIMITS = """# Limits
+
+*Written by `python -m pccl.stress reference` from `pccl/protocol/limits.py`, among others.*
+
+Each line names what is limited, and then what happens beyond the limit."""
+TIMING = """## Timing
+
+`MasterNode` and `Communicator` take a `pccl.Timing(...)`. Each time is above 0 and at most ten
+years. Nothing checks that processes agree."""
+OTHER_LIMITS = (
+    *((vocabulary, name) for name in ("STAR_BYTES_MAX", "ALGORITHM_STEPS_MAX")),
+    *((frame, "PAYLOAD_BYTES_MAX"), (stream, "UNSENT_BYTES_MAX"), (tcp, "ACCEPT_BACKOFF_S")),
+    *((frames, "QUEUED_PIECES_MAX"), (results, "KEPT_BYTES_MAX"), (results, "UNREAD_BYTES_MAX")),
+)
+"""Limits that stand beside the code that keeps them."""
+
+
+@click.command("reference")
+def reference() -> None:
+    """Write the pages of docs/protocol that list messages and limits."""
+    with writing():
+        for name, text in pages().items():
+            (FOLDER / name).write_text(text, "utf-8")
+            click.echo(f"{name}: {len(text.split())} words")
+
+
+def pages() -> Mapping[str, str]:
+    """The text of each page by the name of its file."""
+    made = {"messages.md": _messages(), "limits.md": _limits()}
+    return {name: "\n\n".join(parts) + "\n" for name, parts in made.items()}
+
+
+def _table(*rows: tuple[str, ...]) -> str:
+    lines = [" | ".join(row).replace("|  |", "| |") for row in rows]
+    return "\n".join([lines[0], "|".join(["---"] * len(rows[0])), *lines[1:]])
+
+
+def _plain(docstring: str | None) -> str:
+    """The first paragraph of a docstring in one line of Markdown."""
+    text = " ".join((docstring or "").partition("\n\n")[0].split())
+    return re.sub(r"``([^`]*)``", r"`\1`", text)
+
+
+def _docstrings(source: str) -> Mapping[str, str]:
+    """Every name in a class or module that has a text below it, with that text as it is shown."""
+    tree = ast.parse(textwrap.dedent(source))
+    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else tree.body
+    found: dict[str, str] = {}
+    for node, below in pairwise(body):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(below, ast.Expr):
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            found[ast.unparse(target)] = _plain(ast.literal_eval(below.value))
+    return found
+
+
+def _messages() -> Iterator[str]:
+    values: list[type[Any]] = []
+    yield MESSAGES
+    common = next(part for part in str(messages.__doc__).split("\n\n") if "mean the same" in part)
+    yield textwrap.fill(_plain(common), 110)
+    for sender, union in (("peer", messages.PeerMessage), ("master", messages.MasterMessage)):
+        kinds = sorted(typing.get_args(union), key=codec.CODES.__getitem__)
+        rows = (
+            (f"{codec.CODES[k]} `{k.__name__}`", _fields(k, values), _meaning(k)) for k in kinds
+        )
+        yield f"## From a {sender}\n\n{_table(('message', 'fields', 'meaning'), *rows)}"
+    others = (kind for kind in values if kind not in codec.CODES)  # they grow on the way
+    pairs = ((f"`{kind.__name__}`", _fields(kind, values)) for kind in others)
+    yield f"## Values\n\n{_table(('value', 'fields'), *pairs)}"
+
+
+def _fields(kind: type[Any], values: list[type[Any]]) -> str:
+    """The fields of a dataclass with their types; adds dataclasses among them to ``values``."""
+    if kind is StatusReport:
+        return "`pccl/protocol/status_report.py`"
+    hints = typing.get_type_hints(kind, include_extras=True)
+    named = (f"`{field.name}:{_wire_type(hints[field.name], values)}`" for field in fields(kind))
+    return ", ".join(named).replace(":u64`", "`")
+
+
+def _wire_type(hint: Any, values: list[type[Any]]) -> str:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(hint, typing.NewType):
+        return _wire_type(hint.__supertype__, values)
+    if origin is typing.Annotated and isinstance(arguments[1], vocabulary.Below):
+        return {1 << 16: "u16", 1 << 32: "u32"}.get(arguments[1].bound, "u64")
+    if origin is not None:
+        inner = _wire_type(arguments[0], values)
+        is_optional = origin in (types.UnionType, typing.Union)
+        return f"[{inner}]" if origin is tuple else f"{inner}?" if is_optional else inner
+    kind = typing.cast("type[Any]", hint)
+    if is_dataclass(kind) and kind not in values:
+        values.append(kind)
+    return "u64" if kind is int else kind.__name__
+
+
+def _meaning(kind: type[Any]) -> str:
+    """The docstring of a message, and those of its fields."""
+    told = _docstrings(inspect.getsource(kind)).items()
+    parts = (f"`{name}`: {text[0].lower()}{text[1:]}" for name, text in told)
+    return " ".join((_plain(kind.__doc__), *parts))
+
+
+def _limits() -> Iterator[str]:
+    yield LIMITS
+    parts = re.split(r"^# -- (.*?) -+$", inspect.getsource(limits), flags=re.MULTILINE)[1:]
+    for title, part in zip(parts[::2], parts[1::2], strict=True):
+        yield _chapter(title.capitalize(), *((limits, name) for name in _docstrings(part)))
+    yield _chapter("In other modules", *OTHER_LIMITS)
+    told, default = _docstrings(inspect.getsource(limits.Timing)), limits.Timing()
+    rows = ((f"`{name}`", f"{getattr(default, name):g} s", text) for name, text in told.items())
+    yield f"{TIMING}\n\n{_table(('field', 'default', 'time'), *rows)}"
+
+
+def _chapter(title: str, *names: tuple[types.ModuleType, str]) -> str:
+    told = [(module, name, _docstrings(inspect.getsource(module))[name]) for module, name in names]
+    rows = ((f"`{name}`", _value(name, getattr(module, name)), text) for module, name, text in told)
+    return f"## {title}\n\n{_table(('limit', 'value', 'what'), *rows)}"
+
+
+def _value(name: str, value: float) -> str:
+    """A value in a unit that is easy to read."""
+    if "_NS" in name or re.search("(?<!_PER)_S$", name):
+        return f"{value / (1e9 if '_NS' in name else 1):g} s"
+    unit = "bytes" * ("BYTES" in name)
+    for size, longer in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if unit == "bytes" and value % size == 0 and value % 10**6:
+            value, unit = value / size, longer
+    number = f"{value:,.0f}".replace(",", " ") if value >= 10_000 else f"{value:g}"
+    return f"{number} {unit}".rstrip() + "/s" * ("_PER_S" in name)
