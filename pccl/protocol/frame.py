@@ -33,7 +33,7 @@ HEADER_BYTES = _HEADER.size + SEAL_BYTES
 assert HEADER_BYTES == 56
 
 PAYLOAD_BYTES_MAX = 16 << 20
-"""One frame. The lane is closed.
+"""One frame.
 
 Segments are far smaller; the bound keeps a forged length from mattering."""
 

@@ -1,9 +1,10 @@
 """Every deadline and every bound of the protocol.
 
 ``Timing`` may be set per process; the constants are part of the protocol. The first paragraph of a
-docstring says what the constant bounds and what happens beyond; it becomes a line of
-``docs/protocol/limits.md`` (run ``python -m pccl.stress reference``). Reasons follow after it.
-Constants before the first heading are not on that page: sizes, and bounds that no user meets.
+docstring says what the constant bounds and what happens beyond; if it does not, the connection or
+lane is closed. It becomes a line of ``docs/protocol/limits.md`` (run ``python -m pccl.stress
+reference``). Reasons follow after it. Constants before the first heading are not on that page:
+sizes, and bounds that no user meets.
 """
 
 from __future__ import annotations
@@ -84,17 +85,17 @@ lack are forgotten.
 As many operations as one member may have open, in a run of 64."""
 
 OPEN_VIEWS_MAX = 1024
-"""Open views of a reported roster. The connection is closed.
+"""Open views of a reported roster.
 
 Each admission leaves at most one view behind."""
 
 REPORTED_MAX = 1 << 62
-"""Any number in a report. The connection is closed.
+"""Any number in a report.
 
 There is room above for all that is given out after it."""
 
 TERM_MAX = 1 << 31
-"""A term in a report. Likewise."""
+"""A term in a report."""
 
 SECONDS_MAX = 10 * 365 * 24 * 3600
 """Any deadline. It raises ``ValueError``."""
@@ -102,7 +103,7 @@ SECONDS_MAX = 10 * 365 * 24 * 3600
 # -- control messages ----------------------------------------------------------------------------
 
 CONTROL_MESSAGE_BYTES_MAX = 1 << 20
-"""One message, if its fields can take so much. The connection is closed before the rest is read.
+"""One message, if its fields can take so much.
 
 The largest message is a roster: about 40 bytes a member, so thousands of members fit."""
 
@@ -112,7 +113,7 @@ HEARTBEAT_BYTES_MAX = 40 << 10
 It is the largest message of a member: the rest of the run waits some 60 ms until it is decoded."""
 
 NEWCOMER_BYTES_MAX = 4 << 10
-"""One message of a peer that is not admitted. The connection is closed."""
+"""One message of a peer that is not admitted."""
 
 NEWCOMERS_BYTES_PER_S = 2 << 20
 """Messages of strangers, newcomers and late returns, plus 64 bytes each. The master reads later
@@ -139,13 +140,13 @@ LINKS_BATCH_MAX = 64
 """Measured links in one message; another one reports the rest."""
 
 STANDBYS_MAX = 16
-"""Masters in one message. The connection is closed."""
+"""Masters in one message."""
 
 BYTE_STRING_MAX = 64
-"""Bytes of an id, token or digest. The connection is closed."""
+"""Bytes of an id, token or digest."""
 
 TEXT_BYTES_MAX = 4096
-"""A text. The sender cuts it; a receiver closes the connection."""
+"""A text. The sender cuts a longer one."""
 
 REASON_BYTES_MAX = 256
 """A reason that a peer gives, or that an outcome quotes. The same happens.
@@ -153,12 +154,12 @@ REASON_BYTES_MAX = 256
 A master keeps many of them."""
 
 HOST_CHARACTERS_MAX = 253
-"""Bytes of a host name. The connection is closed.
+"""Bytes of a host name.
 
 A longer one cannot exist (RFC 1035)."""
 
 SEQUENCE_ITEMS_MAX = 65536
-"""Items of any other list. The connection is closed.
+"""Items of any other list.
 
 So a short message cannot unfold into much memory."""
 
@@ -177,8 +178,8 @@ That is enough for all peers of the largest run and the strangers at its port, o
 each of a thousand peers."""
 
 UNPROVEN_MAX = 1024
-"""Connections of a port during the handshake, or a quarter of the descriptors. The source with the
-most loses one.
+"""Connections of a port during the handshake; at most a quarter of the descriptors. The source with
+the most loses one.
 
 A whole run may come back at once."""
 
@@ -187,17 +188,17 @@ NEWCOMERS_MAX = 1024
 same happens."""
 
 LINGERING_MAX = 256
-"""Closed connections with unread last messages, or a sixteenth of the descriptors. The same
+"""Closed connections with unread last messages; at most a sixteenth of the descriptors. The same
 happens."""
 
 LINGER_S = 5.0
-"""Time to read that message. The connection is reset."""
+"""Time to read that message."""
 
 LOG_LINES_MAX = 10
 """Log lines about strangers in 10 s, for each level. One more line counts the rest."""
 
 LANES_MAX = 256
-"""Lanes of one link. The connection is refused.
+"""Lanes of one link; 1 to a newcomer that is not known yet.
 
 Each lane costs two descriptors and their buffers in the kernel."""
 
@@ -255,7 +256,7 @@ TAGS_PER_VIEW_MAX = 65536
 So the numbers of tags that are never used again do not pile up."""
 
 EARLY_STORE_BYTES_MAX = 256 << 10
-"""Frames of one link for operations that are not posted. The lane is closed.
+"""Frames of one link for operations that are not posted.
 
 Senders keep account of it."""
 
@@ -264,27 +265,13 @@ EAGER_BYTES_MAX = 64 << 10
 
 For a larger one, the time of one message hardly shows, and a few would fill an early store."""
 
-# -- memory of masters and peers -----------------------------------------------------------------
+# -- reports and acknowledgements ------------------------------------------------------------------
 
 OWED_MAX = 65536
 """Unacknowledged outcomes and answers of a member. It is disconnected, and cannot resume."""
 
-ROSTERS_KEPT_MAX = 256
-"""Rosters of a group for members that return. The oldest are forgotten."""
-
-REMOVED_KEPT_MAX = 4096
-"""Removed peers that can still learn the cause. The oldest are forgotten."""
-
-MISSED_KEPT_MAX = 16
-"""Outcomes that a late caller of a tag still gets. The oldest are forgotten."""
-
-HISTORY_EVENTS_MAX = 256
-"""Events in the story of a machine. The oldest are forgotten.
-
-Enough to see a whole join or a whole aborted operation when a machine fails."""
-
 REPORT_BYTES_MAX = 32 << 20
-"""The report of a returning peer. The connection is closed.
+"""The report of a returning peer.
 
 That is the request (1 KiB) of each operation that it may have open, and a dozen of the fullest
 rosters, or hundreds of usual ones."""
@@ -294,6 +281,22 @@ REPORTS_BYTES_MAX = 256 << 20
 
 A run of 1,000 members, each of which is linked to each, needs 160 MiB; a roster that several peers
 report counts once."""
+
+# -- what is kept: the oldest are forgotten -----------------------------------------------------
+
+ROSTERS_KEPT_MAX = 256
+"""Rosters of a group for members that return."""
+
+REMOVED_KEPT_MAX = 4096
+"""Removed peers that can still learn the cause."""
+
+MISSED_KEPT_MAX = 16
+"""Outcomes that a late caller of a tag still gets."""
+
+HISTORY_EVENTS_MAX = 256
+"""Events in the story of a machine.
+
+Enough to see a whole join or a whole aborted operation when a machine fails."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ STAR_BYTES_MAX = 4 << 20
 The root keeps what comes too early to be added."""
 
 ALGORITHM_STEPS_MAX = 4
-"""Steps of the algorithm table of a view. The connection is closed.
+"""Steps of the algorithm table of a view.
 
 Three algorithms need two, if each is the quickest in one range of sizes."""
 

@@ -36,7 +36,8 @@ LIMITS = """# Limits
 
 *Written by `python -m pccl.stress reference` from `pccl/protocol/limits.py`, among others.*
 
-Each line names what is limited, and then what happens beyond the limit."""
+Each line names what is limited, and then what happens beyond the limit. If it does not, the
+connection or lane is closed."""
 TIMING = """## Timing
 
 `MasterNode` and `Communicator` take a `pccl.Timing(...)`. Each time is above 0 and at most ten

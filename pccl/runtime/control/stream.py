@@ -22,7 +22,7 @@ from pccl.transports.base import Connection
 _log = logging.getLogger("pccl.link")
 
 UNSENT_BYTES_MAX = 8 << 20
-"""Messages that the other side of a control connection has not read. It is closed.
+"""Messages that the other side of a control connection has not read.
 
 Eight of the largest messages: far more than a reader in working order lets pile up."""
 

@@ -20,7 +20,7 @@ MAP_PIECES_MAX = 32768
 """Digests in one frame: 1 MiB."""
 
 QUEUED_PIECES_MAX = 4096
-"""Pieces that one peer has asked for and not received. The lane is closed."""
+"""Pieces that one peer has asked for and not received."""
 
 _LISTS = (FrameKind.PIECE_ASK, FrameKind.PIECE_LACK, FrameKind.PIECE_HAVE)
 
