@@ -81,7 +81,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """First message on a new connection, after a peer lost its old one."""
+    """First message after a peer lost its connection."""
 
     peer: PeerId
     token: bytes
@@ -137,7 +137,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Prefetched:
-    """The newcomer has what its group holds, as far as it could fetch it, and may be admitted."""
+    """The newcomer has fetched what its group holds, as far as it could."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Sign of life, with progress, and the outcomes and answers that have arrived."""
+    """Sign of life, with progress, and the operations and rounds whose end has arrived."""
 
     progress: Annotated[tuple[Progress, ...], AtMost(PROGRESS_BATCH_MAX)] = ()
     operations: Annotated[tuple[OperationId, ...], AtMost(ACKNOWLEDGED_BATCH_MAX)] = ()
@@ -447,7 +447,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class RoundWaits:
-    """Which members this round waits for, and what they do."""
+    """Which members a round waits for, and what they do."""
 
     round: RoundId
     waited_s: U32
@@ -456,7 +456,7 @@ class RoundWaits:
 
 @dataclass(frozen=True, slots=True)
 class OperationWaits:
-    """Which members this operation, the one that has waited longest, waits for."""
+    """The same for the operation that has waited longest."""
 
     operation: OperationId
     waited_s: U32
