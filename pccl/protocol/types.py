@@ -258,7 +258,7 @@ _WIRE = {
     WireFormat.UINT16: (16, 96),
 }
 """Bits per value, and the default block: about as long as the metadata allow at 1.07 bytes a value
-for 8 bits; the figures are in docs/algorithms.md."""
+for 8 bits; the figures are in docs/benchmarks.md."""
 
 
 @dataclass(frozen=True, slots=True)
