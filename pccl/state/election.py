@@ -1,44 +1,43 @@
-"""Whose shared state counts: from what all members offer to what becomes of it.
+"""Which shared state counts: from what all members offer to the verdict.
 
-1. **Layout.** All members have the same tensors: names, dtypes, lengths and flags, in one order.
-   Whoever conflicts with more than half of the members fails; without such a majority all fail.
-   Where some were in the group's last synchronization, only those vote: newcomers can't outvote
-   them.
-2. **Verifying.** ``verify`` compares contents, whatever their revisions and strategies are.
-   Nothing is transferred, and nobody is right: if contents differ, all members are told.
-3. **Revision.** Contents are *valid* if their revision is the one that the group expects, if they
-   come from its last synchronization (their lineage), and if they lack nothing that the others
-   have committed since. All others are *outdated*: their holder receives the elected contents,
-   and nobody fails for a revision, however high it is. A group that has not synchronized yet
-   expects the highest revision that is offered to it, whoever comes first and wherever it is from.
-4. **Lost revision.** If no valid contents are offered, look at the members whose contents come from
-   the group's last synchronization. If all of them lack something committed, they have all left a
-   call that was committed, and no member has its result. Then the contents from before that call
-   count, if these members offer the same revision and contents, and the revision is the expected
-   one or that of the last synchronization (with ``resume="advanced"``: any from there on that is in
-   reach). Otherwise the call fails and changes nothing, unless ``resume`` allows more. With
-   ``resume="highest"`` the highest revision on offer is valid, of any lineage; contents that lack
-   something committed count only if there are no others. ``resume="advanced"`` is the same, with
-   two differences. First, revision 0, a beginning, counts only if nothing else is offered, and not
-   at all in a group that has synchronized a higher one. Second, a revision above the expected one
-   takes its place, before rule 3, if it is the highest that comes from the group's last
-   synchronization, lacks nothing committed and is *in reach*. Its holder has then got further in a
-   call that others missed. A revision is in reach if it is above the expected one by no more than
-   the collectives that the master has seen the group commit since, or if more than half of the
-   members have come at least as far. Beyond that, the word of one member is not enough.
+1. **Layout.** All members must have the same tensors: names, dtypes, lengths and flags, in the
+   same order. If more than half of the members agree, the other members fail. Otherwise all fail.
+   If some members were in the group's last synchronization, only they vote, so newcomers cannot
+   outvote them.
+2. **Verify.** ``verify`` compares contents, whatever the revisions and strategies. If they differ,
+   all members fail.
+3. **Revision.** Contents are *valid* if they have the revision that the group expects, come from
+   its last synchronization (their lineage), and lack nothing that the group has committed since.
+   All other contents are *outdated*: their holder receives the elected ones, and does not fail. A
+   group that has not synchronized yet expects the highest revision on offer, of any lineage.
+4. **Lost revision.** If no member offers valid contents, the call fails, with three exceptions:
+
+   * All members whose contents come from the last synchronization lack a committed result. So
+     no member has it, and the contents from before it count. These members must offer the same
+     contents and the same revision: the expected one, or that of the last synchronization (with
+     ``resume="advanced"``: any from there on that is in reach).
+   * ``resume="highest"``: the highest revision on offer counts, of any lineage. Contents that lack
+     a committed result count only if there are no others.
+   * ``resume="advanced"``: the same, but revisions in reach come first. Revision 0, a beginning,
+     counts only if nothing else is offered and the group has synchronized nothing higher.
+
+   With ``resume="advanced"`` a higher revision also replaces the expected one in rule 3, if its
+   contents come from the last synchronization, lack nothing committed and are *in reach*. Their
+   holder got further in a call that other members missed. A revision is in reach if it exceeds the
+   expected one by at most the number of collectives that the master has seen the group commit
+   since, or if more than half of the members have got as far.
 5. **Election.** RECEIVE_ONLY members offer nothing. Of the contents with a valid holder, those that
-   most members offer win; votes of outdated holders count. Of equals, those win whose first valid
-   holder comes first in the ring.
-6. **SEND_ONLY** contents are never overwritten. Whose differ from the elected ones fails if more
-   than half of the SEND_ONLY members have the elected ones; otherwise all fail.
-7. **Who gets what.** Everybody with other contents receives the elected ones, from all who offer
-   them. Outdated members receive the revision, and, unless they are SEND_ONLY, what members may
-   hold differently, too: the version of the first valid holder.
-8. **Unchanged.** If a member that expects to receive nothing would receive contents, all fail.
+   most members offer win; outdated members vote too. In a tie, the valid holder that comes first in
+   the ring wins.
+6. **SEND_ONLY** contents are never overwritten. If they differ, and more than half of the SEND_ONLY
+   members have the elected contents, the other SEND_ONLY members fail. Otherwise all members fail.
+7. **Result.** Members with other contents receive the elected ones, from all members that offer
+   them. Outdated members receive the revision. Unless they are SEND_ONLY, they also receive the
+   first valid holder's version of the tensors that may differ.
+8. **Unchanged.** If a member that expects no change would receive contents, all members fail.
 
-A failed election changes nobody's state. Everything is decided by ranks, digests and revisions, so
-the same offers always have the same outcome, in whatever order they arrived. Who fails and goes
-leaves behind members that don't fail for the same reason again.
+A failed election changes no state. The same offers always have the same outcome, in any order of
+arrival. Once a failing member is removed, the rest cannot fail for that reason.
 """
 
 from __future__ import annotations

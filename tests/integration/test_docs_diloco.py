@@ -1,4 +1,4 @@
-"""The example of consumers in docs/diloco.md prints what the page says; its commands are right."""
+"""The examples in docs/diloco.md do what the page says; its commands are right."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import get_args
 import pytest
 
 from pccl.bindings.events import Event
-from tests.support.commands import run_to_end
+from tests.support.commands import launch_example, run_to_end
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 
 PAGE = (ROOT / "docs" / "diloco.md").read_text(encoding="utf-8")
+BY_HAND = re.findall(r"```python\n(.*?)```", PAGE.partition("## By hand")[2], re.DOTALL)
 
 
 def test_consumers(tmp_path: Path) -> None:
@@ -47,3 +48,18 @@ def test_commands_of_the_example_are_understood() -> None:
     options = set(re.findall(r"`(--[a-z-]+)", PAGE.partition("## A real job")[2]))
     known = set(re.findall(r"--[a-z-]+", make_parser().format_help()))
     assert options - known == set()
+
+
+def test_there_is_a_test_for_each_program_by_hand() -> None:
+    assert len(BY_HAND) == 2
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_by_hand(number: int, tmp_path: Path) -> None:
+    """Ten outer steps, after which both have the same weights."""
+    pytest.importorskip("torch")
+    lines = sorted(launch_example(BY_HAND[number], tmp_path).stdout.splitlines())
+    (first, mine), (second, theirs) = (line.split("] ", 1) for line in lines)
+    assert (first, second) == ("[0", "[1")
+    assert re.match(r"10 tensor\(\[ ?-?\d", mine)
+    assert mine == theirs
