@@ -47,16 +47,6 @@ def packages_on_disk() -> dict[str, Path]:
     }
 
 
-def mapped_folder(package: str, package_dir: dict[str, str]) -> Path:
-    """Where setuptools looks for a package: its longest mapped ancestor, then down by name."""
-    parts = package.split(".")
-    for length in range(len(parts), 0, -1):
-        mapped = package_dir.get(".".join(parts[:length]))
-        if mapped is not None:
-            return Path(mapped, *parts[length:])
-    return Path(*parts)
-
-
 def test_packages_are_those_on_disk(project: dict[str, Any]) -> None:
     listed: list[str] = project["tool"]["setuptools"]["packages"]
     assert sorted([*listed, STUDIES]) == sorted(packages_on_disk()), (
@@ -64,11 +54,13 @@ def test_packages_are_those_on_disk(project: dict[str, Any]) -> None:
     )
 
 
-def test_packages_map_to_their_folders(project: dict[str, Any]) -> None:
-    setuptools = project["tool"]["setuptools"]
-    on_disk = packages_on_disk()
-    mapped = {name: mapped_folder(name, setuptools["package-dir"]) for name in on_disk}
-    assert mapped == on_disk
+def test_a_folder_named_like_the_package_does_not_hide_it(tmp_path: Path) -> None:
+    """As a clone of this repository does for a script beside it."""
+    (tmp_path / "pccl").mkdir()
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", "import pccl; print(pccl.Communicator.__module__)"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("pccl.communicator\n", "")
 
 
 def test_every_folder_of_modules_is_a_package() -> None:
