@@ -205,10 +205,15 @@ class Excuses:
                 )
 
     def lost_master(self, host: str) -> bool:
-        """Whether the process on ``host`` may say that it has lost its master."""
+        """Whether the process on ``host`` may say that it has lost its master.
+
+        One that was restarted waits for members to return before it speaks for the run.
+        """
         if self.master_blank or self.may_stay_without_master:
             return True
-        return self._stood_still(host, MASTER_NAME, self._timing.master_lost_s)
+        timing = self._timing
+        recovery_s = timing.recovery_s if self.was_master_restarted else 0.0
+        return self._stood_still(host, MASTER_NAME, timing.master_lost_s - recovery_s)
 
     def was_cut_off(self, host: str) -> bool:
         """Whether anything befell the connection of a host with the master."""
