@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,6 +47,7 @@ class Wires:
         events: the order of everything.
         window_bytes: most bytes on the way in one direction of a connection.
         ends: the live connections' ends, oldest first.
+        shared: how many of these a process has to a host: they share its rate.
         noises: whatever arrives anywhere goes through these, in order.
         off: hosts that are off, by name: nobody answers for them.
     """
@@ -53,6 +55,7 @@ class Wires:
     events: Events
     window_bytes: int
     ends: dict[SimConnection, None] = field(default_factory=lambda: {})
+    shared: Counter[tuple[RunQueue, str]] = field(default_factory=lambda: Counter())
     noises: list[Noise] = field(default_factory=lambda: [])
     off: set[str] = field(default_factory=lambda: set())
 
@@ -92,6 +95,7 @@ class SimConnection:
         self._out: Pipe
         self._in: Pipe
         wires.ends[self] = None
+        wires.shared[process, remote.host] += 1
 
     def __repr__(self) -> str:
         return f"{self.local}>{self.remote}"
@@ -114,12 +118,8 @@ class SimConnection:
         if not self._open:
             return None
         there, back = self._out.route, self._in.route
-        sharing = sum(
-            end.process is self.process and end.remote.host == self.remote.host
-            for end in self._wires.ends
-        )
         rate = there.rate
-        speed = 0 if rate is None else rate // sharing
+        speed = 0 if rate is None else rate // self._wires.shared[self.process, self.remote.host]
         return PathMeasure(there.delay_ns + back.delay_ns, speed, is_lower_bound=False)
 
     def start(self, receiver: Receiver) -> None:
@@ -268,6 +268,7 @@ class SimConnection:
         self._open = False
         self._received.awaits_start = False
         del self._wires.ends[self]
+        self._wires.shared[self.process, self.remote.host] -= 1
 
     def _tell_lost_soon(self, error: Exception | None) -> None:
         if self.receiver is not None:
