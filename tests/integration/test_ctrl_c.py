@@ -273,8 +273,11 @@ SWEPT = ("io_thread.py", "_api/session.py", "master_node.py", "weakref.py")
 
 
 def interrupted_at(step: int, act: Callable[[], None]) -> bool:
-    """Raise KeyboardInterrupt at that line of ours; False: there are not so many."""
-    left = step
+    """Raise KeyboardInterrupt at that line of ours that runs; False: not so many do.
+
+    A line that runs again is not counted.
+    """
+    left, seen = step, set[tuple[str, int]]()
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal left
@@ -282,7 +285,12 @@ def interrupted_at(step: int, act: Callable[[], None]) -> bool:
         if not name.endswith(SWEPT):
             return None
         # A lock is taken and given back without a moment in which a signal is looked at.
-        if event == "line" and "_lock:" not in linecache.getline(name, line):
+        if (
+            event == "line"
+            and (name, line) not in seen
+            and "_lock:" not in linecache.getline(name, line)
+        ):
+            seen.add((name, line))
             left -= 1
             if left == 0:
                 sys.settrace(None)
