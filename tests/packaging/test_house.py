@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from tests.packaging.test_rooms import FOLDERS, parse, python_files
 from tests.support.paths import ROOT
 
@@ -31,6 +33,31 @@ NAMED_TWICE = {
 
 CIRCLES: set[str] = set()
 """Protocols that one class of their room alone implements."""
+
+
+TOPICS = {
+    "unit": {
+        "examples/test_gpt.py",
+        "machines/master/succession/test_restart_sync.py",
+        "machines/master/test_algorithms.py",
+        "machines/peer/test_left_sync.py",
+        "machines/peer/test_return.py",
+        "test_error_codes.py",
+        "test_names_of_pccl.py",
+    },
+    "property": {
+        "test_decoders.py",
+        "test_diloco_rounds.py",
+        "test_hostile_frames.py",
+        "test_hostile_messages.py",
+        "test_hostile_state_frames.py",
+        "test_masters.py",
+        "test_twins.py",
+        "test_weighted.py",
+        "test_wire_formats.py",
+    },
+}
+"""Tests of more than one module."""
 
 
 def folders() -> Iterator[Path]:
@@ -158,10 +185,14 @@ def test_no_protocol_hides_a_circle() -> None:
     assert found == CIRCLES
 
 
-def test_unit_tests_mirror_the_rooms() -> None:
-    rooms = {Path(), *(Path(*f.parts[1:]) if f.parts[0] == "pccl" else f for f in folders())}
-    where = {
-        path.relative_to(ROOT / "tests/unit").parent
-        for path in (ROOT / "tests/unit").rglob("test_*.py")
-    }
-    assert where - rooms - {Path("examples")} == set()
+@pytest.mark.parametrize("kind", ["unit", "property"])
+def test_a_test_stands_where_its_module_does(kind: str) -> None:
+    """And has its name: ``tests/unit/state/test_election.py`` tests ``pccl/state/election.py``."""
+    parts = [p.with_suffix("").parts for room in FOLDERS for p in python_files(room)]
+    parts += [folder.parts for folder in folders()]
+    modules = {Path(*part[part[0] == "pccl" :]) for part in parts}
+    tests = [
+        p.relative_to(ROOT / "tests" / kind) for p in (ROOT / "tests" / kind).rglob("test_*.py")
+    ]
+    stray = {p for p in tests if p.parent / p.stem.removeprefix("test_") not in modules}
+    assert {path.as_posix() for path in stray} == TOPICS[kind]
