@@ -61,7 +61,8 @@ from pccl.state.checkpoint_header import Checkpoint, CheckpointTensor, checkpoin
 from pccl.state.layout import Entry, StateLayout
 from pccl.stress.emulator.spec import LinkSpec
 from pccl.stress.timeline import FaultKind, Timeline, TimelineError, TimelineFault
-from tests.property.protocol import test_codec, test_hostile_frames
+from tests.property import test_hostile_frames
+from tests.property.protocol import test_codec
 from tests.support.paths import ROOT
 from tests.support.secret_files import keep
 
