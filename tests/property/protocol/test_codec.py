@@ -67,6 +67,8 @@ def values_of(hint: Any) -> SearchStrategy[Any]:
             return st.floats(0, annotation.largest)
         if base is int:
             return integers_below(annotation.bound)
+        if base is bytes:
+            return st.binary(max_size=min(40, annotation.count))
         assert annotation.count >= 3
         return values_of(base)
     if origin is tuple:
