@@ -158,7 +158,7 @@ class Calls:
         return 0, None
 
     def check_free(self, ranges: Sequence[Range]) -> None:
-        """See that no collective uses this memory.
+        """Check that no collective uses this memory.
 
         Raises:
             ValueError: one does.

@@ -374,7 +374,7 @@ class PeerEngine:
         self.calls.check_free(request.ranges)
 
     def _check_attempt(self, request: ReduceRequest) -> None:
-        """See what may have changed since the attempt before; the memory is still lent for it."""
+        """Check what may have changed since the last attempt; the memory is still lent."""
         if request.operand is not None:
             self._state.check_apart(request.operand)
 

@@ -79,7 +79,11 @@ class DirectoryStore:
         self._path = Path(directory) / _FILE
 
     def load(self) -> Remembered | None:
-        """See ``MasterStore``."""
+        """Read the file; None if there is none.
+
+        Raises:
+            LocalProtocolError: the file can't be read.
+        """
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -89,7 +93,7 @@ class DirectoryStore:
         return _decode(self._path, data)
 
     def save(self, remembered: Remembered) -> None:
-        """See ``MasterStore``.
+        """Write the file anew, and flush it and its directory to the disk.
 
         Raises:
             LocalProtocolError: the directory can't be written.
@@ -115,7 +119,7 @@ class DirectoryStore:
             raise _unreachable(self._path, error) from error
 
     def clear(self) -> None:
-        """See ``MasterStore``.
+        """Delete the file, if there is one.
 
         Raises:
             LocalProtocolError: the directory can't be written.

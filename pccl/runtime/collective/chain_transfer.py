@@ -70,14 +70,14 @@ class ChainTransfer(Transfer):
 
     @property
     def phase(self) -> str:
-        """See ``Transfer``."""
+        """``reduce-scatter`` until as many segments are here as there are partial results."""
         reduce_segments = self.schedule.first_gather_index
         return "reduce-scatter" if self._inlet.received_count < reduce_segments else "gather"
 
     # -- sending -------------------------------------------------------------------------------
 
     def begin(self, *, weights: tuple[float, ...] = ()) -> None:
-        """See ``Transfer``."""
+        """Send the first segments, and those that were held until the start."""
         self.begun = True
         self._weigh(weights, self.schedule.rank)
         check = None

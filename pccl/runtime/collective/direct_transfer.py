@@ -72,12 +72,12 @@ class DirectTransfer(Transfer):
 
     @property
     def phase(self) -> str:
-        """See ``Transfer``."""
+        """``reduce-scatter`` until all own segments are reduced, then ``gather``."""
         return "reduce-scatter" if self._unfinished else "gather"
 
     @property
     def progress(self) -> Progress:
-        """See ``Transfer``; told apart by peers."""
+        """How far this peer is, with one flow for each partner."""
         flows = tuple(
             Flow(
                 peer,
@@ -90,7 +90,7 @@ class DirectTransfer(Transfer):
         return replace(super().progress, flows=flows)
 
     def begin(self, *, weights: tuple[float, ...] = ()) -> None:
-        """See ``Transfer``."""
+        """Send contributions to the owners, and publish own results that are finished already."""
         self.begun = True
         self._weigh(weights, self.schedule.rank)
         for rank, segment in self.schedule.initial_sends:

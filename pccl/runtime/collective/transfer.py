@@ -69,7 +69,7 @@ class Placement:
     """Bytes, as of the last read but one."""
 
     def memory(self, received: int) -> memoryview:
-        """See ``Sink``: its place in the result, unless it counts no longer."""
+        """The rest of the segment's place or buffer; discarded if a newer copy has its place."""
         segment = self.segment
         self.received = received
         if self.inlet.claims.get(self.index) is not self:
@@ -80,15 +80,15 @@ class Placement:
         return self.transfer.result.beginning(first + received, last)
 
     def counts(self) -> bool:
-        """See ``Sink``: not if a newer copy has its place."""
+        """Whether no newer copy has its place."""
         return self.inlet.claims.get(self.index) is self
 
     def complete(self) -> None:
-        """See ``Sink``."""
+        """Count the segment, unless a newer copy has its place."""
         self.transfer.complete(self)
 
     def lost(self) -> None:
-        """See ``Sink``: a copy of it will come on another lane."""
+        """Nothing to do: the segment is sent again on another lane."""
 
 
 class Inlet:

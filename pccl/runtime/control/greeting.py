@@ -171,11 +171,11 @@ class Greeting:
     # -- what the connection calls ---------------------------------------------------------------
 
     def get_buffer(self) -> memoryview:
-        """See ``Receiver``."""
+        """Memory for the bytes of the next step, so that nothing behind the handshake is read."""
         return self._buffer[: max(self._handshake.awaited_bytes, 1)]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """See ``Receiver``."""
+        """Continue the handshake, and send the answer or the refusal."""
         self._heard = True
         if self._refused is not None:
             return  # only our last words are still to be sent
@@ -194,11 +194,11 @@ class Greeting:
         self._flush()
 
     def writable(self) -> None:
-        """See ``Receiver``."""
+        """Continue to send."""
         self._flush()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """See ``Receiver``."""
+        """Report that the handshake has failed; the other side was a probe if it sent nothing."""
         self.was_probe = not self._heard
         if isinstance(error, PCCLError):
             self._fail(error)

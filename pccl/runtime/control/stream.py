@@ -161,11 +161,11 @@ class ControlStream:
     # -- what the connection calls ---------------------------------------------------------------
 
     def get_buffer(self) -> memoryview:
-        """See ``Receiver``."""
+        """The one buffer that every read fills from its start."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """See ``Receiver``."""
+        """Pass on the decoded messages; pause after much data, close after damaged data."""
         if self._on_closed is None:
             return
         cost = nbytes
@@ -190,12 +190,12 @@ class ControlStream:
         self.connection.resume_reading()
 
     def writable(self) -> None:
-        """See ``Receiver``."""
+        """Send queued messages."""
         self._waiting = False
         self._flush()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """See ``Receiver``."""
+        """Report why it ended, unless this side has closed it."""
         if isinstance(error, RemoteProtocolError):
             self._complain(error.reason)
         self._end(error.reason if isinstance(error, PCCLError) else str(error or "closed"))

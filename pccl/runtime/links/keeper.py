@@ -269,11 +269,11 @@ class LinkKeeper:
     # -- what lanes call -------------------------------------------------------------------------
 
     def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
-        """See ``FrameHandler``."""
+        """Pass the frame to the collectives or to the shared state."""
         return self._frames.frame_started(lane, header)
 
     def lane_lost(self, lane: Lane, error: Exception | None) -> None:
-        """See ``FrameHandler``."""
+        """Log a protocol error, remove the lane, and carry out what its loss requires."""
         reason = error.reason if isinstance(error, PCCLError) else str(error or "closed here")
         if isinstance(error, RemoteProtocolError):
             text = "closed a lane from %s: %s"

@@ -52,26 +52,27 @@ class _Arrival:
     received: int = 0
 
     def memory(self, received: int) -> memoryview:
-        """See ``Sink``: its slot, unless a newer copy has that, or the piece is here."""
+        """The rest of its slot; discarded if a newer copy has the slot, or the piece is here."""
         self.note(received)
         if not self.receiver.is_current(self):
             return discard(len(self.slot) - received)
         return self.slot[received:]
 
     def counts(self) -> bool:
-        """See ``Sink``: what is shown while programs go on may change while it is sent.
+        """Whether no newer copy has the slot, and the piece is not advisory.
 
-        The digest of the piece tells, then; and nobody is to blame.
+        A program may change an advisory piece while it is sent. The digest of the piece shows
+        that, and the source is not to blame.
         """
         return self.receiver.is_current(self) and not self.is_advisory
 
     def complete(self) -> None:
-        """See ``Sink``."""
+        """Note the last bytes, and have the piece verified unless a newer copy has the slot."""
         self.note(len(self.slot))
         self.receiver.complete(self)
 
     def lost(self) -> None:
-        """See ``Sink``."""
+        """Give up the slot, unless a newer copy has it."""
         self.receiver.drop(self)
 
     def note(self, received: int) -> None:
@@ -93,24 +94,24 @@ class _MapPart:
     received: int = 0
 
     def memory(self, received: int) -> memoryview:
-        """See ``Sink``."""
+        """The part's memory; bytes that are new are reported as progress."""
         if received > self.received:
             self.received = received
             self.progressed(received)
         return self.part.memory(received)
 
     def counts(self) -> bool:
-        """See ``Sink``."""
+        """Always: the whole part is used."""
         return self.part.counts()
 
     def complete(self) -> None:
-        """See ``Sink``."""
+        """Report the last bytes as progress, and complete the part."""
         if self.received < len(self.part.payload):
             self.progressed(len(self.part.payload))
         self.part.complete()
 
     def lost(self) -> None:
-        """See ``Sink``."""
+        """Nothing to do: the download asks for the map again when a lane is lost."""
 
 
 class StateReceiver:
