@@ -67,7 +67,7 @@ class ErrorFeedback:
         return Residual(current, staged, end)
 
     def check(self, name: str, count: int, data_type: DataType) -> None:
-        """See whether ``begin`` would open the residual, before anything is sent.
+        """Check that ``begin`` would open the residual, before anything is sent.
 
         Raises:
             ValueError: as of ``begin``.

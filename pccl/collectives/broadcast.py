@@ -55,5 +55,5 @@ class BroadcastSchedule:
         return BroadcastSchedule(rank % world_size, self.root, world_size, self.layout)
 
     def irreplaceable_count(self, gap: int) -> int:
-        """See ``Schedule``: everything if the root is gone, otherwise nothing."""
+        """All incoming segments if the root is in the gap, otherwise none."""
         return self.incoming.count if gap >= self._distance else 0

@@ -60,7 +60,7 @@ class RingSchedule:
         return RingSchedule(rank % self.world_size, self.layout)
 
     def irreplaceable_count(self, gap: int) -> int:
-        """See ``Schedule``: all partial results, and what the ranks in the gap have finished.
+        """All partial results, and what the ranks in the gap have finished.
 
         The gather begins with the chunk that the rank right before has finished, and goes on with
         those of the ranks before it.

@@ -58,7 +58,7 @@ class EvenScale(Scale):
     def round(
         self, values: Array, steps: Array, ends: Array | int, noise: Array | None, rows: Array
     ) -> None:
-        """See ``Scale``."""
+        """Codes are the numbers of steps, rounded; stochastically if there is noise."""
         grid = rows[0]
         np.divide(values, steps, out=grid)
         if noise is None:
@@ -69,7 +69,7 @@ class EvenScale(Scale):
             np.minimum(grid, ends, out=grid)  # the sum may have been rounded up
 
     def expand(self, wide: Array, spare: Array) -> None:
-        """See ``Scale``."""
+        """Nothing to do: a code is its number of steps."""
 
 
 class SquareScale(Scale):
@@ -80,7 +80,7 @@ class SquareScale(Scale):
     def round(
         self, values: Array, steps: Array, ends: Array | int, noise: Array | None, rows: Array
     ) -> None:
-        """See ``Scale``."""
+        """Codes are rounded square roots of the numbers of steps, with the value's sign."""
         work = values.dtype
         bits = np.uint32 if work.itemsize == 4 else np.uint64
         sign = bits(1 << (8 * work.itemsize - 1))
@@ -105,7 +105,7 @@ class SquareScale(Scale):
         np.bitwise_or(grid.view(bits), signs, out=grid.view(bits))
 
     def expand(self, wide: Array, spare: Array) -> None:
-        """See ``Scale``."""
+        """Each code becomes its square, with its sign."""
         np.abs(wide, out=spare)
         np.multiply(wide, spare, out=wide)
 

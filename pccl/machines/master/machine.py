@@ -370,7 +370,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.links.beat()
 
     def _judge(self) -> None:
-        """See who may be admitted, who has to go, and what waits in vain."""
+        """Find newcomers to admit, members to remove, and calls that wait in vain."""
         self.waits.note_awaited()
         for peer in self.membership.pending():
             if self.links.end_tests(peer):

@@ -336,7 +336,7 @@ class JointCalls:
         self._rounds.clear()
 
     def _catch_up(self, event: JointCall) -> CallAllowed | CallRejected | CallDeferred:
-        """See what the others see, or defer the call until that can be.
+        """Catch up with the other members, or defer the call until that is possible.
 
         The caller may have left a round that the others will have with him.
         """

@@ -132,7 +132,7 @@ class OpenRounds:
         return left is not None and left.call is None and left.answer is None
 
     def follow_left(self) -> bool:
-        """See what the others see after rounds whose callers have left.
+        """Catch up with the other members after rounds whose callers have left.
 
         The others have had these rounds; their collectives and this peer's would wait for each
         other in different views.

@@ -452,7 +452,7 @@ class Download:
         return self.target.lacks_map if self.pieces is None else self.pieces.starved
 
     def _conclude(self, present: Present) -> list[Decision]:
-        """See whether it is done, or has failed."""
+        """Check whether it is done, or has failed."""
         target = self.target
         if target is None or self._is_over:
             return []

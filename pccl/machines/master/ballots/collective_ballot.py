@@ -52,7 +52,7 @@ class CollectiveBallot(Ballot):
 
     @property
     def outlives_view(self) -> bool:
-        """See ``Ballot``."""
+        """Whether its repair after a loss has begun."""
         return self.repair is not None
 
     def _has_asked(self, peer: PeerId) -> bool:
@@ -137,7 +137,7 @@ class CollectiveBallot(Ballot):
         return self._what or f"tag {self.operation.tag}"
 
     def wait(self) -> Wait:
-        """See ``Ballot``. Kept: the master asks of every open one at every tick."""
+        """What waits, and for whose calls; kept, because the master asks at every tick."""
         known = (self.phase, len(self._descriptors), len(self._present))
         if self._wait is None or self._wait[0] != known:
             self._wait = known, super().wait()
@@ -255,7 +255,7 @@ class CollectiveBallot(Ballot):
         return {flow.peer: flow.ready for flow in theirs.flows}
 
     def look(self, timing: Timing, now_ns: int) -> Decision | None:
-        """See ``Ballot``: members and links are at fault, not the collective."""
+        """No decision: members and links are at fault, not the collective."""
         return None
 
     # -- decisions -----------------------------------------------------------------------------

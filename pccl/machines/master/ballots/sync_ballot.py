@@ -75,30 +75,30 @@ class SyncBallot(Ballot):
 
     @property
     def what(self) -> str:
-        """See ``Ballot``."""
+        """The call that members have made; ``sync_shared_state`` if none is known yet."""
         offer = next(iter(self._offers.values()), None)
         return offer.purpose.call_name if offer is not None else "sync_shared_state"
 
     @property
     def outlives_view(self) -> bool:
-        """See ``Ballot``."""
+        """Whether a member was lost: then the others go on."""
         return len(self._present) < len(self.members)
 
     @property
     def contributors(self) -> tuple[PeerId, ...]:
-        """See ``Ballot``: those who are left."""
+        """The members that have not been lost, in ring order."""
         return tuple(self._present)
 
     def _has_asked(self, peer: PeerId) -> bool:
         return peer in self._offers
 
     def waiting_for(self) -> list[PeerId]:
-        """See ``Ballot``; also those whose answer is missing."""
+        """The members whose offer, comparison or done report is missing."""
         silent = [peer for peer, answer in self._compared.items() if answer is None]
         return super().waiting_for() or silent
 
     def owed_to(self, peer: PeerId) -> Iterator[MasterMessage]:
-        """See ``Ballot``."""
+        """The result of the election, or the question how the member's state differs."""
         if peer not in self._present:
             return
         if self._elected is not None:
@@ -124,7 +124,7 @@ class SyncBallot(Ballot):
         return self._hold_election(now_ns)
 
     def done(self, peer: PeerId, digest: bytes, now_ns: int) -> Decision | None:
-        """See ``Ballot``."""
+        """A member holds what is elected, or held it under the master before."""
         if self.phase is Phase.REQUESTED and self._inherited:
             self._early[peer] = digest  # all had offered; they do so again
             return None
@@ -144,7 +144,7 @@ class SyncBallot(Ballot):
         return self._judge_conflict(self._conflict)
 
     def lose(self, peers: Sequence[PeerId], reason: str, now_ns: int) -> Decision | None:
-        """See ``Ballot``."""
+        """Members are lost: commit, elect anew, go on with other sources, or give up."""
         self._drop(peers, reason)
         self.progress_ns = now_ns
         for lost in peers:
@@ -163,7 +163,7 @@ class SyncBallot(Ballot):
         return self._go_on()
 
     def awaited(self, still_ns: int) -> list[PeerId]:
-        """See ``Ballot``: those who fetch wait for their sources, too, if nothing comes."""
+        """Also the sources, if nothing moves: members that fetch wait for them."""
         waiting = self.waiting_for()
         if self._elected is None or self.progress_ns > still_ns:
             return waiting
@@ -173,7 +173,7 @@ class SyncBallot(Ballot):
     # -- time --------------------------------------------------------------------------------------
 
     def look(self, timing: Timing, now_ns: int) -> Decision | None:
-        """See ``Ballot``: answers that don't come, newcomers that are slow, nothing that moves."""
+        """Act on missing comparisons, slow newcomers, and fetches without progress."""
         if self._conflict is not None and self.phase is Phase.REQUESTED:
             is_late = now_ns - self._compared_ns >= timing.ns(timing.deadline_s)
             return self._judge_conflict(self._conflict) if is_late else None
@@ -197,7 +197,7 @@ class SyncBallot(Ballot):
         return None
 
     def shift(self, gap_ns: int, now_ns: int) -> None:
-        """See ``Ballot``."""
+        """This process slept: move the times of progress, start and comparison forward."""
         super().shift(gap_ns, now_ns)
         self._started_ns = min(self._started_ns + gap_ns, now_ns)
         self._compared_ns = min(self._compared_ns + gap_ns, now_ns)
