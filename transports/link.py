@@ -193,14 +193,14 @@ class Lane:
     # -- what the connection calls ---------------------------------------------------------------
 
     def get_buffer(self) -> memoryview:
-        """See ``Receiver``."""
+        """Memory for the rest of a header, or what the sink gives for the payload."""
         if self._sink is None:
             return self._head_view[self._received :]
         self._memory = self._sink.memory(self._received)
         return self._memory
 
     def buffer_updated(self, nbytes: int) -> None:
-        """See ``Receiver``."""
+        """Find the sink for a header; check payload by its hash, and complete the sink."""
         self.received_bytes += nbytes
         self._received += nbytes
         sink = self._sink
@@ -238,12 +238,12 @@ class Lane:
         raise DamagedData(func="lane", reason=reason)
 
     def writable(self) -> None:
-        """See ``Receiver``."""
+        """Send what waits."""
         self.ready = self._open
         self.pump()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """See ``Receiver``."""
+        """Tell the sink of the frame that was arriving, and the handler."""
         self._stop()
         sink, self._sink = self._sink, None
         if sink is not None:

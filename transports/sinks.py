@@ -55,18 +55,18 @@ class Drain:
     length: int
 
     def memory(self, received: int) -> memoryview:
-        """See ``Sink``."""
+        """Memory that nobody reads."""
         return _UNREAD[: self.length - received]
 
     def counts(self) -> bool:
-        """See ``Sink``."""
+        """Never: nobody wants the payload."""
         return False
 
     def complete(self) -> None:
-        """See ``Sink``."""
+        """Nothing to do: nobody wants the payload."""
 
     def lost(self) -> None:
-        """See ``Sink``."""
+        """Nothing to do: nobody waits for the payload."""
 
 
 @dataclass(slots=True)
@@ -84,18 +84,18 @@ class Collect:
     lose: Callable[[], None] | None = None
 
     def memory(self, received: int) -> memoryview:
-        """See ``Sink``."""
+        """The rest of ``payload``."""
         return memoryview(self.payload)[received:]
 
     def counts(self) -> bool:
-        """See ``Sink``."""
+        """Always: the whole payload is used."""
         return True
 
     def complete(self) -> None:
-        """See ``Sink``."""
+        """Hand the payload to ``take``."""
         self.take(self.payload)
 
     def lost(self) -> None:
-        """See ``Sink``."""
+        """Call ``lose``, if there is one."""
         if self.lose is not None:
             self.lose()

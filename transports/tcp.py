@@ -80,7 +80,7 @@ _log = logging.getLogger("pccl.link")
 
 
 class _TcpConnection:
-    """See :class:`pccl.transports.base.Connection`."""
+    """A connection over one non-blocking socket."""
 
     def __init__(
         self, transport: TcpTransport, sock: socket.socket, local: Address, remote: Address
@@ -260,7 +260,7 @@ class _TcpConnection:
 
 
 class _TcpListener:
-    """See :class:`pccl.transports.base.Listener`."""
+    """A listening socket; it accepts a bounded number per turn of the loop."""
 
     def __init__(
         self,

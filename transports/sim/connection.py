@@ -114,7 +114,7 @@ class SimConnection:
         return Pipe(self._events, route, back, window, received, on_room, on_ignored)
 
     def measure(self) -> PathMeasure | None:
-        """See ``Connection``: the truth. Connections between two hosts share alike."""
+        """The true delay and rate of the path; connections between two hosts share the rate."""
         if not self._open:
             return None
         there, back = self._out.route, self._in.route
@@ -123,7 +123,7 @@ class SimConnection:
         return PathMeasure(there.delay_ns + back.delay_ns, speed, is_lower_bound=False)
 
     def start(self, receiver: Receiver) -> None:
-        """See ``Connection``."""
+        """Begin to read, or hand the stream over to another receiver."""
         handed_over, self.receiver = self.receiver is not None, receiver
         self._received.awaits_start = False
         if handed_over:
@@ -134,32 +134,32 @@ class SimConnection:
             self._in.arm()
 
     def pause_reading(self) -> None:
-        """See ``Connection``."""
+        """Keep what arrives until ``resume_reading``."""
         self._received.paused = True
 
     def resume_reading(self) -> None:
-        """See ``Connection``."""
+        """Read on, in a later event."""
         self._received.resume()
 
     def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
-        """See ``Connection``."""
+        """Put into the pipe what fits, or less; return the bytes taken, 0 after the end."""
         return self._out.take(buffers) if self._open else 0
 
     def notify_writable(self) -> None:
-        """See ``Connection``."""
+        """Ask the pipe for one call of ``writable`` when it has room."""
         if self._open:
             assert self.receiver is not None, "a connection is started before anything else"
             self._out.want_room()
 
     def close(self) -> None:
-        """See ``Connection``."""
+        """End in order: the other end first reads what was sent."""
         if self._open:
             self._leave()
             self._tell_lost_soon(None)
             self._out.finish(f"{self.local} closed the connection")
 
     def abort(self) -> None:
-        """See ``Connection``."""
+        """Reset: the other end may lose what was sent."""
         self._reset(None)
 
     # -- faults ----------------------------------------------------------------------------------

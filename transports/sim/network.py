@@ -37,7 +37,7 @@ _ANY = ("", "0.0.0.0", "::")
 
 
 class _SimListener:
-    """See :class:`pccl.transports.base.Listener`."""
+    """A port that a simulated host listens on."""
 
     def __init__(
         self, host: SimHost, address: Address, on_connection: Callable[[Connection], None]
@@ -157,7 +157,11 @@ class SimHost:
     async def listen(
         self, address: Address, on_connection: Callable[[Connection], None]
     ) -> Listener:
-        """See ``Transport``. All addresses of a host (own name, any, loopback) are one."""
+        """Listen on a port; all addresses of the host (own name, any, loopback) are one.
+
+        Raises:
+            LinkError: the address cannot be used, or the host is down.
+        """
         reason = None
         if address.host not in (self.name, *_ANY, *_LOOPBACK):
             reason = "cannot assign requested address"
@@ -174,7 +178,11 @@ class SimHost:
     async def dial(
         self, address: Address, timeout_s: float, may_dial: Callable[[str], bool] = lambda _: True
     ) -> Connection:
-        """See ``Transport``. It takes a round trip; on a crashed host it takes for ever."""
+        """Connect in one round trip; on a crashed host it never returns.
+
+        Raises:
+            LinkError: nobody there, no way, or no answer within ``timeout_s``.
+        """
         (events := self.network.events).note("dial", self.name, address)
         name = self.name if address.host in _LOOPBACK else address.host
         dial = _Dial(self, name, address)
