@@ -207,21 +207,21 @@ class OuterParameters:
         self.state.touch()
 
     def nothing(self, fragment: int) -> torch.Tensor:
-        """See ``rounds.Outer``."""
+        """A contribution of zeros, in memory of its own."""
         return self.fragments[fragment].empty().zero_()
 
     def apply(self, fragment: int, average: torch.Tensor) -> float:
-        """See ``rounds.Outer``."""
+        """Step the outer optimizer with the average; return the average's L2 norm."""
         norm = length(average)
         self.fragments[fragment].step(average)
         return norm
 
     def copy(self, fragment: int, target: torch.Tensor) -> None:
-        """See ``rounds.Outer``."""
+        """Copy the outer parameters of the fragment into ``target``."""
         target.copy_(self.fragments[fragment].flat)
 
     def touch(self, fragment: int | None) -> None:
-        """See ``rounds.Outer``."""
+        """Mark the ledger, and the fragment if one is named, as changed in the shared state."""
         self.state.touch(self._book)
         if fragment is not None:
             self.state.touch(*self._names[fragment])
