@@ -33,7 +33,7 @@ is dead."""
 
 
 class ChaosCrew:
-    """See the module.
+    """The processes of a run; leaving the ``with`` block ends them all.
 
     Args:
         settings: the run.

@@ -31,7 +31,7 @@ class StartFailed(Exception):
 
 
 class ChaosRun:
-    """See the module.
+    """One run, from the start of its processes to their end.
 
     Args:
         settings: the run.

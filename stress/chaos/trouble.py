@@ -21,7 +21,7 @@ LAST_WORDS_S = 30.0
 
 
 class Trouble:
-    """See the module.
+    """Begins and ends each fault of a timeline at its time.
 
     Args:
         crew: the processes.

@@ -76,7 +76,7 @@ class _Newcomer:
 
 
 class Relay:
-    """See the module.
+    """Passes connections on to a target by way of emulated links.
 
     Args:
         to: ``HOST:PORT`` of the target that is dialled for each accepted connection.

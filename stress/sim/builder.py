@@ -30,7 +30,7 @@ _FIRST_LISTENING_PORT = 20000
 
 
 class Builder:
-    """See the module.
+    """Builds the masters, peers and links of one run.
 
     Args:
         parts: of the run.

@@ -122,15 +122,15 @@ class MemoryStore:
         self._kept: Remembered | None = None
 
     def load(self) -> Remembered | None:
-        """See ``MasterStore``."""
+        """What was saved last; None if nothing is kept."""
         return self._kept
 
     def save(self, remembered: Remembered) -> None:
-        """See ``MasterStore``."""
+        """Keep it in memory."""
         self._kept = remembered
 
     def clear(self) -> None:
-        """See ``MasterStore``."""
+        """Keep nothing."""
         self._kept = None
 
 

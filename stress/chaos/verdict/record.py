@@ -120,7 +120,7 @@ class Findings:
 
 
 class RunRecord:
-    """See the module. All times are those of ``time.monotonic``.
+    """Everything that was heard in a run; all times are those of ``time.monotonic``.
 
     Args:
         timeline: what was planned.

@@ -92,7 +92,7 @@ class _Noise:
         stage.network.noises.append(self)
 
     def changed(self, end: SimConnection, data: memoryview) -> memoryview:
-        """See ``connection.Noise``."""
+        """Flip bits of the data if ``hits`` chooses it; end when the time is over."""
         stage = self._stage
         if self._over or stage.now_ns() >= self._until_ns:
             stage.network.noises.remove(self)

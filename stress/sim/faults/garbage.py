@@ -111,17 +111,17 @@ class _Attacker:
         self._connection.abort()
 
     def get_buffer(self) -> memoryview:
-        """See ``Receiver``."""
+        """Memory that nobody reads."""
         return self._sink
 
     def buffer_updated(self, nbytes: int) -> None:
-        """See ``Receiver``."""
+        """Send the second part: the other side has answered."""
         self._data += self._rest
         self._rest = b""
         self.writable()
 
     def writable(self) -> None:
-        """See ``Receiver``."""
+        """Send as much as the network takes."""
         while self._data:
             taken = self._connection.send([self._data])
             self._data = self._data[taken:]
@@ -130,5 +130,5 @@ class _Attacker:
                 return
 
     def connection_lost(self, error: Exception | None) -> None:
-        """See ``Receiver``."""
+        """Send nothing more."""
         self._data = self._rest = b""

@@ -76,7 +76,7 @@ class PhaseWatch:
             self._strike(seat)
 
     def _look(self, seat: Seat, operation: OperationId | None, polls: int) -> None:
-        """See whether it is so far; ``operation``: the synchronization that would fetch."""
+        """Check whether the phase is here; ``operation``: the synchronization that would fetch."""
         stage = self._stage
         over = operation is not None and operation not in seat.process.engine.exchange.sessions
         if self._left < 0 or not seat.alive or over:

@@ -146,7 +146,7 @@ class Load(TimedFault, kind="load"):
             victim.thaw()
 
     def _watch(self, stage: Stage, seat: Seat, peer: PeerId, since_ns: int | None) -> None:
-        """See whether the master keeps its word.
+        """Check that the master keeps its word.
 
         Args:
             stage: where it happens.

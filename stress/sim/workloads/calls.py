@@ -39,7 +39,7 @@ _REPEATED = (CollectiveAborted, DeadlineExceeded, Interrupted, LinkError, Outcom
 
 
 class SimCalls:
-    """See the module.
+    """Makes the calls of one process.
 
     Args:
         parts: of the run.

@@ -187,7 +187,7 @@ class SimState:
         return tuple(array.tobytes() for array in self._arrays)
 
     def synchronized(self, revision: int, lineage: Lineage) -> None:
-        """See ``State``."""
+        """Note the revision and the synchronization."""
         self.revision, self.lineage = revision, lineage
 
     # -- whose memory it is ----------------------------------------------------------------------

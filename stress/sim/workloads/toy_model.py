@@ -95,7 +95,7 @@ class ToyOuter:
         )
 
     def synchronized(self, revision: int, lineage: Lineage) -> None:
-        """See ``State``."""
+        """Note the revision and the synchronization."""
         self.revision, self.lineage = revision, lineage
 
     def contents(self) -> tuple[bytes, ...]:
@@ -103,20 +103,20 @@ class ToyOuter:
         return tuple(array.tobytes() for array in (*self.values, self.record))
 
     def nothing(self, fragment: int) -> Floats:
-        """See ``rounds.Outer``."""
+        """A contribution of zeros."""
         return np.zeros(self.values[fragment].shape, np.float32)
 
     def apply(self, fragment: int, average: Floats) -> float:
-        """See ``rounds.Outer``; here it is a sum."""
+        """Subtract the average, which is a sum here, from the outer parameters."""
         self.values[fragment] -= whole(average)
         return 0.0
 
     def copy(self, fragment: int, target: Floats) -> None:
-        """See ``rounds.Outer``."""
+        """Copy the outer parameters of the fragment into ``target``."""
         target[:] = self.values[fragment]
 
     def touch(self, fragment: int | None) -> None:
-        """See ``rounds.Outer``."""
+        """Mark the ledger, and the fragment if one is named, as changed."""
         self.memory.touch(len(self.values))
         if fragment is not None:
             self.memory.touch(fragment)
@@ -150,23 +150,23 @@ class ToyPart:
         return self.base - self.params
 
     def take(self) -> Whole:
-        """See ``local_trainer.ModelPart``."""
+        """The work since the base; the present parameters become the base."""
         work = self.work()
         self.base = self.params.copy()
         return work
 
     def put_back(self, work: Whole) -> None:
-        """See ``local_trainer.ModelPart``."""
+        """Count the work as not taken."""
         self.base += work
 
     def merge(self, common: Floats, mixing: float) -> None:
-        """See ``local_trainer.ModelPart``; nothing is mixed."""
+        """Take over outer parameters and give up the work; nothing is mixed."""
         assert not mixing
         self.given_up = self.work()
         self.params, self.base = whole(common), whole(common)
 
     def anchor(self, common: Any, lost: Iterable[Whole]) -> bool:
-        """See ``local_trainer.ModelPart``."""
+        """Take over outer parameters; keep the work, and what was taken and is lost."""
         work = sum(lost, start=self.work())
         self.base = whole(common)
         self.params = self.base - work
