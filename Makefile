@@ -10,11 +10,12 @@ STAMP := $(VENV)/.installed
 PYRIGHT := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check clean
+.PHONY: help demo test quick check clean
 
 help:
 	@echo 'make demo    set up $(VENV) and run the demo            (ARGS="..." for `pccl demo`)'
 	@echo 'make test    set up $(VENV) and run all tests           (ARGS="..." for pytest; JOBS=0: one by one)'
+	@echo 'make quick   the tests of a minute: unit, scenarios, packaging'
 	@echo 'make check   ruff, formatting, mypy and pyright, both strict'
 	@echo 'make clean   remove $(VENV), caches and what builds left behind'
 	@echo
@@ -26,6 +27,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+quick: $(STAMP)
+	$(BIN)/pytest -n $(JOBS) --dist worksteal tests/unit tests/scenario tests/packaging $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
