@@ -3,14 +3,11 @@
 A damaged frame closes its lane, and the next one is made at once: one flipped bit costs no more
 than that. On a line that damages whatever is large, greetings pass and segments fail. Its link
 would come up and go down for ever, and never be down for long enough to be avoided. So after the
-second damaged lane in a row a link counts as down, whatever lanes it has, until a lane that was
-made since then has brought as much as the frame that failed, or nothing was damaged for a while.
-That while doubles each time. What older lanes bring proves nothing: of many, some are intact.
+second damaged lane in a row a link counts as down, whatever lanes it has, until as much as the
+frame that failed has come intact, or nothing was damaged for a while. That while doubles each time.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 FREE = 1
 """Damaged lanes in a row that say nothing about the line."""
@@ -31,8 +28,6 @@ class LinkDamage:
         self._doublings = 0
         self._until_ns = 0
         self._wanted_bytes = 0
-        self._newer: set[int] = set()
-        """Numbers of the lanes that were made since the last damage."""
 
     def struck(self, length: int, now_ns: int) -> None:
         """A lane was closed because a frame with a payload of ``length`` bytes was damaged."""
@@ -40,17 +35,11 @@ class LinkDamage:
             self._doublings = min(self._doublings + 1, DOUBLINGS_MAX)
         self._in_a_row += 1
         self._wanted_bytes = max(1, length)
-        self._newer.clear()
         self._until_ns = now_ns + (self._patience_ns << self._doublings)
 
-    def made(self, number: int) -> None:
-        """A lane was made."""
-        self._newer.add(number)
-
-    def passed(self, intact_bytes: Mapping[int, int]) -> None:
-        """Each lane, by its number, has brought so much intact since it was made."""
-        newer = (intact_bytes.get(number, 0) for number in self._newer)
-        if self._in_a_row and max(newer, default=0) >= self._wanted_bytes:
+    def passed(self, intact_bytes: int) -> None:
+        """A lane that was made since then has brought so much intact."""
+        if self._in_a_row and intact_bytes >= self._wanted_bytes:
             self._in_a_row = self._doublings = 0
 
     def is_down(self, now_ns: int) -> bool:

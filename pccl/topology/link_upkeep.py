@@ -106,7 +106,7 @@ class _WantedLink:
     used: bool = False
     """Whether it has carried a collective, or is about to."""
     is_withheld: bool = False
-    """Whether it is up, and reported as down, since it damages what comes."""
+    """Whether it was not said that it is up, since it damages what comes."""
     dials: dict[int, _LaneDial] = field(default_factory=dict[int, _LaneDial])
     """By number: those that we keep; of a link that the other side keeps, the dial in reserve."""
 
@@ -168,14 +168,14 @@ class LinkUpkeep:
         return steps
 
     def look(
-        self, peer: PeerId, busy: Container[int], intact_bytes: Mapping[int, int], now_ns: int
+        self, peer: PeerId, busy: Container[int], intact_bytes: int, now_ns: int
     ) -> list[LinkStep]:
         """A tick: close spare lanes or dial missing ones; a link that damages no more is up.
 
         Lanes are spare when the link shares the connections with more links than before, and
         missing when it shares them with fewer.
-        ``busy``: those that carry something; ``intact_bytes``: what each lane has brought without
-        damage.
+        ``busy``: those that carry something; ``intact_bytes``: the most that one has brought
+        without damage.
         """
         link = self._links.get(peer)
         if link is None:
@@ -313,7 +313,6 @@ class LinkUpkeep:
             return news
         link.up = link.was_up = True
         link.near, link.told = near, max(self._lanes, told)
-        link.damage.made(number)
         if link.damage.is_down(now_ns):
             link.is_withheld, news = True, []
         if ours:
@@ -340,8 +339,6 @@ class LinkUpkeep:
         link.up = up
         if damaged is not None:
             link.damage.struck(damaged, now_ns)
-            if up and not link.is_withheld and link.damage.is_down(now_ns):
-                link.is_withheld, news = True, [TellLink(peer, reason)]
         dial, steps = link.dials.get(number), list[LinkStep]()
         if not up and (dial is None or not link.keeps):
             steps = self._bring_up(link)

@@ -132,7 +132,7 @@ class LinkKeeper:
             lanes, used = link.lanes, self._frames.uses(link.peer)
             working = {lane.number for lane in lanes if lane.backlog_bytes or lane.receiving}
             busy = working.union(lane.number for lane in lanes if lane.carried)
-            intact_bytes = {lane.number: lane.intact_bytes for lane in lanes}
+            intact_bytes = max((lane.intact_bytes for lane in lanes), default=0)
             self._carry_out(self._upkeep.look(link.peer, busy, intact_bytes, now_ns))
             for lane in link.lanes:
                 owes = not tick.slept_ns and (used or lane.number in working)

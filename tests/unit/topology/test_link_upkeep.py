@@ -160,14 +160,14 @@ def test_spare_lanes_are_closed_unless_they_carry_something() -> None:
     assert dial(links) == lanes(range(1, 16))
     others = [Member(PeerId(100 + n), "c", 1) for n in range(31)]
     links.want(OWN, [ELDER, *others], {})
-    assert links.look(ELDER.peer, (), {}, 0) == []
+    assert links.look(ELDER.peer, (), 0, 0) == []
     links.use([member.peer for member in others])
     closed = [GiveUpLane(ELDER.peer, number, is_spare=True) for number in range(8, 16)]
-    assert links.look(ELDER.peer, {9}, {}, 0) == [step for step in closed if step.number != 9]
-    assert links.look(ELDER.peer, (), {}, 0) == [step for step in closed if step.number == 9]
+    assert links.look(ELDER.peer, {9}, 0, 0) == [step for step in closed if step.number != 9]
+    assert links.look(ELDER.peer, (), 0, 0) == [step for step in closed if step.number == 9]
     links.want(OWN, [ELDER, *others[:15]], {})  # the others have gone
-    assert links.look(ELDER.peer, (), {}, 0) == lanes(range(8, 16))
-    assert links.look(ELDER.peer, (), {}, 0) == []
+    assert links.look(ELDER.peer, (), 0, 0) == lanes(range(8, 16))
+    assert links.look(ELDER.peer, (), 0, 0) == []
 
 
 def test_a_link_that_damages_what_comes_is_up_when_it_has_proven_itself() -> None:
@@ -178,33 +178,9 @@ def test_a_link_that_damages_what_comes_is_up_when_it_has_proven_itself() -> Non
         links.due(ELDER.peer, 0)
         steps = links.attached(ELDER.peer, 0, 0, 0, near=False, ours=True, more=False)
         assert steps == news
-    assert links.look(ELDER.peer, (), {0: 999}, NS_PER_S) == []
-    assert links.look(ELDER.peer, (), {0: 1000}, NS_PER_S) == [TellLink(ELDER.peer, None)]
-    assert links.look(ELDER.peer, (), {0: 1000}, NS_PER_S) == []
-
-
-@pytest.mark.parametrize("proven", [False, True])
-def test_a_link_with_healthy_lanes_is_down_when_the_others_damage_what_comes(proven: bool) -> None:
-    links, peer, damage = upkeep(ELDER), ELDER.peer, "damaged"
-    links.use([peer])
-    dial(links)
-    for number in (1, 2, 3):
-        dial(links, number)
-    healthy = {0: 10**6, 3: 10**6}
-    now_ns = NS_PER_S
-    assert links.lost(peer, 1, damage, now_ns, up=True, damaged=1000) == lanes([1])
-    assert links.look(peer, (), healthy, now_ns) == []
-    down = [*lanes([2]), TellLink(peer, damage)]
-    assert links.lost(peer, 2, damage, now_ns, up=True, damaged=1000) == down
-    assert dial(links, 1) == dial(links, 2) == []
-    again = links.lost(peer, 3, damage, now_ns, up=True, damaged=1000)
-    assert again == lanes([3])  # it was said already
-    assert dial(links, 3) == []
-    assert links.look(peer, (), {**healthy, 3: 999}, now_ns) == []
-    brought, late_ns = (1000, 0) if proven else (999, TIMING.ns(TIMING.lane_stall_s))
-    up = links.look(peer, (), {**healthy, 3: brought}, now_ns + late_ns)
-    assert up == [TellLink(peer, None)]
-    assert links.look(peer, (), healthy, now_ns + late_ns) == []
+    assert links.look(ELDER.peer, (), 999, NS_PER_S) == []
+    assert links.look(ELDER.peer, (), 1000, NS_PER_S) == [TellLink(ELDER.peer, None)]
+    assert links.look(ELDER.peer, (), 1000, NS_PER_S) == []
 
 
 class Shell:
@@ -217,8 +193,6 @@ class Shell:
         self.waits: set[tuple[PeerId, int]] = set()
         self.dials: set[tuple[PeerId, int]] = set()
         self.told: dict[PeerId, bool] = {}
-        self.damaging: set[PeerId] = set()
-        """Peers whose links may count as down although they have lanes."""
         self.now_ns = 0
 
     def is_up(self, peer: PeerId) -> bool:
@@ -251,32 +225,26 @@ class Shell:
         facts = peer, number, 0, self.now_ns
         self.carry_out(self.upkeep.attached(*facts, near=False, ours=ours, more=more))
 
-    def lose(self, peer: PeerId, number: int, damaged: int | None = None) -> None:
+    def lose(self, peer: PeerId, number: int) -> None:
         self.up.remove((peer, number))
         facts = peer, number, "reset", self.now_ns
-        self.carry_out(self.upkeep.lost(*facts, up=self.is_up(peer), damaged=damaged))
-
-    def look(self) -> None:
-        for peer in (ELDER.peer, YOUNGER.peer):
-            self.carry_out(self.upkeep.look(peer, range(16), {}, self.now_ns))
+        self.carry_out(self.upkeep.lost(*facts, up=self.is_up(peer), damaged=None))
 
     def check(self) -> None:
         """A wanted link that is down is being dialled, or will be; what was told is true."""
         for peer in self.wanted:
             under_way = {number for one, number in self.waits | self.dials if one == peer}
             assert self.is_up(peer) or 0 in under_way
-            told, is_up = self.told.get(peer, False), self.is_up(peer)
-            assert told is is_up or (is_up and peer in self.damaging)
+            assert self.told.get(peer, False) is self.is_up(peer)
 
 
 PEERS = (ELDER, YOUNGER)
-EVENTS = ("want", "drop", "use", "due", "made", "failed", "came", "lost", "damaged", "look")
 
 
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(EVENTS),
+            st.sampled_from(["want", "drop", "use", "due", "made", "failed", "came", "lost"]),
             st.integers(0, 50),
             st.sampled_from([MS, 100 * MS, NS_PER_S]),
         ),
@@ -288,8 +256,7 @@ def test_every_wanted_link_is_up_or_under_way(events: list[tuple[str, int, int]]
     for what, choice, passed_ns in events:
         shell.now_ns += passed_ns
         member, number = PEERS[choice % 2], choice // 2 % 3
-        keys = {"due": shell.waits, "made": shell.dials, "failed": shell.dials}
-        keys |= {"lost": shell.up, "damaged": shell.up}
+        keys = {"due": shell.waits, "made": shell.dials, "failed": shell.dials, "lost": shell.up}
         some = sorted(keys.get(what, ()))
         peer, lane = some[choice % len(some)] if some else (member.peer, number)
         if what in keys and not some:
@@ -318,18 +285,9 @@ def test_every_wanted_link_is_up_or_under_way(events: list[tuple[str, int, int]]
                 if steps is not None:
                     shell.carry_out(steps)
                     shell.attach(peer, lane, ours=False)
-            case "look":
-                shell.look()
-            case "damaged":
-                shell.damaging.add(peer)
-                shell.lose(peer, lane, 1000)
             case _:
                 shell.lose(peer, lane)
         shell.check()
-    shell.now_ns += 1000 * NS_PER_S  # longer than damage counts
-    shell.look()
-    shell.damaging.clear()
-    shell.check()
 
 
 # -- lanes that are silent -------------------------------------------------------------------------
