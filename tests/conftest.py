@@ -23,6 +23,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to wh
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", action="store_true", help="write the outputs of scenarios anew")
+
+
 def pytest_report_header() -> str:
     return f"limits on real time: {PATIENCE:g} times the usual ones ({VARIABLE}=... says otherwise)"
 

@@ -268,7 +268,10 @@ class SimConnection:
         self._open = False
         self._received.awaits_start = False
         del self._wires.ends[self]
-        self._wires.shared[self.process, self.remote.host] -= 1
+        shared, line = self._wires.shared, (self.process, self.remote.host)
+        shared[line] -= 1
+        if not shared[line]:
+            del shared[line]
 
     def _tell_lost_soon(self, error: Exception | None) -> None:
         if self.receiver is not None:

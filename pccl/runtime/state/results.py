@@ -166,6 +166,8 @@ class Results:
         if peer not in self._watchers and not _is_behind(peer, sender):
             self._watchers[peer] = sender
             for _, news in self._kept:
+                if _is_behind(peer, sender):
+                    break
                 sender.send(peer, FrameKind.RESULT, news)
 
     def forget(self, peers: Collection[PeerId]) -> None:

@@ -187,13 +187,12 @@ class Download:
     def begin(self, target: Target, present: Present) -> list[Decision]:
         """Fetch this from now on."""
         self.target = target
-        if self.is_done:  # the other fetchers have forgotten what they heard
+        if self.is_done:  # a fetcher that is new has not heard it
             return self._announce(target.fetchers, self._here, present)
         self.pieces = self.map = self._starving_since_ns = None
         self.wanted, self.wanted_bytes = (), 0
         self._maps.clear()
-        self._haves.clear()
-        self._news.clear()
+        self._news.clear()  # what others have said stays: they may have begun before this peer
         self._meter.begin()
         if target.is_met:
             return self._finish(present)

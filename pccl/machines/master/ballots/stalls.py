@@ -101,10 +101,14 @@ class StallWatch:
                 ballots.decide(ballot, ballot.close_view(f"{why}; {mended}"))
 
     def _silent(self, group: int) -> list[PeerId]:
-        """Members of whom a heartbeat is overdue."""
+        """Members of whom a heartbeat is overdue, though the master reads what they send."""
         since_ns = self._outbox.now_ns - self._timing.ns(1.5 * self._timing.heartbeat_s)
         peers = self._membership.peers
-        return [p for p in self._membership.order(group) if peers[p].heard_ns < since_ns]
+        return [
+            peer
+            for peer in self._membership.order(group)
+            if max(peers[peer].heard_ns, peers[peer].held_until_ns) < since_ns
+        ]
 
     def _judge_progress(self, ballot: Ballot) -> Expel | None:
         if ballot.phase is not Phase.STARTED:
