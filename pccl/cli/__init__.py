@@ -1,13 +1,13 @@
 """The command line: what ``pccl`` does when typed into a shell.
 
 * ``main``: ``pccl``: the group of commands. Each is imported only when it is used.
-* ``command_line``: commands that end in another command: ``pccl launch -n 4 -- python train.py``.
+* ``command_line``: options and arguments of commands that end in another command.
 * ``sizes``: arguments of commands that measure: sizes in bytes, and lists.
 * ``streams``: standard streams that are not as one would wish: closed, or full.
 * ``logs``: logging for the commands. The library itself adds no handlers; a program does, and we
   are one.
 * ``master``: ``pccl master``: one master in the foreground.
-* ``processes``: commands that start other programs, and never leave one behind.
+* ``processes``: ``pccl launch`` and ``pccl join``: they start programs, and leave none behind.
 * ``status``: ``pccl status``: how a run stands, as its master sees it.
 * ``status_view``: what ``pccl status`` shows: tables on a terminal, one line for each thing when
   piped.

@@ -8,7 +8,8 @@
 * ``transfer``: one running collective on this peer: buffers, received sets, outlets.
 * ``chain_transfer``: a collective in which each peer sends to the next one: ring and broadcast.
 * ``direct_transfer``: contributions go to the owner of each segment, results come from it.
-* ``coding``: how one running collective shortens what it sends, and what that costs in accuracy.
+* ``coding``: encodes what one running collective sends, decodes what it receives, and keeps what
+  that costs in accuracy.
 * ``data_plane``: gives every frame its sink: the frames of all links meet the transfers here.
 * ``reduce_many``: many reduces as one call: each is tried again until it succeeds, some at a time.
 """
