@@ -146,11 +146,11 @@ class GradientsAveraged:
     """The gradients of one step were replaced by their average over the peers.
 
     Attributes:
-        step: of which they are.
+        step: the step whose gradients were averaged.
         contributors: the peers whose gradients are in the average, ascending.
-        tx_bytes: sent for it.
-        rx_bytes: received for it.
-        hidden_s: how much of the reducing went on behind the backward pass, in seconds.
+        tx_bytes: bytes sent for the average.
+        rx_bytes: bytes received for the average.
+        hidden_s: seconds of reducing that overlapped the backward pass.
         exposed_s: how long the training thread waited for the rest.
     """
 

@@ -37,12 +37,15 @@ class Ledger:
 
     @property
     def number(self) -> int:
-        """Of the next round, or of the one that the members are in: outer steps made so far."""
+        """Number of the open round, or else of the next one.
+
+        It equals the outer steps made so far.
+        """
         return int(self._head[0])
 
     @property
     def is_open(self) -> bool:
-        """Whether the members are in this round: who enters has to take part in it."""
+        """Whether the members are in this round: a newcomer has to take part in it."""
         return bool(self._head[1])
 
     def open(self) -> None:

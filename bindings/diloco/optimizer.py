@@ -148,10 +148,10 @@ class DiLoCo(torch.optim.Optimizer):
 
     @property
     def round(self) -> int:
-        """Rounds that have begun here, of the run's: outer steps made and in flight.
+        """Rounds of the run that have begun on this peer: outer steps made and in flight.
 
-        Members that train until it has reached the same number, and then call ``finish``, end with
-        the same model, whenever they have joined.
+        Members that train until the same ``round`` and then call ``finish`` end with the same
+        model, whenever they joined.
         """
         return self._pipeline.number
 
@@ -257,16 +257,16 @@ class DiLoCo(torch.optim.Optimizer):
         self.inner.zero_grad(set_to_none=set_to_none)
 
     def finish(self) -> None:
-        """Wait for what is in flight, and give the model the outer parameters.
+        """Wait for the rounds in flight, and give the model the outer parameters.
 
         Call it after a multiple of ``sync_every`` steps, or right after the last fragment's round
-        has begun. The fragments whose turn was earlier have a last round then, at once, so that no
-        inner step is left out; what is left out in another place is said in the log. All members
-        that call it in the same ``round`` take part, and end with the same model, whenever they
-        have joined; who trains on is waited for.
+        has begun. Fragments that were due earlier in the cycle get one final round immediately, so
+        that every inner step is averaged. After another number of steps, it logs any work that was
+        not averaged. All members that call it in the same ``round`` take part, and end with the
+        same model, whenever they joined. It waits for peers that are still training.
 
-        Training may go on afterwards. Whoever joins before the rounds that came early would have
-        been due counts ``steps`` as if they had been, less than ``sync_every`` too many.
+        Training may go on afterwards. A peer that joins before those final rounds would have been
+        due counts too many ``steps``, but fewer than ``sync_every`` too many.
 
         Raises:
             PCCLError: as of ``step``.

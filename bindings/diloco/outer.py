@@ -168,8 +168,8 @@ class OuterParameters:
 
     Args:
         fragments: in order.
-        agreed: what else all members must have alike, in words. Like the outer optimizer's settings
-            it is in the name of an entry: members that differ are told so when they join.
+        agreed: other settings that must be equal on all members, as text. They are in the name of
+            an entry, so a peer with other settings gets an error when it joins.
     """
 
     def __init__(self, fragments: Sequence[OuterFragment], agreed: str = "") -> None:

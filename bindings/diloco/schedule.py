@@ -27,10 +27,10 @@ class Schedule:
     """When rounds begin and when their outcome is merged.
 
     Attributes:
-        fragments: how many there are; 1: the whole model at once.
+        fragments: number of fragments; 1 averages the whole model at once.
         sync_steps: inner steps between two rounds of the same fragment; 0: a time budget counts.
         sync_s: the time budget, in seconds; 0.0: inner steps count.
-        delay: inner steps between taking a pseudo-gradient and merging what comes of it.
+        delay: inner steps between taking a pseudo-gradient and merging its average.
     """
 
     fragments: int = 1

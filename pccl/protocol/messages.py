@@ -456,7 +456,7 @@ class RoundWaits:
 
 @dataclass(frozen=True, slots=True)
 class OperationWaits:
-    """The same for the operation that has waited longest."""
+    """Which members the longest-waiting operation waits for, and what they do."""
 
     operation: OperationId
     waited_s: U32

@@ -178,10 +178,10 @@ def choose_algorithms(
 
     Args:
         ring: the members in order; the first one is the root of a star.
-        measured: what is known of links between them, and perhaps of others.
-        broken: pairs that cannot talk: what needs them is not chosen. (A ring that has them as
-            neighbours is put in another order before.)
-        implemented: what there is to choose from.
+        measured: known latencies and speeds; may include other peers.
+        broken: pairs without a link; algorithms that need one are not chosen. (The caller has
+            already reordered a ring with such neighbours.)
+        implemented: algorithms to choose from.
     """
     costs = {
         algorithm: cost

@@ -1,4 +1,7 @@
-"""The master of a run under trouble. It tells the harness what it announces of peers."""
+"""The master process of a chaos run.
+
+It reports each announcement about a peer to the harness.
+"""
 
 from __future__ import annotations
 

@@ -71,7 +71,10 @@ class Trials:
 
 @dataclass(frozen=True, slots=True)
 class NewcomerJoined:
-    """All are there, and it has reduced with them; since it began to connect."""
+    """The newcomer has completed its first reduce with all members.
+
+    ``seconds`` counts from its connect.
+    """
 
     seconds: float
 

@@ -35,10 +35,10 @@ class ChaosRun:
 
     Args:
         settings: the run.
-        view: told what happens.
+        view: displays the events of the run.
 
     Attributes:
-        record: what was heard so far; complete when ``run`` has ended, however.
+        record: events received so far; complete once ``run`` has returned or raised.
     """
 
     def __init__(self, settings: Settings, view: ChaosView) -> None:

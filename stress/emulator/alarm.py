@@ -1,8 +1,7 @@
-"""A timer of a loop that rings within some ten microseconds of its time.
+"""An event-loop timer that fires within about 10 us of its deadline.
 
-The timers of asyncio and of uvloop are good to a millisecond: as much as the whole way of a link
-with a round trip of 2 ms. Linux has a finer one that looks like a file; elsewhere the loop's own
-has to do.
+Timers of asyncio and uvloop have a resolution of 1 ms, the one-way delay of a link with a round
+trip of 2 ms. On Linux this module uses a timerfd, elsewhere the loop's timer.
 """
 
 from __future__ import annotations

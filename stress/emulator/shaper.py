@@ -269,7 +269,7 @@ class Shaper:
             flow.served_bytes = max(flow.served_bytes, self._served_bytes)
 
     def lose(self, flow: ShapedFlow) -> None:
-        """What of a flow is on its way is lost, and waits to be sent again, in order."""
+        """Lose the bytes of ``flow`` in transit, and queue them to be sent again in order."""
         lost_bytes = sum(count for _, count in flow.transit)
         flow.ending |= any(not count for _, count in flow.transit)
         flow.transit.clear()

@@ -11,12 +11,12 @@ from pccl.transports.outgoing import Payload
 
 
 class Liar:
-    """Changes what a process sends of shared state.
+    """Corrupts shared state frames that a process sends.
 
     Args:
-        rng: decides when, and what.
-        kind: of the frames that it changes.
-        probability: that it changes one.
+        rng: chooses frames and bits.
+        kind: kind of frame to corrupt.
+        probability: chance that a frame is corrupted.
     """
 
     def __init__(self, rng: Random, kind: FrameKind, probability: float) -> None:

@@ -167,7 +167,7 @@ class Stage:
         self._watchers.append(watcher)
 
     def struck(self, fault: Fault, phase: LifePhase | None = None) -> None:
-        """A fault is about to do what it does, in that phase of its victim's life."""
+        """Record that ``fault`` takes effect now, in ``phase`` of its victim."""
         self.strikes[fault.kind] += 1
         if phase is not None:
             self.struck_in[in_phase(fault.kind, phase)] += 1

@@ -38,7 +38,7 @@ class PeerOutput:
         self._write(line.stream, prefix + line.text + end)
 
     def complain(self, text: str) -> None:
-        """Something of our own, on stderr."""
+        """Print a message of ``pccl launch`` on stderr."""
         self._write(STDERR, f"pccl launch: {text}\n".encode(errors="replace"))
 
     def _write(self, number: int, data: bytes) -> None:

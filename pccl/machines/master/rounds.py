@@ -52,10 +52,10 @@ class JointRounds:
         return RoundId(kind, self._counts[kind])
 
     def request(self, peer: RegisteredPeer, round_id: RoundId) -> None:
-        """A member has made the call.
+        """Record that ``peer`` called for this round.
 
         Raises:
-            RemoteProtocolError: it cannot have made it.
+            RemoteProtocolError: ``peer`` cannot have made this call.
         """
         present = self._counts[round_id.kind]
         if not peer.admitted or round_id.n > present:

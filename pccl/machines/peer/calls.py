@@ -55,7 +55,10 @@ class OneTimeError:
         return not self._reports or bool(self._launched)
 
     def ends(self, call: int, *, detached: bool) -> None:
-        """A call has this for its outcome; ``detached``: nobody waits for that yet."""
+        """Record that ``call`` ends with this loss.
+
+        ``detached``: no caller waits for the call yet.
+        """
         if not detached:
             self._reports += 1
         elif not self._reports:

@@ -101,7 +101,7 @@ class Collectives:
             self._out.send(msg.Withdraw(unasked.id, reason))
 
     def leave(self, operation: OpenOperation, reason: str) -> None:
-        """The caller of an operation does not wait any longer."""
+        """Withdraw from ``operation``, because its caller stopped waiting for ``reason``."""
         call, done = operation.call, operation.phase is Phase.DONE
         assert call is not None
         in_doubt = done or self._own.has_standby

@@ -44,12 +44,12 @@ def fingerprint(descriptor: Descriptor) -> int:
 
 
 class EagerBudget:
-    """What one member may send ahead, and has.
+    """Limits what one member sends before an operation starts.
 
     Args:
-        tensor_bytes_max: no larger tensor goes ahead; 0: none does.
+        tensor_bytes_max: the largest tensor that it sends early; 0 disables this.
         segment_bytes: the fixed size of segments, if there is one.
-        bytes_max: what each other member keeps of us, headers included.
+        bytes_max: bytes that each other member stores for it, headers included.
     """
 
     def __init__(

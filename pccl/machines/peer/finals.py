@@ -100,7 +100,7 @@ class Heartbeats:
         self.send()
 
     def follows_another(self) -> None:
-        """Another master is followed, or the same one in another term: nothing of it is stored."""
+        """Reset the stored place, because this peer follows another master or another term."""
         self._stored_place = 0
 
 

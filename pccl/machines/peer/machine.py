@@ -136,7 +136,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
 
     @property
     def knows_its_loss(self) -> bool:
-        """Whether this peer is no longer a member, and a caller has been told."""
+        """Whether this peer lost its membership and a caller has received the error."""
         loss = self.refusals.loss
         return self.standing is Standing.LOST and loss is not None and loss.is_reported
 

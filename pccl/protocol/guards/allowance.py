@@ -1,4 +1,4 @@
-"""How much of what others send a process takes, by what it knows of the sender.
+"""Limits how much data a process accepts from a sender, by how far it trusts that sender.
 
 The shell asks before it reads a message in full, and spends an allowance for what it has read. All
 of it is pure: kinds, sizes and the time go in, a number comes out.

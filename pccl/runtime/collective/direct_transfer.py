@@ -1,8 +1,7 @@
 """``DirectTransfer``: contributions go to the owner of each segment, results come from it.
 
-Mesh and star, as :mod:`pccl.collectives.direct` describes them. A contribution that arrives is read
-into a buffer and added to what is in the result of its owner; a result that arrives is read into
-its place.
+This module implements mesh and star; :mod:`pccl.collectives.direct` describes them. The owner reads
+a contribution into a buffer and adds it to its result. Members read a result into its place.
 """
 
 from __future__ import annotations

@@ -214,10 +214,10 @@ class Transfer(ABC):
 
     @abstractmethod
     def begin(self, *, weights: tuple[float, ...] = ()) -> None:
-        """Everybody has posted: send what does not wait for others.
+        """Send the segments that depend on no other member: all members have posted the operation.
 
         Args:
-            weights: of a weighted average those of all members, in ring order.
+            weights: one per member in ring order, for a weighted average.
         """
 
     def place(self, peer: PeerId, header: FrameHeader) -> Placement | None:

@@ -113,7 +113,7 @@ class Replay:
         self.wake()
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Let ``run`` check for new results."""
         if self._turn is not None and not self._turn.done():
             self._turn.set_result(None)
 

@@ -169,7 +169,7 @@ class Download:
         return self.pieces is not None and self.pieces.expects(source, piece)
 
     def wants(self, piece: int) -> bool:
-        """Whether it is still missing."""
+        """Whether ``piece`` is still missing."""
         return self.pieces is not None and self.pieces.wants(piece)
 
     def owns(self, piece: int) -> bool:

@@ -50,15 +50,15 @@ class MapRequest:
         return self.is_overdue and not self._has_begun and now_ns - self._asked_ns >= stall_ns
 
     def take(self, first: int, count: int, digests: bytearray) -> PieceMap | None:
-        """A part of it is here; returns the whole once it is complete.
+        """Store a part of the map. Return the map once all parts arrived, else None.
 
         Args:
             first: number of the first piece in this part.
-            count: of pieces in the whole map, as the peer says.
-            digests: of consecutive pieces.
+            count: number of pieces in the whole map, as the peer states it.
+            digests: digests of consecutive pieces.
 
         Raises:
-            RemoteProtocolError: it is of another state.
+            RemoteProtocolError: the part is of another state.
         """
         start = first * DIGEST_BYTES
         fits = count == self._layout.piece_count and not len(digests) % DIGEST_BYTES

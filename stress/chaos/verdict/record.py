@@ -205,11 +205,13 @@ class RunRecord:
         return (life for life in self.lives if life.exit_code is not None)
 
     def without_result(self, living: Iterable[Life], since_s: float) -> list[Life]:
-        """Those of the living peers that have had no result since then, though they have company.
+        """Return the living peers without a result since ``since_s``.
+
+        For a peer alone in its group, any progress counts.
 
         Args:
             living: all processes that run.
-            since_s: since when nothing is wrong any more.
+            since_s: when the last fault ended.
         """
         peers = [life for life in living if life.index >= 0]
         sizes = Counter(self.group_of(life.index) for life in peers)

@@ -216,7 +216,7 @@ class Excuses:
         return self._stood_still(host, MASTER_NAME, timing.master_lost_s - recovery_s)
 
     def was_cut_off(self, host: str) -> bool:
-        """Whether anything befell the connection of a host with the master."""
+        """Whether a fault affected the connection of ``host`` to the master."""
         return self._any(host, MASTER_NAME)
 
     @property

@@ -28,7 +28,7 @@ _Spell = Annotated[int, one_of(100 * MS, 1000 * MS, 4000 * MS)]
 
 @dataclass(frozen=True)
 class BetweenFault(TimedFault):
-    """One that befalls what is between ``peer`` and ``other``."""
+    """A fault of the connection between ``peer`` and ``other``."""
 
     peer: Process
     other: OtherProcess

@@ -58,12 +58,12 @@ class Contents:
         self.state = pccl.SharedState(infos)
 
     def fill(self, round_number: int) -> None:
-        """Put in what belongs to a round."""
+        """Fill all tensors with the patterns of a round."""
         for number in range(TENSORS):
             self.fill_one(number, round_number)
 
     def fill_one(self, number: int, round_number: int) -> None:
-        """Put into one tensor what belongs to a round."""
+        """Fill tensor ``number`` with the pattern of a round."""
         self._pattern.fill(self._tensors[number], TENSORS * round_number + number)
 
     def fault(self, round_number: int, *, changing: int | None = None) -> str:

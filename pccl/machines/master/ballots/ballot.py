@@ -177,7 +177,10 @@ class Ballot(ABC):
 
     @property
     def has_company(self) -> bool:
-        """Whether several members are in it; one alone waits for nobody but itself."""
+        """Whether the operation has several members.
+
+        A single member waits only for itself.
+        """
         return len(self._present) > 1
 
     def wait(self) -> Wait:

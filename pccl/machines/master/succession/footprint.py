@@ -26,7 +26,10 @@ _Measure = int | Callable[[Any], int]
 
 
 def footprint(message: object) -> int:
-    """Bytes, within a factor of two; what is shared with others counts as if it were not."""
+    """Return the memory of ``message`` in bytes, within a factor of two.
+
+    Shared objects count in full.
+    """
     kind: Any = type(message)
     measure = _measure_of(kind)
     return measure if isinstance(measure, int) else measure(message)

@@ -191,7 +191,7 @@ class Succession:
         self._reporting.discard(connection)
 
     def closed(self, connection: int) -> None:
-        """A connection is gone."""
+        """Forget a closed connection."""
         self._waiting.pop(connection, None)
         if self._hears is not None:
             self._hears.closed(connection)
