@@ -57,27 +57,27 @@ class Communicator(CommunicatorBase):
 
     @asking(join_request)
     async def connect(self, request: JoinRequest) -> None:
-        """Join the run. Returns when admitted, which takes a joint call of the members.
+        """Join the run. Returns when the members have admitted this peer, in a joint call.
 
-        With ``shared_state`` this peer first fetches, in the background, what the members hold
-        since their last synchronization, while they go on working; it is admitted after that. The
-        first ``sync_shared_state`` of the same state moves what has changed since. Until then no
-        tensor is changed.
+        With ``shared_state`` this peer first fetches the contents of the members' last
+        synchronization, in the background, while the members keep working. They admit it after
+        that. The first ``sync_shared_state`` of the same state fetches the changes since then.
+        Until then no tensor is changed.
 
         Args:
             n_attempts: how often to try to reach the master, one second apart.
             min_peers: how many members the run must have, this one included, before this peer is
                 admitted; None: what ``PCCL_MIN_PEERS`` says, otherwise 1.
-            shared_state: to be fetched before the admission; None: nothing is.
+            shared_state: state to fetch before the admission; None: none.
             staging_bytes_max: as of ``sync_shared_state``.
             staging_directory: as of ``sync_shared_state``.
             on_progress: as of ``sync_shared_state``.
             on_reduction: with ``shared_state``: called, in order and in a thread of the library,
                 with the result of each ``observable`` reduce that the members commit after the
-                synchronization whose state was fetched. It does to the tensors what the members
-                do with that result, so that nothing of it has to be fetched again. The tensors
-                are written before this peer is admitted then; what was missed is fetched. If it
-                raises, that is logged, it is not called any more, and what differs is fetched.
+                synchronization whose state was fetched. It must change the tensors as the members
+                do with that result, so that this peer need not fetch the changes. Then the tensors
+                are written before the admission; missed changes are fetched. If it raises, the
+                library logs that, stops calling it, and fetches the pieces that differ.
             timeout_s: budget.
 
         Raises:
@@ -115,11 +115,11 @@ class Communicator(CommunicatorBase):
     async def optimize_topology(self, *, timeout_s: float | None = None) -> None:
         """Settle the order of the rings. Joint call of all members of all groups.
 
-        The order stays that of the ids for now. Where links have turned out to be other than they
-        seemed, ``algorithm="auto"`` is decided anew, in a new view.
+        For now, rings stay in the order of the ids. If the measured links have changed, the master
+        chooses the algorithms of ``algorithm="auto"`` again, in a new view.
 
         Raises:
-            TooFewPeers: alone in the run. Wait for others with ``update_topology``.
+            TooFewPeers: alone in the run. Wait for newcomers with ``update_topology``.
             PendingOperations: a collective of this peer is still open. Wait for it first.
             DeadlineExceeded: the budget ran out. Call again: it takes part in the same round.
         """
@@ -129,7 +129,7 @@ class Communicator(CommunicatorBase):
     async def all_reduce(self, request: ReduceRequest) -> ReduceInfo:
         """Reduce ``send`` over all members of the group. Joint call of the group, per tag.
 
-        The result is bit-identical for all members; it is there for all of them or for none.
+        The result is bit-identical on all members. All members receive it, or none does.
 
         Args:
             send: NumPy array or torch CPU tensor, any shape, contiguous, of any ``DataType``. Not
@@ -143,26 +143,26 @@ class Communicator(CommunicatorBase):
                 all members give a weight, each its own, or none does.
             tag: collectives with different tags may be in flight at the same time, from several
                 threads; the members pair them by tag.
-            operand_descriptor: must say the tensor's own dtype; None: nothing to say.
-            quantization_options: how values are shortened for the wire; floats only. All members
-                must ask for the same.
+            operand_descriptor: must state the tensor's own dtype; None: not checked.
+            quantization_options: how values are quantized for the wire; floats only. All members
+                must give the same.
             algorithm: how the values travel: ``"ring"``, ``"star"`` (tensors up to 4 MiB),
-                ``"mesh"``, or ``"auto"``: what the master's cost model finds the quickest for this
-                size; the same for all. All members must ask for the same.
-            observable: let newcomers that replay reductions have the result (``on_reduction`` of
+                ``"mesh"``, or ``"auto"``: the fastest for this size in the master's cost model,
+                the same for all members. All members must give the same.
+            observable: send the result to newcomers that replay reductions (``on_reduction`` of
                 ``connect``); it is copied if there are any.
-            retry: when a member is lost or withdraws, reduce again with whoever is left.
+            retry: when a member is lost or withdraws, reduce again with the remaining members.
             timeout_s: budget of all attempts together.
 
         Returns:
-            Bytes moved, whose values are in the result, their weights, and the algorithm.
+            Bytes moved, the members that contributed, their weights, and the algorithm.
 
         Raises:
             CollectiveAborted: a member was lost, or withdrew. ``send`` is bit for bit what it
                 was; re-read the world size and call again.
             DescriptorMismatch: the members asked for different dtypes, ops, counts or algorithms,
                 or only some gave a weight.
-            TooFewPeers: alone in the group. Wait for others with ``update_topology``.
+            TooFewPeers: alone in the group. Wait for newcomers with ``update_topology``.
             DeadlineExceeded, OutcomeUnknown: the budget ran out; ``send`` is what it was.
             PCCLError: the tag is in use by a collective that is still open (INVALID_ARGUMENT).
             ValueError, TypeError: a buffer that cannot be used; the message says how to mend it.
@@ -177,7 +177,7 @@ class Communicator(CommunicatorBase):
         handle raises what happens during the run. Unlike a task around ``all_reduce``, the reduce
         is launched when this returns, and a cancelled wait for it does not withdraw it.
 
-        The arguments are those of ``all_reduce``, with two differences.
+        It takes the arguments of ``all_reduce``, with two differences.
 
         Args:
             retry: must be False. After a loss the group is another one, and the caller must learn
@@ -200,20 +200,21 @@ class Communicator(CommunicatorBase):
     async def all_reduce_many(self, request: ReduceRequest) -> ReduceInfo:
         """Reduce several tensors as one: one operation, one outcome. Joint call of the group.
 
-        As ``all_reduce`` of their concatenation, which is not made: hundreds of small tensors cost
-        about what one of their total size costs. All are reduced, by everyone, or none is.
+        It equals ``all_reduce`` of their concatenation, but does not concatenate them. Hundreds of
+        small tensors cost about as much as one of their total size. Either all tensors are reduced
+        on all members, or none is.
 
         Args:
-            tensors: as of ``all_reduce``, at least one element in all, all of one dtype. One
-                without elements is fine, and adds nothing. The members must agree on the number
-                of elements in all; how they split them is everybody's own business.
+            tensors: as of ``all_reduce``, all of one dtype, with at least one element in total.
+                Empty tensors are allowed. The total number of elements must be equal on all
+                members; each member may split them differently.
             recv: for each tensor where its result goes, as of ``all_reduce``; None (or
                 ``tensors``): in place. Either all are in place or none.
             op: as of ``all_reduce``.
             weight: as of ``all_reduce``.
-            tag: as of ``all_reduce``, which shares the tags: it may even be the other members'.
+            tag: as of ``all_reduce``, which shares the tags. Other members may make that call.
             quantization_options: as of ``all_reduce``; blocks and the residual of an
-                ``error_feedback`` are those of the concatenation.
+                ``error_feedback`` span the concatenation.
             algorithm: as of ``all_reduce``, for the total size.
             observable: as of ``all_reduce``; the newcomer gets the concatenation.
             retry: as of ``all_reduce``, for all tensors together.
@@ -234,25 +235,24 @@ class Communicator(CommunicatorBase):
         """Reduce several tensors, each again after losses until it is done.
 
         Joint call of the group; the members pair the tensors by tag. It returns when every tensor
-        is reduced, by everyone. Tensors may differ in their contributors if members are lost on
-        the way.
+        is reduced on all members. Tensors may differ in their contributors if a member is lost
+        during the call.
 
         Args:
             descriptors: one for each tensor, with a tag of its own.
-            max_in_flight: how many are reduced at the same time.
-            timeout_s: budget of everything together.
+            max_in_flight: number of tensors that are reduced at the same time.
+            timeout_s: budget of the whole call.
 
         Returns:
             Bytes moved in total, and the contributors of the last one.
 
         Raises:
-            TooFewPeers: nobody else is left in the group. This and the other errors name, in
-                ``completed_tags``, the tags whose tensors are reduced; the other tensors are what
-                they were.
+            TooFewPeers: no other member is left in the group. All errors of this call list the
+                tags of the reduced tensors in ``completed_tags``; the other tensors are unchanged.
             DescriptorMismatch: the members asked for different things under one tag.
             DeadlineExceeded, OutcomeUnknown: the budget ran out.
-            Evicted, MasterLost: this peer lost its place, or the master; told before what else
-                failed.
+            Evicted, MasterLost: this peer lost its membership or the master. These errors take
+                precedence over other failures.
             ValueError, TypeError: nothing to reduce, a tag twice, or a tensor that cannot be used.
         """
         name = "all_reduce_multiple_with_retry"
@@ -262,27 +262,27 @@ class Communicator(CommunicatorBase):
     async def sync_shared_state(self, request: SyncOptions) -> SharedStateSyncInfo:
         """Make the shared states of all members of the group equal. Joint call of the group.
 
-        One content is elected (``docs/shared-state.md`` has the rules), and whoever has another one
-        receives the pieces that differ, from all who have them. It is committed for all of them or
-        for none; if it fails, every tensor is what it was. After a loss it goes on, or begins again
-        with the pieces that are here, without the caller's doing.
+        The group elects one content (``docs/shared-state.md`` has the rules). Members with other
+        contents receive the pieces that differ, from all members that have them. All members commit
+        it or none does; if it fails, every tensor is unchanged. After a loss the call continues or
+        restarts by itself, and keeps the pieces that it has received.
 
         Args:
-            shared_state: tensors and their revision. A member whose revision is not the one that
-                follows the last synchronization is outdated and receives both.
+            shared_state: tensors and their revision. A member is outdated, and receives both, if
+                its revision is not the one that follows the last synchronization.
             strategy: ENFORCE_POPULAR of all members, or SEND_ONLY and RECEIVE_ONLY.
             expect_unchanged: raise StateMismatch, for all members, rather than receive anything.
-            resume: what counts if nobody has the revision that the group is at: ``"never"``
-                nothing, and StateUnavailable is raised; ``"highest"`` the highest that anybody has;
-                ``"advanced"`` likewise, but not 0 once the group has got beyond it, and a higher
-                revision than expected wins if it comes from the group's last synchronization. The
-                same for all members.
-            in_place: let pieces be written straight into the tensors, without room of their own:
-                if it fails, the tensors are undefined. Only for the first synchronization.
-            staging_bytes_max: pieces wait in memory until all are here; more than so many bytes
-                wait in a temporary file.
-            staging_directory: where that is, a directory that exists; None: where temporary files
-                go.
+            resume: which revision wins if no member has the group's. ``"never"``: none, and
+                StateUnavailable is raised. ``"highest"``: the highest of any member.
+                ``"advanced"``: the same, but never 0 once the group is past it; and a higher
+                revision than expected wins if it comes from the group's last synchronization.
+                All members must give the same.
+            in_place: write pieces straight into the tensors, without staging them: if the call
+                fails, the tensors are undefined. Only for the first synchronization.
+            staging_bytes_max: received pieces are staged until all have arrived: up to so many
+                bytes in memory, more in a temporary file.
+            staging_directory: an existing directory for that file; None: the default directory
+                for temporary files.
             on_progress: called with a :class:`pccl.SyncProgress` some times a second, on the
                 library's thread: it must return soon, and not call the communicator. If it raises,
                 that is logged, and it is not called any more. A
@@ -291,17 +291,17 @@ class Communicator(CommunicatorBase):
             timeout_s: budget of all attempts together.
 
         Returns:
-            Bytes that others fetched here, and that were fetched here.
+            Bytes that this peer sent to other members, and bytes that it received.
 
         Raises:
             StateMismatch: names, dtypes or lengths of tensors differ, or contents that must not;
-                the message names the first tensor, the piece, and who.
-            StateUnavailable: nobody has a state to go on with; the message says what to do.
-            DescriptorMismatch: members named strategies that do not go together.
-            Evicted: this peer's state conflicts with what the majority has.
+                the message names the first tensor, the piece, and the members.
+            StateUnavailable: no member has a state to continue with; the message says what to do.
+            DescriptorMismatch: members gave strategies that exclude each other.
+            Evicted: this peer's state conflicts with that of the majority.
             PendingOperations: collectives of this peer are still open.
             DeadlineExceeded, OutcomeUnknown: the budget ran out; the state is what it was.
-            OSError: there is no room to stage what is to be received.
+            OSError: there is no space to stage the received pieces.
             ValueError, TypeError: an argument that cannot be used.
         """
         with showing(request.on_progress):
@@ -311,33 +311,33 @@ class Communicator(CommunicatorBase):
     async def verify(self, request: SyncOptions) -> None:
         """Make sure that all members of the group hold the same contents. Joint call of the group.
 
-        Nothing is changed, whatever the revisions are. Tensors that may differ don't count.
+        It changes nothing, and ignores revisions and tensors that may differ.
 
         Args:
             shared_state: as of ``sync_shared_state``.
             timeout_s: budget.
 
         Raises:
-            StateMismatch: they do not; the message names the first tensor and piece that differ,
-                and who has what.
+            StateMismatch: contents differ; the message names the first tensor and piece that
+                differ, and which members hold which contents.
             PendingOperations, DeadlineExceeded: as of ``sync_shared_state``.
         """
         await self._run(CheckedCall("verify", self._engine.sync, request))
 
     @asking(broadcast_request)
     async def broadcast(self, request: ReduceRequest) -> ReduceInfo:
-        """Give everybody in the group the values of one member. Joint call of the group, per tag.
+        """Give all members of the group the values of one. Joint call of the group, per tag.
 
-        It is there for all of them or for none; alone it returns at once.
+        All members receive the values, or none does. A single member returns at once.
 
         Args:
-            tensor: as of ``all_reduce``, overwritten in place (of the root: unchanged).
-            root: rank of the member whose values everybody gets.
+            tensor: as of ``all_reduce``, overwritten in place (on the root: unchanged).
+            root: rank of the member that sends its values.
             tag: as of ``all_reduce``, which shares the tags.
             timeout_s: budget.
 
         Returns:
-            Bytes moved, and who took part.
+            Bytes moved, and the members that took part.
 
         Raises:
             CollectiveAborted: a member was lost, or withdrew; ``tensor`` is what it was. Ranks
@@ -350,19 +350,19 @@ class Communicator(CommunicatorBase):
 
     @asking(barrier_request)
     async def barrier(self, request: ReduceRequest) -> None:
-        """Wait until all members of the group are here. Joint call of the group, per tag.
+        """Wait until all members of the group have called it. Joint call of the group, per tag.
 
-        Alone it returns at once.
+        A single member returns at once.
 
         Raises:
             CollectiveAborted: a member was lost, or withdrew. Call again.
-            DescriptorMismatch: others use the tag for something else.
+            DescriptorMismatch: other members use the tag for another call.
             DeadlineExceeded, OutcomeUnknown: the budget ran out.
         """
         await self._run(CheckedCall("barrier", self._engine.reduce, request))
 
     async def close(self) -> None:
-        """Say goodbye and free everything; idempotent."""
+        """Leave the run and free all resources; idempotent."""
         await asyncio.get_running_loop().run_in_executor(None, self._session.close)
 
     async def __aenter__(self) -> Communicator:

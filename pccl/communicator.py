@@ -1,4 +1,4 @@
-"""The blocking API: each call is made from the asyncio one of the same name, and says the same."""
+"""The blocking API: each method is made from the asyncio method of the same name."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ __all__ = ["Communicator", "MemberInfo", "ReduceInfo"]
 class Communicator(CommunicatorBase):
     """One process's membership in a run.
 
-    Any thread may call. Joint calls block until all members concerned have made them; Ctrl-C
-    leaves them promptly, with the inputs as they were. (If the others have the result by then, the
-    next joint call raises ResyncRequired.)
+    Any thread may call. Joint calls block until all members concerned have made them. Ctrl-C
+    interrupts them promptly and leaves the inputs unchanged. (If the other members have the result
+    by then, the next joint call raises ResyncRequired.)
 
-    Leaving the ``with`` block, ``close`` and garbage collection all say goodbye to the run.
+    The end of the ``with`` block, ``close`` and garbage collection all leave the run.
 
     ``timeout_s`` is the budget of a whole call, in seconds; None: as long as the run lives. When
     it runs out, the call raises DeadlineExceeded, or OutcomeUnknown if this peer had finished its
-    part of a reduce, or if the run has a standby master; either way the buffers are what they were.
+    part of a reduce, or if the run has a standby master. Either way the buffers are unchanged.
 
-    All joint calls may raise these, besides what they list:
+    All joint calls may raise these errors, besides those that they list:
 
-        Evicted, MasterLost: no longer a member. Raised by all calls and handles that were open, and
-            by what is called before one of them was reported. ``update_topology`` joins again.
+        Evicted, MasterLost: this peer is no longer a member. All open calls and handles raise it,
+            and so do new calls until one has raised it. ``update_topology`` joins again.
         ResyncRequired: the members committed a call that this peer had left. ``connect`` again,
             then ``sync_shared_state``.
-        LockstepError: the members waited for different things. Mend the program.
+        LockstepError: the members waited for different calls. Correct the program.
         NotConnected: ``connect`` was not called; or another call has raised Evicted or MasterLost.
 
     For the arguments see :class:`pccl._api.base.CommunicatorBase`.
@@ -58,7 +58,7 @@ class Communicator(CommunicatorBase):
     barrier = blocking(aio.Communicator.barrier)
 
     def close(self) -> None:
-        """Say goodbye and free everything. Idempotent; other calls raise NotConnected after it."""
+        """Leave the run and free all resources. Idempotent; later calls raise NotConnected."""
         self._session.close()
 
     def __enter__(self) -> Communicator:

@@ -1,4 +1,4 @@
-"""What the two communicators have in common: construction, and what needs no waiting."""
+"""Base class of both communicators: construction, and the calls that do not wait."""
 
 from __future__ import annotations
 
@@ -28,24 +28,23 @@ class CommunicatorBase:
     """One process's membership in a run.
 
     Args:
-        address: the master, ``"host:port"``, a name, an IPv4 or a bracketed IPv6 address, or
-            several separated by commas: masters that take over from each other; None:
-            what ``PCCL_MASTER`` says.
-        peer_group: collectives stay inside a group; admission spans the run. None: what
-            ``PCCL_GROUP`` says, otherwise 0.
-        p2p_connection_pool_size: connections per link, its lanes; 0: as many as the other side
-            was told, or else 16 to another machine (fewer if more than 16 links are in use) and
-            one inside a machine; None: what ``PCCL_LANES`` says, otherwise 0. Of two peers that
-            differ, the larger number counts.
+        address: the master, ``"host:port"``: a name, an IPv4 or a bracketed IPv6 address. Or
+            several, separated by commas: a master and its standbys. None: ``PCCL_MASTER``.
+        peer_group: collectives stay inside a group; admission spans the run. None:
+            ``PCCL_GROUP``, otherwise 0.
+        p2p_connection_pool_size: connections (lanes) per link. If the two peers differ, the larger
+            number counts. 0: the number of the other peer. If both have 0: 16 to another machine
+            (fewer if more than 16 links are in use), and one inside a machine. None:
+            ``PCCL_LANES``, otherwise 0.
         timing: deadlines; None: the defaults.
-        token: the secret of the run, 16 characters or more; None: what ``PCCL_TOKEN`` says, or
-            the file that ``PCCL_TOKEN_FILE`` names, otherwise there is none.
-        advertise: where the others can reach this peer, if the address that the master sees and
-            any free port will not do: ``HOST``, ``HOST:PORT``, ``HOST:FIRST-LAST``, ``:PORT`` or
-            ``:FIRST-LAST``. None: what ``PCCL_ADVERTISE`` says.
-        listen: where this peer's port is bound, if it is not the one that the others are told, as
-            behind a port mapping or a relay; written likewise. None: what ``PCCL_LISTEN`` says,
-            otherwise at the port of ``advertise``.
+        token: the secret of the run, 16 characters or more. None: ``PCCL_TOKEN``, or the file
+            that ``PCCL_TOKEN_FILE`` names, otherwise no secret.
+        advertise: address at which other peers reach this one: ``HOST``, ``HOST:PORT``,
+            ``HOST:FIRST-LAST``, ``:PORT`` or ``:FIRST-LAST``. None: ``PCCL_ADVERTISE``, otherwise
+            the address that the master sees, and any free port.
+        listen: address that this peer binds, in the same forms, if it differs from ``advertise``,
+            as behind a port mapping or a relay. None: ``PCCL_LISTEN``, otherwise the port of
+            ``advertise``.
         lanes: the same as ``p2p_connection_pool_size``.
 
     Raises:
@@ -109,7 +108,7 @@ class CommunicatorBase:
 
     @property
     def peer_id(self) -> int:
-        """This incarnation's id; whoever joins later has a larger one.
+        """This incarnation's id; peers that join later have larger ids.
 
         Raises:
             NotConnected: ``connect`` was not called.
@@ -121,7 +120,7 @@ class CommunicatorBase:
         """This peer's place in the ring of its group, from 0, as of its last joint call.
 
         Raises:
-            NotConnected: ``connect`` was not called, or the run went on without this peer.
+            NotConnected: ``connect`` was not called, or this peer is no longer a member.
         """
         ring = self._session.roster("rank").ring
         me = self._session.peer_id("rank")
@@ -147,7 +146,7 @@ class CommunicatorBase:
         return members_of(self._session.roster("members"))
 
     def status(self) -> Status:
-        """What this peer knows of itself: membership, master, open calls, transfers, links. Local.
+        """This peer's own view: membership, master, open calls, transfers, links. Local.
 
         Raises:
             NotConnected: ``connect`` was not called.

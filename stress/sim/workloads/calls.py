@@ -132,7 +132,7 @@ class SimCalls:
             raise error
 
     async def pause(self, attempt: int) -> None:
-        """After 20 failed attempts, wait before each further one, and make it without a time limit."""
+        """After 20 failed attempts, wait before each further one, and give it no time limit."""
         self._is_hasty = attempt <= _HASTY_MAX
         if not self._is_hasty:
             await self.sleep(_PAUSE_NS)
