@@ -15,11 +15,11 @@ PORT_MAX = 65535
 
 @dataclass(frozen=True, slots=True)
 class Advertised:
-    """Where a peer says that it can be reached.
+    """Address that a peer announces.
 
     Attributes:
-        host: what the others are told; empty: the address from which the master sees the peer.
-        ports: the peer listens on the first free one from first to last; None: on any.
+        host: host that other peers dial; empty: the address from which the master sees the peer.
+        ports: the peer listens on the first free port from first to last; None: on any.
     """
 
     host: str = ""
@@ -66,7 +66,7 @@ def parse_masters(text: str) -> tuple[Address, ...]:
 def parse_advertised(text: str, name: str = "advertise") -> Advertised:
     """Parse ``HOST``, ``HOST:PORT``, ``HOST:FIRST-LAST``, ``:PORT`` or ``:FIRST-LAST``.
 
-    ``name`` is what a mistake is blamed on.
+    ``name``: argument or variable that errors name.
 
     Raises:
         TypeError: not a string.
@@ -89,7 +89,7 @@ def parse_advertised(text: str, name: str = "advertise") -> Advertised:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``; of names, that is known of localhost alone."""
+    """Whether only this machine can reach ``host``; the only such name is localhost."""
     try:
         return ip_address(_canonical(host)).is_loopback
     except ValueError:
@@ -97,14 +97,15 @@ def is_loopback(host: str) -> bool:
 
 
 def reachable_at(master: Address, advertised: Advertised, bound: Advertised | None) -> PeerOptions:
-    """Where a peer listens and what the others are told.
+    """The address at which a peer listens, and the one that it announces.
 
-    A run on this machine alone is not open to others, unless somebody says so.
+    With a master on this machine, only this machine can reach the peer, unless an argument says
+    otherwise.
 
     Args:
-        master: its address.
-        advertised: what the others are told, and unless ``bound`` says otherwise, where to listen.
-        bound: where to listen, if it is not there.
+        master: address of the master.
+        advertised: announced address; the peer also listens there, unless ``bound`` is given.
+        bound: address to listen at.
 
     Raises:
         ValueError: ``bound`` is given and a range of ports is advertised.
@@ -127,7 +128,7 @@ def reachable_at(master: Address, advertised: Advertised, bound: Advertised | No
 
 
 def _any_port(host: str) -> Address:
-    """Where to listen if others reach this peer as ``host``."""
+    """Address to listen at if other peers reach this one as ``host``."""
     try:
         literal = ip_address(host)
     except ValueError:  # a name, which may stand for an address of either family

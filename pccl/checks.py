@@ -1,6 +1,6 @@
-"""Checks of plain arguments: whoever made the mistake is told where, before anything is sent.
+"""Checks of plain arguments: errors name the argument, before anything is sent.
 
-All raise TypeError or ValueError, never PCCLError: scripts retry those.
+All raise TypeError or ValueError, never PCCLError, which scripts retry.
 """
 
 from __future__ import annotations

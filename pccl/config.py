@@ -68,12 +68,12 @@ def resolve_masters(address: str | None) -> tuple[Address, ...]:
 
 
 def resolve_group(peer_group: int | None) -> int:
-    """The peer group; 0 if nobody says."""
+    """The peer group; 0 by default."""
     return _resolve_number("peer_group", peer_group, GROUP, 0, PEER_GROUP_MAX, default=0)
 
 
 def resolve_lanes(pool_size: int | None, lanes: int | None) -> int:
-    """Connections per link, by either name; 0 (chosen by the library) if nobody says."""
+    """Connections per link, by either name; 0 (chosen by the library) by default."""
     if pool_size is not None and lanes is not None:
         raise ValueError("lanes and p2p_connection_pool_size are two names of one thing; give one")
     name = "p2p_connection_pool_size" if lanes is None else "lanes"
@@ -82,12 +82,12 @@ def resolve_lanes(pool_size: int | None, lanes: int | None) -> int:
 
 
 def resolve_min_peers(min_peers: int | None) -> int:
-    """How many members ``connect`` waits for, this one included; 1 if nobody says."""
+    """How many members ``connect`` waits for, this one included; 1 by default."""
     return _resolve_number("min_peers", min_peers, MIN_PEERS, 1, MIN_PEERS_MAX, default=1)
 
 
 def resolve_advertise(advertise: str | None) -> Advertised:
-    """Where the others can reach this peer."""
+    """Address at which other peers reach this one."""
     if advertise is not None:
         return parse_advertised(advertise, "advertise")
     text = os.environ.get(ADVERTISE)
@@ -95,7 +95,7 @@ def resolve_advertise(advertise: str | None) -> Advertised:
 
 
 def resolve_listen(listen: str | None) -> Advertised | None:
-    """Where the own port is bound; None: where it is advertised."""
+    """Address that this peer binds; None: the port that it advertises."""
     if listen is not None:
         return parse_advertised(listen, "listen")
     text = os.environ.get(LISTEN)
@@ -103,7 +103,7 @@ def resolve_listen(listen: str | None) -> Advertised | None:
 
 
 def resolve_drain() -> bool:
-    """Whether SIGTERM leaves the run before it ends the program; False if nobody says.
+    """Whether SIGTERM leaves the run before it ends the program; False by default.
 
     Raises:
         ValueError: neither 0 nor 1.
@@ -112,7 +112,7 @@ def resolve_drain() -> bool:
 
 
 def resolve_progress() -> bool:
-    """Whether fetches that nobody listens to are shown; False if nobody says.
+    """Whether fetches without a listener show a progress bar; False by default.
 
     Raises:
         ValueError: neither 0 nor 1.
@@ -150,8 +150,8 @@ def read_token_file(path: str | os.PathLike[str], name: str = "token file") -> b
     """The secret in a file.
 
     Args:
-        path: of the file.
-        name: what a mistake is blamed on.
+        path: path of the file.
+        name: argument or variable that errors name.
 
     Raises:
         ValueError: it cannot be read, holds no good secret, or other users may read or change it.

@@ -1,4 +1,4 @@
-"""How a run stands, asked of its master by somebody who takes no part in it."""
+"""Asks a master for the status of its run, from a process outside the run."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def master_status(
     token: str | bytes | None = None,
     timeout_s: float | None = TIMEOUT_S,
 ) -> MasterStatus:
-    """Ask a master how its run stands. Blocks; changes nothing in the run.
+    """Ask a master for the status of its run. Blocks; changes nothing in the run.
 
     Args:
-        address: the master, ``"host:port"``; of several, separated by commas, the first that has
-            members tells; None: what ``PCCL_MASTER`` says.
-        token: the secret of the run; None: what ``PCCL_TOKEN`` or ``PCCL_TOKEN_FILE`` says.
-        timeout_s: for each master; None: as long as it takes.
+        address: the master, ``"host:port"``. Of several, separated by commas, the first that has
+            members answers. None: ``PCCL_MASTER``.
+        token: the secret of the run; None: ``PCCL_TOKEN`` or ``PCCL_TOKEN_FILE``.
+        timeout_s: limit for each master, in seconds; None: no limit.
 
     Raises:
-        LinkError: no master is there, or it did not answer in time.
-        NotAdmitted: a master is there that gives no status; the reason says why.
-        RemoteProtocolError: what is there is no master of this version, or has another token.
+        LinkError: no master listens there, or it did not answer in time.
+        NotAdmitted: the master refuses the request; the reason says why.
+        RemoteProtocolError: no master of this version listens there, or it has another token.
         TypeError, ValueError: not an address, or no good token.
     """
     masters, secret = resolve_masters(address), resolve_token(token)
@@ -79,7 +79,7 @@ def master_status(
 async def _ask_in_turn(
     io: IOThread, masters: Sequence[Address], secret: bytes | None, limit_s: float
 ) -> MasterStatus:
-    """A standby has nothing to tell until the run has come to it."""
+    """Ask each master in turn. A standby has no status before it takes over the run."""
     idle: MasterStatus | None = None
     failure: PCCLError | None = None
     for master in masters:
@@ -100,7 +100,7 @@ async def _ask_in_turn(
 
 
 def to_json(status: MasterStatus) -> dict[str, Any]:
-    """The same as plain values, for ``json.dumps``: enums by name, ids as numbers, bytes as hex."""
+    """Convert to plain values, for ``json.dumps``: enums by name, ids as numbers, bytes as hex."""
     return {field.name: _plain(getattr(status, field.name)) for field in dataclasses.fields(status)}
 
 

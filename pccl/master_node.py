@@ -1,4 +1,4 @@
-"""The master as an object, for programs that bring their own."""
+"""The master as an object, for programs that run it themselves."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from pccl.runtime.master_store import DirectoryStore
 _log = logging.getLogger("pccl.master")
 
 _serving: set[MasterNode] = set()
-"""Those that run: they serve on when their program drops them, and when its last line is done."""
+"""Masters that run. They keep serving when the program drops them or reaches its end."""
 _some_ended = threading.Condition()
 
 
 class MasterNode:
     """Coordinates one run. It never sees tensor data.
 
-    After :meth:`run` it serves until :meth:`interrupt`, the end of its ``with`` block, or Ctrl-C,
-    whether or not anybody keeps the object: the end of the interpreter waits for it. If the program
-    ends with an exception, so does the master.
+    After :meth:`run` it serves until :meth:`interrupt`, the end of its ``with`` block, or Ctrl-C.
+    It keeps serving without a reference to the object: the interpreter waits for it at its end. If
+    the program ends with an exception, so does the master.
 
     Args:
         listen_address: ``"host:port"``; port 0 takes any free one (see ``address``).
         timing: deadlines; None: the defaults.
-        token: the secret that every process of the run has to prove it knows, at least 16
-            characters; None: what PCCL_TOKEN or PCCL_TOKEN_FILE says, and if both are silent,
-            anybody who reaches the address may join.
-        state: a directory in which it keeps which run it has; a master that is started there again
-            knows from the start that there is one. None: it learns that from the members.
-        standby: ``"host:port"`` of a second master, which the peers are told; several separated by
-            commas. With one, no master goes on without a majority of the members.
+        token: the secret of the run, at least 16 characters; every process must prove that it
+            knows it. None: PCCL_TOKEN or PCCL_TOKEN_FILE. Without a token, every process that
+            reaches the address may join.
+        state: a directory in which it stores the identity of its run. A master that restarts with
+            this directory knows the run at once. None: it learns the run from the members.
+        standby: ``"host:port"`` of a second master, which it announces to the peers; several
+            separated by commas. With a standby, a master continues only with a majority of the
+            members.
         standby_of: ``"host:port"`` of the master that this one is a standby of; several separated
-            by commas. It begins no run. It asks that master for its run, so it must be able to
-            reach it and have the same token, and takes over that run, and no other, when its
-            master is gone.
+            by commas. It begins no run. It asks that master for its run, so it must reach that
+            master and have the same token. When that master is lost, it takes over that run only.
 
     Raises:
         TypeError, ValueError: not an address, or no good token.
@@ -81,16 +81,16 @@ class MasterNode:
 
     @property
     def address(self) -> str:
-        """Where it listens, as peers should write it; the real port once it runs."""
+        """Address at which peers reach it, with the real port once it runs."""
         return str(self._server.address if self._server is not None else self._listen)
 
     def run(self) -> None:
-        """Start to serve; returns at once. The process does not end before the master does.
+        """Start serving, and return at once. The process does not end before the master does.
 
         Raises:
             LinkError: the address cannot be used (is another master running there?).
-            LocalProtocolError: the state cannot be read or kept.
-            PCCLError: it runs already.
+            LocalProtocolError: the state directory cannot be read or written.
+            PCCLError: it is already running.
         """
         if self in _serving:
             raise PCCLError(4, "MasterNode.run", "this master runs already")
@@ -130,7 +130,7 @@ class MasterNode:
             )
 
     def interrupt(self) -> None:
-        """Stop to serve; idempotent. Peers that are still in the run lose their master."""
+        """Stop serving; idempotent. Peers that are still in the run lose their master."""
         if self not in _serving:
             return
         try:
@@ -163,7 +163,7 @@ async def _stop(server: MasterServer) -> None:
 
 
 def _serve_on() -> None:
-    """The program's last line is done: wait until all masters have ended."""
+    """At the end of the program, wait until all masters have ended."""
     if hasattr(sys, "last_type"):  # it has failed, or Ctrl-C was meant for all of it
         _end_all()
     for node in list(_serving):  # another thread may end one

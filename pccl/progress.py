@@ -1,12 +1,11 @@
 """``ProgressBar``: how far a fetch of shared state is, on a terminal or as lines.
 
-It is a listener like any other: ``comm.connect(shared_state=state, on_progress=ProgressBar())``.
-``pccl launch`` and ``pccl join`` ask for one by ``PCCL_PROGRESS=1``: then ``connect`` and
-``sync_shared_state`` show what they fetch, if that takes longer than a second and nobody else
-listens.
+It is an ordinary listener: ``comm.connect(shared_state=state, on_progress=ProgressBar())``.
+``pccl launch`` and ``pccl join`` set ``PCCL_PROGRESS=1``. Then ``connect`` and
+``sync_shared_state`` show a bar for a fetch that takes longer than a second and has no listener.
 
-The library's thread only leaves word how far it is. A thread of the bar's own writes, so a terminal
-that is paused, or a pipe that nobody reads, holds up nothing.
+The library's thread only records the progress. The bar writes in a thread of its own, so a paused
+terminal or a full pipe delays nothing.
 """
 
 from __future__ import annotations
@@ -27,32 +26,32 @@ __all__ = ["ProgressBar", "SyncProgress"]
 Listener: TypeAlias = Callable[[SyncProgress], None]
 
 UNASKED_AFTER_S = 1.0
-"""A bar that the program has not asked for appears when a fetch has taken so long."""
+"""A bar that ``PCCL_PROGRESS`` shows appears when a fetch has taken so long."""
 
 DRAW_S = 0.1
-"""How often it is drawn anew; the library tells how far it is a few times a second."""
+"""Time between two draws; the library reports progress a few times a second."""
 
 LINE_S = 10.0
-"""Where there is no terminal, a line comes at each quarter, and after so long without one."""
+"""Without a terminal, a line appears at each quarter, and after so long without one."""
 
 RATED_AFTER_S = 0.5
-"""Of what took less, no rate is told: some of it was there before the first word of it."""
+"""Shorter fetches show no rate: some pieces had arrived before the first report."""
 
 CLOSE_S_MAX = 1.0
 """How long the end of a call waits for the last line to be written."""
 
 
 class ProgressBar:
-    """Shows on stderr how far a fetch is: bytes, rate, time left, sources.
+    """Shows the progress of a fetch on stderr: bytes, rate, time left, sources.
 
     On a terminal it is a bar; otherwise a line at 25, 50 and 75 %, at the end, and now and then.
-    Nothing is shown as long as nothing is fetched. It may be given to several calls, one after the
-    other, each of which it ends with; errors of the stream that it writes to are dropped.
+    It shows nothing until a fetch begins. Several calls may use it, one after the other; it ends
+    with each. It ignores errors of its stream.
 
     Args:
-        label: what is done, for people.
-        after_s: a fetch that is over so soon is not shown, in seconds.
-        stream: where to write; None: stderr.
+        label: name of the fetch, for people.
+        after_s: hide fetches that end within so many seconds.
+        stream: stream to write to; None: stderr.
     """
 
     def __init__(
@@ -62,11 +61,11 @@ class ProgressBar:
         self._after_s = after_s
         self._stream = stream
         self._began: tuple[SyncProgress, float] | None = None
-        """The first that was heard of the call, and when."""
+        """The first report of the call, and its time."""
         self._drawer: Drawer | None = None
 
     def __call__(self, progress: SyncProgress) -> None:
-        """Take note of how far it is. Returns at once, and raises nothing."""
+        """Record the progress. Returns at once, and raises nothing."""
         with contextlib.suppress(Exception):  # no thread can be started: then nothing is shown
             self._note(progress)
 
@@ -91,7 +90,7 @@ class ProgressBar:
         return not self._after_s or (fetching and seconds >= self._after_s)
 
     def close(self) -> None:
-        """Say how it ended, if anything was shown. A call that it was given to does this."""
+        """Show the outcome, if anything was shown. The call that uses the bar calls this."""
         drawer = self._drawer
         self._began = self._drawer = None
         if drawer is not None:
@@ -100,11 +99,11 @@ class ProgressBar:
 
 
 def listener_of(on_progress: Listener | None, label: str) -> Listener | None:
-    """Who listens to one call: whom the program names, or a bar if ``PCCL_PROGRESS`` says so.
+    """Listener of one call: the program's, or a bar if ``PCCL_PROGRESS`` is 1.
 
     Raises:
-        TypeError: the program names something that can't be called.
-        ValueError: what ``PCCL_PROGRESS`` says is neither 0 nor 1.
+        TypeError: the program's listener is not callable.
+        ValueError: ``PCCL_PROGRESS`` is neither 0 nor 1.
     """
     check_listener("on_progress", on_progress)
     if on_progress is None and resolve_progress():
@@ -114,7 +113,7 @@ def listener_of(on_progress: Listener | None, label: str) -> Listener | None:
 
 @contextlib.contextmanager
 def showing(listener: Listener | None) -> Generator[None, None, None]:
-    """While a call is open: a bar is closed when it ends, however it does."""
+    """Context of an open call: at its end, also by an error, close a bar."""
     try:
         yield
     finally:
@@ -123,13 +122,13 @@ def showing(listener: Listener | None) -> Generator[None, None, None]:
 
 
 class Drawer(threading.Thread):
-    """Draws what was noted last, until it is told to end.
+    """Draws the latest report, until it has to end.
 
     Args:
-        label: what is done.
-        stream: where to write.
-        first: the first that was heard of it.
-        began_s: when, as :func:`time.monotonic` counts.
+        label: name of the fetch.
+        stream: stream to write to.
+        first: the first report.
+        began_s: time of the first report, as :func:`time.monotonic` counts.
     """
 
     def __init__(self, label: str, stream: TextIO, first: SyncProgress, began_s: float) -> None:
@@ -143,7 +142,7 @@ class Drawer(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Draw; if the stream cannot be written to, be silent."""
+        """Draw until the end; stop silently if the stream cannot be written to."""
         with contextlib.suppress(Exception):
             kind = LiveBar if self._stream.isatty() else Lines
             display = kind(self._label, self._stream)
@@ -219,7 +218,7 @@ class LiveBar:
 
 
 def describe(progress: SyncProgress) -> str:
-    """How far a fetch is, for people; something is to be fetched."""
+    """Progress of a fetch as text, which must have bytes to fetch."""
     done, total = progress.done_bytes, progress.total_bytes
     parts = [f"{100 * done // total} %, {size(done)} of {size(total)}"]
     if done >= total:
@@ -235,7 +234,7 @@ def describe(progress: SyncProgress) -> str:
 
 
 def conclude(progress: SyncProgress, fetched_bytes: int, seconds: float) -> str:
-    """What has come of it, for people; with a rate, if it was watched for long enough."""
+    """Outcome of a fetch as text, with a rate if it was watched for long enough."""
     done, total = progress.done_bytes, progress.total_bytes
     text = size(done) if done >= total else f"{size(done)} of {size(total)}"
     if seconds >= RATED_AFTER_S:

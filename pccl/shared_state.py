@@ -1,6 +1,6 @@
-"""Shared state: named tensors with a revision that all members of a group hold alike.
+"""Shared state: named tensors and a revision, equal on all members of a group.
 
-These are the holders: what a program describes its state with.
+A program describes its state with these classes.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class TensorInfo:
         name: the same on all members.
         data_ptr: address of the first element, aligned or not; the caller keeps the memory alive
             as long as the shared state is used.
-        numel: elements; 1 for a scalar, 0 for a tensor that is empty on all members.
-        dtype: what they are.
-        device_type: where they are; CPU. What is on a CUDA device comes in with ``from_torch``.
+        numel: number of elements; 1 for a scalar, 0 for a tensor that is empty on all members.
+        dtype: type of the elements.
+        device_type: CPU. For a tensor on a CUDA device use ``from_torch``.
         allow_content_inequality: members may hold different values.
 
     Raises:
@@ -67,7 +67,7 @@ class TensorInfo:
             "allow_content_inequality", allow_content_inequality
         )
         self.tensor: object | None = None
-        """What it was made from, which it keeps alive; None if it was made from an address."""
+        """The tensor or array of this entry, kept alive; None if it was made from an address."""
         if self.device_type is DeviceType.CUDA:
             raise ValueError(
                 f"{name!r} is an address on a CUDA device, which says too little to copy from "
@@ -86,13 +86,13 @@ class TensorInfo:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the tensor or array; of what was made from an address ``(numel,)``."""
+        """Shape of the tensor or array; ``(numel,)`` for an address."""
         held: Any = self.tensor
         return (self.numel,) if held is None else tuple(held.shape)
 
     @staticmethod
     def from_torch(tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
-        """An entry that is a torch tensor: contiguous, on the CPU or a CUDA device.
+        """Make an entry of a torch tensor: contiguous, on the CPU or a CUDA device.
 
         Update it in place afterwards (``copy_``); the entry stays with this memory.
 
@@ -130,7 +130,7 @@ class TensorInfo:
 
     @staticmethod
     def from_numpy(tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
-        """An entry that is a NumPy array: contiguous and writable.
+        """Make an entry of a NumPy array: contiguous and writable.
 
         Update it in place afterwards (``array[...] = ``); the entry stays with this memory.
 
@@ -160,17 +160,17 @@ class TensorInfo:
 class SharedState:
     """An ordered list of named tensors, and a revision that starts at 0.
 
-    Only references are kept: change the contents in place, then advance the revision.
+    It keeps only references: change the contents in place, then advance the revision.
 
     Args:
         tensor_infos: the entries, in the same order on all members.
-        track_touched: a synchronization looks only at tensors that :meth:`touch` was told of since
-            the one before. Otherwise it looks at all of them. Whoever forgets to tell of a change
-            is taken to hold what he held.
+        track_touched: a synchronization compares only tensors that the program passed to
+            :meth:`touch` since the last one; it takes all others as unchanged. Otherwise it
+            compares all tensors.
 
     Raises:
         TypeError: not a list of TensorInfos, or ``track_touched`` is no bool.
-        ValueError: none, or two of one name.
+        ValueError: the list is empty, or two entries have the same name.
     """
 
     def __init__(self, tensor_infos: Iterable[TensorInfo], *, track_touched: bool = False) -> None:
@@ -211,14 +211,14 @@ class SharedState:
 
     @property
     def lineage(self) -> Lineage | None:
-        """The synchronization in which a whole group had these contents last; None: there was none.
+        """The last synchronization after which a whole group had these contents; None: none.
 
         A revision counts only together with it.
         """
         return self._lineage
 
     def synchronized(self, revision: int, lineage: Lineage | None) -> None:
-        """The contents are those that a synchronization has elected (for the library)."""
+        """Record that a synchronization elected these contents. Only the library calls this."""
         self._revision, self._lineage = revision, lineage
 
     @property
@@ -228,10 +228,10 @@ class SharedState:
 
     @property
     def memory(self) -> StateMemory:
-        """The bytes of the tensors, made when first asked for.
+        """The bytes of the tensors, made on first use.
 
         Raises:
-            ValueError: a tensor has got other memory since (``tensor.data = ...``, a resize).
+            ValueError: the memory of a tensor was replaced (``tensor.data = ...``, a resize).
         """
         if self._memory is None:
             self._memory = StateMemory(self._infos, track_touched=self._tracks)
@@ -239,15 +239,15 @@ class SharedState:
         return self._memory
 
     def touch(self, *names: str) -> None:
-        """Say which tensors have changed since the last synchronization.
+        """Mark tensors that have changed since the last synchronization.
 
-        It matters only with ``track_touched``.
+        It has an effect only with ``track_touched``.
 
         Args:
-            names: of the tensors; none: any of them may have changed.
+            names: names of the tensors; none: any of them may have changed.
 
         Raises:
-            ValueError: there is no tensor of that name; nothing is touched.
+            ValueError: there is no tensor of that name; no tensor is marked.
         """
         numbers = {info.name: number for number, info in enumerate(self._infos)}
         for name in names:
@@ -263,12 +263,12 @@ class SharedState:
     def save(self, path: checkpoint.Path) -> None:
         """Write a checkpoint: a safetensors file with revision and lineage in it.
 
-        Afterwards the whole new file is there, and on the disk, or what was there before. Takes
-        memory for one piece. Do not change the tensors meanwhile.
+        The new file replaces an older one only when it is complete and on the disk. Takes memory
+        for one piece. Do not change the tensors meanwhile.
 
         Raises:
-            OSError: it cannot be written there.
-            ValueError: a name or number of tensors that safetensors files cannot have; or another
+            OSError: the file cannot be written.
+            ValueError: safetensors files cannot have such a name or so many tensors; or another
                 call uses the state.
         """
         memory, shapes = self.memory, [info.shape for info in self._infos]
@@ -277,7 +277,7 @@ class SharedState:
 
     @classmethod
     def load(cls, path: checkpoint.Path, *, track_touched: bool = False) -> SharedState:
-        """Make a state of a checkpoint, in new NumPy arrays (``tensor_infos[0].tensor``).
+        """Make a state from a checkpoint, in new NumPy arrays (``tensor_infos[0].tensor``).
 
         Raises:
             OSError: it cannot be read.
@@ -298,7 +298,7 @@ class SharedState:
     def restore(self, path: checkpoint.Path) -> None:
         """Take tensors, revision and lineage from a checkpoint.
 
-        All of it is verified before the first byte is overwritten.
+        It verifies the whole file before it overwrites the first byte.
 
         Raises:
             OSError: it cannot be read.
@@ -334,7 +334,7 @@ def _entries(given: object) -> list[TensorInfo]:
 
 
 def _check_name(name: object, call: str) -> None:
-    """Before anything else, so that no message takes a whole tensor for a name."""
+    """Check the name first, so that no error message prints a whole tensor as a name."""
     if not isinstance(name, str):
         kind = type(name).__name__
         raise TypeError(f"name must be a string, not {kind}; the tensor comes first: {call}")
@@ -362,7 +362,7 @@ def _encodable(name: str) -> str:
 
 
 def _is_array(value: object) -> bool:
-    """Whether it is a NumPy array whose memory says all there is to say."""
+    """Whether ``tensor`` is a NumPy array that is fully described by its memory."""
     return not isinstance(value, np.ma.MaskedArray) and isinstance(value, np.ndarray)
 
 

@@ -1,4 +1,4 @@
-"""From what a caller asks for to a request: every argument is checked here, and nowhere below."""
+"""Checks every argument of a call, and makes a request from them. No lower layer checks again."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def join_request(
     on_reduction: Callable[[ObservedReduction], None] | None = None,
     timeout_s: float | None = None,
 ) -> JoinRequest:
-    """Check what ``connect`` is given.
+    """Check the arguments of ``connect``.
 
     Raises:
         TypeError, ValueError: a mistake, here and below; the message says how to mend it.
@@ -109,7 +109,7 @@ def reduce_request(
     retry: bool = False,
     timeout_s: float | None = None,
 ) -> ReduceRequest:
-    """Check what ``all_reduce`` and ``all_reduce_async`` are given."""
+    """Check the arguments of ``all_reduce`` and ``all_reduce_async``."""
     operand = borrow(send, recv)
     if operand_descriptor is not None:
         check_operand_descriptor(operand_descriptor, operand.data_type)
@@ -142,7 +142,7 @@ def list_request(
     retry: bool = False,
     timeout_s: float | None = None,
 ) -> ReduceRequest:
-    """Check what ``all_reduce_many`` is given."""
+    """Check the arguments of ``all_reduce_many``."""
     operand = borrow_many(tensors, recv)
     request = _request(
         operand,
@@ -196,7 +196,7 @@ def many_request(
     max_in_flight: int = 4,
     timeout_s: float | None = None,
 ) -> ReduceManyRequest:
-    """Check what ``all_reduce_multiple_with_retry`` is given."""
+    """Check the arguments of ``all_reduce_multiple_with_retry``."""
     in_flight = check_range("max_in_flight", max_in_flight, 1, IN_FLIGHT_MAX)
     limit_s = check_timeout(timeout_s)
     if not isinstance(descriptors, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -227,7 +227,7 @@ def _check_names(descriptors: list[ReduceOpDescriptor]) -> None:
 def broadcast_request(
     tensor: object, *, root: int = 0, tag: int = 0, timeout_s: float | None = None
 ) -> ReduceRequest:
-    """Check what ``broadcast`` is given; whether there is such a rank is seen when it begins."""
+    """Check the arguments of ``broadcast``. The engine checks the rank when the call begins."""
     limit_s = check_timeout(timeout_s)
     rank = check_range("root", root, 0, PEERS_MAX - 1)
     number = check_range("tag", tag, 0, TAG_MAX)
@@ -237,7 +237,7 @@ def broadcast_request(
 
 
 def barrier_request(*, tag: int = 0, timeout_s: float | None = None) -> ReduceRequest:
-    """Check what ``barrier`` is given."""
+    """Check the arguments of ``barrier``."""
     limit_s = check_timeout(timeout_s)
     asks = ReduceCall(0, check_range("tag", tag, 0, TAG_MAX), Descriptor.barrier())
     return ReduceRequest(None, asks, timeout_s=limit_s)
@@ -383,7 +383,7 @@ def sync_request(
     on_progress: Callable[[SyncProgress], None] | None = None,
     timeout_s: float | None = None,
 ) -> SyncOptions:
-    """Check what ``sync_shared_state`` is given."""
+    """Check the arguments of ``sync_shared_state``."""
     state = check_type("shared_state", shared_state, SharedState)
     policies = {policy.name.lower(): policy for policy in ResumePolicy}
     if not isinstance(resume, str) or resume not in policies:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -408,13 +408,13 @@ def sync_request(
 
 
 def verify_request(shared_state: SharedState, *, timeout_s: float | None = None) -> SyncOptions:
-    """Check what ``verify`` is given."""
+    """Check the arguments of ``verify``."""
     state = check_type("shared_state", shared_state, SharedState)
     return SyncOptions(state, SyncPurpose.VERIFY, timeout_s=check_timeout(timeout_s))
 
 
 def _check_directory(name: str, path: str | os.PathLike[str] | None) -> str | None:
-    """Also where it may not be needed: a mistake is not to wait until much is to be fetched."""
+    """Check it even if it may not be needed, so that a mistake shows before a large fetch."""
     if path is None:
         return None
     directory = os.fspath(path)

@@ -1,11 +1,11 @@
-"""Who calls, and whether anybody who calls could still go on.
+"""The callers of a communicator, and whether all of them wait in joint calls.
 
-A caller is a thread, or an asyncio task, that has made a joint call and still lives. If all of them
-are inside joint calls, nothing in this process can start another one: members of which all say so,
-and which wait for different things, wait for ever.
+A caller is a thread or an asyncio task that has made a joint call and is still alive. If all
+callers are inside joint calls, this process cannot start another one. Members that all report
+this, and that wait for different calls, would wait for ever.
 
-Callers come and go on their own threads, and the I/O thread asks; each step is one operation on a
-dict, which the interpreter lock makes indivisible, so there are no locks of our own.
+Callers register on their own threads, and the I/O thread asks. Each step is one operation on a
+dict, which the interpreter lock makes atomic, so this module needs no locks.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Callers:
         """Joint calls whose work has begun and has not ended."""
 
     def note(self, caller: Caller) -> None:
-        """``caller`` makes joint calls (it is not inside one)."""
+        """Record that ``caller`` makes joint calls. It is not inside one."""
         self._record_of(caller)
 
     @contextmanager
     def inside(self, caller: Caller) -> Generator[None, None, None]:
-        """``caller`` is inside a joint call, and cannot do anything else."""
+        """Record that ``caller`` is inside a joint call, and cannot start another."""
         record = self._record_of(caller)
         record.depth += 1
         try:
@@ -55,7 +55,7 @@ class Callers:
             record.depth -= 1
 
     async def counted(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Do the work of a joint call, which counts as open meanwhile. I/O thread."""
+        """Do the work of a joint call, and count it as open meanwhile. I/O thread."""
         self._open += 1
         try:
             return await work()

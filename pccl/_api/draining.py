@@ -1,12 +1,12 @@
-"""SIGTERM as a goodbye: this peer leaves the run before the program ends, so nobody waits for it.
+"""On SIGTERM, this peer leaves the run before the program ends, so that no member waits for it.
 
-``pccl launch`` and ``pccl join`` ask for it by ``PCCL_DRAIN=1``. The first communicator that is
-then made in the main thread takes SIGTERM over, if nobody else has: a program with a handler of its
-own keeps it. On SIGTERM every communicator of the process is closed, which ends the calls that
-other threads are in with ``NotConnected``; then the main thread gets ``SystemExit``, so that
-``finally`` and ``with`` blocks and exit handlers run, and the exit status is 143.
+``pccl launch`` and ``pccl join`` set ``PCCL_DRAIN=1``. The first communicator that the main thread
+then makes installs a SIGTERM handler, unless the program has one. The handler closes every
+communicator of the process, so that open calls in other threads raise ``NotConnected``. Then the
+main thread gets ``SystemExit``: ``finally`` and ``with`` blocks and exit handlers run, and the exit
+status is 143.
 
-Like every handler in Python it runs when the main thread comes back from what it does in C.
+Like every Python handler, it runs only when the main thread returns from C code.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pccl._api.session import Session
 
 _open: weakref.WeakSet[Session] = weakref.WeakSet()
 _pid = 0
-"""The process that has taken SIGTERM over."""
+"""Id of the process in which the handler is installed."""
 
 
 def drain(session: Session) -> None:
-    """Close ``session`` on SIGTERM, if that is ours to take."""
+    """Close ``session`` on SIGTERM, unless the program has its own handler."""
     global _pid
     _open.add(session)
     in_main = threading.current_thread() is threading.main_thread()

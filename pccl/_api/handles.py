@@ -1,9 +1,9 @@
-"""``AsyncReduceHandle``: the outcome of a reduce that goes on while its caller does other things.
+"""``AsyncReduceHandle``: the outcome of a reduce that runs in the background.
 
-Whoever waits asks the engine; when the last one who waits has left (Ctrl-C, cancellation, a time
-limit), the question is withdrawn, and the reduce goes on. An outcome counts as seen, and may change
-what the caller sees of the membership, when somebody has asked for it and been told. A handle that
-is dropped tells the engine that nobody will ask.
+The first waiter asks the engine for the outcome. When the last waiter has left (Ctrl-C,
+cancellation, a time limit), the handle withdraws the question, and the reduce continues. An outcome
+counts as seen, and may change the membership that the caller sees, once a waiter has received it.
+A dropped handle releases its outcome in the engine.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ NO_INFO = ReduceInfo(0, 0, 0)
 class AsyncReduceHandle:
     """A reduce in flight; any thread, and any asyncio loop, may wait for it, also repeatedly.
 
-    The tensors are borrowed until the reduce has ended, which is when a wait has returned (without
-    a wait: when ``done``). To drop a handle is fine: the reduce goes on without it.
+    The reduce uses the tensors until it has ended: a wait has returned, or ``done`` is True. A
+    program may drop the handle: the reduce continues without it.
     """
 
     def __init__(self, session: Session, ticket: int) -> None:
@@ -46,17 +46,17 @@ class AsyncReduceHandle:
 
     @property
     def done(self) -> bool:
-        """Whether the outcome is there, so that no wait would block."""
+        """Whether the reduce has an outcome, so that a wait does not block."""
         return self._outcome is not None or self._session.has_ended(self._ticket)
 
     def wait(self) -> tuple[bool, Result, ReduceInfo]:
-        """Wait for the outcome; whatever happens to the run, this raises nothing.
+        """Wait for the outcome. Errors of the run are returned, not raised.
 
-        Ctrl-C does raise KeyboardInterrupt; the reduce goes on, and waiting again is fine.
+        Ctrl-C raises KeyboardInterrupt. The reduce continues, and the program may wait again.
 
         Returns:
             (True, SUCCESS, what the reduce did), or (False, the status code, zeros): then the
-            input is bit for bit what it was. ``result`` tells more.
+            input is unchanged. ``result`` raises the error itself.
         """
         try:
             return True, Result.SUCCESS, self.result()
@@ -69,11 +69,11 @@ class AsyncReduceHandle:
         """Wait for the outcome.
 
         Args:
-            timeout_s: how long; None: until it is there. The time for the reduce itself is
+            timeout_s: longest wait, in seconds; None: no limit. The time of the reduce itself is
                 limited by the ``timeout_s`` of ``all_reduce_async``.
 
         Raises:
-            TimeoutError: not yet; the reduce goes on, and waiting again is fine.
+            TimeoutError: no outcome yet; the reduce continues, and the program may wait again.
             CollectiveAborted: a member was lost, or withdrew; the input is what it was. Re-read
                 the world size and call again.
             PCCLError: as of ``all_reduce``.
@@ -86,7 +86,7 @@ class AsyncReduceHandle:
     def __await__(self) -> Generator[Any, None, ReduceInfo]:
         """Wait on the running loop; returns and raises as ``result`` does.
 
-        Cancelling leaves the reduce alone.
+        A cancelled wait does not cancel the reduce.
         """
         return self._awaited().__await__()
 

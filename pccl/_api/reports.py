@@ -1,4 +1,4 @@
-"""What a peer tells its program of itself: members, and the status."""
+"""What a peer reports to its program: members, and the status."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class MemberInfo:
     """One member of the own group.
 
     Attributes:
-        peer_id: its id; unique in the run, and larger for those who joined later.
+        peer_id: its id, unique in the run; peers that joined later have larger ids.
         rank: its place in the ring, from 0.
-        host: where the others reach it.
-        port: likewise.
+        host: host at which other peers reach it.
+        port: port at which other peers reach it.
     """
 
     peer_id: int
@@ -34,12 +34,12 @@ class LaneStatus:
     """One connection to another peer.
 
     Attributes:
-        number: of the lane within its link, from 0.
+        number: number of the lane within its link, from 0.
         local: this end, ``HOST:PORT``.
         remote: the other end, as this host sees it.
-        congestion: what paces the bytes sent here, as the kernel calls it; empty if unknown.
+        congestion: congestion control of this end, as the kernel names it; empty if unknown.
         sent_bytes: all bytes sent since the connection was greeted.
-        received_bytes: likewise received.
+        received_bytes: all bytes received since then.
     """
 
     number: int
@@ -55,8 +55,8 @@ class LinkStatus:
     """The link to one other peer: up while it has a lane.
 
     Attributes:
-        peer_id: of the other peer.
-        lanes: by number.
+        peer_id: id of the other peer.
+        lanes: its lanes by number.
     """
 
     peer_id: int
@@ -68,9 +68,9 @@ class MasterContact:
     """The master as this peer knows it.
 
     Attributes:
-        address: where it is looked for.
+        address: address of the master.
         connected: whether there is a connection to it.
-        silent_s: since it was last heard.
+        silent_s: seconds since its last message.
     """
 
     address: str
@@ -84,9 +84,9 @@ class CallStatus:
 
     Attributes:
         call: its name.
-        tag: of a collective; None: it is a joint call of the run.
-        open_s: since it was made.
-        waits_for: whom or what it waits for, in the master's words; empty: not for long yet.
+        tag: tag of a collective; None for a joint call of the run.
+        open_s: seconds since the call was made.
+        waits_for: members or event it waits for, as the master reports; empty: not for long.
     """
 
     call: str
@@ -101,11 +101,11 @@ class TransferStatus:
 
     Attributes:
         tag: its tag.
-        what: what is reduced, or the like.
+        what: description of the tensor or call.
         algorithm: how the values travel, as of ``ReduceInfo``.
         phase: ``requested``, ``started``, or ``done`` here and not yet everywhere.
-        received_segments: of the tensor, so far.
-        segments: that this peer receives in all.
+        received_segments: segments received so far.
+        segments: segments that this peer receives in total.
         received_bytes: payload bytes received so far.
         sent_bytes: payload bytes handed to the network, or about to be.
     """
@@ -125,8 +125,8 @@ class Happened:
     """One thing that has happened to this peer: a loss, a failure, a connection that broke.
 
     Attributes:
-        ago_s: how long ago.
-        text: what.
+        ago_s: seconds since then.
+        text: description.
     """
 
     ago_s: float
@@ -135,24 +135,24 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What this peer knows of itself at the moment.
+    """This peer's own view of the run at the moment.
 
-    Unlike ``members()`` and the like, it shows what has arrived here, also if no joint call of this
+    Unlike ``members()``, it shows every message that has arrived, even if no joint call of this
     peer has returned since.
 
     Attributes:
-        peer_id: the own id.
-        links: to the other peers, by id. Those that segments go over get all their lanes when the
-            first collective begins; the others have one.
-        standing: ``member``; ``lost``: no longer one, and the next call says why; while it joins
-            again ``joining`` and ``pending``.
+        peer_id: id of this peer.
+        links: links to the other peers, by id. Links that carry segments get all their lanes when
+            the first collective begins; other links have one lane.
+        standing: ``member``; ``lost``: no longer a member, and the next call raises the reason;
+            ``joining`` and ``pending``: while it joins again.
         term: number of the master's incarnation.
         view: number of the own group's newest view.
         members: of the own group in that view, in ring order.
         master: the master as this peer knows it.
-        calls: that are open, the oldest first.
+        calls: open calls, the oldest first.
         transfers: collectives without an outcome, the oldest first.
-        happened: the last news, the newest first.
+        happened: recent events, the newest first.
     """
 
     peer_id: int

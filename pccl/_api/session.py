@@ -1,7 +1,7 @@
 """What the blocking and the asyncio communicator share: an engine on the I/O thread.
 
-A session owns the engine but not the other way round, and ``weakref.finalize`` closes it when the
-communicator is collected or the interpreter ends, so nobody has to call ``close``.
+A session owns its engine, and the engine does not refer to it. ``weakref.finalize`` closes the
+session when the communicator is collected or the interpreter ends, so ``close`` is optional.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class CheckedCall(Generic[_Request, _T]):
     """A call of the API whose arguments are checked.
 
     Attributes:
-        func: its name, for errors.
-        work: does it, on the I/O thread.
-        request: what it asks for.
-        joint: its caller waits for other members.
+        func: name of the call, for errors.
+        work: function that does the call, on the I/O thread.
+        request: argument of ``work``.
+        joint: whether the caller waits for other members.
     """
 
     func: str
@@ -52,7 +52,7 @@ class Session:
         owner: the communicator.
         master: where the first master listens.
         group: the peer group.
-        options: what else the peer is told.
+        options: further options of the peer.
     """
 
     def __init__(self, owner: object, master: Address, group: int, options: PeerOptions) -> None:
@@ -77,11 +77,11 @@ class Session:
     # -- launched reduces ------------------------------------------------------------------------
 
     async def launch(self, request: ReduceRequest) -> int:
-        """Begin a reduce that nobody waits for yet; return its ticket. I/O thread."""
+        """Begin a reduce without a waiter; return its ticket. I/O thread."""
         return self.engine.launch(request)
 
     def finish(self, ticket: int) -> Submission[ReduceInfo]:
-        """Wait for a launched reduce; to cancel this leaves the reduce alone.
+        """Wait for a launched reduce. A cancelled wait does not cancel the reduce.
 
         Raises:
             NotConnected: the communicator is closed.
@@ -91,7 +91,7 @@ class Session:
         return self._io.submit(lambda: self.engine.finish(ticket))
 
     def info_of(self, ticket: int) -> ReduceInfo | None:
-        """Of a launched reduce that was committed, also after ``close``; otherwise None."""
+        """Result of a launched reduce if it was committed, also after ``close``; otherwise None."""
         info = self.engine.calls.result_of(ticket)
         return info if isinstance(info, ReduceInfo) else None
 
@@ -100,7 +100,7 @@ class Session:
         return self.closed or self.engine.calls.has_ended(ticket)
 
     def forget(self, ticket: int) -> None:
-        """Nobody will ask for the outcome of a launched reduce any more. Any thread."""
+        """Drop the outcome of a launched reduce; no caller will ask for it. Any thread."""
         if not self.closed:
             with suppress(RuntimeError):  # closed by another thread just now
                 self._io.loop.call_soon_threadsafe(self.engine.calls.forget, ticket)
@@ -124,14 +124,14 @@ class Session:
         return self._io.submit(partial(self.callers.counted, work) if call.joint else work)
 
     def inside(self, call: CheckedCall[Any, Any], caller: Caller) -> AbstractContextManager[None]:
-        """While the caller waits for the call."""
+        """Context in which the caller waits for the call."""
         if call.joint:
             return self.callers.inside(caller)
         self.callers.note(caller)
         return nullcontext()
 
     def settle_left(self, call: CheckedCall[_Request, _T], submission: Submission[_T]) -> None:
-        """The caller left; if his call had ended all the same, the engine must know how."""
+        """Report to the engine that the caller left, if the call had ended all the same."""
         finished = submission.finished
         if not finished.done() or finished.cancelled():
             return
@@ -176,7 +176,7 @@ class Session:
         return self._io.call(lambda: status_of(self.engine))
 
     def describe(self) -> str:
-        """Who this is, for people."""
+        """Name of this peer, for people."""
         where = f"master {self.engine.master}, group {self.engine.group}"
         if self.closed:
             return f"{where}, closed"

@@ -1,9 +1,9 @@
-"""One place for a signature: the methods of both communicators are made from it.
+"""Makes the methods of both communicators from one signature.
 
-A function of ``arguments`` has the arguments of a call, checks them, and returns its request.
-``asking`` makes the awaitable method from that function and from what is done with the request;
-``blocking`` makes the blocking method from the awaitable one. Both show the arguments of the first
-and the docstring of the second, to ``help()``, editors and type checkers alike.
+A function of ``arguments`` takes the arguments of a call, checks them, and returns its request.
+``asking`` makes the awaitable method from that function and from a method that takes the request.
+``blocking`` makes the blocking method from the awaitable one. ``help()``, editors and type checkers
+show the arguments of the function and the docstring of the method.
 """
 
 from __future__ import annotations
