@@ -2,12 +2,12 @@
 
 * ``arguments``: what programs pass to the wrappers of a training loop, checked where it comes in.
 * ``compression``: what values are reduced with, and what that has left out of them so far.
-* ``events``: what training over ``pccl`` has to tell: one dataclass for each kind of event.
+* ``events``: the events of training over ``pccl``: one dataclass for each kind.
 * ``listeners``: calls several consumers with each event, and drops one that fails.
 * ``event_queue``: events of one replica, kept until its listeners have time for them.
 * ``consumers``: consumers of the events of a training run: a JSONL file, TensorBoard, one line on
   the terminal.
-* ``status_line``: how a training run stands, in one line.
+* ``status_line``: the status of a training run, in one line.
 * ``diloco``: DiLoCo for PyTorch: wrap the inner optimizer, and train with peers that may come and
   go.
 * ``gradient_averager``: classic data parallelism across peers: the gradients of every step are

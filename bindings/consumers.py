@@ -39,15 +39,15 @@ class JsonlWriter:
     """Appends each event to a file as one line of JSON.
 
     ``{"event": "TrainsAlone", "time": "2026-03-01T12:00:00.250+00:00", "step": 700}``: the class,
-    the wall clock (UTC, milliseconds), and the fields of the event under their own names. JSON
-    knows no NaN and no infinity: both become null. A line is in the file when the call returns, so
-    a process that is killed leaves whole lines behind; if it does not (the machine died), the next
-    one to append begins a line of its own.
+    the wall clock (UTC, milliseconds), and the fields of the event under their own names. JSON has
+    no NaN and no infinity: both become null. The line is in the file when the call returns, so a
+    killed process leaves complete lines. After a partial line (the machine failed), the next
+    writer begins a new line.
 
     Args:
-        path: of the file; made if it does not exist, appended to if it does. Its folder must exist.
-        every_inner: of the :class:`~pccl.bindings.events.InnerStep` events, only those are written
-            whose step is a multiple of this. All other events are.
+        path: path of the file, which is created or appended to. Its folder must exist.
+        every_inner: write an :class:`~pccl.bindings.events.InnerStep` event only if its step is a
+            multiple of this. All other events are written.
 
     Raises:
         OSError: the file cannot be opened or, when called, written.
@@ -100,7 +100,7 @@ class JsonlWriter:
 
 
 def _lacks_line_end(path: Path) -> bool:
-    """Whether somebody died in the middle of the last line of this file."""
+    """Whether the last line of this file is incomplete."""
     if not path.is_file() or path.stat().st_size == 0:
         return False
     with path.open("rb") as file:
@@ -123,15 +123,15 @@ class ScalarWriter(Protocol):
 class TensorBoardWriter:
     """Draws each number of each event over the inner step.
 
-    A curve's tag is the event's name and the field's, as in ``outer_step/exposed_s``. Of peers
-    their number is drawn: ``group/members``, ``group/joined``, ``group/lost``,
+    A curve's tag is the event's name and the field's, as in ``outer_step/exposed_s``. For peers it
+    draws their number: ``group/members``, ``group/joined``, ``group/lost``,
     ``outer_step/contributors``. Norms have a curve for each fragment, as in
-    ``outer_step/mean_norm/fragment_2``. NaN is left out; text is, too. An instance of a program's
-    own dataclass needs an int ``step`` among its fields.
+    ``outer_step/mean_norm/fragment_2``. It skips NaN and text. An instance of a program's own
+    dataclass needs an int ``step`` among its fields.
 
     Args:
-        to: a folder, for a ``SummaryWriter`` of its own, which it closes; or one that the program
-            has (anything with its ``add_scalar`` will do), which it leaves open.
+        to: a folder, for a ``SummaryWriter`` of its own, which it closes; or the program's own
+            writer (any object with ``add_scalar``), which it leaves open.
         every_inner: as for :class:`JsonlWriter`.
 
     Raises:
@@ -209,7 +209,7 @@ def _summary_writer() -> Callable[[str], ScalarWriter]:
 
 
 def scalars(event: Event | DataclassInstance) -> dict[str, float]:
-    """The numbers of an event by the tags of their curves, without its step."""
+    """The numbers of an event, by the tags of their curves; without the step."""
     match event:
         case MembersChanged():
             peers = {"members": event.members, "joined": event.joined, "lost": event.lost}

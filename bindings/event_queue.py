@@ -25,7 +25,7 @@ class EventQueue:
         self._events: deque[Event] = deque()
 
     def put(self, event: Event) -> None:
-        """Something has happened."""
+        """Add an event."""
         self._events.append(event)
 
     def deliver(self) -> None:
@@ -59,7 +59,7 @@ class EventQueue:
         return True
 
     def synced(self, step: int, info: SharedStateSyncInfo, seconds: float) -> None:
-        """The shared state is what the group's is."""
+        """Record that the shared state equals that of the group."""
         self.put(
             StateSynced(
                 step=step,

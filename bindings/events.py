@@ -1,17 +1,17 @@
-"""What training over ``pccl`` has to tell: one dataclass for each kind of event.
+"""The events of training over ``pccl``: one dataclass for each kind.
 
 :class:`~pccl.bindings.diloco.DiLoCo` and :class:`~pccl.bindings.gradient_averager.GradientAverager`
-call whoever was given to them as ``on_event``. A consumer is anything that takes an event; those
-that come with the library are in :mod:`pccl.bindings.consumers`. It is called on the training
-thread, between two inner steps, and has to return soon: while it is busy, nothing is trained.
+call the consumers in ``on_event``. A consumer is a function of one event; the library has some in
+:mod:`pccl.bindings.consumers`. The training thread calls it between two inner steps, so it must
+return soon: training waits for it.
 
-A consumer that raises is logged once, with its error, and not called any more; training goes on. A
-program that is to stop on an event sets a flag that its own loop reads.
+If a consumer raises, the error is logged once, the consumer is not called any more, and training
+continues. To stop on an event, set a flag that the program's own loop reads.
 
-``step`` is the number of inner steps that this replica had made, those before a checkpoint
-included (with ``GradientAverager``: that the run had made). Curves of peers that have come at
-different times don't line up by it. ``tx_bytes`` and ``rx_bytes`` are what this process sent and
-received for the event alone. A peer id names one incarnation of a process; it is an int.
+``step`` is the number of inner steps that this replica had made, including those before a
+checkpoint (with ``GradientAverager``: that the run had made). Curves over it do not align between
+peers that joined at different times. ``tx_bytes`` and ``rx_bytes`` are the bytes that this process
+sent and received for the event. A peer id is an int that names one incarnation of a process.
 
     def tell(event: Event) -> None:
         match event:
@@ -61,19 +61,18 @@ class OuterStep:
     Together ``hidden_s`` and ``exposed_s`` are about ``reduce_s``.
 
     Attributes:
-        step: after which inner step.
+        step: the inner step after which it was merged.
         number: its number in the run; the first is 1.
-        fragment: which part of the parameters, from 0 on; 0 if there is only one.
-        contributors: the peers that took part, ascending; who has just come has added nothing.
-        own_weight: what the own one counted for: tokens, samples or steps; 0 if this peer is no
-            contributor.
+        fragment: number of the fragment, from 0.
+        contributors: the peers in the average, ascending; a newcomer contributes nothing at first.
+        own_weight: weight of this peer: tokens, samples or steps; 0 if it is no contributor.
         total_weight: the sum of all contributors' weights.
-        tx_bytes: sent for it.
-        rx_bytes: received for it.
-        reduce_s: how long the reduce took, in seconds.
-        hidden_s: how much of that the training thread went on computing.
-        exposed_s: how long the training thread waited for it.
-        pseudo_gradient_norm: L2 norm of the own pseudo-gradient.
+        tx_bytes: bytes sent for the average.
+        rx_bytes: bytes received for the average.
+        reduce_s: seconds that the reduce took.
+        hidden_s: seconds of the reduce during which the training thread computed.
+        exposed_s: seconds that the training thread waited for the average.
+        pseudo_gradient_norm: L2 norm of this peer's pseudo-gradient.
         mean_norm: L2 norm of the average.
     """
 
@@ -94,14 +93,14 @@ class OuterStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembersChanged:
-    """The group is not what it was.
+    """Members joined or left the group.
 
     Attributes:
-        step: when it was seen.
-        peer_id: one's own.
-        members: who is in the group now, oneself included, ascending.
-        joined: who was not before.
-        lost: who is no longer: it left, died or was removed.
+        step: inner steps made when this peer saw it.
+        peer_id: id of this peer.
+        members: ids of the members now, including this peer, ascending.
+        joined: ids of the new members.
+        lost: ids of the former members: they left, died or were removed.
     """
 
     step: int
@@ -113,14 +112,14 @@ class MembersChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSynced:
-    """Outer parameters and momentum are what the group's are.
+    """Outer parameters and momentum equal those of the group.
 
     Attributes:
-        step: when.
-        revision: of the shared state, now.
-        tx_bytes: sent to those that were behind.
-        rx_bytes: fetched because they differed.
-        seconds: how long the synchronization took.
+        step: inner steps made at that time.
+        revision: new revision of the shared state.
+        tx_bytes: bytes sent to outdated members.
+        rx_bytes: bytes fetched because they differed.
+        seconds: seconds that the synchronization took.
     """
 
     step: int
@@ -132,10 +131,10 @@ class StateSynced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainsAlone:
-    """Nobody else is in the group; training goes on here, and whoever joins gets what it made.
+    """This peer is alone in its group. It keeps training, and newcomers get its parameters.
 
     Attributes:
-        step: when it was seen.
+        step: inner steps made when this peer saw it.
     """
 
     step: int
@@ -151,7 +150,7 @@ class GradientsAveraged:
         tx_bytes: bytes sent for the average.
         rx_bytes: bytes received for the average.
         hidden_s: seconds of reducing that overlapped the backward pass.
-        exposed_s: how long the training thread waited for the rest.
+        exposed_s: seconds that the training thread waited for the rest.
     """
 
     step: int
@@ -167,4 +166,4 @@ Event: TypeAlias = (
 )
 
 Consumer: TypeAlias = Callable[[Event], None]
-"""Whom ``on_event`` takes. If it raises, it is logged once and dropped."""
+"""A function that ``on_event`` takes. If it raises, it is logged once and dropped."""

@@ -1,4 +1,4 @@
-"""``Listeners``: tells several consumers of each event, and drops one that fails."""
+"""``Listeners``: calls several consumers with each event, and drops one that fails."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""``StatusLine``: how a training run stands, in one line.
+"""``StatusLine``: the status of a training run, in one line.
 
-The training thread only leaves word. A thread of the line's own writes, so a terminal that is
-paused, or a pipe that nobody reads, holds up no step.
+The training thread only records events. The line writes in a thread of its own, so a paused
+terminal or a full pipe delays no step.
 """
 
 from __future__ import annotations

@@ -39,46 +39,46 @@ WEIGHT_MAX = 1e30
 
 
 class DiLoCo(torch.optim.Optimizer):
-    """Train with peers that may come and go, and hear from each other seldom.
+    """Trains with peers that may join and leave at any time, and communicates rarely.
 
-    Every ``sync_every`` steps of the inner optimizer the peers average what the steps have changed
-    (the pseudo-gradient), and all take the same step of an outer optimizer with that (DiLoCo,
-    Douillard et al., arXiv:2311.08105). With ``delay`` they go on training meanwhile, and with
-    ``fragments`` they do so one part of the model after the other (Streaming DiLoCo,
+    Every ``sync_every`` steps of the inner optimizer the peers average the change of their
+    parameters (the pseudo-gradient). All of them take the same step of an outer optimizer with the
+    average (DiLoCo, Douillard et al., arXiv:2311.08105). With ``delay`` they train meanwhile. With
+    ``fragments`` they average one part of the model after the other (Streaming DiLoCo,
     arXiv:2501.18512).
 
-    To its surroundings it is the inner optimizer: its ``param_groups`` and ``state`` are those of
-    ``inner``, so learning-rate schedulers, gradient scalers and clipping work as ever.
+    It stands in for the inner optimizer: its ``param_groups`` and ``state`` are those of
+    ``inner``, so learning-rate schedulers, gradient scalers and clipping work unchanged.
 
-    The first ``step`` joins the run; ``join`` does it earlier. A background thread makes all calls
-    of ``comm`` from then on; don't make others. ``close`` and the end of ``with`` close it.
+    The first ``step`` joins the run; ``join`` joins earlier. From then on a background thread makes
+    all calls of ``comm``; the program must make none. ``close`` and the end of ``with`` close it.
 
     Args:
         params: the parameters to be averaged, as ``model.parameters()`` or
             ``model.named_parameters()``: those that ``inner`` trains, in an order that is the
-            same for all peers. Frozen ones are left out; tied ones count once.
+            same for all peers. Frozen parameters are ignored; tied ones count once.
         inner: the optimizer of the local steps. Its state stays local.
-        comm: of the run; connected, or not yet.
+        comm: communicator of the run, connected or not.
         sync_every: inner steps between two synchronizations of the same parameter; or a time, as
-            ``"30s"``, so that slow and fast machines meet.
-        outer: makes the outer optimizer of the parameters that it is given, on the host, in
-            float32. None: SGD with lr 0.7 and Nesterov momentum 0.9.
-        delay: so many inner steps after a pseudo-gradient was taken its average is merged; 0: the
-            step waits for it; ``sync_every``: the update that is delayed by one round.
-        mixing: how much of the local parameters remains when the outer ones are merged; None: 0.5
-            with a delay that is not 0 and less than ``sync_every``, otherwise 0.
-        fragments: parts of the model that are synchronized in turn; each transfer is so much
-            smaller.
-        fragment_order: ``"strided"``: dealt out, so that each has some of all depths;
-            ``"sequential"``: neighbours. Either way they are about equally large.
+            ``"30s"``, so that slow and fast machines synchronize together.
+        outer: function that makes the outer optimizer from its parameters, which are on the host
+            in float32. None: SGD with lr 0.7 and Nesterov momentum 0.9.
+        delay: inner steps between taking a pseudo-gradient and merging its average; 0: the step
+            waits for the average; ``sync_every``: the update is delayed by one round.
+        mixing: share of the local parameters that a merge keeps; None: 0.5 with a delay between 0
+            and ``sync_every``, otherwise 0.
+        fragments: number of parts of the model that are synchronized in turn; more parts make each
+            transfer smaller.
+        fragment_order: ``"strided"``: each fragment has parameters of all depths;
+            ``"sequential"``: of neighbouring layers. Fragments have about equal sizes.
         compression: a wire format of the library (``"int8"``, ``"int4"``, ...), with error
-            feedback; or ``QuantizationOptions`` with a format. The feedback is always the own.
-        min_peers: how many must be in the group for a synchronization; others are waited for. The
-            same for all. None: what ``PCCL_MIN_PEERS`` says (``pccl launch --min-peers``), or 1.
-        on_event: functions that are told what happens, on the training thread.
+            feedback; or ``QuantizationOptions`` with a format. It always uses its own feedback.
+        min_peers: members of the group that a synchronization waits for, the same for all peers.
+            None: ``PCCL_MIN_PEERS`` (``pccl launch --min-peers``), otherwise 1.
+        on_event: functions that receive each event, on the training thread.
 
     Raises:
-        TypeError, ValueError: an argument that cannot be used; the message says how to mend it.
+        TypeError, ValueError: an argument cannot be used; the message says how to correct it.
     """
 
     def __init__(
@@ -139,10 +139,10 @@ class DiLoCo(torch.optim.Optimizer):
 
     @property
     def steps(self) -> int:
-        """Inner steps of the run up to here: as many as a member from its beginning has made.
+        """Inner steps that a member from the beginning of the run has made by now.
 
-        A learning rate that follows from it is the same for all members, whenever they have joined.
-        With a time budget there is no such number: it is ``inner_steps``.
+        A learning rate computed from it is the same on all members, whenever they joined. With a
+        time budget there is no such number, and it equals ``inner_steps``.
         """
         return self._pipeline.run_steps
 
@@ -182,7 +182,7 @@ class DiLoCo(torch.optim.Optimizer):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused once it is made: the members have agreed on the parameters.
+        """Refused after construction: the members have agreed on the parameters.
 
         Raises:
             RuntimeError: always, after construction.
@@ -197,10 +197,10 @@ class DiLoCo(torch.optim.Optimizer):
     # -- training ----------------------------------------------------------------------------------
 
     def join(self) -> bool:
-        """Join the run, and take over its parameters. Does nothing the second time.
+        """Join the run, and load its parameters. A second call does nothing.
 
         Returns:
-            Whether the local parameters were changed by it.
+            Whether the local parameters have changed.
 
         Raises:
             PCCLError: the run can't be joined; the message says why.
@@ -218,23 +218,23 @@ class DiLoCo(torch.optim.Optimizer):
         return changed
 
     def step(self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0) -> Any:
-        """Make an inner step, and what is due after it.
+        """Make an inner step, and the joint calls and merges that are due after it.
 
-        The first one joins the run. If that has changed the parameters, the gradients were those
-        of others, and are not applied: the next step is the first.
+        The first step joins the run. If joining has changed the parameters, the gradients belong to
+        the old ones. They are not applied, and the next step is the first.
 
         Args:
             closure: as of the inner optimizer.
-            weight: the work in this step, in tokens or samples: averages are weighted by it. What
-                is made in a round whose steps all weigh 0 is dropped.
+            weight: the work in this step, in tokens or samples; averages are weighted by it. The
+                changes of a round whose steps all weigh 0 are dropped.
 
         Returns:
             What the inner optimizer returns.
 
         Raises:
-            PCCLError: the run can't go on; the message says why. Making a new ``Communicator`` and
-                a new ``DiLoCo`` with this one's ``state_dict`` goes on where this one stopped.
-            TypeError, ValueError: a closure that is none; a weight that is no number of at least 0.
+            PCCLError: the run can't continue; the message says why. To continue where this object
+                stopped, make a new ``Communicator`` and a new ``DiLoCo`` with its ``state_dict``.
+            TypeError, ValueError: ``closure`` is not callable; ``weight`` is not a number >= 0.
         """
         check_amount("weight", weight, WEIGHT_MAX)
         if closure is not None and not callable(closure):
@@ -292,10 +292,10 @@ class DiLoCo(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Everything but the model: save it with the model's own ``state_dict``.
 
-        Waits for what is being reduced. After an error, too, it holds all work that is not in the
-        outer parameters, but for what was being reduced when the run was lost for good, which may
-        be in those of others. Holds the inner and the outer optimizer, the outer parameters,
-        residuals of the compression, and the position in the pipeline.
+        It waits for the open reduce. It holds the inner and the outer optimizer, the outer
+        parameters, residuals of the compression, and the position in the pipeline. It also holds
+        all work that is not in the outer parameters, even after an error. The exception is work
+        that was being reduced when the run was lost for good: other members may have applied it.
         """
         if self._has_started:
             self._caller.settle()
@@ -318,15 +318,15 @@ class DiLoCo(torch.optim.Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where another process stopped; the model's ``state_dict`` is loaded besides.
+        """Continue where another process stopped. Load the model's ``state_dict`` separately.
 
-        The first ``step`` joins the run with it. If the run has got further meanwhile, this
-        replica takes over its outer parameters, and keeps its own work since its last
+        The first ``step`` joins the run with it. If the run has advanced meanwhile, this replica
+        loads the outer parameters of the run, and keeps its own work since its last
         synchronization.
 
         Raises:
-            RuntimeError: this one has joined the run already.
-            ValueError: it was saved with other parameters or fragments.
+            RuntimeError: this object has joined the run already.
+            ValueError: the checkpoint has other parameters or fragments.
         """
         if self._has_started:
             raise RuntimeError("load_state_dict must be called before the first step, or join")
@@ -360,7 +360,7 @@ class DiLoCo(torch.optim.Optimizer):
         return RoundCommitted(contribution, average, packed["mean_norm"])
 
     def close(self) -> None:
-        """Leave the run: finish the call that is under way, and close ``comm``. Idempotent."""
+        """Leave the run: finish the open call, and close ``comm``. Idempotent."""
         self._caller.close(abandon=False)
 
     def __enter__(self) -> DiLoCo:

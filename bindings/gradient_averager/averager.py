@@ -37,7 +37,7 @@ FIRST_TAG = 1 << 32
 
 
 class GradientAverager:
-    """Averages the gradients of every step over all peers, while backward goes on.
+    """Averages the gradients of every step over all peers, during the backward pass.
 
         with GradientAverager(model, optimizer, comm=comm, min_peers=2) as averager:
             while averager.steps < 1000:
@@ -46,30 +46,29 @@ class GradientAverager:
                 loss(model, next(batches)).backward()
                 averager.step()
 
-    Parameters, optimizer state and step count stay bit for bit the same on all peers, whoever
-    comes and goes. ``update`` joins the run, lets newcomers in and gives them all of that; so it
-    stands at the top of every step, for all of them. A peer that was cut off from the run joins it
-    again there, too.
+    Parameters, optimizer state and step count stay bit for bit the same on all peers, also when
+    peers join and leave. ``update`` joins the run, admits newcomers and sends them the state. All
+    peers must call it at the start of every step. A peer that was cut off also joins again there.
 
     Between ``backward()`` and ``synchronize()`` (or ``step()``, which calls it) the gradients are
-    being averaged, in place: do not look at them, and do not change them. Clip and unscale them
-    after ``synchronize()``. All trainable parameters get a gradient in every step; where no peer
-    has one it is zero.
+    being averaged in place: do not read or change them. Clip and unscale them after
+    ``synchronize()``. All trainable parameters get a gradient in every step; it is zero if no peer
+    has one.
 
     Args:
         model: contiguous parameters, on the CPU or a CUDA device, registered alike on all peers.
-        optimizer: of parameters of the model; one whose state is tensors and numbers.
-        comm: need not be connected yet; stays the caller's to close.
+        optimizer: optimizer of the model's parameters; its state must be tensors and numbers.
+        comm: communicator of the run, connected or not. The caller closes it.
         bucket_bytes: gradients are reduced together up to this size. The same for all peers.
-        compression: how gradients are shortened for the wire: the name of a format, which comes
-            with error feedback, or options; ``name`` is filled in. The same for all peers.
-        min_peers: how many members the run must have before this peer comes in, itself included;
+        compression: wire format of the gradients: the name of a format, with error feedback, or
+            options, whose ``name`` is filled in. The same for all peers.
+        min_peers: members that the run must have before this peer is admitted, itself included;
             None: as of ``Communicator.connect``.
-        shared: more tensors that newcomers take over, by name, contiguous.
-        stateful: what else counts steps, by name: learning-rate schedulers, a GradScaler. Newcomers
-            take over the numbers in their ``state_dict()``.
+        shared: further tensors that newcomers receive, by name, contiguous.
+        stateful: other objects that count steps, by name: learning-rate schedulers, a GradScaler.
+            Newcomers receive the numbers in their ``state_dict()``.
         resume: as of ``Communicator.sync_shared_state``.
-        on_progress: as of ``Communicator.sync_shared_state``; told of what a newcomer fetches.
+        on_progress: as of ``Communicator.sync_shared_state``, for the fetch of a newcomer.
         on_event: called with each :data:`pccl.bindings.events.Event`, on the training thread; or
             several of them.
 
@@ -123,27 +122,27 @@ class GradientAverager:
 
     @property
     def steps(self) -> int:
-        """Taken by the run so far; the same on all peers."""
+        """Steps that the run has taken; the same on all peers."""
         return self._replica.steps
 
     @property
     def is_member(self) -> bool:
-        """Takes part in the run; otherwise ``update`` joins it."""
+        """Whether this peer is in the run; otherwise ``update`` joins it."""
         return bool(self._members)
 
     # -- membership --------------------------------------------------------------------------------
 
     def update(self) -> tuple[int, ...]:
-        """Join the run, or let newcomers in; afterwards all replicas are equal. Joint call.
+        """Join the run, or admit newcomers; afterwards all replicas are equal. Joint call.
 
         Returns:
-            The ids of those that have come: of everybody, where this peer is the newcomer.
+            The ids of the newcomers; if this peer has just joined, the ids of all members.
 
         Raises:
             RuntimeError: gradients are being averaged; call ``synchronize`` first. Or a parameter's
                 ``requires_grad`` has changed; make a new GradientAverager.
             MasterLost: there is no master. Start one, and call again.
-            Evicted, StateMismatch: the others train another model.
+            Evicted, StateMismatch: the other peers train another model.
             StateUnavailable, NotAdmitted: as of ``Communicator.sync_shared_state`` and ``connect``.
         """
         if self._reductions.are_open:
@@ -239,7 +238,7 @@ class GradientAverager:
 
     @contextmanager
     def no_sync(self) -> Generator[None]:
-        """Gradients that are made inside add up here, and are averaged with the next ones."""
+        """Context in which gradients accumulate locally; the next average includes them."""
         before, self._accumulates = self._accumulates, True
         try:
             yield
@@ -249,21 +248,21 @@ class GradientAverager:
     def synchronize(self, *also: Tensor) -> bool:
         """Replace all gradients by their averages. Joint call.
 
-        What backward has not made counts as zero: after a batch that failed call this all the same.
-        A peer that is lost on the way is missing from the averages that were not there yet; they
-        are the same on all who are left.
+        Missing gradients count as zero, so call this after a failed batch, too. If a peer is lost
+        during the call, the averages that were not complete do not contain its gradients. They are
+        the same on all remaining peers.
 
         Args:
-            also: more tensors to be averaged, in place: contiguous, on the CPU, of floats, such as
+            also: further tensors to average in place: contiguous, on the CPU, of floats, such as
                 the loss. The same on all peers.
 
         Returns:
-            Whether the gradients are averages. If not, the run has gone on without this peer: take
-            no step; the next ``update`` joins again, and takes over what the others have.
+            Whether the gradients are averages. If not, this peer has lost its membership: take no
+            step. The next ``update`` joins again, and fetches the state of the run.
 
         Raises:
             RuntimeError: ``update`` was not called.
-            DescriptorMismatch: the peers average other things.
+            DescriptorMismatch: the peers average different tensors.
         """
         called_s = time.monotonic()
         if not self._reductions.are_open:
@@ -304,7 +303,7 @@ class GradientAverager:
         return True
 
     def step(self, *also: Tensor) -> bool:
-        """``synchronize``, then the optimizer's step, unless this peer has lost its place.
+        """``synchronize``, then the optimizer's step, unless this peer lost its membership.
 
         Args:
             also: as of ``synchronize``.
@@ -386,17 +385,16 @@ class GradientAverager:
     # -- the rest ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps, and what compression owes, for a checkpoint with model, optimizer and the rest."""
+        """Steps and residuals, for a checkpoint beside model, optimizer and other state."""
         return {
             "steps": self.steps,
             "error_feedback": self._compression.feedback.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a checkpoint was made; before the first ``update``.
+        """Continue from a checkpoint. Call it before the first ``update``.
 
-        Where several peers have loaded checkpoints, and the run is new, the one with the most steps
-        counts.
+        If several peers of a new run load checkpoints, the one with the most steps wins.
 
         Raises:
             RuntimeError: this peer is in the run already.
@@ -409,7 +407,7 @@ class GradientAverager:
             self._compression.feedback.load_state_dict(state["error_feedback"])
 
     def close(self) -> None:
-        """Leave model and optimizer alone from now on. The communicator is not closed."""
+        """Remove the hooks from model and optimizer. It does not close the communicator."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
