@@ -212,7 +212,7 @@ class Communicator(CommunicatorBase):
                 ``tensors``): in place. Either all are in place or none.
             op: as of ``all_reduce``.
             weight: as of ``all_reduce``.
-            tag: as of ``all_reduce``, which shares the tags. Other members may make that call.
+            tag: as of ``all_reduce``, which shares the tags.
             quantization_options: as of ``all_reduce``; blocks and the residual of an
                 ``error_feedback`` span the concatenation.
             algorithm: as of ``all_reduce``, for the total size.
