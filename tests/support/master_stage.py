@@ -83,7 +83,7 @@ VOCABULARY = {
 
 
 class MasterStage:
-    """A master, and the clock that it is told."""
+    """A master, with a clock that the scenario sets."""
 
     machine: MasterMachine
 

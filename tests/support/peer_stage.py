@@ -41,7 +41,7 @@ VOCABULARY = {
 
 
 class PeerStage:
-    """Peer 2, and the clock that it is told."""
+    """Peer 2, with a clock that the scenario sets."""
 
     def __init__(self) -> None:
         self.machine = PeerMachine(Timing(), 0)

@@ -1,8 +1,8 @@
-"""Text scenarios: what a machine is told, step by step, and what it makes of that, as recorded.
+"""Text scenarios: the events that a machine receives, step by step, and their recorded effects.
 
 A file is a list of scenarios. A line that begins with ``== `` names the next one, in words. A step
 is a line that begins with ``> ``: a Python expression over the words of the machine's stage. The
-indented lines below it are what came of it. A line that begins with ``# `` explains.
+indented lines below it are the effects. A line that begins with ``# `` explains.
 
 ``pytest tests/scenario --record`` writes the outputs anew. Read each line that it changes: a
 recording shows what the code does, and only its reader can say whether that is right.
@@ -173,11 +173,11 @@ class Short:
 
 @dataclass
 class Step:
-    """One thing that the machine is told.
+    """One event of a scenario.
 
     Attributes:
         text: what stands behind ``> ``.
-        output: what came of it, as recorded.
+        output: its effects, as recorded.
         above: empty lines and comments before it.
     """
 

@@ -94,6 +94,17 @@ def test_a_watcher_that_was_dropped_may_watch_again_when_it_has_read(scene: Scen
     assert scene.read(SLOW) == 1
 
 
+def test_a_watcher_gets_no_more_old_news_than_it_may_leave_unread(scene: Scene) -> None:
+    scene.watch(QUICK)
+    scene.commit()
+    one = scene.links.to(QUICK).backlog_bytes
+    for _ in range(COMMITS):
+        scene.read(QUICK)
+        scene.commit()
+    scene.watch(SLOW)
+    assert UNREAD_BYTES_MAX < scene.links.to(SLOW).backlog_bytes <= UNREAD_BYTES_MAX + one
+
+
 def test_pieces_that_wait_are_no_news(scene: Scene) -> None:
     """A newcomer asks for as much as its line carries in a second."""
     sender = StateSender(OperationId(0, 0, 0, 1, 0), scene.links)
