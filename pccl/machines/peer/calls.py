@@ -180,7 +180,7 @@ class DeferredCalls:
         return self._seen.get(call)
 
     def see_anew(self) -> None:
-        """Use the present membership for all deferred calls, because a left round has changed it."""
+        """Use the present membership for all deferred calls, as a left round has changed it."""
         self._seen.clear()
 
     def leave(self, call: int, reason: str) -> bool:
