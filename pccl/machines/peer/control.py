@@ -239,7 +239,7 @@ class ControlConnection:
         if registered and not (contact.connected and contact.resumed):
             reason = self._why_closed
             if contact.connected:
-                reason = "the master that answers has too few members to continue"
+                reason = "the master that answers waits for more members"
             loss = self._give_up(reason, now_ns)
             if loss is not None:
                 return loss

@@ -306,7 +306,7 @@ def test_a_master_that_answers_and_never_goes_on_is_lost_too() -> None:
     error = only_error(effects)
     assert isinstance(error, errors.MasterLost)
     assert error.reason.startswith(
-        "no word from the master for 6.0 s (the master that answers has too few members to continue)"
+        "no word from the master for 6.0 s (the master that answers waits for more members)"
     )
     assert effects == [
         CloseControl(error.reason), End(operation(), False), RaiseCall(9, error), SetLinks(()),
