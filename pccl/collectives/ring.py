@@ -14,7 +14,7 @@ Chunk c is thus combined in ring order starting at rank c, whatever the timing, 
 the owner's bytes. So results are bit-identical, and reproducible for the same ring.
 
 Why the result buffer may hold a partial result: the gather overwrites the region of chunk c only
-after the final value of c exists. This requires that the next rank has received our partial result.
+after the final value of c exists. By then the next rank has received this rank's partial result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Retries of a reduce, and a list of reduces as one call.
 
 Members that pass the same list in the same order keep the same operations in flight. Each operation
-has its own outcome. If one cannot succeed, started operations continue, and the rest are withdrawn.
+has its own outcome. If one cannot succeed, the call waits for started ones and withdraws the rest.
 The error names the tags whose tensors were reduced. Of several errors the call raises the most
 urgent one.
 """
@@ -65,7 +65,7 @@ class ReduceBatch:
         self._completed.add(tag)
 
     def failed(self, tag: int, error: Exception) -> list[int]:
-        """Record that a reduce cannot succeed; return the tags to withdraw unless started."""
+        """Record that a reduce cannot succeed; return the tags to withdraw if not yet started."""
         self._running.remove(tag)
         if self.failure is None:
             self.failure = error

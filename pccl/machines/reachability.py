@@ -41,7 +41,7 @@ def _is_multicast(host: str) -> bool:
 
 
 def may_be_dialled(host: str, *, seen: str, by: str) -> bool:
-    """Whether this process may dial a peer at ``host`` when another process asks for that.
+    """Whether a process may dial ``host`` because a peer declares that address as its own.
 
     Loopback and link-local addresses mean another host on each machine. So they are dialled only
     for a peer on the same machine or the same local network.
@@ -60,7 +60,7 @@ def may_be_dialled(host: str, *, seen: str, by: str) -> bool:
 
 
 def dialled_at(declared: str, seen: str) -> str:
-    """Return the host at which peers dial a peer: the declared one, or ``seen`` if that may not be.
+    """Return the host at which peers dial a peer: the declared one, else ``seen``.
 
     Args:
         declared: the host that the peer declares; empty if it declares none.
@@ -75,7 +75,7 @@ class TryAddress:
 
     member: Member
     hosts: tuple[str, ...]
-    """In this order; empty if none of them may be dialled."""
+    """Hosts to dial, in this order; empty if no host may be dialled."""
     seen: str
     """The host from which the peer connects to its master."""
 
@@ -117,7 +117,7 @@ class Reachability:
         self._tests_by: dict[PeerId, set[PeerId]] = {}
         """Member -> the peers that the master asked it to test."""
         self._allowance_ns = TESTS_AT_ONCE_MAX * NS_PER_S // TESTS_PER_S
-        """Saved time for tests; each costs 1 s / ``TESTS_PER_S``."""
+        """Time credit for tests; each test costs 1 s / ``TESTS_PER_S``."""
         self._allowed_ns = now_ns
 
     def begin(

@@ -3,9 +3,9 @@
 In a ring all data travels from each member to the next one. So everything that a lost member sent
 was sent to its successor. Consecutive lost members form a gap, and its two neighbours repair it:
 
-* The master asks the member behind each gap whether it lacks only final values. The member before
-  the gap has those. A member that agrees receives them from there, and nothing from lost members.
-* When all members behind a gap have agreed, the master tells the members before a gap to send
+* The master asks the member behind each gap whether it lacks only final values, which the member
+  before the gap can send. If so, it receives them from there, and no more data from lost members.
+* When all of these members have agreed, the master tells the members before a gap to send
   across it. These first ask what is missing and send only that; the ring forwards the data.
 * If one member disagrees, the master aborts the operation: a contribution is lost.
 
@@ -83,7 +83,7 @@ class RingRepair:
         return Tell(tuple(self._unanswered), HoldingsQuery(self._operation, self._lost))
 
     def waits_for(self, peer: PeerId, lost_count: int) -> bool:
-        """Whether an answer of ``peer`` is pending, and its loss count is that of this repair."""
+        """Whether ``peer`` has yet to answer, and its answer is not from before another loss."""
         return peer in self._unanswered and lost_count == len(self._lost)
 
     def agrees(self, peer: PeerId) -> Tell | None:
@@ -95,7 +95,7 @@ class RingRepair:
         return Tell(senders, Repair(self._operation, self._lost)) if senders else None
 
     def is_done(self, peer: PeerId) -> Tell | None:
-        """Record that ``peer`` has the whole result and needs no data across its gap."""
+        """Record that ``peer`` needs no more data; return the message to senders once due."""
         awaited = peer in self._unanswered
         self._gaps = [gap for gap in self._gaps if gap.downstream != peer]
         return self.agrees(peer) if awaited else None

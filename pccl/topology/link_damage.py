@@ -16,7 +16,7 @@ DOUBLINGS_MAX = 5
 
 
 class LinkDamage:
-    """The damage that one link has done.
+    """The record of damaged and intact data that has arrived on one link.
 
     Args:
         patience_ns: a link without damage for so long gets another chance.

@@ -30,7 +30,7 @@ _UNMET_FACTOR = 4
 
 @dataclass(frozen=True, slots=True)
 class DialLane:
-    """Dial a lane; after a pause, if there is one, call :meth:`LinkUpkeep.due` instead."""
+    """Dial a lane; if there is a pause, call :meth:`LinkUpkeep.due` after the pause instead."""
 
     member: Member
     number: int
@@ -108,7 +108,7 @@ class _WantedLink:
     is_withheld: bool = False
     """Whether the link has lanes but is not reported as up, because it damages data."""
     dials: dict[int, _LaneDial] = field(default_factory=dict[int, _LaneDial])
-    """By number: lanes that this side keeps; otherwise the dial in case the other side fails."""
+    """By number: lanes that this side keeps; else its reserve dial, should the other side fail."""
 
 
 class LinkUpkeep:
@@ -129,7 +129,7 @@ class LinkUpkeep:
         self._links: dict[PeerId, _WantedLink] = {}
         self._newcomers: SourceShares[PeerId] = SourceShares(newcomers_max)
 
-    # -- what is wanted --------------------------------------------------------------------------
+    # -- wanted links ----------------------------------------------------------------------------
 
     def want(
         self, own: PeerId, members: Iterable[Member], up: Mapping[PeerId, tuple[int, bool]]
@@ -170,7 +170,7 @@ class LinkUpkeep:
     def look(
         self, peer: PeerId, busy: Container[int], intact_bytes: int, now_ns: int
     ) -> list[LinkStep]:
-        """Check a link on a tick: close spare lanes, dial missing ones, and end its damage.
+        """Check a link on a tick: close spare lanes, dial missing ones, report the end of damage.
 
         Lanes are spare when the link shares the connections with more links than before, and
         missing when it shares them with fewer.
@@ -242,7 +242,7 @@ class LinkUpkeep:
     def _widen(self, link: _WantedLink) -> list[LinkStep]:
         """Dial the lanes that the link should have and that this side does not keep yet."""
         steps: list[LinkStep] = []
-        for number in range(self._width(link) if link.up else 1):  # the first one finds out
+        for number in range(self._width(link) if link.up else 1):  # one, until it is up
             if number not in link.dials:
                 link.dials[number] = _LaneDial(self._first_ns)
                 steps += self._dial(link, number)
@@ -276,7 +276,7 @@ class LinkUpkeep:
     # -- lanes -----------------------------------------------------------------------------------
 
     def greeted(self, peer: PeerId, number: int, host: str) -> list[LinkStep] | None:
-        """Record that a peer has dialled and proven itself; None: do not accept its connection.
+        """Record that a peer has dialled this one and proven itself; None: reject its connection.
 
         A link to a newcomer has one lane. A member that this peer does not want yet dials again.
         """

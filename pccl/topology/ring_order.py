@@ -16,7 +16,7 @@ from pccl.protocol.types import PeerId
 Pair = frozenset[PeerId]
 
 _STEPS_MAX = 20_000
-"""Steps of one search over all the sets that it tries: some tens of milliseconds."""
+"""Limit of steps for one search over all its sets: some tens of milliseconds."""
 
 _SETS_MAX = 500
 """How many sets of members the search tries to leave out, the smallest first."""
@@ -32,7 +32,7 @@ def apart(pair: Pair, broken: Mapping[Pair, str]) -> str:
 
 
 def lacking(left_out: Iterable[PeerId], broken: Mapping[Pair, str]) -> str:
-    """Return the text that names one broken link of each peer left out, for the first few links."""
+    """Return a text that names a broken link of each peer left out, up to ``_NAMED_MAX`` links."""
     theirs = (min((p for p in broken if peer in p), key=sorted) for peer in left_out)
     return "; ".join(apart(pair, broken) for pair in list(dict.fromkeys(theirs))[:_NAMED_MAX])
 

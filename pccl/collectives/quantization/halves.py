@@ -1,8 +1,8 @@
 """float16 and bfloat16, scaled by a power of two per block.
 
-A block is an int16 ``k``, then a half per value: ``value * 2**k``, where the block's largest
-magnitude is at least 2**14 and below 2**15 (``k`` is at most 127, for float64 at most 1023). So no
-float32 or float64 overflows, and small values survive that a plain cast would lose to underflow.
+A block is an int16 ``k``, then a half per value: ``value * 2**k``. ``k`` brings the block's largest
+magnitude into [2**14, 2**15); it is at most 127, for float64 at most 1023. So no float32 or float64
+overflows, and small values survive that a plain cast would lose to underflow.
 The error of a value is at most 2**-11 of that value (bfloat16: 2**-8), or 2**-39 of the block's
 largest; twice the former when rounding stochastically. NaN and infinity are those of the half.
 

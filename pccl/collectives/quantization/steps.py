@@ -24,9 +24,9 @@ class StepFormat:
     work: np.dtype[Any]
     """Dtype of the arithmetic: float32 or float64."""
     bits: np.dtype[Any]
-    """Unsigned integers of the same size."""
+    """Dtype of unsigned integers of the same size."""
     wire: np.dtype[Any]
-    """Unsigned integers of half the size, little-endian."""
+    """Dtype of unsigned integers of half the size, little-endian."""
     shift: int
     mantissa: int
     """Mask of the significand's bits in the upper half."""

@@ -90,7 +90,7 @@ class Refusals:
         self.loss: OneTimeError | None = None
         """Why this peer lost its membership; None: it has not."""
         self.resync: OneTimeError | None = None
-        """Set while this peer lacks a committed result that its caller left."""
+        """The error to raise while this peer lacks a committed result that its caller left."""
         self.sync_missed = False
         """Whether that was a synchronization, which the caller may want to repeat."""
         self._former_loss = former_loss
@@ -198,7 +198,7 @@ class DeferredCalls:
         return self._left.get(event.call)
 
     def take(self) -> Iterator[JointCall]:
-        """Take all calls out to try them again; ``why_left`` of each is valid until the next."""
+        """Take all calls out to try them again; ``why_left`` of each works until the next."""
         taken, self._calls = self._calls, {}
         for call, event in taken.items():
             yield event
@@ -245,7 +245,7 @@ class JointCalls:
         membership: the rosters that callers see.
         operations: operations that are open, or that callers have left.
         rounds: rounds that are open, or that callers have left.
-        left_sync: drops the synchronization that a call could repeat when another call is made.
+        left_sync: forgets the synchronization to repeat when another call is made.
         refusals: errors that callers get only once.
     """
 

@@ -17,7 +17,7 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_MS, NS_PER_S
 
 SAY_AFTER_S, SAY_EVERY_S = 1, 10
-"""When a member logs a lost master: at the end of a run, the master may exit a moment earlier."""
+"""Delay and interval of log lines about a lost master; after a run, it may just have exited."""
 
 
 class MasterTurns:
@@ -36,7 +36,7 @@ class MasterTurns:
         self._is_damaged = False
         """Whether the last greeting arrived damaged, and the one before it did not."""
         self._lost_ns = self._said_ns = 0
-        """When the connection was lost, and when the last log line said so; 0: it is up."""
+        """When the connection was lost, and when the last log line said so; 0 while it is up."""
 
     @property
     def turn(self) -> msg.MasterAddress:
@@ -101,7 +101,7 @@ class MasterLiveness:
 
     Args:
         timing: deadlines.
-        now_ns: the present.
+        now_ns: current time.
     """
 
     def __init__(self, timing: Timing, now_ns: int) -> None:
@@ -120,7 +120,7 @@ class MasterLiveness:
         self._redial_ns = self._redial_min_ns = timing.ns(timing.redial_min_s)
 
     def opened(self, now_ns: int) -> None:
-        """Record a new connection, which is no message: the master behind it may be frozen."""
+        """Record a new connection. It does not count as a message: the master may be frozen."""
         self.connected = True
         self.resumed = False
         self._opened_ns = now_ns
@@ -149,7 +149,7 @@ class MasterLiveness:
         self._clock_ahead_ms = ahead_ms if known_ms is None else max(ahead_ms, known_ms)
 
     def ago_s(self, refused: msg.Refused, now_ns: int) -> float:
-        """Return how many seconds ago this peer was evicted; it may read that after a sleep."""
+        """Return how many seconds ago the master evicted this peer, even if it has slept since."""
         present_ms = refused.now_ms
         if self._clock_ahead_ms is not None:
             present_ms = max(present_ms, now_ns // NS_PER_MS + self._clock_ahead_ms)
@@ -158,7 +158,7 @@ class MasterLiveness:
     def is_silent(self, now_ns: int, *, known: bool) -> bool:
         """Whether the present connection has brought no message for the whole deadline.
 
-        An unregistered peer waits less: it does not know yet that this is a master (``known``).
+        ``known``: whether the other side is a master; if not known, the deadline is shorter.
         """
         since_ns = max(self.heard_ns, self._opened_ns)
         patience_s = self._timing.deadline_s if known else self._timing.dial_s
@@ -214,7 +214,7 @@ class PeerOutbox:
         self._effects.extend(effects)
 
     def send(self, message: msg.PeerMessage) -> None:
-        """Send to the master if it is connected; a reconnect repeats what is still needed."""
+        """Send a message if the master is connected; a reconnect repeats open requests."""
         if self._contact.connected:
             self._effects.append(ev.Send(message))
 

@@ -61,7 +61,7 @@ class ControlConnection:
         own: this peer.
         membership: the rosters that have arrived.
         heartbeats: heartbeats to the master.
-        links: reported to a new master or connection, like the parts below.
+        links: reported again on a new connection, like the parts below.
         finals: outcomes and answers.
         rounds: requested rounds.
         operations: posted operations.
@@ -163,7 +163,7 @@ class ControlConnection:
             self._return()
 
     def _return(self) -> None:
-        """Return to a master of another run or term: report all that the next master may need."""
+        """Return to a master of another run or term: report all that it may need."""
         own = self._own
         assert self._registration is not None
         self._out.send(

@@ -10,7 +10,7 @@ with the start.
 A member sends early only in a view in which all members have asked for an operation before. A
 member that does not know the view yet would discard the data.
 
-A member gets a cost back once every member has proven that it stores the data no longer:
+A member gets a cost back once every member has proven that it no longer stores the data:
 
 * All have asked for the operation, so they took its data out of their stores. That is so once it
   has started, or is done here.
@@ -64,7 +64,7 @@ class EagerBudget:
         self._debts: dict[int, dict[int, dict[int, int]]] = {}
         """View -> tag -> number of an operation -> its cost in bytes."""
         self._closed: dict[int, int] = {}
-        """View with costs -> the newest view when this peer learned that the former was closed."""
+        """Closed view with costs -> the newest view when this peer learned of the closing."""
         self._entered: dict[int, None] = {}
         """Views in which all members have asked for an operation."""
 
@@ -76,8 +76,8 @@ class EagerBudget:
     def take(self, operation: OperationId, what: Descriptor, world_size: int) -> bool:
         """Decide whether an operation sends early, and charge its cost if so.
 
-        An all-reduce with elements ends on no member before all have asked for it. That is not so
-        for a broadcast, a barrier or an empty all-reduce.
+        No member completes an all-reduce with elements before all have asked for it. This does not
+        hold for a broadcast, a barrier or an empty all-reduce.
         """
         nbytes = what.count * what.dtype.itemsize
         if what.collective is not Collective.ALL_REDUCE or what.weighted:
@@ -95,7 +95,7 @@ class EagerBudget:
         return True
 
     def all_asked(self, operation: OperationId) -> None:
-        """Record that all members of its view have asked for ``operation``; refund proven costs."""
+        """Record that all members of its view have asked for ``operation``, and get costs back."""
         self._entered[operation.view] = None
         of_view = self._debts.get(operation.view, {})
         alike = of_view.get(operation.tag, {})

@@ -275,7 +275,7 @@ class DialControl:
 
 @dataclass(frozen=True, slots=True)
 class CloseControl:
-    """Send pending messages, then close the connection to the master, without reporting that."""
+    """Send pending messages, then close the connection to the master; do not report its end."""
 
     reason: str
 
@@ -308,7 +308,7 @@ class PostSync:
 
 @dataclass(frozen=True, slots=True)
 class BeginSync:
-    """Fetch the missing pieces of the elected state, unless that runs; report ``ReduceDone``."""
+    """Fetch missing pieces of the elected state, unless already begun; report ``ReduceDone``."""
 
     operation: OperationId
     elected: Elected
@@ -328,7 +328,7 @@ class Begin:
 
     operation: OperationId
     ahead: bool = False
-    """Whether members may not have posted this small operation; otherwise all have."""
+    """Whether to send early, before all members are known to have posted the operation."""
     weights: tuple[float, ...] = ()
     """One per member in ring order, for a weighted average."""
 
@@ -399,7 +399,7 @@ class ReportUndialable:
 
 @dataclass(frozen=True, slots=True)
 class ForgetEarly:
-    """Views were closed: drop stored frames of operations that can no longer be posted here."""
+    """Drop the stored early frames of operations that can no longer be posted here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,14 +120,14 @@ class SeenFinals:
         return len(self._seen)
 
     def see(self, final: msg.OperationEnded | msg.RoundClosed) -> None:
-        """Keep an outcome or answer of the master, perhaps again."""
+        """Keep an outcome or answer that the master sent, perhaps for the second time."""
         self._membership.ratify(final.roster_version)
         known = self._seen.get(final.sequence)
         expected = known.expected if known is not None else NOTHING_EXPECTED
         self._keep(_Final(final, told=True, expected=expected))
 
     def store(self, message: msg.Proposed) -> int:
-        """Keep a proposal, perhaps again; return the place up to which proposals are kept."""
+        """Keep a proposal, perhaps a repeated one; return the place up to which all are kept."""
         final = message.outcome or message.answer
         if final is None or (message.outcome and message.answer):
             raise errors.RemoteProtocolError(

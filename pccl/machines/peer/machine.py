@@ -161,7 +161,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         return known.phase if known else None
 
     def has_started(self, operation: OperationId | None) -> bool:
-        """Whether all members have called for ``operation``: it continues without its caller."""
+        """Whether all members have requested ``operation``: it can end without its caller."""
         known = self.operations.get(operation) if operation is not None else None
         return known is not None and known.phase is not Phase.REQUESTED
 

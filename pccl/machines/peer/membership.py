@@ -89,7 +89,7 @@ class KnownMembership:
         self._rosters: dict[int, Roster] = {}
         """By version: the rosters that the caller may still see, and the newest."""
         self.ratified = 0
-        """Version of the newest roster that a majority of the members before it has, if known."""
+        """Newest roster version that a majority of the members before it is known to have."""
         self._reported: dict[int, tuple[Roster, bytes]] = {}
         """By version: the ratified roster and all newer ones, each with the id of its master."""
         self._unclaimed: dict[int, int] = {}

@@ -5,7 +5,7 @@ State only: ``collectives`` decides which messages to send and what calls return
 * All members derive the same number for the n-th use of a tag in a view. Each outcome uses up its
   number, even if this peer has not requested that operation.
 * If other members had a mismatch, or one withdrew, this peer's call for that operation gets the
-  same outcome. Otherwise it would meet a later call of theirs, with other arguments perhaps.
+  same outcome. Otherwise it would be matched with a later call of theirs, which may differ.
 * Phases change only as the table ``TRANSITIONS`` in ``pccl.protocol.operation`` allows.
 """
 
@@ -38,9 +38,9 @@ class OpenOperation:
     call: int | None
     """None once the caller has left."""
     detached: bool = False
-    """Whether no caller waits for the outcome, which a caller will read later."""
+    """Whether the caller reads the outcome later, instead of waiting for it."""
     forgotten: bool = False
-    """Whether no caller will read the outcome of this detached operation."""
+    """Whether the handle of this detached operation is gone, so no caller reads the outcome."""
     phase: Phase = Phase.REQUESTED
     digest: bytes = b""
     withdrawn: str | None = None
@@ -193,7 +193,7 @@ class OpenOperations:
         return find_gaps(known.ring, lost)
 
     def answer_holdings(self, asked: msg.HoldingsQuery, own: PeerId) -> ev.CloseGap | ev.Send:
-        """Close the gap right before this peer; if there is none, answer that data is missing."""
+        """Return the effect that closes the gap before this peer, or else a negative answer."""
         lost = len(asked.lost)
         for gap in self.gaps(asked.operation, asked.lost):
             if gap.downstream == own:
@@ -238,7 +238,7 @@ class OpenOperations:
         operation.waits_for = ""
 
     def end(self, operation: OperationId, *, committed: bool) -> OpenOperation | None:
-        """Remove an operation, with its final phase; None if it is not open, as in a repetition.
+        """Remove an operation and set its final phase; return None if it is not open.
 
         Raises:
             InvariantViolation: the operation was committed before it was done.

@@ -35,9 +35,9 @@ class OpenRounds:
 
     Args:
         out: for effects.
-        membership: changes for the caller when a call returns.
+        membership: the rosters; callers see a new one when a call returns.
         finals: keeps the answers for another master.
-        heartbeats: acknowledge the answers.
+        heartbeats: acknowledges the answers.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ the other members:
 * If the caller repeats the call, it returns what the first call would have returned. It does so
   only if no other joint call was made since, because the other members have finished that call.
 * Later offers carry the lineage of that synchronization. If neither revision nor contents have
-  changed, the offer is stale: it counts only if no member has got further.
+  changed, the offer is stale: it counts only if no member has advanced further.
 
 If the caller leaves another operation and that is committed, the peer lacks its result. Then its
 offers are stale until the next synchronization, even if it has rejoined.
@@ -95,7 +95,7 @@ class LeftSync:
         self._last = CommittedSync(made, lineage, result, outcome.roster_version, had_it)
 
     def leave(self, operation: OperationId) -> AfterLeaving:
-        """Record that the caller left ``operation``, which was committed; return its effect."""
+        """Record that the caller left ``operation``, which was committed; return the result."""
         last = self._last
         if operation == self._looked:
             return AfterLeaving.UNCHANGED
@@ -189,7 +189,7 @@ class Synchronizations:
         self._out.send(opened.request())
 
     def started(self, operation_id: OperationId, elected: Elected) -> None:
-        """Fetch the elected state; a repetition does nothing, a changed election fetches anew."""
+        """Fetch the elected state; ignore a repetition, but fetch again if the election changed."""
         operation = self._operations.get(operation_id)
         if operation is None or operation.offer is None:
             return

@@ -109,7 +109,7 @@ def left_operation(why: str, waits_for: str) -> errors.DeadlineExceeded:
 
 
 def left_operation_in_doubt(why: str, waits_for: str) -> errors.OutcomeUnknown:
-    """Return the same error for a run with a standby, which may not know of the withdrawal."""
+    """Return the error of a caller that left an operation in a run with a standby master."""
     reason = (
         f"{left(why, waits_for).reason}; the operation is withdrawn, and the input is intact. "
         "The run has a standby master, so a majority of the members must confirm that no member "
@@ -128,7 +128,7 @@ def left_done_operation(why: str, operation: OperationId) -> errors.OutcomeUnkno
 
 
 def _what(operation: OperationId) -> str:
-    """Return the name of an operation for its callers."""
+    """Return the name by which callers know an operation."""
     return "shared state" if operation.tag == SYNC_TAG else f"tag {operation.tag}"
 
 
