@@ -45,7 +45,7 @@ class JoinAttempt:
             return None
         reasons = "; ".join(list(self._reasons)[-JOIN_REASONS_MAX:])
         tries = f"{attempts} attempt{'s' if attempts > 1 else ''}"
-        text = f"no master answered in {tries}: {reasons}; check its address, and that it runs"
+        text = f"no master answered after {tries}: {reasons}; check its address, and that it runs"
         return errors.MasterLost(errors.Result.MASTER_CONNECTION_FAILED, reason=text)
 
 
