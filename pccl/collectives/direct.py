@@ -60,9 +60,9 @@ class DirectSchedule:
         incoming = {other: self._route(other, rank) for other in others}
         outgoing = {other: self._route(rank, other) for other in others}
         self.incoming_from = {other: route for other, route in incoming.items() if route.count}
-        """By rank: the segments that it sends to this one; the next rank first."""
+        """By rank: the segments that this rank receives from there; the next rank first."""
         self.outgoing_to = {other: route for other, route in outgoing.items() if route.count}
-        """By rank: the segments that this rank sends to it."""
+        """By rank: the segments that this rank sends there."""
         self.initial_sends = tuple(self._in_turn())
         """All (rank, segment) to send as step 0, in turn to each owner, the next rank first."""
 

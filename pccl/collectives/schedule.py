@@ -25,7 +25,7 @@ class Arrival:
     final: bool
     """The value is now final: add it to the digest."""
     forward: bool
-    """Send it to the next rank, as part of the next step."""
+    """Send the segment to the next rank, as part of the next step."""
 
 
 class ChainSchedule(Protocol):

@@ -99,7 +99,7 @@ class _WantedLink:
     near: bool
     up: bool
     was_up: bool
-    """Whether this peer ever had a link to it."""
+    """Whether the two peers ever had a link."""
     damage: LinkDamage
     keeps: bool = False
     """Whether this side keeps the link: dials its lanes, and redials them."""

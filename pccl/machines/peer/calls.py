@@ -198,7 +198,7 @@ class DeferredCalls:
         return self._left.get(event.call)
 
     def take(self) -> Iterator[JointCall]:
-        """Take all calls out to try them again; ``why_left`` of each works until the next."""
+        """Take all calls out to try them again; ``why_left`` works for each until the next."""
         taken, self._calls = self._calls, {}
         for call, event in taken.items():
             yield event

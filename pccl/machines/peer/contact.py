@@ -17,7 +17,7 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_MS, NS_PER_S
 
 SAY_AFTER_S, SAY_EVERY_S = 1, 10
-"""Delay and interval of log lines about a lost master; after a run, it may just have exited."""
+"""Delay and interval of log lines about a lost master, which may just exit at the end of a run."""
 
 
 class MasterTurns:
@@ -143,7 +143,7 @@ class MasterLiveness:
         self.heard(now_ns)
 
     def note_clock(self, now_ms: int, now_ns: int) -> None:
-        """Record the master's clock. The largest difference counts: it had the shortest delay."""
+        """Record the master's clock. The largest difference counts, as its message was fastest."""
         ahead_ms = now_ms - now_ns // NS_PER_MS
         known_ms = self._clock_ahead_ms
         self._clock_ahead_ms = ahead_ms if known_ms is None else max(ahead_ms, known_ms)

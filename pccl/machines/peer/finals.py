@@ -22,7 +22,7 @@ from pccl.protocol.types import OperationId, RoundId
 class _Final:
     final: msg.OperationEnded | msg.RoundClosed
     told: bool
-    """Whether this is final; otherwise the master has only proposed it."""
+    """Whether the master has decided this; otherwise this is only a proposal."""
     expected: Expected = NOTHING_EXPECTED
 
 

@@ -26,7 +26,7 @@ class Standing(enum.Enum):
 
     OUTSIDE = "outside"
     JOINING = "joining"
-    """The master has not registered it yet."""
+    """The master has not registered this process yet."""
     PENDING = "pending"
     MEMBER = "member"
     LOST = "lost"

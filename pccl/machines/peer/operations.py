@@ -50,9 +50,9 @@ class OpenOperation:
     """Why a synchronization must be tried again, although its caller still waits."""
     attempt: int = 0
     waits_for: str = ""
-    """The members that it waits for, as the master last reported."""
+    """The members that the operation waits for, as the master last reported."""
     eager: bool = False
-    """Whether it moves data before its start."""
+    """Whether the operation moves data before its start."""
     weight: float = 0.0
     """Weight of this peer's contribution to a weighted average."""
     weights: tuple[float, ...] = ()
@@ -210,7 +210,7 @@ class OpenOperations:
         ]
 
     def note_wait(self, message: msg.OperationWaits) -> str:
-        """Record for which members an operation waits; return a report, empty without a caller."""
+        """Record for which members an operation waits; return a report, or "" without a caller."""
         known = self.get(message.operation)
         if known is None or known.call is None:
             return ""
@@ -229,7 +229,7 @@ class OpenOperations:
         """Change the phase of an operation.
 
         Raises:
-            InvariantViolation: the table of phases does not allow it.
+            InvariantViolation: the table of phases does not allow the change.
         """
         if phase not in TRANSITIONS[operation.phase]:
             what = f"{operation.id} cannot go from {operation.phase.value} to {phase.value}"

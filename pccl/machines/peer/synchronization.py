@@ -54,10 +54,10 @@ class AfterLeaving(enum.Enum):
     """The state of a peer, compared with other members, after its caller left an operation."""
 
     UP_TO_DATE = enum.auto()
-    """It was a synchronization from which this peer needed nothing."""
+    """The operation was a synchronization from which this peer needed nothing."""
     LACKS_RESULT = enum.auto()
     UNCHANGED = enum.auto()
-    """It only compared states."""
+    """The operation only compared states."""
 
 
 class LeftSync:
@@ -110,7 +110,7 @@ class LeftSync:
         self._may_repeat = False
 
     def take_repeat(self, offer: Offer) -> CommittedSync | None:
-        """Return the result if this call repeats the call that was left; None: it is a new call."""
+        """Return the earlier result if this call repeats the call that was left, else None."""
         left, may_repeat, self._may_repeat = self._left, self._may_repeat, False
         repeats = may_repeat and left is not None and left.is_made_again(offer)
         return left if repeats else None

@@ -15,7 +15,7 @@ from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, RemovalCause,
 
 
 def undialable(reason: str) -> str:
-    """Return the warning that no peer can dial this one; ``reason``: as its master reports it."""
+    """Return the warning that no peer can dial this peer; ``reason``: from its master."""
     return (
         f"no one can dial this peer {reason}. It dials the others itself, and works with all peers "
         "that can be dialled. To work with peers that can't be dialled either, open that port, or "
@@ -97,7 +97,7 @@ def left(why: str, waits_for: str = "") -> errors.DeadlineExceeded:
 
 
 def left_round(why: str, kind: RoundKind, waits_for: str) -> errors.DeadlineExceeded:
-    """Return the error of a caller that left a round, which stays requested."""
+    """Return the error of a caller that left a round; the request stands."""
     told = f"the request stands: call {kind.call_name}() again before any other joint call"
     return errors.DeadlineExceeded(reason=f"{left(why, waits_for).reason}; {told}")
 
@@ -203,9 +203,9 @@ def refused(
 
     Args:
         reason: the master's text.
-        cause: why the master evicted this peer; None: it does not know this peer.
+        cause: why the master evicted this peer; None: the master does not know this peer.
         ago_s: seconds since the eviction.
-        member: whether this peer believed that it was a member.
+        member: whether this process was a member, to its own knowledge.
     """
     if not member:
         return errors.NotAdmitted(
