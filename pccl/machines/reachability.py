@@ -60,7 +60,7 @@ def may_be_dialled(host: str, *, seen: str, by: str) -> bool:
 
 
 def dialled_at(declared: str, seen: str) -> str:
-    """Return the host at which peers dial a peer: the declared one, else ``seen``.
+    """Return the host at which peers dial a peer: the declared one if they may, else ``seen``.
 
     Args:
         declared: the host that the peer declares; empty if it declares none.

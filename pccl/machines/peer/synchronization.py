@@ -159,7 +159,7 @@ class Synchronizations:
         """What this peer expects of the group's shared state."""
 
     def call(self, event: ev.SyncCall, *, stale: bool) -> None:
-        """Start a synchronization in the newest view, even alone: lost members do not matter.
+        """Start a synchronization, even alone; after a loss of members, in the newest view.
 
         Args:
             event: the call.
