@@ -205,7 +205,7 @@ def test_frozen_peer_is_removed_and_can_come_back(new_run: Callable[..., Run]) -
         third.process.send_signal(signal.SIGCONT)
         answer = third.ask("update_topology")
         assert answer["error"] == Evicted.__name__
-        assert "has gone on without this peer" in answer["words"]
+        assert "the run evicted this peer" in answer["words"]
         assert third.ask("all_reduce")["error"] == NotConnected.__name__
         assert "error" not in run.admit(lambda: third.ask("connect"))
         third.tell("all_reduce")

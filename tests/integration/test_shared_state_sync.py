@@ -813,7 +813,7 @@ def test_a_deadline_while_fetching(
 def test_a_deadline_while_waiting(new_run: Callable[..., Run]) -> None:
     run = new_run(2)
     state = state_of(w=weights(0))
-    with pytest.raises(DeadlineExceeded, match="withdrawn for everybody"):
+    with pytest.raises(DeadlineExceeded, match="withdrawn for all members"):
         run.members[0].sync_shared_state(state, timeout_s=0.1)
     states = [state, state_of(w=weights(0))]
     assert moved(sync_all(run, states)) == [(0, 0), (0, 0)]

@@ -234,7 +234,7 @@ def test_the_view_says_what_auto_is_and_a_caller_who_forces_it_is_asked_nothing(
 def test_a_hostile_table_ends_the_connection() -> None:
     peer = Peer(SMALL_STAR)
     bad = roster(2, 2, AlgorithmTable((), Algorithm.AUTO))
-    with pytest.raises(errors.RemoteProtocolError, match="a table that no master makes"):
+    with pytest.raises(errors.RemoteProtocolError, match="invalid algorithm table"):
         peer.hear(msg.RosterChanged(bad))
 
 

@@ -269,7 +269,7 @@ def test_a_master_of_the_past_is_none() -> None:
     peer.do(ControlClosed("reset"))
     peer.do(ControlOpened(NO_RUN, 0))
     peer.hear(msg.Resumed(5, NEXT))
-    with pytest.raises(errors.RemoteProtocolError, match="a master of the past"):
+    with pytest.raises(errors.RemoteProtocolError, match="Resumed with an older term"):
         peer.hear(msg.Resumed(4, MASTER))
 
 
@@ -306,7 +306,7 @@ def test_a_master_that_answers_and_never_goes_on_is_lost_too() -> None:
     error = only_error(effects)
     assert isinstance(error, errors.MasterLost)
     assert error.reason.startswith(
-        "no word from the master for 6.0 s (the one that answers lacks too many members to go on)"
+        "no word from the master for 6.0 s (the master that answers waits for more members)"
     )
     assert effects == [
         CloseControl(error.reason), End(operation(), False), RaiseCall(9, error), SetLinks(()),
