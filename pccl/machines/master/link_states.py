@@ -36,7 +36,7 @@ class LinkStates:
         links[other] = _Link(why_down, now_ns if changes or known is None else known.since_ns)
 
     def why_down(self, reporter: PeerId, other: PeerId) -> str | None:
-        """Return why ``reporter`` has no link to ``other``; None: it has one, or reported nothing."""
+        """Return why ``reporter``'s link to ``other`` is down; None: it is up or not reported."""
         link = self._links.get(reporter, {}).get(other)
         return None if link is None else link.why_down
 

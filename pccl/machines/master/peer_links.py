@@ -61,7 +61,7 @@ class PeerLinks:
             self._reachability.forget(peer.id for peer in peers)
 
     def ask(self, elder: RegisteredPeer, newcomer: RegisteredPeer) -> bool:
-        """Ask an elder to dial a newcomer that cannot reach it; return whether limits allow this."""
+        """Ask an elder to dial a newcomer that cannot reach it; False if the limits forbid this."""
         if elder.group != newcomer.group or self._plans.is_asked(elder.id, newcomer.id):
             return True
         known, proven = self._reachability, self._was_reached(newcomer.id)
