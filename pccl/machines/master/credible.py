@@ -31,7 +31,7 @@ def is_host(host: str) -> bool:
 
 def registration_flaw(registration: msg.Register) -> str:
     """Return what is wrong with a registration; empty if nothing is."""
-    return "" if is_host(registration.host) else "the host that the peer advertises is invalid"
+    return "" if is_host(registration.host) else "the advertised host is no host name, or too long"
 
 
 def check_return(header: msg.Return) -> None:
@@ -91,7 +91,7 @@ def check_roster(roster: Roster, peer: PeerId, group: int) -> None:
         and all(is_host(member.host) for member in roster.members)
     )
     if not possible:
-        raise RemoteProtocolError(reason="the reported roster is impossible")
+        raise RemoteProtocolError(reason="the reported roster has impossible numbers or hosts")
 
 
 def check_known_outcome(known: msg.KnownOutcome, header: msg.Return) -> None:
@@ -106,7 +106,7 @@ def check_known_outcome(known: msg.KnownOutcome, header: msg.Return) -> None:
     group = header.registration.group if known.told else outcome.operation.group
     _check_operation(outcome.operation, group)
     if not _is_credible_state(known.expected, group, header.term):
-        raise RemoteProtocolError(reason="the reported shared state is impossible")
+        raise RemoteProtocolError(reason="the reported outcome has an impossible state")
     if len(outcome.contributors) > PEERS_MAX:
         raise RemoteProtocolError(reason="the reported outcome has too many contributors")
     _check_numbers(outcome.sequence, outcome.roster_version)
@@ -123,7 +123,7 @@ def check_answer(answer: msg.RoundClosed) -> None:
 
 def _check_operation(operation: OperationId, group: int) -> None:
     if operation.group != group or operation.term >= TERM_MAX:
-        raise RemoteProtocolError(reason=f"{operation} is not of group {group}")
+        raise RemoteProtocolError(reason=f"{operation} is of another group or an impossible term")
     _check_numbers(operation.view, operation.n)
 
 

@@ -235,10 +235,10 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         match message:
             case msg.RunQuery() if not is_known:
                 answer = self.succession.run_is(message)
-                self.connections.part_with(connection, answer, "its question is answered")
+                self.connections.part_with(connection, answer, "the query is answered")
             case msg.StatusRequest() if not is_known:
                 status = self._status()
-                self.connections.part_with(connection, status, "its question is answered")
+                self.connections.part_with(connection, status, "the query is answered")
             case msg.Return() if peer is None:
                 self._on_return(connection, message, is_known=is_known)
             case msg.KnownRoster() | msg.KnownOutcome() | msg.KnownAnswer() | msg.Reported() if (
@@ -330,7 +330,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
 
     def _on_return(self, connection: int, header: msg.Return, *, is_known: bool) -> None:
         if is_known:
-            raise RemoteProtocolError(reason="it sent Return after Register or another Return")
+            raise RemoteProtocolError(reason="the peer sent Return after Register or Return")
         check_return(header)
         if not self.recovering and header.run == self.run:
             had_master = self.succession.had_master
@@ -438,7 +438,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 self.removals.turn_away(report.connection, report.peer, group)
         for connection in taken.connections:
             if connection in hosts and connection not in self.connections.peers:
-                reason = "the run went on before its report was complete"
+                reason = "the run continued before the peer's report was complete"
                 self.connections.close(connection, reason)
         self.rounds.admit_into_empty_run()
         for connection, message in taken.waiting.items():

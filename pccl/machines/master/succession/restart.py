@@ -255,7 +255,7 @@ class Succession:
                 self._waiting.pop(connection, None)
                 self._connections.close(connection, "it left")
             case msg.Resume() if report is None and connection not in self._waiting:
-                self._connections.refuse(connection, "this master does not know you")
+                self._connections.refuse(connection, "this master does not know this peer")
             case _ if report is not None:
                 return self._hear_report(recovery, report, message)
             case _:
@@ -331,7 +331,7 @@ class Succession:
         if changes or answer.run == self._watch.run:
             now_ns = self._outbox.now_ns
             for connection in self._recovery.learn(self._watch.run, self._watch.vouched, now_ns):
-                reason = "the token is not that of the peer as which the process returned"
+                reason = "the process returned under a member's id without its token"
                 self._connections.close(connection, reason)
         if changes:
             self._incarnation.run = self._watch.run
