@@ -1,8 +1,8 @@
 """The master's plan of which peer dials which, and the changes that peers have yet to receive.
 
-A peer dials its elders: all older peers of its group. The master sends it the whole list when it
-registers, and the changes once a heartbeat, however many there are. If a newcomer cannot reach an
-elder, the master asks the elder to dial the newcomer instead: at once, unless it has asked this
+A peer dials its elders: all older peers of its group. The master sends a peer the whole list after
+its registration, and all changes together once a heartbeat. If a newcomer cannot reach an elder,
+the master asks the elder to dial the newcomer instead: at once, unless the master has asked this
 elder since the last heartbeat.
 
 A newcomer declares its own address, which may be that of another host. The newcomer is *proven*
@@ -48,11 +48,11 @@ class _Asked:
     """The newcomers that one elder dials because they cannot reach it."""
 
     all: set[PeerId] = field(default_factory=set[PeerId])
-    """These newcomers, also after their admission, because the elder may not know of it yet."""
+    """All of them. They stay here after their admission, which the elder may not know of yet."""
     proven: set[PeerId] = field(default_factory=set[PeerId])
     """Newcomers that wait for a link to the elder, after a test has reached them."""
     unproven: dict[PeerId, int] = field(default_factory=dict[PeerId, int])
-    """Waiting newcomers that no test has reached -> the heartbeats before the elder was asked."""
+    """Waiting newcomers that no test has reached -> the heartbeat when the elder was asked."""
 
     def linked(self, newcomer: PeerId) -> None:
         """Record that the newcomer no longer waits for a link to the elder."""
@@ -66,7 +66,7 @@ class _Asked:
 
 
 class DialPlans:
-    """Which peers each peer shall dial, and which changes of that the master has yet to send.
+    """Which peers each peer shall dial, and the changes that the master has yet to send.
 
     Args:
         membership: the peers of the run.
@@ -142,7 +142,7 @@ class DialPlans:
             self._asked[elder].linked(newcomer)
 
     def comes(self, peer: RegisteredPeer) -> None:
-        """Make all younger peers of its group dial ``peer``, which returned or is proven now."""
+        """Make all younger peers of the group dial ``peer``, which returned or is proven now."""
         self._changes.setdefault(peer.group, _Changes()).came.append(peer.member)
 
     def remove(self, gone: Sequence[RegisteredPeer]) -> None:
@@ -174,7 +174,7 @@ class DialPlans:
                     yield peer, told
 
     def _forget_waiting(self) -> None:
-        """Forget waiting newcomers that are admitted, or unproven for ``ASKED_BEATS_MAX`` beats."""
+        """Forget waiting newcomers that are admitted, or unproven after ``ASKED_BEATS_MAX``."""
         peers, since = self._membership.peers, self._beats - ASKED_BEATS_MAX
         for elder, asked in self._asked.items():
             for newcomer in [peer for peer in asked.proven if peers[peer].admitted]:

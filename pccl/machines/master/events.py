@@ -43,7 +43,7 @@ class ConnectionClosed:
     connection: int
     reason: str
     damaged: bool = False
-    """Whether bytes were damaged on the way. Then the peer itself is healthy."""
+    """Whether damaged bytes were the reason. Then the peer itself is healthy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Remember:
-    """Store the run for the next start, if the master has a state folder, before later effects."""
+    """Store the run for the next start, before any later effect, if there is a state folder."""
 
     run: bytes
     term: int

@@ -17,7 +17,7 @@ class _Link:
     """A link as one of its ends sees it."""
 
     why_down: str | None
-    """None: it is up."""
+    """Why the link is down; None: it is up."""
     since_ns: int
 
 

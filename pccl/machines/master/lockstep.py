@@ -147,7 +147,7 @@ class LockstepWatch:
     def _reports(
         self, waits: Sequence[Wait], alike: Mapping[_Alike, Sequence[Wait]], now_ns: int
     ) -> Iterable[LongWait]:
-        """Yield one report for all waits with the same members, since there may be 10,000 tags."""
+        """Yield one report for all waits with the same members, as there may be 10,000 waits."""
         before = self._since_ns
         self._since_ns = {
             wait.subject: before.get(wait.subject, now_ns) for wait in waits if wait.missing

@@ -1,7 +1,7 @@
 """``MasterMachine`` closes rounds and decides operations for the peers of a run.
 
 Pure: :meth:`MasterMachine.handle` takes one event and the time. It returns effects in the order in
-which the shell must carry them out. It knows a connection as a number that the shell assigns.
+which the shell must carry them out. A connection is a number that the shell assigns.
 
 Invariants:
 
@@ -9,7 +9,7 @@ Invariants:
   outcome (``Ballot``) once, to every remaining member.
 * The master keeps outcomes and round answers until every member concerned has acknowledged them.
   With a standby, a majority first stores an outcome that another master could contradict.
-* It removes a member only for a cause in :class:`~pccl.protocol.types.RemovalCause`.
+* The master removes a member only for a cause in :class:`~pccl.protocol.types.RemovalCause`.
 * A peer receives a change of the membership before any decision that follows from it.
 """
 

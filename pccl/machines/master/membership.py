@@ -26,7 +26,7 @@ from pccl.topology.link_measures import LinkMeasures
 from pccl.topology.ring_order import Pair
 
 _LATE_MAX = 64
-"""Newcomers for which one ``_seat`` seeks a place between two peers, along the whole ring."""
+"""Newcomers that one ``_seat`` tries to place between two members, along the whole ring."""
 
 _SEATINGS_MAX = 8
 """Attempts at seating newcomers, each without those whose ``min_peers`` the last one did not meet.
@@ -130,7 +130,7 @@ class RecoveredGroup:
 
 
 def _enough(newcomers: list[RegisteredPeer], members: int) -> list[RegisteredPeer]:
-    """Return the most newcomers whose ``min_peers`` is met if they are all admitted together."""
+    """Return the largest set of newcomers whose ``min_peers`` is met if all are admitted."""
     count = len(newcomers)
     for peer in sorted(newcomers, key=lambda peer: -peer.min_peers):
         if peer.min_peers <= members + count:
@@ -144,7 +144,7 @@ class _Group:
     newest_view: int = 0
     """Number of the newest view; 0 if there was none yet."""
     views_from: int = 0
-    """The number of the next view is above this one, too."""
+    """A number that the number of the next view has to exceed, too."""
     open_views: dict[int, View] = field(default_factory=dict[int, View])
     rosters: dict[int, Roster] = field(default_factory=dict[int, Roster])
     order: list[PeerId] = field(default_factory=list[PeerId])
@@ -189,7 +189,7 @@ class Membership:
         return [peer for peer in self.peers.values() if not peer.admitted]
 
     def tester_of(self, newcomer: RegisteredPeer) -> PeerId | None:
-        """Return the member that tests a newcomer's address: the youngest, preferably far away."""
+        """Return the member to test a newcomer's address: the youngest, if any on another host."""
         members = [peer.id for peer in self.members() if peer.connection is not None]
         far = [peer for peer in members if self.peers[peer].seen not in ("", newcomer.seen)]
         return max(far or members, default=None)
@@ -250,7 +250,7 @@ class Membership:
         return peer.admitted and peer.connection is not None
 
     def admissible(self) -> list[RegisteredPeer]:
-        """Return the newcomers that have links to their future neighbours and ``min_peers`` met."""
+        """Return newcomers with links to their future neighbours, whose ``min_peers`` is met."""
         members, wanted = len(self.members()), self.pending()
         for _ in range(_SEATINGS_MAX):
             wanted = _enough(wanted, members)

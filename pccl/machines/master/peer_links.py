@@ -51,7 +51,7 @@ class PeerLinks:
             self._outbox.send(peer, plan)
 
     def comes(self, peer: RegisteredPeer) -> None:
-        """Make all younger peers of its group dial ``peer``, which has returned."""
+        """Make all younger peers of the group dial ``peer``, which has returned."""
         self._plans.comes(peer)
 
     def forget(self, peers: list[RegisteredPeer]) -> None:
@@ -135,7 +135,7 @@ class PeerLinks:
     # -- links ---------------------------------------------------------------------------------
 
     def note_link(self, peer: RegisteredPeer, other: PeerId, why: str | None) -> None:
-        """Record that a peer's link is up (None), or why it is down; an elder may have to dial."""
+        """Record that a peer's link is up (None), or why it is down; then its elder may dial."""
         self._membership.report_link(peer.id, other, why, self._outbox.now_ns)
         elder = self._membership.peers.get(other)
         if why is None:
@@ -146,7 +146,7 @@ class PeerLinks:
             self.ask(elder, peer)
 
     def report(self, peer: RegisteredPeer, other: PeerId, why: str | None) -> Expel | None:
-        """Do as ``note_link``; return a removal if a broken link shows that ``other`` is gone."""
+        """Record a link like ``note_link``; return a removal if it shows that ``other`` is gone."""
         self.note_link(peer, other, why)
         accused = self._membership.peers.get(other)
         if why is None or accused is None or accused.connection is not None:

@@ -63,7 +63,7 @@ class Registration:
         self._ratification = ratification
         self._outbox = outbox
         self.last_peer = PeerId(0)
-        """The highest id that a peer has."""
+        """The highest id that is used or skipped."""
         self.first_ns: int | None = None
         """When the first newcomer registered; None before that."""
 

@@ -35,7 +35,7 @@ OPERATIONS_SHOWN_MAX = 256
 MISSING_SHOWN_MAX = 64
 REMOVALS_SHOWN_MAX = 32
 TEXT_CHARACTERS_MAX = 120
-"""Of the calls of a member, the call of an operation, and what a newcomer waits for."""
+"""The limit for a member's calls, an operation's call, and what a newcomer waits for."""
 REASON_CHARACTERS_MAX = 400
 """These limits keep the largest report below ``CONTROL_MESSAGE_BYTES_MAX`` (a test fills one)."""
 

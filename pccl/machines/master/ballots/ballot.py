@@ -1,7 +1,7 @@
 """The base class of the master's ballots: the vote over one operation.
 
 A ballot commits an operation if and only if every remaining member reports the same digest. It
-aborts the operation as soon as that is impossible. Both are final, and the same for all members.
+aborts the operation as soon as that is impossible. Each outcome is final and the same for all.
 After a loss, the operation continues if the remaining members can complete the result. The life
 cycle: :mod:`~pccl.protocol.operation`.
 
@@ -128,7 +128,7 @@ class Ballot(ABC):
         self._progress: dict[PeerId, Progress] = {}
         self._reported_ns: dict[PeerId, int] = {}
         self._moved_bytes: dict[PeerId, int] = {}
-        """Member -> the most bytes that it has reported as received."""
+        """Member -> the highest number of received bytes that it has reported."""
 
     # -- what it is about ------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class Ballot(ABC):
         return [peer for peer in self._present if peer not in self._digests]
 
     def awaited(self, still_ns: int) -> list[PeerId]:
-        """Return the members that the operation waits for, by its progress since ``still_ns``."""
+        """Return the members that the operation waits for; more if still since ``still_ns``."""
         return self.waiting_for()
 
     @property
@@ -183,7 +183,7 @@ class Ballot(ABC):
         return len(self._present) > 1
 
     def wait(self) -> Wait:
-        """Return the operation as a wait for the members whose requests are missing."""
+        """Return the operation as a ``Wait`` for the members whose requests are missing."""
         missing = self.waiting_for() if self.phase is Phase.REQUESTED else ()
         return Wait(self.operation, self.what, tuple(self.requested_by()), tuple(missing))
 
@@ -223,14 +223,14 @@ class Ballot(ABC):
         self._reported_ns[peer] = now_ns
 
     def received_bytes(self, peer: PeerId) -> int:
-        """Return the most bytes that a member has reported as received."""
+        """Return the highest number of received bytes that a member has reported."""
         return self._moved_bytes.get(peer, 0)
 
     # -- time, and links ---------------------------------------------------------------------------
 
     @abstractmethod
     def look(self, timing: Timing, now_ns: int) -> Decision | None:
-        """Decide, at a tick, whether the operation ends for a reason of its own."""
+        """Return a decision, at a tick, if a deadline of the operation itself has passed."""
 
     def shift(self, gap_ns: int, now_ns: int) -> None:
         """Shift the time of progress by ``gap_ns``, because this process slept for so long."""

@@ -137,7 +137,7 @@ class CollectiveBallot(Ballot):
         return self._what or f"tag {self.operation.tag}"
 
     def wait(self) -> Wait:
-        """Return the operation as a wait; cached, because the master needs it at every tick."""
+        """Return the operation as a cached ``Wait``, because the master needs it at every tick."""
         known = (self.phase, len(self._descriptors), len(self._present))
         if self._wait is None or self._wait[0] != known:
             self._wait = known, super().wait()
@@ -165,8 +165,8 @@ class CollectiveBallot(Ballot):
     def lose(self, peers: Sequence[PeerId], reason: str, now_ns: int) -> Decision | None:
         """Drop lost members; commit if the rest has the result, or find out if it can get it.
 
-        Before the start, no member has data of another one. Only data that each member forwards
-        to the next one unchanged can be repaired.
+        Before the start, there is no result to complete. Only data that each member forwards to
+        the next one unchanged can be repaired.
         """
         self._drop(peers, reason)
         if self.phase is not Phase.STARTED or not self._present:

@@ -60,7 +60,7 @@ class Finals:
             ended: the outcome.
             concerned: the members that have to receive the outcome.
             expected: what is expected of the group's shared state from now on.
-            follows: whether every master that a majority follows reaches it by itself.
+            follows: whether every master that a majority follows reaches this outcome by itself.
         """
         self.outcomes.keep(ended.operation, ended, [peer.id for peer in concerned])
         if concerned and not follows:

@@ -30,7 +30,7 @@ def affordable(
 ) -> list[tuple[_Key, _AnyFinal]]:
     """Return the reported finals that the master can keep, in their order.
 
-    These are all, unless a peer has invented many. Finals that most members have come first.
+    These are all, unless a peer has invented many. Finals that most members have are preferred.
 
     Args:
         finals: the reported finals by key.

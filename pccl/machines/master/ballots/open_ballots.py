@@ -51,7 +51,7 @@ class OpenBallots:
         """(group, open view, tag) -> number of the next operation that a member may request."""
 
     def take_up(self, recovered: Recovered, ended: Iterable[OperationId]) -> None:
-        """Continue a recovered run without open operations; those in ``ended`` use up numbers."""
+        """Continue a recovered run without open operations, numbered on from ``ended``."""
         self.open = {}
         self.expected = dict(recovered.expected)
         self._commits = Counter()

@@ -55,9 +55,9 @@ class StallWatch:
     def _mend_ring(self, group: int) -> Iterator[Expel]:
         """If an operation needs a link that is down, open a view that does not need this link.
 
-        The members have other neighbours in its ring, and its algorithm table avoids a mesh. Peers
-        redial a lost lane all the time. A link counts as down after ``resume_s``, as long as a lost
-        control connection may take to come back.
+        In that view, the members have other neighbours, and the algorithm table avoids a mesh.
+        Peers redial a lost lane all the time. A link counts as down after ``resume_s``, the time
+        in which a lost control connection may come back.
         """
         ballots, membership = self._ballots, self._membership
         patience_ns = self._timing.ns(self._timing.resume_s)

@@ -197,7 +197,7 @@ class SyncBallot(Ballot):
         return None
 
     def shift(self, gap_ns: int, now_ns: int) -> None:
-        """This process slept: move the times of progress, start and comparison forward."""
+        """Shift the times of progress, start and comparison, because this process slept."""
         super().shift(gap_ns, now_ns)
         self._started_ns = min(self._started_ns + gap_ns, now_ns)
         self._compared_ns = min(self._compared_ns + gap_ns, now_ns)

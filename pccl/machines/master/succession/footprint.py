@@ -1,7 +1,7 @@
 """How much memory a decoded message takes, to limit what a peer can make a master store.
 
-The size on the wire is a bad measure: a decoded list of small numbers takes ten times as much. For
-a list of items of one size, the size is multiplied by their number.
+The size on the wire is a bad measure: a decoded list of small numbers takes ten times as much.
+Lists of items of one size are not walked: the size of an item is multiplied by the length.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 _NUMBER_BYTES = 32
 _TEXT_BYTES = 56
-"""Of an empty text or byte string."""
+"""Memory of an empty text or byte string."""
 _OBJECT_BYTES = 48
-"""Of a dataclass without fields, or an empty tuple."""
+"""Memory of a dataclass without fields, or of an empty tuple."""
 _SLOT_BYTES = 8
 
 _Measure = int | Callable[[Any], int]

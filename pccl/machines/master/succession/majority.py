@@ -41,7 +41,7 @@ class Basis:
     Attributes:
         members: the members that are known.
         size: how many members there are.
-        is_ours: whether this master has sent the roster.
+        is_ours: whether this master has sent this membership.
     """
 
     members: frozenset[PeerId]
@@ -74,7 +74,7 @@ class Majority:
         self.proposals = Proposals()
         """The finals that members have to store before the master sends them."""
         self.ratified = ratified
-        """The newest roster that had consent."""
+        """The version of the newest roster that had consent."""
 
     def consents(self, membership: Membership) -> bool:
         """Whether enough connected members know the present roster and have stored proposals."""
@@ -97,7 +97,7 @@ class Majority:
         self._held[peer, message] = None
 
     def settle(self, membership: Membership) -> list[tuple[PeerId, msg.MasterMessage]]:
-        """Record consent; the present members have to give the next. Return the held messages."""
+        """Record consent; the present members have to give the next one. Return held messages."""
         members = frozenset(peer.id for peer in membership.members())
         self._bases = (Basis(members, len(members), is_ours=True),)
         self._lacking_since_ns = None

@@ -16,8 +16,9 @@ That gives one outcome, as in Viewstamped Replication (Liskov & Cowling, 2012) a
   any change of the membership.
 * A final needs no proposal if it follows from the members' own state. One such final is the commit
   of a collective that all members of its view have reported done, because done reports are final.
-  The other one is an abort in a view that a ratified roster has closed. A roster that closes a view
-  ends the proof by done reports, so the master proposes unsettled commits before that roster.
+  The other one is an abort in a view that a ratified roster has closed. Once a roster closes a
+  view, done reports prove nothing any more. So the master proposes unsettled commits before it
+  sends that roster.
 
 State only: ``Ratification`` sends and counts.
 """
@@ -44,7 +45,7 @@ class Proposals:
     def add(
         self, final: msg.OperationEnded | msg.RoundClosed, expected: Expected = NOTHING_EXPECTED
     ) -> None:
-        """Propose a final; ``expected``: what it makes of the group's expected state."""
+        """Propose a final; ``expected``: what is expected of the group's state after it."""
         self._last += 1
         if isinstance(final, msg.OperationEnded):
             proposed = msg.Proposed(self._last, final, None, expected)

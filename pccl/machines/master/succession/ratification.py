@@ -44,7 +44,7 @@ class Ratification:
 
     @property
     def ratified(self) -> int:
-        """The newest roster to which enough members have consented."""
+        """The version of the newest roster to which enough members have consented."""
         return self._membership.version if self.is_sole else self._majority.ratified
 
     def vouched(self) -> Vouched:
@@ -77,7 +77,7 @@ class Ratification:
         self._majority.leave(peer)
 
     def note_masters(self, newcomers: Sequence[RegisteredPeer]) -> None:
-        """Need consent from now on if one of these new members knows another master."""
+        """Require consent from now on, if one of these new members knows another master."""
         if self.is_sole and any(peer.masters > 1 for peer in newcomers):
             self.is_sole = False
             self._acknowledged = self._membership.digests()

@@ -25,7 +25,7 @@ class Recovered:
 
     Attributes:
         term: the highest term that a reporting peer has followed.
-        last_peer: the highest id that a report names.
+        last_peer: the highest id in the reports that a master can have given out.
         version: version of the newest roster that a report names.
         groups: by number: the views and rosters of the group.
         members: all members of the newest views, missing members included.
@@ -37,7 +37,7 @@ class Recovered:
         counts: how many rounds of each kind were closed.
         sequence: the highest place of a decision.
         expected: what is expected of each group's shared state.
-        states: what each outcome changes that to.
+        states: by operation: what is expected after its outcome.
     """
 
     term: int
@@ -95,7 +95,7 @@ def recovered_run(
         believed: the reports that count, in order of id.
         left: the peers that returned and then said goodbye.
         version: version of the newest roster that a report names.
-        ratified: the newest roster that a majority is known to have acknowledged.
+        ratified: version of the newest roster that a majority is known to have acknowledged.
         promised: whether members that do not follow this master count as missing.
     """
     groups = _groups(believed, ratified)

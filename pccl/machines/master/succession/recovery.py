@@ -34,14 +34,14 @@ from pccl.protocol.limits import (
 from pccl.protocol.types import PeerId, Roster
 
 _LOOKS_MAX = 8
-"""Searches for missing members between two ticks. Each takes time, and any message may cause it."""
+"""Searches for missing members between two ticks. Each takes time; any message may cause one."""
 
 
 class Recovery:
     """Collects the reports of returning peers for a while.
 
     Args:
-        timing: it waits ``recovery_s`` for all members.
+        timing: the master waits ``recovery_s`` for all members.
         run: the run's id; None: the run of the first peer that returns.
         incumbent: id of this master.
         now_ns: the present.
@@ -87,7 +87,7 @@ class Recovery:
         """How often a search has found members missing since the last tick."""
 
     def learn(self, run: bytes, vouched: Vouched, now_ns: int) -> list[int]:
-        """Record the run and its members, as its master names them; reports keep an earlier run.
+        """Record the run and members that a master names; the run stays while there are reports.
 
         Returns:
             Connections to close: of processes that returned under a member's id without its token.
@@ -182,7 +182,7 @@ class Recovery:
         """Add the next message of a report; return connections whose reports had to be dropped.
 
         Raises:
-            RemoteProtocolError: it does not belong in a report, or the report is too large.
+            RemoteProtocolError: the message does not belong here, or the report is too large.
         """
         match message:
             case msg.KnownRoster(roster, teller) if not report.complete:
@@ -346,7 +346,7 @@ class Recovery:
         """Return the memberships that have to consent to a successor, by the reports.
 
         These are the newest ratified roster, and all later ones. There are none if no returning
-        peer knows that roster: members that do may have continued without these peers.
+        peer knows that roster: members that know it may have continued without these peers.
         """
         known: dict[int, list[tuple[Roster, bytes]]] = {}
         for report in self._believed():
@@ -367,7 +367,7 @@ class Recovery:
 
     @property
     def ratified(self) -> int:
-        """The newest roster that a majority is known to have acknowledged."""
+        """The version of the newest roster that a majority is known to have acknowledged."""
         told = (report.header.ratified for report in self._believed())
         return max(self._ratified_here, *told, 0)
 

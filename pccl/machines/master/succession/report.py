@@ -118,7 +118,7 @@ _REQUESTS = (
 
 
 def age(known: msg.KnownOutcome) -> tuple[int, tuple[int, int, int]]:
-    """Return a sort key: the outcome of the later master, or with the later state, is the last."""
+    """Return a sort key by which outcomes of later masters, then of later states, come last."""
     return known.outcome.roster_version, known.expected.place
 
 
@@ -136,7 +136,7 @@ def expected_states(
 
 
 def round_count(kind: RoundKind, reports: list[Report], rosters: list[Roster]) -> int:
-    """Return the number of closed rounds of a kind; peers receive rosters before the answers."""
+    """Return how many rounds of a kind the reports show as closed; rosters precede answers."""
     counts = [c.n for report in reports for c in report.header.rounds if c.kind is kind]
     known = [a.answer.round for report in reports for a in report.answers]
     answers = [answered.n + 1 for answered in known if answered.kind is kind]

@@ -29,7 +29,7 @@ class _Master:
     says: msg.RunIs | None = None
     """Its last answer; None if there was none, or if the last question failed."""
     trouble: str = ""
-    """Why ``says`` is None; empty if no question has failed yet."""
+    """Why ``says`` is None; empty if there was no question yet."""
 
 
 class StandbyWatch:
