@@ -30,7 +30,7 @@ def is_host(host: str) -> bool:
 
 
 def registration_flaw(registration: msg.Register) -> str:
-    """Return what is wrong with a registration; empty if nothing is."""
+    """Return what is wrong with a registration; empty if it is valid."""
     return "" if is_host(registration.host) else "the advertised host is no host name, or too long"
 
 

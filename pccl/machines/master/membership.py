@@ -29,8 +29,8 @@ _LATE_MAX = 64
 """Newcomers that one ``_seat`` tries to place between two members, along the whole ring."""
 
 _SEATINGS_MAX = 8
-"""Attempts at seating newcomers, each without those whose ``min_peers`` the last one did not meet.
-After these, newcomers whose ``min_peers`` needs other newcomers have to wait."""
+"""Attempts at seating newcomers. Each leaves out newcomers whose ``min_peers`` the last one did not
+meet. After these, newcomers that need other newcomers for ``min_peers`` have to wait."""
 
 
 @dataclass(slots=True)

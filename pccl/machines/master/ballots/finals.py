@@ -59,7 +59,7 @@ class Finals:
         Args:
             ended: the outcome.
             concerned: the members that have to receive the outcome.
-            expected: what is expected of the group's shared state from now on.
+            expected: the group's expected shared state from now on.
             follows: whether every master that a majority follows reaches this outcome by itself.
         """
         self.outcomes.keep(ended.operation, ended, [peer.id for peer in concerned])

@@ -42,7 +42,7 @@ class OpenBallots:
         self._outbox = outbox
         self.open: dict[OperationId, Ballot] = {}
         self.expected: dict[int, Expected] = {}
-        """Group -> what is expected of its shared state; also of groups without members."""
+        """Group -> its expected shared state; also of groups without members."""
         self._commits: Counter[int] = Counter()
         """Group -> collectives committed at this master since the group's last synchronization."""
         self._opened: Counter[PeerId] = Counter()

@@ -2,7 +2,7 @@
 
     requested ──all have offered──> elected ──all hold it──> committed
         │  └──states conflict──> compared ──> the minority is expelled, or aborted for all
-        └── a member is lost, and not all others have offered: aborted, and called again
+        └── a member is lost before the rest has offered: aborted, and called again
 
 After a loss, the remaining members elect among themselves, or continue while one of them has the
 elected content. After an abort, members keep the pieces that they have fetched.
@@ -44,8 +44,8 @@ class SyncBallot(Ballot):
         members: all members of its view, in ring order.
         opener: the member that sent the first message about it.
         now_ns: the present.
-        expected: tells what is expected of the group's shared state now, and how many collectives
-            the group has committed since its last synchronization.
+        expected: returns the group's expected shared state, and how many collectives the group has
+            committed since its last synchronization.
         inherited: whether an earlier master may have started it.
     """
 
@@ -107,7 +107,7 @@ class SyncBallot(Ballot):
             yield self._question(self._conflict)
 
     def expected_after(self, run: bytes) -> Expected | None:
-        """Return what the group's state is expected to be after a commit; None: no change."""
+        """Return the group's expected shared state after a commit; None if it does not change."""
         assert self._elected is not None
         if next(iter(self._offers.values())).purpose is SyncPurpose.VERIFY:
             return None

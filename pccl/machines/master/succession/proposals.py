@@ -1,9 +1,9 @@
 """Finals that a majority of the members has to store before the master sends them.
 
-With one master there are none. With a standby, the members that follow it may have reached a state
-from which it decides otherwise, while the first master has not noticed their loss. So the master
-first *proposes* to all members each final that another master could contradict. It sends the final
-once a majority follows the term of the proposal and has stored it (``majority`` counts).
+With one master there are none. With a standby, members that follow it may lead it to another
+decision, while the first master has not noticed their loss. So the master first *proposes* to all
+members each final that another master could contradict. It sends the final once a majority follows
+the term of the proposal and has stored it (``majority`` counts).
 
 That gives one outcome, as in Viewstamped Replication (Liskov & Cowling, 2012) and in Paxos:
 
@@ -45,7 +45,7 @@ class Proposals:
     def add(
         self, final: msg.OperationEnded | msg.RoundClosed, expected: Expected = NOTHING_EXPECTED
     ) -> None:
-        """Propose a final; ``expected``: what is expected of the group's state after it."""
+        """Propose a final; ``expected``: the group's expected shared state after it."""
         self._last += 1
         if isinstance(final, msg.OperationEnded):
             proposed = msg.Proposed(self._last, final, None, expected)

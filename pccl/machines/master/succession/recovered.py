@@ -36,8 +36,8 @@ class Recovered:
         answers: answers to rounds, which some members may lack.
         counts: how many rounds of each kind were closed.
         sequence: the highest place of a decision.
-        expected: what is expected of each group's shared state.
-        states: by operation: what is expected after its outcome.
+        expected: the expected shared state of each group.
+        states: by operation: the expected shared state after its outcome.
     """
 
     term: int
@@ -171,7 +171,7 @@ def _newest_first(
 ) -> list[tuple[int, RecoveredGroup]]:
     """Return (number, group), the newest first, without groups that have lost all members.
 
-    Masters send every change to all groups. So if the reports contain the rosters of all groups for
+    Masters send every change to all groups. If the reports contain the rosters of all groups for
     one version, a group with only older rosters had lost all its members by then. Versions above
     ``ratified`` prove nothing: no decision has followed from them, and the members of an older
     group are still needed for consent.

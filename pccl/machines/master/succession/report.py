@@ -125,7 +125,7 @@ def age(known: msg.KnownOutcome) -> tuple[int, tuple[int, int, int]]:
 def expected_states(
     reports: list[Report], finals: Iterable[msg.KnownOutcome]
 ) -> dict[int, Expected]:
-    """Return what is expected of each group's state after its last known synchronization."""
+    """Return each group's expected shared state after its last known synchronization."""
     known: dict[int, Expected] = {}
     said = [(report.header.registration.group, report.header.expected) for report in reports]
     for group, expected in [*said, *((o.outcome.operation.group, o.expected) for o in finals)]:
