@@ -174,7 +174,7 @@ class DialPlans:
                     yield peer, told
 
     def _forget_waiting(self) -> None:
-        """Forget waiting newcomers that are admitted, or unproven after ``ASKED_BEATS_MAX``."""
+        """Forget waiting newcomers that are admitted, or unproven for ``ASKED_BEATS_MAX``."""
         peers, since = self._membership.peers, self._beats - ASKED_BEATS_MAX
         for elder, asked in self._asked.items():
             for newcomer in [peer for peer in asked.proven if peers[peer].admitted]:

@@ -1,4 +1,4 @@
-"""What the peers of a run have reported of their links, as the master knows it.
+"""The links of a run, as its peers have reported them to the master.
 
 State only. A link has two ends. Each end reports whether the link is up, or why it is down.
 """

@@ -23,7 +23,7 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, OperationId, PeerId, RoundId
 
 _CALLS_NAMED_MAX = 16
-"""Calls of one member that a text for people names; the rest is counted."""
+"""The most calls of one member that a message names; it counts the rest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ class JointRounds:
                 requested.pop(peer, None)
 
     def close_complete(self) -> None:
-        """Close each round that lacks no call any more, after members were removed."""
+        """Close each round that waited for removed members only."""
         for kind in RoundKind:
             if self._membership.members():
                 self._close_if_complete(kind)

@@ -171,7 +171,7 @@ class Ballot(ABC):
         return [peer for peer in self._present if peer not in self._digests]
 
     def awaited(self, still_ns: int) -> list[PeerId]:
-        """Return the members that the operation waits for; more if still since ``still_ns``."""
+        """Return members that the operation waits for; more if it is stuck since ``still_ns``."""
         return self.waiting_for()
 
     @property

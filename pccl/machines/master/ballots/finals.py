@@ -118,7 +118,7 @@ class Finals:
         return self.outcomes.count_owed_to(peer) + self.answers.count_owed_to(peer) <= OWED_MAX
 
     def forget(self, gone: Iterable[PeerId]) -> None:
-        """Drop what removed members lack."""
+        """Forget which outcomes and answers removed members lack."""
         for peer in gone:
             self.outcomes.forget(peer)
             self.answers.forget(peer)

@@ -66,7 +66,7 @@ class Kept(Generic[_Key, _Message]):
         return iter([message for message, _ in self._kept.values()])
 
     def keep(self, key: _Key, message: _Message, peers: list[PeerId]) -> None:
-        """Keep ``message`` for ``peers``, for which it is not kept yet."""
+        """Keep ``message`` for ``peers``, none of which has an entry for it yet."""
         if peers:
             _, owed = self._kept.setdefault(key, (message, {}))
             owed.update(dict.fromkeys(peers))

@@ -148,7 +148,7 @@ class OpenBallots:
         all members, since they have to count the same numbers.
 
         Raises:
-            RemoteProtocolError: ``peer`` has no part in it, or it is not the next of its tag.
+            RemoteProtocolError: ``peer`` has no part in the operation, or its number is wrong.
         """
         if operation in self._finals.outcomes:
             outcome = self._finals.outcomes.owed(operation, peer.id)

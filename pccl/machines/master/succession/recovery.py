@@ -287,7 +287,7 @@ class Recovery:
         self._heard_ns = min(self._heard_ns + gap_ns, now_ns)
 
     def look_again(self, now_ns: int) -> None:
-        """Allow new searches for missing members, at a tick; named members may become stale."""
+        """Allow new searches for missing members, at a tick; note if named members are too old."""
         self._looks = 0
         if not self._is_stale and now_ns - self._heard_ns >= self._stale_ns:
             self._is_stale = True

@@ -119,7 +119,7 @@ class Succession:
 
     @property
     def shows_run(self) -> bool:
-        """Whether the master names its run; not while it may take up another run."""
+        """Whether the master shows its run; False while it may take up another run."""
         return self._recovery is None and not self._is_young
 
     def waits_for(self) -> str:
@@ -348,7 +348,7 @@ class Succession:
     # -- time ----------------------------------------------------------------------------------
 
     def forget_closed(self) -> None:
-        """Forget, at a tick, closed connections: their reports do not continue."""
+        """Forget, at a tick, closed connections, whose reports do not continue."""
         self._reporting &= self._connections.hosts.keys()
 
     def beat(self) -> None:
